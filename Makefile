@@ -1,0 +1,75 @@
+# `make` lists what there is. Needs make and Python 3.11 or newer; takes uv where it is installed.
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+MEMBERS := $(sort $(patsubst %/pyproject.toml,%,$(wildcard libs/*/pyproject.toml services/*/pyproject.toml cli/pyproject.toml)))
+CHECKED := $(wildcard libs services cli tests bench)
+UV := $(shell command -v uv 2>/dev/null)
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format schemas golden bench lock clean
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## make .venv with everything, as requirements.lock pins it
+
+# A venv of our own; uv from PATH, else the version in requirements.lock, held to its hashes.
+$(STAMP): requirements.lock pyproject.toml $(addsuffix /pyproject.toml,$(MEMBERS))
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "Yardmaster needs Python 3.11 or newer as '$(PYTHON)'; name another with: make install PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  rm -rf $(VENV); \
+	  if [ -n "$(UV)" ]; then "$(UV)" venv --quiet --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')" $(VENV); \
+	  else $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	    echo "'$(PYTHON) -m venv' failed. On Debian and Ubuntu: apt install python3-venv. Or install uv." >&2; exit 1; }; fi; }
+	@if [ -z "$(UV)" ]; then \
+	  awk '/^uv==/ { p = 1 } p { print } p && !/\\$$/ { exit }' requirements.lock > $(VENV)/uv.txt && \
+	  $(BIN)/python -m pip install --quiet --require-hashes --no-deps -r $(VENV)/uv.txt; fi
+	@uv="$(UV)"; uv="$${uv:-$(BIN)/uv}"; \
+	"$$uv" pip install --python $(BIN)/python --require-hashes -r requirements.lock && \
+	"$$uv" pip install --python $(BIN)/python --no-deps --no-build-isolation $(addprefix -e ./,$(MEMBERS))
+	@touch $@
+
+demo: install ## run a small cluster in one process and watch it schedule
+	$(BIN)/yard demo
+
+test: install ## run every test; PYTEST_ARGS="-n 2 --dist loadgroup" spreads them
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: install ## ruff, mypy, and who may import whom; changes nothing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(CHECKED)
+	$(BIN)/lint-imports
+
+format: install ## let ruff repair what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+schemas: install ## write JSON Schema, AsyncAPI and golden records anew
+	$(BIN)/python -m yardmaster.schemas.generate
+
+golden: install ## rewrite the expected traces of tests/golden; commit a diff only when you understand it
+	YARDMASTER_GOLDEN=rewrite $(BIN)/python -m pytest tests/golden $(PYTEST_ARGS)
+
+bench: install ## measure; writes bench/results/*.json
+	$(BIN)/python -m bench
+
+lock: ## resolve requirements.lock anew; UPGRADE=--upgrade takes newer versions
+	@uv="$(UV)"; uv="$${uv:-$(BIN)/uv}"; \
+	"$$uv" pip compile --quiet --universal --generate-hashes --python-version 3.11 $(UPGRADE) \
+	  --no-emit-index-url --no-emit-find-links \
+	  $$(for m in $(MEMBERS); do sed -n 's/^name = "\(.*\)"/--no-emit-package \1/p' $$m/pyproject.toml; done) \
+	  --custom-compile-command 'make lock' --output-file requirements.lock \
+	  --group pyproject.toml:dev $(addsuffix /pyproject.toml,$(MEMBERS)) > /dev/null
+	@sed -i.bak '/^# The following packages were excluded/,$$d' requirements.lock && rm requirements.lock.bak
+
+clean: ## remove .venv, caches and build output
+	rm -rf $(VENV) .cache .hypothesis .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . \( -name '*.egg-info' -o -name dist -o -name build \) -type d -prune -exec rm -rf {} +
