@@ -1,0 +1,209 @@
+"""`decisions`: what the scheduler decided, and what its shell observed before it did."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from pydantic import ConfigDict, Field
+
+from yardmaster.schemas.envelope import Event
+from yardmaster.schemas.events.node_events import MAX_RUNNING, ReplicaRef
+from yardmaster.schemas.events.registry import event
+from yardmaster.schemas.events.requests import DetailsRef
+from yardmaster.schemas.fields import (
+    CLOSED,
+    MAX_REPLICAS,
+    MAX_SLOTS,
+    MAX_TASKS,
+    Address,
+    CheckpointUri,
+    Count,
+    GpuMilli,
+    Incarnation,
+    Millis,
+    Name,
+    Port,
+    Positive,
+    Priority,
+    ReplicaIndex,
+    Seconds,
+    ShapeId,
+    SlotIndex,
+    TaskId,
+)
+from yardmaster.schemas.reasons import EndCode, Start, Stop, Wait
+from yardmaster.schemas.topics import DECISIONS
+
+Nodes = Annotated[tuple[Name, ...], Field(max_length=MAX_REPLICAS)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where one replica runs: `gpu_milli` of each of `slots`, and CPU and memory beside them.
+
+    `incarnation` is the node's: the assignment is void for any other.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+    replica: ReplicaIndex
+    node: Name
+    incarnation: Incarnation
+    address: Address
+    slots: Annotated[tuple[SlotIndex, ...], Field(max_length=MAX_SLOTS)]
+    gpu_milli: GpuMilli
+    cpu_milli: Count
+    memory_mib: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """What an attempt resumes from."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+    uri: CheckpointUri
+    step: Count
+
+
+class Outcome(StrEnum):
+    """How a task ended."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@event(DECISIONS, name="SlotsAllocated")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotsAllocatedV1(Event):
+    """An attempt of a task begins: all replicas at once, each on its slots.
+
+    `master_port` is held on replica 0's node with the slots (gangs only). `details` is where the
+    agent finds what to run. `grace_s` is what a stop will give the attempt to save its state, told
+    to the task.
+    """
+
+    task_id: TaskId
+    attempt: Positive
+    pool: Name
+    project: Name
+    tasks: Annotated[int, Field(ge=1, le=MAX_TASKS)]
+    placements: Annotated[tuple[Placement, ...], Field(min_length=1, max_length=MAX_REPLICAS)]
+    master_port: Port | None
+    details: DetailsRef
+    checkpoint: Checkpoint | None
+    start: Start
+    grace_s: Seconds | None = None
+
+
+@event(DECISIONS, name="PreemptionRequested")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreemptionRequestedV1(Event):
+    """A running attempt is to save its state and end for another task; it is requeued after."""
+
+    task_id: TaskId
+    attempt: Positive
+    nodes: Nodes
+    stop: Stop
+    grace_s: Seconds
+    deadline_at_ms: Millis
+
+
+@event(DECISIONS, name="StopRequested")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequestedV1(Event):
+    """An attempt is to end: cancel, pause, drain, a limit, or a gang that is no longer whole."""
+
+    task_id: TaskId
+    attempt: Positive
+    nodes: Nodes
+    stop: Stop
+    grace_s: Seconds
+    deadline_at_ms: Millis
+
+
+@event(DECISIONS, name="AllocationRevoked")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocationRevokedV1(Event):
+    """An attempt that did not start in time is void; its slots are held until released."""
+
+    task_id: TaskId
+    attempt: Positive
+    nodes: Nodes
+    stop: Stop
+
+
+@event(DECISIONS, name="TaskRequeued")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRequeuedV1(Event):
+    """An attempt has ended and its task waits again, its queue time kept.
+
+    `restarts` counts failures so far; `not_before_ms` holds it back after one.
+    """
+
+    task_id: TaskId
+    attempt: Positive
+    code: EndCode
+    restarts: Count
+    not_before_ms: Millis = 0
+
+
+@event(DECISIONS, name="TaskUnschedulable")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskUnschedulableV1(Event):
+    """Why `task_id`, and every waiting task of its shape and priority, was not placed in `pool`.
+
+    Written once, and again only when another reason takes its place.
+    """
+
+    task_id: TaskId
+    shape: ShapeId
+    priority: Priority
+    pool: Name
+    wait: Wait
+
+
+@event(DECISIONS, name="TaskEnded")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskEndedV1(Event):
+    """A task is over, for good. `attempt` is its last (0: it never ran)."""
+
+    task_id: TaskId
+    attempt: Count
+    outcome: Outcome
+    code: EndCode
+    exit_code: Annotated[int, Field(ge=0, le=255)] | None = None
+    signal: Annotated[int, Field(ge=1, le=64)] | None = None
+
+
+@event(DECISIONS, name="NodeSilenceObserved")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSilenceObservedV1(Event):
+    """What the shell observed, recorded before it is used: a node's silence since then."""
+
+    node: Name
+    incarnation: Incarnation
+    last_heard_at_ms: Millis
+
+
+class LossCause(StrEnum):
+    """Why a node counts as lost."""
+
+    SILENT = "silent"
+    REPLACED = "replaced"
+
+
+@event(DECISIONS, name="NodeLost")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLostV1(Event):
+    """A node's incarnation is over; the replicas named are closed, their slots free.
+
+    `replaced`: the node joined with a new incarnation while the old one still held slots.
+    """
+
+    node: Name
+    incarnation: Incarnation
+    cause: LossCause
+    last_heard_at_ms: Millis
+    closed: Annotated[tuple[ReplicaRef, ...], Field(max_length=MAX_RUNNING)] = field(default=())

@@ -1,0 +1,145 @@
+"""The catalogue of topics: key, retention, bounds, and who writes and reads each."""
+
+from dataclasses import dataclass
+from typing import Final
+
+HOUR_MS: Final = 3_600_000
+DAY_MS: Final = 24 * HOUR_MS
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    """One topic.
+
+    Attributes:
+        key: what a record's key is: cell, job, node, task, or topic (quarantine).
+        retention_ms: how long records are kept; None is forever.
+        compacted: only the newest record of a key lasts; a tombstone erases it.
+        max_batch_bytes: the largest batch (and so the largest cycle's part) that is taken.
+        compression: what brokers keep; agents' topics stay uncompressed so that a record costs its
+            reader no more than its size.
+        claims: written by others than the state machines: a record in it is refused, never fatal.
+        writers, readers: the services that may.
+    """
+
+    name: str
+    key: str
+    writers: tuple[str, ...]
+    readers: tuple[str, ...]
+    retention_ms: int | None = None
+    compacted: bool = False
+    max_batch_bytes: int = MIB
+    compression: str = "producer"
+    claims: bool = False
+
+
+DETAILS: Final = Topic(
+    name="details",
+    key="job",
+    compacted=True,
+    writers=("gateway",),
+    readers=("gateway", "node_agent", "views"),
+)
+REQUESTS: Final = Topic(
+    name="requests",
+    key="cell",
+    claims=True,
+    writers=("gateway",),
+    readers=("quota", "views", "auditor"),
+)
+ADMISSIONS: Final = Topic(
+    name="admissions",
+    key="cell",
+    writers=("quota",),
+    readers=("quota", "scheduler", "gateway", "views", "auditor"),
+)
+NODE_EVENTS: Final = Topic(
+    name="node-events",
+    key="cell",
+    claims=True,
+    max_batch_bytes=128 * KIB,
+    compression="uncompressed",
+    writers=("node_agent",),
+    readers=("scheduler", "views", "auditor"),
+)
+DECISIONS: Final = Topic(
+    name="decisions",
+    key="cell",
+    writers=("scheduler",),
+    readers=("scheduler", "quota", "views", "auditor"),
+)
+HEARTBEATS: Final = Topic(
+    name="heartbeats",
+    key="node",
+    retention_ms=2 * HOUR_MS,
+    claims=True,
+    max_batch_bytes=128 * KIB,
+    compression="uncompressed",
+    writers=("node_agent",),
+    readers=("scheduler", "views", "auditor"),
+)
+TASK_LOGS: Final = Topic(
+    name="task-logs",
+    key="task",
+    retention_ms=7 * DAY_MS,
+    claims=True,
+    max_batch_bytes=128 * KIB,
+    compression="uncompressed",
+    writers=("node_agent",),
+    readers=("gateway",),
+)
+QUARANTINE: Final = Topic(
+    name="quarantine",
+    key="topic",
+    retention_ms=30 * DAY_MS,
+    max_batch_bytes=4 * MIB,
+    writers=("quota", "scheduler"),
+    readers=("views", "auditor"),
+)
+
+ASSIGNMENTS_PREFIX: Final = "assignments."
+#: Types of the decisions that agents act on, and that are copied to them.
+ASSIGNED: Final = (
+    "SlotsAllocated",
+    "PreemptionRequested",
+    "StopRequested",
+    "AllocationRevoked",
+    "NodeLost",
+)
+
+
+def assignments(node: str) -> Topic:
+    """The topic of the decisions that one node's agent acts on."""
+    return Topic(
+        name=f"{ASSIGNMENTS_PREFIX}{node}",
+        key="cell",
+        retention_ms=7 * DAY_MS,
+        writers=("scheduler",),
+        readers=("node_agent",),
+    )
+
+
+TOPICS: Final = {
+    t.name: t
+    for t in (
+        DETAILS,
+        REQUESTS,
+        ADMISSIONS,
+        NODE_EVENTS,
+        DECISIONS,
+        HEARTBEATS,
+        TASK_LOGS,
+        QUARANTINE,
+    )
+}
+#: The order in which a cycle's inputs are applied.
+INPUT_ORDER: Final = (REQUESTS.name, ADMISSIONS.name, NODE_EVENTS.name, DECISIONS.name)
+
+
+def topic(name: str) -> Topic | None:
+    """The catalogue's entry for a topic's name, or None when there is none."""
+    if name.startswith(ASSIGNMENTS_PREFIX):
+        return assignments(name.removeprefix(ASSIGNMENTS_PREFIX))
+    return TOPICS.get(name)

@@ -1,0 +1,56 @@
+"""The audit over a real log, for every test that makes one."""
+
+from typing import Any
+
+from yardmaster.core.audit import Audit, Finding, record_digest
+from yardmaster.eventlog import codec
+from yardmaster.eventlog.errors import UnknownTopic
+from yardmaster.eventlog.port import EventLog, Partition
+from yardmaster.schemas.envelope import Envelope
+from yardmaster.schemas.errors import SchemaError
+from yardmaster.schemas.topics import ADMISSIONS, DECISIONS, NODE_EVENTS, REQUESTS
+
+#: What is read first was written last, so that a log still written to has all inputs of its cycles.
+TOPICS = (DECISIONS, NODE_EVENTS, ADMISSIONS, REQUESTS)
+MAX_RECORDS = 5000
+SHOWN = 20
+
+
+async def audit_log(
+    log: EventLog, *, honest_agents: bool = True, partition: int = 0
+) -> tuple[Finding, ...]:
+    """Findings over what the log holds now, in one cell's partition."""
+    auditor = Audit(honest_agents=honest_agents)
+    for topic in TOPICS:
+        where = Partition(topic.name, partition)
+        offset = 0
+        while True:
+            try:
+                stored = await log.read(where, offset, max_records=MAX_RECORDS)
+            except UnknownTopic:
+                break
+            if not stored:
+                break
+            for each in stored:
+                record = each.record
+                envelope: Envelope[Any] | None
+                try:
+                    envelope = codec.decode(record)
+                except SchemaError:
+                    envelope = None
+                digest = record_digest(record.key, record.headers, record.value)
+                auditor.feed(topic.name, partition, each.offset, envelope, digest)
+            offset = stored[-1].offset + 1
+    return auditor.finish()
+
+
+async def assert_audit_clean(
+    log: EventLog, *, honest_agents: bool = True, partition: int = 0
+) -> None:
+    """Fail with the findings when the log breaks a promise.
+
+    `honest_agents=False` for tests whose agents lie: only what the scheduler believed counts then.
+    """
+    findings = await audit_log(log, honest_agents=honest_agents, partition=partition)
+    more = f"\n... and {len(findings) - SHOWN} more" if len(findings) > SHOWN else ""
+    assert not findings, "the log breaks promises:\n" + "\n".join(map(str, findings[:SHOWN])) + more

@@ -1,0 +1,149 @@
+"""A cell with both real machines on a memory log; the test is the gateway and the agents."""
+
+import asyncio
+import io
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tests.support.audit import assert_audit_clean
+from tests.support.logs import (
+    LogBuilder,
+    log_created,
+    subject_of,
+    submitted,
+)
+from yardmaster.core.admission.machine import QuotaMachine
+from yardmaster.core.scheduling.machine import SchedulerMachine
+from yardmaster.core.scheduling.policies import check
+from yardmaster.eventlog.codec import decode, encode
+from yardmaster.eventlog.memory import MemoryLog
+from yardmaster.eventlog.port import Partition, Record
+from yardmaster.eventlog.snapshots import SnapshotStore
+from yardmaster.runtime.chance import SeededChance
+from yardmaster.runtime.clock import ManualClock
+from yardmaster.runtime.replay import verify
+from yardmaster.runtime.service import Ports, run_machine
+from yardmaster.runtime.settings import RuntimeSettings, SnapshotLimits
+from yardmaster.runtime.telemetry import Telemetry
+from yardmaster.scheduler import main as scheduler
+from yardmaster.schemas.envelope import Event
+from yardmaster.schemas.events.requests import (
+    DepartmentChangeRequestedV1,
+    DepartmentConfig,
+    PolicyRef,
+    PoolChangeRequestedV1,
+    PoolConfig,
+    ProjectChangeRequestedV1,
+    ProjectConfig,
+)
+from yardmaster.schemas.resources import Resources
+from yardmaster.schemas.topics import TOPICS, assignments
+
+
+def job(number: int) -> str:
+    return f"job{number:09d}"
+
+
+class World:
+    """A log with both machines on it; the test is the gateway and the agents."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clock = ManualClock()
+        self.log = MemoryLog(self.clock)
+        self.chance = SeededChance(3)
+        self.lines = io.StringIO()
+        self.writers = LogBuilder(now_ms=self.clock.now_ms())
+        self.snapshots = SnapshotStore(str(folder))
+
+    async def create(self, **pool: Any) -> None:
+        await self.log.create_topics(list(TOPICS.values()))
+        config = PoolConfig(policy=PolicyRef(name="priority"), **pool)
+        await self.request(
+            log_created(),
+            PoolChangeRequestedV1(pool="default", config=config),
+            DepartmentChangeRequestedV1(department="research", config=DepartmentConfig()),
+            ProjectChangeRequestedV1(project="nlp", config=ProjectConfig(department="research")),
+        )
+
+    def ports(self, service: str) -> Ports:
+        telemetry = Telemetry(service, now_ms=self.clock.now_ms, stream=self.lines)
+        return Ports(
+            log=self.log,
+            clock=self.clock,
+            chance=self.chance,
+            telemetry=telemetry,
+            snapshots=self.snapshots,
+        )
+
+    @asynccontextmanager
+    async def running(self, **settings: Any) -> AsyncIterator[None]:
+        limits = RuntimeSettings(snapshot=SnapshotLimits(every_cycles=3), **settings)
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(run_machine(QuotaMachine(check), self.ports("quota"), limits)),
+                group.create_task(scheduler.run(self.ports("scheduler"), limits)),
+            ]
+            yield
+            for task in tasks:
+                task.cancel()
+
+    async def request(self, *events: Event) -> None:
+        await self._put(
+            "requests", [self.writers.gateway.envelope(e, subject_of(e)) for e in events]
+        )
+
+    async def claim(self, *events: Any) -> None:
+        await self._put("node-events", [self.writers.claim(e).envelope for e in events])
+
+    async def _put(self, topic: str, envelopes: Sequence[Any]) -> None:
+        now_ms = self.clock.now_ms()
+        records = [encode(replace(e, time_ms=now_ms), "main") for e in envelopes]
+        await self.log.append(Partition(topic), records)
+
+    async def decisions(self) -> list[Event]:
+        stored = await self.log.read(Partition("decisions"), 0, max_records=100_000)
+        return [decode(each.record).data for each in stored]
+
+    async def happens(self, true: Callable[[list[Event]], bool]) -> list[Event]:
+        """Wait until the decisions are as wanted."""
+        seen: list[Event] = []
+        for _ in range(400):
+            seen = await self.decisions()
+            if true(seen):
+                return seen
+            self.clock.advance(0.02)
+            for _ in range(20):
+                await asyncio.sleep(0)
+        raise AssertionError(f"it did not happen; the last decisions are {seen[-5:]}")
+
+    async def settles(self) -> None:
+        """Give everybody half a second, and the time to use it."""
+        for _ in range(25):
+            self.clock.advance(0.02)
+            for _ in range(20):
+                await asyncio.sleep(0)
+
+    async def assigned(self, node: str) -> list[Event]:
+        """What the relay gave a node."""
+        records = await self.log.read(Partition(assignments(node).name), 0)
+        return [
+            decode(Record(r.key, r.value, r.headers[:-1])).data for r in (s.record for s in records)
+        ]
+
+    async def prove(self) -> None:
+        report = await verify(self.log, [QuotaMachine(check), SchedulerMachine()], "main")
+        # Details are not written here.
+        assert [f for f in report.findings if f.topic != "details"] == []
+        assert report.promises == ()
+        await assert_audit_clean(self.log)
+
+
+def of(kind: type[Event], events: list[Event]) -> list[Any]:
+    return [e for e in events if isinstance(e, kind)]
+
+
+def asked(number: int, gpus: int = 1) -> Event:
+    return submitted(job(number), resources=Resources(gpus=gpus, gpu_milli=1000))

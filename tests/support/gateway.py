@@ -1,0 +1,261 @@
+"""A whole cell, without threads or waiting: every service is stepped by the test."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+
+from tests.support import logs
+from tests.support.audit import assert_audit_clean
+from tests.support.views import telemetry
+from yardmaster.core.admission.machine import QuotaMachine
+from yardmaster.core.machine import Machine
+from yardmaster.core.scheduling.machine import SchedulerMachine
+from yardmaster.core.scheduling.policies import check
+from yardmaster.eventlog.codec import decode, encode
+from yardmaster.eventlog.memory import MemoryLog
+from yardmaster.eventlog.port import EventLog, Partition
+from yardmaster.gateway.app import create_app
+from yardmaster.gateway.auth import Identity, StaticTokens
+from yardmaster.gateway.context import GatewayPorts
+from yardmaster.gateway.rights import Binding, Caller
+from yardmaster.gateway.settings import GatewaySettings
+from yardmaster.projections.memory import MemoryViewStore
+from yardmaster.runtime.chance import SeededChance
+from yardmaster.runtime.clock import Clock, SystemClock
+from yardmaster.runtime.cycle import Leader
+from yardmaster.runtime.fold import Fold
+from yardmaster.runtime.metrics import RuntimeMetrics
+from yardmaster.runtime.observations import Observations
+from yardmaster.runtime.settings import CycleLimits
+from yardmaster.schemas.envelope import Actor, ActorKind, Envelope, Event
+from yardmaster.schemas.events.admissions import RoleName, Scope
+from yardmaster.schemas.events.requests import (
+    DepartmentChangeRequestedV1,
+    DepartmentConfig,
+    LogCreatedV1,
+    LogMode,
+    PolicyRef,
+    PoolChangeRequestedV1,
+    PoolConfig,
+    ProjectChangeRequestedV1,
+    ProjectConfig,
+)
+from yardmaster.schemas.topics import TOPICS
+from yardmaster.views.follower import Follower, Views
+
+CELL = "main"
+JSON = {"Content-Type": "application/json"}
+
+
+def caller(user: str, role: RoleName, scope: Scope = Scope.CELL, name: str = CELL) -> Caller:
+    return Caller(user, "token", "test", f"{user}-token", (Binding(role, scope, name),))
+
+
+#: Token -> who it stands for.
+CALLERS = {
+    "operator": caller("olga", RoleName.OPERATOR),
+    "viewer": caller("vera", RoleName.VIEWER),
+    "nlp": caller("nina", RoleName.USER, Scope.PROJECT, "nlp"),
+    "nlp2": caller("nico", RoleName.USER, Scope.PROJECT, "nlp"),
+    "admin": caller("adam", RoleName.PROJECT_ADMIN, Scope.PROJECT, "nlp"),
+    "vision": caller("viki", RoleName.USER, Scope.PROJECT, "vision"),
+    "research": caller("rosa", RoleName.VIEWER, Scope.DEPARTMENT, "research"),
+    "nobody": Caller("nemo", "token", "test", "nemo-token", ()),
+}
+
+
+class TestCell:
+    """One cell on a memory log; `settle` lets everybody take what there is."""
+
+    __test__ = False
+
+    def __init__(
+        self,
+        *,
+        clock: Clock | None = None,
+        log: EventLog | None = None,
+        identity: Identity | None = None,
+        **settings: Any,
+    ) -> None:
+        self.clock = clock or SystemClock()
+        self.log: EventLog = log or MemoryLog(self.clock)
+        self.store = MemoryViewStore(CELL, self.clock)
+        self.chance = SeededChance(3)
+        defaults: dict[str, Any] = {"view_wait_s": 0.05, "max_wait_s": 0.05, "stream_s": 0.2}
+        self.settings = GatewaySettings(**(defaults | settings))
+        self.ports = GatewayPorts(
+            log=self.log,
+            views=self.store,
+            identity=identity or StaticTokens(CALLERS),
+            clock=self.clock,
+            chance=self.chance,
+            telemetry=telemetry("gateway"),
+        )
+        self.app = create_app(self.ports, self.settings)
+        self.follower = Follower(
+            self.log, Views(self.store, self.store), CELL, 0, telemetry("views")
+        )
+        self.leaders: list[Leader[Any]] = []
+        self._seqs: dict[str, int] = {}
+
+    async def start(self) -> "TestCell":
+        """Set the log up, with pools, projects and a node, and have it all judged."""
+        await self.log.create_topics(tuple(TOPICS.values()))
+        pool = PoolConfig(policy=PolicyRef(name="priority"))
+        await self.write(
+            "requests",
+            "operator/setup",
+            LogCreatedV1(log_id="0123456789abcdef" * 2, mode=LogMode.EMBEDDED, cell=CELL),
+            CELL,
+        )
+        for subject, event in (
+            ("default", PoolChangeRequestedV1(pool="default", config=pool)),
+            ("h100", PoolChangeRequestedV1(pool="h100", config=pool)),
+            (
+                "research",
+                DepartmentChangeRequestedV1(department="research", config=DepartmentConfig()),
+            ),
+            (
+                "nlp",
+                ProjectChangeRequestedV1(
+                    project="nlp", config=ProjectConfig(department="research")
+                ),
+            ),
+            (
+                "vision",
+                ProjectChangeRequestedV1(
+                    project="vision", config=ProjectConfig(department="research")
+                ),
+            ),
+        ):
+            await self.write("requests", "gateway/setup", event, subject, user="setup")
+        await self.joins("n1")
+        await self.follower.start()
+        for machine in (QuotaMachine(check), SchedulerMachine()):
+            self.leaders.append(self._leader(machine))
+        for leader in self.leaders:
+            await leader.fold.catch_up()
+            await leader.take_term()
+        await self.settle()
+        return self
+
+    def _leader(self, machine: Machine[Any]) -> Leader[Any]:
+        metrics = RuntimeMetrics(telemetry(machine.name))
+        return Leader(
+            Fold(self.log, machine, CELL),
+            clock=self.clock,
+            chance=self.chance,
+            limits=CycleLimits(),
+            metrics=metrics,
+            observations=Observations(100, metrics),
+        )
+
+    async def settle(self) -> None:
+        """Let quota, the scheduler and the views take all there is."""
+        for _ in range(8):
+            stepped = [await leader.step() for leader in self.leaders]
+            if not any(stepped):
+                break
+        await self.follower.catch_up()
+
+    async def write(
+        self, topic: str, source: str, event: Event, subject: str, *, user: str | None = None
+    ) -> int:
+        """Append an event as if somebody else had."""
+        seq = self._seqs.get(source, 0)
+        self._seqs[source] = seq + 1
+        kind = ActorKind.NODE if source.startswith("node/") else ActorKind.USER
+        envelope = Envelope(
+            type=event.TYPE,
+            version=event.VERSION,
+            source=source,
+            epoch=1,
+            seq=seq,
+            subject=subject,
+            time_ms=self.clock.now_ms(),
+            actor=Actor(kind=kind, id=user or source.partition("/")[2]),
+            data=event,
+        )
+        key = subject if topic == "task-logs" else CELL
+        return await self.log.append(Partition(topic), [encode(envelope, key)])
+
+    async def claim(self, event: Any) -> None:
+        """What a node's agent reports."""
+        await self.write("node-events", f"node/{event.node}", event, event.node)
+
+    async def joins(self, node: str, *, gpus: int = 4, pool: str = "default") -> None:
+        await self.claim(logs.joined(node, gpus, pool=pool))
+
+    async def events(self, topic: str) -> list[Event]:
+        """All events of a topic."""
+        stored = await self.log.read(Partition(topic), 0, max_records=100_000)
+        return [decode(each.record).data for each in stored]
+
+    def client(self, token: str | None = "operator") -> httpx.AsyncClient:
+        """A caller's client; None has no token."""
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        return httpx.AsyncClient(
+            transport=httpx.ASGITransport(self.app, raise_app_exceptions=True),
+            base_url="http://gateway",
+            headers=headers,
+        )
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        token: str | None = "operator",
+        status: int = 200,
+        settle: bool = True,
+        headers: Mapping[str, str] | None = None,
+        **what: Any,
+    ) -> Any:
+        """Call an endpoint, expect a status, let the cell settle; the JSON or the response."""
+        async with self.client(token) as client:
+            response = await client.request(method, path, headers=dict(headers or {}), **what)
+        assert response.status_code == status, f"{response.status_code}: {response.text[:600]}"
+        if settle:
+            await self.settle()
+        kind = response.headers.get("content-type", "")
+        if status >= 400:
+            assert kind == "application/problem+json", kind
+            assert response.json()["status"] == status
+        return response.json() if "json" in kind else response
+
+    async def submit(self, *, token: str = "nlp", project: str = "nlp", **spec: Any) -> str:
+        """Submit a job of one GPU; returns its id."""
+        body: dict[str, Any] = {
+            "project": project,
+            "resources": {"gpus": 1},
+            "run": {"command": ["true"]},
+        } | spec
+        answer = await self.call("POST", "/v1/jobs", token=token, status=202, json=body)
+        return str(answer["job_id"])
+
+    async def starts(self, task_id: str, node: str = "n1", *, attempt: int = 1) -> None:
+        """The agent says that a task's only replica runs."""
+        await self.claim(
+            logs.started(task_id, node, attempt=attempt, pid=100 + self._seqs[f"node/{node}"])
+        )
+        await self.settle()
+
+    async def finishes(self, task_id: str, node: str = "n1", *, attempt: int = 1) -> None:
+        """The agent says that a task's only replica ended well."""
+        await self.claim(logs.exited(task_id, node, attempt=attempt))
+        await self.claim(logs.released(task_id, node, attempt=attempt))
+        await self.settle()
+
+
+@asynccontextmanager
+async def test_cell(**settings: Any) -> AsyncIterator[TestCell]:
+    """A cell that has started; its log is audited in the end."""
+    cell = await TestCell(**settings).start()
+    yield cell
+    await cell.settle()
+    await assert_audit_clean(cell.log)
+
+
+test_cell.__test__ = False  # type: ignore[attr-defined]

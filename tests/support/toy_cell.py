@@ -1,0 +1,130 @@
+"""A cell of toy machines on a memory log, for tests of what runs machines."""
+
+import asyncio
+import io
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tests.support.toy_machine import ToyMachine, ToyState, request
+from yardmaster.core.machine import Machine
+from yardmaster.eventlog.codec import decode, encode
+from yardmaster.eventlog.memory import MemoryLog
+from yardmaster.eventlog.port import EventLog, Partition, Record, StoredRecord
+from yardmaster.eventlog.snapshots import SnapshotStore
+from yardmaster.runtime.candidate import Candidate
+from yardmaster.runtime.chance import SeededChance
+from yardmaster.runtime.clock import ManualClock
+from yardmaster.runtime.cycle import Leader
+from yardmaster.runtime.election import Election, SoleCandidate
+from yardmaster.runtime.fold import Fold
+from yardmaster.runtime.metrics import RuntimeMetrics
+from yardmaster.runtime.observations import Observations
+from yardmaster.runtime.settings import CycleLimits, RuntimeSettings
+from yardmaster.runtime.telemetry import Telemetry
+from yardmaster.schemas.envelope import Envelope, Event
+from yardmaster.schemas.topics import TOPICS
+
+CELL = "main"
+
+
+class ToyCell:
+    """A log, a clock, and whatever runs on them."""
+
+    def __init__(self, log: EventLog | None = None, clock: ManualClock | None = None) -> None:
+        self.clock = clock or ManualClock()
+        self.log: EventLog = log or MemoryLog(self.clock)
+        self.chance = SeededChance(7)
+        self.lines = io.StringIO()
+        self._asked = 0
+
+    async def create(self) -> "ToyCell":
+        await self.log.create_topics(list(TOPICS.values()))
+        return self
+
+    def metrics(self, name: str = "toy") -> RuntimeMetrics:
+        return RuntimeMetrics(Telemetry(name, now_ms=self.clock.now_ms, stream=self.lines))
+
+    def leader(
+        self, machine: Machine[Any] | None = None, log: EventLog | None = None, **limits: Any
+    ) -> Leader[Any]:
+        """A leader at the start of the log, without a term."""
+        metrics = self.metrics()
+        return Leader(
+            Fold(log or self.log, machine or ToyMachine.quota(), CELL),
+            clock=self.clock,
+            chance=self.chance,
+            limits=CycleLimits(**limits),
+            metrics=metrics,
+            observations=Observations(100, metrics),
+        )
+
+    def candidate(
+        self,
+        machine: Machine[Any] | None = None,
+        *,
+        log: EventLog | None = None,
+        election: Election | None = None,
+        snapshots: SnapshotStore | None = None,
+        metrics: RuntimeMetrics | None = None,
+        **settings: Any,
+    ) -> Candidate[Any]:
+        return Candidate(
+            machine or ToyMachine.quota(),
+            RuntimeSettings(cell=CELL, **settings),
+            log=log or self.log,
+            clock=self.clock,
+            chance=self.chance,
+            metrics=metrics or self.metrics(),
+            election=election or SoleCandidate(),
+            snapshots=snapshots,
+        )
+
+    async def ask(self, count: int = 1, event: Event | None = None) -> None:
+        """Append requests, numbered on."""
+        numbers = range(self._asked, self._asked + count)
+        self._asked += count
+        await self.put("requests", [request(number, event) for number in numbers])
+
+    async def put(self, topic: str, what: Sequence[Envelope[Event] | Record]) -> None:
+        """Append events, or raw records, as one batch."""
+        records = [each if isinstance(each, Record) else encode(each, CELL) for each in what]
+        await self.log.append(Partition(topic), records)
+
+    async def stored(self, topic: str) -> list[StoredRecord]:
+        """All records of a topic."""
+        return list(await self.log.read(Partition(topic), 0, max_records=1_000_000))
+
+    async def events(self, topic: str) -> list[Event]:
+        """All events of a topic."""
+        return [decode(each.record).data for each in await self.stored(topic)]
+
+    async def fold(self, machine: Machine[Any] | None = None, **kwargs: Any) -> Fold[Any]:
+        """A reader that follows the log from its start."""
+        fold: Fold[Any] = Fold(self.log, machine or ToyMachine.quota(), CELL, **kwargs)
+        await fold.catch_up()
+        return fold
+
+    def said(self, event: str) -> list[dict[str, Any]]:
+        """The log lines of an event."""
+        lines = map(json.loads, self.lines.getvalue().splitlines())
+        return [line for line in lines if line["event"] == event]
+
+
+async def until(true: Callable[[], bool], clock: ManualClock | None = None) -> None:
+    """Let others run until something holds; the clock, where given, goes on meanwhile."""
+    for count in range(20_000):
+        if true():
+            return
+        if clock is not None and count % 20 == 19:
+            clock.advance(0.02)
+        # Snapshots are stored in a thread: real time must pass too, now and then.
+        await asyncio.sleep(0.001 if count % 50 == 49 else 0)
+    raise AssertionError("it did not come to hold")
+
+
+def answers(fold: Fold[Any]) -> dict[str, int]:
+    """How often each job was answered."""
+    state = fold.state
+    assert isinstance(state, ToyState)
+    return state.answered

@@ -1,0 +1,47 @@
+"""Views of hand-made logs."""
+
+from io import StringIO
+
+from tests.support.logs import LogBuilder
+from yardmaster.eventlog.memory import MemoryLog
+from yardmaster.projections.memory import MemoryViewStore
+from yardmaster.runtime.clock import ManualClock
+from yardmaster.runtime.telemetry import Telemetry
+from yardmaster.schemas.topics import TOPICS
+from yardmaster.views.follower import Follower, Views
+
+
+def telemetry(service: str = "views") -> Telemetry:
+    """Telemetry that keeps its lines to itself."""
+    return Telemetry(service, now_ms=lambda: 0, stream=StringIO(), quiet=True)
+
+
+class Followed:
+    """A hand-made log in a real one, and the views that follow it."""
+
+    def __init__(self, builder: LogBuilder) -> None:
+        self.builder = builder
+        self.clock = ManualClock()
+        self.log = MemoryLog(self.clock)
+        self.store = MemoryViewStore(builder.cell, self.clock)
+        self.written = 0
+        self.follower: Follower | None = None
+
+    async def catch_up(self) -> MemoryViewStore:
+        """Write what the builder has beyond what was written before, and follow it."""
+        if self.follower is None:
+            await self.log.create_topics(tuple(TOPICS.values()))
+            views = Views(self.store, self.store)
+            self.follower = Follower(self.log, views, self.builder.cell, 0, telemetry())
+            await self.follower.start()
+        rest = LogBuilder(self.builder.cell)
+        rest.entries = self.builder.entries[self.written :]
+        await rest.write_to(self.log)
+        self.written = len(self.builder.entries)
+        await self.follower.catch_up()
+        return self.store
+
+
+async def viewed(builder: LogBuilder) -> MemoryViewStore:
+    """The views of all that a builder wrote."""
+    return await Followed(builder).catch_up()

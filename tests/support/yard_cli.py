@@ -1,0 +1,253 @@
+"""The real `yard` command on a real embedded process, each a process of its own.
+
+Commands are forked from one interpreter that has imported the command already: there are hundreds
+of them, and starting Python takes longer than what they do. What runs on, `yard dev` and commands
+that a test begins and ends later, is started as a user would.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+YARD = (sys.executable, "-m", "yardmaster.cli.main")
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+STEP_S = 45.0
+
+
+#: Reads one command a line (arguments, environment, folder, files) and answers with its exit code.
+_FORKER = """
+import json, os, sys, traceback
+from yardmaster.cli import explain, logs, main, nodes, pools, projects, replay, set, submit, tasks
+print("ready", flush=True)
+for line in sys.stdin:
+    args, env, cwd, files = json.loads(line)
+    child = os.fork()
+    if not child:
+        code = 70
+        try:
+            os.chdir(cwd)
+            os.environ.clear()
+            os.environ.update(env)
+            for number, name in enumerate(files):
+                mode = os.O_RDONLY if number == 0 else os.O_WRONLY
+                os.dup2(os.open(name, mode), number)
+            sys.stdin = open(0, closefd=False)
+            code = main.run(args)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+class Forker:
+    """Runs commands, one at a time, each in a process of its own."""
+
+    _process: "subprocess.Popen[str] | None" = None
+
+    @classmethod
+    def run(cls, args: Sequence[str], env: dict[str, str], cwd: Path, stdin: str) -> "Said":
+        if cls._process is None or cls._process.poll() is not None:
+            cls._process = subprocess.Popen(
+                [sys.executable, "-c", _FORKER],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            assert cls._process.stdout is not None
+            assert cls._process.stdout.readline() == "ready\n"
+        assert cls._process.stdin is not None
+        assert cls._process.stdout is not None
+        with tempfile.TemporaryDirectory() as name:
+            files = [Path(name) / stream for stream in ("in", "out", "err")]
+            for file in files:
+                file.write_text(stdin if file.name == "in" else "")
+            asked = [list(args), env, str(cwd), [str(file) for file in files]]
+            cls._process.stdin.write(json.dumps(asked) + "\n")
+            cls._process.stdin.flush()
+            code = int(cls._process.stdout.readline())
+            return Said(code, files[1].read_text(), files[2].read_text())
+
+    @classmethod
+    def stop(cls) -> None:
+        if cls._process is not None:
+            cls._process.communicate()
+            cls._process = None
+
+
+@dataclass
+class Said:
+    """How a command ended and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.splitlines()
+
+
+@dataclass
+class Dev:
+    """An embedded process on a data folder, and the commands that are given to it."""
+
+    folder: Path
+    nodes: int = 1
+    slots: int = 2
+    process: subprocess.Popen[bytes] | None = None
+    starts: int = 0
+    env: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("YARD_")}
+        self.env = {
+            **clean,
+            "YARD_DATA": str(self.data),
+            "XDG_CONFIG_HOME": str(self.folder / "config"),
+            "NO_COLOR": "1",
+        }
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def log(self) -> Path:
+        return self.data / "log.db"
+
+    def words(self) -> str:
+        """All that the process printed, for failures."""
+        return (self.folder / "dev.out").read_text(errors="replace")
+
+    def start(self, *extra: str) -> None:
+        """Start it and wait until it serves and its nodes have joined."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        before = self.data / "dev.json"
+        before.unlink(missing_ok=True)
+        flags = [] if self.starts else ["--nodes", str(self.nodes), "--slots", str(self.slots)]
+        with open(self.folder / "dev.out", "ab") as out:
+            self.process = subprocess.Popen(
+                [*YARD, "dev", *flags, *extra],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=self.env,
+                cwd=self.folder,
+                start_new_session=True,
+            )
+        self.starts += 1
+
+        def serves() -> bool:
+            assert self.process is not None
+            assert self.process.poll() is None, f"yard dev ended: {self.words()}"
+            return before.exists()
+
+        until(serves, "yard dev serves", self.words)
+        until(lambda: self._ready() >= self.nodes, "all nodes are ready", self.words)
+
+    def _ready(self) -> int:
+        return sum(n["state"] == "ready" for n in self.yard("nodes", "-o", "json").json["items"])
+
+    def stop(self, number: int = signal.SIGINT) -> int:
+        """Stop it; its exit code."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        code = self.process.wait(timeout=20)
+        self.process = None
+        return code
+
+    def yard(self, *args: str, code: int | None = 0, stdin: str | None = None) -> Said:
+        """Run a command; `code` is the exit code it must have (None: any)."""
+        said = Forker.run(args, self.env, self.folder, stdin or "")
+        assert code is None or said.code == code, (
+            f"yard {' '.join(args)}: exit {said.code}, expected {code}\n{said.out}\n{said.err}\n"
+            f"--- yard dev ---\n{self.words()[-4000:]}"
+        )
+        return said
+
+    def begin(self, *args: str) -> subprocess.Popen[str]:
+        """Start a command that goes on."""
+        return subprocess.Popen(
+            [*YARD, *args],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self.env,
+            cwd=self.folder,
+        )
+
+    def submit(self, *args: str) -> str:
+        """Submit a job; its id."""
+        return self.yard("submit", *args).out.strip()
+
+    def task(self, task_id: str) -> dict[str, Any]:
+        """A task as `yard show` gives it."""
+        found = self.yard("show", task_id, "-o", "json").json
+        assert isinstance(found, dict)
+        return found
+
+    def reach(self, task_id: str, phase: str) -> dict[str, Any]:
+        """Wait for a task's phase."""
+        self.yard("wait", task_id, "--for", phase, "--timeout", f"{STEP_S:.0f}s", code=None)
+        found = self.task(task_id)
+        assert found["phase"] == phase, f"{task_id} is {found['phase']}, not {phase}: {found}"
+        return found
+
+    def prove(self) -> None:
+        """The log leads where it says, and keeps its promises (the audit is a part of it)."""
+        self.yard("replay", "verify", "--log", str(self.log))
+
+
+def until(there: Callable[[], T], what: str, words: Callable[[], str] = lambda: "") -> T:
+    """Wait until `there` gives something true; it."""
+    deadline = time.monotonic() + STEP_S
+    while True:
+        found = there()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"waited {STEP_S:.0f} s for this: {what}\n{words()}"
+        time.sleep(0.1)
+
+
+@contextmanager
+def running_dev(
+    folder: Path, *, nodes: int = 1, slots: int = 2, prove: bool = True
+) -> Iterator[Dev]:
+    """An embedded process; afterwards nothing of it is left, and its log is proved."""
+    dev = Dev(folder, nodes=nodes, slots=slots)
+    dev.start()
+    try:
+        yield dev
+        if dev.process is not None:
+            dev.yard("cancel", "-A", "--phase", "active", "--now", "--yes", code=None)
+            until(
+                lambda: not dev.yard("ls", "-A", "--phase", "active", "-o", "name").out,
+                "all tasks have ended",
+            )
+    finally:
+        if dev.process is not None:
+            dev.stop(signal.SIGTERM)
+        Forker.stop()
+    if prove:
+        dev.prove()
+        Forker.stop()

@@ -1,0 +1,165 @@
+"""Every kind of value holds its bounds: the edges pass, what is one step past them does not."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from yardmaster.schemas import fields
+from yardmaster.schemas.fields import MAX_INT
+from yardmaster.schemas.plain import dump, load
+from yardmaster.schemas.resources import Resources
+
+TEN_YEARS_S = 10 * 365 * 86_400
+
+#: name: (least, most)
+INTEGERS = {
+    "Count": (0, MAX_INT),
+    "Positive": (1, MAX_INT),
+    "SignedInt": (-MAX_INT, MAX_INT),
+    "Millis": (0, 253_402_300_799_999),
+    "Seconds": (0, TEN_YEARS_S),
+    "Priority": (1, 99),
+    "SlotIndex": (0, 1023),
+    "GpuMilli": (0, 1000),
+    "Port": (1, 65_535),
+    "ReplicaIndex": (0, 4095),
+}
+#: name: (what passes, what does not)
+STRINGS: dict[str, tuple[list[str], list[str]]] = {
+    "Name": (["a", "0", "gpu-07", "a" * 63, "a.b_c"], ["", "A", "-a", "a-", "a" * 64, "a b", "ä"]),
+    "JobId": (["4kq7w2mz9c1f"], ["4kq7w2mz9c1", "4kq7w2mz9c1f0", "4KQ7w2mz9c1f"]),
+    "TaskId": (
+        ["4kq7w2mz9c1f.0", "4kq7w2mz9c1f.9999"],
+        ["4kq7w2mz9c1f", "4kq7w2mz9c1f.", "4kq7w2mz9c1f.01", "4kq7w2mz9c1f.10000"],
+    ),
+    "Source": (
+        ["gateway/gw-1", "scheduler/main.5f0c1e2d3a4b", "node_agent/" + "n" * 91],
+        ["gateway", "gateway/", "Gateway/x", "a/b/c", "node/" + "n" * 92, "a" * 21 + "/x"],
+    ),
+    "RecordId": (
+        ["gateway/gw-1/0/0", "node/gpu-07/9/9999999999999999"],
+        ["gateway/gw-1", "gateway/gw-1/0", "gateway/gw-1/-1/0", "node/n/1/" + "1" * 17],
+    ),
+    "Incarnation": (["5f0c1e2d3a4b"], ["5f0c1e2d3a4", "5F0C1E2D3A4B", "5f0c1e2d3a4bc"]),
+    "Digest": (["0f" * 32], ["0f" * 31, "0F" * 32, "0f" * 33]),
+    "Signature": (["0f" * 64], ["0f" * 32, "zz" * 64]),
+    "RecordMarks": (["", "0f" * 8, "0f" * 8 * 65_536], ["0f" * 7, "0f" * 8 * 65_537]),
+    "ShapeId": (["0f" * 8], ["0f" * 7]),
+    "Code": (["a", "a1_b", "a" * 41], ["", "1a", "A", "a" * 42, "a-b"]),
+    "LogId": (["0f" * 16], ["0f" * 15]),
+    "TraceParent": ([f"00-{'0f' * 16}-{'0f' * 8}-01"], ["", f"01-{'0f' * 16}-{'0f' * 8}-01"]),
+    "PrincipalId": (["u", "A.b_c@d:e-f", "u" * 128], ["", "a b", "@u", "u" * 129]),
+    "Address": (["gpu-07", "10.0.0.7", "2001:db8::1", "a" * 254], ["", "a b", "-a", "a" * 255]),
+    "CheckpointUri": (
+        ["s3://runs/4kq7/step-1", "file:///data/c", "https://x/" + "y" * 1014],
+        [
+            *("", "runs/1", "ftp://x/y", "s3://", "s3://a b", "s3://u@h/x", "s3://x?y", "s3://x#y"),
+            "https://x/" + "y" * 1015,
+        ],
+    ),
+}
+NOT_INTEGERS = [1.0, "1", True, None, [1], 2**64, float("nan")]
+
+
+def adapter(name: str) -> TypeAdapter[Any]:
+    return TypeAdapter(getattr(fields, name), config=None)
+
+
+def refuses(name: str, value: object) -> bool:
+    try:
+        adapter(name).validate_python(value, strict=True)
+    except ValidationError:
+        return True
+    return False
+
+
+def test_every_kind_is_tried_here() -> None:
+    kinds = {
+        name
+        for name, value in vars(fields).items()
+        if hasattr(value, "__metadata__") and value.__origin__ in (int, str)
+    }
+    texts = {"ShortText", "LongText"}
+    assert kinds - texts == {*INTEGERS, *STRINGS}
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_an_integer_holds_its_bounds(name: str) -> None:
+    least, most = INTEGERS[name]
+    assert not refuses(name, least)
+    assert not refuses(name, most)
+    assert refuses(name, least - 1)
+    assert refuses(name, most + 1)
+    for value in NOT_INTEGERS:
+        assert refuses(name, value), value
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+@given(data=st.data())
+def test_no_integer_is_let_through_past_its_bounds(name: str, data: st.DataObject) -> None:
+    least, most = INTEGERS[name]
+    value = data.draw(st.integers() | st.integers(least - 2, least + 2))
+    assert refuses(name, value) is not (least <= value <= most)
+
+
+@pytest.mark.parametrize("name", STRINGS)
+def test_a_string_holds_its_pattern(name: str) -> None:
+    good, bad = STRINGS[name]
+    for value in good:
+        assert not refuses(name, value), value[:80]
+    for value in bad:
+        assert refuses(name, value), value[:80]
+    for value in good:
+        assert refuses(name, value + "\n") or not value, "a line break at the end"
+        assert refuses(name, value + " ")
+
+
+@pytest.mark.parametrize("name", STRINGS)
+@given(text=st.text(min_size=1, max_size=30).filter(lambda t: not t.isascii() or " " in t))
+def test_no_pattern_lets_words_or_other_alphabets_through(name: str, text: str) -> None:
+    assert refuses(name, text)
+
+
+@pytest.mark.parametrize(("name", "most"), [("ShortText", 256), ("LongText", 65_536)])
+def test_text_that_expires_is_bounded_too(name: str, most: int) -> None:
+    assert not refuses(name, "ü" * most)
+    assert refuses(name, "ü" * (most + 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "entry"),
+    [
+        ("Numbers", 24, lambda i: (f"n{i}", i)),
+        ("Labels", 64, lambda i: (f"k{i}", "v")),
+    ],
+)
+def test_a_mapping_has_a_most_entries(name: str, most: int, entry: Any) -> None:
+    assert not refuses(name, dict(entry(i) for i in range(most)))
+    assert refuses(name, dict(entry(i) for i in range(most + 1)))
+
+
+def test_names_have_a_most() -> None:
+    assert not refuses("Names", ("a",) * 64)
+    assert refuses("Names", ("a",) * 65)
+
+
+@given(
+    gpus=st.integers(0, 1024),
+    gpu_milli=st.integers(0, 1000),
+    cpu_milli=st.integers(0, MAX_INT),
+    memory_mib=st.integers(0, MAX_INT),
+)
+def test_resources_say_how_many_gpus_and_how_much_of_each_or_neither(
+    gpus: int, gpu_milli: int, cpu_milli: int, memory_mib: int
+) -> None:
+    amounts = {"cpu_milli": cpu_milli, "memory_mib": memory_mib}
+    if (gpus == 0) != (gpu_milli == 0):
+        with pytest.raises(ValueError, match="both zero or both positive"):
+            Resources(gpus=gpus, gpu_milli=gpu_milli, **amounts)
+        return
+    made = Resources(gpus=gpus, gpu_milli=gpu_milli, **amounts)
+    assert made.gpu_total_milli == gpus * gpu_milli
+    assert load(Resources, dump(made)) == made
