@@ -1,0 +1,1 @@
+"""The pure machines of Yardmaster: scheduling, admission, the audit of the log."""

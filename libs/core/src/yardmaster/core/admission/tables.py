@@ -1,0 +1,84 @@
+"""Rows of one kind by name, with a running digest, and drafts of them that cost what they change.
+
+Admission tries its verdicts out before they are appended: each request is judged after the ones
+before it, on a state that the log does not know yet. That draft is an overlay. A copy of the state
+would cost what the cell has ever admitted, every cycle; an undo log would change the state in place
+and rest on every path taking its steps back. Rows are immutable, so an overlay holds the rows that
+differ and no more.
+"""
+
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+from typing import Final, Generic, TypeVar
+
+R = TypeVar("R")
+
+MODULUS: Final = 1 << 256
+
+
+class Table(Generic[R]):
+    """Immutable rows by name; a draft shows the rows below it until it changes them itself.
+
+    `line` gives a row's canonical text. The digest is a sum of hashes of (kind, name, line) modulo
+    2^256, so neither the order of changes nor how they were spread over cycles matters. It is
+    brought up to date when it is asked for: a row that changed many times is hashed once.
+    """
+
+    __slots__ = ("_base", "_changed", "_line", "_rows", "_sum", "kind")
+
+    def __init__(
+        self, kind: str, line: Callable[[R], str], base: "Table[R] | None" = None, total: int = 0
+    ) -> None:
+        self.kind = kind
+        self._line = line
+        self._base = base
+        self._rows: dict[str, R | None] = {}
+        #: Name -> the row that `_sum` counts for it.
+        self._changed: dict[str, R | None] = {}
+        self._sum = total
+
+    def draft(self) -> "Table[R]":
+        """An overlay whose changes do not show here; this table must not change meanwhile."""
+        return Table(self.kind, self._line, self, self.total())
+
+    def get(self, name: str) -> R | None:
+        """The row, or None."""
+        if self._base is None:
+            return self._rows.get(name)
+        return self._rows[name] if name in self._rows else self._base.get(name)
+
+    def put(self, name: str, row: R | None) -> None:
+        """Replace a row; None removes it."""
+        if name not in self._changed:
+            self._changed[name] = self.get(name)
+        if row is None and self._base is None:
+            self._rows.pop(name, None)
+        else:
+            self._rows[name] = row
+
+    def total(self) -> int:
+        """The sum of the rows' hashes, modulo 2^256."""
+        total = self._sum
+        for name, counted in self._changed.items():
+            row = self.get(name)
+            if row is counted:
+                continue
+            if counted is not None:
+                total -= self._hash(name, counted)
+            if row is not None:
+                total += self._hash(name, row)
+        self._changed.clear()
+        self._sum = total % MODULUS
+        return self._sum
+
+    def items(self) -> Iterator[tuple[str, R]]:
+        """All rows in name order: a pass over everything, for snapshots; not of a draft."""
+        assert self._base is None
+        for name in sorted(self._rows):
+            row = self._rows[name]
+            assert row is not None
+            yield name, row
+
+    def _hash(self, name: str, row: R) -> int:
+        text = f"{self.kind}\0{name}\0{self._line(row)}"
+        return int.from_bytes(blake2b(text.encode(), digest_size=32).digest(), "big")

@@ -1,0 +1,203 @@
+"""Appliers about nodes: joins, cordons, drains, silence, loss."""
+
+from yardmaster.core.errors import ImpossibleEvent
+from yardmaster.core.scheduling.appliers.attempts import believed, close_replica, note
+from yardmaster.core.scheduling.entities import (
+    MAX_DEAD_INCARNATIONS,
+    Due,
+    Node,
+    NodeState,
+    Pool,
+    ReplicaState,
+)
+from yardmaster.core.scheduling.indexes import Room
+from yardmaster.core.scheduling.state import ClusterState
+from yardmaster.schemas.events import admissions as adm
+from yardmaster.schemas.events import decisions as dec
+from yardmaster.schemas.events import node_events as nev
+
+
+def node_cordoned_v1(state: ClusterState, event: adm.NodeCordonedV1, _: str) -> None:
+    _cordon(state, state.node(event.node), cordoned=True, drain_ms=0)
+
+
+def node_uncordoned_v1(state: ClusterState, event: adm.NodeUncordonedV1, _: str) -> None:
+    _cordon(state, state.node(event.node), cordoned=False, drain_ms=0)
+
+
+def node_draining_v1(state: ClusterState, event: adm.NodeDrainingV1, _: str) -> None:
+    node = state.node(event.node)
+    _cordon(state, node, cordoned=True, drain_ms=event.deadline_at_ms)
+    state.deadline(event.deadline_at_ms, Due.DRAIN, node.name)
+    for task in node.open.values():
+        note(state, task)
+
+
+def _cordon(state: ClusterState, node: Node, *, cordoned: bool, drain_ms: int) -> None:
+    node.cordoned = cordoned
+    node.drain_ms = drain_ms
+    state.dirty[node] = None
+    state.open_room(node)
+    if node.pool is not None:
+        state.wake_all(node.pool)
+
+
+def node_joined_v1(state: ClusterState, event: nev.NodeJoinedV1, record_id: str) -> None:
+    believed(state, record_id)
+    node = state.node(event.node)
+    if node.state is NodeState.UP and node.incarnation == event.incarnation:
+        node.silent_ms = 0
+        state.dirty[node] = None
+        return
+    if node.open:
+        node.pending = event
+        state.node_attention[node.name] = node
+        state.dirty[node] = None
+        return
+    install(state, node, event)
+
+
+def install(state: ClusterState, node: Node, event: nev.NodeJoinedV1) -> None:
+    """Take a node in as a new incarnation, with nothing running."""
+    _uninstall(state, node)
+    if node.incarnation and node.incarnation != event.incarnation:
+        node.dead = [*node.dead, node.incarnation][-MAX_DEAD_INCARNATIONS:]
+    node.state = NodeState.UP
+    node.incarnation = event.incarnation
+    node.boot_id = event.boot_id
+    node.schema_version = event.schema_version
+    node.node_type = event.node_type
+    node.labels = dict(event.labels)
+    node.address = event.address
+    node.gpus = event.gpus
+    node.cpu_milli = event.cpu_milli
+    node.memory_mib = event.memory_mib
+    node.port_first = event.port_first
+    node.port_last = event.port_last
+    node.ports = {}
+    node.silent_ms = 0
+    node.pending = None
+    pool = state.pool(event.pool)
+    install_room(state, node, pool)
+    state.dirty[node] = None
+    state.wake_all(pool)
+
+
+def install_room(state: ClusterState, node: Node, pool: Pool) -> None:
+    """Give a node an empty room in a pool."""
+    node.idle = Room(node.ordinal, node.gpus, node.cpu_milli, node.memory_mib)
+    node.future = Room(node.ordinal, node.gpus, node.cpu_milli, node.memory_mib)
+    node.pool = pool
+    pool.nodes[node.ordinal] = node
+    pool.idle.add(node.idle, node.node_type)
+    pool.future.add(node.future, node.node_type)
+    state.open_room(node)
+
+
+def _uninstall(state: ClusterState, node: Node) -> None:
+    pool = node.pool
+    if pool is None:
+        return
+    pool.nodes.pop(node.ordinal, None)
+    if node.ordinal in pool.idle.rooms:
+        pool.idle.remove(node.idle, node.node_type)
+        pool.future.remove(node.future, node.node_type)
+    pool.topology += 1
+    node.pool = None
+    state.wake_all(pool)
+
+
+def node_drained_v1(state: ClusterState, event: nev.NodeDrainedV1, record_id: str) -> None:
+    believed(state, record_id)
+    node = state.node(event.node)
+    node.state = NodeState.LEFT
+    state.open_room(node)
+    state.dirty[node] = None
+    if node.pool is not None:
+        state.wake_all(node.pool)
+
+
+def node_silence_observed_v1(state: ClusterState, event: dec.NodeSilenceObservedV1, _: str) -> None:
+    node = state.node(event.node)
+    if node.incarnation == event.incarnation and node.state is NodeState.UP:
+        state.put(node, "silent_ms", event.last_heard_at_ms)
+        state.dirty[node] = None
+        if state.journal is not None and node.name not in state.node_attention:
+            state.journal.append((state.node_attention.pop, (node.name, None)))
+        state.node_attention[node.name] = node
+
+
+def node_lost_v1(state: ClusterState, event: dec.NodeLostV1, _: str) -> None:
+    node = state.node(event.node)
+    if event.incarnation in node.dead or (
+        node.incarnation == event.incarnation and node.state is NodeState.LOST
+    ):
+        return  # a repeat
+    if node.incarnation != event.incarnation:
+        raise ImpossibleEvent(event="NodeLost", found=f"{node.name} is {node.incarnation}")
+    before = _NodeBefore(state, node) if state.journal is not None else None
+    closed = sorted(node.open)
+    for task_id, replica in closed:
+        task = node.open[task_id, replica]
+        run = task.run
+        if run is not None and run.placements[replica].incarnation == node.incarnation:
+            close_replica(state, task, run, replica, ReplicaState.LOST)
+    node.state = NodeState.LOST
+    state.open_room(node)
+    state.dirty[node] = None
+    if node.pool is not None:
+        state.wake_all(node.pool)
+    if before is not None and state.journal is not None:
+        state.journal.append((before.restore, ()))
+
+
+class _NodeBefore:
+    """What a lost node and its tasks were like, for a draft to go back to. A rare decision: copies
+    are fine.
+    """
+
+    def __init__(self, state: ClusterState, node: Node) -> None:
+        self.state = state
+        self.node = node
+        self.node_state = node.state
+        self.open = dict(node.open)
+        self.runs = []
+        for (_, replica), task in node.open.items():
+            run = task.run
+            if run is not None:
+                self.runs.append(
+                    (task, run, replica, run.replicas[replica], task.ran_ms, task.cause)
+                )
+        self.ports = dict(node.ports)
+        self.attention = dict(state.attention)
+
+    def restore(self) -> None:
+        """Put all of it back."""
+        state, node = self.state, self.node
+        node.state = self.node_state
+        for task, run, replica, was, ran_ms, cause in reversed(self.runs):
+            if run.replicas[replica] != ReplicaState.LOST:
+                continue
+            placement = run.placements[replica]
+            run.replicas[replica] = was
+            if run.open == 0 and run.stop is not None:
+                run.pool.stopping += 1
+                for_priority = run.stop.numbers.get("for_priority")
+                if for_priority is not None:
+                    held = run.pool.stopping_for[run.lane]
+                    held[for_priority] = held.get(for_priority, 0) + 1
+            run.open += 1
+            task.ran_ms = ran_ms
+            task.cause = cause
+            what = (placement.slots, placement.gpu_milli, placement.cpu_milli, placement.memory_mib)
+            if node.pool is not None:
+                node.pool.idle.take(node.idle, *what)
+                if run.stop is None:
+                    node.pool.future.take(node.future, *what)
+            state.charge(task, run.pool, placement.gpu_milli * len(placement.slots))
+            state.dirty[task] = None
+        node.open = self.open
+        node.ports = self.ports
+        state.attention = self.attention
+        state.open_room(node)
+        state.dirty[node] = None

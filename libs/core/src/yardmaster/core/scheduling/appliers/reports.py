@@ -1,0 +1,59 @@
+"""Appliers of what agents report about attempts."""
+
+from yardmaster.core.scheduling.appliers.attempts import believed, close_replica, note, run_of
+from yardmaster.core.scheduling.entities import (
+    Due,
+    Phase,
+    ReplicaState,
+)
+from yardmaster.core.scheduling.state import ClusterState
+from yardmaster.schemas.events import decisions as dec
+from yardmaster.schemas.events import node_events as nev
+
+
+def task_started_v1(state: ClusterState, event: nev.TaskStartedV1, record_id: str) -> None:
+    believed(state, record_id)
+    task, run = run_of(state, event.task_id, event.attempt)
+    run.replicas[event.replica] = ReplicaState.STARTED
+    run.started += 1
+    state.dirty[task] = None
+    if run.started == len(run.replicas) and task.phase is Phase.STARTING:
+        task.phase = Phase.RUNNING
+        run.running_ms = state.now_ms
+        limit = task.job.spec.time_limit_s
+        if limit is not None:
+            left = max(0, limit * 1000 - task.ran_ms)
+            state.deadline(state.now_ms + left, Due.TIME_LIMIT, task.id, run.number)
+
+
+def checkpoint_done_v1(state: ClusterState, event: nev.CheckpointDoneV1, record_id: str) -> None:
+    believed(state, record_id)
+    task, _ = run_of(state, event.task_id, event.attempt)
+    task.checkpoint = dec.Checkpoint(uri=event.uri, step=event.step)
+    state.dirty[task] = None
+
+
+def task_progressed_v1(state: ClusterState, event: nev.TaskProgressedV1, record_id: str) -> None:
+    believed(state, record_id)
+
+
+def task_exited_v1(state: ClusterState, event: nev.TaskExitedV1, record_id: str) -> None:
+    believed(state, record_id)
+    task, run = run_of(state, event.task_id, event.attempt)
+    run.replicas[event.replica] = ReplicaState.EXITED
+    run.done = run.done or event.done
+    if event.exit_code == 0:
+        run.zero_exits += 1
+    elif not run.failed:
+        run.exit_code = event.exit_code
+        run.signal = event.signal
+        run.out_of_memory = event.out_of_memory
+    task.cause = record_id
+    note(state, task)
+
+
+def slots_released_v1(state: ClusterState, event: nev.SlotsReleasedV1, record_id: str) -> None:
+    believed(state, record_id)
+    task, run = run_of(state, event.task_id, event.attempt)
+    task.cause = record_id
+    close_replica(state, task, run, event.replica, ReplicaState.RELEASED)

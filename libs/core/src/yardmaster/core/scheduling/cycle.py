@@ -1,0 +1,100 @@
+"""The edges of a cycle: time goes on at its start, what still waits goes to sleep at its end."""
+
+from heapq import heappop
+
+from yardmaster.core.scheduling.appliers.attempts import consider, note
+from yardmaster.core.scheduling.appliers.nodes import install
+from yardmaster.core.scheduling.entities import (
+    Due,
+    Phase,
+)
+from yardmaster.core.scheduling.state import ClusterState
+from yardmaster.schemas.reasons import WaitCode
+
+
+def begin(state: ClusterState, cycle: int, now_ms: int) -> ClusterState:
+    """Start a cycle at `now_ms`: time never falls, and what was due by then is looked at."""
+    state.cycle = cycle
+    state.now_ms = max(state.now_ms, now_ms)
+    state.restless = False
+    while state.deadlines and state.deadlines[0][0] <= state.now_ms:
+        _, due, name, attempt = heappop(state.deadlines)
+        if due == Due.DRAIN:
+            for task in state.node(name).open.values():
+                note(state, task)
+        elif due == Due.PROTECTION:
+            pool = state.pool(name)
+            for group in pool.protected:
+                state.wake(pool, group)
+        else:
+            found = state.tasks.get(name)
+            if found is None or found.attempt != attempt or found.phase.final:
+                continue
+            if due == Due.HOLD:
+                consider(state, found)
+            else:
+                note(state, found)
+    return state
+
+
+def due_ms(state: ClusterState) -> int | None:
+    """When time alone calls for a cycle: now, the soonest deadline that still means something, or
+    never.
+    """
+    if state.restless:
+        return state.now_ms
+    while state.deadlines:
+        when, due, name, attempt = state.deadlines[0]
+        if _holds(state, due, name, attempt):
+            return when
+        heappop(state.deadlines)
+    return None
+
+
+def _holds(state: ClusterState, due: int, name: str, attempt: int) -> bool:
+    if due == Due.DRAIN:
+        node = state.nodes.get(name)
+        return node is not None and bool(node.drain_ms and node.open)
+    if due == Due.PROTECTION:
+        return bool(state.pools[name].protected)
+    task = state.tasks.get(name)
+    if task is None or task.attempt != attempt:
+        return False
+    if due == Due.HOLD:
+        return task.run is None and task.group is None and task.phase is Phase.PENDING
+    run = task.run
+    if run is None or run.stop is not None:
+        return False
+    return due == Due.TIME_LIMIT or task.phase is Phase.STARTING
+
+
+def settle(state: ClusterState, *, complete: bool) -> ClusterState:
+    """End a cycle: what was considered and still waits sleeps until something wakes it.
+
+    Groups that wait for their victims stay awake, because what they were promised has to be kept
+    from others in every cycle until they have it. A node that waited for its old incarnation to be
+    lost is taken in here, which calls for another cycle at once.
+    """
+    for group in state.emptied:
+        if not group.queue.live:
+            state.forget(group)
+    state.emptied.clear()
+    if not complete:
+        return state
+    for node in state.node_attention.values():
+        if node.pending is not None and not node.open:
+            install(state, node, node.pending)
+            state.restless = True
+    state.attention.clear()
+    state.node_attention.clear()
+    for pool in state.pools.values():
+        if pool.awake and not state.restless:
+            pool.awake = {
+                group: None
+                for group in pool.awake
+                if (record := group.waits.get(pool.name)) is not None
+                and record[0].code is WaitCode.WAITING_FOR_VICTIMS
+                and pool.stopping
+            }
+        pool.news.clear()
+    return state

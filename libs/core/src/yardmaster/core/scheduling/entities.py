@@ -1,0 +1,492 @@
+"""What the state is made of: tasks, jobs, groups of equals, pools, nodes, departments, projects.
+
+Plain slotted objects and integers; they keep no event. `facts` of each is what a digest covers.
+"""
+
+from enum import IntEnum
+from typing import Any, Final
+
+from yardmaster.core.scheduling.indexes import FreeIndex, QueueKey, Room, TaskLine, TaskQueue
+from yardmaster.core.scheduling.shapes import Shape, shape_of
+from yardmaster.schemas.events.admissions import AdmittedSpec
+from yardmaster.schemas.events.decisions import Checkpoint, Outcome, Placement
+from yardmaster.schemas.events.node_events import NodeJoinedV1
+from yardmaster.schemas.events.requests import (
+    DepartmentConfig,
+    DetailsRef,
+    PoolConfig,
+    ProjectConfig,
+)
+from yardmaster.schemas.reasons import Stop, Wait, WaitClass, WaitCode
+
+#: Ports of a node's range are given out lowest first; a node has at most this many for gangs.
+MAX_DEAD_INCARNATIONS: Final = 64
+
+
+class Phase(IntEnum):
+    """Where a task is in its life (interface.md, section 4)."""
+
+    PENDING = 0
+    STARTING = 1
+    RUNNING = 2
+    STOPPING = 3
+    SUCCEEDED = 4
+    FAILED = 5
+    CANCELLED = 6
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing comes after."""
+        return self >= Phase.SUCCEEDED
+
+
+OUTCOMES: Final = {
+    Outcome.SUCCEEDED: Phase.SUCCEEDED,
+    Outcome.FAILED: Phase.FAILED,
+    Outcome.CANCELLED: Phase.CANCELLED,
+}
+
+
+class ReplicaState(IntEnum):
+    """Where one replica of an attempt is."""
+
+    ALLOCATED = 0
+    STARTED = 1
+    EXITED = 2
+    RELEASED = 3
+    LOST = 4
+
+
+class NodeState(IntEnum):
+    """Whether a node can be worked with."""
+
+    ABSENT = 0  # named by an operator, never joined
+    UP = 1
+    LOST = 2
+    LEFT = 3
+
+
+class Attempt:
+    """One run of a task, from SlotsAllocated until the last replica is released or lost."""
+
+    __slots__ = (
+        *("allocated_ms", "done", "exit_code", "number", "open", "out_of_memory", "placements"),
+        *(
+            "pool",
+            "port",
+            "replicas",
+            "running_ms",
+            "signal",
+            "started",
+            "stop",
+            "stop_deadline_ms",
+        ),
+        "zero_exits",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        pool: "Pool",
+        placements: tuple[Placement, ...],
+        port: int | None,
+        now_ms: int,
+    ) -> None:
+        self.number = number
+        self.pool = pool
+        self.placements = placements
+        self.port = port
+        self.allocated_ms = now_ms
+        #: When the last replica had started; 0 before.
+        self.running_ms = 0
+        self.replicas = bytearray(len(placements))
+        self.open = len(placements)
+        self.started = 0
+        self.zero_exits = 0
+        #: The first failure of a replica.
+        self.exit_code: int | None = None
+        self.signal: int | None = None
+        self.out_of_memory = False
+        self.done = False
+        self.stop: Stop | None = None
+        self.stop_deadline_ms = 0
+
+    @property
+    def failed(self) -> bool:
+        """Whether a replica ended otherwise than with exit code 0."""
+        return self.exit_code is not None or self.signal is not None
+
+    @property
+    def lane(self) -> int:
+        """1 when it holds GPUs, else 0."""
+        return 1 if self.placements[0].slots else 0
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of its nodes, each once, in the order of replicas."""
+        return tuple(dict.fromkeys(p.node for p in self.placements))
+
+
+class Task:
+    """The unit that is scheduled."""
+
+    __slots__ = (
+        *("attempt", "cancel_now", "cancelled", "cause", "checkpoint", "group"),
+        *("hash", "held_until_ms", "id", "index", "job", "key", "outcome_code", "paused", "phase"),
+        *("queue", "ran_ms", "released", "restarts", "run"),
+    )
+
+    def __init__(self, job: "Job", index: int) -> None:
+        self.id = f"{job.id}.{index}"
+        self.job = job
+        self.index = index
+        self.key: QueueKey = (job.submitted_ms, job.seq, index)
+        self.phase = Phase.PENDING
+        #: The number of the last attempt; 0 before the first.
+        self.attempt = 0
+        self.run: Attempt | None = None
+        self.group: Group | None = None
+        self.queue: TaskQueue | None = None
+        self.checkpoint: Checkpoint | None = None
+        self.restarts = 0
+        self.ran_ms = 0
+        self.held_until_ms = 0
+        self.cancelled = False
+        self.cancel_now = False
+        self.paused = False
+        #: Whether the job's max_concurrent lets it be considered.
+        self.released = False
+        self.outcome_code = ""
+        #: The record that last changed its standing.
+        self.cause: str | None = None
+        self.hash = 0
+
+    def __lt__(self, other: "Task") -> bool:
+        return self.key < other.key
+
+    def facts(self) -> tuple[object, ...]:
+        """All that a digest covers."""
+        run = self.run
+        return (
+            *(self.id, int(self.phase), self.attempt, self.restarts, self.ran_ms),
+            *(self.held_until_ms, self.cancelled, self.cancel_now, self.paused, self.released),
+            self.checkpoint and (self.checkpoint.uri, self.checkpoint.step),
+            self.outcome_code,
+            run
+            and (
+                *(run.number, run.pool.name, run.port, run.allocated_ms, run.running_ms),
+                *(bytes(run.replicas), run.exit_code, run.signal, run.out_of_memory, run.done),
+                *(run.stop and (run.stop.code, run.stop.for_task), run.stop_deadline_ms),
+                [(p.node, p.incarnation, p.slots, p.gpu_milli) for p in run.placements],
+            ),
+        )
+
+
+class Victims(TaskLine):
+    """Preemptible tasks of one pool and priority that hold slots and were not asked to stop."""
+
+    __slots__ = ("pool", "priority")
+
+    def __init__(self, pool: "Pool", priority: int) -> None:
+        super().__init__()
+        self.pool = pool
+        self.priority = priority
+
+    def alive(self, task: Task) -> bool:
+        """Whether the task may still be stopped for another."""
+        run = task.run
+        return (
+            run is not None
+            and run.stop is None
+            and run.open > 0
+            and run.pool is self.pool
+            and task.job.priority == self.priority
+        )
+
+    def note(self, task: Task) -> None:
+        """A preemptible task started, or came to this priority."""
+        self.add(task)
+
+
+class Job:
+    """What was submitted: tasks that share a spec."""
+
+    __slots__ = (
+        *("department", "details", "hash", "id", "live", "max_slots_milli", "next_index"),
+        *("priority", "project", "revision", "seq", "shape", "spec", "submitted_ms", "tasks"),
+        *("used_milli", "weight"),
+    )
+
+    def __init__(
+        self,
+        id_: str,
+        seq: int,
+        project: "Project",
+        spec: AdmittedSpec,
+        submitted_ms: int,
+        details: DetailsRef,
+    ) -> None:
+        self.id = id_
+        #: The order of admission.
+        self.seq = seq
+        self.project = project
+        self.spec = spec
+        self.submitted_ms = submitted_ms
+        self.details = details
+        self.priority = spec.priority
+        self.weight = spec.weight
+        self.max_slots_milli = spec.max_slots_milli
+        self.revision = 1
+        self.shape = shape_of(id_, project.name, spec)
+        self.tasks: list[Task] = []
+        #: Index of the first task that max_concurrent still holds back.
+        self.next_index = 0
+        #: Tasks let through by max_concurrent that have not ended.
+        self.live = 0
+        self.used_milli = 0
+        self.hash = 0
+
+    def set_bound(self, max_slots_milli: int | None) -> None:
+        """Bound what its tasks hold at once; a job with a bound of its own is equal to no other."""
+        self.max_slots_milli = max_slots_milli
+        bound = max_slots_milli is not None
+        self.shape = shape_of(self.id, self.project.name, self.spec, bound=bound)
+
+    def facts(self) -> tuple[object, ...]:
+        """All that a digest covers."""
+        return (
+            *("job", self.id, self.seq, self.project.name, self.shape.id, self.submitted_ms),
+            *(self.priority, self.weight, self.max_slots_milli, self.revision, self.next_index),
+            (self.details.partition, self.details.offset, self.details.digest),
+        )
+
+
+class Group:
+    """Waiting tasks of one shape and priority: what holds for the first holds for all."""
+
+    __slots__ = ("hash", "key", "priority", "queue", "shape", "waits")
+
+    def __init__(self, shape: Shape, priority: int) -> None:
+        self.shape = shape
+        self.priority = priority
+        self.key = (shape.id, priority)
+        self.queue = TaskQueue()
+        #: By pool: why it waits there, since when (ms), decided in which cycle.
+        self.waits: dict[str, tuple[Wait, int, int]] = {}
+        self.hash = 0
+
+    def facts(self) -> tuple[object, ...]:
+        """All that a digest covers."""
+        waits = sorted(
+            (pool, w.code, sorted(w.numbers.items()), w.about or "", since, cycle)
+            for pool, (w, since, cycle) in self.waits.items()
+        )
+        return ("group", self.key, waits)
+
+
+#: Codes of a group that waits for room (and so goes before those of worse priority).
+BLOCKING: Final = frozenset(
+    {
+        WaitCode.INSUFFICIENT_FREE,
+        WaitCode.FRAGMENTED,
+        WaitCode.TOPOLOGY_FULL,
+        WaitCode.NODES_UNAVAILABLE,
+        WaitCode.WAITING_FOR_VICTIMS,
+        WaitCode.VICTIMS_PROTECTED,
+    }
+)
+
+
+#: Codes of a group that waits for others of better priority.
+BEHIND: Final = frozenset({WaitCode.BEHIND_TASK, WaitCode.BACKFILL_NOT_ALLOWED})
+
+
+#: Codes of a group that waits for what its project, department or job holds.
+LIMITED: Final = frozenset({WaitCode.AT_LIMIT, WaitCode.AT_MAX_SLOTS, WaitCode.EXCEEDS_LIMIT})
+
+
+class Lane:
+    """Which priorities of a pool wait for room, GPU tasks and others apart."""
+
+    __slots__ = ("behind", "blocked", "mask")
+
+    def __init__(self) -> None:
+        #: priority -> groups that wait for room.
+        self.blocked: dict[int, dict[Group, None]] = {}
+        #: Bit p is set when a group of priority p waits for room.
+        self.mask = 0
+        self.behind: dict[Group, None] = {}
+
+
+class Pool:
+    """Nodes of a cell with their policy, what is free on them and who waits for it."""
+
+    __slots__ = (
+        *("awake", "config", "future", "groups", "hash", "idle", "lanes", "name", "news"),
+        *(
+            "nodes",
+            "protected",
+            "protects",
+            "revision",
+            "stopping",
+            "stopping_for",
+            "topology",
+            "victims",
+        ),
+        "policy_cache",
+    )
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.config: PoolConfig | None = None
+        self.revision = 0
+        #: By node ordinal.
+        self.nodes: dict[int, Node] = {}
+        self.idle = FreeIndex()
+        #: What is free once all that is stopping is gone.
+        self.future = FreeIndex()
+        #: (shape id, priority) -> tasks that wait.
+        self.groups: dict[tuple[str, int], Group] = {}
+        #: Groups to be considered in the next cycle; in `news` those that a running cycle woke.
+        self.awake: dict[Group, None] = {}
+        self.news: list[Group] = []
+        self.lanes = (Lane(), Lane())
+        #: Groups that wait until victims may be stopped.
+        self.protected: dict[Group, None] = {}
+        #: Whether a job that may use the pool ever had a minimum run time.
+        self.protects = False
+        #: By lane: preempted attempts that still hold slots, by the priority of whom they are
+        #: stopped for.
+        self.stopping_for: tuple[dict[int, int], dict[int, int]] = ({}, {})
+        #: Stopping attempts of any reason.
+        self.stopping = 0
+        #: Preemptible tasks that hold slots, by priority.
+        self.victims: dict[int, Victims] = {}
+        #: Counts changes of the set of nodes, so that what only depends on it is kept.
+        self.topology = 0
+        self.policy_cache: dict[Any, Any] = {}
+        self.hash = 0
+
+    def facts(self) -> tuple[object, ...]:
+        """All that a digest covers."""
+        return ("pool", self.name, self.revision)
+
+
+class Node:
+    """A machine with slots."""
+
+    __slots__ = (
+        *("address", "boot_id", "cordoned", "cpu_milli", "dead", "drain_ms", "future", "gpus"),
+        *("hash", "idle", "incarnation", "labels", "memory_mib", "name", "node_type", "open"),
+        *("ordinal", "pending", "pool", "port_first", "port_last", "ports", "schema_version"),
+        *("silent_ms", "state"),
+    )
+
+    def __init__(self, name: str, ordinal: int) -> None:
+        self.name = name
+        self.ordinal = ordinal
+        self.state = NodeState.ABSENT
+        self.pool: Pool | None = None
+        self.incarnation = ""
+        #: Incarnations that are over.
+        self.dead: list[str] = []
+        self.boot_id = ""
+        self.schema_version = 0
+        self.node_type = ""
+        self.labels: dict[str, str] = {}
+        self.address = ""
+        self.gpus = self.cpu_milli = self.memory_mib = 0
+        self.port_first = self.port_last = 0
+        #: Ports of gangs whose first replica is here, by how many hold them.
+        self.ports: dict[int, int] = {}
+        self.idle = Room(ordinal, 0, 0, 0)
+        self.future = Room(ordinal, 0, 0, 0)
+        self.cordoned = False
+        #: Deadline of a drain; 0: none.
+        self.drain_ms = 0
+        #: When the node was last heard of, once silence was observed; 0: it is heard.
+        self.silent_ms = 0
+        #: A join that waits for the old incarnation to be declared lost.
+        self.pending: NodeJoinedV1 | None = None
+        #: Replicas placed here that are not closed.
+        self.open: dict[tuple[str, int], Task] = {}
+        self.hash = 0
+
+    @property
+    def usable(self) -> bool:
+        """Whether new tasks may be placed here."""
+        return self.state is NodeState.UP and not self.cordoned
+
+    def facts(self) -> tuple[object, ...]:
+        """All that a digest covers."""
+        return (
+            *("node", self.name, self.ordinal, int(self.state), self.pool and self.pool.name),
+            *(self.incarnation, self.gpus, self.cpu_milli, self.memory_mib, self.node_type),
+            *(self.cordoned, self.drain_ms, self.silent_ms, self.idle.slots, self.idle.cpu_milli),
+            *(self.idle.memory_mib, self.pending and self.pending.incarnation, self.dead),
+        )
+
+
+class Department:
+    """A level of quota above projects."""
+
+    __slots__ = ("config", "hash", "limited", "name", "revision", "used_milli")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.config: DepartmentConfig | None = None
+        self.revision = 0
+        #: gpu_milli held, by pool.
+        self.used_milli: dict[str, int] = {}
+        #: Waiting groups held back by a limit of the department, its projects or their jobs.
+        self.limited: dict[tuple[Pool, Group], None] = {}
+        self.hash = 0
+
+    def facts(self) -> tuple[object, ...]:
+        """All that a digest covers."""
+        return ("department", self.name, self.revision, _held(self.used_milli))
+
+
+class Project:
+    """A level of quota below a department."""
+
+    __slots__ = ("config", "department", "hash", "name", "revision", "used_milli")
+
+    def __init__(self, name: str, department: Department) -> None:
+        self.name = name
+        self.department = department
+        self.config: ProjectConfig | None = None
+        self.revision = 0
+        #: gpu_milli held, by pool.
+        self.used_milli: dict[str, int] = {}
+        self.hash = 0
+
+    def facts(self) -> tuple[object, ...]:
+        """All that a digest covers."""
+        return (
+            *("project", self.name, self.department.name, self.revision),
+            _held(self.used_milli),
+        )
+
+
+def _held(used_milli: dict[str, int]) -> list[tuple[str, int]]:
+    # A pool of which nothing is held is the same as one of which nothing ever was.
+    return sorted((pool, milli) for pool, milli in used_milli.items() if milli)
+
+
+class Due(IntEnum):
+    """What a deadline is about."""
+
+    START = 0
+    TIME_LIMIT = 1
+    HOLD = 2
+    DRAIN = 3
+    PROTECTION = 4
+
+
+def class_of(waits: dict[str, tuple[Wait, int, int]], pools: tuple[str, ...]) -> WaitClass | None:
+    """never only when it is in all pools; None while some pool has not considered the group."""
+    classes = [waits[name][0].code.wait_class for name in pools if name in waits]
+    if len(classes) < len(pools):
+        return None
+    return max(classes, key=[WaitClass.NEVER, WaitClass.HELD, WaitClass.NOT_NOW].index)

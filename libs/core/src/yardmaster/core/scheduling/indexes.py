@@ -1,0 +1,382 @@
+"""Indexes that make a cycle's cost follow the change: free capacity by how much is free, queues by
+order.
+
+`FreeIndex` answers "which node could hold this" with a few operations on integers used as bit sets,
+one bit a node. A set of 10,000 nodes is 1.25 kB: intersecting two of them takes less time than one
+step of a search in a sorted list, the lowest bit is a defined choice, and node types or cordons are
+just more sets.
+"""
+
+from bisect import insort
+from collections.abc import Iterator
+from heapq import merge
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from yardmaster.core.scheduling.shapes import WHOLE, Shape
+from yardmaster.schemas.events.decisions import Placement
+
+if TYPE_CHECKING:
+    from yardmaster.core.scheduling.entities import Task
+
+#: Shared slots are indexed by how many of these (gpu_milli) they have free.
+STEP: Final = 50
+#: Levels of a quantity: the number of its binary digits.
+LEVELS: Final = 54
+
+
+class Room:
+    """What is free on one node, in one view of it.
+
+    `slots[i]` is the free gpu_milli of slot i; `whole` counts untouched slots; `shared` is the most
+    that one partly used slot has free.
+    """
+
+    __slots__ = (
+        *("cpu_milli", "memory_mib", "ordinal", "shared", "slots", "stale", "whole"),
+        *("at_cpu", "at_memory", "at_shared", "at_whole"),
+    )
+
+    def __init__(self, ordinal: int, slots: int, cpu_milli: int, memory_mib: int) -> None:
+        self.ordinal = ordinal
+        self.slots = [WHOLE] * slots
+        self.whole = slots
+        self.shared = 0
+        self.cpu_milli = cpu_milli
+        self.memory_mib = memory_mib
+        self.stale = False
+        self.at_whole = self.at_shared = self.at_cpu = self.at_memory = -1
+
+    @property
+    def gpu_milli(self) -> int:
+        """Free on all slots together."""
+        return sum(self.slots)
+
+    def holds(self, shape: Shape) -> bool:
+        """Whether one replica of `shape` fits."""
+        if self.cpu_milli < shape.cpu_milli or self.memory_mib < shape.memory_mib:
+            return False
+        milli = shape.gpu_milli
+        if milli == WHOLE or not milli:
+            return self.whole >= shape.gpus
+        if shape.gpus == 1:
+            return self.whole > 0 or self.shared >= milli
+        return sum(1 for free in self.slots if free >= milli) >= shape.gpus
+
+    def pick(self, shape: Shape) -> tuple[int, ...]:
+        """The slots that one replica of `shape` would get: the fullest that will do, lowest index
+        first.
+
+        For a gang whose replicas share several GPUs each it is the emptiest: only so do as many as
+        possible find different slots.
+        """
+        if not shape.gpus:
+            return ()
+        milli = shape.gpu_milli
+        if milli == WHOLE:
+            picked: list[int] = []
+            start = 0
+            for _ in range(shape.gpus):
+                start = self.slots.index(WHOLE, start)
+                picked.append(start)
+                start += 1
+            return tuple(picked)
+        sign = -1 if shape.replicas > 1 and shape.gpus > 1 else 1
+        fitting = sorted((sign * free, i) for i, free in enumerate(self.slots) if free >= milli)
+        return tuple(sorted(i for _, i in fitting[: shape.gpus]))
+
+    def occupy(self, placement: Placement) -> None:
+        """Take a placement's part without counting; `recount` when all are in."""
+        milli = placement.gpu_milli
+        for slot in placement.slots:
+            self.slots[slot] -= milli
+        self.cpu_milli -= placement.cpu_milli
+        self.memory_mib -= placement.memory_mib
+
+    def recount(self) -> None:
+        """Count what is whole and what is shared."""
+        self.whole = self.slots.count(WHOLE)
+        self.shared = max((free for free in self.slots if free < WHOLE), default=0)
+
+
+class FreeIndex:
+    """The rooms of a pool's nodes, found by what is free.
+
+    Two of them stand for a pool: what is idle now, and what will be when all that is stopping is
+    gone. Changes of a room are noted and looked at only before the next question, so that placing
+    many equal replicas on one node moves it once.
+    """
+
+    __slots__ = (
+        *("available", "cpu", "free_milli", "memory", "of_type", "rooms", "shared", "whole"),
+        "_stale",
+    )
+
+    def __init__(self) -> None:
+        #: Rooms by node ordinal.
+        self.rooms: dict[int, Room] = {}
+        #: Nodes that take tasks: up and not cordoned.
+        self.available = 0
+        self.of_type: dict[str, int] = {}
+        #: Free gpu_milli of the available nodes.
+        self.free_milli = 0
+        self.whole: list[int] = [0]
+        #: Nodes with at least that level of CPU, memory, share of a slot.
+        self.cpu = [0] * LEVELS
+        self.memory = [0] * LEVELS
+        self.shared = [0] * (WHOLE // STEP + 1)
+        self._stale: list[Room] = []
+
+    def add(self, room: Room, node_type: str) -> None:
+        """Take in a node's room; it is not available until `open_node`."""
+        bit = 1 << room.ordinal
+        self.rooms[room.ordinal] = room
+        self.of_type[node_type] = self.of_type.get(node_type, 0) | bit
+        self.whole.extend([0] * (len(room.slots) + 1 - len(self.whole)))
+        room.at_whole = room.at_shared = room.at_cpu = room.at_memory = -1
+        self._index(room)
+
+    def remove(self, room: Room, node_type: str) -> None:
+        """Forget a node's room."""
+        self.close_node(room)
+        self.flush()
+        bit = 1 << room.ordinal
+        del self.rooms[room.ordinal]
+        self.of_type[node_type] &= ~bit
+        self.whole[room.at_whole] &= ~bit
+        _move(self.shared, bit, room.at_shared, -1)
+        _move(self.cpu, bit, room.at_cpu, -1)
+        _move(self.memory, bit, room.at_memory, -1)
+
+    def open_node(self, room: Room) -> None:
+        """Let tasks be placed on the node."""
+        bit = 1 << room.ordinal
+        if not self.available & bit:
+            self.available |= bit
+            self.free_milli += room.gpu_milli
+
+    def close_node(self, room: Room) -> None:
+        """Let nothing new be placed on the node."""
+        bit = 1 << room.ordinal
+        if self.available & bit:
+            self.available &= ~bit
+            self.free_milli -= room.gpu_milli
+
+    def take(
+        self, room: Room, slots: tuple[int, ...], gpu_milli: int, cpu_milli: int, memory_mib: int
+    ) -> None:
+        """Use up part of a room; the caller has checked that it is free."""
+        self._change(room, slots, -gpu_milli, -cpu_milli, -memory_mib)
+
+    def give(
+        self, room: Room, slots: tuple[int, ...], gpu_milli: int, cpu_milli: int, memory_mib: int
+    ) -> None:
+        """Give part of a room back."""
+        self._change(room, slots, gpu_milli, cpu_milli, memory_mib)
+
+    def _change(
+        self, room: Room, slots: tuple[int, ...], milli: int, cpu: int, memory: int
+    ) -> None:
+        room.cpu_milli += cpu
+        room.memory_mib += memory
+        if slots:
+            free = room.slots
+            # Always a sum, so that giving undoes taking even where both a promise and a start
+            # took of one slot.
+            if milli == -WHOLE:
+                room.whole -= len(slots)
+                clean = True
+                for i in slots:
+                    clean &= free[i] == WHOLE
+                    free[i] -= WHOLE
+            elif milli == WHOLE:
+                room.whole += len(slots)
+                clean = True
+                for i in slots:
+                    clean &= free[i] == 0
+                    free[i] += WHOLE
+            else:
+                clean = False
+                for i in slots:
+                    free[i] += milli
+            if not clean:
+                room.whole = free.count(WHOLE)
+                room.shared = max((f for f in free if 0 < f < WHOLE), default=0)
+            if self.available >> room.ordinal & 1:
+                self.free_milli += milli * len(slots)
+        if not room.stale:
+            room.stale = True
+            self._stale.append(room)
+
+    def flush(self) -> None:
+        """Move the rooms that changed to where they belong."""
+        for room in self._stale:
+            room.stale = False
+            self._index(room)
+        self._stale.clear()
+
+    def _index(self, room: Room) -> None:
+        bit = 1 << room.ordinal
+        if room.at_whole != room.whole:
+            if room.at_whole >= 0:
+                self.whole[room.at_whole] ^= bit
+            self.whole[room.whole] |= bit
+            room.at_whole = room.whole
+        level = room.shared // STEP
+        if level != room.at_shared:
+            _move(self.shared, bit, room.at_shared, level)
+            room.at_shared = level
+        level = room.cpu_milli.bit_length()
+        if level != room.at_cpu:
+            _move(self.cpu, bit, room.at_cpu, level)
+            room.at_cpu = level
+        level = room.memory_mib.bit_length()
+        if level != room.at_memory:
+            _move(self.memory, bit, room.at_memory, level)
+            room.at_memory = level
+
+    def matching(self, shape: Shape) -> int:
+        """Nodes of the types that `shape` allows, whatever is free on them."""
+        if not shape.node_types:
+            return -1
+        mask = 0
+        for node_type in shape.node_types:
+            mask |= self.of_type.get(node_type, 0)
+        return mask
+
+    def candidates(self, shape: Shape) -> int:
+        """Available nodes of the right type that may have the CPU and memory for one replica."""
+        if self._stale:
+            self.flush()
+        mask = self.available & self.matching(shape)
+        if shape.cpu_milli:
+            mask &= self.cpu[shape.cpu_milli.bit_length()]
+        if shape.memory_mib:
+            mask &= self.memory[shape.memory_mib.bit_length()]
+        return mask
+
+    def largest(self, shape: Shape) -> int:
+        """The most GPUs (gpu_milli) free on one available node of the right type."""
+        if self._stale:
+            self.flush()
+        mask = self.available & self.matching(shape)
+        for count in range(len(self.whole) - 1, 0, -1):
+            if self.whole[count] & mask:
+                return count * WHOLE
+        for level in range(len(self.shared) - 1, 0, -1):
+            if self.shared[level] & mask:
+                return level * STEP
+        return 0
+
+
+def _move(levels: list[int], bit: int, old: int, new: int) -> None:
+    # `levels[k]` has the nodes with level k or more; only the levels in between change.
+    if new > old:
+        for level in range(old + 1, new + 1):
+            levels[level] |= bit
+    else:
+        for level in range(new + 1, old + 1):
+            levels[level] &= ~bit
+
+
+QueueKey = tuple[int, int, int]
+Entry = tuple[QueueKey, "Task"]
+
+
+class TaskLine:
+    """Tasks in an order, whose entries are dropped late.
+
+    Most come in order and are appended; those that do not (requeued tasks) go into a second, sorted
+    list. A task that leaves keeps its entry until it comes to the front or until most entries are
+    dead, so leaving and coming back (a decision tried and taken back) costs nothing.
+    """
+
+    __slots__ = ("_early", "_head", "_held", "_kept", "_line")
+
+    def __init__(self) -> None:
+        self._line: list[Entry] = []
+        #: Entries of `_line` before this are gone.
+        self._head = 0
+        self._early: list[Entry] = []
+        #: Tasks that have an entry.
+        self._held: set[Task] = set()
+        #: How many entries the last clean-up kept.
+        self._kept = 0
+
+    def alive(self, task: "Task") -> bool:
+        """Whether a task's entry counts."""
+        raise NotImplementedError
+
+    def add(self, task: "Task") -> None:
+        """Give a task an entry, unless it still has one."""
+        if task in self._held:
+            return
+        self._held.add(task)
+        entry = (task.key, task)
+        line = self._line
+        if not line or line[-1][0] < entry[0]:
+            line.append(entry)
+        else:
+            insort(self._early, entry)
+
+    def prune(self) -> None:
+        """Remove dead entries: those in front, and all of them once they may be the most."""
+        line, early = self._line, self._early
+        while self._head < len(line) and not self.alive(line[self._head][1]):
+            self._held.discard(line[self._head][1])
+            self._head += 1
+        while early and not self.alive(early[0][1]):
+            self._held.discard(early.pop(0)[1])
+        if len(line) + len(early) > 64 + 2 * self._kept:
+            merged = merge(line[self._head :], early) if early else iter(line[self._head :])
+            self._line = [entry for entry in merged if self.alive(entry[1])]
+            self._early = []
+            self._head = 0
+            self._held = {task for _, task in self._line}
+            self._kept = len(self._line)
+
+    def in_order(self) -> Iterator["Task"]:
+        """The tasks that count, first to last; tasks may leave meanwhile, none may come."""
+        line: Iterator[Entry] = islice(self._line, self._head, None)
+        for _, task in merge(line, self._early) if self._early else line:
+            if self.alive(task):
+                yield task
+
+    def in_reverse(self) -> Iterator["Task"]:
+        """The tasks that count, last to first; tasks may leave meanwhile, none may come."""
+        line: Iterator[Entry] = islice(reversed(self._line), len(self._line) - self._head)
+        if self._early:
+            line = merge(line, reversed(self._early), reverse=True)
+        for _, task in line:
+            if self.alive(task):
+                yield task
+
+    @property
+    def foremost(self) -> "Task | None":
+        """The task of the first entry, which outside a draft is the first that counts."""
+        heads = [*self._line[self._head : self._head + 1], *self._early[:1]]
+        return min(heads)[1] if heads else None
+
+
+class TaskQueue(TaskLine):
+    """Waiting tasks that are equal but for their place in the queue."""
+
+    __slots__ = ("live",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: How many tasks wait.
+        self.live = 0
+
+    def alive(self, task: "Task") -> bool:
+        """Whether the task still waits here."""
+        return task.queue is self
+
+    def push(self, task: "Task") -> None:
+        """Let a task wait; its place is its key's."""
+        self.live += 1
+        self.add(task)
+
+    def drop(self) -> None:
+        """Count a task out; its entry stays until `prune`."""
+        self.live -= 1

@@ -1,0 +1,97 @@
+"""The scheduler's state machine: what the runtime drives. Start reading at `decide`."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
+
+from yardmaster.core.machine import Decision, Verdict
+from yardmaster.core.scheduling import apply as applying
+from yardmaster.core.scheduling import cycle as cycling
+from yardmaster.core.scheduling import snapshot
+from yardmaster.core.scheduling.draft import Draft, Full
+from yardmaster.core.scheduling.lifecycle import decide_lifecycle
+from yardmaster.core.scheduling.plan import plan
+from yardmaster.core.scheduling.refusals import refusal
+from yardmaster.core.scheduling.state import ClusterState
+from yardmaster.schemas.envelope import Envelope, Event
+from yardmaster.schemas.events.decisions import NodeSilenceObservedV1
+from yardmaster.schemas.events.machine import PolicyInUse, SnapshotTakenV1
+from yardmaster.schemas.reasons import RefusalCode
+from yardmaster.schemas.topics import ADMISSIONS, DECISIONS, NODE_EVENTS, Topic
+
+
+def decide(state: ClusterState, *, limit: int, observed: Sequence[Decision] = ()) -> Verdict:
+    """What follows from the state: ends and losses first, then pool by pool who starts, stops and
+    waits.
+
+    The state is left as it was. At most `limit` decisions, but never fewer than one step that
+    belongs together (the victims of one task).
+    """
+    complete = True
+    with Draft(state, limit) as draft:
+        try:
+            for decision in observed:
+                draft.record(decision.event, decision.subject, decision.cause)
+            decide_lifecycle(draft)
+            plan(draft)
+        except Full:
+            complete = False
+        return Verdict(tuple(draft.decisions), state.digest(), complete)
+
+
+class SchedulerMachine:
+    """`core.machine.Machine` of the scheduler."""
+
+    name: Final = "scheduler"
+    output: ClassVar[Topic] = DECISIONS
+    inputs: ClassVar[tuple[Topic, ...]] = (ADMISSIONS, NODE_EVENTS)
+    observations: ClassVar[tuple[type[Event], ...]] = (NodeSilenceObservedV1, SnapshotTakenV1)
+
+    def initial(self, cell: str) -> ClusterState:
+        """An empty cell."""
+        return ClusterState(cell)
+
+    def begin(self, state: ClusterState, cycle: int, now_ms: int) -> ClusterState:
+        """See `core.machine.Machine.begin`."""
+        return cycling.begin(state, cycle, now_ms)
+
+    def refusal(self, state: ClusterState, envelope: Envelope[Event]) -> RefusalCode | None:
+        """See `core.machine.Machine.refusal`."""
+        return refusal(state, envelope)
+
+    def apply(self, state: ClusterState, event: Event, record_id: str) -> ClusterState:
+        """See `core.machine.Machine.apply`."""
+        return applying.apply(state, event, record_id)
+
+    def decide(
+        self, state: ClusterState, *, limit: int, observed: Sequence[Decision] = ()
+    ) -> Verdict:
+        """See `core.machine.Machine.decide`."""
+        return decide(state, limit=limit, observed=observed)
+
+    def settle(self, state: ClusterState, *, complete: bool) -> ClusterState:
+        """See `core.machine.Machine.settle`."""
+        return cycling.settle(state, complete=complete)
+
+    def policies(self, state: ClusterState) -> tuple[PolicyInUse, ...]:
+        """The policy of each configured pool, by pool name."""
+        return tuple(
+            PolicyInUse(pool=name, name=pool.config.policy.name, version=pool.config.policy.version)
+            for name, pool in sorted(state.pools.items())
+            if pool.config is not None
+        )
+
+    def digest(self, state: ClusterState) -> str:
+        """See `core.machine.Machine.digest`."""
+        return state.digest()
+
+    def due_ms(self, state: ClusterState) -> int | None:
+        """The next deadline that still holds, in milliseconds since the epoch."""
+        return cycling.due_ms(state)
+
+    def dump(self, state: ClusterState) -> Any:
+        """See `core.machine.Machine.dump`."""
+        return snapshot.dump(state)
+
+    def load(self, cell: str, dump: Any) -> ClusterState:
+        """See `core.machine.Machine.load`."""
+        return snapshot.load(cell, dump)

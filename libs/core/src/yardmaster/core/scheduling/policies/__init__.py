@@ -1,0 +1,68 @@
+"""The registry of policies: a policy is a file here and a row in `POLICIES`."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Final
+
+from yardmaster.core.errors import BadPolicyOptions, UnknownPlacement, UnknownPolicy
+from yardmaster.core.scheduling.placement import strategy
+from yardmaster.core.scheduling.policies.priority import PRIORITY
+from yardmaster.core.scheduling.policy import Policy
+from yardmaster.schemas import plain
+from yardmaster.schemas.errors import SchemaError
+from yardmaster.schemas.events.requests import PolicyRef, PoolConfig
+from yardmaster.schemas.reasons import AdmissionCode
+
+POLICIES: Final[Mapping[tuple[str, int], Policy]] = {(p.name, p.version): p for p in (PRIORITY,)}
+
+
+def policy_of(ref: PolicyRef) -> Policy:
+    """The policy that a pool's configuration names.
+
+    Raises:
+        UnknownPolicy.
+    """
+    found = POLICIES.get((ref.name, ref.version))
+    if found is None:
+        known = ", ".join(f"{name} {version}" for name, version in POLICIES)
+        raise UnknownPolicy(name=ref.name, version=ref.version, known=known)
+    return found
+
+
+def options_of(ref: PolicyRef) -> Any:
+    """The options of a pool's policy, as the policy's own model reads them.
+
+    Raises:
+        UnknownPolicy, BadPolicyOptions.
+    """
+    return _options(ref.name, ref.version, repr(sorted(ref.options.items())), _Held(ref.options))
+
+
+class _Held(dict[str, Any]):
+    # Equal for the cache's purposes: the key before it tells options apart.
+    def __hash__(self) -> int:  # type: ignore[override]
+        return 0
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+
+@lru_cache(maxsize=1024)
+def _options(name: str, version: int, _: str, options: _Held) -> Any:
+    policy = policy_of(PolicyRef(name=name, version=version))
+    try:
+        return plain.load(policy.options, dict(options))
+    except SchemaError as error:
+        raise BadPolicyOptions(name=name, found=error.fields.get("found")) from None
+
+
+def check(config: PoolConfig) -> AdmissionCode | None:
+    """Why a pool may not be configured so, or None."""
+    try:
+        options_of(config.policy)
+        strategy(config.placement)
+    except UnknownPolicy:
+        return AdmissionCode.POLICY_UNKNOWN
+    except (BadPolicyOptions, UnknownPlacement):
+        return AdmissionCode.POLICY_OPTIONS_INVALID
+    return None

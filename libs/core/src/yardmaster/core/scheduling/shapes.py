@@ -1,0 +1,87 @@
+"""What tasks that are equal to the scheduler have in common.
+
+Tasks that ask for the same thing on behalf of the same project share a `Shape`: when one of them
+does not fit, none does, and one recorded reason answers for all.
+"""
+
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Final
+
+from yardmaster.schemas.events.admissions import AdmittedSpec
+from yardmaster.schemas.events.requests import Unschedulable
+
+WHOLE: Final = 1000
+
+
+#: project, pools, node types, preemptible, fails when it can never fit, replicas, gpus, gpu_milli,
+#: cpu_milli, memory_mib, job id
+Asked = tuple[
+    str, tuple[str, ...], tuple[str, ...], bool, bool, int, int, int, int, int, str | None
+]
+
+
+class Shape:
+    """What a task asks for; never changed once made.
+
+    `replicas` times (`gpus` slots of `gpu_milli` each, `cpu_milli`, `memory_mib`) in one of
+    `pools`, in order of preference, on nodes of one of `node_types` (empty: any). `job_id` is set
+    only for jobs with a bound of their own, whose tasks are equal to no other job's.
+    """
+
+    __slots__ = (
+        "cpu_milli",
+        "fail_when_never",
+        "gpu_milli",
+        "gpus",
+        "id",
+        "job_id",
+        "lane",
+        "memory_mib",
+        "node_types",
+        "pools",
+        "preemptible",
+        "project",
+        "replica_gpu_milli",
+        "replicas",
+        "total_gpu_milli",
+    )
+
+    def __init__(self, asked: Asked) -> None:
+        self.project, self.pools, self.node_types = asked[:3]
+        self.preemptible, self.fail_when_never = asked[3:5]
+        self.replicas, self.gpus, self.gpu_milli, self.cpu_milli, self.memory_mib = asked[5:10]
+        self.job_id = asked[10]
+        self.replica_gpu_milli = self.gpus * self.gpu_milli
+        self.total_gpu_milli = self.replicas * self.replica_gpu_milli
+        #: 0: asks for no GPU; 1: asks for GPUs. The two never block each other.
+        self.lane = 1 if self.gpus else 0
+        self.id = blake2b(repr(asked).encode(), digest_size=8).hexdigest()
+
+
+def shape_of(job_id: str, project: str, spec: AdmittedSpec, *, bound: bool | None = None) -> Shape:
+    """The shape of a job's tasks: the same object for equal ones.
+
+    `bound` says whether the job has a bound of its own (`max_slots`), when that was changed since
+    its admission.
+    """
+    resources = spec.resources
+    bound = spec.max_slots_milli is not None if bound is None else bound
+    return _shape(
+        (
+            *(project, spec.pools, spec.node_types, spec.preemptible),
+            *(spec.unschedulable is Unschedulable.FAIL, spec.replicas_min),
+            *(resources.gpus, resources.gpu_milli, resources.cpu_milli, resources.memory_mib),
+            job_id if bound else None,
+        )
+    )
+
+
+@lru_cache(maxsize=65_536)
+def _shape(asked: Asked) -> Shape:
+    return Shape(asked)
+
+
+def shape_id(job_id: str, project: str, spec: AdmittedSpec, *, bound: bool | None = None) -> str:
+    """The id under which waits of a job's tasks are recorded (16 hex digits)."""
+    return shape_of(job_id, project, spec, bound=bound).id

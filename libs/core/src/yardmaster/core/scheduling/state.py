@@ -1,0 +1,355 @@
+"""The scheduler's state of one cell: tasks, jobs, nodes, pools, entitlements, and what indexes
+them.
+
+Plain slotted objects and integers. `apply` alone calls the methods that change something; those
+that a decision may cause note how to undo themselves while a draft is open (`journal`), so that a
+cycle can be decided on the state itself and taken back.
+
+Everything whose order matters has a key made of logged facts: tasks of equal priority by submission
+time, then the order of admission, then their index; nodes by the order in which they first joined;
+names by name. The digest is a sum of hashes, one an entity, updated for those that changed.
+"""
+
+from collections.abc import Callable
+from hashlib import blake2b
+from heapq import heappush
+from typing import Any, Final
+
+from yardmaster.core.errors import ImpossibleEvent
+from yardmaster.core.scheduling.entities import (
+    BEHIND,
+    BLOCKING,
+    LIMITED,
+    Department,
+    Due,
+    Group,
+    Job,
+    Node,
+    Pool,
+    Project,
+    Task,
+)
+from yardmaster.schemas.events.decisions import Placement
+from yardmaster.schemas.reasons import Wait, WaitCode
+
+MODULUS: Final = 1 << 256
+
+
+Entity = Task | Job | Group | Pool | Node | Department | Project
+
+
+Undo = tuple[Callable[..., object], tuple[Any, ...]]
+
+
+class ClusterState:
+    """One cell as the scheduler sees it; `apply` alone changes it."""
+
+    __slots__ = (
+        *("attention", "cell", "cycle", "deadlines", "departments", "dirty", "emptied", "jobs"),
+        "tasks",
+        *("journal", "next_job", "next_node", "node_attention", "nodes", "now_ms", "pools"),
+        *("projects", "restless", "sources", "total"),
+    )
+
+    def __init__(self, cell: str) -> None:
+        self.cell = cell
+        self.cycle = 0
+        self.now_ms = 0
+        self.pools: dict[str, Pool] = {}
+        self.departments: dict[str, Department] = {}
+        self.projects: dict[str, Project] = {}
+        self.jobs: dict[str, Job] = {}
+        self.tasks: dict[str, Task] = {}
+        self.nodes: dict[str, Node] = {}
+        self.next_job = 0
+        self.next_node = 0
+        #: (when, what, id, attempt), soonest first; entries that no longer hold are skipped.
+        self.deadlines: list[tuple[int, int, str, int]] = []
+        #: Tasks and nodes whose next step is to be decided.
+        self.attention: dict[str, Task] = {}
+        self.node_attention: dict[str, Node] = {}
+        #: source -> (epoch, seq) of the last claim that was believed.
+        self.sources: dict[str, tuple[int, int]] = {}
+        #: While a draft is open: how to take back what was done.
+        self.journal: list[Undo] | None = None
+        self.dirty: dict[Entity, None] = {}
+        #: Groups that lost their last task since the cycle began.
+        self.emptied: dict[Group, None] = {}
+        self.total = 0
+        #: Whether a cycle is due at once, without an input.
+        self.restless = False
+
+    # Looking things up
+
+    def task(self, task_id: str) -> Task:
+        """The task of that id.
+
+        Raises:
+            ImpossibleEvent: there is none.
+        """
+        found = self.tasks.get(task_id)
+        if found is None:
+            raise ImpossibleEvent(event="an event", found=f"there is no task {task_id}")
+        return found
+
+    # Undoing
+
+    def undo(self, mark: int = 0) -> None:
+        """Take back all that was noted after `mark`."""
+        journal = self.journal
+        if journal is None:
+            return
+        self.journal = None
+        while len(journal) > mark:
+            function, arguments = journal.pop()
+            function(*arguments)
+        self.journal = journal
+
+    def put(self, thing: object, name: str, value: object) -> None:
+        """Set an attribute; taken back with the draft."""
+        if self.journal is not None:
+            self.journal.append((setattr, (thing, name, getattr(thing, name))))
+        setattr(thing, name, value)
+
+    # Digest
+
+    def digest(self) -> str:
+        """64 hex digits over all entities; costs what changed since the last time.
+
+        In a draft nothing is kept of it, since what changed will be taken back.
+        """
+        total = self.total
+        drafting = self.journal is not None
+        for entity in self.dirty:
+            facts = repr(entity.facts()).encode()
+            new = int.from_bytes(blake2b(facts, digest_size=32).digest(), "big")
+            total += new - entity.hash
+            if not drafting:
+                entity.hash = new
+        total %= MODULUS
+        if not drafting:
+            self.total = total
+            self.dirty.clear()
+        head = f"{self.cell}/{self.cycle}/{self.now_ms}/{total:x}"
+        return blake2b(head.encode(), digest_size=32).hexdigest()
+
+    # Waiting and waking
+
+    def wake(self, pool: Pool, group: Group) -> None:
+        """Let a group be considered in a pool."""
+        if group not in pool.awake:
+            pool.awake[group] = None
+            if self.journal is not None:
+                self.journal.append((pool.awake.pop, (group, None)))
+        if self.journal is not None:
+            # Also one that was awake: it may have been considered in this cycle already.
+            pool.news.append(group)
+
+    def wake_pool(self, pool: Pool) -> None:
+        """Wake the groups that wait for room."""
+        for lane in pool.lanes:
+            for groups in lane.blocked.values():
+                for group in groups:
+                    self.wake(pool, group)
+
+    def wake_behind(self, pool: Pool) -> None:
+        """Wake the groups that wait for others to go first."""
+        for lane in pool.lanes:
+            for group in lane.behind:
+                self.wake(pool, group)
+
+    def wake_all(self, pool: Pool) -> None:
+        """Wake every group of a pool: its nodes, policy or entitlements changed."""
+        for group in pool.groups.values():
+            self.wake(pool, group)
+
+    def set_wait(self, pool: Pool, group: Group, wait: Wait) -> None:
+        """Keep why a group waits in a pool, and file it under what would wake it."""
+        if self.journal is not None:
+            old = group.waits.get(pool.name)
+            self.journal.append((self.restore_wait, (pool, group, old)))
+        lane = pool.lanes[group.shape.lane]
+        before = lane.mask
+        self.restore_wait(pool, group, (wait, self.now_ms, self.cycle))
+        if before & ~lane.mask:
+            self.wake_behind(pool)
+
+    def restore_wait(self, pool: Pool, group: Group, record: tuple[Wait, int, int] | None) -> None:
+        """Keep a wait as it was recorded (None: not yet), and file the group under it."""
+        self._unfile(pool, group)
+        if record is None:
+            group.waits.pop(pool.name, None)
+        else:
+            group.waits[pool.name] = record
+            self._file(pool, group)
+        self.dirty[group] = None
+
+    def _unfile(self, pool: Pool, group: Group) -> None:
+        lane = pool.lanes[group.shape.lane]
+        blocked = lane.blocked.get(group.priority)
+        if blocked is not None and group in blocked:
+            del blocked[group]
+            if not blocked:
+                del lane.blocked[group.priority]
+                lane.mask &= ~(1 << group.priority)
+        lane.behind.pop(group, None)
+        pool.protected.pop(group, None)
+        self.projects[group.shape.project].department.limited.pop((pool, group), None)
+
+    def _file(self, pool: Pool, group: Group) -> None:
+        record = group.waits.get(pool.name)
+        if record is None or not group.queue.live:
+            return
+        code = record[0].code
+        lane = pool.lanes[group.shape.lane]
+        if code in BLOCKING:
+            lane.blocked.setdefault(group.priority, {})[group] = None
+            lane.mask |= 1 << group.priority
+        elif code in BEHIND:
+            lane.behind[group] = None
+        elif code in LIMITED:
+            self.projects[group.shape.project].department.limited[pool, group] = None
+        if code is WaitCode.VICTIMS_PROTECTED:
+            pool.protected[group] = None
+
+    def enqueue(self, task: Task) -> None:
+        """Let a task wait among its equals, in all pools it may use."""
+        shape = task.job.shape
+        key = (shape.id, task.job.priority)
+        pools = [self.pool(name) for name in shape.pools]
+        group = pools[0].groups.get(key)
+        if group is None:
+            group = Group(shape, task.job.priority)
+            for pool in pools:
+                pool.groups[key] = group
+            self.dirty[group] = None
+            if self.journal is not None:
+                self.journal.append((self.forget, (group,)))
+        if self.journal is not None:
+            self.journal.append((self._leave, (task,)))
+        foremost = self._join(task, group)
+        for pool in pools:
+            record = group.waits.get(pool.name)
+            # Behind equals that were given an answer, a newcomer has the same one.
+            if foremost or record is None or record[0].code is WaitCode.WAITING_FOR_VICTIMS:
+                self.wake(pool, group)
+
+    def dequeue(self, task: Task) -> None:
+        """Take a task out of the queue, if it is in one."""
+        group = task.group
+        if group is None:
+            return
+        pools = [self.pools[name] for name in group.shape.pools] if group.queue.live == 1 else []
+        before = [pool.lanes[group.shape.lane].mask for pool in pools]
+        if self.journal is not None:
+            self.journal.append((self._join, (task, group)))
+            self._leave(task)
+        else:
+            self._leave(task)
+            group.queue.prune()
+            if not group.queue.live:
+                self.emptied[group] = None
+        for pool, mask in zip(pools, before, strict=True):
+            if mask & ~pool.lanes[group.shape.lane].mask:
+                self.wake_behind(pool)
+
+    def _leave(self, task: Task) -> None:
+        group = task.group
+        assert group is not None
+        task.group = None
+        task.queue = None
+        group.queue.drop()
+        if not group.queue.live:
+            for name in group.shape.pools:
+                self._unfile(self.pools[name], group)
+
+    def _join(self, task: Task, group: Group) -> bool:
+        task.group = group
+        task.queue = group.queue
+        group.queue.push(task)
+        if group.queue.live == 1:
+            for name in group.shape.pools:
+                self._file(self.pools[name], group)
+        return group.queue.foremost is task
+
+    def forget(self, group: Group) -> None:
+        """Let go of a group in which nobody waits."""
+        for name in group.shape.pools:
+            pool = self.pools[name]
+            self._unfile(pool, group)
+            pool.groups.pop(group.key, None)
+            pool.awake.pop(group, None)
+        self.dirty.pop(group, None)
+        self.total -= group.hash
+
+    # Entities
+
+    def pool(self, name: str) -> Pool:
+        """The pool of that name; one that is only named so far has no configuration and takes
+        nothing.
+        """
+        pool = self.pools.get(name)
+        if pool is None:
+            pool = self.pools[name] = Pool(name)
+            self.dirty[pool] = None
+        return pool
+
+    def node(self, name: str) -> Node:
+        """The node of that name, made when it is first named."""
+        node = self.nodes.get(name)
+        if node is None:
+            node = self.nodes[name] = Node(name, self.next_node)
+            self.next_node += 1
+            self.dirty[node] = None
+        return node
+
+    def deadline(self, when_ms: int, due: Due, id_: str, attempt: int = 0) -> None:
+        """Have something looked at when its time comes; a draft needs no deadlines."""
+        if self.journal is None:
+            heappush(self.deadlines, (when_ms, int(due), id_, attempt))
+
+    # Slots
+
+    def occupy(self, node: Node, task: Task, placement: Placement) -> None:
+        """Take a replica's slots."""
+        pool = node.pool
+        assert pool is not None
+        what = (placement.slots, placement.gpu_milli, placement.cpu_milli, placement.memory_mib)
+        pool.idle.take(node.idle, *what)
+        pool.future.take(node.future, *what)
+        node.open[task.id, placement.replica] = task
+        self.dirty[node] = None
+
+    def vacate(self, node: Node, task: Task, placement: Placement, *, promised: bool) -> None:
+        """Free a replica's slots; `promised`: they counted as free in the future already."""
+        pool = node.pool
+        assert pool is not None
+        what = (placement.slots, placement.gpu_milli, placement.cpu_milli, placement.memory_mib)
+        pool.idle.give(node.idle, *what)
+        if not promised:
+            pool.future.give(node.future, *what)
+        node.open.pop((task.id, placement.replica), None)
+        self.dirty[node] = None
+
+    def charge(self, task: Task, pool: Pool, milli: int) -> None:
+        """Add to what a task's job, project and department hold (or take away, below zero)."""
+        job = task.job
+        project = job.project
+        job.used_milli += milli
+        for level in (project, project.department):
+            level.used_milli[pool.name] = level.used_milli.get(pool.name, 0) + milli
+            self.dirty[level] = None
+
+    def open_room(self, node: Node) -> None:
+        """Let tasks be placed on a node, or not, as its state says."""
+        pool = node.pool
+        if pool is None:
+            return
+        pool.topology += 1
+        for index, room in ((pool.idle, node.idle), (pool.future, node.future)):
+            if room.ordinal not in index.rooms:
+                continue
+            if node.usable:
+                index.open_node(room)
+            else:
+                index.close_node(room)

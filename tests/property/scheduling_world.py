@@ -1,0 +1,223 @@
+"""A cell that is treated badly, beside a twin that is not: both must decide the same.
+
+`World` sends every honest input to both. The cell it looks at is restarted from snapshots, is fed
+repeats of what it was told, applies each of its own decisions twice and hears hostile claims; the twin
+is spared all that. After every cycle their decisions and digests are compared, and the cell's indexes
+with what its facts say.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from tests.unit.core.scheduling.soundness import assert_sound
+from yardmaster.core.scheduling.entities import NodeState, ReplicaState, Task
+from yardmaster.core.testing import Apply, Cell, Settle
+from yardmaster.schemas.envelope import Event
+from yardmaster.schemas.events import admissions as adm
+from yardmaster.schemas.events import decisions as dec
+from yardmaster.schemas.events import node_events as nev
+from yardmaster.schemas.reasons import NUMBERS
+
+#: Where the record ids of hostile claims start; honest ones never get there.
+HOSTILE_SEQ = 10**9
+
+
+class Tried(Cell):
+    """The cell that is treated badly."""
+
+    def applied(self, decision: Event) -> None:
+        """Every decision again: a repeat changes nothing."""
+        before = self.machine.digest(self.state)
+        self.state = self.machine.apply(self.state, decision, "")
+        after = self.machine.digest(self.state)
+        assert after == before, f"a repeat changed the state: {decision}"
+
+
+class World:
+    """Two cells with the same honest history."""
+
+    def __init__(self) -> None:
+        self.cell = Tried()
+        self.twin = Cell()
+        self.jobs: list[str] = []
+        self.hostile: Counter[str] = Counter()
+        self.silent: dict[str, int] = {}
+        self.told: list[tuple[Any, str]] = []
+        #: A cycle failed: nothing that comes after it tells more.
+        self.broken = False
+
+    # Inputs
+
+    def both(self, method: str, *args: Any, **kwargs: Any) -> None:
+        """The same honest input to both."""
+        for cell in (self.twin, self.cell):
+            getattr(cell, method)(*args, **kwargs)
+
+    def repeat_last(self) -> None:
+        """Tell the cell once more what it was told last, be it a verdict or a claim."""
+        inputs = self.cell._inputs
+        if inputs:
+            inputs.append(inputs[-1])
+
+    def replicas(self, *states: ReplicaState) -> list[tuple[Task, int]]:
+        """Open replicas in one of those states, in a fixed order."""
+        return [
+            (task, replica)
+            for _, job in sorted(self.cell.state.jobs.items())
+            for task in job.tasks
+            if task.run is not None
+            for replica, was in enumerate(task.run.replicas)
+            if was in states
+        ]
+
+    def claim(self, event: Any) -> None:
+        """An honest claim to both, and remembered so that it can be repeated."""
+        self.both("claim", event)
+        self.told.append(self.cell._inputs[-1])
+
+    def lie(self, event: Any, source: str) -> None:
+        """A hostile claim, to the cell alone."""
+        self.hostile[source] += 1
+        seq = HOSTILE_SEQ + sum(self.hostile.values())
+        self.cell._inputs.append((event, f"{source}/1/{seq}"))
+
+    def repeat_claim(self, number: int) -> None:
+        """An old claim arrives once more, with the identity it had."""
+        if self.told:
+            self.cell._inputs.append(self.told[number % len(self.told)])
+
+    # Cycles
+
+    def cycle(self, *, after_s: int = 0, limit: int = 1_000_000) -> list[Event]:
+        """A cycle of both, compared and checked."""
+        self.broken = True
+        silent, self.silent = self.silent, {}
+        silent = {n: ms for n, ms in silent.items() if self.cell.state.nodes[n].incarnation}
+        start = len(self.cell.steps)
+        decided = self.cell.cycle(after_s=after_s, limit=limit, silent=silent)
+        expected = self.twin.cycle(after_s=after_s, limit=limit, silent=silent)
+        ours, theirs = [e for e in decided if e not in expected], [
+            e for e in expected if e not in decided
+        ]
+        assert decided == expected, f"ill-treated: {ours}; spared: {theirs}"
+        assert self.cell.state.digest() == self.twin.state.digest()
+        for step in self.cell.steps[start:]:
+            if isinstance(step, Apply) and step.record_id:
+                seq = int(step.record_id.rpartition("/")[2])
+                assert seq < HOSTILE_SEQ, f"a lie was believed: {step.event}"
+        self._within_limits(decided)
+        self._starts_are_lawful(decided)
+        self._nothing_early(decided)
+        self._numbers(decided)
+        assert_sound(self.cell.state)
+        self.broken = False
+        return decided
+
+    def settle(self) -> None:
+        """Cycles until nothing moves; then nothing moves though everybody is asked again.
+
+        A cell that slept through something it waited for would move now (L1, L2).
+        """
+        for _ in range(60):
+            decided = self.cycle()
+            state = self.cell.state
+            due_ms = self.cell.machine.due_ms(state)
+            if not decided and self.cell.complete and (due_ms is None or due_ms > state.now_ms):
+                break
+        else:
+            raise AssertionError(f"still deciding: {decided[-3:]}")
+        again = Cell()
+        again.state = again.machine.load("main", again.machine.dump(state))
+        again.cycles, again.now_ms = self.cell.cycles, self.cell.now_ms
+        for pool in again.state.pools.values():
+            again.state.wake_all(pool)
+        for task in again.state.tasks.values():
+            again.state.attention[task.id] = task
+        again._inputs.clear()
+        moved = [e for e in again.cycle() if not isinstance(e, dec.TaskUnschedulableV1)]
+        assert not moved, f"slept through it: {moved[:3]}"
+
+    # What must hold of a cycle's decisions
+
+    def _within_limits(self, decided: Sequence[Event]) -> None:
+        """S6: no start takes a project, a department or a job past its limit."""
+        state = self.cell.state
+        for event in decided:
+            if not isinstance(event, dec.SlotsAllocatedV1):
+                continue
+            job = state.task(event.task_id).job
+            if not job.shape.total_gpu_milli:
+                continue
+            if job.max_slots_milli is not None:
+                assert job.used_milli <= job.max_slots_milli
+            for level in (job.project, job.project.department):
+                quota = level.config.quotas.get(event.pool) if level.config else None
+                if quota is not None and quota.limit_milli is not None:
+                    assert level.used_milli[event.pool] <= quota.limit_milli
+            config = job.project.config
+            if config is not None and config.limit_milli is not None:
+                assert sum(job.project.used_milli.values()) <= config.limit_milli
+
+    def _starts_are_lawful(self, decided: Sequence[Event]) -> None:
+        state = self.cell.state
+        for event in decided:
+            if not isinstance(event, dec.SlotsAllocatedV1):
+                continue
+            task = state.task(event.task_id)
+            run = task.run
+            assert run is not None
+            assert not (task.cancelled or task.paused), f"{task.id} starts after all (S9)"
+            for placement in event.placements:
+                node = state.nodes[placement.node]
+                assert node.state is NodeState.UP, f"{task.id} starts on a node that is away"
+                assert not node.cordoned, f"{task.id} starts on a cordoned node"
+                assert node.pool is not None
+                assert node.pool.name == event.pool
+                types = task.job.spec.node_types
+                assert not types or node.node_type in types
+                assert len(set(placement.slots)) == task.job.spec.resources.gpus
+            passed = [p for p in run.pool.stopping_for[run.lane] if p < task.job.priority]
+            assert not passed, f"{task.id} starts past tasks that slots are being freed for"
+
+    def _nothing_early(self, decided: Sequence[Event]) -> None:
+        """S10."""
+        state = self.cell.state
+        for event in decided:
+            match event:
+                case dec.NodeLostV1(cause=dec.LossCause.SILENT):
+                    pool = state.nodes[event.node].pool
+                    assert pool is not None
+                    timeout_s = pool.config.node_timeout_s if pool.config is not None else 60
+                    assert state.now_ms - event.last_heard_at_ms >= timeout_s * 1000
+                case dec.PreemptionRequestedV1():
+                    victim = state.task(event.task_id)
+                    spec, run = victim.job.spec, victim.run
+                    assert spec.preemptible
+                    assert run is not None
+                    if spec.min_runtime_s and run.running_ms:
+                        ran_ms = state.now_ms - run.running_ms
+                        assert ran_ms >= spec.min_runtime_s * 1000, "stopped within its minimum"
+
+    def _numbers(self, decided: Sequence[Event]) -> None:
+        for event in decided:
+            for why in (getattr(event, "wait", None), getattr(event, "stop", None)):
+                if why is not None:
+                    assert set(why.numbers) <= set(NUMBERS[why.code]), why
+
+
+def counts(steps: Sequence[Any]) -> Counter[str]:
+    """How often each event type was applied, and how many cycles were cut short."""
+    kinds = Counter(s.event.TYPE for s in steps if isinstance(s, Apply))
+    kinds["cut"] = sum(1 for s in steps if isinstance(s, Settle) and not s.complete)
+    return kinds
+
+
+LIES = (
+    nev.TaskStartedV1,
+    nev.CheckpointDoneV1,
+    nev.TaskProgressedV1,
+    nev.TaskExitedV1,
+    nev.SlotsReleasedV1,
+)
+VERDICTS = (adm.CancelAcceptedV1, adm.TaskPausedV1, adm.TaskResumedV1)

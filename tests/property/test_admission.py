@@ -1,0 +1,255 @@
+"""What holds for quota's machine whatever is asked of it, and however the log hands it over.
+
+Histories are of every request type, over few names, so that they meet: jobs are repeated, changed
+after they were cancelled, pools deleted while they are used. `Desk` checks on every cycle that
+`decide` leaves the state as it was and decides on the digest that the appliers reach.
+"""
+
+import json
+from collections import Counter
+from dataclasses import fields
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.core.admission.desk import (
+    CELL,
+    CELL_SETUP,
+    Desk,
+    envelope,
+    gpus,
+    job,
+    pool,
+    project,
+)
+from yardmaster.core.admission.apply import JUDGED
+from yardmaster.core.admission.machine import QuotaMachine
+from yardmaster.eventlog.codec import decode, encode
+from yardmaster.schemas.events import admissions as a
+from yardmaster.schemas.events import requests as r
+from yardmaster.schemas.reasons import AdmissionCode, RefusalCode
+
+JOBS = [f"{n}" * 12 for n in range(3)]
+jobs = st.sampled_from(JOBS)
+pools = st.sampled_from(["default", "default", "h100", "h100", "moon"])
+names = st.sampled_from(["nlp", "nlp", "vision"])
+departments = st.sampled_from(["research", "product"])
+indexes = st.none() | st.integers(0, 3)
+revisions = st.none() | st.none() | st.integers(0, 3)
+priorities = st.integers(1, 99)
+limits = st.none() | st.sampled_from([0, 2000, 8000])
+quotas = st.dictionaries(pools, st.builds(r.Quota, limit_milli=limits), max_size=2)
+some_pools = st.just(()) | st.lists(pools, max_size=2).map(tuple)
+
+specs = st.builds(
+    r.SubmittedSpec,
+    kind=st.sampled_from(r.Kind),
+    priority=st.none() | priorities,
+    pools=some_pools,
+    node_types=st.lists(st.sampled_from(["sxm", "pcie"]), max_size=2).map(tuple),
+    resources=st.sampled_from([gpus(0), gpus(1, 500), gpus(4)]),
+    replicas_min=st.integers(1, 3),
+    replicas_max=st.integers(1, 3),
+    tasks=st.integers(1, 3),
+    grace_s=st.none() | st.integers(0, 4000),
+    min_runtime_s=st.none() | st.integers(0, 4000),
+)
+pool_configs = st.builds(
+    r.PoolConfig,
+    policy=st.builds(r.PolicyRef, name=st.sampled_from(["priority", "odd"])),
+    default_priority=priorities,
+    max_grace_s=st.integers(0, 100),
+)
+project_configs = st.builds(
+    r.ProjectConfig,
+    department=departments,
+    pools=some_pools,
+    best_priority=st.sampled_from([1, 40]),
+    default_priority=st.none() | priorities,
+    limit_milli=limits,
+    max_pending=st.sampled_from([2, 1_000_000]),
+    quotas=quotas,
+)
+VALUES = {
+    "job_id": jobs,
+    "index": indexes,
+    "if_revision": revisions,
+    "priority": priorities,
+    "weight": st.integers(1, 5),
+    "max_slots_milli": st.none() | st.integers(1, 8000),
+    "pool": pools,
+    "department": departments,
+    "project": names,
+    "node": st.sampled_from(["gpu-07", "gpu-09"]),
+    "spec": specs,
+    "body_digest": st.sampled_from(["ab" * 32, "cd" * 32]),
+    "details": st.just(r.DetailsRef(offset=1, digest="ef" * 32)),
+    "immediate": st.booleans(),
+    "deadline_at_ms": st.integers(0, 5),
+    "note": st.none(),
+}
+JUDGED_OF_JOBS = (
+    *(r.CancelRequestedV1, r.PauseRequestedV1, r.ResumeRequestedV1),
+    *(r.PriorityChangeRequestedV1, r.WeightChangeRequestedV1, r.MaxSlotsChangeRequestedV1),
+)
+CONFIGS = {
+    r.PoolChangeRequestedV1: pool_configs,
+    r.DepartmentChangeRequestedV1: st.builds(r.DepartmentConfig, quotas=quotas),
+    r.ProjectChangeRequestedV1: project_configs,
+}
+
+
+def request_of(cls):
+    made = {f.name: CONFIGS[cls] if f.name == "config" else VALUES[f.name] for f in fields(cls)}
+    return st.builds(cls, **made)
+
+
+ALL = [request_of(cls) for cls in sorted(JUDGED, key=lambda cls: cls.TYPE)]
+submissions = request_of(r.TaskSubmittedV1)
+of_jobs = st.one_of(*(request_of(cls) for cls in JUDGED_OF_JOBS))
+#: Most of a history is about jobs, most histories start with a cell that works: few requests would
+#: meet what they are about otherwise.
+requests = st.one_of(*[submissions] * 4, of_jobs, of_jobs, *ALL)
+WORKING = (*CELL_SETUP, pool("h100"), project("vision"))
+SUBMITTED = (*WORKING, *(job(job_id, tasks=2 + n) for n, job_id in enumerate(JOBS)))
+starts = st.sampled_from([*[SUBMITTED] * 4, WORKING, ()])
+histories = st.builds(
+    lambda start, some: [*start, *some], starts, st.lists(requests, min_size=5, max_size=30)
+)
+
+
+def machine():
+    return QuotaMachine(
+        lambda config: AdmissionCode.POLICY_UNKNOWN if config.policy.name == "odd" else None
+    )
+
+
+def records_of(history, gateways=2):
+    """The history as records of several gateways in turn."""
+    return [
+        envelope(event, source=f"gateway/gw-{n % gateways}", seq=n // gateways)
+        for n, event in enumerate(history)
+    ]
+
+
+def judged(records, cuts=(), limit=1000):
+    """A desk that took the records, in cycles that end at `cuts`."""
+    desk = Desk(machine=machine())
+    start = 0
+    for end in [*sorted(cuts), len(records)]:
+        desk.take(records[start:end], limit)
+        start = max(start, end)
+    return desk
+
+
+def position_free(desk):
+    """The dump without what counts cycles."""
+    return {k: v for k, v in desk.machine.dump(desk.state).items() if k != "cycle"}
+
+
+@given(histories)
+def test_each_request_gets_exactly_one_verdict_in_order(history):
+    records = records_of(history)
+    desk = judged(records)
+    assert [cause for cause, _ in desk.verdicts] == [record.id for record in records]
+    assert desk.refusals == []
+
+
+@given(histories, st.data())
+def test_any_split_into_cycles_gives_the_same_verdicts_and_digest(history, data):
+    records = records_of(history)
+    cuts = data.draw(st.lists(st.integers(0, len(records)), max_size=4))
+    limit = data.draw(st.integers(1, 5))
+    whole, split = judged(records), judged(records, cuts, limit)
+    assert split.verdicts == whole.verdicts
+    assert split.state.digest() == whole.state.digest()
+    assert position_free(split) == position_free(whole)
+
+
+@given(histories, st.data())
+def test_a_record_that_comes_again_is_refused_and_changes_nothing(history, data):
+    records = records_of(history)
+    again = []
+    for n, record in enumerate(records):
+        again.append(record)
+        again += data.draw(st.lists(st.sampled_from(records[: n + 1]), max_size=1))
+    once, twice = judged(records), judged(again, limit=3)
+    assert twice.refusals == [RefusalCode.REPEATED] * (len(again) - len(records))
+    assert twice.verdicts == once.verdicts
+    assert twice.state.digest() == once.state.digest()
+
+
+@given(histories)
+def test_what_is_applied_twice_counts_once_also_for_a_reader_that_does_not_ask(history):
+    records = records_of(history)
+    leader = judged(records)
+    reader = Desk(machine=machine())
+    for record in records:
+        for _ in range(2):
+            reader.state = reader.machine.apply(reader.state, record.data, record.id)
+    for seq, (_, verdict) in enumerate(leader.verdicts):
+        for _ in range(2):
+            record_id = f"quota/main.0123456789ab/1/{seq}"
+            reader.state = reader.machine.apply(reader.state, verdict, record_id)
+    assert reader.state.digest() == leader.state.digest()
+
+
+@given(histories, st.data())
+def test_a_restart_from_a_snapshot_at_any_point_changes_nothing(history, data):
+    records = records_of(history)
+    at = data.draw(st.integers(0, len(records)))
+    through = judged(records)
+    before = judged(records[:at])
+    restarted = judged([])
+    stored = json.loads(before.dumped())
+    restarted.state = restarted.machine.load(CELL, stored)
+    assert restarted.machine.dump(restarted.state) == stored
+    assert restarted.state.digest() == before.state.digest()
+    restarted.own_seq = before.own_seq
+    restarted.take(records[at:])
+    assert before.verdicts + restarted.verdicts == through.verdicts
+    assert restarted.state.digest() == through.state.digest()
+
+
+@given(histories)
+def test_a_job_is_admitted_at_most_once_and_only_judged_once(history):
+    desk = judged(records_of(history))
+    ends = Counter(
+        v.job_id for _, v in desk.verdicts if isinstance(v, a.TaskAdmittedV1 | a.TaskRejectedV1)
+    )
+    asked = {event.job_id for event in history if isinstance(event, r.TaskSubmittedV1)}
+    assert set(ends) == asked
+    assert set(ends.values()) <= {1}
+
+
+@given(histories)
+@settings(max_examples=50)
+def test_every_verdict_can_be_written_and_read_back(history):
+    desk = judged(records_of(history))
+    for _, verdict in desk.verdicts:
+        record = envelope(verdict, source="quota/main.0123456789ab")
+        assert decode(encode(record, CELL)) == record
+
+
+@given(histories)
+def test_nothing_of_a_job_is_accepted_after_its_cancel(history):
+    cancelled = set()
+    for _, verdict in judged(records_of(history)).verdicts:
+        job_id = getattr(verdict, "job_id", None)
+        assert job_id not in cancelled, verdict
+        if isinstance(verdict, a.CancelAcceptedV1) and verdict.index is None:
+            cancelled.add(job_id)
+
+
+@given(histories)
+def test_what_is_named_exists(history):
+    """No pool is gone that a project or a job that may run names, no department of a project."""
+    state = judged(records_of(history)).state
+    for name, row in state.projects.items():
+        assert state.departments.get(row.config.department) is not None, name
+        for named in (*row.config.pools, *row.config.quotas):
+            assert state.pools.get(named) is not None, named
+    for job_id, admitted in state.jobs.items():
+        if admitted.live:
+            assert state.projects.get(admitted.project) is not None, job_id
+            assert all(state.pools.get(named) is not None for named in admitted.pools), job_id

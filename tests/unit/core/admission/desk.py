@@ -1,0 +1,162 @@
+"""Drives quota's machine as the runtime does; checks on every cycle what holds on all of them."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from yardmaster.core.admission.machine import QuotaMachine
+from yardmaster.core.admission.state import AdmissionState
+from yardmaster.core.machine import Decision
+from yardmaster.schemas.envelope import Actor, ActorKind, Envelope, Event
+from yardmaster.schemas.events.requests import (
+    DepartmentChangeRequestedV1,
+    DepartmentConfig,
+    DetailsRef,
+    LogCreatedV1,
+    LogMode,
+    PolicyRef,
+    PoolChangeRequestedV1,
+    PoolConfig,
+    ProjectChangeRequestedV1,
+    ProjectConfig,
+    SubmittedSpec,
+    TaskSubmittedV1,
+)
+from yardmaster.schemas.reasons import RefusalCode
+from yardmaster.schemas.resources import Resources
+
+CELL = "main"
+JOB = "4kq7w2mz9c1f"
+OTHER = "9b3xd0h5t6vn"
+BODY = "ab" * 32
+OTHER_BODY = "cd" * 32
+DETAILS = DetailsRef(offset=7, digest="ef" * 32)
+START_MS = 1_700_000_000_000
+LOG = LogCreatedV1(log_id="0" * 32, mode=LogMode.EMBEDDED, cell=CELL)
+
+
+def gpus(count: int, milli: int = 1000) -> Resources:
+    return Resources(gpus=count, gpu_milli=milli if count else 0)
+
+
+def job(job_id: str = JOB, project: str = "nlp", body: str = BODY, **spec: Any) -> TaskSubmittedV1:
+    return TaskSubmittedV1(
+        job_id=job_id,
+        project=project,
+        spec=SubmittedSpec(**spec),
+        body_digest=body,
+        details=DETAILS,
+    )
+
+
+def pool(name: str, if_revision: int | None = None, **config: Any) -> PoolChangeRequestedV1:
+    config.setdefault("policy", PolicyRef(name="priority"))
+    return PoolChangeRequestedV1(pool=name, config=PoolConfig(**config), if_revision=if_revision)
+
+
+def department(
+    name: str = "research", if_revision: int | None = None, **config: Any
+) -> DepartmentChangeRequestedV1:
+    return DepartmentChangeRequestedV1(
+        department=name, config=DepartmentConfig(**config), if_revision=if_revision
+    )
+
+
+def project(
+    name: str = "nlp", if_revision: int | None = None, **config: Any
+) -> ProjectChangeRequestedV1:
+    config.setdefault("department", "research")
+    return ProjectChangeRequestedV1(
+        project=name, config=ProjectConfig(**config), if_revision=if_revision
+    )
+
+
+#: A pool, a department and a project that allow everything.
+CELL_SETUP: tuple[Event, ...] = (pool("default"), department(), project())
+
+
+def envelope(
+    event: Event, *, source: str = "gateway/gw-1", epoch: int = 1, seq: int = 0
+) -> Envelope[Event]:
+    return Envelope(
+        type=event.TYPE,
+        version=event.VERSION,
+        source=source,
+        epoch=epoch,
+        seq=seq,
+        subject="main",
+        time_ms=START_MS,
+        actor=Actor(kind=ActorKind.USER, id="ada"),
+        data=event,
+    )
+
+
+class Desk:
+    """A cell's quota in memory: requests in, verdicts out."""
+
+    def __init__(self, *setup: Event, machine: QuotaMachine | None = None) -> None:
+        self.machine = machine or QuotaMachine()
+        self.state: AdmissionState = self.machine.initial(CELL)
+        self.seq = 0
+        self.own_seq = 0
+        self.cycle = 0
+        self.now_ms = START_MS
+        self.verdicts: list[tuple[str, Event]] = []
+        self.refusals: list[RefusalCode] = []
+        self.take([envelope(LOG, source="setup/main")])
+        if setup:
+            self.ask(*setup)
+
+    def ask(self, *requests: Event, limit: int = 1000) -> list[Event]:
+        """The verdicts on requests of one gateway, taken in one cycle (judged in more by limit)."""
+        records = []
+        for request in requests:
+            records.append(envelope(request, seq=self.seq))
+            self.seq += 1
+        return self.take(records, limit=limit)
+
+    def one(self, request: Event) -> Any:
+        """The verdict on one request."""
+        (verdict,) = self.ask(request)
+        return verdict
+
+    def take(self, records: Sequence[Envelope[Event]], limit: int = 1000) -> list[Event]:
+        """Cycles until nothing waits; records that cannot be believed are refused and noted."""
+        verdicts: list[Event] = []
+        records = list(records)
+        while True:
+            self.cycle += 1
+            self.state = self.machine.begin(self.state, self.cycle, self.now_ms)
+            for record in records:
+                if (code := self.machine.refusal(self.state, record)) is not None:
+                    self.refusals.append(code)
+                    continue
+                self.state = self.machine.apply(self.state, record.data, record.id)
+            records = []
+            complete = self._decide(limit, verdicts)
+            self.state = self.machine.settle(self.state, complete=complete)
+            if complete:
+                return verdicts
+
+    def _decide(self, limit: int, verdicts: list[Event]) -> bool:
+        before = self.dumped()
+        verdict = self.machine.decide(self.state, limit=limit)
+        assert self.dumped() == before, "decide changed the state"
+        assert len(verdict.decisions) <= limit, "the limit was not kept"
+        for decision in verdict.decisions:
+            self.record(decision)
+            verdicts.append(decision.event)
+        assert self.machine.digest(self.state) == verdict.state_digest, "decided on another state"
+        assert verdict.complete == (self.machine.due_ms(self.state) is None)
+        return verdict.complete
+
+    def record(self, decision: Decision) -> None:
+        assert decision.cause is not None
+        record_id = f"quota/main.0123456789ab/1/{self.own_seq}"
+        self.state = self.machine.apply(self.state, decision.event, record_id)
+        self.own_seq += 1
+        self.verdicts.append((decision.cause, decision.event))
+
+    def dumped(self) -> str:
+        """The dump as a snapshot would store it."""
+        return json.dumps(self.machine.dump(self.state), sort_keys=True)

@@ -1,0 +1,157 @@
+"""Appliers: every published event has its place; a record that cannot be true stops the reader."""
+
+import pytest
+
+from tests.unit.core.admission.desk import (
+    BODY,
+    CELL_SETUP,
+    DETAILS,
+    JOB,
+    OTHER,
+    Desk,
+    envelope,
+    job,
+    pool,
+    project,
+)
+from yardmaster.core.admission.apply import IGNORED, JUDGED, UNWRITTEN, VERDICTS
+from yardmaster.core.admission.decide import JUDGES
+from yardmaster.core.errors import ImpossibleEvent
+from yardmaster.schemas.events import EVENTS
+from yardmaster.schemas.events import admissions as a
+from yardmaster.schemas.events import requests as r
+from yardmaster.schemas.events.machine import SnapshotTakenV1, TermStartedV1
+from yardmaster.schemas.reasons import AdmissionCode
+from yardmaster.schemas.topics import ADMISSIONS, REQUESTS
+
+OWN = "quota/main.0123456789ab/1/1000"
+
+
+def published(topic):
+    return {cls for cls in EVENTS.values() if topic.name in cls.TOPICS}
+
+
+def test_every_request_that_is_published_is_judged():
+    assert published(REQUESTS) == JUDGED | {r.LogCreatedV1}
+    apart = {r.TaskSubmittedV1, r.PoolChangeRequestedV1}
+    assert set(JUDGES) | apart == JUDGED, "a request has no judge"
+
+
+def test_every_admission_that_is_published_has_an_applier_or_is_named_as_having_none():
+    assert published(ADMISSIONS) == set(VERDICTS) | IGNORED | UNWRITTEN
+    assert not set(VERDICTS) & (IGNORED | UNWRITTEN)
+
+
+def waiting(desk, *requests):
+    for seq, request in enumerate(requests, start=1000):
+        record = envelope(request, seq=seq)
+        desk.state = desk.machine.apply(desk.state, record.data, record.id)
+    return desk
+
+
+def impossible(desk, verdict):
+    before = desk.dumped()
+    with pytest.raises(ImpossibleEvent) as caught:
+        desk.machine.apply(desk.state, verdict, OWN)
+    assert desk.dumped() == before, "a refused record left a trace"
+    return str(caught.value)
+
+
+def refusal_of(cls):
+    return a.RequestRefusedV1(request_type=cls.TYPE, code=AdmissionCode.JOB_UNKNOWN)
+
+
+def test_a_verdict_without_a_request_is_impossible():
+    message = impossible(Desk(), a.NodeCordonedV1(node="gpu-07"))
+    assert "no request waits" in message
+    assert "yard replay verify" in message
+
+
+@pytest.mark.parametrize(
+    ("request_", "verdict"),
+    [
+        (r.NodeCordonRequestedV1(node="a"), a.NodeCordonedV1(node="b")),
+        (r.NodeCordonRequestedV1(node="a"), a.NodeUncordonedV1(node="a")),
+        (r.NodeCordonRequestedV1(node="a"), refusal_of(r.CancelRequestedV1)),
+        (r.CancelRequestedV1(job_id=JOB), a.CancelAcceptedV1(job_id=JOB, index=0)),
+        (r.CancelRequestedV1(job_id=JOB), a.CancelAcceptedV1(job_id=JOB, immediate=True)),
+        (r.PauseRequestedV1(job_id=JOB), a.TaskPausedV1(job_id=OTHER)),
+        (r.PauseRequestedV1(job_id=JOB), a.TaskResumedV1(job_id=JOB)),
+        (
+            r.WeightChangeRequestedV1(job_id=JOB, weight=2),
+            a.WeightChangedV1(job_id=JOB, weight=3, revision=2),
+        ),
+        (job(OTHER), a.TaskRejectedV1(job_id=JOB, code=AdmissionCode.POOL_UNKNOWN)),
+        (
+            pool("x"),
+            a.PoolConfiguredV1(pool="x", revision=1, config=pool("x", default_priority=1).config),
+        ),
+        (project(), a.EntitlementsChangedV1(level=a.Level.DEPARTMENT, name="nlp", revision=2)),
+        (project(), a.EntitlementsChangedV1(level=a.Level.PROJECT, name="nlp", revision=2)),
+        (project(), a.EntitlementsChangedV1(level=a.Level.PROJECT, name="ads", revision=2)),
+    ],
+    ids=lambda e: type(e).__name__,
+)
+def test_a_verdict_on_something_else_than_the_first_request_is_impossible(request_, verdict):
+    assert "the request" in impossible(waiting(Desk(*CELL_SETUP, job()), request_), verdict)
+
+
+@pytest.mark.parametrize(
+    ("request_", "verdict"),
+    [
+        (r.PauseRequestedV1(job_id=OTHER), a.TaskPausedV1(job_id=OTHER)),
+        (
+            r.WeightChangeRequestedV1(job_id=JOB, weight=2),
+            a.WeightChangedV1(job_id=JOB, weight=2, revision=3),
+        ),
+        (job(), a.TaskRejectedV1(job_id=JOB, code=AdmissionCode.POOL_UNKNOWN)),
+        (pool("x"), a.PoolConfiguredV1(pool="x", revision=2, config=pool("x").config)),
+        (
+            project(),
+            a.EntitlementsChangedV1(
+                level=a.Level.PROJECT, name="nlp", revision=1, project=project().config
+            ),
+        ),
+        (r.PoolDeletionRequestedV1(pool="x"), a.PoolDeletedV1(pool="x")),
+        (r.PoolDeletionRequestedV1(pool="default"), a.PoolDeletedV1(pool="default")),
+        (
+            r.ProjectDeletionRequestedV1(project="nlp"),
+            a.EntitlementsChangedV1(level=a.Level.PROJECT, name="nlp", revision=2),
+        ),
+        (r.NodeUncordonRequestedV1(node="a"), a.NodeUncordonedV1(node="a")),
+    ],
+    ids=lambda e: type(e).__name__,
+)
+def test_a_verdict_that_contradicts_the_state_is_impossible(request_, verdict):
+    impossible(waiting(Desk(*CELL_SETUP, job()), request_), verdict)
+
+
+def test_a_job_admitted_twice_is_impossible():
+    desk = Desk(*CELL_SETUP)
+    admitted = desk.one(job())
+    assert admitted.details == DETAILS
+    waiting(desk, job(body=BODY))
+    impossible(desk, admitted)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        a.DetailsErasedV1(job_id=JOB),
+        a.NodeRevokedV1(node="gpu-07"),
+    ],
+    ids=lambda e: e.TYPE,
+)
+def test_an_admission_that_this_version_never_writes_stops_the_reader(event):
+    assert "no request leads to it" in impossible(Desk(), event)
+
+
+def test_the_shells_own_records_change_nothing_that_is_digested():
+    desk = Desk(*CELL_SETUP)
+    before = desk.state.digest()
+    for event in (
+        TermStartedV1(cell="main", machine="quota", term=1, incarnation="0" * 12),
+        SnapshotTakenV1(cycle=1, state_digest="0" * 64),
+    ):
+        desk.state = desk.machine.apply(desk.state, event, OWN)
+    assert desk.state.digest() == before

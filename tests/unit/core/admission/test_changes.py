@@ -1,0 +1,309 @@
+"""Changes of jobs, pools, departments, projects and nodes: what is accepted, and why not."""
+
+from typing import Any
+
+import pytest
+
+from tests.unit.core.admission.desk import (
+    CELL_SETUP,
+    JOB,
+    OTHER,
+    Desk,
+    department,
+    job,
+    pool,
+    project,
+)
+from yardmaster.core.admission.machine import QuotaMachine
+from yardmaster.schemas.events import admissions as a
+from yardmaster.schemas.events import requests as r
+from yardmaster.schemas.reasons import AdmissionCode
+
+
+def refused(verdict, code, **numbers):
+    assert isinstance(verdict, a.RequestRefusedV1), verdict
+    assert (verdict.code, verdict.numbers) == (code, numbers)
+    return verdict
+
+
+def with_job(**spec):
+    return Desk(*CELL_SETUP, job(**spec))
+
+
+# Jobs ----------------------------------------------------------------------------------------
+
+REQUESTS_OF_A_JOB = [
+    r.CancelRequestedV1(job_id=JOB),
+    r.CancelRequestedV1(job_id=JOB, index=0),
+    r.PauseRequestedV1(job_id=JOB),
+    r.ResumeRequestedV1(job_id=JOB),
+    r.PriorityChangeRequestedV1(job_id=JOB, priority=5),
+    r.WeightChangeRequestedV1(job_id=JOB, weight=2),
+    r.MaxSlotsChangeRequestedV1(job_id=JOB, max_slots_milli=8000),
+]
+
+
+@pytest.mark.parametrize("request_", REQUESTS_OF_A_JOB, ids=lambda e: e.TYPE)
+def test_what_is_asked_of_an_unknown_job_is_refused(request_):
+    verdict = refused(Desk(*CELL_SETUP).one(request_), AdmissionCode.JOB_UNKNOWN)
+    assert (verdict.about, verdict.request_type) == (JOB, request_.TYPE)
+
+
+@pytest.mark.parametrize("request_", REQUESTS_OF_A_JOB, ids=lambda e: e.TYPE)
+def test_nothing_is_accepted_after_a_whole_job_was_cancelled(request_):
+    desk = with_job()
+    desk.one(r.CancelRequestedV1(job_id=JOB))
+    refused(desk.one(request_), AdmissionCode.WRONG_PHASE)
+
+
+@pytest.mark.parametrize("request_", REQUESTS_OF_A_JOB, ids=lambda e: e.TYPE)
+def test_nothing_is_accepted_for_a_rejected_job(request_):
+    desk = Desk(*CELL_SETUP, job(project="ghost"))
+    refused(desk.one(request_), AdmissionCode.WRONG_PHASE)
+
+
+def test_a_cancel_is_accepted_as_it_was_asked():
+    verdict = with_job(tasks=3).one(r.CancelRequestedV1(job_id=JOB, index=2, immediate=True))
+    assert verdict == a.CancelAcceptedV1(job_id=JOB, index=2, immediate=True)
+
+
+@pytest.mark.parametrize(
+    "cls", [r.CancelRequestedV1, r.PauseRequestedV1, r.ResumeRequestedV1], ids=lambda c: c.TYPE
+)
+def test_a_task_that_the_job_does_not_have_is_unknown(cls):
+    verdict = with_job(tasks=3).one(cls(job_id=JOB, index=3))
+    refused(verdict, AdmissionCode.TASK_UNKNOWN, index=3, tasks=3)
+
+
+def test_a_job_whose_tasks_were_cancelled_one_by_one_is_cancelled():
+    desk = with_job(tasks=2)
+    desk.ask(*(r.CancelRequestedV1(job_id=JOB, index=i) for i in range(2)))
+    refused(desk.one(r.CancelRequestedV1(job_id=JOB)), AdmissionCode.WRONG_PHASE)
+
+
+def test_a_cancelled_task_leaves_the_others_alone():
+    desk = with_job(tasks=2)
+    desk.one(r.CancelRequestedV1(job_id=JOB, index=0))
+    verdict = refused(desk.one(r.PauseRequestedV1(job_id=JOB, index=0)), AdmissionCode.WRONG_PHASE)
+    assert verdict.about == f"{JOB}.0"
+    assert desk.one(r.PauseRequestedV1(job_id=JOB)) == a.TaskPausedV1(job_id=JOB)
+    assert desk.one(r.CancelRequestedV1(job_id=JOB)) == a.CancelAcceptedV1(job_id=JOB)
+
+
+def test_a_job_is_paused_once_and_resumed_once():
+    desk = with_job()
+    refused(desk.one(r.ResumeRequestedV1(job_id=JOB)), AdmissionCode.WRONG_PHASE)
+    assert desk.one(r.PauseRequestedV1(job_id=JOB)) == a.TaskPausedV1(job_id=JOB)
+    refused(desk.one(r.PauseRequestedV1(job_id=JOB)), AdmissionCode.WRONG_PHASE)
+    assert desk.one(r.ResumeRequestedV1(job_id=JOB)) == a.TaskResumedV1(job_id=JOB)
+    refused(desk.one(r.ResumeRequestedV1(job_id=JOB)), AdmissionCode.WRONG_PHASE)
+
+
+def test_tasks_are_paused_and_resumed_one_by_one_within_a_job():
+    desk = with_job(tasks=3)
+    desk.one(r.PauseRequestedV1(job_id=JOB, index=1))
+    refused(desk.one(r.ResumeRequestedV1(job_id=JOB, index=0)), AdmissionCode.WRONG_PHASE)
+    assert isinstance(desk.one(r.PauseRequestedV1(job_id=JOB)), a.TaskPausedV1)
+    assert isinstance(desk.one(r.ResumeRequestedV1(job_id=JOB, index=0)), a.TaskResumedV1)
+    assert isinstance(desk.one(r.ResumeRequestedV1(job_id=JOB)), a.TaskResumedV1)
+    refused(desk.one(r.ResumeRequestedV1(job_id=JOB, index=1)), AdmissionCode.WRONG_PHASE)
+
+
+def test_each_change_of_a_job_counts_its_revision_up():
+    desk = with_job()
+    assert desk.ask(
+        r.PriorityChangeRequestedV1(job_id=JOB, priority=10, if_revision=1),
+        r.WeightChangeRequestedV1(job_id=JOB, weight=3, if_revision=2),
+        r.MaxSlotsChangeRequestedV1(job_id=JOB, max_slots_milli=None, if_revision=3),
+        r.PriorityChangeRequestedV1(job_id=JOB, priority=11),
+    ) == [
+        a.PriorityChangedV1(job_id=JOB, priority=10, revision=2),
+        a.WeightChangedV1(job_id=JOB, weight=3, revision=3),
+        a.MaxSlotsChangedV1(job_id=JOB, max_slots_milli=None, revision=4),
+        a.PriorityChangedV1(job_id=JOB, priority=11, revision=5),
+    ]
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        r.PriorityChangeRequestedV1(job_id=JOB, priority=5, if_revision=2),
+        r.WeightChangeRequestedV1(job_id=JOB, weight=5, if_revision=2),
+        r.MaxSlotsChangeRequestedV1(job_id=JOB, max_slots_milli=1, if_revision=2),
+    ],
+    ids=lambda e: e.TYPE,
+)
+def test_the_loser_of_a_race_is_told_both_revisions(request_):
+    verdict = with_job().one(request_)
+    refused(verdict, AdmissionCode.VERSION_MISMATCH, revision=1, if_revision=2)
+
+
+def test_a_priority_better_than_the_projects_best_is_refused_as_the_project_is_now():
+    desk = with_job(priority=5)
+    desk.one(project(best_priority=20))
+    refused(
+        desk.one(r.PriorityChangeRequestedV1(job_id=JOB, priority=19)),
+        AdmissionCode.PRIORITY_NOT_ALLOWED,
+        priority=19,
+        best_priority=20,
+    )
+    assert desk.one(r.PriorityChangeRequestedV1(job_id=JOB, priority=20)).revision == 2
+
+
+# Pools, departments, projects ------------------------------------------------------------------
+
+KINDS: list[tuple[Any, str, Any, str, AdmissionCode]] = [
+    (pool, "default", r.PoolDeletionRequestedV1, "pool", AdmissionCode.POOL_UNKNOWN),
+    (
+        department,
+        "research",
+        r.DepartmentDeletionRequestedV1,
+        "department",
+        AdmissionCode.DEPARTMENT_UNKNOWN,
+    ),
+    (project, "nlp", r.ProjectDeletionRequestedV1, "project", AdmissionCode.PROJECT_UNKNOWN),
+]
+
+
+@pytest.mark.parametrize(("make", "name", "_d", "_f", "_c"), KINDS, ids=[k[3] for k in KINDS])
+def test_what_is_configured_counts_its_revisions_from_one(make, name, _d, _f, _c):
+    desk = Desk(*CELL_SETUP)
+    assert desk.one(make(name)).revision == 2
+    assert desk.one(make(name, if_revision=2)).revision == 3
+    refused(desk.one(make(name, 2)), AdmissionCode.VERSION_MISMATCH, revision=3, if_revision=2)
+
+
+@pytest.mark.parametrize(("make", "name", "_d", "_f", "_c"), KINDS, ids=[k[3] for k in KINDS])
+def test_revision_0_means_that_it_must_not_exist(make, name, _d, _f, _c):
+    desk = Desk(*CELL_SETUP)
+    refused(desk.one(make(name, 0)), AdmissionCode.VERSION_MISMATCH, revision=1, if_revision=0)
+    assert desk.one(make("fresh", 0)).revision == 1
+    refused(desk.one(make("other", 1)), AdmissionCode.VERSION_MISMATCH, revision=0, if_revision=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "_n", "delete", "field", "code"), KINDS, ids=[k[3] for k in KINDS]
+)
+def test_what_nothing_uses_is_deleted_once_and_may_come_back(make, _n, delete, field, code):
+    desk = Desk(*CELL_SETUP, make("fresh"))
+    refused(
+        desk.one(delete(**{field: "fresh"}, if_revision=2)),
+        AdmissionCode.VERSION_MISMATCH,
+        revision=1,
+        if_revision=2,
+    )
+    gone = desk.one(delete(**{field: "fresh"}, if_revision=1))
+    if field == "pool":
+        assert gone == a.PoolDeletedV1(pool="fresh")
+    else:
+        assert gone == a.EntitlementsChangedV1(level=a.Level(field), name="fresh", revision=2)
+    assert refused(desk.one(delete(**{field: "fresh"})), code).about == "fresh"
+    assert desk.one(make("fresh", 0)).revision == 1
+
+
+@pytest.mark.parametrize(
+    "user",
+    [
+        project(pools=("h100",)),
+        project(quotas={"h100": r.Quota()}),
+        department(quotas={"h100": r.Quota()}),
+        job(pools=("h100",)),
+    ],
+    ids=["project pools", "project quota", "department quota", "job"],
+)
+def test_a_pool_that_something_names_cannot_be_deleted(user):
+    desk = Desk(pool("h100"), *CELL_SETUP, user)
+    refused(desk.one(r.PoolDeletionRequestedV1(pool="h100")), AdmissionCode.IN_USE, uses=1)
+    free = r.CancelRequestedV1(job_id=JOB), department(), project()
+    desk.ask(*free)
+    assert isinstance(desk.one(r.PoolDeletionRequestedV1(pool="h100")), a.PoolDeletedV1)
+
+
+def test_a_department_with_projects_cannot_be_deleted():
+    desk = Desk(*CELL_SETUP, department("product"))
+    deletion = r.DepartmentDeletionRequestedV1(department="research")
+    refused(desk.one(deletion), AdmissionCode.IN_USE, uses=1)
+    desk.one(project(department="product"))
+    assert isinstance(desk.one(deletion), a.EntitlementsChangedV1)
+
+
+def test_a_project_with_jobs_that_may_still_run_cannot_be_deleted():
+    desk = Desk(*CELL_SETUP, job(tasks=2), job(OTHER))
+    deletion = r.ProjectDeletionRequestedV1(project="nlp")
+    refused(desk.one(deletion), AdmissionCode.IN_USE, uses=2)
+    desk.ask(r.CancelRequestedV1(job_id=OTHER), r.CancelRequestedV1(job_id=JOB, index=0))
+    refused(desk.one(deletion), AdmissionCode.IN_USE, uses=1)
+    desk.one(r.CancelRequestedV1(job_id=JOB, index=1))
+    assert isinstance(desk.one(deletion), a.EntitlementsChangedV1)
+
+
+@pytest.mark.parametrize(
+    "code", [AdmissionCode.POLICY_UNKNOWN, AdmissionCode.POLICY_OPTIONS_INVALID]
+)
+def test_a_pool_whose_policy_does_not_pass_the_check_is_refused(code):
+    machine = QuotaMachine(lambda config: code if config.policy.name == "odd" else None)
+    desk = Desk(*CELL_SETUP, machine=machine)
+    verdict = refused(desk.one(pool("h100", policy=r.PolicyRef(name="odd"))), code)
+    assert verdict.about == "odd"
+    assert isinstance(desk.one(pool("h100")), a.PoolConfiguredV1)
+
+
+def test_a_project_of_an_unknown_department_is_refused():
+    verdict = Desk(*CELL_SETUP).one(project(department="ghost"))
+    assert refused(verdict, AdmissionCode.DEPARTMENT_UNKNOWN).about == "ghost"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        project(pools=("moon",)),
+        project(quotas={"moon": r.Quota()}),
+        department(quotas={"moon": r.Quota()}),
+    ],
+    ids=["project pools", "project quota", "department quota"],
+)
+def test_entitlements_to_an_unknown_pool_are_refused(request_):
+    verdict = Desk(*CELL_SETUP).one(request_)
+    assert refused(verdict, AdmissionCode.POOL_UNKNOWN).about == "moon"
+
+
+def test_a_project_whose_default_is_better_than_its_best_priority_is_refused():
+    refused(
+        Desk(*CELL_SETUP).one(project(best_priority=20, default_priority=10)),
+        AdmissionCode.PRIORITY_NOT_ALLOWED,
+        priority=10,
+        best_priority=20,
+    )
+
+
+def test_entitlements_are_published_whole():
+    quotas = {"default": r.Quota(deserved_milli=4000, limit_milli=8000)}
+    verdict = Desk(*CELL_SETUP).one(project(weight=2, quotas=quotas))
+    assert verdict.project == r.ProjectConfig(department="research", weight=2, quotas=quotas)
+    assert (verdict.level, verdict.name, verdict.department) == (a.Level.PROJECT, "nlp", None)
+
+
+# Nodes -----------------------------------------------------------------------------------------
+
+
+def test_a_node_is_cordoned_drained_and_uncordoned_by_name():
+    desk = Desk()
+    assert desk.ask(
+        r.NodeCordonRequestedV1(node="gpu-07"),
+        r.NodeDrainRequestedV1(node="gpu-07", deadline_at_ms=5),
+        r.NodeDrainRequestedV1(node="gpu-07", deadline_at_ms=6),
+        r.NodeUncordonRequestedV1(node="gpu-07"),
+    ) == [
+        a.NodeCordonedV1(node="gpu-07"),
+        a.NodeDrainingV1(node="gpu-07", deadline_at_ms=5),
+        a.NodeDrainingV1(node="gpu-07", deadline_at_ms=6),
+        a.NodeUncordonedV1(node="gpu-07"),
+    ]
+
+
+def test_a_node_that_takes_tasks_cannot_be_uncordoned():
+    desk = Desk()
+    uncordon = r.NodeUncordonRequestedV1(node="gpu-07")
+    assert refused(desk.one(uncordon), AdmissionCode.WRONG_PHASE).about == "gpu-07"
+    desk.ask(r.NodeCordonRequestedV1(node="gpu-07"), uncordon)
+    refused(desk.one(uncordon), AdmissionCode.WRONG_PHASE)

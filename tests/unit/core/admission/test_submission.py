@@ -1,0 +1,252 @@
+"""Who is admitted, with which defaults, and why not."""
+
+import pytest
+
+from tests.unit.core.admission.desk import (
+    BODY,
+    CELL_SETUP,
+    JOB,
+    OTHER,
+    OTHER_BODY,
+    START_MS,
+    Desk,
+    department,
+    gpus,
+    job,
+    pool,
+    project,
+)
+from yardmaster.schemas.events.admissions import (
+    RequestRefusedV1,
+    TaskAdmittedV1,
+    TaskRejectedV1,
+)
+from yardmaster.schemas.events.requests import (
+    CancelRequestedV1,
+    ExitZero,
+    Kind,
+    Quota,
+    Unschedulable,
+)
+from yardmaster.schemas.reasons import AdmissionCode
+
+
+def admitted(desk, request):
+    verdict = desk.one(request)
+    assert isinstance(verdict, TaskAdmittedV1), verdict
+    return verdict.spec
+
+
+def rejected(desk, request):
+    verdict = desk.one(request)
+    assert isinstance(verdict, TaskRejectedV1), verdict
+    assert verdict.job_id == request.job_id
+    return verdict
+
+
+def test_an_admitted_job_has_every_default_resolved():
+    desk = Desk(*CELL_SETUP)
+    verdict = desk.one(job(tasks=3, resources=gpus(2)))
+    assert isinstance(verdict, TaskAdmittedV1)
+    assert (verdict.project, verdict.department) == ("nlp", "research")
+    assert verdict.submitted_at_ms == START_MS
+    spec = verdict.spec
+    assert spec.preemptible
+    assert (spec.priority, spec.weight, spec.pools) == (42, 1, ("default",))
+    assert (spec.max_restarts, spec.min_runtime_s, spec.grace_s) == (0, 0, 120)
+    assert spec.unschedulable is Unschedulable.WAIT
+    assert spec.exit_zero is ExitZero.STOPPED
+    assert (spec.tasks, spec.replicas_min, spec.replicas_max) == (3, 1, 1)
+    assert spec.resources == gpus(2)
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_only_training_is_preemptible_by_default(kind):
+    assert admitted(Desk(*CELL_SETUP), job(kind=kind)).preemptible == (kind is Kind.TRAINING)
+
+
+def test_a_job_that_says_whether_it_is_preemptible_is_believed():
+    desk = Desk(*CELL_SETUP)
+    assert not admitted(desk, job(preemptible=False)).preemptible
+    assert admitted(desk, job(OTHER, kind=Kind.INFERENCE, preemptible=True)).preemptible
+
+
+def test_pools_default_to_the_projects_and_then_to_all_with_default_first():
+    desk = Desk(pool("a100"), pool("zeta"), pool("default"), department(), project())
+    assert admitted(desk, job()).pools == ("default", "a100", "zeta")
+    desk.one(project(pools=("zeta", "a100")))
+    assert admitted(desk, job(OTHER)).pools == ("zeta", "a100")
+    assert admitted(desk, job("x7t1v9ga3wde", pools=("a100",))).pools == ("a100",)
+
+
+def test_a_pool_that_is_named_twice_counts_once():
+    desk = Desk(pool("b"), *CELL_SETUP)
+    assert admitted(desk, job(pools=("default", "b", "default"))).pools == ("default", "b")
+
+
+def test_priority_defaults_to_the_projects_and_then_to_the_first_pools():
+    desk = Desk(pool("slow", default_priority=70), *CELL_SETUP)
+    assert admitted(desk, job(pools=("slow", "default"))).priority == 70
+    desk.one(project(default_priority=30))
+    assert admitted(desk, job(OTHER, pools=("slow",))).priority == 30
+
+
+def test_a_pools_default_priority_is_cut_to_the_best_the_project_may_have():
+    desk = Desk(pool("default"), department(), project(best_priority=50))
+    assert admitted(desk, job()).priority == 50
+
+
+def test_grace_is_capped_by_the_strictest_of_its_pools():
+    desk = Desk(pool("strict", max_grace_s=30), *CELL_SETUP)
+    assert admitted(desk, job(pools=("default", "strict"))).grace_s == 30
+    assert admitted(desk, job(OTHER, pools=("default",), grace_s=9000)).grace_s == 3600
+    assert admitted(desk, job("x7t1v9ga3wde", pools=("default",), grace_s=0)).grace_s == 0
+
+
+def test_min_runtime_is_capped_by_the_project():
+    desk = Desk(pool("default"), department(), project(max_min_runtime_s=600))
+    assert admitted(desk, job(min_runtime_s=1200)).min_runtime_s == 600
+
+
+def test_node_types_default_to_the_projects():
+    desk = Desk(pool("default"), department(), project(node_types=("sxm", "pcie")))
+    assert admitted(desk, job()).node_types == ("sxm", "pcie")
+    assert admitted(desk, job(OTHER, node_types=("pcie",))).node_types == ("pcie",)
+
+
+def test_a_gang_is_never_smaller_at_most_than_at_least():
+    spec = admitted(Desk(*CELL_SETUP), job(replicas_min=4, replicas_max=1))
+    assert (spec.replicas_min, spec.replicas_max) == (4, 4)
+
+
+def test_what_is_resolved_stays_when_the_project_changes():
+    desk = Desk(*CELL_SETUP)
+    before = admitted(desk, job())
+    desk.one(project(default_priority=1))
+    assert desk.one(job()).code is AdmissionCode.DUPLICATE_ID
+    assert admitted(desk, job(OTHER)).priority == 1
+    assert before.priority == 42
+
+
+def test_a_job_of_an_unknown_project_is_rejected():
+    verdict = rejected(Desk(*CELL_SETUP), job(project="ghost"))
+    assert (verdict.code, verdict.about) == (AdmissionCode.PROJECT_UNKNOWN, "ghost")
+
+
+def test_a_job_for_an_unknown_pool_is_rejected():
+    verdict = rejected(Desk(*CELL_SETUP), job(pools=("default", "moon")))
+    assert (verdict.code, verdict.about) == (AdmissionCode.POOL_UNKNOWN, "moon")
+
+
+def test_a_job_in_a_cell_without_pools_is_rejected():
+    assert rejected(Desk(department(), project()), job()).code is AdmissionCode.POOL_UNKNOWN
+
+
+def test_a_job_for_a_pool_that_is_not_its_projects_is_rejected():
+    desk = Desk(pool("h100"), pool("default"), department(), project(pools=("default",)))
+    verdict = rejected(desk, job(pools=("h100",)))
+    assert (verdict.code, verdict.about) == (AdmissionCode.POOL_NOT_ALLOWED, "h100")
+
+
+def test_a_job_of_a_kind_its_project_may_not_run_is_rejected():
+    desk = Desk(pool("default"), department(), project(kinds=(Kind.TRAINING,)))
+    verdict = rejected(desk, job(kind=Kind.INTERACTIVE))
+    assert (verdict.code, verdict.about) == (AdmissionCode.KIND_NOT_ALLOWED, "interactive")
+
+
+def test_a_job_for_a_node_type_that_is_not_its_projects_is_rejected():
+    desk = Desk(pool("default"), department(), project(node_types=("pcie",)))
+    verdict = rejected(desk, job(node_types=("pcie", "sxm")))
+    assert (verdict.code, verdict.about) == (AdmissionCode.NODE_TYPE_NOT_ALLOWED, "sxm")
+
+
+def test_a_job_more_urgent_than_its_project_may_be_is_rejected():
+    desk = Desk(pool("default"), department(), project(best_priority=20))
+    verdict = rejected(desk, job(priority=19))
+    assert verdict.code is AdmissionCode.PRIORITY_NOT_ALLOWED
+    assert verdict.numbers == {"priority": 19, "best_priority": 20}
+    assert admitted(desk, job(OTHER, priority=20)).priority == 20
+
+
+def test_a_task_over_the_projects_limit_is_rejected():
+    desk = Desk(pool("default"), department(), project(limit_milli=4000))
+    verdict = rejected(desk, job(replicas_min=5, replicas_max=5, resources=gpus(1)))
+    assert (verdict.code, verdict.about) == (AdmissionCode.LIMIT_EXCEEDED, "nlp")
+    assert verdict.numbers == {"asked_milli": 5000, "limit_milli": 4000}
+    admitted(desk, job(OTHER, tasks=100, resources=gpus(4)))
+
+
+def test_an_elastic_task_is_measured_by_the_least_it_takes():
+    desk = Desk(pool("default"), department(), project(limit_milli=4000))
+    admitted(desk, job(replicas_min=4, replicas_max=8, resources=gpus(1)))
+
+
+def test_a_task_over_a_pools_limit_is_admitted_while_another_of_its_pools_can_hold_it():
+    quotas = {"h100": Quota(limit_milli=2000), "default": Quota(limit_milli=8000)}
+    desk = Desk(pool("h100"), pool("default"), department(), project(quotas=quotas))
+    admitted(desk, job(resources=gpus(4)))
+    verdict = rejected(desk, job(OTHER, resources=gpus(4), pools=("h100",)))
+    assert verdict.numbers == {"asked_milli": 4000, "limit_milli": 2000}
+    admitted(desk, job("x7t1v9ga3wde", resources=gpus(2), pools=("h100",)))
+
+
+def test_a_task_over_every_pools_limit_is_told_the_widest_and_whose_it_is():
+    desk = Desk(
+        pool("h100"),
+        pool("default"),
+        department(quotas={"default": Quota(limit_milli=3000)}),
+        project(quotas={"h100": Quota(limit_milli=2000), "default": Quota(limit_milli=9000)}),
+    )
+    verdict = rejected(desk, job(resources=gpus(4)))
+    assert (verdict.code, verdict.about) == (AdmissionCode.LIMIT_EXCEEDED, "research")
+    assert verdict.numbers == {"asked_milli": 4000, "limit_milli": 3000}
+
+
+def test_a_limit_of_nothing_lets_tasks_without_gpus_pass():
+    desk = Desk(pool("default"), department(), project(limit_milli=0))
+    admitted(desk, job())
+    rejected(desk, job(OTHER, resources=gpus(1, 500)))
+
+
+def test_a_job_of_more_tasks_than_may_wait_is_rejected():
+    desk = Desk(pool("default"), department(), project(max_pending=10))
+    verdict = rejected(desk, job(tasks=11))
+    assert verdict.numbers == {"tasks": 11, "max_pending": 10}
+    admitted(desk, job(OTHER, tasks=10))
+
+
+@pytest.mark.parametrize(("body", "same"), [(BODY, 1), (OTHER_BODY, 0)])
+def test_a_job_id_is_admitted_once_and_the_repeat_is_told_from_the_clash(body, same):
+    desk = Desk(*CELL_SETUP)
+    admitted(desk, job())
+    verdict = desk.one(job(body=body))
+    assert isinstance(verdict, RequestRefusedV1)
+    assert (verdict.code, verdict.about) == (AdmissionCode.DUPLICATE_ID, JOB)
+    assert verdict.numbers == {"same_body": same}
+    assert verdict.request_type == "TaskSubmitted"
+
+
+def test_a_rejected_job_id_is_used_up_too():
+    desk = Desk(pool("default"), department())
+    rejected(desk, job())
+    desk.one(project())
+    verdict = desk.one(job())
+    assert isinstance(verdict, RequestRefusedV1)
+    assert verdict.code is AdmissionCode.DUPLICATE_ID
+
+
+def test_a_cancelled_job_id_is_used_up_too():
+    desk = Desk(*CELL_SETUP)
+    admitted(desk, job())
+    desk.one(CancelRequestedV1(job_id=JOB))
+    assert desk.one(job()).code is AdmissionCode.DUPLICATE_ID
+
+
+def test_requests_of_one_cycle_are_judged_on_what_the_ones_before_them_made():
+    desk = Desk()
+    verdicts = desk.ask(*CELL_SETUP, job(), job(), job(OTHER, project="ghost"))
+    assert [type(v).__name__ for v in verdicts[3:]] == [
+        "TaskAdmittedV1",
+        "RequestRefusedV1",
+        "TaskRejectedV1",
+    ]

@@ -1,0 +1,57 @@
+"""Reads decisions by the names that a test gave its jobs."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from yardmaster.core.testing import Cell
+from yardmaster.schemas.envelope import Event
+from yardmaster.schemas.events import decisions as dec
+from yardmaster.schemas.reasons import NUMBERS, Wait
+
+E = TypeVar("E", bound=Event)
+
+
+def all_of(events: Sequence[Event], kind: type[E]) -> list[E]:
+    """The decisions of a type, in order."""
+    return [event for event in events if isinstance(event, kind)]
+
+
+def only(events: Sequence[Event], kind: type[E]) -> E:
+    """The one decision of a type."""
+    found = all_of(events, kind)
+    assert len(found) == 1, f"{len(found)} of {kind.TYPE} in {events}"
+    return found[0]
+
+
+def kinds(events: Sequence[Event]) -> list[str]:
+    """Types of the decisions, in order."""
+    return [event.TYPE for event in events]
+
+
+def started(events: Sequence[Event]) -> list[str]:
+    """Tasks that start: the job's name and, past the first task, its index."""
+    return [_named(e.task_id) for e in all_of(events, dec.SlotsAllocatedV1)]
+
+
+def _named(task_id: str) -> str:
+    job, _, index = task_id.partition(".")
+    name = job.rstrip("0")
+    return name if index == "0" else f"{name}.{index}"
+
+
+def waits(cell: Cell, name: str, pool: str = "main") -> Wait:
+    """Why a job's tasks that are pending wait in a pool, with its numbers checked."""
+    group = next((t.group for t in cell.task(name).job.tasks if t.group is not None), None)
+    assert group is not None, f"{name} does not wait"
+    wait = group.waits[pool][0]
+    assert set(wait.numbers) <= set(NUMBERS[wait.code]), wait
+    return wait
+
+
+def running(cell: Cell, name: str, index: int = 0) -> None:
+    """Have a pending task start and report that it runs."""
+    cell.cycle()
+    assert cell.phase(name, index) == "starting", cell.phase(name, index)
+    cell.starts(name, index)
+    cell.cycle()
+    assert cell.phase(name, index) == "running"

@@ -1,0 +1,250 @@
+"""Compares the state's indexes, sums and queues with what its facts alone say, the slow and obvious way.
+
+Called after every cycle of the property tests, and wherever a test wants to know that nothing is off.
+"""
+
+from collections import Counter
+from typing import Any
+
+from yardmaster.core.scheduling.entities import (
+    BEHIND,
+    BLOCKING,
+    LIMITED,
+    Group,
+    Node,
+    Phase,
+    Pool,
+    ReplicaState,
+    Task,
+)
+from yardmaster.core.scheduling.indexes import FreeIndex, Room
+from yardmaster.core.scheduling.state import MODULUS, ClusterState
+from yardmaster.schemas.reasons import WaitCode
+
+
+def assert_sound(state: ClusterState) -> None:
+    """Fail with what is off, if anything is. The state must be between two cycles."""
+    tasks = [task for job in state.jobs.values() for task in job.tasks]
+    _tasks(state, tasks)
+    _slots(state, tasks)
+    _sums(state, tasks)
+    for pool in state.pools.values():
+        _rooms(state, pool, tasks)
+        _victims(pool, tasks)
+        _queues(pool, tasks)
+    _digest(state)
+
+
+def _tasks(state: ClusterState, tasks: list[Task]) -> None:
+    for task in tasks:
+        run = task.run
+        if run is None:
+            assert task.phase not in (Phase.STARTING, Phase.RUNNING, Phase.STOPPING), task.id
+        else:
+            assert not task.phase.final, f"{task.id} is over and has an attempt"
+            assert run.number == task.attempt
+            shape = task.job.shape
+            assert len(run.placements) == shape.replicas, f"{task.id} is not whole"
+            assert [p.replica for p in run.placements] == list(range(shape.replicas))
+            open_ = sum(1 for was in run.replicas if was < ReplicaState.RELEASED)
+            assert run.open == open_, f"{task.id} counts {run.open} open replicas, has {open_}"
+        ready = (
+            task.phase is Phase.PENDING
+            and run is None
+            and task.released
+            and not (task.paused or task.cancelled)
+            and task.held_until_ms <= state.now_ms
+        )
+        assert (task.group is not None) == ready, f"{task.id}: ready {ready}, in a queue {not ready}"
+    for job in state.jobs.values():
+        live = sum(1 for t in job.tasks if t.released and not t.phase.final)
+        assert job.live == live, f"{job.id} counts {job.live} live tasks, has {live}"
+        most = job.spec.max_concurrent or len(job.tasks)
+        assert live <= most
+        left = [t for t in job.tasks if not t.released and not t.phase.final]
+        assert not left or live == most, f"{job.id} holds tasks back with {live} of {most} live"
+
+
+def _slots(state: ClusterState, tasks: list[Task]) -> None:
+    held: dict[tuple[str, str], list[int]] = {}
+    for task, replica in _open(tasks):
+        assert task.run is not None
+        placement = task.run.placements[replica]
+        node = state.nodes[placement.node]
+        slots = held.setdefault((node.name, placement.incarnation), [0] * node.gpus)
+        for slot in placement.slots:
+            slots[slot] += placement.gpu_milli
+    for (name, _), slots in held.items():
+        assert max(slots, default=0) <= 1000, f"a slot of {name} is held twice: {slots}"
+    for node in state.nodes.values():
+        here = {
+            (t.id, r): t
+            for t, r in _open(tasks)
+            if t.run is not None and t.run.placements[r].node == node.name
+        }
+        assert node.open == here, f"{node.name} has {sorted(node.open)} open, not {sorted(here)}"
+        ports = [
+            t.run.port
+            for t, r in _open(tasks)
+            if t.run and t.run.port and r == 0 and t.run.placements[0].node == node.name
+        ]
+        assert node.ports == Counter(ports), f"{node.name} holds ports {node.ports}, not {ports}"
+
+
+def _open(tasks: list[Task]) -> list[tuple[Task, int]]:
+    return [
+        (task, replica)
+        for task in tasks
+        if task.run is not None
+        for replica, was in enumerate(task.run.replicas)
+        if was < ReplicaState.RELEASED
+    ]
+
+
+def _sums(state: ClusterState, tasks: list[Task]) -> None:
+    jobs: Counter[str] = Counter()
+    levels: Counter[tuple[str, str, str]] = Counter()
+    for task, replica in _open(tasks):
+        assert task.run is not None
+        placement = task.run.placements[replica]
+        milli = placement.gpu_milli * len(placement.slots)
+        jobs[task.job.id] += milli
+        project = task.job.project
+        levels["project", project.name, task.run.pool.name] += milli
+        levels["department", project.department.name, task.run.pool.name] += milli
+    for job in state.jobs.values():
+        assert job.used_milli == jobs[job.id], f"{job.id} counts {job.used_milli}"
+    for kind, owners in (("project", state.projects), ("department", state.departments)):
+        for name, owner in owners.items():
+            for pool in state.pools:
+                counted, held = owner.used_milli.get(pool, 0), levels[kind, name, pool]
+                assert counted == held, f"{kind} {name} counts {counted} of {pool}, holds {held}"
+
+
+def _rooms(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
+    for label, index in (("idle", pool.idle), ("future", pool.future)):
+        index.flush()
+        rebuilt = FreeIndex()
+        for node in pool.nodes.values():
+            rebuilt.add(_room(node, label, tasks), node.node_type)
+            if node.usable:
+                rebuilt.open_node(rebuilt.rooms[node.ordinal])
+        assert contents(index) == contents(rebuilt), f"{label} of {pool.name} is off"
+    stopping = [t for t in tasks if t.run and t.run.pool is pool and t.run.stop and t.run.open]
+    assert pool.stopping == len(stopping)
+    for lane in (0, 1):
+        promised = Counter(
+            t.run.stop.numbers["for_priority"]
+            for t in stopping
+            if t.run and t.run.stop and t.run.lane == lane and "for_priority" in t.run.stop.numbers
+        )
+        assert pool.stopping_for[lane] == promised
+
+
+def _room(node: Node, label: str, tasks: list[Task]) -> Room:
+    room = Room(node.ordinal, node.gpus, node.cpu_milli, node.memory_mib)
+    for task, replica in _open(tasks):
+        run = task.run
+        assert run is not None
+        placement = run.placements[replica]
+        if placement.node != node.name or (label == "future" and run.stop is not None):
+            continue
+        for slot in placement.slots:
+            room.slots[slot] -= placement.gpu_milli
+        room.cpu_milli -= placement.cpu_milli
+        room.memory_mib -= placement.memory_mib
+    assert min([*room.slots, room.cpu_milli, room.memory_mib]) >= 0, f"{node.name} is overbooked"
+    room.whole = room.slots.count(1000)
+    room.shared = max((free for free in room.slots if free < 1000), default=0)
+    return room
+
+
+def contents(index: FreeIndex) -> dict[str, Any]:
+    """All that a free index answers from."""
+    return {
+        "rooms": {
+            o: (r.slots, r.whole, r.shared, r.cpu_milli, r.memory_mib)
+            for o, r in sorted(index.rooms.items())
+        },
+        "available": index.available,
+        "of_type": {name: bits for name, bits in sorted(index.of_type.items()) if bits},
+        "free_milli": index.free_milli,
+        "whole": {count: bits for count, bits in enumerate(index.whole) if bits},
+        "shared": index.shared,
+        "cpu": index.cpu,
+        "memory": index.memory,
+    }
+
+
+def _victims(pool: Pool, tasks: list[Task]) -> None:
+    expected: dict[int, list[Task]] = {}
+    for task in tasks:
+        run = task.run
+        if run is None or run.pool is not pool or run.stop is not None or not run.open:
+            continue
+        if task.job.spec.preemptible:
+            expected.setdefault(task.job.priority, []).append(task)
+    found = {p: list(line.in_order()) for p, line in pool.victims.items()}
+    for priority in sorted({*expected, *found}):
+        oldest_first = sorted(expected.get(priority, []))
+        assert found.get(priority, []) == oldest_first, f"victims of priority {priority}"
+
+
+def _queues(pool: Pool, tasks: list[Task]) -> None:
+    members: dict[tuple[str, int], list[Task]] = {}
+    for task in tasks:
+        if task.group is not None and pool.name in task.job.shape.pools:
+            key = (task.job.shape.id, task.job.priority)
+            assert task.group is pool.groups.get(key), f"{task.id} waits in another group"
+            members.setdefault(key, []).append(task)
+    assert pool.groups.keys() == members.keys(), f"{pool.name} keeps groups in which nobody waits"
+    for key, group in pool.groups.items():
+        assert group.queue.live == len(members[key])
+        assert list(group.queue.in_order()) == sorted(members[key])
+        assert group.queue.foremost is min(members[key]), "the first entry does not wait"
+    for number, lane in enumerate(pool.lanes):
+        blocked: dict[int, set[Group]] = {}
+        behind, limited, protected = set(), set(), set()
+        for group in pool.groups.values():
+            record = group.waits.get(pool.name)
+            if record is None or group.shape.lane != number:
+                continue
+            if record[0].code in BLOCKING:
+                blocked.setdefault(group.priority, set()).add(group)
+            if record[0].code in BEHIND:
+                behind.add(group)
+            if record[0].code in LIMITED:
+                limited.add((pool, group))
+            if record[0].code is WaitCode.VICTIMS_PROTECTED:
+                protected.add(group)
+        assert {p: set(groups) for p, groups in lane.blocked.items()} == blocked
+        assert lane.mask == sum(1 << priority for priority in blocked)
+        assert set(lane.behind) == behind
+        assert {g for g in pool.protected if g.shape.lane == number} == protected
+        for entry in limited:
+            project = next(t.job.project for t in members[entry[1].key])
+            assert entry in project.department.limited, "a limited group would not be woken"
+
+
+def _digest(state: ClusterState) -> None:
+    kept = state.digest()
+    entities = [
+        *state.pools.values(),
+        *state.departments.values(),
+        *state.projects.values(),
+        *state.nodes.values(),
+        *state.jobs.values(),
+        *(task for job in state.jobs.values() for task in job.tasks),
+        *{id(g): g for p in state.pools.values() for g in p.groups.values()}.values(),
+    ]
+    before = [(entity, entity.hash) for entity in entities]
+    total = state.total
+    state.total = 0
+    for entity in entities:
+        entity.hash = 0
+        state.dirty[entity] = None
+    anew = state.digest()
+    assert kept == anew, "the digest does not cover a change"
+    assert state.total == total % MODULUS
+    for entity, hash_ in before:
+        assert entity.hash == hash_

@@ -1,0 +1,256 @@
+"""The free index against a scan of all rooms, and task lines against sorting."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from yardmaster.core.scheduling.entities import Job, Project, Department, Task
+from yardmaster.core.scheduling.indexes import WHOLE, FreeIndex, Room, TaskQueue
+from yardmaster.core.scheduling.placement import best_fit, worst_fit
+from yardmaster.core.scheduling.shapes import Shape, shape_of
+from yardmaster.core.testing import DETAILS, admitted_spec
+from yardmaster.schemas.resources import Resources
+
+TYPES = ("any", "sxm")
+resources = st.one_of(
+    st.builds(
+        Resources,
+        gpus=st.integers(1, 4),
+        gpu_milli=st.sampled_from([200, 500, 950, 1000, 1000]),
+        cpu_milli=st.integers(0, 9),
+        memory_mib=st.integers(0, 9),
+    ),
+    st.builds(Resources, cpu_milli=st.integers(0, 9), memory_mib=st.integers(0, 9)),
+)
+shapes = st.builds(
+    lambda asked, types: shape(asked, node_types=types),
+    resources,
+    st.sampled_from([(), ("sxm",), ("sxm", "any"), ("none",)]),
+)
+nodes = st.lists(
+    st.tuples(st.integers(0, 4), st.integers(0, 12), st.integers(0, 12), st.sampled_from(TYPES)),
+    min_size=1,
+    max_size=6,
+)
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("take"), shapes, st.integers(0, 5)),
+        st.tuples(st.just("give"), st.none(), st.integers(0, 20)),
+        st.tuples(st.sampled_from(["open", "close"]), st.none(), st.integers(0, 5)),
+        st.tuples(st.just("move"), st.none(), st.integers(0, 5)),
+    ),
+    max_size=25,
+)
+
+
+def shape(asked: Resources, *, replicas: int = 1, **spec: Any) -> Shape:
+    """What a task asks for."""
+    fields = {"replicas_min": replicas, "replicas_max": replicas, "resources": asked, **spec}
+    return shape_of("job", "p", admitted_spec(**fields))
+
+
+class Model:
+    """Rooms without an index: lists of what is free, and scans."""
+
+    def __init__(self, offers: list[tuple[int, int, int, str]]) -> None:
+        self.index = FreeIndex()
+        self.types = [offer[3] for offer in offers]
+        self.open = [True] * len(offers)
+        self.taken: list[tuple[Room, Any]] = []
+        for ordinal, (gpus, cpu, memory, node_type) in enumerate(offers):
+            room = Room(ordinal, gpus, cpu, memory)
+            self.index.add(room, node_type)
+            self.index.open_node(room)
+
+    @property
+    def rooms(self) -> list[Room]:
+        return [self.index.rooms[o] for o in sorted(self.index.rooms)]
+
+    def fitting(self, asked: Shape) -> list[Room]:
+        """Open rooms that hold one replica, by looking at every slot of every room."""
+        return [
+            room
+            for room, node_type, open_ in zip(self.rooms, self.types, self.open, strict=True)
+            if open_
+            and (not asked.node_types or node_type in asked.node_types)
+            and sum(1 for free in room.slots if free >= asked.gpu_milli > 0) >= asked.gpus
+            and room.cpu_milli >= asked.cpu_milli
+            and room.memory_mib >= asked.memory_mib
+        ]
+
+    def step(self, what: str, asked: Shape | None, number: int) -> None:
+        """One change, to the index and to the model."""
+        ordinal = number % len(self.rooms)
+        room = self.rooms[ordinal]
+        if what == "take" and asked is not None:
+            if room in self.fitting(asked):
+                part = (
+                    *(room.pick(asked), asked.gpu_milli, asked.cpu_milli, asked.memory_mib),
+                )
+                self.index.take(room, *part)
+                self.taken.append((room, part))
+        elif what == "give":
+            if self.taken:
+                room, part = self.taken.pop(number % len(self.taken))
+                self.index.give(room, *part)
+        elif what == "move":
+            if not any(held is room for held, _ in self.taken):
+                self.index.remove(room, self.types[ordinal])
+                self.index.add(room, self.types[ordinal])
+                self.open[ordinal] = False
+        elif what == "open":
+            self.index.open_node(room)
+            self.open[ordinal] = True
+        else:
+            self.index.close_node(room)
+            self.open[ordinal] = False
+
+
+@given(nodes, steps, shapes)
+def test_the_index_finds_the_rooms_that_a_scan_finds(
+    offers: list[Any], changes: list[Any], asked: Shape
+) -> None:
+    model = Model(offers)
+    for change in changes:
+        model.step(*change)
+        expected = {room.ordinal for room in model.fitting(asked)}
+        for strategy in (best_fit, worst_fit):
+            found = {room.ordinal for room in strategy(model.index, asked)}
+            assert found == expected, f"{strategy} after {change}"
+        mask = model.index.candidates(asked)
+        assert all(mask >> o & 1 for o in expected), "candidates leave out rooms that fit"
+
+
+@given(nodes, steps, shapes)
+def test_rooms_come_in_the_order_of_the_strategy(
+    offers: list[Any], changes: list[Any], asked: Shape
+) -> None:
+    model = Model(offers)
+    for change in changes:
+        model.step(*change)
+    if asked.gpu_milli in (0, WHOLE):
+        fewest_first = [r.whole for r in best_fit(model.index, asked)]
+        assert fewest_first == sorted(fewest_first)
+    else:
+        fullest = next(iter(best_fit(model.index, asked)), None)
+        shared = [r for r in model.fitting(asked) if r.shared >= asked.gpu_milli]
+        if asked.gpus == 1 and shared:
+            assert fullest is not None
+            assert fullest.shared // 50 == min(r.shared // 50 for r in shared)
+    most_first = [r.whole for r in worst_fit(model.index, asked)]
+    assert most_first == sorted(most_first, reverse=True)
+
+
+@given(nodes, steps)
+def test_sums_and_counts_stay_what_they_are_of(offers: list[Any], changes: list[Any]) -> None:
+    model = Model(offers)
+    for change in changes:
+        model.step(*change)
+        free = sum(r.gpu_milli for r, o in zip(model.rooms, model.open, strict=True) if o)
+        assert model.index.free_milli == free
+        for room in model.rooms:
+            assert room.whole == room.slots.count(WHOLE)
+            assert room.shared == max((f for f in room.slots if f < WHOLE), default=0)
+            assert all(0 <= f <= WHOLE for f in room.slots)
+
+
+@given(nodes, steps)
+def test_giving_all_back_leaves_rooms_as_they_came(offers: list[Any], changes: list[Any]) -> None:
+    model = Model(offers)
+    for change in changes:
+        model.step(*change)
+    while model.taken:
+        model.step("give", None, 0)
+    for room, (gpus, cpu, memory, _) in zip(model.rooms, offers, strict=True):
+        assert room.slots == [WHOLE] * gpus
+        assert (room.whole, room.shared) == (gpus, 0)
+        assert (room.cpu_milli, room.memory_mib) == (cpu, memory)
+
+
+@given(nodes, steps, shapes)
+def test_the_largest_part_free_is_that_of_the_emptiest_node(
+    offers: list[Any], changes: list[Any], asked: Shape
+) -> None:
+    model = Model(offers)
+    for change in changes:
+        model.step(*change)
+    rooms = [
+        room
+        for room, node_type, open_ in zip(model.rooms, model.types, model.open, strict=True)
+        if open_ and (not asked.node_types or node_type in asked.node_types)
+    ]
+    whole = max((room.whole for room in rooms), default=0) * WHOLE
+    shared = max((room.shared // 50 * 50 for room in rooms), default=0)
+    assert model.index.largest(asked) == (whole or shared)
+
+
+def test_what_was_taken_twice_of_a_slot_is_given_back_in_any_order() -> None:
+    for order in ((0, 1), (1, 0)):
+        index = FreeIndex()
+        room = Room(0, 2, 0, 0)
+        index.add(room, "any")
+        index.open_node(room)
+        parts = [((0,), 500, 0, 0), ((0,), 1000, 0, 0)]
+        for part in parts:
+            index.take(room, *part)
+        for i in order:
+            index.give(room, *parts[i])
+        index.flush()
+        assert (room.slots, room.whole, room.shared) == ([1000, 1000], 2, 0)
+
+
+# Lines of tasks
+
+
+def tasks_of(submitted_ms: list[int]) -> list[Task]:
+    """A task for each time of submission."""
+    project = Project("p", Department("d"))
+    return [
+        Task(Job(f"j{seq}", seq, project, admitted_spec(), when, DETAILS), 0)
+        for seq, when in enumerate(submitted_ms)
+    ]
+
+
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=12),
+    st.lists(st.tuples(st.booleans(), st.integers(0, 11), st.booleans()), max_size=60),
+)
+def test_a_line_is_in_order_whatever_comes_and_goes(
+    submitted_ms: list[int], changes: list[tuple[bool, int, bool]]
+) -> None:
+    tasks = tasks_of(submitted_ms)
+    queue = TaskQueue()
+    waiting: set[int] = set()
+    for comes, number, prune in changes:
+        task = tasks[number % len(tasks)]
+        if comes and task.queue is None:
+            task.queue = queue
+            queue.push(task)
+            waiting.add(task.job.seq)
+        elif not comes and task.queue is queue:
+            task.queue = None
+            queue.drop()
+            waiting.discard(task.job.seq)
+        if prune:
+            queue.prune()
+            first = min((tasks[n] for n in waiting), default=None)
+            assert queue.foremost is first
+        expected = sorted(tasks[n] for n in waiting)
+        assert queue.live == len(expected)
+        assert list(queue.in_order()) == expected
+        assert list(queue.in_reverse()) == expected[::-1]
+
+
+def test_a_line_does_not_keep_those_who_left() -> None:
+    tasks = tasks_of(list(range(2000)))
+    queue = TaskQueue()
+    for task in tasks:
+        task.queue = queue
+        queue.push(task)
+        if task.job.seq % 10:
+            task.queue = None
+            queue.drop()
+        queue.prune()
+    assert len(queue._line) + len(queue._early) <= 64 + 2 * 200 + 1
+    assert len(list(queue.in_order())) == 200

@@ -1,0 +1,279 @@
+"""Bounds on what jobs, projects and departments hold, and arrays with `max_concurrent`."""
+
+from tests.unit.core.scheduling.reading import all_of, kinds, only, started, waits
+from tests.unit.core.scheduling.soundness import assert_sound
+from yardmaster.core.testing import Cell
+from yardmaster.schemas.events import decisions as dec
+from yardmaster.schemas.events import requests as req
+from yardmaster.schemas.resources import Resources
+
+HALF = Resources(gpus=1, gpu_milli=500)
+
+
+def big_cell() -> Cell:
+    """Room for everybody, in two pools."""
+    cell = Cell()
+    cell.pool("side")
+    cell.node("n1", gpus=8)
+    cell.node("n2", gpus=8, pool="side")
+    return cell
+
+
+def test_a_project_holds_no_more_than_its_limit_over_all_pools() -> None:
+    cell = big_cell()
+    cell.entitle("p", limit_milli=3000)
+    cell.submit("one", gpus=2)
+    cell.submit("two", gpus=2, pools=("side",))
+    cell.submit("three", pools=("side",))
+    assert started(cell.cycle()) == ["one", "three"]
+    wait = waits(cell, "two", "side")
+    assert (wait.code, wait.about) == ("at_limit", "p")
+    assert wait.numbers == {"limit_milli": 3000, "used_milli": 2000, "asked_milli": 2000}
+
+
+def test_a_project_holds_no_more_of_a_pool_than_its_limit_there() -> None:
+    cell = big_cell()
+    cell.entitle("p", quotas={"main": req.Quota(limit_milli=1000)})
+    cell.submit("one", tasks=3)
+    cell.submit("two", tasks=3, pools=("side",))
+    assert len(all_of(cell.cycle(), dec.SlotsAllocatedV1)) == 1 + 3
+    assert waits(cell, "one").code == "at_limit"
+
+
+def test_a_department_bounds_what_its_projects_hold_together() -> None:
+    cell = big_cell()
+    cell.entitle("p")
+    cell.entitle("q")
+    cell.entitle_department("d", main=3000)
+    cell.submit("one", gpus=2)
+    cell.submit("two", gpus=2, project="q")
+    cell.submit("three", project="q")
+    assert started(cell.cycle()) == ["one", "three"]
+    assert (waits(cell, "two").code, waits(cell, "two").about) == ("at_limit", "d")
+
+
+def test_whoever_waits_for_a_limit_starts_when_enough_was_released_elsewhere() -> None:
+    cell = big_cell()
+    cell.entitle_department("d", main=2000)
+    cell.submit("one", gpus=2)
+    cell.submit("two", gpus=2, project="q")
+    cell.cycle()
+    cell.starts("one")
+    cell.ends("one")
+    assert started(cell.cycle()) == ["two"]
+
+
+def test_raising_a_limit_lets_those_start_that_waited_for_it() -> None:
+    cell = big_cell()
+    cell.entitle("p", limit_milli=1000)
+    cell.submit("one", tasks=2)
+    cell.cycle()
+    cell.entitle("p", limit_milli=2000)
+    assert started(cell.cycle()) == ["one.1"]
+
+
+def test_lowering_a_limit_stops_nothing_that_runs() -> None:
+    cell = big_cell()
+    cell.submit("one", tasks=4)
+    cell.cycle()
+    cell.entitle("p", limit_milli=1000)
+    assert cell.cycle() == []
+
+
+def test_a_limit_that_one_task_alone_passes_can_never_be_kept() -> None:
+    cell = big_cell()
+    cell.entitle("p", limit_milli=1000)
+    cell.submit("big", gpus=2)
+    cell.cycle()
+    wait = waits(cell, "big")
+    assert (wait.code, wait.code.wait_class) == ("exceeds_limit", "never")
+    assert (wait.numbers, wait.about) == ({"asked_milli": 2000, "limit_milli": 1000}, "p")
+    cell.entitle("p", limit_milli=2000)
+    assert started(cell.cycle()) == ["big"]
+
+
+def test_a_task_at_a_limit_holds_nobody_back() -> None:
+    cell = Cell(preemption=False)
+    cell.node("n1", gpus=4)
+    cell.entitle("p", limit_milli=1000)
+    cell.submit("one", tasks=2, priority=1)
+    cell.submit("other", project="q", priority=90, preemptible=False)
+    assert started(cell.cycle()) == ["one", "other"]
+
+
+def test_limits_count_shares_of_gpus() -> None:
+    cell = big_cell()
+    cell.entitle("p", limit_milli=1200)
+    cell.submit("half", tasks=3, resources=HALF)
+    assert started(cell.cycle()) == ["half", "half.1"]
+    wait = waits(cell, "half")
+    assert wait.numbers == {"limit_milli": 1200, "used_milli": 1000, "asked_milli": 500}
+
+
+def test_tasks_without_gpus_know_no_limit() -> None:
+    cell = big_cell()
+    cell.entitle("p", limit_milli=0)
+    cell.submit("cpu", resources=Resources(cpu_milli=1000))
+    assert started(cell.cycle()) == ["cpu"]
+
+
+def test_a_project_that_moves_leaves_its_share_of_a_limit_to_those_who_stay() -> None:
+    cell = big_cell()
+    cell.entitle("p")
+    cell.entitle("q")
+    cell.entitle_department("d", main=2000)
+    cell.submit("one", gpus=2)
+    cell.submit("two", gpus=2, project="q")
+    assert started(cell.cycle()) == ["one"]
+    cell.entitle("p", department="e")
+    assert started(cell.cycle()) == ["two"]
+    assert_sound(cell.state)
+
+
+# max_slots
+
+
+def test_a_job_holds_no_more_than_its_max_slots() -> None:
+    cell = big_cell()
+    cell.submit("job", tasks=4, max_slots_milli=2000)
+    assert started(cell.cycle()) == ["job", "job.1"]
+    wait = waits(cell, "job")
+    assert (wait.code, wait.about) == ("at_max_slots", "job")
+    assert wait.numbers == {"limit_milli": 2000, "used_milli": 2000, "asked_milli": 1000}
+    cell.starts("job", 0)
+    cell.ends("job", 0)
+    assert started(cell.cycle()) == ["job.2"]
+
+
+def test_max_slots_that_one_task_alone_passes_can_never_be_kept() -> None:
+    cell = big_cell()
+    cell.submit("job", gpus=3, max_slots_milli=2000)
+    cell.cycle()
+    wait = waits(cell, "job")
+    assert (wait.code, wait.numbers) == (
+        "exceeds_max_slots",
+        {"asked_milli": 3000, "limit_milli": 2000},
+    )
+
+
+def test_max_slots_can_be_raised_lifted_and_lowered_while_tasks_run() -> None:
+    cell = big_cell()
+    cell.submit("job", tasks=5, max_slots_milli=1000)
+    assert started(cell.cycle()) == ["job"]
+    cell.set_max_slots("job", 2)
+    assert started(cell.cycle()) == ["job.1"]
+    cell.set_max_slots("job", 1)
+    assert started(cell.cycle()) == []
+    assert cell.phase("job", 1) == "starting"
+    cell.set_max_slots("job", None)
+    assert started(cell.cycle()) == ["job.2", "job.3", "job.4"]
+    assert_sound(cell.state)
+
+
+def test_a_job_with_a_bound_of_its_own_does_not_answer_for_others() -> None:
+    cell = big_cell()
+    cell.submit("bound", tasks=2, max_slots_milli=1000)
+    cell.submit("free", tasks=2)
+    assert started(cell.cycle()) == ["bound", "free", "free.1"]
+
+
+# max_concurrent
+
+
+def test_an_array_lets_max_concurrent_of_its_tasks_through_in_the_order_of_their_index() -> None:
+    cell = big_cell()
+    cell.submit("array", tasks=5, max_concurrent=2)
+    assert started(cell.cycle()) == ["array", "array.1"]
+    cell.starts("array", 1)
+    cell.ends("array", 1)
+    assert started(cell.cycle()) == ["array.2"]
+    assert [cell.task("array", i).released for i in range(5)] == [True, True, True, False, False]
+    assert_sound(cell.state)
+
+
+def test_a_stopped_task_of_an_array_keeps_its_turn() -> None:
+    cell = big_cell()
+    cell.submit("array", tasks=3, max_concurrent=1)
+    cell.cycle()
+    cell.pause("array", 0)
+    cell.cycle()
+    cell.never_starts("array", 0)
+    assert started(cell.cycle()) == []
+    cell.resume("array", 0)
+    assert started(cell.cycle()) == ["array"]
+
+
+def test_a_failed_task_of_an_array_lets_the_next_one_through_once_it_is_over() -> None:
+    cell = big_cell()
+    cell.submit("array", tasks=2, max_concurrent=1, max_restarts=1)
+    cell.cycle()
+    cell.starts("array")
+    cell.ends("array", exit_code=1)
+    assert started(cell.cycle()) == []
+    assert started(cell.cycle(after_s=1)) == ["array"]
+    cell.starts("array")
+    cell.ends("array", exit_code=1)
+    assert started(cell.cycle()) == ["array.1"]
+
+
+def test_a_cancelled_task_that_was_held_back_is_passed_over() -> None:
+    cell = big_cell()
+    cell.submit("array", tasks=3, max_concurrent=1)
+    cell.cycle()
+    cell.cancel("array", 1)
+    assert kinds(cell.cycle()) == ["TaskEnded"]
+    cell.starts("array")
+    cell.ends("array")
+    assert started(cell.cycle()) == ["array.2"]
+
+
+# unschedulable: fail
+
+
+def test_a_task_that_can_never_fit_waits_unless_it_would_rather_fail() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=2)
+    cell.submit("waits", gpus=4)
+    cell.submit("fails", gpus=4, unschedulable=req.Unschedulable.FAIL)
+    decided = cell.cycle()
+    ended = only(decided, dec.TaskEndedV1)
+    assert ended.task_id == cell.task("fails").id
+    assert (ended.outcome, ended.code, ended.attempt) == ("failed", "unschedulable", 0)
+    assert waits(cell, "waits").code == "exceeds_every_node"
+    assert cell.cycle() == []
+    assert_sound(cell.state)
+
+
+def test_it_fails_only_when_it_fits_in_none_of_its_pools() -> None:
+    cell = Cell()
+    cell.pool("side")
+    cell.node("n1", gpus=2)
+    cell.node("n2", gpus=4, pool="side")
+    cell.submit("held", gpus=4, pools=("side",), preemptible=False, priority=1)
+    cell.submit(
+        "job", gpus=4, pools=("main", "side"), unschedulable=req.Unschedulable.FAIL, priority=50
+    )
+    decided = cell.cycle()
+    assert all_of(decided, dec.TaskEndedV1) == []
+    assert waits(cell, "job", "main").code == "exceeds_every_node"
+    assert waits(cell, "job", "side").code == "insufficient_free"
+
+
+def test_an_array_fails_whole_though_most_of_it_was_held_back() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=2)
+    cell.submit(
+        "array", gpus=4, tasks=5, max_concurrent=2, unschedulable=req.Unschedulable.FAIL
+    )
+    cell.settled()
+    assert [cell.phase("array", i) for i in range(5)] == ["failed"] * 5
+    assert_sound(cell.state)
+
+
+def test_a_node_that_is_away_for_a_while_is_no_reason_to_fail() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=4)
+    cell.cordon("n1")
+    cell.submit("job", gpus=4, unschedulable=req.Unschedulable.FAIL)
+    assert all_of(cell.cycle(), dec.TaskEndedV1) == []
+    assert waits(cell, "job").code == "nodes_unavailable"

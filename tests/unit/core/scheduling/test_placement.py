@@ -1,0 +1,138 @@
+"""Placing gangs, against trying every way there is."""
+
+from functools import cache
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.core.scheduling.test_indexes import shape
+from yardmaster.core.errors import UnknownPlacement
+from yardmaster.core.scheduling.indexes import FreeIndex, Room
+from yardmaster.core.scheduling.placement import PLACEMENTS, place, places_in, strategy
+from yardmaster.core.scheduling.shapes import Shape
+from yardmaster.schemas.resources import Resources
+
+free_slots = st.lists(st.sampled_from([0, 250, 500, 750, 1000, 1000]), max_size=4)
+rooms = st.lists(st.tuples(free_slots, st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=3)
+gangs = st.builds(
+    lambda gpus, milli, cpu, memory, replicas: shape(
+        Resources(gpus=gpus, gpu_milli=milli, cpu_milli=cpu, memory_mib=memory), replicas=replicas
+    ),
+    st.integers(1, 3),
+    st.sampled_from([250, 500, 750, 1000]),
+    st.integers(0, 3),
+    st.integers(0, 3),
+    st.integers(1, 4),
+)
+strategies = st.sampled_from(sorted(PLACEMENTS))
+
+
+def index_of(offers: list[tuple[list[int], int, int]]) -> FreeIndex:
+    """An index of rooms with those slots, CPUs and memory free."""
+    index = FreeIndex()
+    for ordinal, (slots, cpu, memory) in enumerate(offers):
+        room = Room(ordinal, len(slots), cpu, memory)
+        index.add(room, "any")
+        index.open_node(room)
+        for slot, free in enumerate(slots):
+            if free < 1000:
+                index.take(room, (slot,), 1000 - free, 0, 0)
+    return index
+
+
+def most(slots: tuple[int, ...], cpu: int, memory: int, gang: Shape) -> int:
+    """How many replicas one room can hold at most, trying every choice of slots."""
+
+    @cache
+    def search(left: tuple[int, ...], placed: int) -> int:
+        best = placed
+        if placed == gang.replicas:
+            return best
+        if cpu < (placed + 1) * gang.cpu_milli or memory < (placed + 1) * gang.memory_mib:
+            return best
+        for chosen in combinations(range(len(left)), gang.gpus):
+            if all(left[i] >= gang.gpu_milli for i in chosen):
+                after = tuple(
+                    free - gang.gpu_milli if i in chosen else free for i, free in enumerate(left)
+                )
+                best = max(best, search(tuple(sorted(after)), placed + 1))
+        return best
+
+    return search(tuple(sorted(slots)), 0)
+
+
+@given(rooms, gangs, strategies)
+def test_a_gang_is_placed_exactly_when_there_is_a_way(
+    offers: list[tuple[list[int], int, int]], gang: Shape, name: str
+) -> None:
+    index = index_of(offers)
+    possible = sum(most(tuple(slots), cpu, memory, gang) for slots, cpu, memory in offers)
+    places = place(index, gang, strategy(name))
+    assert (places is not None) == (possible >= gang.replicas)
+    for room, (slots, cpu, memory) in zip(index.rooms.values(), offers, strict=True):
+        assert (room.slots, room.cpu_milli, room.memory_mib) == (slots, cpu, memory)
+    if places is not None:
+        assert len(places) == gang.replicas
+        for room, picked in places:
+            assert len(set(picked)) == gang.gpus
+            part = (picked, gang.gpu_milli, gang.cpu_milli, gang.memory_mib)
+            index.take(room, *part)
+        for room in index.rooms.values():
+            assert min([*room.slots, room.cpu_milli, room.memory_mib]) >= 0, "placed on what is not"
+
+
+@given(rooms, gangs)
+def test_counting_places_agrees_with_trying_every_way(
+    offers: list[tuple[list[int], int, int]], gang: Shape
+) -> None:
+    index = index_of(offers)
+    possible = [most(tuple(slots), cpu, memory, gang) for slots, cpu, memory in offers]
+    counted = places_in(index.rooms.values(), gang)
+    assert min(counted, gang.replicas) == min(sum(possible), gang.replicas)
+
+
+@given(rooms, rooms, gangs, strategies)
+def test_with_a_second_index_a_gang_needs_room_in_both(
+    offers: list[tuple[list[int], int, int]],
+    others: list[tuple[list[int], int, int]],
+    gang: Shape,
+    name: str,
+) -> None:
+    both = [
+        (a, b)
+        for a, b in zip(offers, others, strict=False)
+        if len(a[0]) == len(b[0]) and all(x <= y for x, y in zip(a[0], b[0], strict=True))
+    ]
+    if not both:
+        return
+    idle = index_of([a for a, _ in both])
+    future = index_of([b for _, b in both])
+    places = place(idle, gang, strategy(name), future)
+    if places is None:
+        return
+    for room, picked in places:
+        part = (picked, gang.gpu_milli, gang.cpu_milli, gang.memory_mib)
+        idle.take(room, *part)
+        assert min([*room.slots, room.cpu_milli, room.memory_mib]) >= 0
+    for ordinal, count in {r.ordinal: 0 for r, _ in places}.items():
+        count = sum(1 for r, _ in places if r.ordinal == ordinal)
+        slots, cpu, memory = both[ordinal][1]
+        assert most(tuple(slots), cpu, memory, gang) >= count
+
+
+def test_a_gang_prefers_one_node_that_holds_all_of_it_only_if_it_comes_first() -> None:
+    index = index_of([([1000], 0, 0), ([1000] * 4, 0, 0)])
+    pair = shape(Resources(gpus=1, gpu_milli=1000), replicas=2)
+    best = place(index, pair, strategy("best_fit"))
+    worst = place(index, pair, strategy("worst_fit"))
+    assert best is not None
+    assert worst is not None
+    assert [room.ordinal for room, _ in best] == [0, 1], "what is left over is used up first"
+    assert [room.ordinal for room, _ in worst] == [1, 1]
+
+
+def test_an_unknown_strategy_is_named_with_those_that_are_known() -> None:
+    with pytest.raises(UnknownPlacement, match="best_fit, worst_fit"):
+        strategy("middle_fit")

@@ -1,0 +1,270 @@
+"""The `priority` policy, rule by rule (Determined's documentation and its planner's behaviour)."""
+
+import pytest
+
+from yardmaster.core.testing import Cell
+from yardmaster.schemas.events.decisions import (
+    PreemptionRequestedV1,
+    SlotsAllocatedV1,
+    TaskUnschedulableV1,
+)
+
+
+def started(events: list[object]) -> list[str]:
+    return [e.task_id[:3] for e in events if isinstance(e, SlotsAllocatedV1)]
+
+
+def stopped(events: list[object]) -> list[str]:
+    return [e.task_id[:3] for e in events if isinstance(e, PreemptionRequestedV1)]
+
+
+def test_the_lower_number_goes_first() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=1)
+    cell.submit("low", priority=50)
+    cell.submit("top", priority=10)
+    assert started(cell.cycle()) == ["top"]
+
+
+def test_equal_priority_goes_by_submission() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=1)
+    cell.submit("one")
+    cell.submit("two")
+    assert started(cell.cycle()) == ["one"]
+
+
+def test_inside_one_priority_a_small_task_overtakes_one_that_does_not_fit() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=2)
+    cell.submit("big", gpus=2, preemptible=False)
+    cell.submit("one", preemptible=False)
+    cell.submit("two", preemptible=False)
+    cell.node("n2", gpus=1)
+    assert started(cell.cycle()) == ["big", "one"]
+
+
+def test_a_task_that_does_not_fit_has_the_worst_priority_stopped_for_it() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=2)
+    cell.submit("mid", priority=40)
+    cell.submit("low", priority=60)
+    cell.cycle()
+    cell.submit("top", priority=1)
+    decided = cell.cycle()
+    assert stopped(decided) == ["low"]
+    stop = next(e for e in decided if isinstance(e, PreemptionRequestedV1)).stop
+    assert (stop.code, stop.rule, stop.for_task) == (
+        "priority",
+        "better_priority",
+        cell.task("top").id,
+    )
+    assert stop.numbers["priority"] == 60
+    assert stop.numbers["for_priority"] == 1
+    assert cell.wait("top") == "waiting_for_victims"
+
+
+def test_of_one_priority_the_youngest_is_stopped_first() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=3)
+    for name in ("one", "two", "three"):
+        cell.submit(name, priority=60)
+    cell.cycle()
+    cell.submit("top", priority=1)
+    assert stopped(cell.cycle()) == ["thr"]
+
+
+def test_a_running_task_of_the_same_priority_is_stopped_only_for_an_older_one() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=1)
+    cell.submit("old", gpus=2)
+    cell.submit("young")
+    assert started(cell.cycle()) == ["you"]
+    cell.node("n2", gpus=1)
+    cell.cycle()
+    cell.submit("newest")
+    decided = cell.cycle()
+    assert started(decided) == ["new"]
+    cell.submit("third")
+    assert stopped(cell.cycle()) == []
+
+
+def test_victims_whose_going_does_not_help_are_spared() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=2)
+    cell.node("n2", gpus=4)
+    cell.submit("pair", gpus=2, priority=90)
+    cell.submit("quad", gpus=4, priority=80)
+    cell.cycle()
+    cell.submit("top", gpus=4, priority=1)
+    assert stopped(cell.cycle()) == ["qua"], "stopping `pair` frees too small a node"
+
+
+def test_nobody_is_stopped_for_a_task_that_would_not_fit_even_then() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=2)
+    cell.submit("low", priority=90)
+    cell.cycle()
+    cell.submit("top", gpus=4, priority=1)
+    assert stopped(cell.cycle()) == []
+    assert cell.wait("top") == "exceeds_every_node"
+
+
+def test_what_is_not_preemptible_is_never_stopped() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=1)
+    cell.submit("shell", priority=90, preemptible=False)
+    cell.cycle()
+    cell.submit("top", priority=1)
+    assert stopped(cell.cycle()) == []
+    assert cell.wait("top") == "insufficient_free"
+
+
+def test_without_preemption_nobody_is_stopped() -> None:
+    cell = Cell(preemption=False)
+    cell.node("n1", gpus=1)
+    cell.submit("low", priority=90)
+    cell.cycle()
+    cell.submit("top", priority=1)
+    assert stopped(cell.cycle()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [({"preemption": False}, "behind_task"), ({"backfill": False}, "backfill_not_allowed")],
+)
+def test_without_backfilling_nothing_lower_starts_while_something_higher_waits(
+    options: dict[str, bool], code: str
+) -> None:
+    cell = Cell(**options)
+    cell.node("n1", gpus=2)
+    cell.submit("held", priority=1, preemptible=False)
+    cell.cycle()
+    cell.submit("pair", gpus=2, priority=10)
+    cell.submit("low", priority=50)
+    assert started(cell.cycle()) == []
+    assert cell.wait("low") == code
+    cell.starts("held")
+    cell.ends("held")
+    assert started(cell.settled()) == ["pai"]
+
+
+def test_a_preemptible_task_may_use_room_that_the_first_in_line_cannot() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=2)
+    cell.submit("held", priority=1, preemptible=False)
+    cell.cycle()
+    cell.submit("pair", gpus=2, priority=10)
+    cell.submit("shell", priority=50, preemptible=False)
+    cell.submit("low", priority=50)
+    decided = cell.cycle()
+    assert started(decided) == ["low"]
+    start = next(e for e in decided if isinstance(e, SlotsAllocatedV1)).start
+    assert start.rule == "backfill"
+    assert cell.wait("shell") == "backfill_not_allowed"
+
+
+def test_nothing_lower_starts_while_slots_are_being_freed_for_a_better_task() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=2)
+    cell.node("n2", gpus=1)
+    cell.submit("low", gpus=2, priority=90)
+    cell.submit("hold", priority=1, preemptible=False)
+    cell.cycle()
+    cell.starts("low")
+    cell.starts("hold")
+    cell.submit("top", gpus=2, priority=5)
+    assert stopped(cell.cycle()) == ["low"]
+    cell.ends("hold")
+    cell.submit("next", priority=50)
+    assert started(cell.cycle()) == []
+    assert cell.wait("next") == "behind_task"
+    cell.ends("low")
+    decided = cell.settled()
+    assert started(decided)[0] == "top"
+    assert "nex" in started(decided), "room is there once nobody better waits"
+
+
+def test_what_victims_free_is_kept_for_whom_they_were_stopped() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=4)
+    cell.submit("one", gpus=2, priority=90)
+    cell.submit("two", gpus=2, priority=90)
+    cell.cycle()
+    cell.starts("one")
+    cell.starts("two")
+    cell.submit("top", gpus=4, priority=5)
+    assert sorted(stopped(cell.cycle())) == ["one", "two"]
+    cell.ends("one")
+    cell.submit("equal", gpus=2, priority=5)
+    assert started(cell.cycle()) == [], "half of what was freed for `top` must not go to an equal"
+    cell.ends("two")
+    assert started(cell.cycle()) == ["top"]
+
+
+def test_a_preempted_task_keeps_its_place_in_the_queue_and_its_checkpoint() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=1)
+    cell.submit("first", priority=50)
+    cell.cycle()
+    cell.starts("first")
+    cell.submit("later", priority=50)
+    cell.submit("top", priority=1)
+    cell.cycle()
+    cell.checkpoints("first", step=7)
+    cell.ends("first")
+    assert started(cell.cycle()) == ["top"]
+    assert cell.phase("first") == "pending"
+    cell.starts("top")
+    cell.ends("top")
+    decided = cell.cycle()
+    assert started(decided) == ["fir"]
+    again = next(e for e in decided if isinstance(e, SlotsAllocatedV1))
+    assert again.attempt == 2
+    assert again.checkpoint is not None
+    assert again.checkpoint.step == 7
+
+
+def test_tasks_without_gpus_do_not_wait_for_tasks_with_gpus() -> None:
+    cell = Cell(preemption=False)
+    cell.node("n1", gpus=1)
+    cell.submit("held", priority=1)
+    cell.cycle()
+    cell.submit("gpu", priority=10)
+    cell.submit("cpu", gpus=0, priority=50)
+    assert started(cell.cycle()) == ["cpu"]
+
+
+def test_a_task_is_not_stopped_within_its_minimum_run_time() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=1)
+    cell.submit("low", priority=90, min_runtime_s=60)
+    cell.cycle()
+    cell.starts("low")
+    cell.cycle()
+    cell.submit("top", priority=1)
+    assert stopped(cell.cycle()) == []
+    assert cell.wait("top") == "victims_protected"
+    assert stopped(cell.cycle(after_s=59)) == []
+    assert cell.machine.due_ms(cell.state) == cell.now_ms + 1000
+    assert stopped(cell.cycle(after_s=1)) == ["low"]
+
+
+def test_a_wait_is_recorded_once_for_all_equals() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=1)
+    cell.submit("many", tasks=100, preemptible=False)
+    decided = cell.cycle()
+    assert len([e for e in decided if isinstance(e, TaskUnschedulableV1)]) == 1
+    assert cell.cycle() == []
+
+
+def test_changing_the_policys_options_takes_effect_and_touches_nothing_that_runs() -> None:
+    cell = Cell(preemption=False)
+    cell.node("n1", gpus=1)
+    cell.submit("low", priority=90)
+    cell.cycle()
+    cell.submit("top", priority=1)
+    cell.cycle()
+    cell.pool("main", preemption=True)
+    assert stopped(cell.cycle()) == ["low"]

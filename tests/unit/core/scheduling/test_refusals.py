@@ -1,0 +1,224 @@
+"""Which claims are not believed, and by which code; none of them changes anything."""
+
+from typing import Any
+
+import pytest
+
+from tests.unit.core.scheduling.reading import running
+from yardmaster.core.testing import Cell
+from yardmaster.schemas.events import admissions as adm
+from yardmaster.schemas.events import node_events as nev
+from yardmaster.schemas.reasons import RefusalCode
+
+SECOND = "1" * 12
+
+
+@pytest.fixture
+def cell() -> Cell:
+    """Two nodes; `job` runs on n1, attempt 2; `next` is starting on n2."""
+    cell = Cell()
+    cell.node("n1", gpus=1)
+    cell.submit("job")
+    cell.cycle()
+    cell.never_starts("job")
+    cell.cycle()
+    cell.cycle(after_s=2)
+    cell.starts("job")
+    cell.node("n2", gpus=1)
+    cell.submit("next")
+    cell.cycle()
+    assert cell.where("job") == [("n1", (0,))]
+    assert cell.where("next") == [("n2", (0,))]
+    return cell
+
+
+def refused(cell: Cell, event: Any, *, source: str | None = None) -> RefusalCode:
+    """The code under which a claim is refused, having changed nothing."""
+    before = cell.machine.dump(cell.state)
+    cell.claim(event, source=source)
+    assert cell.cycle() == []
+    after = cell.machine.dump(cell.state)
+    assert {**after, "cycle": 0} == {**before, "cycle": 0}, "a refused claim left a trace"
+    assert len(cell.refused) == 1, "the claim was believed"
+    return cell.refused[0][1]
+
+
+def about(cell: Cell, name: str = "job", **changes: Any) -> dict[str, Any]:
+    """What a claim about a replica starts with."""
+    return {**cell._about(cell.task(name), 0), **changes}
+
+
+def exited(cell: Cell, name: str = "job", **changes: Any) -> nev.TaskExitedV1:
+    """A claim that a task exited."""
+    return nev.TaskExitedV1(**about(cell, name, **changes), exit_code=0)
+
+
+def started(cell: Cell, name: str = "job", **changes: Any) -> nev.TaskStartedV1:
+    """A claim that a task started."""
+    return nev.TaskStartedV1(
+        **about(cell, name, **changes), boot_id="00000000", pid=1, process_started=1
+    )
+
+
+def test_an_event_of_another_topic_is_no_claim(cell: Cell) -> None:
+    cell._inputs.clear()
+    event = adm.NodeCordonedV1(node="n1")
+    claim = exited(cell)
+    cell.claim(claim)
+    envelope_of = cell.machine.refusal
+    seen: list[RefusalCode | None] = []
+
+    def with_another_body(state: Any, envelope: Any) -> RefusalCode | None:
+        object.__setattr__(envelope, "data", event)
+        seen.append(envelope_of(state, envelope))
+        return seen[0]
+
+    cell.machine.refusal = with_another_body  # type: ignore[method-assign]
+    cell.cycle()
+    assert seen == ["wrong_topic"]
+
+
+def test_a_node_speaks_for_itself_only(cell: Cell) -> None:
+    assert refused(cell, exited(cell), source="node/n2") == "not_its_author"
+    assert refused(cell, exited(cell), source="scheduler/n1") == "not_its_author"
+
+
+def test_a_node_speaks_of_what_was_placed_on_it_only(cell: Cell) -> None:
+    assert refused(cell, exited(cell, node="n2")) == "not_its_author"
+
+
+def test_a_record_that_came_before_is_a_repeat(cell: Cell) -> None:
+    event = nev.TaskProgressedV1(**about(cell), permille=1)
+    cell.claim(event)
+    again = cell._inputs[-1]
+    cell.cycle()
+    assert cell.refused == []
+    cell._inputs.append(again)
+    cell.cycle()
+    assert [code for _, code in cell.refused] == ["repeated"]
+
+
+def test_a_node_that_never_joined_is_unknown(cell: Cell) -> None:
+    assert refused(cell, exited(cell, node="n9")) == "unknown_node"
+    cell.cordon("n8")
+    cell.cycle()
+    assert refused(cell, exited(cell, node="n8")) == "unknown_node", "named, but never joined"
+
+
+def test_another_incarnation_of_the_node_is_stale(cell: Cell) -> None:
+    assert refused(cell, exited(cell, incarnation=SECOND)) == "stale_incarnation"
+    drained = nev.NodeDrainedV1(node="n1", incarnation=SECOND)
+    assert refused(cell, drained) == "stale_incarnation"
+
+
+def test_a_lost_node_is_not_listened_to(cell: Cell) -> None:
+    claim = exited(cell)
+    cell.cycle(silent={"n1": cell.now_ms - 60_000})
+    assert refused(cell, claim) == "stale_incarnation"
+
+
+def test_a_task_that_nobody_admitted_is_unknown(cell: Cell) -> None:
+    assert refused(cell, exited(cell, task_id="nobody000000.0")) == "unknown_task"
+    assert refused(cell, exited(cell, task_id=cell.task("job").job.id + ".7")) == "unknown_task"
+
+
+def test_an_attempt_to_come_is_unknown_and_one_that_is_over_stale(cell: Cell) -> None:
+    assert refused(cell, exited(cell, attempt=3)) == "unknown_attempt"
+    assert refused(cell, exited(cell, attempt=1)) == "stale_attempt"
+    assert refused(cell, exited(cell, replica=1)) == "unknown_attempt"
+
+
+def test_an_attempt_that_was_released_is_stale(cell: Cell) -> None:
+    claim = exited(cell)
+    cell.ends("job")
+    cell.cycle()
+    assert refused(cell, claim) == "stale_attempt"
+
+
+def test_a_replica_that_was_released_is_stale_while_its_gang_goes_on() -> None:
+    cell = Cell()
+    cell.node("n1")
+    cell.submit("gang", replicas=2)
+    running(cell, "gang")
+    claim = nev.SlotsReleasedV1(**cell._about(cell.task("gang"), 0))
+    cell.ends("gang", replica=0)
+    cell.cycle()
+    assert refused(cell, claim) == "stale_attempt"
+
+
+def test_a_replica_starts_once(cell: Cell) -> None:
+    assert refused(cell, started(cell)) == "repeated"
+
+
+def test_what_did_not_start_neither_exits_nor_saves_nor_progresses(cell: Cell) -> None:
+    assert refused(cell, exited(cell, "next")) == "contradiction"
+    checkpoint = nev.CheckpointDoneV1(**about(cell, "next"), uri="s3://c", step=1)
+    assert refused(cell, checkpoint) == "contradiction"
+    progress = nev.TaskProgressedV1(**about(cell, "next"), permille=1)
+    assert refused(cell, progress) == "contradiction"
+
+
+def test_a_replica_exits_once(cell: Cell) -> None:
+    cell.exits("job")
+    cell.cycle()
+    assert refused(cell, exited(cell)) == "contradiction"
+
+
+def test_slots_are_released_after_the_exit_or_without_any_start(cell: Cell) -> None:
+    early = nev.SlotsReleasedV1(**about(cell))
+    assert refused(cell, early) == "contradiction"
+    never = nev.SlotsReleasedV1(**about(cell), never_started=True)
+    assert refused(cell, never) == "contradiction", "it did start"
+    ran = nev.SlotsReleasedV1(**about(cell, "next"))
+    assert refused(cell, ran) == "contradiction", "it never started"
+
+
+def test_a_node_with_tasks_has_not_left(cell: Cell) -> None:
+    left = nev.NodeDrainedV1(node="n1", incarnation="0" * 12)
+    assert refused(cell, left) == "contradiction"
+
+
+def joined(cell: Cell, name: str, **changes: Any) -> nev.NodeJoinedV1:
+    """A claim that a node joined."""
+    cell.node(name, **{"gpus": 1, **changes})
+    event = cell._inputs.pop()[0]
+    assert isinstance(event, nev.NodeJoinedV1)
+    return event
+
+
+def test_a_join_must_make_sense(cell: Cell) -> None:
+    ref = nev.ReplicaRef(task_id=cell.task("job").id, attempt=2, replica=0)
+    assert refused(cell, joined(cell, "n9", running=(ref,))) == "contradiction"
+    new = {"incarnation": SECOND, "running": (ref,)}
+    assert refused(cell, joined(cell, "n1", **new)) == "contradiction"
+    ports = {"incarnation": SECOND, "port_first": 9, "port_last": 8}
+    assert refused(cell, joined(cell, "n1", **ports)) == "contradiction"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"gpus": 2}, {"pool": "side"}, {"node_type": "sxm"}, {"cpu_milli": 1}, {"memory_mib": 1}],
+)
+def test_the_same_incarnation_offers_the_same_resources(cell: Cell, other: dict[str, Any]) -> None:
+    assert refused(cell, joined(cell, "n1", **other)) == "contradiction"
+
+
+def test_an_incarnation_that_is_over_does_not_come_back(cell: Cell) -> None:
+    cell.cycle(silent={"n1": cell.now_ms - 60_000})
+    assert refused(cell, joined(cell, "n1")) == "stale_incarnation"
+    cell.node("n1", gpus=1, incarnation=SECOND)
+    cell.cycle()
+    cell.claim(joined(cell, "n1"))
+    cell.cycle()
+    assert [code for _, code in cell.refused] == ["stale_incarnation"]
+
+
+def test_an_agent_that_started_again_counts_from_the_beginning(cell: Cell) -> None:
+    first = cell._inputs
+    cell.claim(nev.TaskProgressedV1(**about(cell), permille=5))
+    event, _ = first.pop()
+    first.append((event, "node/n1/2/0"))
+    first.append((event, "node/n1/1/999999"))
+    cell.cycle()
+    assert [code for _, code in cell.refused] == ["repeated"], "the old start is over"
+    assert cell.state.sources["node/n1"] == (2, 0)

@@ -1,0 +1,977 @@
+"""The audit finds each planted violation, and nothing else, in logs that are clean without it.
+
+One file, though a long one: it is read beside the table of predicates, S1 to S11 in its order.
+"""
+
+import dataclasses
+import random
+from typing import Any
+
+import pytest
+
+from tests.support.audit import assert_audit_clean
+from tests.support.logs import (
+    START_MS,
+    LogBuilder,
+    admitted,
+    allocated,
+    department,
+    exited,
+    incarnation,
+    joined,
+    log_created,
+    placed,
+    pool_configured,
+    project,
+    released,
+    started,
+    submitted,
+)
+from yardmaster.core import commit as committed
+from yardmaster.core.audit import Audit, Finding, audit
+from yardmaster.core.audit import chain as audited
+from yardmaster.eventlog.errors import UnknownTopic
+from yardmaster.eventlog.port import Partition, StoredRecord
+from yardmaster.schemas.events.admissions import (
+    CancelAcceptedV1,
+    NodeDrainingV1,
+    PriorityChangedV1,
+    RequestRefusedV1,
+    TaskPausedV1,
+    TaskRejectedV1,
+)
+from yardmaster.schemas.events.decisions import (
+    AllocationRevokedV1,
+    LossCause,
+    NodeLostV1,
+    NodeSilenceObservedV1,
+    Outcome,
+    PreemptionRequestedV1,
+    StopRequestedV1,
+    TaskEndedV1,
+    TaskRequeuedV1,
+)
+from yardmaster.schemas.events.machine import SnapshotTakenV1
+from yardmaster.schemas.events.node_events import NodeDrainedV1, ReplicaRef
+from yardmaster.schemas.events.requests import (
+    CancelRequestedV1,
+    NodeDrainRequestedV1,
+    PauseRequestedV1,
+    PoolChangeRequestedV1,
+    PriorityChangeRequestedV1,
+    ProjectChangeRequestedV1,
+    Quota,
+)
+from yardmaster.schemas.reasons import AdmissionCode, EndCode, RefusalCode, Stop, StopCode
+from yardmaster.schemas.resources import Resources
+
+JOB, OTHER, THIRD = "aaaaaaaaaaaa", "bbbbbbbbbbbb", "cccccccccccc"
+A, B, C = f"{JOB}.0", f"{OTHER}.0", f"{THIRD}.0"
+GANG = {"replicas_min": 2, "replicas_max": 2}
+PAIR = (placed("n1", 0), placed("n2", 0, replica=1))
+
+
+def admit(log: LogBuilder, *jobs: str, **spec: Any) -> None:
+    """Submit and admit."""
+    for job in jobs:
+        log.judged(submitted(job), admitted(job, **spec))
+
+
+@pytest.fixture
+def log() -> LogBuilder:
+    """A pool of two nodes of four slots, a project; nothing submitted."""
+    log = LogBuilder()
+    log.request(log_created())
+    configured = pool_configured(start_timeout_s=300, node_timeout_s=60)
+    log.judged(PoolChangeRequestedV1(pool="default", config=configured.config), configured)
+    for level in (department(), project()):
+        config = level.project or project().project
+        assert config is not None
+        log.judged(ProjectChangeRequestedV1(project="nlp", config=config), level)
+    for node in ("n1", "n2"):
+        log.claim(joined(node))
+    log.scheduler.cycle()
+    return log
+
+
+def run(log: LogBuilder, task: str, *placements: Any, attempt: int = 1) -> None:
+    """Allocate, and have every replica start."""
+    log.scheduler.cycle(allocated(task, *placements, attempt=attempt))
+    for p in placements:
+        log.claim(started(task, p.node, attempt=attempt, replica=p.replica, pid=100 + p.replica))
+    log.scheduler.cycle()
+
+
+def finish(log: LogBuilder, task: str, *placements: Any, attempt: int = 1) -> None:
+    """Have every replica exit with 0 and be released."""
+    for p in placements:
+        log.claim(exited(task, p.node, attempt=attempt, replica=p.replica))
+        log.claim(released(task, p.node, attempt=attempt, replica=p.replica))
+
+
+def ended(task: str, attempt: int = 1) -> TaskEndedV1:
+    return TaskEndedV1(
+        task_id=task, attempt=attempt, outcome=Outcome.SUCCEEDED, code=EndCode.EXIT, exit_code=0
+    )
+
+
+def requeued(task: str, attempt: int = 1, not_before_ms: int = 0) -> TaskRequeuedV1:
+    return TaskRequeuedV1(
+        task_id=task,
+        attempt=attempt,
+        code=EndCode.PRIORITY,
+        restarts=0,
+        not_before_ms=not_before_ms,
+    )
+
+
+def preempted(log: LogBuilder, task: str, attempt: int = 1, **stop: Any) -> PreemptionRequestedV1:
+    """Asked to stop in the cycle a second from now, for `B` unless told otherwise."""
+    full = {"code": StopCode.PRIORITY, "rule": "higher_priority", "for_task": B} | stop
+    return PreemptionRequestedV1(
+        task_id=task,
+        attempt=attempt,
+        nodes=("n1",),
+        stop=Stop(**full),
+        grace_s=60,
+        deadline_at_ms=log.now_ms + 61_000,
+    )
+
+
+def stopped(
+    log: LogBuilder, task: str, code: StopCode, *nodes: str, after_ms: int = 1000
+) -> StopRequestedV1:
+    return StopRequestedV1(
+        task_id=task,
+        attempt=1,
+        nodes=nodes,
+        stop=Stop(code=code),
+        grace_s=60,
+        deadline_at_ms=log.now_ms + after_ms + 60_000,
+    )
+
+
+def lost(node: str, *closed: tuple[str, int], cause: LossCause = LossCause.SILENT) -> NodeLostV1:
+    return NodeLostV1(
+        node=node,
+        incarnation=incarnation(),
+        cause=cause,
+        last_heard_at_ms=START_MS,
+        closed=tuple(ReplicaRef(task_id=t, attempt=1, replica=r) for t, r in closed),
+    )
+
+
+def silent(node: str) -> NodeSilenceObservedV1:
+    return NodeSilenceObservedV1(node=node, incarnation=incarnation(), last_heard_at_ms=START_MS)
+
+
+def found(log: LogBuilder, **options: bool) -> tuple[Finding, ...]:
+    return audit(log.fed(), **options)
+
+
+def expect_one(log: LogBuilder, predicate: str, *words: str, topic: str = "decisions") -> Finding:
+    findings = found(log)
+    assert [f.predicate for f in findings] == [predicate], "\n".join(map(str, findings))
+    finding = findings[0]
+    assert finding.topic == topic, finding
+    for word in words:
+        assert word in finding.message, finding
+    return finding
+
+
+# Clean logs
+
+
+def whole_life(log: LogBuilder) -> None:
+    """Preemption with a checkpoint, a requeue, a gang, a node lost, a cancel, ends."""
+    admit(log, JOB)
+    run(log, A, placed("n1", 0))
+    admit(log, OTHER, priority=1)
+    log.scheduler.cycle(preempted(log, A))
+    finish(log, A, placed("n1", 0))
+    log.scheduler.cycle(requeued(A), allocated(B, placed("n1", 0)))
+    run(log, A, placed("n2", 0), attempt=2)
+    log.claim(released(B, "n1", never_started=True))
+    log.scheduler.cycle(requeued(B))
+    admit(log, THIRD, **GANG)
+    run(log, C, placed("n1", 1), placed("n2", 1, replica=1))
+    log.scheduler.cycle(
+        silent("n2"),
+        NodeLostV1(
+            node="n2",
+            incarnation=incarnation(),
+            cause=LossCause.SILENT,
+            last_heard_at_ms=START_MS,
+            closed=(
+                ReplicaRef(task_id=A, attempt=2, replica=0),
+                ReplicaRef(task_id=C, attempt=1, replica=1),
+            ),
+        ),
+        requeued(A, 2),
+        stopped(log, C, StopCode.NODE_LOST, "n1", "n2", after_ms=70_000),
+        after_ms=70_000,
+    )
+    log.judged(CancelRequestedV1(job_id=THIRD), CancelAcceptedV1(job_id=THIRD))
+    log.claim(exited(C, "n1", exit_code=143))
+    log.claim(released(C, "n1"))
+    cancelled = TaskEndedV1(task_id=C, attempt=1, outcome=Outcome.CANCELLED, code=EndCode.CANCELLED)
+    log.scheduler.cycle(cancelled)
+    log.claim(joined("n2", life=2))
+    log.scheduler.cycle(
+        allocated(A, placed("n2", 0, life=2), attempt=3),
+        SnapshotTakenV1(cycle=2, state_digest=f"{2:064x}"),
+    )
+
+
+def test_a_whole_life_is_clean(log: LogBuilder) -> None:
+    whole_life(log)
+    assert found(log) == ()
+
+
+def test_topics_may_be_fed_in_any_order(log: LogBuilder) -> None:
+    whole_life(log)
+    admit(log, "dddddddddddd")
+    log.scheduler.cycle(allocated(B, placed("n1", 0), attempt=7))
+    as_written = found(log)
+    assert [f.predicate for f in as_written] == ["S4"]
+    fed = list(log.fed())
+    for seed in range(20):
+        topics = ("requests", "admissions", "node-events", "decisions")
+        queues = {topic: [r for r in fed if r[0] == topic] for topic in topics}
+        chance = random.Random(seed)
+        auditor = Audit()
+        while left := [q for q in queues.values() if q]:
+            auditor.feed(*chance.choice(left).pop(0))
+        assert auditor.finish() == as_written
+
+
+def test_findings_are_there_as_soon_as_the_record_that_breaks_a_promise(log: LogBuilder) -> None:
+    admit(log, JOB)
+    log.scheduler.cycle(allocated(A, placed("n1", 0), attempt=2))
+    auditor = Audit()
+    *rest, last = log.fed()
+    for record in rest:
+        auditor.feed(*record)
+    assert not auditor.findings
+    auditor.feed(*last)
+    assert [f.predicate for f in auditor.findings] == ["S4"]
+
+
+def test_what_a_fenced_leader_wrote_is_nothing(log: LogBuilder) -> None:
+    admit(log, JOB)
+    run(log, A, placed("n1", 0))
+    admit(log, OTHER)
+    late = LogBuilder()
+    late.scheduler.start_term("aaaaaaaaaaaa")
+    late.scheduler.cycle()
+    fenced = late.scheduler.cycle(allocated(B, placed("n1", 0)))
+    log.scheduler.start_term("bbbbbbbbbbbb")
+    for entry in fenced:
+        assert entry.envelope is not None
+        log.append("decisions", entry.envelope)
+    log.scheduler.cycle(allocated(B, placed("n1", 1)))
+    assert found(log) == ()
+
+
+def test_a_term_belongs_to_its_first_incarnation(log: LogBuilder) -> None:
+    log.scheduler.start_term("bbbbbbbbbbbb")
+    log.scheduler.start_term("cccccccccccc", term=2)
+    log.scheduler.cycle()
+    assert found(log) == ()
+
+
+def test_an_uncommitted_batch_is_dropped_by_the_next_term(log: LogBuilder) -> None:
+    admit(log, JOB)
+    log.scheduler.cycle(allocated(A, placed("n9", 0)), take={}, keep=[0])
+    log.scheduler.cycles -= 1
+    log.scheduler.start_term("bbbbbbbbbbbb")
+    log.scheduler.cycle(allocated(A, placed("n1", 0)))
+    assert found(log) == ()
+
+
+def test_both_ends_compute_the_same_digests() -> None:
+    """Else the audit would find broken what commit.py wrote."""
+    headers = (("ce_id", b"x/1/0"), ("ce_type", b"T"))
+    for value in (b"{}", b"", None):
+        ours = audited.record_digest(b"main", headers, value)
+        assert ours == committed.record_digest(b"main", headers, value)
+        assert audited.range_digest([ours, ours]) == committed.range_digest([ours, ours])
+        assert audited.unmarked([ours], committed.marks([ours])) is None
+
+
+# S1
+
+
+@pytest.mark.parametrize(
+    ("commit", "word"),
+    [
+        ({"cycle": 9}, "expected cycle 2, found cycle 9"),
+        ({"prev": "1" * 64}, "prev"),
+        ({"decisions": 3}, "expected 3 decisions, found 1"),
+        ({"decision_marks": "0" * 16}, "not decision 1"),
+        ({"decisions_digest": "0" * 64}, "decisions_digest"),
+        ({"term": 7}, "was written in term 1"),
+    ],
+)
+def test_s1_a_commit_that_does_not_fit(log: LogBuilder, commit: Any, word: str) -> None:
+    admit(log, JOB)
+    log.scheduler.cycle(allocated(A, placed("n1", 0)), commit=commit)
+    expect_one(log, "S1", word)
+
+
+def test_s1_a_decision_that_is_missing(log: LogBuilder) -> None:
+    admit(log, JOB, OTHER)
+    log.scheduler.cycle(allocated(A, placed("n1", 0)), allocated(B, placed("n1", 1)), keep=[1, 2])
+    expect_one(log, "S1", "expected seq")
+
+
+def test_s1_a_batch_that_is_there_twice(log: LogBuilder) -> None:
+    admit(log, JOB)
+    for entry in log.scheduler.cycle(allocated(A, placed("n1", 0)))[-1:]:
+        assert entry.envelope is not None
+        log.append("decisions", entry.envelope)
+    findings = found(log)
+    assert {f.predicate for f in findings} == {"S1", "S2"}
+
+
+def test_s1_a_term_that_skips_a_number(log: LogBuilder) -> None:
+    log.scheduler.start_term("bbbbbbbbbbbb", term=5)
+    expect_one(log, "S1", "expected term 2 to start, found 5")
+
+
+def test_s1_a_term_nobody_started(log: LogBuilder) -> None:
+    entry = log.scheduler.cycle()[0]
+    assert entry.envelope is not None
+    log.append("decisions", dataclasses.replace(entry.envelope, epoch=8))
+    expect_one(log, "S1", "written in term 8")
+
+
+def test_s1_a_foreign_record(log: LogBuilder) -> None:
+    log.append("decisions", log.gateway.envelope(submitted(JOB), JOB))
+    expect_one(log, "S1", "found TaskSubmitted")
+
+
+def test_s1_bytes_that_are_no_record(log: LogBuilder) -> None:
+    log.raw("admissions")
+    expect_one(log, "S1", "undecodable", topic="admissions")
+
+
+# S2
+
+
+def test_s2_inputs_taken_twice(log: LogBuilder) -> None:
+    log.scheduler.taken["node-events"] = 0
+    log.scheduler.cycle()
+    expect_one(log, "S2", "node-events 0 to before 2", "expected to go on at 2")
+
+
+def test_s2_inputs_left_out(log: LogBuilder) -> None:
+    log.claim(joined("n3"))
+    log.claim(joined("n4"))
+    log.scheduler.taken["node-events"] = 3
+    log.scheduler.cycle()
+    expect_one(log, "S2", "expected to go on at 2")
+
+
+def test_s2_an_input_that_changed_after_it_was_taken(log: LogBuilder) -> None:
+    log.claim(joined("n3"))
+    log.scheduler.cycle()
+    fed = list(log.fed())
+    at = next(i for i, r in enumerate(fed) if r[0] == "node-events" and r[2] == 2)
+    fed[at] = (*fed[at][:4], b"\x00" * 32)
+    (finding,) = audit(fed)
+    assert (finding.predicate, finding.topic, finding.offset) == ("S2", "node-events", 2)
+
+
+def test_s2_inputs_that_are_not_there(log: LogBuilder) -> None:
+    log.claim(joined("n3"))
+    log.scheduler.cycle()
+    fed = [r for r in log.fed() if not (r[0] == "node-events" and r[2] == 2)]
+    (finding,) = audit(fed)
+    assert finding.predicate == "S2"
+    assert "took node-events to 3 (ends at 2)" in finding.message
+
+
+def test_s2_a_record_that_is_gone(log: LogBuilder) -> None:
+    log.claim(joined("n3"))
+    log.claim(joined("n4"))
+    log.scheduler.cycle()
+    findings = audit(r for r in log.fed() if not (r[0] == "node-events" and r[2] == 2))
+    assert findings[0].predicate == "S2"
+    assert "expected offset 2 of node-events/0, found 3" in findings[0].message
+
+
+def test_s2_a_cycle_of_quota_taken_in_part(log: LogBuilder) -> None:
+    one, two = log.request(submitted(JOB)), log.request(submitted(OTHER))
+    log.quota.cycle((admitted(JOB), one), (admitted(OTHER), two))
+    log.scheduler.cycle(take={"admissions": log.end("admissions") - 2})
+    expect_one(log, "S2", "part of a cycle")
+
+
+def test_s2_nonsense_that_was_believed(log: LogBuilder) -> None:
+    log.raw("node-events")
+    log.scheduler.cycle()
+    expect_one(log, "S2", "undecodable: expected it refused", topic="node-events")
+
+
+def test_s2_nonsense_that_was_refused_is_fine(log: LogBuilder) -> None:
+    log.raw("node-events")
+    log.scheduler.cycle(refused=[("node-events", 2, RefusalCode.MALFORMED)])
+    assert found(log) == ()
+
+
+def test_s2_another_nodes_word_believed(log: LogBuilder) -> None:
+    log.claim(NodeDrainedV1(node="n1", incarnation=incarnation()), node="n2")
+    log.scheduler.cycle()
+    expect_one(log, "S2", "node/n2 is not its author", topic="node-events")
+
+
+def test_s2_refusals_of_what_was_not_taken(log: LogBuilder) -> None:
+    log.scheduler.cycle(refused=[("node-events", 77, RefusalCode.MALFORMED)])
+    expect_one(log, "S2", "node-events/77")
+
+
+def test_s2_a_refused_record_of_a_machine(log: LogBuilder) -> None:
+    admit(log, JOB)
+    at = log.end("admissions") - 2
+    log.scheduler.cycle(refused=[("admissions", at, RefusalCode.CONTRADICTION)])
+    expect_one(log, "S2", "never refused", topic="admissions")
+
+
+# S3
+
+
+def test_s3_two_attempts_on_one_slot(log: LogBuilder) -> None:
+    admit(log, JOB, OTHER)
+    log.scheduler.cycle(allocated(A, placed("n1", 0)), allocated(B, placed("n1", 0)))
+    expect_one(log, "S3", "n1 slot 0", "found 2000", A, B)
+
+
+def test_s3_fractions_fill_a_slot_and_no_more(log: LogBuilder) -> None:
+    half = Resources(gpus=1, gpu_milli=500, cpu_milli=1000, memory_mib=1024)
+    admit(log, JOB, OTHER, THIRD, resources=half)
+    where = placed("n1", 2, gpu_milli=500)
+    log.scheduler.cycle(allocated(A, where), allocated(B, where))
+    assert found(log) == ()
+    log.scheduler.cycle(allocated(C, where))
+    expect_one(log, "S3", "found 1500")
+
+
+def test_s3_a_slot_is_held_until_it_is_released(log: LogBuilder) -> None:
+    admit(log, JOB, OTHER)
+    run(log, A, placed("n1", 0))
+    log.claim(exited(A, "n1"))
+    log.scheduler.cycle(allocated(B, placed("n1", 0)))
+    expect_one(log, "S3", "slot 0")
+
+
+@pytest.mark.parametrize(
+    ("resources", "unit"),
+    [({"cpu_milli": 40_000}, "cpu_milli"), ({"memory_mib": 200_000}, "MiB")],
+)
+def test_s3_more_than_the_node_has(log: LogBuilder, resources: Any, unit: str) -> None:
+    big = Resources(**({"cpu_milli": 1000, "memory_mib": 1024} | resources))
+    admit(log, JOB, OTHER, resources=big)
+    where = dataclasses.replace(placed("n1"), **resources)
+    log.scheduler.cycle(allocated(A, where), allocated(B, where))
+    expect_one(log, "S3", unit)
+
+
+@pytest.mark.parametrize(
+    ("where", "word"),
+    [
+        (placed("n9", 0), "is unknown"),
+        (placed("n1", 0, life=2), "expected 000000000002"),
+        (placed("n1", 9), "has 4 slots"),
+    ],
+)
+def test_s3_a_place_that_is_not_there(log: LogBuilder, where: Any, word: str) -> None:
+    admit(log, JOB)
+    log.scheduler.cycle(allocated(A, where))
+    expect_one(log, "S3", word)
+
+
+def test_s3_another_pools_node(log: LogBuilder) -> None:
+    log.claim(joined("x1", pool="other"))
+    admit(log, JOB)
+    log.scheduler.cycle(allocated(A, placed("x1", 0)))
+    expect_one(log, "S3", "of pool default", "of pool other")
+
+
+def test_s3_a_node_that_left_or_was_lost(log: LogBuilder) -> None:
+    log.claim(NodeDrainedV1(node="n1", incarnation=incarnation()))
+    admit(log, JOB)
+    log.scheduler.cycle(allocated(A, placed("n1", 0)))
+    expect_one(log, "S3", "gone")
+
+
+def test_s3_a_lost_node_that_leaves_a_replica_open(log: LogBuilder) -> None:
+    admit(log, JOB)
+    run(log, A, placed("n1", 0))
+    log.scheduler.cycle(silent("n1"), lost("n1"), after_ms=70_000)
+    expect_one(log, "S3", "closed and open replicas differ", A)
+
+
+def test_s3_a_lost_incarnation_that_was_let_back_in(log: LogBuilder) -> None:
+    log.scheduler.cycle(silent("n1"), lost("n1"), after_ms=70_000)
+    log.claim(joined("n1"))
+    log.scheduler.cycle()
+    expect_one(log, "S3", "was lost", topic="node-events")
+
+
+def test_s3_a_node_replaced_by_nobody(log: LogBuilder) -> None:
+    log.scheduler.cycle(lost("n1", cause=LossCause.REPLACED))
+    expect_one(log, "S3", "no other has joined")
+
+
+def test_s3_a_replaced_node_frees_its_slots(log: LogBuilder) -> None:
+    admit(log, JOB)
+    run(log, A, placed("n1", 0))
+    log.claim(joined("n1", life=2))
+    log.scheduler.cycle(lost("n1", (A, 0), cause=LossCause.REPLACED), requeued(A))
+    log.scheduler.cycle(allocated(A, placed("n1", 0, life=2), attempt=2))
+    assert found(log) == ()
+
+
+# S4
+
+
+def test_s4_a_gap_in_the_attempts(log: LogBuilder) -> None:
+    admit(log, JOB)
+    log.scheduler.cycle(allocated(A, placed("n1", 0), attempt=2))
+    expect_one(log, "S4", "expected attempt 1")
+
+
+def test_s4_an_attempt_while_the_last_is_open(log: LogBuilder) -> None:
+    admit(log, JOB)
+    run(log, A, placed("n1", 0))
+    log.scheduler.cycle(allocated(A, placed("n1", 1), attempt=2))
+    expect_one(log, "S4", "while replicas [0] of attempt 1 are open")
+
+
+def test_s4_a_requeue_while_slots_are_held(log: LogBuilder) -> None:
+    admit(log, JOB)
+    run(log, A, placed("n1", 0))
+    log.scheduler.cycle(requeued(A))
+    expect_one(log, "S4", "found replicas [0] open")
+
+
+def test_s4_a_stop_of_what_is_not_open(log: LogBuilder) -> None:
+    admit(log, JOB)
+    log.scheduler.cycle(stopped(log, A, StopCode.CANCELLED, "n1"))
+    expect_one(log, "S4", "is not open")
+
+
+def test_s4_a_replica_that_started_twice(log: LogBuilder) -> None:
+    admit(log, JOB)
+    run(log, A, placed("n1", 0))
+    log.claim(started(A, "n1", pid=999))
+    log.scheduler.cycle()
+    expect_one(log, "S4", "pid 100", "pid 999", topic="node-events")
+
+
+def test_s4_holds_honest_agents_to_what_was_refused_too(log: LogBuilder) -> None:
+    admit(log, JOB)
+    run(log, A, placed("n1", 0))
+    at = log.claim(started(A, "n1", pid=999)).offset
+    log.scheduler.cycle(refused=[("node-events", at, RefusalCode.REPEATED)])
+    assert [f.predicate for f in found(log)] == ["S4"]
+    assert found(log, honest_agents=False) == ()
+
+
+def test_s4_the_same_start_told_twice_is_one(log: LogBuilder) -> None:
+    admit(log, JOB)
+    run(log, A, placed("n1", 0))
+    at = log.claim(started(A, "n1")).offset
+    log.scheduler.cycle(refused=[("node-events", at, RefusalCode.REPEATED)])
+    assert found(log) == ()
+
+
+# S5
+
+
+def test_s5_half_a_gang(log: LogBuilder) -> None:
+    admit(log, JOB, **GANG)
+    log.scheduler.cycle(allocated(A, placed("n1", 0)))
+    expect_one(log, "S5", "expected 2 to 2 replicas", "found [0]")
+
+
+def test_s5_less_than_a_replica_asked_for(log: LogBuilder) -> None:
+    admit(log, JOB, resources=Resources(gpus=2, gpu_milli=1000, cpu_milli=1000, memory_mib=1024))
+    log.scheduler.cycle(allocated(A, placed("n1", 0)))
+    expect_one(log, "S5", "expected (slots, gpu_milli, cpu_milli, memory_mib) (2, 1000")
+
+
+def test_s5_a_torn_gang_that_goes_on(log: LogBuilder) -> None:
+    admit(log, JOB, **GANG)
+    run(log, A, *PAIR)
+    log.scheduler.cycle(silent("n2"), lost("n2", (A, 1)), after_ms=70_000)
+    assert found(log) == ()
+    log.scheduler.cycle()
+    expect_one(log, "S5", "replica 1 was lost with node n2", "expected the 1 others")
+
+
+def test_s5_a_failed_replica_stops_its_gang(log: LogBuilder) -> None:
+    admit(log, JOB, **GANG)
+    run(log, A, *PAIR)
+    log.claim(exited(A, "n1", exit_code=3))
+    log.scheduler.cycle()
+    log.scheduler.cycle(stopped(log, A, StopCode.GANG_INCOMPLETE, "n1", "n2"))
+    log.scheduler.cycle()
+    assert found(log) == ()
+
+
+def test_s5_a_cycle_that_was_cut_may_stop_the_gang_later(log: LogBuilder) -> None:
+    admit(log, JOB, **GANG)
+    run(log, A, *PAIR)
+    log.claim(released(A, "n1", never_started=True))
+    log.scheduler.cycle()
+    log.scheduler.cycle(complete=False)
+    assert found(log) == ()
+    log.scheduler.cycle()
+    expect_one(log, "S5", "never started")
+
+
+def test_s5_a_stop_that_leaves_out_a_node(log: LogBuilder) -> None:
+    admit(log, JOB, **GANG)
+    run(log, A, *PAIR)
+    log.scheduler.cycle(stopped(log, A, StopCode.GANG_INCOMPLETE, "n1"))
+    expect_one(log, "S5", "not on its nodes ['n2']")
+
+
+# S6
+
+
+@pytest.mark.parametrize(
+    ("level", "word"),
+    [
+        (project(limit_milli=1000), "project nlp limit 1000, used 1000, asked 1000"),
+        (project(quotas={"default": Quota(limit_milli=1500)}), "project nlp limit in default"),
+        (department(quotas={"default": Quota(limit_milli=1999)}), "department research limit"),
+    ],
+)
+def test_s6_a_limit_passed(log: LogBuilder, level: Any, word: str) -> None:
+    log.judged(ProjectChangeRequestedV1(project="nlp", config=project().project), level)  # type: ignore[arg-type]
+    admit(log, JOB, OTHER)
+    run(log, A, placed("n1", 0))
+    assert found(log) == ()
+    log.scheduler.cycle(allocated(B, placed("n1", 1)))
+    expect_one(log, "S6", word)
+
+
+@pytest.mark.parametrize(
+    ("spec", "word"),
+    [({"max_slots_milli": 1000}, "max_slots 1000"), ({"max_concurrent": 1}, "max_concurrent 1")],
+)
+def test_s6_a_jobs_own_bounds(log: LogBuilder, spec: Any, word: str) -> None:
+    admit(log, JOB, tasks=2, **spec)
+    run(log, A, placed("n1", 0))
+    log.scheduler.cycle(allocated(f"{JOB}.1", placed("n1", 1)))
+    expect_one(log, "S6", word)
+
+
+def test_s6_lowering_a_limit_stops_nothing(log: LogBuilder) -> None:
+    admit(log, JOB)
+    run(log, A, placed("n1", 0))
+    level = project(limit_milli=0)
+    assert level.project is not None
+    log.judged(ProjectChangeRequestedV1(project="nlp", config=level.project), level)
+    log.scheduler.cycle()
+    assert found(log) == ()
+
+
+@pytest.mark.parametrize("policy", ["quota", "priority"])
+def test_s6_deserved_binds_what_is_not_preemptible_under_quota(
+    log: LogBuilder, policy: str
+) -> None:
+    pool = pool_configured(policy=policy)
+    log.judged(PoolChangeRequestedV1(pool="default", config=pool.config), pool)
+    level = project(quotas={"default": Quota(deserved_milli=1000)})
+    assert level.project is not None
+    log.judged(ProjectChangeRequestedV1(project="nlp", config=level.project), level)
+    admit(log, JOB, preemptible=True)
+    admit(log, OTHER, THIRD, preemptible=False)
+    log.scheduler.cycle(allocated(A, placed("n1", 0)), allocated(B, placed("n1", 1)))
+    assert found(log) == ()
+    log.scheduler.cycle(allocated(C, placed("n1", 2)))
+    if policy == "quota":
+        expect_one(log, "S6", "deserved in default", "used 1000, asked 1000")
+    else:
+        assert found(log) == ()
+
+
+# S7
+
+
+@pytest.mark.parametrize(
+    ("stop", "word"),
+    [
+        ({"for_task": None}, "without naming a beneficiary"),
+        ({"rule": None}, "without naming a rule"),
+        ({"for_task": "zzzzzzzzzzzz.0"}, "cannot gain"),
+        ({"for_task": A}, "cannot gain"),
+    ],
+)
+def test_s7_a_stop_for_nobody(log: LogBuilder, stop: Any, word: str) -> None:
+    admit(log, JOB, OTHER)
+    run(log, A, placed("n1", 0))
+    log.scheduler.cycle(preempted(log, A, **stop))
+    expect_one(log, "S7", word)
+
+
+def test_s7_a_victim_that_is_not_preemptible(log: LogBuilder) -> None:
+    admit(log, JOB, preemptible=False)
+    admit(log, OTHER)
+    run(log, A, placed("n1", 0))
+    log.scheduler.cycle(preempted(log, A))
+    expect_one(log, "S7", "not preemptible")
+
+
+def test_s7_a_victim_before_its_min_runtime(log: LogBuilder) -> None:
+    admit(log, JOB, min_runtime_s=600)
+    admit(log, OTHER)
+    run(log, A, placed("n1", 0))
+    log.scheduler.cycle(preempted(log, A))
+    expect_one(log, "S7", "after 1000 ms, min_runtime is 600000 ms")
+
+
+@pytest.mark.parametrize("reordered", [False, True])
+def test_s7_no_pair_stops_each_other(log: LogBuilder, reordered: bool) -> None:
+    admit(log, JOB, OTHER)
+    run(log, A, placed("n1", 0))
+    log.scheduler.cycle(preempted(log, A))
+    finish(log, A, placed("n1", 0))
+    log.scheduler.cycle(requeued(A), allocated(B, placed("n1", 0)))
+    if reordered:
+        log.judged(
+            PriorityChangeRequestedV1(job_id=JOB, priority=1),
+            PriorityChangedV1(job_id=JOB, priority=1, revision=2),
+        )
+    log.scheduler.cycle(preempted(log, B, for_task=A))
+    if reordered:
+        assert found(log) == ()
+    else:
+        expect_one(log, "S7", f"{B} attempt 1 is stopped for {A}, which was stopped for it")
+
+
+# S8
+
+
+def test_s8_a_request_that_nobody_judged(log: LogBuilder) -> None:
+    request = log.request(submitted(JOB))
+    log.quota.cycle()
+    expect_one(log, "S8", request, "found none", topic="admissions")
+
+
+def test_s8_a_cycle_that_was_cut_may_judge_later(log: LogBuilder) -> None:
+    request = log.request(submitted(JOB))
+    log.quota.cycle(complete=False)
+    log.quota.cycle((admitted(JOB), request))
+    assert found(log) == ()
+
+
+def test_s8_a_request_judged_twice(log: LogBuilder) -> None:
+    request = log.request(submitted(JOB))
+    rejected = TaskRejectedV1(job_id=JOB, code=AdmissionCode.POOL_UNKNOWN)
+    log.quota.cycle((admitted(JOB), request), (rejected, request))
+    expect_one(log, "S8", "found TaskAdmitted and TaskRejected", topic="admissions")
+
+
+def test_s8_a_job_admitted_twice(log: LogBuilder) -> None:
+    admit(log, JOB)
+    admit(log, JOB)
+    expect_one(log, "S8", "expected one TaskAdmitted", topic="admissions")
+
+
+def test_s8_an_admission_that_nobody_asked_for(log: LogBuilder) -> None:
+    log.quota.cycle((admitted(JOB), "gateway/gw-9/1/1"))
+    expect_one(log, "S8", "expected a consumed request as cause", topic="admissions")
+
+
+def test_s8_a_verdict_of_another_kind(log: LogBuilder) -> None:
+    log.judged(CancelRequestedV1(job_id=JOB), TaskPausedV1(job_id=JOB))
+    expect_one(log, "S8", "TaskPaused is no verdict on CancelRequested", topic="admissions")
+
+
+def test_s8_a_refusal_that_names_another_request(log: LogBuilder) -> None:
+    refusal = RequestRefusedV1(request_type="PauseRequested", code=AdmissionCode.JOB_UNKNOWN)
+    log.judged(CancelRequestedV1(job_id=JOB), refusal)
+    expect_one(log, "S8", "refuses a PauseRequested", topic="admissions")
+
+
+def test_s8_a_refused_record_needs_no_verdict(log: LogBuilder) -> None:
+    log.request(submitted(JOB))
+    at = log.end("requests") - 1
+    log.quota.cycle(refused=[("requests", at, RefusalCode.REPEATED)])
+    assert found(log) == ()
+
+
+@pytest.mark.parametrize("task", [A, f"{JOB}.1"])
+def test_s8_an_allocation_of_what_was_not_admitted(log: LogBuilder, task: str) -> None:
+    if task != A:
+        admit(log, JOB)
+    log.scheduler.cycle(allocated(task, placed("n1", 0)))
+    expect_one(log, "S8", "no such task was admitted")
+
+
+# S9
+
+
+def test_s9_a_task_that_ends_twice(log: LogBuilder) -> None:
+    admit(log, JOB)
+    run(log, A, placed("n1", 0))
+    finish(log, A, placed("n1", 0))
+    log.scheduler.cycle(ended(A))
+    log.scheduler.cycle(ended(A))
+    expect_one(log, "S9", "ends again")
+
+
+def test_s9_a_task_that_ends_with_slots(log: LogBuilder) -> None:
+    admit(log, JOB)
+    run(log, A, placed("n1", 0))
+    log.scheduler.cycle(ended(A))
+    expect_one(log, "S9", "found replicas [0] open")
+
+
+def test_s9_a_start_after_the_end(log: LogBuilder) -> None:
+    admit(log, JOB)
+    run(log, A, placed("n1", 0))
+    finish(log, A, placed("n1", 0))
+    log.scheduler.cycle(ended(A))
+    log.scheduler.cycle(allocated(A, placed("n1", 0), attempt=2))
+    expect_one(log, "S9", "opens after the task ended")
+
+
+def test_s9_a_start_after_a_cancel(log: LogBuilder) -> None:
+    admit(log, JOB, tasks=2)
+    log.judged(CancelRequestedV1(job_id=JOB, index=0), CancelAcceptedV1(job_id=JOB, index=0))
+    log.scheduler.cycle(allocated(f"{JOB}.1", placed("n1", 1)))
+    assert found(log) == ()
+    log.scheduler.cycle(allocated(A, placed("n1", 0)))
+    expect_one(log, "S9", "after its cancel was taken")
+
+
+def test_s9_a_start_while_paused(log: LogBuilder) -> None:
+    admit(log, JOB)
+    log.judged(PauseRequestedV1(job_id=JOB), TaskPausedV1(job_id=JOB))
+    log.scheduler.cycle(allocated(A, placed("n1", 0)))
+    expect_one(log, "S9", "while the task is paused")
+
+
+# S10
+
+
+def test_s10_now_falls(log: LogBuilder) -> None:
+    log.scheduler.cycle(after_ms=-60_000)
+    expect_one(log, "S10", "now falls from")
+
+
+def test_s10_a_start_before_its_time(log: LogBuilder) -> None:
+    admit(log, JOB)
+    run(log, A, placed("n1", 0))
+    finish(log, A, placed("n1", 0))
+    log.scheduler.cycle(requeued(A, not_before_ms=log.now_ms + 10_000))
+    log.scheduler.cycle(allocated(A, placed("n1", 0), attempt=2))
+    expect_one(log, "S10", "held until")
+
+
+def test_s10_a_deadline_before_the_grace_is_over(log: LogBuilder) -> None:
+    admit(log, JOB, OTHER)
+    run(log, A, placed("n1", 0))
+    early = dataclasses.replace(preempted(log, A), deadline_at_ms=log.now_ms + 2000)
+    log.scheduler.cycle(early)
+    expect_one(log, "S10", "60 s of grace")
+
+
+def test_s10_a_time_limit_that_is_not_reached(log: LogBuilder) -> None:
+    admit(log, JOB, time_limit_s=3600)
+    run(log, A, placed("n1", 0))
+    log.scheduler.cycle(stopped(log, A, StopCode.TIME_LIMIT, "n1"))
+    expect_one(log, "S10", "over its time limit of 3600 s after 1000 ms")
+
+
+@pytest.mark.parametrize("preemptible", [True, False])
+def test_s10_a_drain_waits_for_what_is_not_preemptible(log: LogBuilder, preemptible: bool) -> None:
+    admit(log, JOB, preemptible=preemptible)
+    run(log, A, placed("n1", 0))
+    when = log.now_ms + 600_000
+    log.judged(
+        NodeDrainRequestedV1(node="n1", deadline_at_ms=when),
+        NodeDrainingV1(node="n1", deadline_at_ms=when),
+    )
+    log.scheduler.cycle(stopped(log, A, StopCode.NODE_DRAINED, "n1"))
+    if preemptible:
+        assert found(log) == ()
+    else:
+        expect_one(log, "S10", "is drained at")
+
+
+def test_s10_an_allocation_revoked_too_soon(log: LogBuilder) -> None:
+    admit(log, JOB)
+    log.scheduler.cycle(allocated(A, placed("n1", 0)))
+    revoked = AllocationRevokedV1(
+        task_id=A, attempt=1, nodes=("n1",), stop=Stop(code=StopCode.START_TIMEOUT)
+    )
+    log.scheduler.cycle(revoked, after_ms=299_000)
+    expect_one(log, "S10", "revoked after 299000 ms")
+
+
+def test_s10_a_node_lost_too_soon(log: LogBuilder) -> None:
+    seen = dataclasses.replace(silent("n1"), last_heard_at_ms=log.now_ms)
+    log.scheduler.cycle(seen, lost("n1"), after_ms=59_000)
+    expect_one(log, "S10", "after 59000 ms of silence")
+
+
+def test_s10_a_node_lost_without_an_observation(log: LogBuilder) -> None:
+    log.scheduler.cycle(lost("n1"), after_ms=70_000)
+    expect_one(log, "S10", "never observed")
+
+
+# S11
+
+
+def test_s11_a_snapshot_of_another_state(log: LogBuilder) -> None:
+    log.scheduler.cycle(SnapshotTakenV1(cycle=1, state_digest="e" * 64))
+    expect_one(log, "S11", "snapshot of cycle 1")
+
+
+def test_s11_digests_of_a_standby(log: LogBuilder) -> None:
+    log.scheduler.cycle()
+    auditor = Audit()
+    for record in log.fed():
+        auditor.feed(*record)
+    mine = {1: f"{1:064x}", 2: f"{2:064x}"}
+    assert auditor.differing("decisions", mine, "standby") == ()
+    (finding,) = auditor.differing("decisions", mine | {2: "f" * 64}, "standby")
+    assert finding.predicate == "S11"
+    assert "cycle 2" in finding.message
+    assert "standby has fff" in finding.message
+
+
+# Over a log
+
+
+class _Held:
+    """As much of an event log as the audit reads."""
+
+    def __init__(self, log: LogBuilder) -> None:
+        self.log = log
+
+    async def read(
+        self, partition: Partition, offset: int, *, max_records: int = 1000
+    ) -> list[StoredRecord]:
+        if not self.log.of(partition.topic):
+            raise UnknownTopic(topic=partition.topic, partition=partition.number)
+        return [
+            StoredRecord(partition, e.offset, 0, e.record)
+            for e in self.log.of(partition.topic)[offset : offset + max_records]
+        ]
+
+
+async def test_the_audit_of_a_log_reads_decodes_and_shows_what_it_found(log: LogBuilder) -> None:
+    whole_life(log)
+    await assert_audit_clean(_Held(log))  # type: ignore[arg-type]
+    log.raw("node-events")
+    log.scheduler.cycle(allocated(B, placed("n1", 0), attempt=9))
+    with pytest.raises(AssertionError, match=r"S2 node-events/\d+: undecodable[\s\S]+S4 decisions"):
+        await assert_audit_clean(_Held(log))  # type: ignore[arg-type]
