@@ -1,0 +1,113 @@
+"""Events to records and back.
+
+The value is the whole envelope as JSON, the headers repeat its CloudEvents attributes; a record
+whose headers say something else is refused. Decoding is one pass of the validator compiled for the
+event's type; only bodies of old versions are parsed twice, to be upcast before validation.
+"""
+
+from datetime import UTC, datetime
+from functools import cache, lru_cache
+from typing import Any, Final
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json, to_json
+
+from yardmaster.eventlog.port import Headers, Record
+from yardmaster.schemas.envelope import SPEC_VERSION, Envelope, Event
+from yardmaster.schemas.errors import MalformedRecord, UnknownEventType, UnknownVersion
+from yardmaster.schemas.events import EVENTS
+from yardmaster.schemas.upcasters import UPCASTERS, upcast
+
+#: No record is larger than a batch may be; what is larger is refused before it is parsed.
+MAX_VALUE_BYTES: Final = 1024 * 1024
+MAX_TYPE_CHARACTERS: Final = 64
+
+
+@cache
+def adapter(type_: str, version: int) -> TypeAdapter[Envelope[Any]]:
+    """The compiled validator of an event's envelope.
+
+    Raises:
+        UnknownEventType, UnknownVersion.
+    """
+    cls = EVENTS.get((type_, version))
+    if cls is not None:
+        return TypeAdapter(Envelope[cls])  # type: ignore[valid-type]
+    if any(known == type_ for known, _ in EVENTS):
+        raise UnknownVersion(type=type_, version=version)
+    raise UnknownEventType(type=type_)
+
+
+@lru_cache(maxsize=256)
+def rfc3339(time_ms: int) -> str:
+    """`2026-01-31T12:00:00.123Z` for milliseconds since the epoch."""
+    whole, milli = divmod(time_ms, 1000)
+    return f"{datetime.fromtimestamp(whole, tz=UTC):%Y-%m-%dT%H:%M:%S}.{milli:03d}Z"
+
+
+def _headers(envelope: Envelope[Any]) -> Headers:
+    fixed = (
+        ("ce_id", envelope.id.encode()),
+        ("ce_type", envelope.type.encode()),
+        ("ce_source", envelope.source.encode()),
+        ("ce_subject", envelope.subject.encode()),
+        ("ce_time", rfc3339(envelope.time_ms).encode()),
+        ("ce_specversion", SPEC_VERSION.encode()),
+        ("yard_version", str(envelope.version).encode()),
+    )
+    if envelope.traceparent is None:
+        return fixed
+    return (*fixed, ("traceparent", envelope.traceparent.encode()))
+
+
+def encode(envelope: Envelope[Any], key: str) -> Record:
+    """The record of an event; `key` is what its topic's entry in the catalogue says: cell, job."""
+    value = adapter(envelope.type, envelope.version).dump_json(envelope)
+    return Record(key=key.encode(), value=value, headers=_headers(envelope))
+
+
+def decode(record: Record) -> Envelope[Event]:
+    """The event of a record.
+
+    Raises:
+        UnknownEventType, UnknownVersion: a newer writer's.
+        MalformedRecord: not ours, damaged, or headers and value disagree.
+    """
+    headers = dict(record.headers)
+    value = record.value
+    if value is None or len(value) > MAX_VALUE_BYTES:
+        raise MalformedRecord(found="no value" if value is None else f"{len(value)} bytes")
+    try:
+        type_ = headers["ce_type"].decode()
+        version_text = headers["yard_version"].decode()
+        version = int(version_text) if version_text.isdecimal() and len(version_text) < 4 else -1
+    except (KeyError, UnicodeDecodeError):
+        raise MalformedRecord(found="headers ce_type and yard_version are missing") from None
+    if len(type_) > MAX_TYPE_CHARACTERS:
+        raise MalformedRecord(found=f"an event type of {len(type_)} characters")
+    old = (type_, version) in UPCASTERS
+    try:
+        if not old:
+            envelope = adapter(type_, version).validate_json(value)
+        else:
+            envelope = _decode_old(type_, version, value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        # A hostile record's own keys are part of the place: what is said of it stays short.
+        raise MalformedRecord(found=f"{type_}.{where[:120]}: {first['msg'][:200]}") from None
+    except (RecursionError, ValueError) as error:
+        raise MalformedRecord(found=f"{type_}: {type(error).__name__}") from None
+    if envelope.type != type_ or (not old and _headers(envelope) != record.headers):
+        raise MalformedRecord(found=f"{type_}: headers and value disagree")
+    return envelope
+
+
+def _decode_old(type_: str, version: int, value: bytes) -> Envelope[Any]:
+    body = from_json(value)
+    if not isinstance(body, dict) or not isinstance(body.get("data"), dict):
+        raise ValueError("no object")
+    reached, data = upcast(type_, version, body["data"])
+    return adapter(type_, reached).validate_json(
+        to_json({**body, "version": reached, "data": data})
+    )

@@ -1,0 +1,157 @@
+"""aiokafka's clients as `kafka` needs them: a producer to throw away, a consumer at one offset."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.errors import CorruptRecordException, KafkaError, ProducerClosed, for_code
+from aiokafka.protocol.fetch import FetchRequest
+
+from yardmaster.eventlog.kafka_records import UnreadableBatch, records
+from yardmaster.eventlog.port import Partition, StoredRecord, stored_record
+from yardmaster.schemas.topics import MIB
+
+#: How long a broker holds a fetch that finds nothing; it answers at once when something comes.
+FETCH_WAIT_MS: Final = 500
+#: Bytes that a cursor fetches ahead.
+FETCH_BYTES: Final = 2 * MIB
+#: How long the client's own tasks get to end when it is thrown away.
+ABANDON_S: Final = 2.0
+
+
+class Producer(AIOKafkaProducer):  # type: ignore[misc]
+    """aiokafka's producer, which can also be thrown away.
+
+    Its `stop` waits until all is sent, for ever if need be. Nothing public does less, so `abandon`
+    reaches into aiokafka, whose version the lock holds; a test kills a broker under it.
+    """
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._abandoned = False
+        self._requests: dict[asyncio.Task[Any], None] = {}
+        send = self._sender._send_produce_req
+
+        async def tracked(node_id: int, batches: object) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            self._requests[task] = None
+            try:
+                await send(node_id, batches)
+            finally:
+                del self._requests[task]
+
+        self._sender._send_produce_req = tracked
+
+    async def abandon(self) -> None:
+        """Close all connections and forget what was not acknowledged; its futures fail."""
+        if self._abandoned:
+            return
+        self._closed = self._abandoned = True
+        accumulator = self._message_accumulator
+        batches = [batch for queue in accumulator._batches.values() for batch in queue]
+        batches += accumulator._pending_batches
+        accumulator.fail_all(ProducerClosed())
+        for batch in batches:
+            batch.future.exception()  # who waits has a future of their own; this one is seen now
+        tasks = [*self._requests]
+        if self._sender.sender_task is not None:
+            tasks.append(self._sender.sender_task)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=ABANDON_S)
+        with suppress(KafkaError, OSError, TimeoutError):
+            async with asyncio.timeout(ABANDON_S):
+                await self.client.close()
+
+
+class Cursor:
+    """One consumer at one offset; `position` is the offset of the next record it gives."""
+
+    def __init__(self, partition: Partition, consumer: AIOKafkaConsumer) -> None:
+        self.partition = partition
+        self.position = -1
+        self._at = TopicPartition(partition.topic, partition.number)
+        self._consumer = consumer
+        self._ahead: list[StoredRecord] = []
+
+    async def start(self) -> None:
+        """Connect; then `seek`."""
+        await self._consumer.start()
+        self._consumer.assign([self._at])
+
+    def seek(self, offset: int) -> None:
+        """Go to `offset`; whether it exists, fetching will show (OffsetOutOfRangeError)."""
+        if offset != self.position:
+            self._consumer.seek(self._at, offset)
+            self.position = offset
+            self._ahead = []
+
+    async def fill(self, max_records: int, timeout_s: float) -> bool:
+        """Whether it has records at hand; if not yet, fetch for up to `timeout_s`."""
+        if not self._ahead:
+            try:
+                found = await self._consumer.getmany(
+                    self._at, timeout_ms=int(timeout_s * 1000), max_records=max_records
+                )
+            except (CorruptRecordException, UnicodeDecodeError) as error:
+                await self._fetch_leniently(error)
+                return bool(self._ahead)
+            self._ahead = [
+                stored_record(
+                    self.partition,
+                    record.offset,
+                    record.timestamp,
+                    record.key or b"",
+                    record.value,
+                    tuple((name, value or b"") for name, value in record.headers),
+                )
+                for record in found.get(self._at, ())
+            ]
+        return bool(self._ahead)
+
+    async def _fetch_leniently(self, error: Exception) -> None:
+        client = self._consumer._client
+        request = FetchRequest(
+            FETCH_WAIT_MS,
+            1,
+            FETCH_BYTES,
+            0,
+            [(self._at.topic, [(self._at.partition, self.position, FETCH_BYTES)])],
+            rack_id="",
+        )
+        response = await client.send(client.cluster.leader_for_partition(self._at), request)
+        ((_, ((_, code, *_, data),)),) = response.topics
+        if code:
+            raise for_code(code)()
+        try:
+            self._ahead = list(records(self.partition, self.position, data))
+        except UnreadableBatch:
+            raise error from None
+        if self._ahead:
+            self._consumer.seek(self._at, self._ahead[-1].offset + 1)
+
+    def take(self, max_records: int) -> Sequence[StoredRecord]:
+        """The records at hand, and go on behind them."""
+        taken, self._ahead = self._ahead[:max_records], self._ahead[max_records:]
+        if taken:
+            self.position = taken[-1].offset + 1
+        return taken
+
+    @property
+    def behind(self) -> bool:
+        """There is more than it has given, so it can be sent elsewhere without a wait.
+
+        At the end its fetch lies with the broker, which answers a connection's requests in turn.
+        """
+        end = self._consumer.highwater(self._at)
+        return end is not None and self.position < end
+
+    async def close(self) -> None:
+        """Close its connections."""
+        with suppress(KafkaError, OSError, TimeoutError):
+            async with asyncio.timeout(ABANDON_S):
+                await self._consumer.stop()

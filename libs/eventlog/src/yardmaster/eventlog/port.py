@@ -1,0 +1,181 @@
+"""The port of the event log: partitions of records that only grow.
+
+What it promises is small on purpose: append a batch to one partition atomically and get its
+offset; read a partition from an offset, in order; know its end; wait for more. Adapters: `memory`,
+`sqlite`, `kafka`; `testing.FaultyLog` wraps any of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from yardmaster.schemas.topics import Topic
+
+Headers = tuple[tuple[str, bytes], ...]
+
+# What a Kafka record batch takes beside keys, values and headers, at most: so a batch that one
+# log takes no other refuses.
+BATCH_OVERHEAD: Final = 61
+RECORD_OVERHEAD: Final = 32
+HEADER_OVERHEAD: Final = 10
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Partition:
+    """One ordered sequence of records; a cell's records of a topic all lie in one."""
+
+    topic: str
+    number: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is appended; a value of None is a tombstone that erases its key in a compacted topic."""
+
+    key: bytes
+    value: bytes | None
+    headers: Headers = ()
+
+    @property
+    def size(self) -> int:
+        """Bytes that count against a topic's limit: what it holds, and what frames it at most."""
+        size = RECORD_OVERHEAD + len(self.key) + len(self.value or b"")
+        for name, value in self.headers:
+            # A name in ASCII has as many bytes as characters; any other name has more.
+            size += HEADER_OVERHEAD + len(name if name.isascii() else name.encode()) + len(value)
+        return size
+
+
+def batch_bytes(batch: Sequence[Record]) -> int:
+    """Bytes of a batch that count against `Topic.max_batch_bytes`, alike in every log."""
+    return BATCH_OVERHEAD + sum(record.size for record in batch)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecord:
+    """A record read back: where it lies, and when the log took it (ms, by the log's clock)."""
+
+    partition: Partition
+    offset: int
+    appended_ms: int
+    record: Record
+
+
+# The slots of frozen objects, set as only their makers may.
+_set_key = Record.__dict__["key"].__set__
+_set_value = Record.__dict__["value"].__set__
+_set_headers = Record.__dict__["headers"].__set__
+_set_partition = StoredRecord.__dict__["partition"].__set__
+_set_offset = StoredRecord.__dict__["offset"].__set__
+_set_appended_ms = StoredRecord.__dict__["appended_ms"].__set__
+_set_record = StoredRecord.__dict__["record"].__set__
+
+
+def stored_record(
+    partition: Partition,
+    offset: int,
+    appended_ms: int,
+    key: bytes,
+    value: bytes | None,
+    headers: Headers,
+) -> StoredRecord:
+    """What the two constructors give, in half the time, for adapters that read.
+
+    The constructor of a frozen dataclass sets each field by name through `object.__setattr__`; of
+    all that reading a record took, that was a third.
+    """
+    record = Record.__new__(Record)
+    _set_key(record, key)
+    _set_value(record, value)
+    _set_headers(record, headers)
+    stored = StoredRecord.__new__(StoredRecord)
+    _set_partition(stored, partition)
+    _set_offset(stored, offset)
+    _set_appended_ms(stored, appended_ms)
+    _set_record(stored, record)
+    return stored
+
+
+class Clock(Protocol):
+    """What logs ask of time; `yardmaster.runtime.clock` has the real one and the virtual ones."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since 1970-01-01T00:00Z."""
+
+    def monotonic_s(self) -> float:
+        """Seconds from some start; never falls."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait for `seconds`."""
+
+
+class EventLog(Protocol):
+    """A log that all services share.
+
+    An object is one handle on it, for one event loop; several handles, in one process or in many,
+    see the same records. A call that was cancelled may still take effect: an append then has an
+    outcome as unknown as after AppendOutcomeUnknown.
+    """
+
+    async def create_topics(self, topics: Sequence[Topic], partitions: int = 1) -> None:
+        """Make topics that are not there yet, each with `partitions` partitions; leave the others.
+
+        Raises:
+            LogUnavailable, LogClosed.
+        """
+
+    async def append(self, partition: Partition, batch: Sequence[Record]) -> int:
+        """Append `batch`, whole or not at all; return the offset of its first record.
+
+        The records lie at consecutive offsets, and no other batch lies between them. Its size is
+        what `batch_bytes` says.
+
+        Raises:
+            ValueError: the batch is empty.
+            BatchTooLarge: nothing was written; decide in smaller cycles.
+            UnknownTopic: there is no such partition; nothing was written.
+            LogUnavailable: nothing was written; it may be tried again.
+            AppendOutcomeUnknown: it may have been written, or may be yet; re-read the tail before
+                deciding again.
+            LogClosed: nothing was written.
+        """
+
+    async def read(
+        self, partition: Partition, offset: int, *, max_records: int = 1000
+    ) -> Sequence[StoredRecord]:
+        """Records from `offset` on, in order, at most `max_records`; none when `offset` is the end.
+
+        Does not wait for records. Fewer than `max_records` may come though there are more: only
+        none says that `offset` is the end. In a compacted topic offsets may have gaps: the first
+        record returned may lie after `offset`, and of records with one key at least the newest is
+        there, a tombstone included.
+
+        Raises:
+            ReadPastEnd: `offset` is greater than the end.
+            OffsetGone: retention removed it.
+            LogCorrupt: a record that should be there is not.
+            UnknownTopic, LogUnavailable, LogClosed.
+        """
+
+    async def end(self, partition: Partition) -> int:
+        """The offset that the next record will get.
+
+        Raises:
+            UnknownTopic, LogUnavailable, LogClosed.
+        """
+
+    async def wait(self, ends: Mapping[Partition, int], timeout_s: float) -> bool:
+        """Wait until a partition has a record at or after the offset given for it.
+
+        Returns:
+            True when one has; False after `timeout_s` seconds without.
+
+        Raises:
+            UnknownTopic, LogUnavailable, LogClosed.
+        """
+
+    async def close(self) -> None:
+        """Let go of files and connections; calls that wait end with LogClosed."""

@@ -1,0 +1,234 @@
+"""What only the Kafka log promises: brokers that are killed, bounded appends, hostile records."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+
+import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.record.util import calc_crc32c
+
+from tests.contract.conftest import topic
+from tests.support.kafka_broker import KafkaBroker
+from yardmaster.eventlog.errors import AppendOutcomeUnknown, BatchTooLarge, LogUnavailable
+from yardmaster.eventlog.kafka import KafkaLog, KafkaSettings
+from yardmaster.eventlog.port import Partition, Record, StoredRecord
+from yardmaster.runtime.clock import SystemClock
+from yardmaster.schemas.topics import NODE_EVENTS, assignments
+
+pytestmark = [pytest.mark.kafka, pytest.mark.xdist_group("kafka")]
+
+
+@pytest.fixture
+async def log(kafka_broker: KafkaBroker) -> AsyncIterator[KafkaLog]:
+    log = await KafkaLog.open(KafkaSettings(bootstrap=kafka_broker.bootstrap), SystemClock())
+    yield log
+    await log.close()
+
+
+async def read_all(log: KafkaLog, at: Partition) -> list[StoredRecord]:
+    found: list[StoredRecord] = []
+    while more := await log.read(at, len(found), max_records=5000):
+        found += more
+    return found
+
+
+def batch(mark: str, size: int) -> list[Record]:
+    return [Record(b"main", f"{mark}/{each}/{size}".encode()) for each in range(size)]
+
+
+def whole_batches(found: list[StoredRecord]) -> dict[str, int]:
+    """Where each batch begins; fails when one is torn or was written twice."""
+    begins: dict[str, int] = {}
+    at = 0
+    while at < len(found):
+        mark, first, size = (found[at].record.value or b"").decode().split("/")
+        assert first == "0", f"offset {at}: {mark} lies here without its beginning"
+        there = [stored.record for stored in found[at : at + int(size)]]
+        assert there == batch(mark, int(size)), f"{mark} is torn at {at}"
+        assert mark not in begins, f"{mark} was written twice"
+        begins[mark] = at
+        at += int(size)
+    assert [stored.offset for stored in found] == list(range(len(found)))
+    return begins
+
+
+class Outcomes:
+    """What writers were told of their batches."""
+
+    def __init__(self) -> None:
+        self.acknowledged: dict[str, int] = {}
+        self.unknown: list[str] = []
+        self.refused: list[str] = []
+        #: Appends still to be acknowledged; None: for ever.
+        self.left: int | None = None
+
+
+async def write(log: KafkaLog, at: Partition, name: str, told: Outcomes) -> None:
+    number = 0
+    while told.left is None or told.left > 0:
+        mark = f"{name}.{number}"
+        try:
+            told.acknowledged[mark] = await log.append(at, batch(mark, 1 + number * 31 % 200))
+            told.left = None if told.left is None else told.left - 1
+        except AppendOutcomeUnknown:
+            told.unknown.append(mark)
+        except LogUnavailable:
+            told.refused.append(mark)
+        number += 1
+
+
+async def test_batches_are_whole_through_brokers_that_are_killed_and_come_back(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    with KafkaBroker(tmp_path_factory.mktemp("killed")) as broker:
+        settings = KafkaSettings(bootstrap=broker.bootstrap, append_timeout_s=1.0)
+        log = await KafkaLog.open(settings, SystemClock())
+        new = topic("killed")
+        await log.create_topics([new])
+        at = Partition(new.name)
+        told = Outcomes()
+        async with asyncio.timeout(200), asyncio.TaskGroup() as group:
+            for writer in range(3):
+                group.create_task(write(log, at, f"w{writer}", told))
+            for _ in range(2):
+                await asyncio.sleep(0.7)
+                broker.kill()
+                await asyncio.sleep(1.5)  # longer than an append may take
+                await asyncio.to_thread(broker.start)
+            told.left = 20
+        begins = whole_batches(await read_all(log, at))
+        await log.close()
+    assert told.unknown, "a dead broker leaves outcomes unknown"
+    lost = {mark for mark, offset in told.acknowledged.items() if begins.get(mark) != offset}
+    assert not lost, "acknowledged, but not where its writer was told"
+    assert not begins.keys() & set(told.refused), "said not to be written, and yet there"
+    assert begins.keys() <= told.acknowledged.keys() | set(told.unknown)
+
+
+async def test_after_an_unknown_outcome_the_tail_tells_what_became_of_it(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    with KafkaBroker(tmp_path_factory.mktemp("unknown")) as broker:
+        settings = KafkaSettings(
+            bootstrap=broker.bootstrap, append_timeout_s=0.5, call_timeout_s=1.0
+        )
+        log = await KafkaLog.open(settings, SystemClock())
+        new = topic("unknown")
+        await log.create_topics([new])
+        at = Partition(new.name)
+        await log.append(at, batch("first", 3))
+        broker.kill()
+        with pytest.raises(AppendOutcomeUnknown, match=new.name):
+            await log.append(at, batch("second", 3))
+        with pytest.raises(LogUnavailable):
+            await log.append(at, batch("third", 3))  # no new producer without a broker
+        with pytest.raises(LogUnavailable):
+            await log.end(at)
+        await asyncio.to_thread(broker.start)
+        async with asyncio.timeout(30):
+            while True:
+                try:
+                    offset = await log.append(at, batch("fourth", 3))
+                    break
+                except LogUnavailable:
+                    continue
+        begins = whole_batches(await read_all(log, at))
+        await log.close()
+    assert begins in ({"first": 0, "fourth": 3}, {"first": 0, "second": 3, "fourth": 6})
+    assert begins["fourth"] == offset
+
+
+async def test_no_broker_at_all_is_unavailable() -> None:
+    settings = KafkaSettings(bootstrap="127.0.0.1:9", call_timeout_s=0.5)
+    with pytest.raises(LogUnavailable):
+        await KafkaLog.open(settings, SystemClock())
+
+
+async def test_a_limit_that_only_the_broker_knows_is_kept_too(
+    log: KafkaLog, kafka_broker: KafkaBroker
+) -> None:
+    small = topic("small", max_batch_bytes=4096)
+    await log.create_topics([small])
+    at = Partition(small.name)
+    other = await KafkaLog.open(KafkaSettings(bootstrap=kafka_broker.bootstrap), SystemClock())
+    with pytest.raises(BatchTooLarge):
+        await other.append(at, [Record(b"k", b"x" * 9000)])
+    assert await other.append(at, [Record(b"k", b"x" * 100)]) == 0
+    await other.close()
+
+
+async def test_topics_are_configured_as_the_catalogue_says(
+    log: KafkaLog, kafka_broker: KafkaBroker
+) -> None:
+    await log.create_topics([NODE_EVENTS, assignments("gpu-07")])
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka_broker.bootstrap)
+    await admin.start()
+    found = []
+    for name in (NODE_EVENTS.name, "assignments.gpu-07"):
+        (response,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name)])
+        ((*_, entries),) = response.resources
+        found.append({key: value for key, value, *_ in entries})
+    await admin.close()
+    node_events, assigned = found
+    assert node_events["compression.type"] == "uncompressed"
+    assert node_events["max.message.bytes"] == str(128 * 1024)
+    assert node_events["retention.ms"] == "-1"
+    assert node_events["message.timestamp.type"] == "LogAppendTime"
+    assert node_events["unclean.leader.election.enable"] == "false"
+    assert assigned["retention.ms"] == str(7 * 24 * 3_600_000)
+
+
+async def test_a_header_name_that_is_no_text_does_not_halt_the_reader(
+    log: KafkaLog, kafka_broker: KafkaBroker
+) -> None:
+    new = topic("hostile")
+    await log.create_topics([new])
+    at = Partition(new.name)
+    await log.append(at, batch("before", 3))
+    await append_raw(kafka_broker, at, b"NAME", b"\xff\xfeAM")
+    await log.append(at, batch("after", 3))
+
+    assert await log.wait({at: 0}, 10)
+    found = await read_all(log, at)
+    assert [stored.offset for stored in found] == list(range(8))
+    hostile = [stored.record for stored in found[3:5]]
+    assert [record.headers for record in hostile] == [(("\ufffd\ufffdAM", b"v"),)] * 2
+    assert [record.value for record in hostile] == [b"0", None]
+    assert [stored.record for stored in found[:3]] == batch("before", 3)
+    assert [stored.record for stored in found[5:]] == batch("after", 3)
+    assert await log.append(at, batch("later", 1)) == 8
+    assert len(await log.read(at, 8)) == 1
+
+
+async def append_raw(broker: KafkaBroker, at: Partition, name: bytes, instead: bytes) -> None:
+    """Write two records, with a header name that aiokafka itself would not write."""
+    producer = AIOKafkaProducer(bootstrap_servers=broker.bootstrap, acks="all")
+    await producer.start()
+    builder = producer.create_batch()
+    for value in (b"0", None):
+        builder.append(timestamp=0, key=b"k", value=value, headers=[(name.decode(), b"v")])
+    content = bytearray(builder._build().replace(name, instead))
+    content[17:21] = calc_crc32c(bytes(content[21:])).to_bytes(4, "big")
+    builder._buffer = bytes(content)
+    await (await producer.send_batch(builder, at.topic, partition=at.number))
+    await producer.stop()
+
+
+async def test_many_readers_of_one_handle_get_what_they_ask_for(log: KafkaLog) -> None:
+    names = [topic(f"many{uuid.uuid4().hex[:4]}") for _ in range(3)]
+    await log.create_topics(names)
+    partitions = [Partition(new.name) for new in names]
+    for at in partitions:
+        await log.append(at, batch(at.topic, 500))
+
+    async def read(at: Partition, offset: int) -> None:
+        found = await log.read(at, offset, max_records=10)
+        assert [stored.offset for stored in found] == list(range(offset, offset + 10))
+
+    async with asyncio.TaskGroup() as group:
+        for offset in range(0, 480, 24):
+            for at in partitions:
+                group.create_task(read(at, offset))

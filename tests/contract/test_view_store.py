@@ -1,0 +1,208 @@
+"""What every store of views keeps to; an adapter is one more parameter of `store`."""
+
+import asyncio
+
+import pytest
+
+from yardmaster.projections.memory import MemoryViewStore
+from yardmaster.projections.rows import DepartmentRow, PoolRow, ProjectRow, SeenRow, WaitRow
+from yardmaster.projections.store import Change, Delete, Put, Query, ViewStore
+from yardmaster.runtime.clock import SystemClock
+from yardmaster.schemas.events.requests import (
+    PolicyRef,
+    PoolConfig,
+    ProjectConfig,
+)
+from yardmaster.schemas.position import Position
+from yardmaster.schemas.reasons import Wait, WaitCode
+
+
+@pytest.fixture(params=["memory"])
+def store(request: pytest.FixtureRequest) -> ViewStore:
+    assert request.param == "memory"
+    return MemoryViewStore("main", SystemClock(), max_kept=8)
+
+
+def at(requests: int) -> Position:
+    return Position(cell="main", requests=requests, admissions=0, node_events=0, decisions=0)
+
+
+def project(name: str, department: str = "research", revision: int = 1) -> ProjectRow:
+    return ProjectRow(name=name, revision=revision, config=ProjectConfig(department=department))
+
+
+async def put(store: ViewStore, position: int, *rows: ProjectRow) -> None:
+    await store.apply([Put(row) for row in rows], at(position), {})
+
+
+async def names(store: ViewStore, **query: object) -> list[str]:
+    page = await store.page(ProjectRow, Query(**query))  # type: ignore[arg-type]
+    return [row.name for row in page.rows]
+
+
+async def test_a_new_store_is_empty_and_at_the_start(store: ViewStore) -> None:
+    assert await store.position() == at(0)
+    assert await store.get(ProjectRow, "nlp") is None
+    assert await names(store) == []
+    assert await store.notes() == {}
+
+
+async def test_a_row_is_found_by_its_key_and_only_in_its_kind(store: ViewStore) -> None:
+    await put(store, 1, project("nlp"))
+    assert await store.get(ProjectRow, "nlp") == project("nlp")
+    assert await store.get(DepartmentRow, "nlp") is None
+
+
+async def test_changes_come_with_their_position_and_notes(store: ViewStore) -> None:
+    await store.apply([Put(project("nlp"))], at(3), {"reader": {"next": 3}})
+    assert await store.position() == at(3)
+    assert await store.notes() == {"reader": {"next": 3}}
+
+
+async def test_a_repeat_changes_nothing(store: ViewStore) -> None:
+    await put(store, 2, project("nlp"))
+    await put(store, 2, project("nlp", revision=9))
+    await put(store, 1, project("vision"))
+    assert await store.get(ProjectRow, "nlp") == project("nlp")
+    assert await names(store) == ["nlp"]
+    assert await store.position() == at(2)
+
+
+async def test_what_expires_is_kept_without_a_position_and_is_watched_by_nobody(
+    store: ViewStore,
+) -> None:
+    await store.note([Put(SeenRow(node="n1", at_ms=5))], {"heartbeats": 7})
+    assert await store.get(SeenRow, "n1") == SeenRow(node="n1", at_ms=5)
+    assert await store.position() == at(0)
+    assert await store.notes() == {"heartbeats": 7}
+    assert await store.changes(at(0)) == []
+
+
+async def test_a_deleted_row_is_in_no_list(store: ViewStore) -> None:
+    await put(store, 1, project("nlp"), project("vision"))
+    await store.apply([Delete(project("nlp")), Delete(project("ads"))], at(2), {})
+    assert await names(store) == ["vision"]
+    assert await names(store, facets={"department": frozenset({"research"})}) == ["vision"]
+
+
+async def test_lists_are_in_order_from_either_end(store: ViewStore) -> None:
+    await put(store, 1, project("c"), project("a"), project("b"))
+    assert await names(store) == ["a", "b", "c"]
+    assert await names(store, newest_first=True) == ["c", "b", "a"]
+
+
+async def test_a_list_is_narrowed_by_every_facet_named(store: ViewStore) -> None:
+    await put(store, 1, project("nlp"), project("ads", "product"), project("vision"))
+    research = frozenset({"research"})
+    assert await names(store, facets={"department": research}) == ["nlp", "vision"]
+    both = frozenset({"research", "product"})
+    assert await names(store, facets={"department": both}) == ["ads", "nlp", "vision"]
+    narrow = {"department": both, "project": frozenset({"ads", "nlp"})}
+    assert await names(store, facets=narrow) == ["ads", "nlp"]
+    assert await names(store, facets={"department": frozenset()}) == []
+    assert await names(store, facets={"colour": frozenset({"red"})}) == []
+
+
+async def test_a_row_that_changes_its_facets_changes_lists(store: ViewStore) -> None:
+    await put(store, 1, project("nlp"))
+    await put(store, 2, project("nlp", "product"))
+    assert await names(store, facets={"department": frozenset({"research"})}) == []
+    assert await names(store, facets={"department": frozenset({"product"})}) == ["nlp"]
+
+
+async def test_pages_follow_one_another_without_gap_or_repeat(store: ViewStore) -> None:
+    await put(store, 1, *(project(f"p{index:02}") for index in range(10)))
+    for newest_first in (False, True):
+        seen: list[str] = []
+        query = Query(limit=3, newest_first=newest_first)
+        while True:
+            page = await store.page(ProjectRow, query)
+            seen += [row.name for row in page.rows]
+            if page.next is None:
+                break
+            query = Query(limit=3, newest_first=newest_first, after=page.next)
+        expected = [f"p{index:02}" for index in range(10)]
+        assert seen == (expected[::-1] if newest_first else expected)
+
+
+async def test_a_page_that_is_just_full_is_the_last(store: ViewStore) -> None:
+    await put(store, 1, project("a"), project("b"))
+    page = await store.page(ProjectRow, Query(limit=2))
+    assert page.next is None
+    assert page.position == at(1)
+
+
+async def test_a_prefix_narrows_by_key(store: ViewStore) -> None:
+    await put(store, 1, project("nlp"), project("nlp-2"), project("vision"))
+    assert await names(store, prefix="nlp") == ["nlp", "nlp-2"]
+
+
+async def test_rows_of_other_kinds_do_not_mix(store: ViewStore) -> None:
+    pool = PoolRow(name="nlp", revision=1, config=PoolConfig(policy=PolicyRef(name="priority")))
+    wait = WaitRow(
+        pool="h100",
+        shape="0" * 16,
+        priority=1,
+        wait=Wait(code=WaitCode.NOT_CONSIDERED),
+        since_ms=0,
+        cycle=1,
+    )
+    await store.apply([Put(pool), Put(wait)], at(1), {})
+    assert await names(store) == []
+
+
+async def test_waiting_for_a_position_ends_when_it_is_reached(store: ViewStore) -> None:
+    assert await store.reach(at(0), 5)
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(store.reach(at(2), 5))
+        await asyncio.sleep(0)
+        await put(store, 1, project("a"))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await put(store, 2, project("b"))
+    assert waiting.result()
+
+
+async def test_waiting_for_a_position_gives_up_in_time(store: ViewStore) -> None:
+    assert not await store.reach(at(9), 0.01)
+    assert not await store.reach(at(9), 0)
+    assert not await store.reach(Position(cell="other", requests=0), 0.01)
+
+
+async def test_changes_are_told_in_order_from_any_position_that_is_kept(
+    store: ViewStore,
+) -> None:
+    for position in range(1, 4):
+        await put(store, position, project(f"p{position}"))
+    sets = await store.changes(at(1))
+    assert sets is not None
+    assert [one.position for one in sets] == [at(2), at(3)]
+    assert [change.key for one in sets for change in one.changes] == ["p2", "p3"]
+    assert await store.changes(at(3)) == []
+
+
+async def test_changes_that_are_no_longer_kept_are_said_to_be_gone(store: ViewStore) -> None:
+    for position in range(1, 21):
+        await put(store, position, project(f"p{position}"))
+    assert await store.changes(at(0)) is None
+    assert await store.changes(at(19)) is not None
+    assert await store.changes(at(20)) == []
+
+
+async def test_a_delete_is_told_with_what_was_there(store: ViewStore) -> None:
+    await put(store, 1, project("nlp"))
+    gone: list[Change] = [Delete(project("nlp"))]
+    await store.apply(gone, at(2), {})
+    sets = await store.changes(at(1))
+    assert sets is not None
+    assert list(sets[0].changes) == gone
+
+
+async def test_waiting_for_a_change_ends_with_the_next_one(store: ViewStore) -> None:
+    assert not await store.changed(at(0), 0.01)
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(store.changed(at(0), 5))
+        await asyncio.sleep(0)
+        await put(store, 1, project("a"))
+    assert waiting.result()
+    assert await store.changed(at(0), 5), "what happened before counts as well"

@@ -1,0 +1,47 @@
+"""Settings of Kafka: what the catalogue says reaches the brokers, and no secret a log line."""
+
+import ssl
+
+from yardmaster.eventlog.kafka_settings import KafkaSettings, topic_settings
+from yardmaster.schemas.topics import DECISIONS, DETAILS, HEARTBEATS, HOUR_MS
+
+SETTINGS = KafkaSettings(bootstrap="kafka:9092", min_insync_replicas=2)
+
+
+def test_a_forever_topic_is_kept_for_ever() -> None:
+    config = topic_settings(DECISIONS, SETTINGS)
+    assert config["retention.ms"] == config["retention.bytes"] == "-1"
+    assert config["cleanup.policy"] == "delete"
+    assert config["max.message.bytes"] == str(DECISIONS.max_batch_bytes)
+    assert config["min.insync.replicas"] == "2"
+    assert "segment.ms" not in config
+
+
+def test_a_topic_that_expires_rolls_its_segments_in_time() -> None:
+    config = topic_settings(HEARTBEATS, SETTINGS)
+    assert config["retention.ms"] == str(2 * HOUR_MS)
+    assert config["segment.ms"] == str(HOUR_MS // 2)
+    assert config["compression.type"] == "uncompressed"
+
+
+def test_what_can_be_erased_is_compacted_within_a_day() -> None:
+    config = topic_settings(DETAILS, SETTINGS)
+    assert config["cleanup.policy"] == "compact"
+    assert config["max.compaction.lag.ms"] == str(24 * HOUR_MS)
+
+
+def test_passwords_are_not_shown() -> None:
+    settings = KafkaSettings(bootstrap="k:1", sasl_password="hunter2", ssl_key_password="hunter3")
+    assert "hunter" not in repr(settings)
+
+
+def test_tls_is_new_and_checks_who_answers() -> None:
+    assert SETTINGS.client()["ssl_context"] is None
+    client = KafkaSettings(
+        bootstrap="k:1", security_protocol="SASL_SSL", sasl_mechanism="SCRAM-SHA-512"
+    ).client()
+    context = client["ssl_context"]
+    assert context.minimum_version is ssl.TLSVersion.TLSv1_3
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.check_hostname
+    assert client["sasl_mechanism"] == "SCRAM-SHA-512"
