@@ -1,0 +1,79 @@
+"""Cells to measure on: nodes and admitted jobs applied to a state, as replay would."""
+
+from collections.abc import Iterable
+
+from yardmaster.core.machine import Verdict
+from yardmaster.core.scheduling.machine import SchedulerMachine
+from yardmaster.core.scheduling.state import ClusterState
+from yardmaster.core.testing import DETAILS, START_MS, admitted_spec
+from yardmaster.schemas.events.admissions import AdmittedSpec, PoolConfiguredV1, TaskAdmittedV1
+from yardmaster.schemas.events.node_events import NodeJoinedV1
+from yardmaster.schemas.events.requests import PolicyRef, PoolConfig
+
+MACHINE = SchedulerMachine()
+
+
+def job_id(number: int) -> str:
+    """The id of the n-th job of a benchmark."""
+    return f"{number:012d}"
+
+
+def cell(nodes: int, gpus: int, **options: bool) -> ClusterState:
+    """A cell with one pool of empty nodes."""
+    state = MACHINE.initial("main")
+    config = PoolConfig(policy=PolicyRef(name="priority", options=dict(options)))
+    MACHINE.apply(state, PoolConfiguredV1(pool="main", revision=1, config=config), "")
+    for number in range(nodes):
+        MACHINE.apply(state, joined(number, gpus), "")
+    MACHINE.begin(state, 1, START_MS)
+    return state
+
+
+def joined(number: int, gpus: int) -> NodeJoinedV1:
+    """The n-th node joins."""
+    return NodeJoinedV1(
+        node=f"n{number}",
+        incarnation="0" * 12,
+        boot_id="0" * 8,
+        schema_version=1,
+        pool="main",
+        node_type="any",
+        gpus=gpus,
+        cpu_milli=256_000,
+        memory_mib=2 * 1024 * 1024,
+        address="127.0.0.1",
+        port_first=20_000,
+        port_last=20_099,
+    )
+
+
+def admitted(
+    number: int, spec: AdmittedSpec, *, project: str = "p", department: str = "d"
+) -> TaskAdmittedV1:
+    """The n-th job is admitted."""
+    return TaskAdmittedV1(
+        job_id=job_id(number),
+        project=project,
+        department=department,
+        spec=spec,
+        submitted_at_ms=START_MS + number,
+        details=DETAILS,
+    )
+
+
+def admit(state: ClusterState, jobs: Iterable[TaskAdmittedV1]) -> None:
+    """Let jobs wait."""
+    for number, event in enumerate(jobs):
+        MACHINE.apply(state, event, f"quota/main.000000000000/1/{number}")
+
+
+def one_gpu(**changes: object) -> AdmittedSpec:
+    """A job of one GPU."""
+    return admitted_spec(**changes)
+
+
+def commit(state: ClusterState, verdict: Verdict) -> None:
+    """Apply what was decided and end the cycle."""
+    for decision in verdict.decisions:
+        MACHINE.apply(state, decision.event, "")
+    MACHINE.settle(state, complete=verdict.complete)
