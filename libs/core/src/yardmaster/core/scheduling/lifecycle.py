@@ -110,7 +110,8 @@ def _stop_of_attempt(state: ClusterState, task: Task, run: Attempt) -> Event | N
         lost = run.placements[replicas.index(ReplicaState.LOST)].node
         stop = Stop(
             code=StopCode.NODE_LOST,
-            numbers={"last_heard_at_ms": state.nodes[lost].silent_ms},
+            # A node that was replaced was heard of just now.
+            numbers={"last_heard_at_ms": state.nodes[lost].silent_ms or state.now_ms},
             about=lost,
         )
         return _stop(state, task, run, stop, grace_s=spec.grace_s)

@@ -1,0 +1,281 @@
+"""Settings of the command: flag, then environment, then the config file, then default.
+
+The file is `$XDG_CONFIG_HOME/yardmaster/config.yaml`:
+
+```yaml
+current: prod
+contexts:
+  prod: {server: "https://yard.example.org", project: nlp, ca: /etc/ssl/site.pem,
+         token_command: [pass, show, yard]}
+```
+
+The context `dev` is always there: the embedded mode of this machine, found by its data folder.
+"""
+
+import json
+import os
+import shlex
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from yardmaster.cli.errors import BadUsage, CliError, Exit
+
+DEV: Final = "dev"
+#: A token command that takes longer than this is taken to hang.
+TOKEN_COMMAND_S: Final = 30
+
+_TOP_KEYS: Final = frozenset({"current", "contexts", "project", "output"})
+_CONTEXT_KEYS: Final = frozenset({"server", "project", "ca", "token_command"})
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value and where it is from; `secret` values are never shown."""
+
+    value: str | None
+    source: str
+    secret: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """What the command line said; None was not given."""
+
+    server: str | None = None
+    context: str | None = None
+    project: str | None = None
+    output: str | None = None
+    data: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The resolved settings of one command."""
+
+    context: Setting
+    server: Setting
+    project: Setting
+    output: Setting
+    data: Setting
+    ca: Setting
+    token: Setting
+    path: Path
+    contexts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    token_command: tuple[str, ...] = ()
+
+    @property
+    def data_dir(self) -> Path:
+        """The data folder of the embedded mode."""
+        return Path(self.data.value or "").expanduser()
+
+    def settings(self) -> list[tuple[str, Setting]]:
+        """All settings by name, for `yard config`."""
+        names = ("context", "server", "project", "output", "data", "ca", "token")
+        return [(name, getattr(self, name)) for name in names]
+
+    def bearer(self) -> str | None:
+        """The token to send, or None for none.
+
+        Raises:
+            CliError: the token command failed.
+        """
+        if self.token.value is not None:
+            return self.token.value
+        if not self.token_command:
+            return None
+        command = " ".join(self.token_command)
+        try:
+            done = subprocess.run(
+                self.token_command,
+                stdout=subprocess.PIPE,
+                timeout=TOKEN_COMMAND_S,
+                check=True,
+                text=True,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise CliError(
+                f"token_command failed: {command}: {type(error).__name__}",
+                exit_code=Exit.NOT_ALLOWED,
+                hint=f"see token_command in {self.path}",
+            ) from None
+        return done.stdout.strip()
+
+
+@dataclass(frozen=True, slots=True)
+class DevServer:
+    """What a running embedded mode wrote about itself."""
+
+    server: str
+    token: str
+    pid: int
+
+
+def config_path(env: Mapping[str, str]) -> Path:
+    """The config file's path."""
+    base = env.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(base).expanduser() / "yardmaster" / "config.yaml"
+
+
+def default_data_dir(env: Mapping[str, str]) -> Path:
+    """Where the embedded mode keeps its log when nothing says otherwise."""
+    base = env.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(base).expanduser() / "yardmaster" / "dev"
+
+
+def read_dev(data_dir: Path) -> DevServer | None:
+    """The embedded mode that runs on a data folder, or None when none does."""
+    try:
+        text = (data_dir / "dev.json").read_text()
+        found = json.loads(text)
+        dev = DevServer(
+            server=f"http://127.0.0.1:{int(found['port'])}",
+            token=str(found["token"]),
+            pid=int(found["pid"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return dev if _alive(dev.pid) else None
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def load_file(path: Path) -> dict[str, Any]:
+    """The config file's content; empty when there is none.
+
+    Raises:
+        BadUsage: it cannot be read, or has a key that is not known.
+    """
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise BadUsage(f"{path}: {error.strerror}") from None
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise BadUsage(f"{path}: {_first_line(error)}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise BadUsage(f"{path}: a mapping was expected")
+    _only(path, "", content, _TOP_KEYS)
+    contexts = content.get("contexts") or {}
+    if not isinstance(contexts, dict):
+        raise BadUsage(f"{path}: contexts: a mapping was expected")
+    for name, context in contexts.items():
+        if not isinstance(context, dict):
+            raise BadUsage(f"{path}: contexts.{name}: a mapping was expected")
+        _only(path, f"contexts.{name}.", context, _CONTEXT_KEYS)
+    return content
+
+
+def _only(path: Path, where: str, content: Mapping[str, Any], known: frozenset[str]) -> None:
+    for key in content:
+        if key not in known:
+            raise BadUsage(
+                f"{path}: {where}{key}: there is no such setting",
+                hint=f"known: {', '.join(sorted(known))}",
+            )
+
+
+def _first_line(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    what = getattr(error, "problem", None) or str(error).splitlines()[0]
+    return f"line {mark.line + 1}: {what}" if mark is not None else what
+
+
+def save_current(path: Path, name: str) -> None:
+    """Make `name` the context that is used from now on; the rest of the file's content stays."""
+    content = load_file(path)
+    content["current"] = name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(yaml.safe_dump(content, sort_keys=False))
+    part.replace(path)
+
+
+def resolve(flags: Flags, env: Mapping[str, str]) -> Config:
+    """The settings of a command.
+
+    Raises:
+        BadUsage: the config file is wrong, or names a context that is not there.
+    """
+    path = config_path(env)
+    file = load_file(path)
+    contexts: dict[str, Mapping[str, Any]] = {DEV: {}, **(file.get("contexts") or {})}
+
+    def pick(flag: str | None, option: str, variable: str, *later: Setting) -> Setting:
+        if flag is not None:
+            return Setting(flag, f"flag {option}")
+        if env.get(variable):
+            return Setting(env[variable], f"environment {variable}")
+        for setting in later:
+            if setting.value is not None:
+                return setting
+        return Setting(None, "not set")
+
+    def of_file(key: str) -> Setting:
+        value = file.get(key)
+        return Setting(None if value is None else str(value), str(path))
+
+    context = pick(
+        flags.context, "--context", "YARD_CONTEXT", of_file("current"), Setting(DEV, "default")
+    )
+    name = context.value or DEV
+    if name not in contexts:
+        raise BadUsage(f"there is no context {name}", hint=f"contexts: {', '.join(contexts)}")
+    chosen = contexts[name]
+
+    def of_context(key: str) -> Setting:
+        value = chosen.get(key)
+        return Setting(None if value is None else str(value), f"context {name} in {path}")
+
+    data = pick(flags.data, "--data", "YARD_DATA", Setting(str(default_data_dir(env)), "default"))
+    dev = read_dev(Path(data.value or "").expanduser()) if name == DEV else None
+    running = f"yard dev, pid {dev.pid}" if dev else ""
+    server = pick(
+        flags.server,
+        "--server",
+        "YARD_SERVER",
+        of_context("server"),
+        Setting(dev.server if dev else None, running),
+    )
+    token = Setting(None, "not set", secret=True)
+    command = chosen.get("token_command")
+    words = tuple(shlex.split(command)) if isinstance(command, str) else tuple(command or ())
+    if env.get("YARD_TOKEN"):
+        token = Setting(env["YARD_TOKEN"], "environment YARD_TOKEN", secret=True)
+    elif words:
+        token = Setting(None, f"token_command of context {name}", secret=True)
+    elif dev is not None and server.value == dev.server:
+        token = Setting(dev.token, running, secret=True)
+    return Config(
+        context=context,
+        server=server,
+        project=pick(
+            flags.project, "--project", "YARD_PROJECT", of_context("project"), of_file("project")
+        ),
+        output=pick(
+            flags.output, "-o", "YARD_OUTPUT", of_file("output"), Setting("table", "default")
+        ),
+        data=data,
+        ca=of_context("ca") if chosen.get("ca") else Setting(None, "not set"),
+        token=token,
+        path=path,
+        contexts=contexts,
+        token_command=words,
+    )

@@ -1,0 +1,349 @@
+"""The embedded mode: every service in one process over one SQLite file.
+
+The only module that wires several services. Nothing here decides: it opens the log, writes its
+first records when it is new, hands each service its ports and runs them as one group. A service
+that ends, for whatever reason, ends the process with its named error; there is no half of a
+cluster. Ctrl-C and SIGTERM are a polite crash: services are cancelled where they are, tasks live
+on, and the next start goes on from the log.
+"""
+
+import asyncio
+import json
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import click
+import httpx
+
+from yardmaster.cli.devdata import Cluster, DataFolder, PolicySpec
+from yardmaster.cli.errors import CliError, Exit
+from yardmaster.core.scheduling.policies import check
+from yardmaster.eventlog.codec import encode
+from yardmaster.eventlog.port import EventLog, Partition
+from yardmaster.eventlog.snapshots import SnapshotStore
+from yardmaster.eventlog.sqlite import SqliteLog
+from yardmaster.gateway import main as gateway
+from yardmaster.gateway.auth import StaticTokens
+from yardmaster.gateway.context import GatewayPorts
+from yardmaster.gateway.rights import Binding, Caller
+from yardmaster.gateway.settings import GatewaySettings
+from yardmaster.node_agent import agent
+from yardmaster.projections.memory import MemoryViewStore
+from yardmaster.quota import main as quota
+from yardmaster.runtime.chance import Chance, SystemChance
+from yardmaster.runtime.clock import Clock, SystemClock
+from yardmaster.runtime.service import Ports
+from yardmaster.runtime.settings import RuntimeSettings
+from yardmaster.runtime.telemetry import Telemetry
+from yardmaster.scheduler import main as scheduler
+from yardmaster.schemas.envelope import Actor, ActorKind, Envelope, Event
+from yardmaster.schemas.errors import YardmasterError
+from yardmaster.schemas.events.admissions import RoleName, Scope
+from yardmaster.schemas.events.requests import (
+    DepartmentChangeRequestedV1,
+    DepartmentConfig,
+    LogCreatedV1,
+    LogMode,
+    PolicyRef,
+    PoolChangeRequestedV1,
+    PoolConfig,
+    ProjectChangeRequestedV1,
+    ProjectConfig,
+)
+from yardmaster.schemas.topics import REQUESTS, TOPICS, assignments
+from yardmaster.views import main as views
+from yardmaster.views.follower import Views
+
+CELL: Final = "main"
+DEFAULT: Final = "default"
+HOST: Final = "127.0.0.1"
+#: Longest that the gateway may take from its start to its first good answer, in seconds.
+READY_S: Final = 30.0
+LOOK_S: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to start: the cluster, the gateway's port (0: a free one), whether services talk."""
+
+    cluster: Cluster
+    port: int = 0
+    quiet: bool = True
+
+
+class ServiceEnded(YardmasterError):
+    """The service {service} failed: {found}. All others were stopped with it."""
+
+    code = "service_ended"
+
+
+class _Asked(Exception):
+    """Somebody asked the process to stop."""
+
+
+def serve(folder: DataFolder, options: Options, ready: Callable[[str], None]) -> int:
+    """Run everything until Ctrl-C or SIGTERM; `ready` is called with the address once it serves.
+
+    Returns: the exit code: 0 when it was asked to stop.
+    Raises: CliError with the named error of the service that failed.
+    """
+    try:
+        asyncio.run(_serve(folder, options, ready))
+    except BaseExceptionGroup as group:
+        causes = list(_leaves(group))
+        failed = [error for error in causes if not isinstance(error, _Asked)]
+        if len(failed) == len(causes):
+            raise _failure(failed[0]) from None
+        for error in failed:
+            click.echo(f"warning: while stopping: {_shown(error)}", err=True)
+    finally:
+        folder.withdraw()
+    return int(Exit.DONE)
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
+def _failure(error: BaseException) -> CliError:
+    return CliError(_shown(error), exit_code=Exit.INTERNAL, hint="all services were stopped")
+
+
+def _shown(error: BaseException) -> str:
+    return f"{getattr(error, 'code', type(error).__name__)}: {error}"
+
+
+async def _serve(folder: DataFolder, options: Options, ready: Callable[[str], None]) -> None:
+    clock, chance = SystemClock(), SystemChance()
+    token = folder.token()
+    log = await SqliteLog.open(folder.log, clock)
+    try:
+        await set_up(log, clock, chance, options.cluster)
+        with gateway.listen(HOST, options.port) as listener:
+            server = f"http://{HOST}:{listener.getsockname()[1]}"
+            services = _services(folder, options, log, clock, chance, token, listener)
+            async with asyncio.TaskGroup() as group:
+                _stop_on_signals(group)
+                for name, run in services.items():
+                    group.create_task(_named(name, run))
+                await _until_ready(server, clock)
+                folder.announce(listener.getsockname()[1], token)
+                ready(server)
+    finally:
+        await log.close()
+
+
+def _stop_on_signals(group: asyncio.TaskGroup) -> None:
+    asked = asyncio.Event()
+
+    async def stop() -> None:
+        await asked.wait()
+        raise _Asked
+
+    group.create_task(stop())
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, asked.set)
+
+
+async def _named(name: str, run: Callable[[], Awaitable[object]]) -> None:
+    """Run a service; that it ends at all is an error."""
+    try:
+        await run()
+    except YardmasterError:
+        click.echo(f"error: service {name} failed", err=True)
+        raise
+    except Exception as error:
+        raise ServiceEnded(service=name, found=f"{type(error).__name__}: {error}") from error
+    raise ServiceEnded(service=name, found="it returned")
+
+
+async def _until_ready(server: str, clock: Clock) -> None:
+    """Wait until the gateway answers that it can serve."""
+    try:
+        async with asyncio.timeout(READY_S), httpx.AsyncClient(trust_env=False) as client:
+            while not await _answers(client, server):
+                await clock.sleep(LOOK_S)
+    except TimeoutError:
+        raise ServiceEnded(service="gateway", found=f"not ready in {READY_S:.0f} s") from None
+
+
+async def _answers(client: httpx.AsyncClient, server: str) -> bool:
+    try:
+        return (await client.get(f"{server}/readyz")).is_success
+    except httpx.TransportError:
+        return False  # it does not listen yet
+
+
+def _services(
+    folder: DataFolder,
+    options: Options,
+    log: EventLog,
+    clock: Clock,
+    chance: Chance,
+    token: str,
+    listener: socket.socket,
+) -> dict[str, Callable[[], Awaitable[object]]]:
+    """Every service by name, each with ports of its own."""
+
+    def telemetry(service: str) -> Telemetry:
+        return Telemetry(service, now_ms=clock.now_ms, quiet=options.quiet)
+
+    def machine_ports(service: str) -> Ports:
+        return Ports(
+            log=log,
+            clock=clock,
+            chance=chance,
+            telemetry=telemetry(service),
+            snapshots=SnapshotStore(str(folder.path / "snapshots")),
+        )
+
+    runtime = RuntimeSettings(data=folder.path, cell=CELL)
+    store = MemoryViewStore(CELL, clock)
+    found: dict[str, Callable[[], Awaitable[object]]] = {
+        "quota": lambda: quota.run(machine_ports("quota"), runtime),
+        "scheduler": lambda: scheduler.run(machine_ports("scheduler"), runtime),
+        "views": lambda: views.run(
+            views.ViewsPorts(log, Views(store, store), clock, telemetry("views")),
+            views.ViewsSettings(cell=CELL),
+        ),
+        "gateway": lambda: gateway.run(
+            GatewayPorts(
+                log=log,
+                views=store,
+                identity=StaticTokens({token: owner()}),
+                clock=clock,
+                chance=chance,
+                telemetry=telemetry("gateway"),
+            ),
+            # Streams are few here, so they can look about more often than in production.
+            GatewaySettings(cell=CELL, instance="dev", bookmark_s=1.0),
+            listener=listener,
+        ),
+    }
+    for index, node in enumerate(options.cluster.nodes):
+        first, last = options.cluster.ports(index)
+        settings = agent.Settings(
+            node=node.name,
+            cell=CELL,
+            pool=node.pool,
+            node_type=node.type,
+            labels=node.labels,
+            address=HOST,
+            port_first=first,
+            port_last=last,
+            data_dir=folder.node(node.name),
+            gpus=node.slots,
+            cpu_milli=None if node.cpus is None else node.cpus * 1000,
+            memory_mib=node.memory_mib,
+        )
+        found[f"node agent {node.name}"] = _agent(settings, log, clock, chance, telemetry)
+    return found
+
+
+def _agent(
+    settings: agent.Settings,
+    log: EventLog,
+    clock: Clock,
+    chance: Chance,
+    telemetry: Callable[[str], Telemetry],
+) -> Callable[[], Awaitable[object]]:
+    async def run() -> None:
+        ports = agent.host_ports(
+            settings, log=log, clock=clock, chance=chance, telemetry=telemetry("node_agent")
+        )
+        await agent.run(ports, settings)
+
+    return run
+
+
+def owner() -> Caller:
+    """Who owns the data folder may do everything."""
+    return Caller(
+        user="dev",
+        method="token",
+        issuer="embedded",
+        credential_id="dev",
+        bindings=(Binding(RoleName.OPERATOR, Scope.CELL, CELL),),
+    )
+
+
+async def set_up(log: EventLog, clock: Clock, chance: Chance, cluster: Cluster) -> None:
+    """Make the topics, and write the first records into a log that has none.
+
+    They are one batch: LogCreated, then what a first job needs, asked for as a gateway asks: the
+    pool, department and project `default`. So a start that was cut short is repeated whole, and a
+    later one changes nothing.
+    """
+    nodes = [assignments(node.name) for node in cluster.nodes]
+    await log.create_topics([*TOPICS.values(), *nodes])
+    requests = Partition(REQUESTS.name)
+    if await log.end(requests) > 0:
+        return
+    policy = _policy(cluster.policy)
+    created = LogCreatedV1(log_id=chance.hex("log id", 32), mode=LogMode.EMBEDDED, cell=CELL)
+    asked: list[tuple[Event, str, str]] = [
+        (created, CELL, "setup/dev"),
+        (
+            PoolChangeRequestedV1(pool=DEFAULT, config=PoolConfig(policy=policy), if_revision=0),
+            DEFAULT,
+            "gateway/setup",
+        ),
+        (
+            DepartmentChangeRequestedV1(
+                department=DEFAULT, config=DepartmentConfig(), if_revision=0
+            ),
+            DEFAULT,
+            "gateway/setup",
+        ),
+        (
+            ProjectChangeRequestedV1(
+                project=DEFAULT, config=ProjectConfig(department=DEFAULT), if_revision=0
+            ),
+            DEFAULT,
+            "gateway/setup",
+        ),
+    ]
+    now_ms = clock.now_ms()
+    records = [
+        encode(
+            Envelope(
+                type=event.TYPE,
+                version=event.VERSION,
+                source=source,
+                epoch=now_ms,
+                seq=seq,
+                subject=subject,
+                time_ms=now_ms,
+                actor=Actor(kind=ActorKind.SERVICE, id="dev"),
+                data=event,
+            ),
+            CELL,
+        )
+        for seq, (event, subject, source) in enumerate(asked)
+    ]
+    await log.append(requests, records)
+
+
+def _policy(spec: PolicySpec) -> PolicyRef:
+    """The policy of the pool `default`.
+
+    Raises:
+        CliError: no such policy, or it does not take the options.
+    """
+    policy = PolicyRef(name=spec.name, options=dict(spec.options))
+    refused = check(PoolConfig(policy=policy))
+    if refused is not None:
+        raise CliError(
+            f"policy {spec.name} {json.dumps(spec.options)}: {refused.value}",
+            exit_code=Exit.USAGE,
+            hint="policies and their options: docs/policies.md",
+        )
+    return policy

@@ -1,0 +1,153 @@
+"""What `yard` says when something went wrong, and with which exit code it ends.
+
+```
+0    done (waiting: all tasks succeeded)      103  conflict
+1    a check says no                          104  refused at admission
+2    bad usage or file, nothing sent          105  can never fit
+100  internal                                 106  unreachable
+101  not found, ambiguous                     107  cancelled, or failed without an exit code
+102  not signed in, not allowed               124  timeout     130  interrupted
+```
+
+When waiting: else the highest exit code of the tasks, 128 + N for signal N.
+"""
+
+from collections.abc import Iterable, Mapping
+from enum import IntEnum
+from typing import Any, Final
+
+
+class Exit(IntEnum):
+    """The exit codes of the public interface."""
+
+    DONE = 0
+    CHECK_FAILED = 1
+    USAGE = 2
+    INTERNAL = 100
+    NOT_FOUND = 101
+    NOT_ALLOWED = 102
+    CONFLICT = 103
+    REFUSED = 104
+    NEVER_FITS = 105
+    UNREACHABLE = 106
+    CANCELLED = 107
+    TIMEOUT = 124
+    INTERRUPTED = 130
+
+
+class CliError(Exception):
+    """An error to be shown: what and where in `message`, what to do in `hint`."""
+
+    def __init__(self, message: str, *, exit_code: int, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.exit_code = int(exit_code)
+        self.hint = hint
+
+    def lines(self) -> list[str]:
+        """The lines for stderr."""
+        shown = [f"error: {self.message}"]
+        if self.hint:
+            shown.append(f"hint: {self.hint}")
+        return shown
+
+
+class BadUsage(CliError):
+    """The command line or a file is wrong; nothing was sent."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, exit_code=Exit.USAGE, hint=hint)
+
+
+#: problem+json `code` -> exit code; the HTTP status decides for codes that are not here.
+_BY_CODE: Final[Mapping[str, Exit]] = {
+    "malformed": Exit.USAGE,
+    "invalid_spec": Exit.USAGE,
+    "bad_cursor": Exit.USAGE,
+    "too_large": Exit.USAGE,
+    "unauthenticated": Exit.NOT_ALLOWED,
+    "forbidden": Exit.NOT_ALLOWED,
+    "not_found": Exit.NOT_FOUND,
+    "position_unknown": Exit.NOT_FOUND,
+    "wrong_phase": Exit.CONFLICT,
+    "in_use": Exit.CONFLICT,
+    "version_mismatch": Exit.CONFLICT,
+    "precondition_required": Exit.CONFLICT,
+    "idempotency_mismatch": Exit.CONFLICT,
+    "rate_limited": Exit.UNREACHABLE,
+    "view_behind": Exit.UNREACHABLE,
+    "log_unavailable": Exit.UNREACHABLE,
+    "outcome_unknown": Exit.UNREACHABLE,
+}
+
+_BY_STATUS: Final[Mapping[int, Exit]] = {
+    400: Exit.USAGE,
+    401: Exit.NOT_ALLOWED,
+    403: Exit.NOT_ALLOWED,
+    404: Exit.NOT_FOUND,
+    405: Exit.NOT_FOUND,
+    409: Exit.CONFLICT,
+    410: Exit.NOT_FOUND,
+    412: Exit.CONFLICT,
+    413: Exit.USAGE,
+    422: Exit.USAGE,
+    428: Exit.CONFLICT,
+    429: Exit.UNREACHABLE,
+    502: Exit.UNREACHABLE,
+    503: Exit.UNREACHABLE,
+    504: Exit.UNREACHABLE,
+}
+
+
+def exit_of_problem(status: int, code: str | None) -> Exit:
+    """The exit code for an answer that is an error."""
+    if code is not None and code in _BY_CODE:
+        return _BY_CODE[code]
+    return _BY_STATUS.get(status, Exit.INTERNAL)
+
+
+def exit_of_end(phase: str, *, code: str | None, exit_code: int | None, signal: int | None) -> int:
+    """The exit code for one task at its end.
+
+    `phase` is final; `code` is why it ended; at most one of `exit_code` and `signal` is given.
+    """
+    if phase == "succeeded":
+        return Exit.DONE
+    if phase == "rejected":
+        return Exit.REFUSED
+    if phase == "cancelled":
+        return Exit.CANCELLED
+    if code == "unschedulable":
+        return Exit.NEVER_FITS
+    if signal is not None:
+        return 128 + signal
+    if exit_code:
+        return exit_code
+    return Exit.CANCELLED
+
+
+def exit_of_all(codes: Iterable[int]) -> int:
+    """The exit code for several tasks: the highest."""
+    return max(codes, default=int(Exit.DONE))
+
+
+def problem_error(status: int, problem: Mapping[str, Any]) -> CliError:
+    """The error to show for a problem+json body (or what there is of one)."""
+    code = problem.get("code")
+    detail = str(problem.get("detail") or problem.get("title") or f"HTTP status {status}")
+    places = [
+        f"{str(item.get('pointer', '')).strip('#/').replace('/', '.') or 'request'}: "
+        f"{item.get('detail') or item.get('code')}"
+        for item in problem.get("errors") or ()
+        if isinstance(item, Mapping)
+    ]
+    message = "; ".join(places) if places else detail
+    hint = problem.get("hint")
+    trace = problem.get("trace_id")
+    if exit_of_problem(status, code) is Exit.INTERNAL and trace:
+        message = f"{message} (trace {trace})"
+    return CliError(
+        message,
+        exit_code=exit_of_problem(status, code if isinstance(code, str) else None),
+        hint=str(hint) if hint else None,
+    )

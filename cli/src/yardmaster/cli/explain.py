@@ -1,0 +1,104 @@
+"""`yard explain`: why a task waits, was stopped, ended or was refused.
+
+The gateway answers for now; for any other moment the log itself does (`--at`).
+"""
+
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from yardmaster.cli.describe import explain_lines
+from yardmaster.cli.log import on_log
+from yardmaster.cli.moments import parse_moment
+from yardmaster.cli.remote import plain
+from yardmaster.cli.replay import CELL
+from yardmaster.cli.session import Session, command, now_ms
+from yardmaster.eventlog.codec import rfc3339
+from yardmaster.runtime.explain import AttemptStory, Explanation, PoolWait, explain_at
+
+_WHOLE: Final = re.compile(r"^[0-9a-z]{12}(\.[0-9]{1,4})?$")
+
+
+@command("explain")
+@click.argument("ref", metavar="REF")
+@click.option("--at", "moment", metavar="T", help="Then: a position, time, -2h or cycle:N.")
+@click.option("--log", "file", metavar="FILE", help="From this log's file instead of a server.")
+def explain(session: Session, ref: str, moment: str | None, file: str | None) -> None:
+    """Say why a task is where it is: each pool's reason with its numbers, the last stop."""
+    out = session.out
+    if moment is None and file is None:
+        remote = session.remote
+        why = plain(remote.client.explain(remote.one_task(ref)))
+        out.one(why, lambda: explain_lines(out, why, None), "task_id")
+        return
+    then = _then(session, session.log_file(file), ref, moment)
+    out.one(then, lambda: explain_lines(out, then, None), "task_id")
+
+
+def _then(session: Session, path: Path, ref: str, moment: str | None) -> dict[str, Any]:
+    """What the log says of a task at a moment; without one, at its end."""
+    if _WHOLE.match(ref):
+        task_id = ref if "." in ref else f"{ref}.0"
+    else:
+        task_id = session.remote.one_task(ref)
+    bounds: dict[str, Any] = {}
+    if moment is not None:
+        asked = parse_moment(moment, now_ms(), "--at")
+        bounds = {"position": asked.position, "time_ms": asked.at_ms, "cycle": asked.cycle}
+    return _as_answer(on_log(path, lambda log: explain_at(log, CELL, task_id, **bounds)))
+
+
+def _as_answer(found: Explanation) -> dict[str, Any]:
+    """An explanation in the form in which the gateway gives one."""
+    newest = found.attempts[-1] if found.attempts else None
+    stopping = newest is not None and newest.stop is not None and not newest.ended
+    start = newest.start if newest is not None else None
+    end = None
+    if found.outcome:
+        end = {"outcome": found.phase, "code": found.outcome, "exit_code": None, "signal": None}
+    return {
+        "task_id": found.task_id,
+        "phase": found.phase,
+        "wait_class": found.wait_class,
+        "pools": [_wait(found, wait) for wait in found.waits],
+        "unblock": None,
+        "attempt": newest.number if newest is not None else 0,
+        "start_rule": start.rule if start is not None else None,
+        "start_numbers": dict(start.numbers) if start is not None else {},
+        "stop": _stop(newest) if stopping and newest is not None else None,
+        "last_stop": _stop(found.last_stop) if found.last_stop is not None else None,
+        "end": end,
+        "refusal": None,
+        "cycle": found.cycle,
+        "cycle_at": rfc3339(found.at_ms),
+    }
+
+
+def _wait(found: Explanation, wait: PoolWait) -> dict[str, Any]:
+    return {
+        "pool": wait.pool,
+        "code": wait.wait.code.value,
+        "wait_class": wait.wait_class.value,
+        "asked_milli": found.asked_gpu_milli,
+        "numbers": dict(wait.wait.numbers),
+        "about": wait.wait.about,
+        "since_at": None if wait.since_ms is None else rfc3339(wait.since_ms),
+        "cycle": wait.cycle,
+    }
+
+
+def _stop(attempt: AttemptStory) -> dict[str, Any] | None:
+    stop = attempt.stop
+    if stop is None:
+        return None
+    return {
+        "code": stop.code.value,
+        "rule": stop.rule,
+        "for_task": stop.for_task,
+        "numbers": dict(stop.numbers),
+        "about": stop.about,
+        "deadline_at": None if attempt.deadline_ms is None else rfc3339(attempt.deadline_ms),
+        "requested_at": None if attempt.stopped_ms is None else rfc3339(attempt.stopped_ms),
+    }

@@ -1,0 +1,253 @@
+"""`yard log dump|tail|stat`: the log itself, not what a service makes of it."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from yardmaster.cli.cells import When
+from yardmaster.cli.logorder import PAGE, Entry, LogOrder, decoded
+from yardmaster.cli.moments import Moment, parse_moment
+from yardmaster.cli.output import Column, Output
+from yardmaster.cli.session import Session, YardCommand, detaching, now_ms
+from yardmaster.eventlog.codec import rfc3339
+from yardmaster.eventlog.port import EventLog, Partition
+from yardmaster.eventlog.sqlite import SqliteLog
+from yardmaster.runtime.clock import SystemClock
+from yardmaster.schemas.envelope import Envelope
+from yardmaster.schemas.events.machine import CycleCommittedV1, TermStartedV1
+from yardmaster.schemas.plain import dump as plain_json
+from yardmaster.schemas.position import Position
+from yardmaster.schemas.topics import INPUT_ORDER, TOPICS
+
+T = TypeVar("T")
+
+#: The longest that `tail -f` waits before it looks whether it was told to stop, in seconds.
+FOLLOW_S: Final = 5.0
+
+
+@asynccontextmanager
+async def opened(path: Path) -> AsyncIterator[EventLog]:
+    """The log file at `path`, which must be there.
+
+    Raises:
+        NotOurLog, LogCorrupt, LogUnavailable.
+    """
+    log = await SqliteLog.open(path, SystemClock(), create=False)
+    try:
+        yield log
+    finally:
+        await log.close()
+
+
+def on_log(path: Path, work: Callable[[EventLog], Awaitable[T]]) -> T:
+    """What `work` makes of the log at `path`."""
+
+    async def run() -> T:
+        async with opened(path) as log:
+            return await work(log)
+
+    return asyncio.run(run())
+
+
+class _LogGroup(click.Group):
+    command_class = YardCommand
+
+
+@click.group("log", cls=_LogGroup)
+def log() -> None:
+    """Read the log itself: dump, tail, stat. Without --log that of the embedded mode."""
+
+
+def record_json(entry: Entry) -> dict[str, Any]:
+    """A record as one JSON object, as `GET /v1/events` gives it."""
+    return {
+        "position": str(entry.position),
+        "topic": entry.topic,
+        "partition": entry.stored.partition.number,
+        "offset": entry.stored.offset,
+        **_envelope_json(entry.envelope),
+    }
+
+
+def _envelope_json(envelope: Envelope[Any] | None) -> dict[str, Any]:
+    if envelope is None:
+        return {"type": None, "undecodable": True}
+    return {
+        "id": envelope.id,
+        "type": envelope.type,
+        "version": envelope.version,
+        "subject": envelope.subject,
+        "at": rfc3339(envelope.time_ms),
+        "actor": f"{envelope.actor.kind.value}/{envelope.actor.id}",
+        "cause": envelope.cause,
+        "data": plain_json(envelope.data),
+    }
+
+
+def _wanted(entry: Entry, types: Sequence[str], task: str | None) -> bool:
+    envelope = entry.envelope
+    if types and (envelope is None or envelope.type not in types):
+        return False
+    if task is None:
+        return True
+    return envelope is not None and envelope.subject in (task, task.partition(".")[0])
+
+
+@log.command("dump")
+@click.option("--log", "file", metavar="FILE", help="The log's file.")
+@click.option("--from", "start", metavar="T", help="From a position, time, -2h or cycle:N on.")
+@click.option("--to", "end", metavar="T", help="Up to a position, time, -2h or cycle:N.")
+@click.option("--type", "types", multiple=True, metavar="TYPE", help="Only events of this type.")
+@click.option("--task", metavar="ID", help="Only events about this task or job.")
+def dump(
+    session: Session,
+    file: str | None,
+    start: str | None,
+    end: str | None,
+    types: tuple[str, ...],
+    task: str | None,
+) -> None:
+    """Print records as JSON lines with their positions, in the order decided on."""
+    now = now_ms()
+    first = parse_moment(start, now, "--from") if start else None
+    last = parse_moment(end, now, "--to") if end else None
+    out = session.out
+    left = out.limit
+
+    async def work(source: EventLog) -> None:
+        nonlocal left
+        async for entry in between(LogOrder(source), first, last):
+            if not _wanted(entry, types, task):
+                continue
+            if left is not None and left <= 0:
+                return
+            left = None if left is None else left - 1
+            out.say(json.dumps(record_json(entry), ensure_ascii=False))
+
+    on_log(session.log_file(file), work)
+
+
+async def between(
+    order: LogOrder, first: Moment | None, last: Moment | None
+) -> AsyncIterator[Entry]:
+    """The entries from `first` on up to `last`, both included."""
+    begun = first is None
+    async for entry in order.entries():
+        begun = begun or (first is not None and first.passed(entry))
+        if begun:
+            yield entry
+        if last is not None and last.passed(entry):
+            return
+
+
+@log.command("tail")
+@click.option("--log", "file", metavar="FILE", help="The log's file.")
+@click.option("-n", "count", type=click.IntRange(min=0), default=10, help="Records of each topic.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with what is appended.")
+@click.option("--type", "types", multiple=True, metavar="TYPE", help="Only events of this type.")
+def tail(
+    session: Session, file: str | None, count: int, follow: bool, types: tuple[str, ...]
+) -> None:
+    """Print the newest records of each topic as JSON lines; -f goes on as they are appended."""
+    out = session.out
+
+    async def work(source: EventLog) -> None:
+        ends = {Partition(topic): 0 for topic in INPUT_ORDER}
+        for partition in ends:
+            ends[partition] = max(0, await source.end(partition) - count)
+        position = Position.start("main")
+        while True:
+            for partition in ends:
+                while page := await source.read(partition, ends[partition], max_records=PAGE):
+                    for stored in page:
+                        position = position.at(partition.topic, stored.offset + 1)
+                        entry = Entry(stored, decoded(stored), position)
+                        if _wanted(entry, types, None):
+                            out.say(json.dumps(record_json(entry), ensure_ascii=False))
+                    ends[partition] = page[-1].offset + 1
+            if not follow:
+                return
+            await source.wait(ends, FOLLOW_S)
+
+    with detaching("yard log tail -f"):
+        on_log(session.log_file(file), work)
+
+
+@log.command("stat")
+@click.option("--log", "file", metavar="FILE", help="The log's file.")
+@click.option("--types", is_flag=True, help="How many of each type of event.")
+def stat(session: Session, file: str | None, types: bool) -> None:
+    """Count records, bytes, terms and cycles of each topic."""
+    path = session.log_file(file)
+    counted = on_log(path, count_topics)
+    if types:
+        _show_types(session.out, counted)
+        return
+    columns = (
+        Column("TOPIC", lambda row: row["topic"]),
+        Column("RECORDS", lambda row: row["records"], right=True),
+        Column("BYTES", lambda row: row["bytes"], right=True),
+        Column("FIRST", lambda row: When(row["first_at"])),
+        Column("LAST", lambda row: When(row["last_at"])),
+        Column("TERM", lambda row: row["term"], right=True),
+        Column("CYCLES", lambda row: row["cycles"], right=True),
+        Column("UNDECODABLE", lambda row: row["undecodable"] or None, right=True),
+    )
+    session.out.items(counted, columns, name="topic", document={"log": str(path)})
+
+
+def _show_types(out: Output, counted: Sequence[dict[str, Any]]) -> None:
+    columns = (
+        Column("TOPIC", lambda row: row["topic"]),
+        Column("TYPE", lambda row: row["type"]),
+        Column("RECORDS", lambda row: row["records"], right=True),
+    )
+    listed = [
+        {"topic": row["topic"], "type": name, "records": number}
+        for row in counted
+        for name, number in sorted(row["types"].items())
+    ]
+    out.items(listed, columns, name="type")
+
+
+async def count_topics(source: EventLog) -> list[dict[str, Any]]:
+    """One entry for each topic of the catalogue: what is in it."""
+    found = []
+    for topic in TOPICS:
+        partition = Partition(topic)
+        row: dict[str, Any] = {
+            "topic": topic,
+            "records": 0,
+            "bytes": 0,
+            "first_at": None,
+            "last_at": None,
+            "term": None,
+            "cycles": None,
+            "undecodable": 0,
+        }
+        types: Counter[str] = Counter()
+        offset = 0
+        while page := await source.read(partition, offset, max_records=PAGE):
+            offset = page[-1].offset + 1
+            for stored in page:
+                envelope = decoded(stored)
+                row["records"] += 1
+                row["bytes"] += stored.record.size
+                row["last_at"] = rfc3339(stored.appended_ms)
+                row["first_at"] = row["first_at"] or row["last_at"]
+                if envelope is None:
+                    row["undecodable"] += 1
+                    continue
+                types[envelope.type] += 1
+                if isinstance(envelope.data, TermStartedV1):
+                    row["term"] = max(row["term"] or 0, envelope.data.term)
+                elif isinstance(envelope.data, CycleCommittedV1):
+                    row["cycles"] = max(row["cycles"] or 0, envelope.data.cycle)
+        found.append({**row, "types": dict(types)})
+    return found

@@ -1,0 +1,161 @@
+"""The `yard` command: which module holds which command, and how errors end.
+
+Modules are imported when their command is called, so that `yard --help` and completion are quick.
+"""
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+from yardmaster.cli.errors import CliError, Exit
+from yardmaster.cli.yamltree import nearest
+
+#: Command -> (module, attribute, one line for the list). In the order in which help shows them.
+COMMANDS: Final = {
+    "submit": ("submit", "submit", "Submit a job: a YAML file, or -- COMMAND."),
+    "ls": ("tasks", "ls", "List tasks."),
+    "show": ("tasks", "show", "Show a job or task: what it needs, why it waits, its attempts."),
+    "explain": ("explain", "explain", "Say why a task waits, was stopped or was refused."),
+    "logs": ("logs", "logs", "Print what a task wrote."),
+    "wait": ("waiting", "wait", "Wait for tasks to end; the exit code is theirs."),
+    "cancel": ("tasks", "cancel", "End jobs or tasks."),
+    "pause": ("tasks", "pause", "Stop tasks with a checkpoint and hold them."),
+    "resume": ("tasks", "resume", "Let paused tasks run again."),
+    "set": ("set", "set_group", "Change a job's priority, weight or bound on slots."),
+    "nodes": ("nodes", "nodes", "List nodes; cordon, uncordon, drain."),
+    "pools": ("pools", "pools", "List pools; show, create, set, delete."),
+    "projects": ("projects", "projects", "List projects; show, create, set, delete."),
+    "departments": ("projects", "departments", "List departments; show, create, set, delete."),
+    "log": ("log", "log", "Read the log itself: dump, tail, stat."),
+    "replay": ("replay", "replay", "The cluster at any moment; verify every decision."),
+    "snapshots": ("snapshots", "snapshots", "List the stored snapshots of the machines."),
+    "dev": ("dev", "dev", "Run everything in one process on this machine."),
+    "demo": ("demo", "demo", "Watch a small cluster at work, in half a minute."),
+    "doctor": ("doctor", "doctor", "Say what this machine lacks, and how to get it."),
+    "login": ("contexts", "login", "Check and keep a server's address as a context."),
+    "whoami": ("contexts", "whoami", "Who the server takes you for."),
+    "contexts": ("contexts", "contexts", "List the servers you know; use one."),
+    "config": ("contexts", "config", "Show every setting and where it is from."),
+    "completion": ("contexts", "completion", "Print the completion script of a shell."),
+    "version": ("contexts", "version", "Print the version of yard and of the server."),
+}
+
+
+class Yard(click.Group):
+    """The root; imports a command's module when it is named."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All commands, in the order of `COMMANDS`."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute, _ = COMMANDS[cmd_name]
+        found = getattr(importlib.import_module(f"yardmaster.cli.{module}"), attribute)
+        if not isinstance(found, click.Command):
+            raise TypeError(f"{module}.{attribute} is no command")
+        return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that the first argument names, or a hint at the nearest."""
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            like = nearest(name, COMMANDS)
+            hint = f" Did you mean {like}?" if like else ""
+            ctx.fail(f"There is no command {name}.{hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands, without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, about) for name, (_, _, about) in COMMANDS.items()])
+
+
+@click.command(cls=Yard, context_settings={"help_option_names": ["-h", "--help"]})
+def yard() -> None:
+    """Yardmaster: a scheduler for shared GPU clusters whose every decision can be replayed.
+
+    Start with `yard demo`, or `yard dev` in one terminal and `yard submit -- COMMAND` in another.
+    """
+
+
+def run(args: Sequence[str]) -> int:
+    """Run a command; the exit code of the public interface."""
+    verbose = "-v" in args or "--verbose" in args
+    try:
+        result = yard.main(list(args), prog_name="yard", standalone_mode=False)
+    except CliError as error:
+        _say(error.lines())
+        return error.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        _say([error.format_message()])
+        return int(Exit.USAGE)
+    except click.ClickException as error:
+        where = getattr(error, "ctx", None)
+        command = where.command_path if isinstance(where, click.Context) else "yard"
+        _say([f"error: {error.format_message()}", f"hint: {command} --help"])
+        return int(Exit.USAGE)
+    except (click.Abort, KeyboardInterrupt):
+        return int(Exit.INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; nothing may be flushed into it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + 13
+    except Exception as error:  # noqa: BLE001 the last stop before a traceback at a user
+        if verbose:
+            traceback.print_exc()
+        known = _known(error)
+        _say(known.lines())
+        return known.exit_code
+    return result if isinstance(result, int) else int(Exit.DONE)
+
+
+def _known(error: Exception) -> CliError:
+    """What to show for an exception of the libraries, or for one that nobody foresaw."""
+    from yardmaster.cli.remote import api_error
+    from yardmaster.client.transport import ApiError
+    from yardmaster.eventlog.errors import LogCorrupt, LogTruncated, LogUnavailable, NotOurLog
+    from yardmaster.runtime.errors import UnknownTask
+    from yardmaster.schemas.errors import YardmasterError
+
+    if isinstance(error, ApiError):
+        return api_error(error)
+    codes: list[tuple[type[Exception], Exit]] = [
+        (NotOurLog, Exit.USAGE),
+        (LogCorrupt, Exit.CHECK_FAILED),
+        (LogTruncated, Exit.CHECK_FAILED),
+        (LogUnavailable, Exit.UNREACHABLE),
+        (UnknownTask, Exit.NOT_FOUND),
+        (YardmasterError, Exit.INTERNAL),
+    ]
+    for kind, code in codes:
+        if isinstance(error, kind):
+            return CliError(str(error), exit_code=code)
+    return CliError(
+        f"internal: {type(error).__name__}: {error}",
+        exit_code=Exit.INTERNAL,
+        hint="run again with -v for the traceback, and report it",
+    )
+
+
+def _say(lines: Sequence[str]) -> None:
+    for line in lines:
+        click.echo(line, err=True)
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

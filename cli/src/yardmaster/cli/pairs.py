@@ -1,0 +1,118 @@
+"""`key=value` arguments of `pools|projects|departments create|set`, laid over a configuration.
+
+Keys are written with `-` or `_`; `max-slots` and quotas are numbers of GPUs, times have units.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from yardmaster.cli.errors import BadUsage
+from yardmaster.cli.yamltree import nearest, scalar
+from yardmaster.schemas.quantities import duration_s, milli
+
+Body = dict[str, Any]
+
+
+def _text(text: str) -> Any:
+    return text
+
+
+def _whole(text: str) -> Any:
+    return int(text)
+
+
+def _names(text: str) -> Any:
+    return [part for part in text.split(",") if part]
+
+
+def _gpus(text: str) -> Any:
+    if text in ("none", "unlimited", "-"):
+        return None
+    return milli(float(text), "GPUs")
+
+
+def _seconds(text: str) -> Any:
+    return int(text) if text.isdecimal() else duration_s(text)
+
+
+Reader = tuple[tuple[str, ...], Callable[[str], Any]]
+
+POOL: Final[Mapping[str, Reader]] = {
+    "policy": (("policy", "name"), _text),
+    "policy-version": (("policy", "version"), _whole),
+    "placement": (("placement",), _text),
+    "default-priority": (("default_priority",), _whole),
+    "node-timeout": (("node_timeout_s",), _seconds),
+    "start-timeout": (("start_timeout_s",), _seconds),
+    "max-grace": (("max_grace_s",), _seconds),
+    "fence": (("fence",), _text),
+}
+PROJECT: Final[Mapping[str, Reader]] = {
+    "department": (("department",), _text),
+    "weight": (("weight",), _whole),
+    "pools": (("pools",), _names),
+    "node-types": (("node_types",), _names),
+    "kinds": (("kinds",), _names),
+    "best-priority": (("best_priority",), _whole),
+    "default-priority": (("default_priority",), _whole),
+    "max-slots": (("limit_milli",), _gpus),
+    "max-min-runtime": (("max_min_runtime_s",), _seconds),
+    "max-pending": (("max_pending",), _whole),
+}
+DEPARTMENT: Final[Mapping[str, Reader]] = {"weight": (("weight",), _whole)}
+
+_QUOTA: Final[Mapping[str, Reader]] = {
+    "deserved": (("deserved_milli",), _gpus),
+    "limit": (("limit_milli",), _gpus),
+    "over-quota-weight": (("over_quota_weight",), _whole),
+}
+
+
+def lay(body: Body, pairs: Sequence[str], known: Mapping[str, Reader]) -> Body:
+    """A copy of `body` with `key=value` pairs laid over it.
+
+    Beside the known keys: `option.NAME` of a pool's policy; of a project or department
+    `quota.POOL.deserved`, `limit` and `over-quota-weight`.
+
+    Raises:
+        BadUsage: a key that is not known, or a value that its key does not take.
+    """
+    changed = _copy(body)
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals:
+            raise BadUsage(f"{pair}: KEY=VALUE was expected")
+        path, read = _reader(key.replace("_", "-"), known)
+        try:
+            value = read(text)
+        except ValueError as error:
+            raise BadUsage(f"{key}: {error}") from None
+        inner = changed
+        for part in path[:-1]:
+            inner = inner.setdefault(part, {})
+        inner[path[-1]] = value
+    return changed
+
+
+def _reader(key: str, known: Mapping[str, Reader]) -> Reader:
+    if key in known:
+        return known[key]
+    head, _, rest = key.partition(".")
+    if head == "option" and rest and known is POOL:
+        return ("policy", "options", rest.replace("-", "_")), scalar
+    if head == "quota" and known is not POOL:
+        pool, _, what = rest.rpartition(".")
+        if pool and what in _QUOTA:
+            path, read = _QUOTA[what]
+            return ("quotas", pool, *path), read
+        raise BadUsage(f"{key}: quota.POOL.KEY was expected", hint=f"keys: {', '.join(_QUOTA)}")
+    extra = ("option.NAME",) if known is POOL else ("quota.POOL.deserved",)
+    like = nearest(key, known)
+    raise BadUsage(
+        f"unknown key {key}",
+        hint=f"did you mean {like}?" if like else f"keys: {', '.join((*known, *extra))}",
+    )
+
+
+def _copy(body: Body) -> Body:
+    return {key: _copy(value) if isinstance(value, dict) else value for key, value in body.items()}

@@ -1,0 +1,193 @@
+"""The gateway as commands see it: references resolved, verdicts awaited, answers as plain JSON."""
+
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from yardmaster.cli.cells import span
+from yardmaster.cli.config import DEV, Config
+from yardmaster.cli.describe import refusal_words
+from yardmaster.cli.errors import BadUsage, CliError, Exit, problem_error
+from yardmaster.cli.output import Output, Row
+from yardmaster.client.api import Client
+from yardmaster.client.transport import ApiError
+from yardmaster.schemas.api import Accepted, Refusal, RequestState, Task
+
+_JOB: Final = re.compile(r"^[0-9a-z]{12}$")
+_REF: Final = re.compile(r"^([0-9a-z]{1,12})(?:\.(0|[1-9][0-9]{0,3}))?$")
+#: How long a command waits for quota's verdict before it leaves it at "recorded", in seconds.
+VERDICT_S: Final = 5.0
+#: The refusals that mean "there is no such thing"; all others are conflicts.
+_UNKNOWN: Final = frozenset(
+    {
+        "job_unknown",
+        "task_unknown",
+        "project_unknown",
+        "department_unknown",
+        "pool_unknown",
+        "node_unknown",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A job, or one task of it."""
+
+    job_id: str
+    index: int | None = None
+
+    @property
+    def id(self) -> str:
+        """The whole id."""
+        return self.job_id if self.index is None else f"{self.job_id}.{self.index}"
+
+
+def connect(config: Config) -> "Remote":
+    """The server that the settings name.
+
+    Raises:
+        CliError: none is named, and no embedded mode runs.
+    """
+    if config.server.value is None:
+        hint = "name one with --server or YARD_SERVER"
+        if config.context.value == DEV:
+            hint = f"start one with: yard dev   (data folder {config.data_dir})"
+        raise CliError("no server is running here", exit_code=Exit.UNREACHABLE, hint=hint)
+    client = Client(
+        config.server.value,
+        config.bearer(),
+        sleep=time.sleep,
+        new_key=lambda: secrets.token_hex(16),
+        ca=config.ca.value,
+    )
+    return Remote(client)
+
+
+def api_error(error: ApiError) -> CliError:
+    """What to show for a failed call."""
+    problem = error.problem.model_dump(mode="json")
+    if error.status == 0 and error.problem.code == "unreachable":
+        return CliError(
+            error.problem.detail,
+            exit_code=Exit.UNREACHABLE,
+            hint="is it running? yard dev starts one here; yard config shows which is asked",
+        )
+    return problem_error(error.status, problem)
+
+
+def refusal_error(refusal: Refusal, subject: str, *, admission: bool = False) -> CliError:
+    """What to show for what quota refused."""
+    plain = refusal.model_dump(mode="json")
+    code = Exit.NOT_FOUND if refusal.code in _UNKNOWN else Exit.CONFLICT
+    return CliError(
+        f"{subject}: refused: {refusal_words(plain)}",
+        exit_code=Exit.REFUSED if admission else code,
+        hint=_HINTS.get(refusal.code),
+    )
+
+
+_HINTS: Final[Mapping[str, str]] = {
+    "project_unknown": "yard projects lists them; yard projects create NAME makes one",
+    "department_unknown": "yard departments lists them; yard departments create NAME makes one",
+    "pool_unknown": "yard pools lists them; yard pools create NAME makes one",
+    "pool_not_allowed": "the project may not use this pool; see yard projects show",
+    "priority_not_allowed": "too urgent for this project; see yard projects show",
+    "kind_not_allowed": "the project may not run jobs of this kind; see yard projects show",
+    "limit_exceeded": "it asks for more than its project may ever use; see yard projects show",
+    "version_mismatch": "somebody changed it meanwhile; look again and repeat",
+    "in_use": "something still names it",
+}
+
+
+class Remote:
+    """A client, and what several commands do with it."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    def resolve(self, text: str) -> Ref:
+        """The job or task that `text` names: an id, or the beginning of one.
+
+        Raises:
+            CliError: nothing or more than one job begins so.
+        """
+        match = _REF.match(text)
+        if match is None:
+            raise BadUsage(
+                f"{text} is no id of a job or task",
+                hint="like 4kq7w2mz9c1f, 4kq7w2mz9c1f.0 or 4kq7",
+            )
+        prefix, index = match[1], match[2]
+        if _JOB.match(prefix):
+            return Ref(prefix, None if index is None else int(index))
+        found = [job.job_id for job in self.client.jobs(ref=prefix, limit=10).items]
+        if not found:
+            raise CliError(
+                f"no job begins with {prefix}",
+                exit_code=Exit.NOT_FOUND,
+                hint="yard ls -A lists all",
+            )
+        if len(found) > 1:
+            raise CliError(
+                f"{prefix} is ambiguous: {', '.join(sorted(found))}",
+                exit_code=Exit.NOT_FOUND,
+                hint="give more of the id",
+            )
+        return Ref(found[0], None if index is None else int(index))
+
+    def one_task(self, text: str) -> str:
+        """The id of the only task that `text` can mean.
+
+        Raises:
+            CliError: it means a job with several.
+        """
+        ref = self.resolve(text)
+        if ref.index is not None:
+            return ref.id
+        count = self.client.job(ref.job_id).tasks
+        if count > 1:
+            raise BadUsage(f"{ref.id} has {count} tasks", hint=f"name one: {ref.id}.0")
+        return f"{ref.job_id}.0"
+
+    def tasks_of(self, ref: Ref, min_position: str | None = None) -> list[Task]:
+        """The tasks that a reference means, in order of their index."""
+        if ref.index is not None:
+            return [self.client.task(ref.id, min_position=min_position)]
+        found = self.client.all_tasks(job_id=ref.job_id, min_position=min_position)
+        tasks = sorted(found, key=lambda task: task.index)
+        if not tasks:
+            raise CliError(f"there is no job {ref.job_id}", exit_code=Exit.NOT_FOUND)
+        return tasks
+
+    def settle(self, accepted: Accepted, subject: str, out: Output) -> None:
+        """Wait until quota has judged a change; say so when it takes longer.
+
+        Raises:
+            CliError: it was refused.
+        """
+        deadline = time.monotonic() + VERDICT_S
+        # A request is known once the views have got to it.
+        self.client.pools(limit=1, min_position=accepted.position)
+        for request_id in accepted.request_ids:
+            left = max(0.0, deadline - time.monotonic())
+            request = self.client.request(request_id, wait_s=left)
+            if request.state is RequestState.REFUSED and request.refusal is not None:
+                raise refusal_error(request.refusal, subject)
+            if request.state is RequestState.RECORDED:
+                out.note(f"{subject}: recorded, not judged after {span(VERDICT_S)}")
+
+
+def plain(model: BaseModel) -> dict[str, Any]:
+    """An answer as the JSON it was."""
+    return model.model_dump(mode="json")
+
+
+def rows(models: Sequence[BaseModel] | Iterator[BaseModel]) -> list[Row]:
+    """Answers as rows of a table."""
+    return [plain(model) for model in models]

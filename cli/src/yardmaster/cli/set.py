@@ -1,0 +1,60 @@
+"""`yard set priority|weight|max-slots REF N`: changes of a job that goes on."""
+
+import click
+
+from yardmaster.cli.errors import BadUsage
+from yardmaster.cli.session import Session, YardCommand
+
+
+class _SetGroup(click.Group):
+    command_class = YardCommand
+
+
+@click.group("set", cls=_SetGroup)
+def set_group() -> None:
+    """Change a job's priority, weight or bound on slots."""
+
+
+def _change(
+    session: Session, ref: str, if_match: str | None, key: str, value: int | float | None
+) -> None:
+    remote = session.remote
+    found = remote.resolve(ref)
+    if found.index is not None:
+        raise BadUsage(
+            f"{key} is of whole jobs", hint=f"yard set {key.replace('_', '-')} {found.job_id} N"
+        )
+    accepted = remote.client.patch_job(found.job_id, if_match=if_match, **{key: value})
+    remote.settle(accepted, found.job_id, session.out)
+    session.out.say(found.job_id)
+
+
+@set_group.command("priority")
+@click.argument("ref", metavar="REF")
+@click.argument("n", type=click.IntRange(1, 99), metavar="N")
+@click.option("--if-match", metavar="ETAG", help="Only if nobody changed it since.")
+def priority(session: Session, ref: str, n: int, if_match: str | None) -> None:
+    """Set a job's priority: 1 to 99, lower goes first."""
+    _change(session, ref, if_match, "priority", n)
+
+
+@set_group.command("weight")
+@click.argument("ref", metavar="REF")
+@click.argument("n", type=click.IntRange(1), metavar="N")
+@click.option("--if-match", metavar="ETAG", help="Only if nobody changed it since.")
+def weight(session: Session, ref: str, n: int, if_match: str | None) -> None:
+    """Set a job's weight in a fair share."""
+    _change(session, ref, if_match, "weight", n)
+
+
+@set_group.command("max-slots")
+@click.argument("ref", metavar="REF")
+@click.argument("n", metavar="N|none")
+@click.option("--if-match", metavar="ETAG", help="Only if nobody changed it since.")
+def max_slots(session: Session, ref: str, n: str, if_match: str | None) -> None:
+    """Bound a job's running GPUs; none lifts the bound."""
+    try:
+        value = None if n == "none" else float(n)
+    except ValueError:
+        raise BadUsage(f"{n} is no number of GPUs", hint="a number, or none") from None
+    _change(session, ref, if_match, "max_slots", value)

@@ -1,0 +1,123 @@
+"""`yard submit`: a job file or a command becomes a job."""
+
+import secrets
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from yardmaster.cli.cells import span
+from yardmaster.cli.config import DEV
+from yardmaster.cli.errors import BadUsage, Exit
+from yardmaster.cli.jobfile import build, flag_options
+from yardmaster.cli.logs import follow_all
+from yardmaster.cli.remote import VERDICT_S, Ref, Remote, refusal_error
+from yardmaster.cli.session import Session, YardCommand, detaching
+from yardmaster.cli.waiting import deadline_after, wait_for_end
+from yardmaster.schemas.api import Phase, Submitted, Task
+
+#: What the job file takes as a working directory; a longer one is left to the agent.
+MAX_FOLDER: Final = 128
+
+
+class _SubmitCommand(YardCommand):
+    """Takes what follows `--` as the job's command, whatever it looks like."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        command: list[str] = []
+        if "--" in args:
+            at = args.index("--")
+            args, command = args[:at], args[at + 1 :]
+            if not command:
+                raise click.UsageError("There is no command after --.", ctx)
+        rest = super().parse_args(ctx, args)
+        ctx.params["command"] = tuple(command)
+        return rest
+
+
+@click.command("submit", cls=_SubmitCommand)
+@click.argument("file", required=False, metavar="FILE|-")
+@flag_options
+@click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set any key of the file: resources.gpus=4.",
+)
+@click.option(
+    "--idempotency-key", metavar="KEY", help="The same key and job again give the same id."
+)
+@click.option("--no-wait", is_flag=True, help="Do not wait for admission.")
+@click.option("--wait", is_flag=True, help="Wait for the end; the exit code is the tasks'.")
+@click.option("--follow", is_flag=True, help="Print the output until the end.")
+@click.option("--timeout", metavar="TIME", help="With --wait or --follow: give up after this long.")
+def submit(session: Session, file: str | None, command: tuple[str, ...], **given: Any) -> int:
+    """Submit a job: a YAML file, - for one on stdin, or -- COMMAND.
+
+    Prints the job's id. Waits up to 5 s for admission, so that a refusal shows at once.
+    """
+    text, source = _text(file, bool(command or given["script"]))
+    here = session.config.context.value == DEV
+    folder = str(Path.cwd())
+    spec = build(
+        text,
+        source,
+        flags=given,
+        sets=given["sets"],
+        command=command,
+        project=session.config.project.value or ("default" if here else None),
+        # The embedded mode's nodes are this machine: a program finds the files that its user sees.
+        folder=folder if here and len(folder) <= MAX_FOLDER else None,
+    )
+    deadline = deadline_after(given["timeout"])
+    remote, out = session.remote, session.out
+    key = given["idempotency_key"] or secrets.token_hex(16)
+    try:
+        answer = remote.client.submit(spec, idempotency_key=key)
+    except KeyboardInterrupt:
+        out.note(f"\nnot known whether it was recorded; repeat with: --idempotency-key {key}")
+        raise
+    out.detail(f"recorded at {answer.position}, idempotency key {key}")
+    with detaching(f"yard wait {answer.job_id}"):
+        if not given["no_wait"]:
+            _admitted(remote, answer, session)
+        out.one(answer.model_dump(mode="json"), lambda: [answer.job_id], "job_id")
+        sys.stdout.flush()
+        if given["follow"]:
+            follow_all(remote, answer.task_ids, out)
+        if given["follow"] or given["wait"]:
+            return wait_for_end(
+                remote, [Ref(answer.job_id)], out, deadline=deadline, position=answer.position
+            )
+    return int(Exit.DONE)
+
+
+def _text(file: str | None, runs: bool) -> tuple[str | None, str]:
+    """The job file's text (None: no file) and its name; `runs`: flags say what to run."""
+    if file is None:
+        if not runs:
+            raise BadUsage("nothing to submit", hint="give a job file, or -- COMMAND")
+        return None, "command line"
+    if file == "-":
+        return sys.stdin.read(), "stdin"
+    try:
+        return Path(file).read_text(), file
+    except (OSError, UnicodeDecodeError) as error:
+        what = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise BadUsage(f"{file}: {what}") from None
+
+
+def _admitted(remote: Remote, answer: Submitted, session: Session) -> Task:
+    task = remote.client.task(
+        answer.task_ids[0],
+        min_position=answer.position,
+        wait_for="admitted",
+        timeout_s=VERDICT_S,
+    )
+    if task.phase is Phase.REJECTED and task.refusal is not None:
+        raise refusal_error(task.refusal, answer.job_id, admission=True)
+    if task.phase is Phase.SUBMITTED:
+        session.out.note(f"{answer.job_id}: recorded, not judged after {span(VERDICT_S)}")
+    return task

@@ -1,0 +1,244 @@
+"""`yard ls`, `show`, `cancel`, `pause` and `resume`: what is done with jobs and tasks every day."""
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import click
+
+from yardmaster.cli.describe import job_lines, task_lines
+from yardmaster.cli.errors import BadUsage
+from yardmaster.cli.output import Column, Output, Row
+from yardmaster.cli.remote import Ref, Remote, plain, rows
+from yardmaster.cli.selection import filter_options, filters, narrowed
+from yardmaster.cli.session import Session, command, detaching
+from yardmaster.cli.tables import TASKS
+from yardmaster.schemas.api import ENDED, Accepted, Phase
+
+#: Pause between two looks of `--watch`, in seconds.
+WATCH_S: Final = 1.0
+#: Rows of a list on a terminal without `--limit`; a pipe gets all.
+SCREEN_ROWS: Final = 1000
+
+
+@command("ls")
+@filter_options
+@click.option("--queue", metavar="POOL", help="What waits for a pool, in its policy's order.")
+@click.option("-w", "--watch", is_flag=True, help="Go on: redraw on a terminal, append on a pipe.")
+def ls(session: Session, queue: str | None, watch: bool, **given: Any) -> None:
+    """List tasks, the newest first: those of your project, or of all when you have set none."""
+    query = filters(session, given)
+    out, remote = session.out, session.remote
+    if queue is not None:
+        columns, read = _queue(remote, queue, query)
+    else:
+        columns = TASKS
+
+        def read() -> list[Row]:
+            most = out.limit or (SCREEN_ROWS if out.terminal else None)
+            found = remote.client.all_tasks(**query, sort="-submitted_at")
+            return rows(itertools.islice(found, most))
+
+    if not watch:
+        listed = read()
+        out.items(listed, columns, name="task_id")
+        if not listed:
+            out.note("no tasks; submit one with: yard submit -- COMMAND")
+        return
+    with detaching("yard ls -w"):
+        _watch(out, columns, read)
+
+
+def _queue(
+    remote: Remote, pool: str, query: dict[str, Any]
+) -> tuple[Sequence[Column], Callable[[], list[Row]]]:
+    policy = remote.client.pool(pool).config.policy.name
+    if policy != "priority":
+        raise BadUsage(f"the order of policy {policy} is not known to this version of yard")
+
+    def read() -> list[Row]:
+        asked = {**query, "pool": pool, "phase": ["pending"]}
+        waiting = rows(remote.client.all_tasks(**asked))
+        return sorted(
+            waiting, key=lambda t: (t["priority"], t["submitted_at"], t["job_id"], t["index"])
+        )
+
+    place = Column("PRIORITY", lambda row: row["priority"], right=True)
+    return (TASKS[0], place, *(c for c in TASKS[1:] if c.title != "PRIORITY")), read
+
+
+def _watch(out: Output, columns: Sequence[Column], read: Callable[[], list[Row]]) -> None:
+    seen: dict[str, str] = {}
+    while True:
+        listed = read()
+        if out.terminal and out.for_people:
+            click.clear()
+            out.items(listed, columns, name="task_id")
+        else:
+            changed = [row for row in listed if seen.get(row["task_id"]) != _mark(row)]
+            if changed:
+                out.items(changed, columns, name="task_id")
+                out.headers = False
+            seen = {row["task_id"]: _mark(row) for row in listed}
+        time.sleep(WATCH_S)
+
+
+def _mark(row: Row) -> str:
+    """What makes a row worth another line on a pipe."""
+    return f"{row['phase']} {row['attempt']} {row['wait']} {row['stop']} {row['priority']}"
+
+
+@command("show")
+@click.argument("ref", metavar="REF")
+@click.option("--attempts", is_flag=True, help="Each attempt with its replicas and numbers.")
+@click.option("--events", is_flag=True, help="The log's records about it.")
+@click.option("--spec", is_flag=True, help="What it was submitted with, all defaults resolved.")
+def show(session: Session, ref: str, attempts: bool, events: bool, spec: bool) -> None:
+    """Show a job or task: what it needs, why it waits, its checkpoint, its attempts."""
+    remote, out = session.remote, session.out
+    found = remote.resolve(ref)
+    job = plain(remote.client.job(found.job_id))
+    if spec:
+        shown = {
+            key: job[key] for key in ("job_id", "name", "labels", "spec", "run", "stop_signal")
+        }
+        if shown["spec"] is None:
+            shown["spec"] = job["asked"]
+        if out.for_people:
+            out.format = "yaml"
+        out.one(shown, list, "job_id")
+        return
+    if found.index is None and job["tasks"] > 1 and not (attempts or events):
+        listed = rows(remote.tasks_of(found))
+        out.one(
+            {**job, "items": listed},
+            lambda: job_lines(out, job, out.lines(listed, TASKS, name="task_id")),
+            "job_id",
+        )
+        return
+    task_id = found.id if found.index is not None else remote.one_task(ref)
+    if events:
+        _show_events(remote, out, task_id)
+        return
+    task = plain(remote.client.task(task_id))
+    runs = rows(remote.client.attempts(task_id).items)
+    if attempts:
+        _show_attempts(out, runs)
+        return
+    out.one({**task, "attempts": runs}, lambda: task_lines(out, task, runs), "task_id")
+
+
+def _show_events(remote: Remote, out: Output, task_id: str) -> None:
+    columns = (
+        Column("POSITION", lambda row: row["position"]),
+        Column("AT", lambda row: row["at"]),
+        Column("TYPE", lambda row: row["type"]),
+        Column("ACTOR", lambda row: row["actor"]),
+        Column("ID", lambda row: row["id"], wide=True),
+        Column("CAUSE", lambda row: row["cause"], wide=True),
+    )
+    out.items(rows(remote.client.task_events(task_id).items), columns, name="id")
+
+
+def _show_attempts(out: Output, runs: Sequence[Row]) -> None:
+    columns = (
+        Column("ATTEMPT", lambda row: row["attempt"], right=True),
+        Column("REPLICA", lambda row: row["replica"]["replica"], right=True),
+        Column("NODE", lambda row: row["replica"]["node"]),
+        Column("SLOTS", lambda row: ",".join(map(str, row["replica"]["slots"])) or None),
+        Column("STARTED", lambda row: row["replica"]["started_at"]),
+        Column("EXITED", lambda row: row["replica"]["exited_at"]),
+        Column("RELEASED", lambda row: row["replica"]["released_at"]),
+        Column("EXIT", lambda row: _exit(row["replica"]), right=True),
+        Column("END", lambda row: row["end"]),
+        Column("RULE", lambda row: row["rule"], wide=True),
+        Column("STOP", lambda row: (row["stop"] or {}).get("code"), wide=True),
+    )
+    flat = [{**run, "replica": replica} for run in runs for replica in run["replicas"]]
+    out.items(flat, columns, name="attempt", document=None)
+
+
+def _exit(replica: Row) -> str | None:
+    if replica["signal"] is not None:
+        return f"signal {replica['signal']}"
+    return None if replica["exit_code"] is None else str(replica["exit_code"])
+
+
+def _targets(
+    session: Session, refs: Sequence[str], yes: bool, given: dict[str, Any], verb: str
+) -> list[Ref]:
+    """The jobs and tasks a command means, asked for once more where filters chose them."""
+    remote = session.remote
+    if refs:
+        if narrowed({**given, "project": None}):
+            raise BadUsage("give either ids or filters")
+        return [remote.resolve(ref) for ref in refs]
+    if not narrowed(given) and not given["everything"]:
+        raise BadUsage(
+            "nothing was named",
+            hint=f"give ids, or filters as of ls: yard {verb} -p nlp --phase pending",
+        )
+    found = [
+        task
+        for task in remote.client.all_tasks(**filters(session, given))
+        if task.phase not in ENDED
+    ]
+    if not found:
+        session.out.note("no task that has not ended is like this")
+        return []
+    if not yes:
+        if not session.out.terminal:
+            raise BadUsage(f"{len(found)} tasks are meant", hint="add --yes to go ahead")
+        session.out.items(rows(found), TASKS, name="task_id")
+        click.confirm(f"{verb} these {len(found)} tasks?", abort=True, err=True)
+    return [Ref(task.job_id, task.index) for task in found]
+
+
+def _ask_all(session: Session, refs: Sequence[Ref], ask: Callable[[str], Accepted]) -> None:
+    pending = [(ref, ask(ref.id)) for ref in refs]
+    for ref, accepted in pending:
+        session.remote.settle(accepted, ref.id, session.out)
+        session.out.say(ref.id)
+
+
+@command("cancel")
+@click.argument("refs", nargs=-1, metavar="REF...")
+@filter_options
+@click.option("--reason", metavar="TEXT", help="Why; kept with the job's details.")
+@click.option("--now", is_flag=True, help="Kill at once instead of asking and giving grace.")
+@click.option("--yes", is_flag=True, help="With filters: do not ask.")
+def cancel(
+    session: Session, refs: tuple[str, ...], reason: str | None, now: bool, yes: bool, **given: Any
+) -> None:
+    """End jobs or tasks, in whatever phase; by id, or by the filters of ls."""
+    targets = _targets(session, refs, yes, given, "cancel")
+    client = session.remote.client
+    _ask_all(session, targets, lambda ref: client.cancel(ref, reason=reason, immediate=now))
+
+
+@command("pause")
+@click.argument("refs", nargs=-1, metavar="REF...")
+@filter_options
+@click.option("--reason", metavar="TEXT", help="Why; kept with the job's details.")
+@click.option("--yes", is_flag=True, help="With filters: do not ask.")
+def pause(
+    session: Session, refs: tuple[str, ...], reason: str | None, yes: bool, **given: Any
+) -> None:
+    """Stop jobs or tasks with a checkpoint and hold them until they are resumed."""
+    targets = _targets(session, refs, yes, given, "pause")
+    _ask_all(session, targets, lambda ref: session.remote.client.pause(ref, reason=reason))
+
+
+@command("resume")
+@click.argument("refs", nargs=-1, metavar="REF...")
+@filter_options
+@click.option("--yes", is_flag=True, help="With filters: do not ask.")
+def resume(session: Session, refs: tuple[str, ...], yes: bool, **given: Any) -> None:
+    """Let paused jobs or tasks run again."""
+    targets = _targets(session, refs, yes, given, "resume")
+    _ask_all(session, targets, session.remote.client.resume)
+
+
+#: Phases in which a task still holds or wants slots; for callers that watch until all is done.
+OPEN: Final = tuple(phase for phase in Phase if phase not in ENDED)

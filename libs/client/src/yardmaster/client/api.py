@@ -1,0 +1,403 @@
+"""The HTTP client of the gateway: one method for each endpoint, typed answers, one exception.
+
+A submission keeps its idempotency key over all tries, so it is recorded once. Making keys up and
+waiting are the caller's (`new_key`, `sleep`): this module asks neither chance nor clock.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from yardmaster.client.transport import MAX_TRIES, ApiError, Change, Params, Transport, events
+from yardmaster.schemas.api import (
+    Accepted,
+    Attempt,
+    CancelBody,
+    Cycle,
+    Department,
+    DepartmentConfig,
+    EventRecord,
+    Explain,
+    HoldBody,
+    Job,
+    JobPatch,
+    JobSpec,
+    List,
+    Node,
+    NodePatch,
+    Pool,
+    PoolConfig,
+    Project,
+    ProjectConfig,
+    Quota,
+    Request,
+    Submitted,
+    Task,
+    Version,
+    WhoAmI,
+)
+
+__all__ = ["ApiError", "Change", "Client"]
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Client:
+    """A caller's connection to one gateway.
+
+    Args:
+        server: its address, `http://127.0.0.1:7450`.
+        token: the bearer token; None sends none.
+        sleep: waits so many seconds between tries.
+        new_key: makes up an idempotency key of at least 16 characters.
+        ca: a file of certificates to trust instead of the machine's.
+        transport: for tests, what carries requests.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        token: str | None = None,
+        *,
+        sleep: Callable[[float], None],
+        new_key: Callable[[], str],
+        ca: str | None = None,
+        transport: httpx.BaseTransport | None = None,
+        max_tries: int = MAX_TRIES,
+    ) -> None:
+        self._transport = Transport(
+            server, token, sleep=sleep, ca=ca, transport=transport, max_tries=max_tries
+        )
+        self._new_key = new_key
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._transport.close()
+
+    # --- jobs -----------------------------------------------------------------------------------
+
+    def submit(self, spec: JobSpec, *, idempotency_key: str | None = None) -> Submitted:
+        """Record a job. The same key and spec again give the same answer.
+
+        Raises: ApiError; with `outcome_unknown` the same key may be tried again.
+        """
+        body = spec.model_dump_json(exclude_unset=True).encode()
+        key = idempotency_key or self._new_key()
+        return self._write("POST", "/v1/jobs", Submitted, body, {"Idempotency-Key": key})
+
+    def jobs(self, **filters: str | int | bool | Sequence[str] | None) -> List[Job]:
+        """One page of jobs; the filters of `tasks` apply, but for node and phase."""
+        return self._get("/v1/jobs", List[Job], filters)
+
+    def job(self, job_id: str, *, min_position: str | None = None) -> Job:
+        """One job."""
+        return self._get(f"/v1/jobs/{_part(job_id)}", Job, {"min_position": min_position})
+
+    def patch_job(
+        self,
+        job_id: str,
+        *,
+        if_match: str | None = None,
+        **changes: int | float | None,
+    ) -> Accepted:
+        """Change `priority`, `weight` or `max_slots`; `if_match`: the ETag seen (None: read now)."""
+        path = f"/v1/jobs/{_part(job_id)}"
+        body = JobPatch.model_validate(changes).model_dump_json(exclude_unset=True).encode()
+        return self._write(
+            "PATCH", path, Accepted, body, {"If-Match": if_match or self._etag(path)}
+        )
+
+    def cancel(self, ref: str, *, reason: str | None = None, immediate: bool = False) -> Accepted:
+        """Ask for a job's or task's end; `ref` is a whole id."""
+        body = CancelBody(reason=reason, immediate=immediate).model_dump_json().encode()
+        return self._write("POST", f"{_job_or_task(ref)}/cancel", Accepted, body)
+
+    def pause(self, ref: str, *, reason: str | None = None) -> Accepted:
+        """Hold a job or task until it is resumed."""
+        body = HoldBody(reason=reason).model_dump_json().encode()
+        return self._write("POST", f"{_job_or_task(ref)}/pause", Accepted, body)
+
+    def resume(self, ref: str) -> Accepted:
+        """Let a held job or task run again."""
+        return self._write("POST", f"{_job_or_task(ref)}/resume", Accepted, b"{}")
+
+    def request(self, request_id: str, *, wait_s: float = 0) -> Request:
+        """What became of a request; waits up to `wait_s` seconds (30 at most) for its verdict."""
+        return self._get(
+            f"/v1/requests/{_part(request_id)}", Request, {"wait_s": _whole(wait_s)}, wait_s
+        )
+
+    # --- tasks ----------------------------------------------------------------------------------
+
+    def tasks(self, **filters: str | int | bool | Sequence[str] | None) -> List[Task]:
+        """One page of tasks.
+
+        Filters: phase (one or several), project, pool, node, user, kind, job_id, ref (an id's
+        beginning), since (RFC 3339), label (several `key=value`), sort (`-submitted_at` or
+        `submitted_at`), limit (up to 1000), cursor, min_position.
+        """
+        return self._get("/v1/tasks", List[Task], filters)
+
+    def all_tasks(self, **filters: str | int | bool | Sequence[str] | None) -> Iterator[Task]:
+        """Every task of all pages."""
+        cursor: str | None = None
+        while True:
+            page = self.tasks(**{"limit": 1000, **filters, "cursor": cursor})
+            yield from page.items
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    def task(
+        self,
+        task_id: str,
+        *,
+        min_position: str | None = None,
+        wait_for: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Task:
+        """One task; waits for `wait_for` (`admitted`, `ended` or a phase) up to `timeout_s`.
+
+        At most 60 s; the task is given as it is then.
+        """
+        params: Params = {
+            "min_position": min_position,
+            "wait_for": wait_for,
+            "timeout_s": None if timeout_s is None else _whole(timeout_s),
+        }
+        return self._get(f"/v1/tasks/{_part(task_id)}", Task, params, timeout_s or 30.0)
+
+    def attempts(self, task_id: str, *, min_position: str | None = None) -> List[Attempt]:
+        """A task's attempts, the newest first."""
+        return self._get(
+            f"/v1/tasks/{_part(task_id)}/attempts", List[Attempt], {"min_position": min_position}
+        )
+
+    def task_events(self, task_id: str, *, min_position: str | None = None) -> List[EventRecord]:
+        """The log's records about a task and its job, in the order decided on."""
+        return self._get(
+            f"/v1/tasks/{_part(task_id)}/events", List[EventRecord], {"min_position": min_position}
+        )
+
+    def explain(self, task_id: str, *, min_position: str | None = None) -> Explain:
+        """Why a task is where it is."""
+        return self._get(
+            f"/v1/tasks/{_part(task_id)}/explain", Explain, {"min_position": min_position}
+        )
+
+    def logs(
+        self,
+        task_id: str,
+        *,
+        follow: bool = False,
+        attempt: int | None = None,
+        replica: int | None = None,
+        tail: int | None = None,
+    ) -> Iterator[str]:
+        """Pieces of a task's output as they come; `follow` goes on until the task ended."""
+        params = {"follow": follow, "attempt": attempt, "replica": replica, "tail": tail}
+        path = f"/v1/tasks/{_part(task_id)}/logs"
+        with self._transport.stream(path, params, {}) as response:
+            if not follow:
+                yield from response.iter_text()
+                return
+            for change in events(response.iter_lines()):
+                if change.event == "output":
+                    yield str(change.data["text"])
+
+    # --- nodes, pools, projects, departments ----------------------------------------------------
+
+    def nodes(self, **filters: str | int | bool | Sequence[str] | None) -> List[Node]:
+        """One page of nodes; filters: pool, state, limit, cursor, min_position."""
+        return self._get("/v1/nodes", List[Node], filters)
+
+    def node(self, name: str, *, min_position: str | None = None) -> Node:
+        """One node."""
+        return self._get(f"/v1/nodes/{_part(name)}", Node, {"min_position": min_position})
+
+    def patch_node(self, name: str, wish: NodePatch, *, if_match: str | None = None) -> Accepted:
+        """Cordon, drain or take back a node."""
+        path = f"/v1/nodes/{_part(name)}"
+        body = wish.model_dump_json(exclude_none=True).encode()
+        return self._write(
+            "PATCH", path, Accepted, body, {"If-Match": if_match or self._etag(path)}
+        )
+
+    def pools(self, **filters: str | int | bool | Sequence[str] | None) -> List[Pool]:
+        """One page of pools."""
+        return self._get("/v1/pools", List[Pool], filters)
+
+    def pool(self, name: str, *, min_position: str | None = None) -> Pool:
+        """One pool."""
+        return self._get(f"/v1/pools/{_part(name)}", Pool, {"min_position": min_position})
+
+    def put_pool(
+        self, name: str, config: PoolConfig, *, if_match: str | None = None, create: bool = False
+    ) -> Accepted:
+        """Configure a pool; `create`: it must not exist yet."""
+        return self._put(f"/v1/pools/{_part(name)}", config, if_match, create)
+
+    def delete_pool(self, name: str, *, if_match: str | None = None) -> Accepted:
+        """Remove a pool that nothing names."""
+        return self._delete(f"/v1/pools/{_part(name)}", if_match)
+
+    def projects(self, **filters: str | int | bool | Sequence[str] | None) -> List[Project]:
+        """One page of projects; filters: department, limit, cursor, min_position."""
+        return self._get("/v1/projects", List[Project], filters)
+
+    def project(self, name: str, *, min_position: str | None = None) -> Project:
+        """One project."""
+        return self._get(f"/v1/projects/{_part(name)}", Project, {"min_position": min_position})
+
+    def put_project(
+        self, name: str, config: ProjectConfig, *, if_match: str | None = None, create: bool = False
+    ) -> Accepted:
+        """Configure a project; `create`: it must not exist yet."""
+        return self._put(f"/v1/projects/{_part(name)}", config, if_match, create)
+
+    def put_quota(
+        self, project: str, pool: str, quota: Quota, *, if_match: str | None = None
+    ) -> Accepted:
+        """Set what a project may have of one pool; `if_match` is the project's ETag."""
+        path = f"/v1/projects/{_part(project)}"
+        tag = if_match or self._etag(path)
+        return self._put(f"{path}/quotas/{_part(pool)}", quota, tag, create=False)
+
+    def delete_quota(self, project: str, pool: str, *, if_match: str | None = None) -> Accepted:
+        """Forget a project's quota of one pool."""
+        path = f"/v1/projects/{_part(project)}"
+        tag = if_match or self._etag(path)
+        return self._delete(f"{path}/quotas/{_part(pool)}", tag)
+
+    def delete_project(self, name: str, *, if_match: str | None = None) -> Accepted:
+        """Remove a project without jobs."""
+        return self._delete(f"/v1/projects/{_part(name)}", if_match)
+
+    def departments(self, **filters: str | int | bool | Sequence[str] | None) -> List[Department]:
+        """One page of departments."""
+        return self._get("/v1/departments", List[Department], filters)
+
+    def department(self, name: str, *, min_position: str | None = None) -> Department:
+        """One department."""
+        params = {"min_position": min_position}
+        return self._get(f"/v1/departments/{_part(name)}", Department, params)
+
+    def put_department(
+        self,
+        name: str,
+        config: DepartmentConfig,
+        *,
+        if_match: str | None = None,
+        create: bool = False,
+    ) -> Accepted:
+        """Configure a department; `create`: it must not exist yet."""
+        return self._put(f"/v1/departments/{_part(name)}", config, if_match, create)
+
+    def delete_department(self, name: str, *, if_match: str | None = None) -> Accepted:
+        """Remove a department without projects."""
+        return self._delete(f"/v1/departments/{_part(name)}", if_match)
+
+    # --- log, cell, caller ----------------------------------------------------------------------
+
+    def events(self, *, after: str | None = None, limit: int = 100) -> List[EventRecord]:
+        """Records of the log after a position, in the order decided on."""
+        return self._get("/v1/events", List[EventRecord], {"after": after, "limit": limit})
+
+    def watch(
+        self, kinds: Sequence[str] = ("task",), *, after: str | None = None
+    ) -> Iterator[Change]:
+        """A snapshot, then every change until the gateway closes; resume with the last `id`."""
+        headers = {} if after is None else {"Last-Event-ID": after}
+        with self._transport.stream("/v1/watch", {"kinds": list(kinds)}, headers) as response:
+            yield from events(response.iter_lines())
+
+    def cycle(self, cell: str, number: int) -> Cycle:
+        """One cycle of a cell's scheduler."""
+        return self._get(f"/v1/cycles/{_part(cell)}/{number}", Cycle, {})
+
+    def whoami(self) -> WhoAmI:
+        """Who the caller is."""
+        return self._get("/v1/whoami", WhoAmI, {})
+
+    def version(self) -> Version:
+        """What serves, and which log."""
+        return self._get("/v1/version", Version, {})
+
+    def ready(self) -> bool:
+        """Whether the gateway can serve; False also when it cannot be reached."""
+        return self._transport.ready()
+
+    # --- how ------------------------------------------------------------------------------------
+
+    def etag(self, path: str) -> str:
+        """The ETag of the object at a path under the server's root, as last seen."""
+        return self._etag(path)
+
+    def _etag(self, path: str) -> str:
+        return str(self._transport.send("GET", path, {}, None, {}, 0.0).headers.get("ETag", "*"))
+
+    def _get(self, path: str, model: type[M], params: Params, wait_s: float = 0.0) -> M:
+        return self._read(model, self._transport.send("GET", path, params, None, {}, wait_s))
+
+    def _put(self, path: str, body: Any, if_match: str | None, create: bool) -> Accepted:
+        tag = {} if create else {"If-Match": if_match or self._etag(path)}
+        condition = {"If-None-Match": "*"} if create else tag
+        content = TypeAdapter(type(body)).dump_json(body)
+        return self._write("PUT", path, Accepted, content, condition)
+
+    def _delete(self, path: str, if_match: str | None) -> Accepted:
+        headers = {"If-Match": if_match or self._etag(path)}
+        return self._write("DELETE", path, Accepted, None, headers)
+
+    def _write(
+        self,
+        method: str,
+        path: str,
+        model: type[M],
+        body: bytes | None,
+        headers: Mapping[str, str] | None = None,
+    ) -> M:
+        sent = dict(headers or {})
+        if method == "POST":
+            sent.setdefault("Idempotency-Key", self._new_key())
+        if body is not None:
+            sent["Content-Type"] = "application/json"
+        return self._read(model, self._transport.send(method, path, {}, body, sent, 0.0))
+
+    def _read(self, model: type[M], response: httpx.Response) -> M:
+        try:
+            return model.model_validate_json(response.content)
+        except ValidationError as error:
+            found = error.errors(include_url=False, include_input=False)[0]
+            raise ApiError(
+                self._transport.no_answer(
+                    "bad_answer", f"the answer is not understood: {found['msg']}"
+                )
+            ) from error
+
+
+def _part(text: str) -> str:
+    return quote(text, safe="")
+
+
+def _job_or_task(ref: str) -> str:
+    return f"/v1/tasks/{_part(ref)}" if "." in ref else f"/v1/jobs/{_part(ref)}"
+
+
+def _whole(seconds: float) -> int:
+    return max(0, round(seconds))

@@ -1,0 +1,132 @@
+"""The port of the views' store: rows by kind and key, filtered lists, and the position they are at.
+
+Changes are applied together with the position they lead to, whole or not at all, so that a row is
+never newer than what the store says of itself. One writer a cell (the views service); many readers.
+Adapters: `memory`; one contract suite holds all.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol
+
+from yardmaster.projections.rows import Facet, Order, R, Row
+from yardmaster.schemas.position import Position
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """A row appears or takes another's place."""
+
+    row: Row
+
+    @property
+    def kind(self) -> str:
+        """The row's kind."""
+        return self.row.KIND
+
+    @property
+    def key(self) -> str:
+        """The row's key."""
+        return self.row.key
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """A row is gone; deleting what is not there changes nothing. `row` is what was there."""
+
+    row: Row
+
+    @property
+    def kind(self) -> str:
+        """The row's kind."""
+        return self.row.KIND
+
+    @property
+    def key(self) -> str:
+        """The row's key."""
+        return self.row.key
+
+
+Change = Put | Delete
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeSet:
+    """What one step of the projection changed, and the position after it."""
+
+    changes: tuple[Change, ...]
+    position: Position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """Which rows of a kind: those that have, of every facet named, one of its values.
+
+    `prefix` is of the key; `since_ms` is the least, `after` the last order already seen; at most
+    `limit` rows, from the end when `newest_first`.
+    """
+
+    facets: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    prefix: str = ""
+    since_ms: int = 0
+    after: Order | None = None
+    newest_first: bool = False
+    limit: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[R]):
+    """Rows in order, where the next page starts (None: there is none), as of a position."""
+
+    rows: tuple[R, ...]
+    next: Order | None
+    position: Position
+
+
+class ViewReader(Protocol):
+    """What the projection reads: rows as they are before the changes it makes."""
+
+    def find(self, kind: type[R], key: str) -> R | None:
+        """The row of a key."""
+
+    def having(self, kind: type[R], facet: Facet) -> Iterator[R]:
+        """All rows that have a facet, in order."""
+
+
+class ViewStore(Protocol):
+    """Rows of one cell."""
+
+    async def position(self) -> Position:
+        """What the rows cover."""
+
+    async def notes(self) -> Mapping[str, Any]:
+        """What the writer stored beside the rows, to go on from there; empty at the start."""
+
+    async def get(self, kind: type[R], key: str) -> R | None:
+        """The row of a key."""
+
+    async def page(self, kind: type[R], query: Query) -> Page[R]:
+        """Rows of a kind, filtered, one page."""
+
+    async def apply(
+        self, changes: Sequence[Change], position: Position, notes: Mapping[str, Any]
+    ) -> None:
+        """Make all changes, and the position and the writer's notes (by name) with them, at once.
+
+        Changes whose position is covered already are a repeat and change nothing.
+        """
+
+    async def note(self, changes: Sequence[Change], notes: Mapping[str, Any]) -> None:
+        """Make changes that no position counts (what expires: heartbeats, output), and keep notes.
+
+        No watch reports them.
+        """
+
+    async def reach(self, position: Position, timeout_s: float) -> bool:
+        """Wait until the rows cover a position; False after `timeout_s` seconds."""
+
+    async def changes(self, after: Position) -> Sequence[ChangeSet] | None:
+        """The change sets after a position, oldest first; None when they are no longer kept."""
+
+    async def changed(self, after: Position, timeout_s: float) -> bool:
+        """Wait until something after a position was applied; False after `timeout_s` seconds."""

@@ -1,0 +1,1 @@
+"""What runs a Yardmaster machine on a log: leader, standby, restore, replay."""

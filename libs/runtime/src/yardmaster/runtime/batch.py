@@ -1,0 +1,155 @@
+"""A cycle's records: made here for the leader that writes them and for `verify` that checks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from yardmaster.core.commit import marks, range_digest, record_digest, source_of
+from yardmaster.core.machine import Decision, Verdict
+from yardmaster.eventlog.codec import decode, encode
+from yardmaster.eventlog.port import Record, batch_bytes
+from yardmaster.runtime.errors import CycleTooLarge
+from yardmaster.schemas.envelope import Actor, ActorKind, Envelope, Event
+from yardmaster.schemas.errors import MalformedRecord
+from yardmaster.schemas.events.machine import (
+    CycleCommittedV1,
+    InputRange,
+    PolicyInUse,
+    RefusedRange,
+    TermStartedV1,
+)
+
+
+def digest_of(record: Record) -> bytes:
+    """The digest of a record, as `core.commit` defines it."""
+    return record_digest(record.key, record.headers, record.value)
+
+
+def decode_own(record: Record, cell: str) -> Envelope[Event]:
+    """The event of a record in a machine's own topic.
+
+    Raises:
+        SchemaError: a newer writer's, or damaged; not to be skipped.
+    """
+    if record.key != cell.encode():
+        raise MalformedRecord(found=f"its key is not {cell}")
+    return decode(record)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in a machine's topic a cycle belongs: whose it is, and what it follows."""
+
+    machine: str
+    cell: str
+    source: str
+    term: int
+    #: Of the cycle's first record.
+    seq: int
+    cycle: int
+    prev: str
+    now_ms: int
+
+    def envelope(
+        self, index: int, event: Event, subject: str, cause: str | None
+    ) -> Envelope[Event]:
+        """What surrounds the cycle's record number `index`."""
+        return Envelope(
+            type=event.TYPE,
+            version=event.VERSION,
+            source=self.source,
+            epoch=self.term,
+            seq=self.seq + index,
+            subject=subject,
+            time_ms=self.now_ms,
+            actor=Actor(kind=ActorKind.SERVICE, id=self.machine),
+            cause=cause,
+            data=event,
+        )
+
+
+def term_record(machine: str, cell: str, term: int, incarnation: str, now_ms: int) -> Record:
+    """The TermStarted of an incarnation."""
+    place = Place(
+        machine=machine,
+        cell=cell,
+        source=source_of(machine, cell, incarnation),
+        term=term,
+        seq=0,
+        cycle=0,
+        prev="",
+        now_ms=now_ms,
+    )
+    event = TermStartedV1(cell=cell, machine=machine, term=term, incarnation=incarnation)
+    return encode(place.envelope(0, event, cell, None), cell)
+
+
+def with_observed(observed: Sequence[Decision], verdict: Verdict) -> Sequence[Decision]:
+    """A cycle's records: the observations, then what was decided.
+
+    A machine may give the observations back before its decisions, or leave them out.
+    """
+    if tuple(verdict.decisions[: len(observed)]) == tuple(observed):
+        return verdict.decisions
+    return (*observed, *verdict.decisions)
+
+
+def cycle_records(
+    place: Place,
+    decisions: Sequence[Decision],
+    *,
+    inputs: tuple[InputRange, ...],
+    refused: tuple[RefusedRange, ...],
+    policies: tuple[PolicyInUse, ...],
+    state_digest: str,
+    complete: bool,
+    limit: int | None,
+) -> list[Record]:
+    """The decisions' records and, last, the CycleCommitted over them."""
+    cell = place.cell
+    records = [
+        encode(place.envelope(index, made.event, made.subject, made.cause), cell)
+        for index, made in enumerate(decisions)
+    ]
+    digests = [digest_of(record) for record in records]
+    commit = CycleCommittedV1(
+        cell=cell,
+        machine=place.machine,
+        term=place.term,
+        cycle=place.cycle,
+        now_ms=place.now_ms,
+        inputs=inputs,
+        refused=refused,
+        policies=policies,
+        decisions=len(records),
+        decisions_digest=range_digest(digests),
+        decision_marks=marks(digests),
+        state_digest=state_digest,
+        prev=place.prev,
+        complete=complete,
+        limit=limit,
+    )
+    records.append(encode(place.envelope(len(records), commit, cell, None), cell))
+    return records
+
+
+def cut(records: Sequence[Record], wanted: int, limit: int, topic: str) -> list[list[Record]]:
+    """Consecutive batches of at most `wanted` bytes each (see `batch_bytes`), as few as may be.
+
+    A record that alone is larger has a batch for itself, up to `limit`, what the topic takes.
+
+    Raises:
+        CycleTooLarge: one record alone is over the limit.
+    """
+    frame = batch_bytes(())
+    batches: list[list[Record]] = []
+    room = 0
+    for record in records:
+        size = record.size
+        if frame + size > limit:
+            raise CycleTooLarge(size=frame + size, limit=limit, topic=topic)
+        if size > room:
+            batches.append([])
+            room = wanted - frame
+        batches[-1].append(record)
+        room -= size
+    return batches

@@ -1,0 +1,182 @@
+"""One process's part in a cell: restore, stand by, lead; and again, whenever leading ends.
+
+After an append of unknown outcome, a batch that was too large, or a log that stayed away, the
+leader is thrown away with its state and its term, and all begins with a restore. A machine that
+meets a contradiction stops for good and loudly: it is not restarted, because it would meet it
+again.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final, Generic, NoReturn, TypeVar
+
+from yardmaster.core.machine import Machine
+from yardmaster.eventlog.errors import AppendOutcomeUnknown, LogUnavailable
+from yardmaster.eventlog.port import EventLog
+from yardmaster.eventlog.snapshots import SnapshotStore
+from yardmaster.runtime.chance import Chance
+from yardmaster.runtime.clock import Clock
+from yardmaster.runtime.cycle import Leader
+from yardmaster.runtime.election import Election
+from yardmaster.runtime.errors import CycleTooLarge, Fenced
+from yardmaster.runtime.fold import Fold
+from yardmaster.runtime.metrics import RuntimeMetrics
+from yardmaster.runtime.observations import Observations
+from yardmaster.runtime.patient import PatientLog
+from yardmaster.runtime.restore import restore
+from yardmaster.runtime.settings import CycleLimits, RuntimeSettings
+from yardmaster.runtime.snapshotting import Snapshotter
+from yardmaster.runtime.standby import stand_by
+from yardmaster.runtime.waiting import Work, first_of
+from yardmaster.schemas.errors import YardmasterError
+
+S = TypeVar("S")
+#: What runs beside a leader while it leads: coroutines that end only when cancelled, or fail.
+Beside = Callable[[Leader[S]], Sequence[Work]]
+#: What a candidate survives by starting over.
+PASSING: Final = (Fenced, AppendOutcomeUnknown, CycleTooLarge, LogUnavailable)
+
+
+class Candidate(Generic[S]):
+    """Runs one machine of one cell in this process."""
+
+    def __init__(
+        self,
+        machine: Machine[S],
+        settings: RuntimeSettings,
+        *,
+        log: EventLog,
+        clock: Clock,
+        chance: Chance,
+        metrics: RuntimeMetrics,
+        election: Election,
+        snapshots: SnapshotStore | None = None,
+    ) -> None:
+        self.machine = machine
+        self.observations = Observations(settings.cycle.max_observations, metrics)
+        #: While it leads.
+        self.leader: Leader[S] | None = None
+        self.log = PatientLog(log, clock, settings.retry, metrics.retries)
+        self._settings = settings
+        self._clock = clock
+        self._chance = chance
+        self._metrics = metrics
+        self._election = election
+        self._snapshots = snapshots
+        self._limits = settings.cycle
+        self._pause_s = 0.0
+
+    async def run(self, beside: Beside[S] | None = None) -> NoReturn:
+        """Until cancelled.
+
+        Raises:
+            ForeignRecord, ChainBroken, ReplayDiverged, ImpossibleEvent, UnwritableDecision,
+            LogTruncated, LogCorrupt, LogClosed, UnknownTopic: the machine stops.
+        """
+        while True:
+            try:
+                await self._once(beside)
+            except PASSING as error:
+                if not self._goes_on_after(error):
+                    self._say_stopped(error)
+                    raise
+            except Exception as error:
+                self._say_stopped(error)
+                raise
+            finally:
+                self.leader = None
+                self._metrics.leading.set(0)
+            await self._clock.sleep(self._pause_s)
+
+    async def _once(self, beside: Beside[S] | None) -> None:
+        settings = self._settings
+        fold = await restore(
+            self.log,
+            self.machine,
+            settings.cell,
+            snapshots=self._snapshots,
+            clock=self._clock,
+            metrics=self._metrics,
+            partition=settings.partition,
+            read_ahead=self._limits.read_ahead,
+        )
+        await stand_by(fold, self._election, self._metrics, idle_wait_s=self._limits.idle_wait_s)
+        self.observations.clear()
+        await self._lead(fold, beside)
+
+    async def _lead(self, fold: Fold[S], beside: Beside[S] | None) -> None:
+        snapshotter = None
+        if self._snapshots is not None:
+            snapshotter = Snapshotter(
+                fold,
+                self._snapshots,
+                clock=self._clock,
+                limits=self._settings.snapshot,
+                metrics=self._metrics,
+                observations=self.observations,
+            )
+        leader = Leader(
+            fold,
+            clock=self._clock,
+            chance=self._chance,
+            limits=self._limits,
+            metrics=self._metrics,
+            observations=self.observations,
+            after_cycle=self._after_cycle(snapshotter),
+        )
+        await leader.take_term()
+        self.leader = leader
+        self._metrics.leading.set(1)
+        work: list[Work] = [leader.run(), self._election.lost()]
+        if snapshotter is not None:
+            work.append(snapshotter.run())
+        if beside is not None:
+            work += beside(leader)
+        await first_of(*work)
+
+    def _after_cycle(self, snapshotter: Snapshotter[S] | None) -> Callable[[], None]:
+        def after_cycle() -> None:
+            # What was committed shows that the log is well.
+            self._pause_s = 0.0
+            if snapshotter is not None:
+                snapshotter.consider()
+
+        return after_cycle
+
+    def _say_stopped(self, error: Exception) -> None:
+        code = error.code if isinstance(error, YardmasterError) else type(error).__name__
+        self._metrics.telemetry.error(
+            "machine_stopped", machine=self.machine.name, code=code, found=str(error)
+        )
+
+    def _goes_on_after(self, error: YardmasterError) -> bool:
+        """Note why leading ended; False when starting over would end the same way."""
+        metrics, retry = self._metrics, self._settings.retry
+        self._pause_s = min(max(2 * self._pause_s, retry.first_pause_s), retry.longest_pause_s)
+        match error:
+            case Fenced():
+                metrics.fenced.inc()
+                self._election.step_back()
+            case AppendOutcomeUnknown():
+                metrics.outcomes_unknown.inc()
+            case CycleTooLarge():
+                smaller = _smaller(self._limits)
+                if smaller == self._limits:
+                    return False
+                self._limits = smaller
+            case _:
+                pass
+        metrics.telemetry.warn(
+            "leading_ended", machine=self.machine.name, code=error.code, found=str(error)
+        )
+        return True
+
+
+def _smaller(limits: CycleLimits) -> CycleLimits:
+    """Half as much a cycle; the same when it cannot be less."""
+    return limits.model_copy(
+        update={
+            "max_inputs": max(1, limits.max_inputs // 2),
+            "max_decisions": max(1, limits.max_decisions // 2),
+            "max_refused": max(1, limits.max_refused // 2),
+        }
+    )

@@ -1,0 +1,50 @@
+"""What running a machine on a log may raise.
+
+```
+MachineError   Fenced  ReplayDiverged  UnwritableDecision  CycleTooLarge  UnknownTask
+```
+"""
+
+from yardmaster.schemas.errors import YardmasterError
+
+
+class MachineError(YardmasterError):
+    """A state machine cannot go on: {found}."""
+
+    code = "machine"
+
+
+class Fenced(MachineError):
+    """Term {term} of {machine} is over: {topic} offset {offset} belongs to term {other}.
+
+    Another leader took over; this one steps down, and nothing it had not committed counts.
+    """
+
+    code = "fenced"
+
+
+class ReplayDiverged(MachineError):
+    """{topic} partition {partition} offset {offset} (cycle {cycle}): {found}.
+
+    The log does not lead where its commits say; run `yard replay verify`.
+    """
+
+    code = "replay_diverged"
+
+
+class UnwritableDecision(MachineError):
+    """{machine} decided a {type} that its schema refuses: {found}. The cycle was not written."""
+
+    code = "unwritable_decision"
+
+
+class CycleTooLarge(MachineError):
+    """One record of a cycle takes {size} bytes, but {topic} takes {limit}. Nothing of it counts."""
+
+    code = "cycle_too_large"
+
+
+class UnknownTask(MachineError):
+    """There is no task {task_id} at {where}. It may not have been admitted yet, or was rejected."""
+
+    code = "unknown_task"

@@ -1,0 +1,141 @@
+"""What a process that runs a machine is made of: ports, opened from settings, and the run.
+
+A service is `async def run(ports, settings)`: it runs until it is cancelled, has no globals, and
+two of them fit in one process. A machine that stops is not started again here: a supervisor may, a
+person should look first.
+"""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import ValidationError
+
+from yardmaster.core.machine import Machine
+from yardmaster.eventlog.errors import NotOurLog
+from yardmaster.eventlog.port import EventLog
+from yardmaster.eventlog.snapshots import SnapshotStore
+from yardmaster.runtime.candidate import Beside, Candidate
+from yardmaster.runtime.chance import Chance, SystemChance
+from yardmaster.runtime.clock import Clock, SystemClock
+from yardmaster.runtime.election import Election, SoleCandidate
+from yardmaster.runtime.metrics import RuntimeMetrics
+from yardmaster.runtime.settings import RuntimeSettings
+from yardmaster.runtime.telemetry import Telemetry
+from yardmaster.schemas.errors import YardmasterError
+
+S = TypeVar("S")
+P = TypeVar("P", bound=RuntimeSettings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """All that a machine's service touches of the world."""
+
+    log: EventLog
+    clock: Clock
+    chance: Chance
+    telemetry: Telemetry
+    #: None: a restart folds the whole log.
+    snapshots: SnapshotStore | None = None
+    election: Election = field(default_factory=SoleCandidate)
+
+
+async def open_log(settings: RuntimeSettings, clock: Clock, *, create: bool = True) -> EventLog:
+    """The log that `settings.log` names; with `create`, a file is made when there is none.
+
+    Raises:
+        NotOurLog: the URL names no kind of log, or something else is there.
+        LogCorrupt, LogUnavailable.
+    """
+    url = settings.log_url
+    kind, _, rest = url.partition(":")
+    if kind == "memory":
+        from yardmaster.eventlog.memory import MemoryLog
+
+        return MemoryLog(clock)
+    if kind == "sqlite" and rest.startswith("///"):
+        from yardmaster.eventlog.sqlite import SqliteLog
+
+        return await SqliteLog.open(Path(rest.removeprefix("///")), clock, create=create)
+    if kind == "kafka" and rest.startswith("//"):
+        from yardmaster.eventlog.kafka import KafkaLog
+        from yardmaster.eventlog.kafka_settings import KafkaSettings
+
+        return await KafkaLog.open(KafkaSettings(bootstrap=rest.removeprefix("//")), clock)
+    raise NotOurLog(path=url, found="sqlite:///PATH, kafka://HOST:PORT or memory: is expected")
+
+
+async def open_ports(settings: RuntimeSettings, service: str) -> Ports:
+    """The real ports of a process of its own.
+
+    Raises: what `open_log` raises; SnapshotsUnavailable when the snapshots' URL names no store.
+    """
+    clock = SystemClock()
+    return Ports(
+        log=await open_log(settings, clock),
+        clock=clock,
+        chance=SystemChance(),
+        telemetry=Telemetry(service, now_ms=clock.now_ms),
+        snapshots=SnapshotStore(settings.snapshots_url),
+    )
+
+
+def candidate(machine: Machine[S], ports: Ports, settings: RuntimeSettings) -> Candidate[S]:
+    """The candidate that runs `machine` on these ports."""
+    return Candidate(
+        machine,
+        settings,
+        log=ports.log,
+        clock=ports.clock,
+        chance=ports.chance,
+        metrics=RuntimeMetrics(ports.telemetry),
+        election=ports.election,
+        snapshots=ports.snapshots,
+    )
+
+
+async def run_machine(
+    machine: Machine[Any],
+    ports: Ports,
+    settings: RuntimeSettings,
+    beside: Beside[Any] | None = None,
+) -> NoReturn:
+    """Run a machine until cancelled; raises what stops it (see `Candidate.run`)."""
+    await candidate(machine, ports, settings).run(beside)
+
+
+def run_process(
+    settings: type[P], service: str, run: Callable[[Ports, P], Awaitable[object]]
+) -> int:
+    """Be a service in a process of its own, with settings from the environment.
+
+    Returns the exit code: 0 after Ctrl-C, 2 for bad settings, 100 when the service cannot go on.
+    """
+    try:
+        loaded = settings()
+    except ValidationError as error:
+        prefix = settings.model_config.get("env_prefix", "")
+        for found in error.errors(include_url=False, include_input=False):
+            name = prefix + "__".join(str(part) for part in found["loc"]).upper()
+            print(f"error: {name}: {found['msg']}", file=sys.stderr)
+        return 2
+
+    async def serve() -> None:
+        ports = await open_ports(loaded, service)
+        try:
+            await run(ports, loaded)
+        finally:
+            await ports.log.close()
+
+    try:
+        asyncio.run(serve())
+    except KeyboardInterrupt:
+        return 0
+    except YardmasterError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 100
+    return 0

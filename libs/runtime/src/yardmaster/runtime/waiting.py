@@ -1,0 +1,49 @@
+"""Several coroutines as one: each task has an owner, and one failure is raised as itself.
+
+A plain TaskGroup raises a group of one for one failure, and where the caller is cancelled while a
+task fails, it raises the failure and the cancellation is lost. Here tasks keep their failures to
+themselves until all have ended, so a cancellation of the caller always comes through.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+Work = Coroutine[Any, Any, object]
+
+
+async def together(*work: Work) -> None:
+    """Run all until all have ended; the first failure cancels the rest and is raised, alone."""
+    await _run(work, first=False)
+
+
+async def first_of(*work: Work) -> None:
+    """Run all until one has ended, then cancel the rest; a failure is raised, alone."""
+    await _run(work, first=True)
+
+
+async def _run(work: tuple[Work, ...], *, first: bool) -> None:
+    failures: list[Exception] = []
+    tasks: list[asyncio.Task[None]] = []
+
+    async def watched(one: Work) -> None:
+        try:
+            await one
+        except Exception as error:  # noqa: BLE001 raised below, when all have ended
+            failures.append(error)
+        if first or failures:
+            for task in tasks:
+                if task is not asyncio.current_task():
+                    task.cancel()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks += [group.create_task(watched(one)) for one in work]
+    finally:
+        # One that was cancelled before it began would be told of as never awaited.
+        for one in work:
+            one.close()
+    if len(failures) == 1:
+        raise failures[0]
+    if failures:
+        raise ExceptionGroup("several failed at once", failures)

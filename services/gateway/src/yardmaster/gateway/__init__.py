@@ -1,0 +1,1 @@
+"""The REST and SSE front door of Yardmaster."""

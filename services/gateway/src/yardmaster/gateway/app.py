@@ -1,0 +1,164 @@
+"""The gateway as an ASGI application: its routers, what surrounds each request, its OpenAPI."""
+
+from functools import cache
+from typing import Any, Final
+
+from fastapi import APIRouter, Depends, FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import TypeAdapter
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from yardmaster.gateway import (
+    caller,
+    departments,
+    events,
+    health,
+    jobs,
+    logs,
+    nodes,
+    pools,
+    problems,
+    projects,
+    tasks,
+    watch,
+)
+from yardmaster.gateway.bodies import BODY_PREFIX
+from yardmaster.gateway.context import (
+    Gateway,
+    GatewayPorts,
+    only_known_parameters,
+    the_caller,
+)
+from yardmaster.gateway.settings import GatewaySettings
+from yardmaster.gateway.writes import trace_of
+from yardmaster.schemas.api import (
+    CancelBody,
+    DepartmentConfig,
+    HoldBody,
+    JobPatch,
+    JobSpec,
+    NodePatch,
+    PoolConfig,
+    Problem,
+    ProjectConfig,
+    Quota,
+)
+
+_BODIES: Final = (
+    *(JobSpec, JobPatch, CancelBody, HoldBody, NodePatch),
+    *(PoolConfig, DepartmentConfig, ProjectConfig, Quota),
+)
+_REFS: Final = "#/components/schemas/"
+
+
+class Surroundings:
+    """What every request gets: a trace id, a count, its time, and headers against guessing."""
+
+    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+        self._app = app
+        self._gateway = gateway
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        gateway = self._gateway
+        trace = trace_of(Headers(scope=scope).get("traceparent"), gateway.ports.chance)
+        scope.setdefault("state", {})["trace_id"] = trace
+        started = gateway.ports.clock.monotonic_s()
+        # Only methods that exist are counted by name: a label is kept for ever.
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+
+        async def sending(part: Message) -> None:
+            if part["type"] == "http.response.start":
+                headers = MutableHeaders(scope=part)
+                headers["X-Content-Type-Options"] = "nosniff"
+                headers["Trace-Id"] = trace
+                headers.setdefault("Cache-Control", "no-store")
+                gateway.requests.labels(method, str(part["status"])).inc()
+                took = gateway.ports.clock.monotonic_s() - started
+                gateway.seconds.labels(method).observe(took)
+            await send(part)
+
+        await self._app(scope, receive, sending)
+
+
+_METHODS: Final = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
+
+
+def create_app(ports: GatewayPorts, settings: GatewaySettings) -> FastAPI:
+    """A gateway on these ports; keeps no state but caches, so several may serve one cell."""
+    gateway = Gateway(ports, settings)
+    app = FastAPI(
+        title="Yardmaster",
+        version=caller.software_version(),
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/openapi.json",
+        redirect_slashes=False,
+    )
+    app.state.gateway = gateway
+    app.include_router(_api())
+    app.include_router(health.router)
+    problems.install(app)
+    app.add_middleware(Surroundings, gateway=gateway)
+    app.openapi = lambda: document()  # type: ignore[method-assign]
+    return app
+
+
+@cache
+def _api() -> APIRouter:
+    """All under `/v1`; routes hold no state, so apps share them."""
+    # Known first, then read: nobody unknown learns what an endpoint takes.
+    api = APIRouter(
+        prefix="/v1", dependencies=[Depends(the_caller), Depends(only_known_parameters)]
+    )
+    for module in (
+        *(jobs, tasks, logs, nodes, pools, projects, departments),
+        *(events, watch, caller),
+    ):
+        api.include_router(module.router)
+    return api
+
+
+@cache
+def document() -> dict[str, Any]:
+    """The OpenAPI document of every gateway of this version."""
+    app = FastAPI()
+    app.include_router(_api())
+    app.include_router(health.router)
+    return _completed(app)
+
+
+def _completed(app: FastAPI) -> dict[str, Any]:
+    """FastAPI's document, with the bodies and problems that endpoints handle themselves."""
+    found: dict[str, Any] = get_openapi(
+        title="Yardmaster",
+        version=caller.software_version(),
+        description="Submit, watch and operate work on shared GPU clusters.",
+        routes=app.routes,
+    )
+    schemas = found.setdefault("components", {}).setdefault("schemas", {})
+    adapters: list[tuple[str, Any, TypeAdapter[Any]]] = [
+        (body.__name__, "validation", TypeAdapter(body)) for body in _BODIES
+    ]
+    _, given = TypeAdapter.json_schemas(adapters, ref_template=f"{_REFS}{BODY_PREFIX}{{model}}")
+    for name, schema in given["$defs"].items():
+        schemas[f"{BODY_PREFIX}{name}"] = schema
+    problem = Problem.model_json_schema(mode="serialization", ref_template=f"{_REFS}{{model}}")
+    schemas.update(problem.pop("$defs", {}))
+    schemas["Problem"] = problem
+    schemas.pop("HTTPValidationError", None)
+    schemas.pop("ValidationError", None)
+    found["components"]["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+    for path, operations in found["paths"].items():
+        for operation in operations.values():
+            # Parameters that cannot be read are 400; 422 is about bodies, and founded with them.
+            content = operation["responses"].get("422", {}).get("content", {})
+            if "application/json" in content:
+                del operation["responses"]["422"]
+            if path.startswith("/v1/"):
+                operation["security"] = [{"bearer": []}]
+    return found

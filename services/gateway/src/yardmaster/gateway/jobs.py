@@ -1,0 +1,324 @@
+"""`/v1/jobs`: submit, read, change, cancel, pause, resume."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Response
+
+from yardmaster.gateway import errors, submission
+from yardmaster.gateway.bodies import body_of, takes
+from yardmaster.gateway.context import Gateway, Read, Reading, may
+from yardmaster.gateway.filters import job_filters
+from yardmaster.gateway.lists import page_of
+from yardmaster.gateway.problems import documented
+from yardmaster.gateway.rights import Action, Caller
+from yardmaster.gateway.writer import Asker
+from yardmaster.gateway.writes import (
+    Ask,
+    IfMatch,
+    Key,
+    condition,
+    etag,
+    key_of,
+    note,
+    revision_of,
+    submit_requests,
+)
+from yardmaster.projections import queries
+from yardmaster.projections.queries import Filters
+from yardmaster.projections.rows import JobRow
+from yardmaster.schemas.api import (
+    Accepted,
+    CancelBody,
+    HoldBody,
+    Job,
+    JobPatch,
+    JobSpec,
+    List,
+    Phase,
+    Submitted,
+)
+from yardmaster.schemas.envelope import Event
+from yardmaster.schemas.events.requests import (
+    CancelRequestedV1,
+    MaxSlotsChangeRequestedV1,
+    PauseRequestedV1,
+    PriorityChangeRequestedV1,
+    ResumeRequestedV1,
+    WeightChangeRequestedV1,
+)
+from yardmaster.schemas.position import Position
+from yardmaster.schemas.quantities import milli
+from yardmaster.schemas.topics import REQUESTS
+
+router = APIRouter(tags=["jobs"])
+
+_LINKS = {
+    "job": {"operationId": "read_job", "parameters": {"job_id": "$response.body#/job_id"}},
+    "change": {"operationId": "change_job", "parameters": {"job_id": "$response.body#/job_id"}},
+    "cancel": {"operationId": "cancel_job", "parameters": {"job_id": "$response.body#/job_id"}},
+    "pause": {"operationId": "pause_job", "parameters": {"job_id": "$response.body#/job_id"}},
+    "resume": {"operationId": "resume_job", "parameters": {"job_id": "$response.body#/job_id"}},
+    "task": {"operationId": "read_task", "parameters": {"task_id": "$response.body#/task_ids/0"}},
+    "explain": {
+        "operationId": "explain_task",
+        "parameters": {"task_id": "$response.body#/task_ids/0"},
+    },
+    "fresh": {
+        "operationId": "list_tasks",
+        "parameters": {"min_position": "$response.body#/position"},
+    },
+}
+
+
+@router.post(
+    "/jobs",
+    operation_id="submit_job",
+    status_code=202,
+    response_model=Submitted,
+    openapi_extra=takes(JobSpec),
+    responses={
+        202: {"links": _LINKS},
+        **documented(
+            *("forbidden", "too_large", "unsupported_media_type", "invalid_spec"),
+            *("idempotency_mismatch", "busy", "outcome_unknown"),
+        ),
+    },
+)
+async def submit_job(
+    reading: Read,
+    response: Response,
+    asker: Ask,
+    spec: Annotated[JobSpec, Depends(body_of(JobSpec))],
+    idempotency_key: Key = None,
+) -> Submitted:
+    """Record a job: 202 says that it will be judged, not what the verdict is.
+
+    The same key and body again give the same answer; the same key with another body is refused.
+    """
+    gateway, caller = reading.gateway, reading.caller
+    await _may_submit(reading, spec.project)
+    key = key_of(gateway, idempotency_key, response)
+    log, _ = await gateway.log_created()
+    id_ = submission.job_id(log.log_id, spec.project, caller.user, key)
+    async with gateway.one_at_a_time(id_):
+        known = await _submitted_before(reading, id_) if idempotency_key is not None else None
+        if known is not None:
+            if known.body_digest != submission.body_digest(spec, key):
+                raise errors.IdempotencyMismatch(key=key, job_id=id_)
+            offset, tasks = known.offset, known.facts.asked.tasks
+        else:
+            offset, tasks = await _record(gateway, spec, id_, key, asker)
+    position = str(Position(cell=gateway.cell, requests=offset + 1))
+    response.headers["Yard-Position"] = position
+    ids = [f"{id_}.{index}" for index in range(tasks)]
+    return Submitted(job_id=id_, task_ids=ids, position=position)
+
+
+async def _may_submit(reading: Reading, project: str) -> None:
+    row = await queries.project(reading.store, project)
+    department = row.config.department if row is not None else None
+    may(reading.caller, Action.SUBMIT, project=project, department=department)
+
+
+async def _submitted_before(reading: Reading, id_: str) -> JobRow | None:
+    """The job of a key that was used before; the views must have all that was recorded by now.
+
+    A second submission under a key would replace the details of the first, so it must be seen.
+    """
+    gateway = reading.gateway
+    end = await gateway.end(REQUESTS.name)
+    await gateway.reached(Position(cell=gateway.cell, requests=end))
+    return await reading.store.get(JobRow, id_)
+
+
+async def _record(
+    gateway: Gateway, spec: JobSpec, id_: str, key: str, asker: Asker
+) -> tuple[int, int]:
+    salt = gateway.ports.chance.hex("details salt", 32)
+    details = submission.details(spec, id_, asker.caller.user, salt)
+    ref = await gateway.writer.detail(details, id_, id_, asker)
+    event = submission.request(spec, id_, key, ref)
+    return await gateway.writer.record([(event, id_)], asker), event.spec.tasks
+
+
+@router.get(
+    "/jobs",
+    operation_id="list_jobs",
+    response_model=List[Job],
+    openapi_extra={"x-label-filters": True},
+    responses=documented("bad_cursor"),
+)
+async def list_jobs(reading: Read, filters: Annotated[Filters, Depends(job_filters)]) -> List[Job]:
+    """Jobs, the newest first; `label.team=x` narrows by label."""
+    return await page_of(reading, JobRow, filters, reading.presenter.job)
+
+
+async def find_job(reading: Reading, job_id: str) -> JobRow:
+    """A job that the caller may see.
+
+    Raises:
+        NotFound.
+    """
+    row = await queries.job(reading.store, job_id, reading.sight)
+    if row is None:
+        raise errors.NotFound(what=f"job {job_id[:64]}")
+    return row
+
+
+@router.get(
+    "/jobs/{job_id}",
+    operation_id="read_job",
+    response_model=Job,
+    responses=documented("not_found"),
+)
+async def read_job(reading: Read, response: Response, job_id: str) -> Job:
+    """A job; its ETag is what a change must name."""
+    row = await find_job(reading, job_id)
+    response.headers["ETag"] = etag(row.revision)
+    return await reading.presenter.job(row)
+
+
+def may_change(caller: Caller, row: JobRow) -> None:
+    """Refuse to let a caller change another's job without a role for it.
+
+    Raises:
+        Forbidden.
+    """
+    own = row.facts.actor == caller.user
+    action = Action.CHANGE_OWN if own else Action.CHANGE_ANY
+    may(caller, action, project=row.facts.project, department=row.facts.department)
+
+
+@router.patch(
+    "/jobs/{job_id}",
+    operation_id="change_job",
+    status_code=202,
+    response_model=Accepted,
+    openapi_extra=takes(JobPatch),
+    responses=documented(
+        *("forbidden", "not_found", "wrong_phase", "version_mismatch", "too_large"),
+        *("unsupported_media_type", "invalid_spec", "precondition_required", "busy"),
+        "outcome_unknown",
+    ),
+)
+async def change_job(
+    reading: Read,
+    response: Response,
+    asker: Ask,
+    job_id: str,
+    patch: Annotated[JobPatch, Depends(body_of(JobPatch))],
+    if_match: IfMatch = None,
+) -> Accepted:
+    """Change a job's priority, weight or max_slots; quota judges each, in this order."""
+    row = await find_job(reading, job_id)
+    may_change(reading.caller, row)
+    revision = revision_of(condition(f"job {job_id}", row.revision, if_match))
+    _not_over(row)
+    events: list[tuple[Event, str]] = []
+
+    def guard() -> int | None:
+        # Each accepted change raises the revision, so the next one must name the raised one.
+        return None if revision is None else revision + len(events)
+
+    if patch.priority is not None:
+        event = PriorityChangeRequestedV1(
+            job_id=job_id, priority=patch.priority, if_revision=guard()
+        )
+        events.append((event, job_id))
+    if patch.weight is not None:
+        weight = WeightChangeRequestedV1(job_id=job_id, weight=patch.weight, if_revision=guard())
+        events.append((weight, job_id))
+    if "max_slots" in patch.model_fields_set:
+        most = None if patch.max_slots is None else milli(patch.max_slots, "max_slots")
+        slots = MaxSlotsChangeRequestedV1(job_id=job_id, max_slots_milli=most, if_revision=guard())
+        events.append((slots, job_id))
+    return await submit_requests(reading.gateway, events, asker, response)
+
+
+def _not_over(row: JobRow) -> None:
+    live = [phase for phase in row.phases if not phase.final]
+    if not live:
+        phase = next(iter(row.phases), Phase.REJECTED)
+        raise errors.WrongPhase(what=f"job {row.key}", phase=phase)
+
+
+_ACTIONS = documented(
+    *("forbidden", "not_found", "wrong_phase", "too_large", "unsupported_media_type"),
+    *("invalid_spec", "busy", "outcome_unknown"),
+)
+
+
+@router.post(
+    "/jobs/{job_id}/cancel",
+    operation_id="cancel_job",
+    status_code=202,
+    response_model=Accepted,
+    openapi_extra=takes(CancelBody),
+    responses=_ACTIONS,
+)
+async def cancel_job(
+    reading: Read,
+    response: Response,
+    asker: Ask,
+    job_id: str,
+    body: Annotated[CancelBody, Depends(body_of(CancelBody))],
+    idempotency_key: Key = None,
+) -> Accepted:
+    """Ask for the end of all the job's tasks; asking again changes nothing."""
+    row = await _actionable(reading, response, job_id, idempotency_key)
+    ref = await note(reading.gateway, body.reason, row.key, asker)
+    event = CancelRequestedV1(job_id=job_id, immediate=body.immediate, note=ref)
+    return await submit_requests(reading.gateway, [(event, job_id)], asker, response)
+
+
+@router.post(
+    "/jobs/{job_id}/pause",
+    operation_id="pause_job",
+    status_code=202,
+    response_model=Accepted,
+    openapi_extra=takes(HoldBody),
+    responses=_ACTIONS,
+)
+async def pause_job(
+    reading: Read,
+    response: Response,
+    asker: Ask,
+    job_id: str,
+    body: Annotated[HoldBody, Depends(body_of(HoldBody))],
+    idempotency_key: Key = None,
+) -> Accepted:
+    """Have the job's tasks stop with a checkpoint, and not start until they are resumed."""
+    row = await _actionable(reading, response, job_id, idempotency_key)
+    ref = await note(reading.gateway, body.reason, row.key, asker)
+    event = PauseRequestedV1(job_id=job_id, note=ref)
+    return await submit_requests(reading.gateway, [(event, job_id)], asker, response)
+
+
+@router.post(
+    "/jobs/{job_id}/resume",
+    operation_id="resume_job",
+    status_code=202,
+    response_model=Accepted,
+    openapi_extra=takes(HoldBody),
+    responses=_ACTIONS,
+)
+async def resume_job(
+    reading: Read,
+    response: Response,
+    asker: Ask,
+    job_id: str,
+    body: Annotated[HoldBody, Depends(body_of(HoldBody))],
+    idempotency_key: Key = None,
+) -> Accepted:
+    """Let the job's tasks run again."""
+    await _actionable(reading, response, job_id, idempotency_key)
+    event = ResumeRequestedV1(job_id=job_id)
+    return await submit_requests(reading.gateway, [(event, job_id)], asker, response)
+
+
+async def _actionable(reading: Reading, response: Response, job_id: str, key: str | None) -> JobRow:
+    key_of(reading.gateway, key, response)
+    row = await find_job(reading, job_id)
+    may_change(reading.caller, row)
+    _not_over(row)
+    return row

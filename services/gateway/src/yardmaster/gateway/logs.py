@@ -1,0 +1,218 @@
+"""`/v1/tasks/{id}/logs`: a task's output, as text or followed as server-sent events.
+
+Pieces count only from the node that the attempt's replica was placed on; the topic holds claims.
+"""
+
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import StreamingResponse
+
+from yardmaster.eventlog.codec import decode
+from yardmaster.eventlog.errors import OffsetGone
+from yardmaster.eventlog.port import Partition, StoredRecord
+from yardmaster.gateway.context import Read, Reading
+from yardmaster.gateway.problems import documented
+from yardmaster.gateway.streams import SSE, described, message
+from yardmaster.gateway.tasks import find_task
+from yardmaster.projections.rows import AttemptRow, OutputRow
+from yardmaster.schemas.errors import SchemaError
+from yardmaster.schemas.events.expiring import TaskOutputV1
+from yardmaster.schemas.instants import rfc3339
+from yardmaster.schemas.topics import TASK_LOGS
+
+router = APIRouter(tags=["tasks"])
+
+#: Records read at once.
+MAX_READ: Final = 200
+#: Lines that `tail` may ask for.
+MAX_TAIL: Final = 100_000
+
+
+class Output:
+    """Reads the pieces of a task's output that are its own, each once."""
+
+    def __init__(
+        self, reading: Reading, task_id: str, attempt: int | None, replica: int | None
+    ) -> None:
+        self._reading = reading
+        self._task_id = task_id
+        self._wanted = attempt
+        self._replica = replica
+        gateway = reading.gateway
+        self._log = gateway.ports.log
+        self._partition = Partition(TASK_LOGS.name, gateway.settings.partition)
+        self._nodes: dict[int, dict[int, str]] = {}
+        self._seen: dict[tuple[int, int], int] = {}
+        self.offset = 0
+
+    async def span(self, attempt: int) -> tuple[int, int]:
+        """From which offset to before which the attempt's output lies; empty when it has none."""
+        row = await self._reading.store.get(OutputRow, f"{self._task_id}/{attempt}")
+        return (0, 0) if row is None else (row.first, row.last + 1)
+
+    async def pieces(self, until: int) -> AsyncIterator[tuple[int, TaskOutputV1]]:
+        """The task's pieces before offset `until`, each with its offset."""
+        while self.offset < until:
+            try:
+                read = await self._log.read(
+                    self._partition, self.offset, max_records=min(MAX_READ, until - self.offset)
+                )
+            except OffsetGone as gone:
+                start = gone.fields.get("start")
+                self.offset = start if isinstance(start, int) else self.offset + 1
+                continue
+            if not read:
+                return
+            for stored in read:
+                self.offset = stored.offset + 1
+                piece = await self._own(stored)
+                if piece is not None:
+                    yield stored.offset, piece
+
+    async def _own(self, stored: StoredRecord) -> TaskOutputV1 | None:
+        if stored.record.key != self._task_id.encode():
+            return None
+        try:
+            envelope = decode(stored.record)
+        except SchemaError:
+            return None
+        data: Any = envelope.data
+        if not isinstance(data, TaskOutputV1) or data.task_id != self._task_id:
+            return None
+        if self._wanted is not None and data.attempt != self._wanted:
+            return None
+        if self._replica is not None and data.replica != self._replica:
+            return None
+        placed = (await self._placed(data.attempt)).get(data.replica)
+        if placed is None or placed != data.node or envelope.source != f"node/{placed}":
+            return None
+        last = self._seen.get((data.attempt, data.replica), -1)
+        if data.seq <= last:
+            return None
+        self._seen[data.attempt, data.replica] = data.seq
+        return data
+
+    async def _placed(self, attempt: int) -> dict[int, str]:
+        """The node of each replica of an attempt."""
+        known = self._nodes.get(attempt)
+        if known is None:
+            row = await self._reading.store.get(AttemptRow, f"{self._task_id}/{attempt}")
+            known = (
+                {r.placement.replica: r.placement.node for r in row.replicas}
+                if row is not None
+                else {}
+            )
+            if known:
+                self._nodes[attempt] = known
+        return known
+
+    async def end(self) -> int:
+        """The offset that the topic's next record will get."""
+        return await self._log.end(self._partition)
+
+    async def more(self, timeout_s: float) -> bool:
+        """Wait for more records of any task."""
+        return await self._log.wait({self._partition: self.offset}, timeout_s)
+
+
+@router.get(
+    "/tasks/{task_id}/logs",
+    operation_id="read_output",
+    response_class=StreamingResponse,
+    responses={
+        200: {
+            "description": "Text; with follow, server-sent events `output` and `end`",
+            "content": {
+                "text/plain": {"schema": {"type": "string"}},
+                SSE: {"schema": described("output", "bookmark", "end")},
+            },
+        },
+        **documented("not_found"),
+    },
+)
+async def read_output(
+    request: Request,
+    reading: Read,
+    task_id: str,
+    follow: bool = False,
+    attempt: Annotated[int | None, Query(ge=1, le=2**31)] = None,
+    replica: Annotated[int | None, Query(ge=0, lt=4096)] = None,
+    tail: Annotated[int | None, Query(ge=0, le=MAX_TAIL)] = None,
+) -> StreamingResponse:
+    """A task's output: of its newest attempt, or of the one named; `tail` gives the last lines."""
+    row = await find_task(reading, task_id)
+    headers = {"Yard-Position": str(reading.position)}
+    if follow:
+        reading.gateway.admit_stream()
+        output = Output(reading, task_id, attempt, replica)
+        return StreamingResponse(
+            _followed(reading, task_id, attempt, output), media_type=SSE, headers=headers
+        )
+    newest = attempt if attempt is not None else row.attempt
+    output = Output(reading, task_id, newest, replica)
+    most = reading.gateway.settings.max_log_bytes
+    text = _text(output, newest, most) if tail is None else _tail(output, newest, tail, most)
+    return StreamingResponse(text, media_type="text/plain; charset=utf-8", headers=headers)
+
+
+async def _text(output: Output, attempt: int, most: int) -> AsyncIterator[bytes]:
+    output.offset, until = await output.span(attempt)
+    size = 0
+    async for _, piece in output.pieces(until):
+        part = piece.text.encode()
+        size += len(part)
+        if size > most:
+            return
+        yield part
+
+
+async def _tail(output: Output, attempt: int, lines: int, most: int) -> AsyncIterator[bytes]:
+    kept: deque[str] = deque()
+    breaks = 0
+    async for part in _text(output, attempt, most):
+        text = part.decode()
+        kept.append(text)
+        breaks += text.count("\n")
+        while kept and breaks - kept[0].count("\n") > lines:
+            breaks -= kept.popleft().count("\n")
+    if lines:
+        yield "".join("".join(kept).splitlines(keepends=True)[-lines:]).encode()
+
+
+async def _followed(
+    reading: Reading, task_id: str, attempt: int | None, output: Output
+) -> AsyncIterator[bytes]:
+    """Pieces as they come, until the task has ended and all of it was sent."""
+    gateway = reading.gateway
+    clock = gateway.ports.clock
+    async with gateway.stream():
+        row = await find_task(reading, task_id)
+        first, until = await output.span(attempt if attempt is not None else max(1, row.attempt))
+        # Where nothing is known yet, everything from now on may be the task's.
+        output.offset = first if until else await output.end()
+        stop = clock.monotonic_s() + gateway.settings.stream_s
+        while True:
+            row = await find_task(reading, task_id)
+            over = row.phase.final
+            async for offset, piece in output.pieces(await output.end()):
+                yield message(
+                    "output",
+                    {
+                        "attempt": piece.attempt,
+                        "replica": piece.replica,
+                        "stream": piece.stream,
+                        "seq": piece.seq,
+                        "at": rfc3339(piece.at_ms),
+                        "text": piece.text,
+                    },
+                    str(offset),
+                )
+            left = stop - clock.monotonic_s()
+            if over or left <= 0:
+                yield message("end", {"phase": row.phase}, None)
+                return
+            if not await output.more(min(left, gateway.settings.bookmark_s)):
+                yield message("bookmark", {}, None)

@@ -1,0 +1,119 @@
+"""`/v1/nodes`: read, cordon, drain, take back."""
+
+from hashlib import sha256
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Response
+
+from yardmaster.gateway import errors
+from yardmaster.gateway.bodies import body_of, invalid, takes
+from yardmaster.gateway.context import Read, Reading, may
+from yardmaster.gateway.filters import Cursor, Limit, Names, States, some
+from yardmaster.gateway.lists import page_of
+from yardmaster.gateway.problems import documented
+from yardmaster.gateway.rights import Action
+from yardmaster.gateway.writes import Ask, IfMatch, condition, etag, note, submit_requests
+from yardmaster.projections.queries import Filters
+from yardmaster.projections.rows import NodeRow
+from yardmaster.schemas.api import Accepted, FieldError, List, Node, NodePatch, NodeWish
+from yardmaster.schemas.envelope import Event
+from yardmaster.schemas.events.requests import (
+    NodeCordonRequestedV1,
+    NodeDrainRequestedV1,
+    NodeUncordonRequestedV1,
+)
+from yardmaster.schemas.instants import parse_rfc3339
+
+router = APIRouter(tags=["nodes"])
+
+
+def _tag(row: NodeRow) -> str:
+    """What operators change of a node has no revision in the log, so its ETag is a digest of it."""
+    wish = f"{row.cordoned}|{row.deadline_at_ms}|{row.reason}"
+    return sha256(wish.encode()).hexdigest()[:16]
+
+
+@router.get(
+    "/nodes",
+    operation_id="list_nodes",
+    response_model=List[Node],
+    responses=documented("bad_cursor"),
+)
+async def list_nodes(
+    reading: Read,
+    pool: Names = None,
+    state: States = None,
+    limit: Limit = 100,
+    cursor: Cursor = None,
+) -> List[Node]:
+    """Nodes that joined, by name."""
+    filters = Filters(
+        pools=some(pool), states=some(state), newest_first=False, limit=limit, cursor=cursor
+    )
+    return await page_of(reading, NodeRow, filters, reading.presenter.node)
+
+
+async def _find(reading: Reading, name: str) -> NodeRow:
+    row = await reading.store.get(NodeRow, name)
+    if row is None or row.joined is None:
+        raise errors.NotFound(what=f"node {name[:64]}")
+    return row
+
+
+@router.get(
+    "/nodes/{name}",
+    operation_id="read_node",
+    response_model=Node,
+    responses=documented("not_found"),
+)
+async def read_node(reading: Read, response: Response, name: str) -> Node:
+    """A node: what it has, and what holds its slots."""
+    row = await _find(reading, name)
+    response.headers["ETag"] = etag(_tag(row))
+    return await reading.presenter.node(row)
+
+
+@router.patch(
+    "/nodes/{name}",
+    operation_id="change_node",
+    status_code=202,
+    response_model=Accepted,
+    openapi_extra=takes(NodePatch),
+    responses=documented(
+        *("forbidden", "not_found", "version_mismatch", "too_large", "unsupported_media_type"),
+        *("invalid_spec", "precondition_required", "busy", "outcome_unknown"),
+    ),
+)
+async def change_node(
+    reading: Read,
+    response: Response,
+    asker: Ask,
+    name: str,
+    wish: Annotated[NodePatch, Depends(body_of(NodePatch))],
+    if_match: IfMatch = None,
+) -> Accepted:
+    """Cordon a node, drain it by a deadline, or take it back."""
+    may(reading.caller, Action.OPERATE)
+    row = await _find(reading, name)
+    condition(f"node {name}", _tag(row), if_match)
+    event: Event
+    deadline_ms = _deadline(wish)
+    if wish.state is NodeWish.READY:
+        event = NodeUncordonRequestedV1(node=name)
+    else:
+        ref = await note(reading.gateway, wish.reason, name, asker)
+        if deadline_ms is None:
+            event = NodeCordonRequestedV1(node=name, note=ref)
+        else:
+            event = NodeDrainRequestedV1(node=name, deadline_at_ms=deadline_ms, note=ref)
+    return await submit_requests(reading.gateway, [(event, name)], asker, response)
+
+
+def _deadline(wish: NodePatch) -> int | None:
+    if wish.deadline_at is None:
+        return None
+    try:
+        return parse_rfc3339(wish.deadline_at)
+    except ValueError as error:
+        field = FieldError(pointer="/deadline_at", code="value_error", detail=str(error))
+        raise invalid([field]) from None

@@ -1,0 +1,170 @@
+"""Records requests: in one sequence, several that wait together in one batch.
+
+Quota takes a source's records only in rising sequence, so numbers are given out where the batch is
+made, one batch at a time. What an append did not answer for may have landed or may land yet; if it
+lands after a later record, quota refuses it as a repeat.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Final
+
+from yardmaster.eventlog.codec import encode
+from yardmaster.eventlog.errors import AppendOutcomeUnknown
+from yardmaster.eventlog.port import EventLog, Partition, Record, batch_bytes
+from yardmaster.gateway.errors import Busy
+from yardmaster.gateway.rights import Caller
+from yardmaster.runtime.clock import Clock
+from yardmaster.runtime.telemetry import Telemetry
+from yardmaster.schemas.envelope import Actor, ActorKind, Auth, Envelope, Event
+from yardmaster.schemas.events.requests import DetailsRef
+from yardmaster.schemas.topics import DETAILS, REQUESTS
+
+#: Requests that may wait to be recorded; more are turned away.
+MAX_WAITING: Final = 1_000
+#: A batch closes at so many records or bytes.
+MAX_BATCH_RECORDS: Final = 200
+MAX_BATCH_BYTES: Final = 512 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """On whose behalf something is recorded, and in which trace."""
+
+    caller: Caller
+    traceparent: str | None
+
+
+@dataclass(slots=True)
+class _Entry:
+    """Events that lie side by side, and where they came to lie (or why they did not)."""
+
+    events: Sequence[tuple[Event, str]]
+    asker: Asker
+    offset: int | None = None
+    error: BaseException | None = None
+    records: list[Record] = field(default_factory=list)
+
+    @property
+    def done(self) -> bool:
+        return self.offset is not None or self.error is not None
+
+
+class RequestWriter:
+    """Writes one gateway's records of one cell; `epoch` is when the gateway started (ms)."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        clock: Clock,
+        telemetry: Telemetry,
+        *,
+        cell: str,
+        partition: int,
+        instance: str,
+    ) -> None:
+        self._log = log
+        self._clock = clock
+        self._cell = cell
+        self._requests = Partition(REQUESTS.name, partition)
+        self._details = Partition(DETAILS.name, partition)
+        self._source = f"gateway/{instance}"
+        self._epoch = clock.now_ms()
+        self._seq = 0
+        self._waiting: deque[_Entry] = deque()
+        self._lock = asyncio.Lock()
+        self._depth = telemetry.gauge("requests_waiting", "Requests that wait to be recorded")
+        self._batches = telemetry.counter("request_batches", "Batches appended to requests")
+        self._recorded = telemetry.counter("requests_recorded", "Requests recorded")
+
+    async def detail(self, event: Event, key: str, subject: str, asker: Asker) -> DetailsRef:
+        """Record what no decision reads; returns where it lies and its digest.
+
+        Raises:
+            BatchTooLarge, LogUnavailable, LogClosed: nothing was written.
+            AppendOutcomeUnknown: nothing refers to it, so nothing comes of it.
+        """
+        record = encode(self._envelope(event, subject, asker), key)
+        offset = await self._log.append(self._details, [record])
+        digest = sha256(record.value or b"").hexdigest()
+        return DetailsRef(partition=self._details.number, offset=offset, digest=digest)
+
+    async def record(self, events: Sequence[tuple[Event, str]], asker: Asker) -> int:
+        """Record requests side by side, each with its subject; returns the first one's offset.
+
+        Raises:
+            Busy, BatchTooLarge, LogUnavailable, LogClosed: nothing was written.
+            AppendOutcomeUnknown: they may be written, or may be yet.
+        """
+        if len(self._waiting) >= MAX_WAITING:
+            raise Busy(limit=MAX_WAITING)
+        entry = _Entry(events, asker)
+        self._waiting.append(entry)
+        self._depth.set(len(self._waiting))
+        async with self._lock:
+            while not entry.done:
+                await self._flush()
+        if entry.error is not None:
+            raise entry.error
+        if entry.offset is None:
+            raise AssertionError("an entry that is done has an offset or an error")
+        return entry.offset
+
+    async def _flush(self) -> None:
+        """Append one batch of what waits, the oldest first."""
+        batch: list[_Entry] = []
+        size = 0
+        while self._waiting and len(batch) < MAX_BATCH_RECORDS:
+            entry = self._waiting[0]
+            if not entry.records:
+                entry.records = [
+                    encode(self._envelope(event, subject, entry.asker), self._cell)
+                    for event, subject in entry.events
+                ]
+            size += batch_bytes(entry.records)
+            if batch and size > MAX_BATCH_BYTES:
+                break
+            batch.append(self._waiting.popleft())
+        self._depth.set(len(self._waiting))
+        records = [record for entry in batch for record in entry.records]
+        try:
+            offset = await self._log.append(self._requests, records)
+        except BaseException as error:
+            for entry in batch:
+                entry.error = self._why(error)
+            raise
+        for entry in batch:
+            entry.offset = offset
+            offset += len(entry.records)
+        self._batches.inc()
+        self._recorded.inc(len(records))
+
+    @staticmethod
+    def _why(error: BaseException) -> BaseException:
+        """What those are told whose records were in the same batch."""
+        if isinstance(error, Exception):
+            return error
+        return AppendOutcomeUnknown(topic=REQUESTS.name, found="the append was given up")
+
+    def _envelope(self, event: Event, subject: str, asker: Asker) -> Envelope[Event]:
+        seq = self._seq
+        self._seq += 1
+        caller = asker.caller
+        return Envelope(
+            type=event.TYPE,
+            version=event.VERSION,
+            source=self._source,
+            epoch=self._epoch,
+            seq=seq,
+            subject=subject,
+            time_ms=self._clock.now_ms(),
+            actor=Actor(kind=ActorKind.USER, id=caller.user),
+            traceparent=asker.traceparent,
+            auth=Auth(
+                method=caller.method, issuer=caller.issuer, credential_id=caller.credential_id
+            ),
+            data=event,
+        )

@@ -1,0 +1,1 @@
+"""The agent of Yardmaster on a node: runs tasks, counts devices, keeps a ledger."""

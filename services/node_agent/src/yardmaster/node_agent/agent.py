@@ -1,0 +1,355 @@
+"""The node agent: one per host, from joining the cell to being lost and joining anew.
+
+`run` lives through any number of incarnations of the node. One incarnation: take the ledger, find
+again what runs, join, then follow the assignments, each replica under a supervision of its own,
+until the scheduler counts the node as lost; then everything is killed, a new ledger begun, and the
+node joins again.
+
+Being cancelled is a polite crash: nothing is told and nothing killed, tasks run on and are found
+again.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Final
+
+from yardmaster.eventlog.errors import AppendOutcomeUnknown, LogUnavailable
+from yardmaster.eventlog.port import Partition
+from yardmaster.node_agent.api import HOST, TaskApi
+from yardmaster.node_agent.assignments import Follower, IncarnationOver
+from yardmaster.node_agent.book import (
+    Book,
+    Forgotten,
+    Head,
+    Offer,
+    Reached,
+    Replica,
+    ReplicaKey,
+    ReplicaState,
+    StopOrder,
+)
+from yardmaster.node_agent.environment import NodeFacts
+from yardmaster.node_agent.errors import AgentError
+from yardmaster.node_agent.executors.port import Process
+from yardmaster.node_agent.metrics import AgentMetrics
+from yardmaster.node_agent.ports import Ports, Shop, host_ports, simulated_ports
+from yardmaster.node_agent.reports import Fact, Reporter, Writer
+from yardmaster.node_agent.settings import Settings
+from yardmaster.node_agent.supervision import Supervision
+from yardmaster.runtime.patient import PatientLog
+from yardmaster.runtime.settings import RetryLimits
+from yardmaster.runtime.waiting import together
+from yardmaster.schemas.events.expiring import NodeHeartbeatV1
+from yardmaster.schemas.events.node_events import NodeJoinedV1, ReplicaRef
+from yardmaster.schemas.topics import HEARTBEATS, assignments
+
+__all__ = ["Ports", "Settings", "host_ports", "run", "simulated_ports"]
+
+#: The version of the events that this agent reads and writes.
+SCHEMA_VERSION: Final = 1
+#: Hexadecimal digits of an incarnation.
+INCARNATION_DIGITS: Final = 12
+
+
+async def run(ports: Ports, settings: Settings) -> None:
+    """Be the agent of one node until cancelled.
+
+    Raises:
+        LedgerCorrupt, LedgerInUse, LedgerUnwritable: nothing may be started without a ledger.
+        AssignmentUnreadable: a newer scheduler's record.
+        ExecutorFailed: what an earlier life left cannot be ended.
+        LogError: the log failed for too long, or is another one.
+    """
+    metrics = AgentMetrics(ports.telemetry)
+    limits = RetryLimits(attempts=settings.append_tries)
+    patient = PatientLog(ports.log, ports.clock, limits, metrics.log_retries)
+    await patient.create_topics([assignments(settings.node)])
+    try:
+        book = ports.ledger.load()
+        if book is not None and book.head.node != settings.node:
+            raise AgentError(found=f"the ledger is node {book.head.node}'s, not {settings.node}'s")
+        if book is None:
+            book = await _begin_anew(ports, settings, metrics, patient, old=None)
+        elif book.head.offer != _offer(ports, settings) and not _held(book):
+            # An incarnation's offer never changes; with nothing held another one costs nothing.
+            book = await _begin_anew(ports, settings, metrics, patient, old=book.head)
+        while True:
+            agent = _Incarnation(ports, settings, metrics, patient, book)
+            try:
+                await agent.run()
+            except IncarnationOver as over:
+                ports.telemetry.warn("incarnation_over", node=settings.node, found=str(over))
+            book = await _begin_anew(ports, settings, metrics, patient, old=agent.head)
+    finally:
+        # A courtesy to who opens the ledger next in this process; the kernel does it for the
+        # others.
+        ports.ledger.close()
+
+
+def _offer(ports: Ports, settings: Settings) -> Offer:
+    return Offer(
+        pool=settings.pool,
+        node_type=settings.node_type,
+        gpus=len(ports.machine.devices.names),
+        cpu_milli=ports.machine.cpu_milli,
+        memory_mib=ports.machine.memory_mib,
+    )
+
+
+def _held(book: Book) -> list[Replica]:
+    """The replicas whose slots the log is not known to have back."""
+    return [r for r in book.replicas.values() if r.held or not r.ended_told]
+
+
+async def _begin_anew(
+    ports: Ports, settings: Settings, metrics: AgentMetrics, log: PatientLog, old: Head | None
+) -> Book:
+    """End all that earlier ledgers left, then begin a ledger at the end of the assignments."""
+    killed = await ports.executor.sweep()
+    topic = Partition(assignments(settings.node).name, settings.partition)
+    end = await log.end(topic)
+    head = Head(
+        node=settings.node,
+        incarnation=ports.chance.hex("incarnation", INCARNATION_DIGITS),
+        epoch=0 if old is None else old.epoch,
+        offer=_offer(ports, settings),
+        api_port=0 if old is None else old.api_port,
+    )
+    book = ports.ledger.begin(head)
+    book.take(Reached(offset=end))
+    ports.ledger.write([Reached(offset=end)])
+    metrics.incarnations.inc()
+    ports.telemetry.info(
+        "incarnation_begun", node=settings.node, incarnation=head.incarnation, killed=killed
+    )
+    return book
+
+
+class _Incarnation:
+    """The agent through one life of the process and one incarnation of the node."""
+
+    def __init__(
+        self, ports: Ports, settings: Settings, metrics: AgentMetrics, log: PatientLog, book: Book
+    ) -> None:
+        self._ports = ports
+        self._settings = settings
+        self._metrics = metrics
+        self._log = log
+        self._book = book
+        self._supervisions: dict[ReplicaKey, Supervision] = {}
+        self._by_token: dict[str, Supervision] = {}
+        self._replicas: asyncio.TaskGroup | None = None
+        self.head = book.head
+
+    async def run(self) -> None:
+        """Join and work until the incarnation is over.
+
+        Raises:
+            IncarnationOver, and what `run` of this module raises.
+        """
+        api = TaskApi(self._by_token.get, self._ports.clock, self._metrics)
+        try:
+            if self._settings.api:
+                await self._listen(api)
+            shop = self._open(api.port)
+            adopted = await self._adopt(shop)
+            self._join(shop, adopted)
+            follower = Follower(
+                shop, self._metrics, begin=self._supervise_new, supervisions=self._supervisions
+            )
+            work: list[Coroutine[Any, Any, object]] = [
+                shop.reporter.run(),
+                follower.run(),
+                self._beat(shop),
+            ]
+            if self._settings.api:
+                work.append(api.run())
+            if self._settings.fence_s is not None:
+                work.append(self._fence(shop, self._settings.fence_s))
+            await together(self._look_after(adopted, work))
+        finally:
+            api.close()
+
+    async def _listen(self, api: TaskApi) -> None:
+        """Take the port that running tasks were told, or the one that was set."""
+        kept = self._book.head.api_port
+        try:
+            await api.listen(self._settings.api_port or kept)
+        except OSError as error:
+            if self._settings.api_port:
+                raise
+            self._ports.telemetry.warn("api_port_taken", port=kept, found=str(error))
+            await api.listen(0)
+
+    def _open(self, api_port: int) -> Shop:
+        """Count this life in the ledger; from here on its records are numbered."""
+        old = self._book.head
+        now_ms = self._ports.clock.now_ms()
+        self.head = Head(
+            node=old.node,
+            incarnation=old.incarnation,
+            epoch=max(old.epoch + 1, now_ms),
+            offer=old.offer,
+            api_port=api_port,
+        )
+        self._book.take(self.head)
+        writer = Writer(
+            self._ports.log,
+            self._log,
+            self._ports.clock,
+            self._metrics,
+            node=self.head.node,
+            partition=self._settings.partition,
+            epoch=self.head.epoch,
+        )
+        devices = self._ports.machine.devices
+        shop = Shop(
+            ports=self._ports,
+            settings=self._settings,
+            book=self._book,
+            writer=writer,
+            reporter=Reporter(writer, self._metrics, self._settings.cell),
+            facts=NodeFacts(
+                node=self.head.node,
+                agent_url=f"http://{HOST}:{api_port}" if api_port else "",
+                devices=devices.names,
+                gpu_memory_mib=devices.memory_mib,
+                mps=self._settings.mps,
+                passed=self._ports.machine.passed,
+            ),
+        )
+        shop.keep(self.head)
+        if old.offer != _offer(self._ports, self._settings):
+            self._ports.telemetry.warn(
+                "offer_unchanged", node=old.node, found="the new one holds once nothing runs"
+            )
+        return shop
+
+    async def _adopt(self, shop: Shop) -> list[tuple[Supervision, Process | None]]:
+        adopted: list[tuple[Supervision, Process | None]] = []
+        for replica in list(self._book.replicas.values()):
+            if replica.state is ReplicaState.RELEASED and replica.ended_told:
+                continue
+            supervision = Supervision(shop, self._metrics, replica)
+            process = await supervision.adopt() if replica.held else None
+            self._supervisions[replica.key] = supervision
+            adopted.append((supervision, process))
+        return adopted
+
+    def _join(self, shop: Shop, adopted: list[tuple[Supervision, Process | None]]) -> None:
+        offer, settings = self.head.offer, self._settings
+        running = sorted(s.replica.key for s, process in adopted if process is not None)
+        event = NodeJoinedV1(
+            node=self.head.node,
+            incarnation=self.head.incarnation,
+            boot_id=self._ports.machine.boot_id,
+            schema_version=SCHEMA_VERSION,
+            pool=offer.pool,
+            node_type=offer.node_type,
+            gpus=offer.gpus,
+            gpu_memory_mib=self._ports.machine.devices.memory_mib,
+            cpu_milli=offer.cpu_milli,
+            memory_mib=offer.memory_mib,
+            labels=dict(settings.labels),
+            address=settings.address,
+            port_first=settings.port_first,
+            port_last=settings.port_last,
+            running=tuple(
+                ReplicaRef(task_id=key.task_id, attempt=key.attempt, replica=key.replica)
+                for key in running
+            ),
+        )
+        fact = Fact(events=(event,), subject=self.head.node, cause=None, told=lambda: None)
+        shop.reporter.report("joined", self.head.node, fact)
+
+    # --- replicas ------------------------------------------------------------------------------
+
+    async def _look_after(
+        self,
+        adopted: list[tuple[Supervision, Process | None]],
+        work: list[Coroutine[Any, Any, object]],
+    ) -> None:
+        """Own the tasks of all supervisions, while the rest of the agent works."""
+        async with asyncio.TaskGroup() as group:
+            self._replicas = group
+            for supervision, process in adopted:
+                self._supervise(supervision, supervision.resume(process))
+            await together(*work)
+
+    def _supervise_new(self, supervision: Supervision) -> None:
+        self._supervise(supervision, supervision.start())
+
+    def _supervise(self, supervision: Supervision, life: Coroutine[Any, Any, None]) -> None:
+        assert self._replicas is not None, "supervisions have an owner before anything is assigned"
+        key = supervision.replica.key
+        self._supervisions[key] = supervision
+        self._by_token[supervision.replica.token] = supervision
+        self._metrics.replicas.set(len(self._supervisions))
+        self._replicas.create_task(self._to_its_end(supervision, life), name=str(key))
+
+    async def _to_its_end(self, supervision: Supervision, life: Coroutine[Any, Any, None]) -> None:
+        await life
+        self._supervisions.pop(supervision.replica.key, None)
+        self._by_token.pop(supervision.replica.token, None)
+        self._metrics.replicas.set(len(self._supervisions))
+
+    # --- what time asks for --------------------------------------------------------------------
+
+    async def _beat(self, shop: Shop) -> None:
+        """Heartbeats; a log that does not answer costs one, and no more."""
+        while True:
+            held = [replica for replica in self._book.replicas.values() if replica.held]
+            event = NodeHeartbeatV1(
+                node=self.head.node,
+                incarnation=self.head.incarnation,
+                sent_at_ms=self._ports.clock.now_ms(),
+                running=sum(replica.alive for replica in held),
+                gpu_milli_used=sum(len(r.assignment.slots) * r.assignment.gpu_milli for r in held),
+            )
+            record = shop.writer.record(event, subject=self.head.node, key=self.head.node)
+            try:
+                await shop.writer.append(HEARTBEATS.name, [record], patient=False)
+            except (LogUnavailable, AppendOutcomeUnknown):
+                self._metrics.heartbeats_missed.inc()
+            self._tidy(shop)
+            await self._ports.clock.sleep(self._settings.heartbeat_s)
+
+    async def _fence(self, shop: Shop, fence_s: float) -> None:
+        """Kill what runs once the scheduler may count the node as lost: no task runs twice."""
+        while True:
+            silent_s = self._ports.clock.monotonic_s() - shop.writer.acknowledged_s
+            if silent_s >= fence_s:
+                running = [s for s in self._supervisions.values() if s.replica.held]
+                if running:
+                    self._metrics.fenced.inc()
+                    self._ports.telemetry.error("fenced", node=self.head.node, silent_s=silent_s)
+                for supervision in running:
+                    supervision.stop(
+                        StopOrder(code="node_lost", deadline_ms=0, cause=None, revoked=True)
+                    )
+                silent_s = 0.0
+            await self._ports.clock.sleep(max(fence_s - silent_s, fence_s / 20))
+
+    def _tidy(self, shop: Shop) -> None:
+        """Remove old directories, and forget in the ledger what no relay repeats any more."""
+        settings, now_ms = self._settings, self._ports.clock.now_ms()
+        ended = [r for r in self._book.replicas.values() if not r.held and r.ended_told]
+        ended.sort(key=lambda replica: replica.ended_ms, reverse=True)
+        directories = [replica for replica in ended if not replica.directory_removed]
+        old_ms = now_ms - int(settings.kept_s * 1000)
+        for count, replica in enumerate(directories):
+            if count >= settings.kept_directories or replica.ended_ms < old_ms:
+                self._ports.executor.forget(replica.key)
+                replica.directory_removed = True
+                shop.keep(replica, durable=False)
+        forget_ms = now_ms - int(settings.remembered_s * 1000)
+        for count, replica in enumerate(ended):
+            if count >= settings.remembered or replica.ended_ms < forget_ms:
+                self._forget(shop, replica)
+
+    def _forget(self, shop: Shop, replica: Replica) -> None:
+        if not replica.directory_removed:
+            self._ports.executor.forget(replica.key)
+        entry = Forgotten(key=replica.key, through=replica.assignment.decision)
+        shop.keep(entry)
+        self._book.take(entry)

@@ -1,0 +1,59 @@
+"""What a replica is to run: read from `details` by position, held to the decision's digest."""
+
+import hashlib
+
+from yardmaster.eventlog.codec import decode
+from yardmaster.eventlog.errors import OffsetGone, ReadPastEnd
+from yardmaster.eventlog.port import EventLog, Partition
+from yardmaster.node_agent.book import Assignment
+from yardmaster.node_agent.errors import RunRefused
+from yardmaster.node_agent.executors.secrets import Secrets
+from yardmaster.schemas.errors import SchemaError
+from yardmaster.schemas.events.details import JobDetailedV1
+from yardmaster.schemas.topics import DETAILS
+
+
+async def read_details(log: EventLog, assignment: Assignment) -> JobDetailedV1:
+    """The job's details.
+
+    Raises:
+        RunRefused: they were erased, are another record's, or cannot be read.
+        LogError: the log failed.
+    """
+    where = assignment.details
+    try:
+        found = await log.read(
+            Partition(DETAILS.name, where.partition), where.offset, max_records=1
+        )
+    except (ReadPastEnd, OffsetGone):
+        found = ()
+    if not found or found[0].offset != where.offset or found[0].record.value is None:
+        raise RunRefused(replica=assignment.key, found="its details were erased")
+    record = found[0].record
+    if hashlib.sha256(record.value or b"").hexdigest() != where.digest:
+        raise RunRefused(replica=assignment.key, found="its details do not match their digest")
+    try:
+        details = decode(record).data
+    except SchemaError as error:
+        raise RunRefused(replica=assignment.key, found=f"its details: {error.code}") from None
+    job_id = assignment.key.task_id.partition(".")[0]
+    if not isinstance(details, JobDetailedV1) or details.job_id != job_id:
+        raise RunRefused(replica=assignment.key, found="its details are not its job's")
+    return details
+
+
+def resolve_secrets(
+    secrets: Secrets, assignment: Assignment, details: JobDetailedV1
+) -> dict[str, str]:
+    """The values of the secrets that the job names, by variable.
+
+    Raises:
+        RunRefused: one is not to be had; its value is never part of a message.
+    """
+    values: dict[str, str] = {}
+    for name, reference in sorted(details.run.secrets.items()):
+        value = secrets.resolve(reference)
+        if value is None:
+            raise RunRefused(replica=assignment.key, found=f"there is no secret {reference!r} here")
+        values[name] = value
+    return values

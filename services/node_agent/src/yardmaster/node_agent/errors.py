@@ -1,0 +1,54 @@
+"""What the agent raises.
+
+```
+AgentError   ExecutorFailed  RunRefused  LedgerCorrupt  LedgerInUse  LedgerUnwritable
+             AssignmentUnreadable
+```
+"""
+
+from yardmaster.schemas.errors import YardmasterError
+
+
+class AgentError(YardmasterError):
+    """The node agent failed: {found}."""
+
+    code = "agent"
+
+
+class ExecutorFailed(AgentError):
+    """Nothing of {replica} was started, and nothing will be: {found}."""
+
+    code = "executor_failed"
+
+
+class RunRefused(AgentError):
+    """The agent does not start {replica}: {found}."""
+
+    code = "run_refused"
+
+
+class LedgerCorrupt(AgentError):
+    """The ledger {path} is damaged: {found}.
+
+    Move it away to let the node join anew; what runs is then killed.
+    """
+
+    code = "ledger_corrupt"
+
+
+class LedgerInUse(AgentError):
+    """Another agent holds the ledger {path}. Stop it, or give this one its own data directory."""
+
+    code = "ledger_in_use"
+
+
+class LedgerUnwritable(AgentError):
+    """The ledger {path} cannot be written: {found}. Nothing starts without it; tasks run on."""
+
+    code = "ledger_unwritable"
+
+
+class AssignmentUnreadable(AgentError):
+    """{topic} offset {offset} cannot be read: {found}. Upgrade this agent; what runs goes on."""
+
+    code = "assignment_unreadable"

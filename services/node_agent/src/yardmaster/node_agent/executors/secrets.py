@@ -1,0 +1,55 @@
+"""Secrets, resolved from the agent's own files; a job only names them."""
+
+import os
+import re
+from pathlib import Path
+from typing import Final, Protocol
+
+MAX_SECRET_BYTES: Final = 65_536
+_REFERENCE: Final = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}(/[A-Za-z0-9][A-Za-z0-9._-]{0,62}){0,3}"
+)
+
+
+class Secrets(Protocol):
+    """Where secrets come from."""
+
+    def resolve(self, reference: str) -> str | None:
+        """The secret of that name, without a newline at its end; None when there is none."""
+
+
+class SecretFiles:
+    """`nlp/hf` is the file `nlp/hf` under a directory; without a directory there are no secrets."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
+
+    def resolve(self, reference: str) -> str | None:
+        """Read a regular file inside the directory; no link is followed on the way."""
+        if self._directory is None or not _REFERENCE.fullmatch(reference):
+            return None
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        opened: list[int] = []
+        try:
+            opened.append(os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            *folders, name = reference.split("/")
+            for folder in folders:
+                opened.append(os.open(folder, flags | os.O_DIRECTORY, dir_fd=opened[-1]))
+            opened.append(os.open(name, flags | os.O_NONBLOCK, dir_fd=opened[-1]))
+            content = os.read(opened[-1], MAX_SECRET_BYTES + 1)
+        except OSError:
+            return None
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
+        if len(content) > MAX_SECRET_BYTES or b"\0" in content:
+            return None
+        return content.decode(errors="surrogateescape").removesuffix("\n")
+
+
+class NoSecrets:
+    """A place without secrets."""
+
+    def resolve(self, reference: str) -> str | None:
+        """None."""
+        return None

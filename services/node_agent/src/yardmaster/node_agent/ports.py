@@ -1,0 +1,136 @@
+"""What an agent is handed, and what its parts share while it lives."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from yardmaster.eventlog.port import EventLog
+from yardmaster.node_agent.book import Book, Entry, Replica
+from yardmaster.node_agent.devices import (
+    Devices,
+    cpu_milli,
+    detect_gpus,
+    free_port,
+    memory_mib,
+    own_variables,
+)
+from yardmaster.node_agent.environment import NodeFacts
+from yardmaster.node_agent.executors.port import Executor
+from yardmaster.node_agent.executors.process import ProcessExecutor
+from yardmaster.node_agent.executors.procfs import boot_id
+from yardmaster.node_agent.executors.secrets import NoSecrets, SecretFiles, Secrets
+from yardmaster.node_agent.executors.simulated import BOOT_ID, SimulatedExecutor
+from yardmaster.node_agent.ledger import FileLedger, Ledger, MemoryLedger
+from yardmaster.node_agent.reports import Reporter, Writer
+from yardmaster.node_agent.settings import Settings
+from yardmaster.runtime.chance import Chance
+from yardmaster.runtime.clock import Clock
+from yardmaster.runtime.telemetry import Telemetry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What the agent's machine is and has."""
+
+    boot_id: str
+    devices: Devices
+    cpu_milli: int
+    memory_mib: int
+    passed: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """All through which an agent touches the world."""
+
+    log: EventLog
+    clock: Clock
+    chance: Chance
+    telemetry: Telemetry
+    ledger: Ledger
+    executor: Executor
+    secrets: Secrets
+    machine: Machine
+    #: A port for the rendezvous of a task of one replica.
+    free_port: Callable[[], int]
+
+
+def host_ports(
+    settings: Settings, *, log: EventLog, clock: Clock, chance: Chance, telemetry: Telemetry
+) -> Ports:
+    """The ports of this machine, under `settings.data_dir`: `ledger` and a directory a replica."""
+    declared = settings.devices
+    if declared is None and settings.gpus is not None:
+        declared = tuple(str(index) for index in range(settings.gpus))
+    found = detect_gpus() if declared is None else Devices(declared)
+    memory = found.memory_mib if settings.gpu_memory_mib is None else settings.gpu_memory_mib
+    return Ports(
+        log=log,
+        clock=clock,
+        chance=chance,
+        telemetry=telemetry,
+        ledger=FileLedger(settings.data_dir / "ledger"),
+        executor=ProcessExecutor(settings.data_dir / "replicas", clock),
+        secrets=SecretFiles(settings.secrets_dir),
+        machine=Machine(
+            boot_id=boot_id(),
+            devices=Devices(found.names, memory),
+            cpu_milli=cpu_milli() if settings.cpu_milli is None else settings.cpu_milli,
+            memory_mib=memory_mib() if settings.memory_mib is None else settings.memory_mib,
+            passed=own_variables(settings.passed),
+        ),
+        free_port=free_port,
+    )
+
+
+def simulated_ports(
+    settings: Settings,
+    *,
+    log: EventLog,
+    clock: Clock,
+    chance: Chance,
+    telemetry: Telemetry,
+    ledger: Ledger | None = None,
+    executor: Executor | None = None,
+) -> Ports:
+    """Ports that touch no disk and start no process; `ledger` and `executor` outlive agents."""
+    gpus = settings.gpus or 0
+    declared = settings.devices or tuple(str(index) for index in range(gpus))
+    return Ports(
+        log=log,
+        clock=clock,
+        chance=chance,
+        telemetry=telemetry,
+        ledger=ledger or MemoryLedger(),
+        executor=executor or SimulatedExecutor(clock),
+        secrets=NoSecrets(),
+        machine=Machine(
+            boot_id=BOOT_ID,
+            devices=Devices(declared, settings.gpu_memory_mib or 0),
+            cpu_milli=settings.cpu_milli or 0,
+            memory_mib=settings.memory_mib or 0,
+            passed={},
+        ),
+        free_port=lambda: 29_500,
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class Shop:
+    """What the parts of one life of an agent work with."""
+
+    ports: Ports
+    settings: Settings
+    book: Book
+    writer: Writer
+    reporter: Reporter
+    facts: NodeFacts
+
+    def keep(self, *entries: Entry, durable: bool = True) -> None:
+        """Write entries into the ledger."""
+        self.ports.ledger.write(entries, durable=durable)
+
+    def add(self, replicas: list[Replica]) -> None:
+        """Take new replicas into ledger and book before anything else is done with them."""
+        self.keep(*replicas)
+        for replica in replicas:
+            self.book.take(replica)

@@ -1,0 +1,94 @@
+"""How one node's agent is set up: `YARD_AGENT_*` in its environment, or by keyword."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from yardmaster.schemas.fields import MAX_SLOTS, Address, Labels, Name, Port
+
+Milli = Annotated[int, Field(ge=0)]
+PositiveSeconds = Annotated[float, Field(gt=0)]
+PositiveInt = Annotated[int, Field(gt=0)]
+
+
+class Settings(BaseSettings):
+    """One agent's settings; those that bound something name the limit and what happens at it."""
+
+    model_config = SettingsConfigDict(env_prefix="YARD_AGENT_", extra="forbid", frozen=True)
+
+    #: The node's name: its topic is `assignments.<node>`, its source `node/<node>`.
+    node: Name
+    cell: Name = "main"
+    #: The cell's partition in every topic.
+    partition: Annotated[int, Field(ge=0)] = 0
+    pool: Name = "default"
+    node_type: Name = "generic"
+    labels: Labels = {}
+    #: Where other nodes reach this one's gangs, and on which ports.
+    address: Address = "127.0.0.1"
+    port_first: Port = 29_600
+    port_last: Port = 29_999
+    #: Holds the ledger and the tasks' directories.
+    data_dir: Path
+    #: Secrets are files under it; without it there are none.
+    secrets_dir: Path | None = None
+    executor: Literal["process", "simulated"] = "process"
+
+    #: Slots; None: as many as the NVIDIA driver shows, which may be none.
+    gpus: Annotated[int, Field(ge=0, le=MAX_SLOTS)] | None = None
+    #: The CUDA name (index or UUID) of each slot; None: its index.
+    devices: tuple[str, ...] | None = None
+    #: Memory of one GPU; None: as detected.
+    gpu_memory_mib: Milli | None = None
+    #: None: what the machine has.
+    cpu_milli: Milli | None = None
+    memory_mib: Milli | None = None
+    #: An MPS daemon runs: fractions get its limits.
+    mps: bool = False
+    #: Variables of the agent's own environment that every task gets; nothing else of it is passed
+    #: on.
+    passed: tuple[str, ...] = ("PATH", "HOME", "USER", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR")
+
+    #: Between two heartbeats.
+    heartbeat_s: PositiveSeconds = 2.0
+    #: Between two looks at a task's output and checkpoint file.
+    tick_s: PositiveSeconds = 0.25
+    #: Kill what runs when no append was acknowledged for so long (a pool's `fence: kill`); None:
+    #: never.
+    fence_s: PositiveSeconds | None = None
+    #: Output of one replica that reaches the log; the rest is dropped with one line that says so.
+    output_limit_bytes: PositiveInt = 16 * 2**20
+    #: What is still unshipped when a task ends may hold its slots for so long.
+    drain_s: PositiveSeconds = 5.0
+    #: Replicas at a time; more are given back as never started.
+    max_replicas: Annotated[int, Field(gt=0, le=1200)] = 1024
+    #: Appends of one batch of facts before the agent stops (tasks go on); the pause doubles up to 5
+    #: s.
+    append_tries: PositiveInt = 150
+    #: Directories of ended replicas that are kept, and for how long.
+    kept_directories: Annotated[int, Field(ge=0)] = 100
+    kept_s: PositiveSeconds = 86_400
+    #: Ended replicas that the ledger remembers one by one, and for how long (as assignments are
+    #: kept).
+    remembered: PositiveInt = 10_000
+    remembered_s: PositiveSeconds = 7 * 86_400
+
+    #: The tasks' API: off, tasks have their files alone. Port 0: a free one, kept for running
+    #: tasks.
+    api: bool = True
+    api_port: Annotated[int, Field(ge=0, le=65_535)] = 0
+
+    @field_validator("data_dir", "secrets_dir")
+    @classmethod
+    def _absolute(cls, path: Path | None) -> Path | None:
+        return None if path is None else path.absolute()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Settings":
+        if self.port_first > self.port_last:
+            raise ValueError("port_first is above port_last")
+        if self.devices is not None and self.gpus is not None and len(self.devices) != self.gpus:
+            raise ValueError("gpus and devices disagree: give one of them, or one device a slot")
+        return self

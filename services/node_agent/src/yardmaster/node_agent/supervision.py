@@ -1,0 +1,408 @@
+r"""One replica from its assignment to its release.
+
+    assigned -> starting -> started -> exited -> released
+        \___________\___________________________/   (never started)
+
+Each step is in the ledger before the next is taken, and a fact is reported after it is there.
+Whoever is killed between two steps goes on from the ledger: a replica that was assigned and never
+ran is reported so, one that ran is adopted and followed to its end.
+"""
+
+import asyncio
+import json
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final, TypedDict
+
+from pydantic import TypeAdapter, ValidationError
+
+from yardmaster.eventlog.codec import rfc3339
+from yardmaster.node_agent.book import Exit, ProcessIdentity, Replica, ReplicaState, StopOrder
+from yardmaster.node_agent.details import read_details, resolve_secrets
+from yardmaster.node_agent.environment import task_environment
+from yardmaster.node_agent.errors import ExecutorFailed, RunRefused
+from yardmaster.node_agent.executors.port import Launch, Process
+from yardmaster.node_agent.metrics import AgentMetrics
+from yardmaster.node_agent.output import OutputShipper
+from yardmaster.node_agent.ports import Shop
+from yardmaster.node_agent.reports import Fact
+from yardmaster.node_agent.waiting import happens_within, within
+from yardmaster.schemas.envelope import Event
+from yardmaster.schemas.events.decisions import Checkpoint
+from yardmaster.schemas.events.node_events import (
+    CheckpointDoneV1,
+    SlotsReleasedV1,
+    TaskExitedV1,
+    TaskProgressedV1,
+    TaskStartedV1,
+)
+
+#: Between two rounds of SIGKILL, for what was started during the last.
+KILL_AGAIN_S: Final = 0.2
+#: How long after its main process the rest of a replica may end by itself.
+LINGER_S: Final = 0.1
+
+_CHECKPOINT: Final = TypeAdapter(Checkpoint)
+
+
+class Names(TypedDict):
+    """What every fact about a replica begins with."""
+
+    task_id: str
+    attempt: int
+    replica: int
+    node: str
+    incarnation: str
+
+
+class CheckpointRefused(ValueError):
+    """A task reported a checkpoint that cannot count; the message says why."""
+
+
+class Supervision:
+    """Looks after one replica; `start` or `adopt` runs until it is released."""
+
+    def __init__(self, shop: Shop, metrics: AgentMetrics, replica: Replica) -> None:
+        self.replica = replica
+        self._shop = shop
+        self._metrics = metrics
+        self._clock = shop.ports.clock
+        self._output = OutputShipper(shop, replica, metrics)
+        self._stop_changed = asyncio.Event()
+        self._stopping = asyncio.Event()
+        #: Why the node cannot hold the replica, when it cannot.
+        self.refused: str | None = None
+        if replica.stop is not None:
+            self._stopping.set()
+            self._stop_changed.set()
+
+    # --- what others ask of it -----------------------------------------------------------------
+
+    def stop(self, order: StopOrder) -> None:
+        """Order the replica to end; a later order can only make it sooner."""
+        old = self.replica.stop
+        if self.replica.state is ReplicaState.RELEASED or (
+            old is not None
+            and order.deadline_ms >= old.deadline_ms
+            and order.revoked <= old.revoked
+        ):
+            return
+        if old is not None:
+            order = replace(order, signalled=old.signalled)
+        self.replica.stop = order
+        self._keep()
+        self._stopping.set()
+        self._stop_changed.set()
+
+    def refuse(self, found: str) -> None:
+        """Let `start` give the replica back at once, because the node cannot hold it."""
+        self.refused = found
+
+    def stop_notice(self) -> dict[str, str] | None:
+        """What a task is told of its stop; None when it is to go on."""
+        order = self.replica.stop
+        if order is None:
+            return None
+        return {"code": order.code, "deadline_at": rfc3339(order.deadline_ms)}
+
+    async def wait_stop(self, seconds: float) -> None:
+        """Wait until the replica is to stop, at most so long."""
+        await happens_within(self._clock, seconds, self._stopping)
+
+    def take_checkpoint(self, content: object) -> None:
+        """Record a checkpoint `{uri, step}` and report it; a repeat changes nothing.
+
+        Raises:
+            CheckpointRefused: malformed, or its step does not rise.
+        """
+        try:
+            checkpoint = _CHECKPOINT.validate_json(json.dumps(content))
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+            where = ".".join(str(part) for part in first["loc"]) or "body"
+            raise CheckpointRefused(f"{where}: {first['msg']}") from None
+        last = self.replica.checkpoint
+        if checkpoint == last:
+            return
+        if last is not None and checkpoint.step <= last.step:
+            raise CheckpointRefused(f"step {checkpoint.step} does not rise above {last.step}")
+        self.replica.checkpoint, self.replica.checkpoint_told = checkpoint, False
+        self._keep()
+        self._report_checkpoint()
+
+    def take_progress(self, permille: int) -> None:
+        """Report how far the task says it is; not kept, the next report replaces it."""
+        self._report("progress", TaskProgressedV1(**self._names(), permille=permille))
+
+    def finish(self) -> None:
+        """The task said that its work is done: exit code 0 after a stop then means success."""
+        if not self.replica.done:
+            self.replica.done = True
+            self._keep()
+
+    # --- its life ------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start a replica that is in the ledger, and follow it until it is released."""
+        replica = self.replica
+        try:
+            if self.refused is not None:
+                raise RunRefused(replica=replica.key, found=self.refused)
+            launch = await self._launch()
+            if replica.stop is not None:
+                await self._never(f"stopped before it started: {replica.stop.code}")
+                return
+            replica.state = ReplicaState.STARTING
+            self._keep()
+            process = await self._shop.ports.executor.start(launch)
+        except (RunRefused, ExecutorFailed) as error:
+            await self._never(str(error))
+            return
+        self._has_started(process.identity)
+        await self._follow(process)
+
+    async def adopt(self) -> Process | None:
+        """Find what an earlier life of the agent left of this replica, before the node joins.
+
+        None: nothing of it ever ran, and from now on never will.
+        """
+        replica = self.replica
+        process = await self._shop.ports.executor.adopt(replica.key, replica.identity)
+        if process is not None and replica.identity is None:
+            self._has_started(process.identity)
+        return process
+
+    async def resume(self, process: Process | None) -> None:
+        """Tell what the log may lack of the adopted replica, and follow it until it is released."""
+        replica = self.replica
+        if replica.state is ReplicaState.RELEASED:
+            self._report_all()
+        elif process is None and replica.identity is None:
+            await self._never("the agent was restarted before it had started it")
+        elif process is None:
+            # A machine that forgot it ended it.
+            replica.exit = replica.exit or Exit(signal=signal.SIGKILL, lost=True)
+            self._report_all()
+            self._release()
+        else:
+            self._report_all()
+            await self._follow(process)
+
+    async def _launch(self) -> Launch:
+        shop, assignment = self._shop, self.replica.assignment
+        details = await read_details(shop.ports.log, assignment)
+        self.replica.stop_signal = details.stop_signal
+        env = task_environment(
+            assignment,
+            details,
+            resolve_secrets(shop.ports.secrets, assignment, details),
+            token=self.replica.token,
+            paths=shop.ports.executor.paths(assignment.key),
+            facts=shop.facts,
+            free_port=shop.ports.free_port(),
+        )
+        return Launch(assignment.key, details.run, env)
+
+    def _has_started(self, identity: ProcessIdentity) -> None:
+        self.replica.identity = identity
+        self.replica.state = ReplicaState.STARTED
+        self._keep()
+        self._metrics.started.inc()
+        self._report_started()
+
+    async def _follow(self, process: Process) -> None:
+        replica = self.replica
+        async with asyncio.TaskGroup() as group:
+            watching = [
+                group.create_task(self._keep_stopping(process)),
+                group.create_task(self._keep_looking(process)),
+            ]
+            if replica.exit is None:
+                replica.exit = await process.exited()
+                replica.state = ReplicaState.EXITED
+                replica.ended_ms = self._clock.now_ms()
+                self._keep()
+                if replica.exit.lost:
+                    self._metrics.lost_exits.inc()
+                    self._output.say("the process's exit was not seen: it counts as killed")
+            await self._clear_away(process)
+            for task in watching:
+                task.cancel()
+        self._look_at_checkpoint(process)
+        await self._drain(process)
+        self._release()
+
+    async def _keep_stopping(self, process: Process) -> None:
+        """Ask at once, kill at the deadline, and again whatever appears after that."""
+        while self.replica.stop is None:
+            await self._stop_changed.wait()
+            self._stop_changed.clear()
+        order = self.replica.stop
+        while not order.revoked:
+            if not process.announce_stop(json.dumps(self.stop_notice())):
+                self._output.say("the stop file cannot be written: the task's directory is gone")
+            if not order.signalled:
+                process.signal(signal.Signals[f"SIG{self.replica.stop_signal}"])
+                self.replica.stop = order = replace(order, signalled=True)
+                self._keep(durable=False)
+            left_s = (order.deadline_ms - self._clock.now_ms()) / 1000
+            if left_s <= 0 or not await happens_within(self._clock, left_s, self._stop_changed):
+                break
+            self._stop_changed.clear()
+            order = self.replica.stop
+        if process.is_alive():
+            self._metrics.killed.inc()
+            self._output.say(
+                "killed: its slots were revoked"
+                if order.revoked
+                else "killed at the end of its grace"
+            )
+        while True:
+            process.kill()
+            await self._clock.sleep(KILL_AGAIN_S)
+
+    async def _keep_looking(self, process: Process) -> None:
+        """Every tick: output and checkpoint file, which are files that ring no bell."""
+        while True:
+            await self._clock.sleep(self._shop.settings.tick_s)
+            self._look_at_checkpoint(process)
+            await self._output.ship(process)
+
+    async def _clear_away(self, process: Process) -> None:
+        """A task ends with its main process: what it left is killed until nothing is left."""
+        wait_s = LINGER_S
+        while True:
+            try:
+                await within(self._clock, wait_s, process.gone())
+            except TimeoutError:
+                process.kill()
+                wait_s = KILL_AGAIN_S
+            else:
+                return
+
+    def _look_at_checkpoint(self, process: Process) -> None:
+        note = process.checkpoint_note()
+        if note is None:
+            return
+        try:
+            content = json.loads(note)
+            if not isinstance(content, dict):
+                raise CheckpointRefused("it is no JSON object")
+            done = content.pop("done", False)
+            if done is True:
+                self.finish()
+            last = self.replica.checkpoint
+            step = content.get("step")
+            if content and not (last is not None and isinstance(step, int) and step < last.step):
+                self.take_checkpoint(content)
+        except (ValueError, RecursionError) as error:
+            self._output.say(f"the checkpoint file does not count: {error}"[:500])
+
+    async def _drain(self, process: Process | None) -> None:
+        """Ship what is left, for a time; slots are not held for a log that does not answer."""
+
+        async def all_of_it() -> None:
+            while await self._output.ship(process, final=True):
+                pass
+
+        with suppress(TimeoutError):
+            await within(self._clock, self._shop.settings.drain_s, all_of_it())
+
+    async def _never(self, found: str) -> None:
+        self._metrics.never_started.inc()
+        self._output.say(f"never started: {found}"[:1000])
+        await self._drain(None)
+        self._release()
+
+    def _release(self) -> None:
+        self.replica.state = ReplicaState.RELEASED
+        self.replica.ended_ms = self._clock.now_ms()
+        self._keep()
+        self._report_ended()
+
+    # --- what it reports -----------------------------------------------------------------------
+
+    def _report_all(self) -> None:
+        """Queue again what the log is not known to hold, in the order in which it happened."""
+        replica = self.replica
+        if replica.identity is not None and not replica.started_told:
+            self._report_started()
+        if not replica.checkpoint_told:
+            self._report_checkpoint()
+        if replica.state is ReplicaState.RELEASED and not replica.ended_told:
+            self._report_ended()
+
+    def _report_started(self) -> None:
+        identity = self.replica.identity
+        assert identity is not None, "a replica that started has a process"
+        event = TaskStartedV1(
+            **self._names(),
+            boot_id=identity.boot_id,
+            pid=identity.pid,
+            process_started=identity.started,
+        )
+
+        def told() -> None:
+            self.replica.started_told = True
+            self._keep(durable=False)
+
+        self._report("started", event, told=told)
+
+    def _report_checkpoint(self) -> None:
+        checkpoint = self.replica.checkpoint
+        assert checkpoint is not None, "only a checkpoint that is kept is reported"
+        event = CheckpointDoneV1(**self._names(), uri=checkpoint.uri, step=checkpoint.step)
+
+        def told() -> None:
+            self.replica.checkpoint_told = self.replica.checkpoint == checkpoint
+            self._keep(durable=False)
+
+        self._report("checkpoint", event, told=told)
+
+    def _report_ended(self) -> None:
+        exit_ = self.replica.exit
+        released = SlotsReleasedV1(**self._names(), never_started=self.replica.identity is None)
+        events: tuple[Event, ...] = (released,)
+        if exit_ is not None:
+            exited = TaskExitedV1(
+                **self._names(),
+                exit_code=exit_.exit_code,
+                signal=exit_.signal,
+                done=self.replica.done,
+            )
+            events = (exited, released)
+
+        def told() -> None:
+            self.replica.ended_told = True
+            self._keep(durable=False)
+
+        self._report("ended", *events, told=told)
+
+    def _report(self, what: str, *events: Event, told: Callable[[], None] | None = None) -> None:
+        order = self.replica.stop
+        cause = order.cause if what == "ended" and order is not None else None
+        self._shop.reporter.report(
+            what,
+            str(self.replica.key),
+            Fact(
+                events=events,
+                subject=self.replica.key.task_id,
+                cause=cause or self.replica.assignment.cause,
+                told=told or (lambda: None),
+            ),
+        )
+
+    def _names(self) -> Names:
+        key = self.replica.key
+        return {
+            "task_id": key.task_id,
+            "attempt": key.attempt,
+            "replica": key.replica,
+            "node": self._shop.settings.node,
+            "incarnation": self._shop.book.head.incarnation,
+        }
+
+    def _keep(self, *, durable: bool = True) -> None:
+        self._shop.keep(self.replica, durable=durable)

@@ -1,0 +1,72 @@
+"""The scheduling service: one cell's machine, and beside its leader the relay and the watch."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
+
+from yardmaster.core.scheduling.entities import NodeState
+from yardmaster.core.scheduling.machine import SchedulerMachine
+from yardmaster.core.scheduling.state import ClusterState
+from yardmaster.runtime.cycle import Leader
+from yardmaster.runtime.service import Ports, candidate, run_process
+from yardmaster.runtime.settings import RuntimeSettings
+from yardmaster.runtime.waiting import Work
+from yardmaster.scheduler.metrics import ShellMetrics
+from yardmaster.scheduler.relay import Relay
+from yardmaster.scheduler.settings import Settings, ShellLimits
+from yardmaster.scheduler.silence import DEFAULT_TIMEOUT_S, LiveNode, SilenceWatch
+
+__all__ = ["Ports", "Settings", "main", "run"]
+
+
+def live_nodes(state: ClusterState) -> Iterator[LiveNode]:
+    """Nodes that should be heard; those whose silence is known already are left out."""
+    for node in state.nodes.values():
+        if node.state is NodeState.UP and not node.silent_ms:
+            config = node.pool.config if node.pool is not None else None
+            timeout_s = config.node_timeout_s if config is not None else DEFAULT_TIMEOUT_S
+            yield LiveNode(node.name, node.incarnation, timeout_s)
+
+
+async def run(ports: Ports, settings: RuntimeSettings) -> NoReturn:
+    """Schedule a cell until cancelled.
+
+    Raises: what stops the machine (`Candidate.run`), the relay or the watch.
+    """
+    limits = settings.shell if isinstance(settings, Settings) else ShellLimits()
+    metrics = ShellMetrics(ports.telemetry)
+    machine = candidate(SchedulerMachine(), ports, settings)
+
+    def beside(leader: Leader[ClusterState]) -> Sequence[Work]:
+        fold = leader.fold
+        relay = Relay(
+            machine.log,
+            settings.cell,
+            clock=ports.clock,
+            limits=limits,
+            metrics=metrics,
+            partition=settings.partition,
+            snapshots=ports.snapshots,
+        )
+        fold.listeners.append(relay.heard)
+        watch = SilenceWatch(
+            machine.log,
+            lambda: live_nodes(fold.state),
+            machine.observations,
+            clock=ports.clock,
+            limits=limits,
+            metrics=metrics,
+            partition=settings.partition,
+        )
+        return relay.run(sorted(fold.state.nodes), fold.origin), watch.run()
+
+    await machine.run(beside)
+
+
+def main() -> int:
+    """Be the service in a process of its own; `YARD_SCHEDULER_*` and `YARD_*` are its settings."""
+    return run_process(Settings, "scheduler", run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""Listens for heartbeats, and says when a node was not heard for too long.
+
+Heartbeats expire and so decide nothing themselves: what is decided on is the observation, which the
+next cycle records. Silence is measured with the shell's own elapsed time, from the later of the
+last heartbeat and the moment this shell first knew the node's incarnation: what agents say of time
+counts for nothing, and a new leader gives every node its full time.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+from yardmaster.core.machine import Decision
+from yardmaster.eventlog.codec import decode
+from yardmaster.eventlog.errors import OffsetGone
+from yardmaster.eventlog.port import EventLog, Partition, StoredRecord
+from yardmaster.runtime.clock import Clock
+from yardmaster.runtime.observations import Observations
+from yardmaster.scheduler.metrics import ShellMetrics
+from yardmaster.scheduler.settings import ShellLimits
+from yardmaster.schemas.errors import SchemaError
+from yardmaster.schemas.events.decisions import NodeSilenceObservedV1
+from yardmaster.schemas.events.expiring import NodeHeartbeatV1
+from yardmaster.schemas.topics import HEARTBEATS
+
+DEFAULT_TIMEOUT_S: Final = 60
+
+
+@dataclass(frozen=True, slots=True)
+class LiveNode:
+    """A node that should be heard, and how long it may be silent."""
+
+    name: str
+    incarnation: str
+    timeout_s: int = DEFAULT_TIMEOUT_S
+
+
+class SilenceWatch:
+    """Watches the nodes that `live` names, which is asked anew at each check."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        live: Callable[[], Iterable[LiveNode]],
+        observations: Observations,
+        *,
+        clock: Clock,
+        limits: ShellLimits,
+        metrics: ShellMetrics,
+        partition: int = 0,
+    ) -> None:
+        self._log = log
+        self._live = live
+        self._observations = observations
+        self._clock = clock
+        self._limits = limits
+        self._metrics = metrics
+        self._place = Partition(HEARTBEATS.name, partition)
+        #: (node, incarnation) -> when it was last heard: elapsed seconds, and time in ms.
+        self._heard: dict[tuple[str, str], tuple[float, int]] = {}
+
+    async def run(self) -> NoReturn:
+        """Watch until cancelled, from the topic's end on.
+
+        Raises:
+            LogUnavailable, LogClosed, UnknownTopic.
+        """
+        offset = await self._log.end(self._place)
+        self.check()
+        checked_s = self._clock.monotonic_s()
+        while True:
+            left_s = checked_s + self._limits.silence_check_s - self._clock.monotonic_s()
+            if left_s > 0:
+                await self._log.wait({self._place: offset}, left_s)
+            offset = await self._listen(offset)
+            now_s = self._clock.monotonic_s()
+            if now_s - checked_s >= self._limits.silence_check_s:
+                self.check()
+                checked_s = now_s
+
+    async def _listen(self, offset: int) -> int:
+        while True:
+            try:
+                records = await self._log.read(
+                    self._place, offset, max_records=self._limits.max_read
+                )
+            except OffsetGone:
+                # Heartbeats expired unread; those that matter are still to come.
+                return await self._log.end(self._place)
+            for stored in records:
+                self.hear(stored)
+            if not records:
+                return offset
+            offset = records[-1].offset + 1
+
+    def hear(self, stored: StoredRecord) -> None:
+        """Take a heartbeat; one that is not the node's own, or of an unknown life, is ignored."""
+        try:
+            envelope = decode(stored.record)
+        except SchemaError:
+            self._metrics.heartbeats_ignored.inc()
+            return
+        beat = envelope.data
+        if not isinstance(beat, NodeHeartbeatV1) or envelope.source != f"node/{beat.node}":
+            self._metrics.heartbeats_ignored.inc()
+            return
+        life = (beat.node, beat.incarnation)
+        if life not in self._heard:
+            # Not live, or not looked at since it joined; what is not live takes no memory.
+            self._metrics.heartbeats_ignored.inc()
+            return
+        self._metrics.heartbeats.inc()
+        self._heard[life] = (self._clock.monotonic_s(), self._clock.now_ms())
+
+    def check(self) -> None:
+        """Observe which live nodes have been silent for too long."""
+        now = (self._clock.monotonic_s(), self._clock.now_ms())
+        heard = {}
+        for node in self._live():
+            life = (node.name, node.incarnation)
+            since_s, at_ms = heard[life] = self._heard.get(life, now)
+            if now[0] - since_s <= node.timeout_s:
+                continue
+            event = NodeSilenceObservedV1(
+                node=node.name, incarnation=node.incarnation, last_heard_at_ms=at_ms
+            )
+            if self._observations.put(Decision(event, node.name)):
+                self._metrics.silences.inc()
+                self._metrics.telemetry.warn(
+                    "node_silent", node=node.name, for_s=round(now[0] - since_s, 1)
+                )
+        self._heard = heard

@@ -1,0 +1,1 @@
+"""The service that folds the Yardmaster log into views."""

@@ -1,0 +1,294 @@
+"""What users and operators do all day, by the real command on a real embedded process."""
+
+import csv
+import json
+import signal
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.support.yard_cli import Dev, running_dev, until
+
+pytestmark = pytest.mark.xdist_group("cli")
+
+
+@pytest.fixture(scope="module")
+def dev(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dev]:
+    with running_dev(tmp_path_factory.mktemp("cli"), nodes=2, slots=2) as dev:
+        yield dev
+
+
+def test_a_job_is_submitted_listed_shown_read_and_waited_for(dev: Dev) -> None:
+    job = dev.submit("--name", "hello", "--gpus", "1", "--", "sh", "-c", "echo hi from $YARD_NODE")
+    assert len(job) == 12
+    dev.yard("wait", job, "--timeout", "45s")
+    listed = dev.yard("ls", "-o", "csv").lines
+    row = next(r for r in csv.DictReader(listed) if r["id"] == f"{job}.0")
+    assert (row["name"], row["phase"], row["gpus"]) == ("hello", "succeeded", "1")
+    shown = dev.yard("show", job).out
+    assert f"{job}.0 hello" in shown
+    assert "Needs       1 GPU" in shown
+    assert "Ended       succeeded, exit 0" in shown
+    assert "hi from node-" in dev.yard("logs", job).out
+    assert "TaskAdmitted" in dev.yard("show", job, "--events").out
+    assert "default" in dev.yard("show", job, "--spec").out
+
+
+def test_a_job_file_runs_with_a_set_over_it(dev: Dev) -> None:
+    text = "version: 1\nname: filed\nrun: {script: 'echo $WHO'}\n"
+    (dev.folder / "job.yaml").write_text(text)
+    said = dev.yard("submit", "job.yaml", "--set", "run.env.WHO=me", "--follow")
+    assert said.lines[1:] == ["me"]
+
+
+def test_a_job_can_come_on_stdin(dev: Dev) -> None:
+    job = dev.yard("submit", "-", "--wait", stdin="run: {command: ['true']}\n").out.strip()
+    assert dev.task(f"{job}.0")["phase"] == "succeeded"
+
+
+def test_a_command_runs_in_the_folder_it_was_submitted_from(dev: Dev) -> None:
+    (dev.folder / "here.txt").write_text("found\n")
+    said = dev.yard("submit", "--follow", "--", "cat", "here.txt")
+    assert said.lines[1:] == ["found"]
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137)])
+def test_waiting_ends_with_the_exit_code_of_the_task(dev: Dev, script: str, code: int) -> None:
+    dev.yard("submit", "--wait", "--timeout", "45s", "--script", script, code=code)
+
+
+def test_the_same_idempotency_key_gives_the_same_job(dev: Dev) -> None:
+    key = ("--idempotency-key", "a-key-of-mine-0001")
+    assert dev.submit(*key, "--", "true") == dev.submit(*key, "--", "true")
+    said = dev.yard("submit", *key, "--", "false", code=103)
+    assert "error:" in said.err
+
+
+def test_an_array_runs_every_point_and_no_more_at_once_than_it_may(dev: Dev) -> None:
+    script = "echo $YARD_PARAMS; sleep 0.4"
+    job = dev.submit(
+        *("--gpus", "0", "--matrix", "lr=[0.1,0.01]", "--matrix", "seed=[1,2]"),
+        *("--max-concurrent", "1", "--script", script),
+    )
+    dev.yard("wait", job, "--timeout", "60s")
+    points = [json.loads(line.split("] ", 1)[1]) for line in dev.yard("logs", job).lines]
+    assert sorted((p["lr"], p["seed"]) for p in points) == [
+        (0.01, 1), (0.01, 2), (0.1, 1), (0.1, 2),
+    ]  # fmt: skip
+    spans = []
+    for index in range(4):
+        attempts = dev.yard("show", f"{job}.{index}", "-o", "json").json["attempts"]
+        spans.append((attempts[0]["allocated_at"], attempts[0]["ended_at"]))
+    spans.sort()
+    assert all(ended <= began for (_, ended), (began, _) in pairwise(spans))
+
+
+def test_a_gang_starts_whole_with_ranks_on_two_nodes(dev: Dev) -> None:
+    script = "echo rank $RANK of $WORLD_SIZE at $MASTER_ADDR:$MASTER_PORT on $YARD_NODE"
+    job = dev.submit("--gpus", "2", "--replicas", "2", "--script", script)
+    dev.yard("wait", job, "--timeout", "45s")
+    lines = sorted(dev.yard("logs", job).lines)
+    assert [line.split(" at ")[0] for line in lines] == ["rank 0 of 2", "rank 1 of 2"]
+    assert len({line.split(" at ")[1].split(" on ")[0] for line in lines}) == 1
+    assert {line.split(" on ")[1] for line in lines} == {"node-1", "node-2"}
+    assert dev.yard("logs", job, "--replica", "1").lines[0].startswith("rank 1")
+
+
+def test_a_running_task_is_cancelled(dev: Dev) -> None:
+    job = dev.submit("--gpus", "1", "--", "sleep", "600")
+    dev.reach(f"{job}.0", "running")
+    dev.yard("cancel", job, "--reason", "changed my mind")
+    dev.yard("wait", job, "--timeout", "45s", code=107)
+    assert dev.task(f"{job}.0")["phase"] == "cancelled"
+
+
+def test_a_pending_task_is_cancelled(dev: Dev) -> None:
+    job = dev.submit("--gpus", "64", "--", "true")
+    assert dev.task(f"{job}.0")["phase"] == "pending"
+    dev.yard("cancel", job)
+    dev.yard("wait", job, "--timeout", "45s", code=107)
+    assert dev.task(f"{job}.0")["attempt"] == 0
+
+
+def test_filters_choose_what_to_cancel_and_a_pipe_needs_yes(dev: Dev) -> None:
+    job = dev.submit("--gpus", "64", "--label", "team=doomed", "--", "true")
+    refused = dev.yard("cancel", "--label", "team=doomed", code=2)
+    assert "--yes" in refused.err
+    assert dev.yard("cancel", "--label", "team=doomed", "--yes").out.strip() == f"{job}.0"
+    dev.yard("wait", job, "--timeout", "45s", code=107)
+
+
+def test_a_paused_task_waits_until_it_is_resumed(dev: Dev) -> None:
+    job = dev.submit("--gpus", "64", "--", "true")
+    dev.yard("pause", job, "--reason", "later")
+    until(lambda: "paused" in dev.yard("ls").out, "the task is paused")
+    dev.yard("resume", job)
+    until(lambda: not dev.task(f"{job}.0")["paused"], "the task is resumed")
+    dev.yard("cancel", job)
+
+
+def test_a_refusal_at_admission_shows_at_once(dev: Dev) -> None:
+    said = dev.yard("submit", "-p", "nowhere", "--", "true", code=104)
+    assert "project_unknown" in said.err
+    assert "yard projects" in said.err
+
+
+def test_a_job_that_fails_when_it_can_never_fit_does(dev: Dev) -> None:
+    dev.yard("submit", "--gpus", "64", "--unschedulable", "fail", "--wait", "--", "true", code=105)
+
+
+def test_waiting_for_what_can_never_fit_ends_and_says_why(dev: Dev) -> None:
+    said = dev.yard("submit", "--gpus", "64", "--wait", "--", "true", code=105)
+    job = said.out.strip()
+    assert "exceeds_every_node" in said.err
+    explained = dev.yard("explain", job).out
+    assert explained.splitlines()[1].split() == ["POOL", "CODE", "ASKED", "NUMBERS"]
+    assert "never: exceeds_every_node" in explained
+    assert "never: exceeds_every_node" in dev.yard("ls").out
+    dev.yard("cancel", job)
+
+
+def test_projects_and_pools_are_made_changed_and_deleted(dev: Dev) -> None:
+    dev.yard("departments", "create", "research")
+    dev.yard("projects", "create", "nlp", "department=research", "weight=2", "max-slots=1")
+    dev.yard("projects", "set", "nlp", "best-priority=40")
+    shown = dev.yard("projects", "show", "nlp", "-o", "json").json
+    assert shown["config"]["weight"] == 2
+    assert shown["config"]["limit_milli"] == 1000
+    dev.yard("submit", "-p", "nlp", "--priority", "5", "--", "true", code=104)
+    dev.yard("projects", "create", "nlp", "department=research", code=103)
+    dev.yard("pools", "create", "spare", "option.preemption=false")
+    assert dev.yard("pools", "-o", "name").lines == ["default", "spare"]
+    assert "unknown key polcy" in dev.yard("pools", "set", "spare", "polcy=x", code=2).err
+    dev.yard("pools", "set", "spare", "policy=nonsense", code=103)
+    dev.yard("pools", "delete", "spare")
+    dev.yard("projects", "delete", "nlp")
+    dev.yard("departments", "delete", "research")
+    dev.yard("projects", "show", "nlp", code=101)
+
+
+def test_a_node_is_cordoned_and_taken_back(dev: Dev) -> None:
+    dev.yard("nodes", "cordon", "node-2", "--reason", "fan")
+    states = {r["name"]: r for r in csv.DictReader(dev.yard("nodes", "-o", "csv").lines)}
+    assert states["node-2"]["state"] == "cordoned"
+    assert states["node-2"]["reason"] == "fan"
+    job = dev.submit("--gpus", "2", "--", "true")
+    dev.yard("wait", job, "--timeout", "45s")
+    assert dev.yard("show", job, "-o", "json").json["attempts"][0]["nodes"] == ["node-1"]
+    dev.yard("nodes", "uncordon", "node-2")
+    dev.yard("nodes", "cordon", "node-9", code=101)
+
+
+def test_a_drain_moves_tasks_off_a_node(dev: Dev) -> None:
+    job = dev.submit("--gpus", "2", "--grace", "5s", "--", "sleep", "600")
+    node = dev.reach(f"{job}.0", "running")["nodes"][0]
+    dev.yard("nodes", "drain", node, "--deadline", "30s", "--wait")
+    moved = dev.reach(f"{job}.0", "running")
+    assert moved["nodes"] != [node]
+    assert "node_drained" in dev.yard("show", job).out
+    dev.yard("nodes", "uncordon", node)
+    dev.yard("cancel", job, "--now")
+    dev.yard("wait", job, code=107)
+
+
+def test_priority_is_changed_and_the_queue_follows(dev: Dev) -> None:
+    first = dev.submit("--gpus", "64", "--priority", "50", "--", "true")
+    second = dev.submit("--gpus", "64", "--priority", "60", "--", "true")
+    ids = dev.yard("ls", "--queue", "default", "-o", "name").lines
+    assert ids == [f"{first}.0", f"{second}.0"]
+    dev.yard("set", "priority", second, "10")
+    until(
+        lambda: dev.yard("ls", "--queue", "default", "-o", "name").lines[0] == f"{second}.0",
+        "the second job is first",
+    )
+    dev.yard("set", "priority", second, "10", "--if-match", '"1"', code=103)
+    dev.yard("cancel", first, second)
+
+
+def test_ids_may_be_cut_and_unknown_ones_are_not_found(dev: Dev) -> None:
+    job = dev.submit("--", "true")
+    assert dev.yard("show", job[:8], "-o", "name").out.strip() == f"{job}.0"
+    dev.yard("show", "zzzzzzzzzzzz", code=101)
+    dev.yard("show", "zzzzzzzzzzz", code=101)
+    dev.yard("show", "NOT-AN-ID", code=2)
+
+
+def test_a_timeout_is_124_and_leaves_the_task_alone(dev: Dev) -> None:
+    job = dev.submit("--", "sleep", "600")
+    said = dev.yard("wait", job, "--timeout", "1s", code=124)
+    assert f"yard wait {job}" in said.err
+    assert dev.task(f"{job}.0")["phase"] == "running"
+    dev.yard("cancel", job, "--now")
+
+
+def test_ctrl_c_detaches_and_cancels_nothing(dev: Dev) -> None:
+    process = dev.begin("submit", "--wait", "--", "sleep", "600")
+    assert process.stdout is not None
+    job = process.stdout.readline().strip()
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130, err
+    assert f"come back with: yard wait {job}" in err
+    assert dev.reach(f"{job}.0", "running")
+    dev.yard("cancel", job, "--now")
+
+
+def test_output_is_followed_while_it_is_written(dev: Dev) -> None:
+    script = "for i in 1 2 3; do echo line $i; sleep 0.3; done"
+    job = dev.submit("--script", script)
+    assert dev.yard("logs", "-f", job).lines == ["line 1", "line 2", "line 3"]
+    assert dev.yard("logs", "--tail", "1", job).lines == ["line 3"]
+
+
+def test_a_watch_on_a_pipe_appends_what_changes(dev: Dev) -> None:
+    process = dev.begin("ls", "-w", "--columns", "id,phase")
+    assert process.stdout is not None
+    assert process.stdout.readline().split() == ["ID", "PHASE"]
+    job = dev.submit("--", "sleep", "600")
+    line = until(process.stdout.readline, "a line of the watch")
+    while not line.startswith(job):
+        line = process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    dev.yard("cancel", job, "--now")
+
+
+def test_settings_and_their_sources_are_shown_without_the_token(dev: Dev) -> None:
+    token = (dev.data / "token").read_text().strip()
+    said = dev.yard("config")
+    assert token not in said.out + said.err
+    assert "(set, not shown)" in said.out
+    assert "environment YARD_DATA" in said.out
+    assert (dev.data / "token").stat().st_mode & 0o077 == 0
+    assert "operator of cell main" in dev.yard("whoami").out
+    assert "server" in dev.yard("version").out
+
+
+def test_a_wrong_token_is_not_signed_in(dev: Dev, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(dev.env, "YARD_TOKEN", "wrong")
+    dev.yard("ls", code=102)
+
+
+def test_bad_usage_sends_nothing(dev: Dev) -> None:
+    assert (
+        "did you mean resources?"
+        in dev.yard(
+            "submit", "-", code=2, stdin="resorces: {gpus: 1}\nproject: x\nrun: {command: [a]}\n"
+        ).err
+    )
+    assert "Did you mean submit" in dev.yard("sumbit", code=2).err
+    dev.yard("submit", code=2)
+    dev.yard("ls", "--phase", "sleeping", code=2)
+    dev.yard("ls", "--nonsense", code=2)
+
+
+def test_without_a_server_it_is_unreachable(tmp_path: Path, dev: Dev) -> None:
+    other = Dev(tmp_path)
+    other.folder.mkdir(exist_ok=True)
+    said = other.yard("ls", code=106)
+    assert "yard dev" in said.err
+    other.yard("ls", "--server", "http://127.0.0.1:9", code=106)

@@ -1,0 +1,192 @@
+"""Preemption with a resume, restarts in the middle of work, and the log that proves it all."""
+
+import json
+import re
+import signal
+import sqlite3
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.yard_cli import EXAMPLES, Dev, running_dev, until
+
+pytestmark = pytest.mark.xdist_group("cli")
+
+
+def train(dev: Dev, steps: int, *flags: str) -> str:
+    return dev.submit(
+        *("--gpus", "1", "--grace", "20s", *flags, "--", sys.executable),
+        *(str(EXAMPLES / "train.py"), "--steps", str(steps), "--every", "5", "--pause", "0.05"),
+        *("--out", str(dev.folder / "checkpoints")),
+    )
+
+
+def has_checkpoint(dev: Dev, task_id: str) -> bool:
+    return dev.task(task_id)["checkpoint"] is not None
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """A log with a preemption and a resume in it; the low and the high job."""
+    folder = tmp_path_factory.mktemp("told")
+    with running_dev(folder, nodes=1, slots=1) as dev:
+        low = train(dev, 60, "--name", "low", "--priority", "60")
+        until(lambda: has_checkpoint(dev, f"{low}.0"), "a checkpoint", dev.words)
+        high = dev.submit("--gpus", "1", "--priority", "5", "--", "sleep", "1")
+        dev.yard("wait", high, "--timeout", "45s")
+        dev.yard("wait", low, "--timeout", "60s")
+        shown = dev.yard("show", low).out
+        assert re.search(rf"^1 +requeued node-1 .* priority for {high}\.0$", shown, re.MULTILINE)
+        explained = dev.yard("explain", low).out
+        assert f"for {high}.0" in explained
+        wrote = dev.yard("logs", low).out
+        resumed = re.search(r"^resumed from step (\d+) \(attempt 2\)$", wrote, re.MULTILINE)
+        assert resumed, wrote
+        assert int(resumed[1]) > 0
+        assert "finished after 60 steps" in wrote
+        first = dev.yard("logs", low, "--attempt", "1").out
+        assert "stopped at step" in first
+        assert "resumed" not in first
+    return dev.log, low, high
+
+
+def yard(tmp_path: Path) -> Dev:
+    """Commands that need no server."""
+    return Dev(tmp_path)
+
+
+def test_a_preempted_task_resumes_from_its_checkpoint(told: tuple[Path, str, str]) -> None:
+    assert told  # all of it is in the fixture: the log is looked at by every test below
+
+
+def test_verify_says_what_it_derived_again(told: tuple[Path, str, str], tmp_path: Path) -> None:
+    log, _, _ = told
+    said = yard(tmp_path).yard("replay", "verify", "--log", str(log))
+    assert re.search(r"^quota: \d+ cycles of 1 terms", said.out, re.MULTILINE)
+    assert re.search(r"^scheduler: \d+ cycles of 1 terms", said.out, re.MULTILINE)
+    assert said.lines[-1].startswith("ok: the log leads where it says")
+    found = yard(tmp_path).yard("replay", "verify", "--log", str(log), "-o", "json").json
+    assert found["ok"] is True
+    assert found["findings"] == []
+
+
+def test_replay_at_shows_the_cluster_at_a_moment(
+    told: tuple[Path, str, str], tmp_path: Path
+) -> None:
+    log, low, high = told
+    dump = yard(tmp_path).yard("log", "dump", "--log", str(log)).lines
+    events = [json.loads(line) for line in dump]
+    asked = next(e for e in events if e["type"] == "PreemptionRequested")
+    after = events[events.index(asked) :]
+    commit = next(e for e in after if e["type"] == "CycleCommitted")
+    at = ("replay", "at", "--log", str(log))
+    state = yard(tmp_path).yard(*at, commit["position"], "-o", "json").json
+    phases = {task["task_id"]: task["phase"] for task in state["tasks"]}
+    assert phases == {f"{low}.0": "stopping", f"{high}.0": "pending"}
+    assert state["nodes"][0]["tasks"] == [f"{low}.0"]
+    same = yard(tmp_path).yard(*at, f"cycle:{commit['data']['cycle']}", "-o", "json").json
+    assert same["state_digest"] == state["state_digest"] == commit["data"]["state_digest"]
+    then = ("explain", f"{low}.0", "--log", str(log), "--at", commit["position"])
+    why = yard(tmp_path).yard(*then).out
+    assert why.startswith(f"{low}.0: stopping (cycle {commit['data']['cycle']}, ")
+    assert f"Stop        priority, rule better_priority, for {high}.0" in why
+    yard(tmp_path).yard("explain", f"{low}.0", "--log", str(log), "--at", "cycle:1", code=101)
+    text = yard(tmp_path).yard(*at, "--all").out
+    assert "tasks: 2 succeeded" in text
+
+
+def test_the_dump_is_in_the_order_decided_on(told: tuple[Path, str, str], tmp_path: Path) -> None:
+    log, low, _ = told
+    said = yard(tmp_path).yard("log", "dump", "--log", str(log), "--task", f"{low}.0")
+    types = [json.loads(line)["type"] for line in said.lines]
+    assert types[:2] == ["TaskSubmitted", "TaskAdmitted"]
+    for earlier, later in [
+        ("SlotsAllocated", "TaskStarted"),
+        ("TaskStarted", "CheckpointDone"),
+        ("PreemptionRequested", "SlotsReleased"),
+        ("SlotsReleased", "TaskRequeued"),
+        ("TaskExited", "TaskEnded"),
+    ]:
+        assert types.index(earlier) < types.index(later), types
+    assert types.count("SlotsAllocated") == 2
+    stat = yard(tmp_path).yard("log", "stat", "--log", str(log), "-o", "json").json
+    rows = {row["topic"]: row for row in stat["items"]}
+    assert rows["decisions"]["undecodable"] == 0
+    assert rows["details"]["records"] >= 2
+
+
+def rewrite(log: Path, topic: str, old: bytes, new: bytes) -> None:
+    """Change the first record of a topic whose value holds `old`, as a hand in the file would."""
+    assert len(old) == len(new)
+    with sqlite3.connect(log) as database:
+        tables = [
+            name
+            for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        ]
+        changed = 0
+        for table in tables:
+            columns = [row[1] for row in database.execute(f"PRAGMA table_info({table})")]
+            if "value" not in columns:
+                continue
+            found = database.execute(
+                f"SELECT rowid, value FROM {table} WHERE instr(value, ?) > 0 LIMIT 1",
+                (old,),
+            ).fetchone()
+            if found is not None:
+                value = bytes(found[1]).replace(old, new, 1)
+                database.execute(f"UPDATE {table} SET value = ? WHERE rowid = ?", (value, found[0]))
+                changed += 1
+        assert changed == 1, f"{changed} records of {topic} hold {old!r}"
+    database.close()
+
+
+def test_a_changed_record_is_named_and_the_exit_code_is_1(
+    told: tuple[Path, str, str], tmp_path: Path
+) -> None:
+    log, _, _ = told
+    copy = tmp_path / "copy.db"
+    with sqlite3.connect(log) as source, sqlite3.connect(copy) as target:
+        source.backup(target)
+    source.close()
+    target.close()
+    rewrite(copy, "decisions", b'"type":"PreemptionRequested"', b'"type":"PreemptionRequestex"')
+    said = yard(tmp_path).yard("replay", "verify", "--log", str(copy), code=1)
+    assert re.match(r"DIFFERS: decisions partition 0 offset \d+: ", said.lines[0]), said.out
+    assert said.lines[-1].startswith("NOT ok")
+
+
+def test_a_restart_in_the_middle_goes_on_where_it_was(tmp_path: Path) -> None:
+    with running_dev(tmp_path, nodes=1, slots=1) as dev:
+        running = train(dev, 120, "--name", "running")
+        waiting = train(dev, 10, "--name", "waiting")
+        until(lambda: has_checkpoint(dev, f"{running}.0"), "a checkpoint", dev.words)
+        assert dev.stop(signal.SIGINT) == 0
+        assert not (dev.data / "dev.json").exists()
+        dev.yard("ls", code=106)
+        dev.start()
+        assert dev.task(f"{running}.0")["attempt"] == 1
+        dev.yard("wait", running, waiting, "--timeout", "80s")
+        # The task ran on while nobody looked after it: one attempt, no resume.
+        wrote = dev.yard("logs", running).out
+        assert "resumed" not in wrote
+        assert "finished after 120 steps" in wrote
+        assert len(dev.yard("show", running, "-o", "json").json["attempts"]) == 1
+        said = dev.yard("replay", "verify", "--log", str(dev.log))
+        assert "of 2 terms" in said.out
+
+
+def test_a_second_process_is_refused_and_sigterm_is_a_clean_stop(tmp_path: Path) -> None:
+    with running_dev(tmp_path) as dev:
+        assert dev.process is not None
+        said = dev.yard("dev", code=103)
+        assert f"another yard dev (pid {dev.process.pid}) runs on" in said.err
+        assert dev.stop(signal.SIGTERM) == 0
+
+
+def test_a_log_that_is_none_stops_the_start_with_a_named_error(tmp_path: Path) -> None:
+    dev = Dev(tmp_path)
+    dev.data.mkdir()
+    dev.log.write_bytes(b"this is no database, whatever else it may be " * 100)
+    said = dev.yard("dev", code=2)
+    assert "is not a Yardmaster log" in said.err

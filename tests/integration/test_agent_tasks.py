@@ -1,0 +1,547 @@
+"""Real processes under an agent: run, output, exits, environment, stops."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.node_agent import DEADLINE_S, AgentWorld, python, sh
+from yardmaster.eventlog.port import Partition, Record
+from yardmaster.schemas.events.decisions import Checkpoint
+from yardmaster.schemas.events.details import Run, StopSignal
+from yardmaster.schemas.events.node_events import (
+    CheckpointDoneV1,
+    SlotsReleasedV1,
+    TaskProgressedV1,
+    TaskStartedV1,
+)
+from yardmaster.schemas.events.requests import DetailsRef
+from yardmaster.schemas.reasons import StopCode
+from yardmaster.schemas.topics import DETAILS
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[AgentWorld]:
+    world = await AgentWorld(tmp_path / "n1").open()
+    yield world
+    await world.assert_honest()
+    await world.log.close()
+
+
+def environment(said: str) -> dict[str, str]:
+    """What `env` printed."""
+    return dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
+
+
+async def test_a_command_runs_says_what_it_has_to_and_its_slots_come_back(
+    world: AgentWorld,
+) -> None:
+    async with world.agent() as joined:
+        assert (joined.gpus, joined.running, joined.node) == (4, (), "n1")
+        task = await world.allocate(sh("echo out; echo err >&2; pwd; exit 3"), slots=[(0,)])
+        released = await world.ended(task)
+        assert not released[0].never_started
+        exited = await world.exit_of(task)
+        assert (exited.exit_code, exited.signal, exited.done) == (3, None, False)
+        assert "out\n" in await world.output(task)
+        assert "err\n" in await world.output(task, stream="stderr")
+        assert str(world.data_dir / "replicas") in await world.output(task)
+    kinds = [e.type for e in await world.envelopes() if e.subject == task]
+    assert kinds == ["TaskStarted", "TaskExited", "SlotsReleased"]
+
+
+async def test_facts_name_the_decision_they_follow_from(world: AgentWorld) -> None:
+    async with world.agent():
+        task = await world.allocate(sh("sleep 60"))
+        await world.until(TaskStartedV1, task)
+        await world.stop(task)
+        await world.ended(task)
+    causes = {e.type: e.cause for e in await world.envelopes() if e.subject == task}
+    assert causes["TaskStarted"] != causes["TaskExited"] == causes["SlotsReleased"]
+    assert all(str(cause).startswith("scheduler/main.") for cause in causes.values())
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+async def test_a_process_that_dies_of_a_signal_is_reported_with_it(
+    world: AgentWorld, number: int
+) -> None:
+    async with world.agent():
+        task = await world.allocate(sh(f"kill -{int(number)} $$; sleep 60"))
+        exited = await world.exit_of(task)
+        assert (exited.exit_code, exited.signal) == (None, number)
+        await world.ended(task)
+
+
+@pytest.mark.parametrize(
+    ("run", "code", "said"),
+    [
+        (Run(command=("/no/such/program",)), 127, "cannot run /no/such/program"),
+        (Run(command=("/",)), 126, "cannot run /"),
+        (Run(script="true", working_dir="/no/such/folder"), 127, "/no/such/folder"),
+        (Run(script="echo $UNSET_NAME"), 2, "UNSET_NAME"),
+    ],
+)
+async def test_what_cannot_be_run_ends_as_a_shell_would_end_it(
+    world: AgentWorld, run: Run, code: int, said: str
+) -> None:
+    async with world.agent():
+        task = await world.allocate(run)
+        assert (await world.exit_of(task)).exit_code == code
+        await world.ended(task)
+        assert said in await world.output(task, stream="stderr")
+
+
+async def test_the_environment_is_the_one_that_is_documented(
+    world: AgentWorld, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AGENT_ONLY_SECRET", "hidden")
+    secrets = tmp_path / "secrets" / "nlp"
+    secrets.mkdir(parents=True)
+    (secrets / "hf").write_text("s3cret\n")
+    world.configure(secrets_dir=tmp_path / "secrets")
+    async with world.agent():
+        task = await world.allocate(
+            sh("env", env={"NCCL_DEBUG": "WARN"}, secrets={"HF_TOKEN": "nlp/hf"}),
+            task_id="4kq7w2mz9c1f.1",
+            attempt=3,
+            slots=[(1, 3)],
+            gpu_milli=500,
+            tasks=2,
+            checkpoint=Checkpoint(uri="s3://runs/step-7", step=7),
+            grace_s=120,
+            params=({"lr": 0.1}, {"lr": 0.01, "name": "b"}),
+        )
+        await world.ended(task)
+        env = environment(await world.output(task, attempt=3))
+    directory = f"{world.data_dir}/replicas/4kq7w2mz9c1f.1.3.0"
+    expected = {
+        "YARD_JOB_ID": "4kq7w2mz9c1f",
+        "YARD_TASK_ID": "4kq7w2mz9c1f.1",
+        "YARD_TASK_INDEX": "1",
+        "YARD_TASK_COUNT": "2",
+        "YARD_ATTEMPT": "3",
+        "YARD_PROJECT": "nlp",
+        "YARD_POOL": "default",
+        "YARD_NODE": "n1",
+        "YARD_REPLICA": "0",
+        "YARD_REPLICAS": "1",
+        "YARD_CHECKPOINT_URI": "s3://runs/step-7",
+        "YARD_CHECKPOINT_STEP": "7",
+        "YARD_CHECKPOINT_FILE": f"{directory}/checkpoint.json",
+        "YARD_STOP_FILE": f"{directory}/stop.json",
+        "YARD_GRACE_S": "120",
+        "YARD_GPU_MILLI": "500",
+        "YARD_GPU_MEMORY_MIB": "500",
+        "CUDA_VISIBLE_DEVICES": "1,3",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "PET_NNODES": "1",
+        "PET_NODE_RANK": "0",
+        "PET_NPROC_PER_NODE": "2",
+        "PET_MASTER_ADDR": "127.0.0.1",
+        "NCCL_DEBUG": "WARN",
+        "HF_TOKEN": "s3cret",
+        "PWD": f"{directory}/work",
+    }
+    assert {name: env.get(name) for name in expected} == expected
+    assert json.loads(env["YARD_PARAMS"]) == {"lr": 0.01, "name": "b"}
+    assert env["YARD_AGENT_URL"].startswith("http://127.0.0.1:")
+    assert len(env["YARD_AGENT_TOKEN"]) == 64
+    assert int(env["PET_MASTER_PORT"]) > 0
+    assert "AGENT_ONLY_SECRET" not in env
+    assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"} & env.keys()
+    assert not holding(Path(directory), b"s3cret"), "a secret lies on disk"
+    assert b"s3cret" not in (world.data_dir / "ledger").read_bytes()
+
+
+async def test_a_task_without_gpus_sees_none(world: AgentWorld) -> None:
+    async with world.agent():
+        task = await world.allocate(sh('echo "<$CUDA_VISIBLE_DEVICES>"'))
+        await world.ended(task)
+        assert await world.output(task) == "<>\n"
+
+
+async def test_gangs_find_each_other_and_know_their_rank(world: AgentWorld) -> None:
+    async with world.agent():
+        task = await world.allocate(sh("env"), slots=[(0,), (1,)], master_port=29_777, replicas=2)
+        await world.ended(task, count=2)
+        for replica in range(2):
+            env = environment(await world.output(task, replica=replica))
+            assert env["RANK"] == env["PET_NODE_RANK"] == env["YARD_REPLICA"] == str(replica)
+            assert env["WORLD_SIZE"] == env["PET_NNODES"] == env["YARD_REPLICAS"] == "2"
+            assert env["MASTER_ADDR"] == env["PET_MASTER_ADDR"] == "127.0.0.1"
+            assert env["MASTER_PORT"] == env["PET_MASTER_PORT"] == "29777"
+            assert env["LOCAL_RANK"] == "0"
+            assert env["CUDA_VISIBLE_DEVICES"] == str(replica)
+
+
+async def test_ranks_within_a_replica_of_many_gpus_are_left_to_torchrun(
+    world: AgentWorld,
+) -> None:
+    async with world.agent():
+        task = await world.allocate(sh("env"), slots=[(0, 1), (2, 3)], master_port=29_777)
+        await world.ended(task, count=2)
+        env = environment(await world.output(task))
+        assert "LOCAL_RANK" not in env
+        assert env["PET_NPROC_PER_NODE"] == "2"
+
+
+@pytest.mark.parametrize(
+    "name", ["YARD_TASK_ID", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "LD_PRELOAD", "RANK"]
+)
+async def test_a_job_that_sets_a_reserved_name_is_not_started(world: AgentWorld, name: str) -> None:
+    async with world.agent():
+        task = await world.allocate(sh("true", env={name: "x"}))
+        assert (await world.ended(task))[0].never_started
+        assert name in await world.output(task, stream="agent")
+    assert not await world.of_type(TaskStartedV1)
+
+
+async def test_a_secret_that_is_not_there_keeps_the_job_from_starting(world: AgentWorld) -> None:
+    async with world.agent():
+        task = await world.allocate(sh("true", secrets={"TOKEN": "../../etc/passwd"}))
+        assert (await world.ended(task))[0].never_started
+        assert "no secret" in await world.output(task, stream="agent")
+
+
+async def test_erased_or_exchanged_details_are_reported_as_never_started(
+    world: AgentWorld,
+) -> None:
+    async with world.agent():
+        first, second, third = world.job(), world.job(), world.job()
+        erased = await world.details(first, sh("true"))
+        await world.log.append(Partition(DETAILS.name), [Record(first.encode(), None)])
+        kept = await world.details(second, sh("true"))
+        missing = DetailsRef(offset=10_000, digest="0" * 64)
+        changed = DetailsRef(offset=kept.offset, digest="0" * 64)
+        for job, details, why in (
+            (first, erased, "erased"),
+            (second, changed, "digest"),
+            (third, kept, "not its job's"),
+            (world.job(), missing, "erased"),
+        ):
+            task = await world.allocate(details, task_id=f"{job}.0")
+            assert (await world.ended(task))[0].never_started
+            assert why in await world.output(task, stream="agent")
+
+
+async def test_a_stop_shows_in_the_stop_file_and_asks_the_process_group(
+    world: AgentWorld,
+) -> None:
+    script = """
+    trap 'cat "$YARD_STOP_FILE"; exit 0' TERM
+    echo ready
+    while :; do sleep 0.05; done
+    """
+    async with world.agent():
+        task = await world.allocate(sh(script))
+        await world.until_output(task, "ready")
+        await world.stop(task)
+        assert (await world.exit_of(task)).exit_code == 0
+        await world.ended(task)
+        notice = json.loads((await world.output(task)).partition("ready\n")[2])
+    assert notice["code"] == "priority"
+    assert notice["deadline_at"].endswith("Z")
+
+
+async def test_a_shell_task_saves_by_renaming_a_file_when_it_is_stopped(
+    world: AgentWorld,
+) -> None:
+    script = """
+    save() {
+        echo '{"uri": "file:///data/step-5", "step": 5}' > "$YARD_CHECKPOINT_FILE.new"
+        mv "$YARD_CHECKPOINT_FILE.new" "$YARD_CHECKPOINT_FILE"
+        exit 0
+    }
+    trap save TERM
+    echo ready
+    while :; do sleep 0.05; done
+    """
+    async with world.agent():
+        task = await world.allocate(sh(script))
+        await world.until_output(task, "ready")
+        await world.stop(task)
+        await world.ended(task)
+    saved = await world.of_type(CheckpointDoneV1, task)
+    assert [(each.uri, each.step) for each in saved] == [("file:///data/step-5", 5)]
+    kinds = [e.type for e in await world.envelopes() if e.subject == task]
+    assert kinds.index("CheckpointDone") < kinds.index("SlotsReleased")
+
+
+async def test_a_python_task_saves_through_the_sdk_when_it_is_stopped(world: AgentWorld) -> None:
+    code = """
+import time
+from yardmaster.client import task
+last = task.last_checkpoint()
+step = last.step if last else 0
+task.progress(250)
+while True:
+    step += 1
+    if task.should_stop():
+        task.report_checkpoint(f"s3://runs/step-{step}", step)
+        print("saved", flush=True)
+        raise SystemExit(0)
+    if step == 8:
+        print("ready", flush=True)
+    time.sleep(0.01)
+"""
+    async with world.agent():
+        first = await world.allocate(python(code), checkpoint=Checkpoint(uri="s3://a/b", step=7))
+        await world.until_output(first, "ready")
+        await world.stop(first)
+        await world.ended(first)
+        exited = await world.exit_of(first)
+        assert (exited.exit_code, exited.done) == (0, False)
+    saved = (await world.of_type(CheckpointDoneV1, first))[0]
+    assert saved.step >= 8
+    assert saved.uri == f"s3://runs/step-{saved.step}"
+    assert (await world.of_type(TaskProgressedV1, first))[0].permille == 250
+
+
+async def test_done_tells_finished_from_saved(world: AgentWorld) -> None:
+    code = "from yardmaster.client import task; task.done()"
+    async with world.agent():
+        task = await world.allocate(python(code))
+        assert (await world.exit_of(task)).done
+        await world.ended(task)
+
+
+async def test_without_the_api_the_sdk_uses_the_files(world: AgentWorld) -> None:
+    world.configure(api=False)
+    code = """
+from yardmaster.client import task
+task.report_checkpoint("s3://runs/a", 4)
+task.done()
+"""
+    async with world.agent():
+        task = await world.allocate(python(code))
+        assert (await world.exit_of(task)).done
+        await world.ended(task)
+    assert [c.step for c in await world.of_type(CheckpointDoneV1, task)] == [4]
+
+
+@pytest.mark.parametrize("number", [StopSignal.USR1, StopSignal.INT])
+async def test_the_signal_is_the_one_the_job_chose(world: AgentWorld, number: StopSignal) -> None:
+    script = f"trap 'echo got it; exit 7' {number.value}; echo ready; while :; do sleep 0.05; done"
+    async with world.agent():
+        task = await world.allocate(sh(script), stop_signal=number)
+        await world.until_output(task, "ready")
+        await world.stop(task, code=StopCode.CANCELLED)
+        assert (await world.exit_of(task)).exit_code == 7
+        await world.ended(task)
+
+
+async def test_who_ignores_the_signal_is_killed_at_the_deadline_with_all_it_started(
+    world: AgentWorld,
+) -> None:
+    script = """
+    trap '' TERM
+    (trap '' TERM; while :; do sleep 0.05; done) &
+    echo "child $!"
+    setsid sh -c 'trap "" TERM; echo "escaped $$"; while :; do sleep 0.05; done' &
+    sleep 0.3; echo ready
+    while :; do sleep 0.05; done
+    """
+    async with world.agent():
+        task = await world.allocate(sh(script))
+        said = await world.until_output(task, "ready")
+        await world.stop(task, grace_s=1)
+        exited = await world.exit_of(task)
+        assert exited.signal == signal.SIGKILL
+        await world.ended(task)
+        await world.until_output(task, "killed at the end of its grace", stream="agent")
+    for line in said.splitlines()[:2]:
+        pid = int(line.split()[1])
+        assert not running(pid), f"{line} is still there after SlotsReleased"
+
+
+async def test_what_a_task_leaves_behind_is_gone_before_its_slots_are_free(
+    world: AgentWorld,
+) -> None:
+    script = "setsid sh -c 'while :; do sleep 0.05; done' & echo $!; exit 0"
+    async with world.agent():
+        task = await world.allocate(sh(script))
+        await world.ended(task)
+        assert (await world.exit_of(task)).exit_code == 0
+        assert not running(int((await world.output(task)).strip()))
+
+
+async def test_an_immediate_stop_and_a_revocation_kill_at_once(world: AgentWorld) -> None:
+    script = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
+    async with world.agent():
+        stopped, revoked = await world.allocate(sh(script)), await world.allocate(sh(script))
+        await world.until_output(stopped, "ready")
+        await world.until_output(revoked, "ready")
+        await world.stop(stopped, grace_s=0, code=StopCode.CANCELLED)
+        await world.revoke(revoked)
+        for task in (stopped, revoked):
+            assert (await world.exit_of(task)).signal == signal.SIGKILL
+            assert not (await world.ended(task))[0].never_started
+
+
+@pytest.mark.parametrize("how", ["stopped", "revoked"])
+async def test_what_is_taken_back_before_it_started_is_never_started(
+    world: AgentWorld, how: str
+) -> None:
+    async with world.agent() as joined:
+        pass
+    task = await world.allocate(sh("echo started"), incarnation=joined.incarnation)
+    if how == "stopped":
+        await world.stop(task)
+    else:
+        await world.revoke(task)
+    async with world.agent():
+        assert (await world.ended(task))[0].never_started
+    assert not await world.of_type(TaskStartedV1)
+
+
+async def test_a_stop_of_an_attempt_that_is_not_here_changes_nothing(world: AgentWorld) -> None:
+    async with world.agent():
+        await world.stop("000000000009.0")
+        await world.revoke("000000000009.0")
+        task = await world.allocate(sh("true"), attempt=2)
+        await world.stop(task, attempt=1, grace_s=0)
+        await world.ended(task)
+        assert (await world.exit_of(task)).exit_code == 0
+
+
+async def test_a_later_stop_can_only_make_the_end_sooner(world: AgentWorld) -> None:
+    script = "trap 'echo asked' TERM; echo ready; while :; do sleep 0.05 || :; done"
+    async with world.agent():
+        task = await world.allocate(sh(script))
+        await world.until_output(task, "ready")
+        await world.stop(task, grace_s=600)
+        await world.until_output(task, "asked")
+        await world.stop(task, grace_s=900)
+        await world.stop(task, grace_s=1, code=StopCode.CANCELLED)
+        assert (await world.exit_of(task)).signal == signal.SIGKILL
+        await world.ended(task)
+        assert (await world.output(task)).count("asked") == 1, "the signal is sent once"
+
+
+async def test_an_assignment_that_comes_twice_starts_once(world: AgentWorld) -> None:
+    async with world.agent():
+        task = await world.allocate(sh("echo started >> ../../../count"))
+        stored = await world.log.read(Partition("assignments.n1"), 0)
+        await world.repeat(stored[0].record)
+        await world.ended(task)
+        await world.repeat(stored[0].record)
+        after = await world.allocate(sh("true"))
+        await world.ended(after)
+    assert (world.data_dir / "count").read_text() == "started\n"
+    assert len(await world.of_type(SlotsReleasedV1, task)) == 1
+
+
+async def test_what_the_node_cannot_hold_is_given_back(world: AgentWorld) -> None:
+    async with world.agent():
+        holder = await world.allocate(sh("sleep 60"), slots=[(0,)], gpu_milli=600)
+        await world.until(TaskStartedV1, holder)
+        both = await world.allocate(sh("true"), slots=[(0,)], gpu_milli=500)
+        beyond = await world.allocate(sh("true"), slots=[(4,)])
+        fits = await world.allocate(sh("true"), slots=[(0,)], gpu_milli=400)
+        assert (await world.ended(both))[0].never_started
+        assert (await world.ended(beyond))[0].never_started
+        assert not (await world.ended(fits))[0].never_started
+        await world.stop(holder, grace_s=0)
+        await world.ended(holder)
+
+
+async def test_assignments_to_another_incarnation_are_void(world: AgentWorld) -> None:
+    async with world.agent():
+        await world.allocate(sh("true"), incarnation="0123456789ab")
+        mine = await world.allocate(sh("true"))
+        await world.ended(mine)
+    assert {e.subject for e in await world.envelopes()} == {"n1", mine}
+
+
+async def test_output_over_the_limit_is_cut_with_a_line_that_says_so(world: AgentWorld) -> None:
+    world.configure(output_limit_bytes=50_000)
+    line = "forty bytes of output, more or less ......"
+    script = f"i=0; while [ $i -lt 3000 ]; do echo '{line}'; i=$((i+1)); done"
+    async with world.agent():
+        task = await world.allocate(sh(script + "; echo the end"))
+        await world.ended(task)
+        said = await world.output(task)
+        assert len(said) == 50_000
+        assert "cut" in await world.output(task, stream="agent")
+
+
+async def test_output_of_any_bytes_arrives_whole(world: AgentWorld) -> None:
+    code = """
+import os, sys, time
+text = "äöü€😀\\x00\\x1b[31m" * 20_000
+data = text.encode()
+for at in range(0, len(data), 50_001):
+    os.write(1, data[at:at + 50_001]); time.sleep(0.02)
+os.write(1, b"\\xff\\xfe cut \\xe2\\x82")
+"""
+    async with world.agent():
+        task = await world.allocate(python(code))
+        await world.ended(task)
+        said = await world.output(task)
+    assert said == "äöü€😀\x00\x1b[31m" * 20_000 + "\ufffd\ufffd cut \ufffd"
+
+
+async def test_a_task_that_wrecks_its_directory_only_hurts_itself(world: AgentWorld) -> None:
+    wreck = """
+    cd ..
+    rm -rf stdout stderr bell stop.json checkpoint.json
+    mkfifo stdout stderr checkpoint.json .stop.json
+    mkdir bell stop.json
+    echo '[[[[' > exit
+    trap 'exit 5' TERM
+    while :; do sleep 0.05; done
+    """
+    async with world.agent():
+        task = await world.allocate(sh(wreck))
+        gone = await world.allocate(sh('rm -rf "$(dirname "$YARD_STOP_FILE")"; sleep 60'))
+        await world.until(TaskStartedV1, task)
+        await world.until(TaskStartedV1, gone)
+        deadline = world.clock.monotonic_s() + DEADLINE_S
+        while not (world.data_dir / "replicas" / f"{task}.1.0" / "bell").is_dir():
+            assert world.clock.monotonic_s() < deadline
+            await asyncio.sleep(0.02)
+        for each in (task, gone):
+            await world.stop(each, grace_s=2)
+            await world.ended(each)
+        fine = await world.allocate(sh("echo fine"))
+        await world.ended(fine)
+        assert await world.output(fine) == "fine\n"
+
+
+async def test_the_process_title_and_the_log_never_hold_a_secret(
+    world: AgentWorld, tmp_path: Path
+) -> None:
+    (tmp_path / "key").write_text("s3cret-value")
+    world.configure(secrets_dir=tmp_path)
+    async with world.agent():
+        task = await world.allocate(sh("echo ready; sleep 60", secrets={"KEY": "key"}))
+        await world.until_output(task, "ready")
+        titles = [
+            (Path("/proc") / pid / "cmdline").read_bytes()
+            for pid in os.listdir("/proc")
+            if pid.isdigit() and (Path("/proc") / pid / "cmdline").exists()
+        ]
+        assert not [title for title in titles if b"s3cret-value" in title]
+        await world.stop(task, grace_s=0)
+        await world.ended(task)
+    for topic in ("node-events", "task-logs", "heartbeats"):
+        stored = await world.log.read(Partition(topic), 0, max_records=10_000)
+        assert not [s for s in stored if b"s3cret-value" in (s.record.value or b"")]
+
+
+def holding(directory: Path, secret: bytes) -> list[Path]:
+    """Files that hold a secret, the task's own output aside."""
+    files = [path for path in directory.rglob("*") if path.is_file() and path.name != "stdout"]
+    return [path for path in files if secret in path.read_bytes()]
+
+
+def running(pid: int) -> bool:
+    """A process of that id runs and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,139 @@
+"""`show`, `explain` and the REASON column: the interface's pictures from the API's answers."""
+
+from typing import Any
+
+from yardmaster.cli.describe import explain_lines, needs, numbers, task_lines
+from yardmaster.cli.output import Output
+from yardmaster.cli.tables import reason
+
+NOW_MS = 1_767_263_400_000  # 2026-01-01T10:30:00Z
+
+
+def out(**given: Any) -> Output:
+    return Output(now_ms=lambda: NOW_MS, **given)
+
+
+def task(**given: Any) -> dict[str, Any]:
+    base: dict[str, Any] = {
+        "task_id": "9b3xd0h5t6vn.0",
+        "name": "llm-sft",
+        "phase": "pending",
+        "attempt": 2,
+        "paused": False,
+        "project": "nlp",
+        "department": "research",
+        "priority": 42,
+        "resources": {"gpus": 8, "gpu_milli": 1000, "cpu_milli": 32_000, "memory_mib": 262_144},
+        "replicas_min": 2,
+        "replicas_max": 2,
+        "pools": ["h100", "a100"],
+        "params": None,
+        "wait": None,
+        "stop": None,
+        "end": None,
+        "refusal": None,
+        "checkpoint": None,
+        "progress_permille": None,
+        "started_at": None,
+        "nodes": [],
+    }
+    return base | given
+
+
+WAIT = {
+    "code": "insufficient_free",
+    "wait_class": "not_now",
+    "pool": "h100",
+    "numbers": {"asked_milli": 16_000, "free_milli": 3500, "short_milli": 12_500},
+    "about": None,
+    "since_at": "2026-01-01T09:42:00Z",
+}
+STOP = {
+    "code": "priority",
+    "rule": "worse_priority",
+    "for_task": "k5w0p3xz8rta.0",
+    "numbers": {"priority": 42, "for_priority": 5, "held_milli": 16_000},
+    "about": None,
+    "deadline_at": "2026-01-01T10:30:41Z",
+    "requested_at": "2026-01-01T10:29:00Z",
+}
+
+
+def test_show_is_as_in_the_interface() -> None:
+    attempt = {
+        "attempt": 2,
+        "end": "requeued",
+        "nodes": ["gpu-07", "gpu-09"],
+        "started_at": "2026-01-01T06:03:01Z",
+        "ended_at": "2026-01-01T09:42:10Z",
+        "stop": {**STOP, "code": "reclaim"},
+    }
+    checkpoint = {"uri": "s3://runs/9b3x", "step": 12_000, "at": "2026-01-01T09:41:03Z"}
+    shown = task_lines(
+        out(terminal=True, width=200), task(wait=WAIT, checkpoint=checkpoint), [attempt]
+    )
+    assert shown == [
+        "9b3xd0h5t6vn.0 llm-sft   pending, attempt 3 next   nlp / research   priority 42",
+        "Needs       2 x (8 GPU, 32 CPU, 256 GiB)   pools h100, a100",
+        "Waits       insufficient_free in h100 since 09:42:00 (48m)"
+        "   asked 16, free 3.5, short 12.5",
+        "Checkpoint  s3://runs/9b3x, step 12000, 09:41:03",
+        "ATTEMPT END      NODES         STARTED  ENDED    STOPPED BY",
+        "2       requeued gpu-07,gpu-09 06:03:01 09:42:10 reclaim for k5w0p3xz8rta.0",
+    ]
+
+
+def test_explain_has_a_line_for_each_pool_with_its_numbers() -> None:
+    pool = {"pool": "h100", "asked_milli": 16_000, "about": None, "cycle": 88_121, **WAIT}
+    why = {
+        "task_id": "9b3xd0h5t6vn.0",
+        "phase": "pending",
+        "wait_class": "not_now",
+        "pools": [pool, {**pool, "pool": "a100", "wait_class": "never", "code": "exceeds_pool"}],
+        "unblock": None,
+        "attempt": 2,
+        "start_rule": None,
+        "start_numbers": {},
+        "stop": None,
+        "last_stop": STOP,
+        "end": None,
+        "refusal": None,
+        "cycle": 88_121,
+        "cycle_at": "2026-01-01T10:20:11Z",
+    }
+    assert explain_lines(out(), why, "main@d3021") == [
+        "9b3xd0h5t6vn.0: pending, not now (cycle 88121, 10:20:11Z, main@d3021)",
+        "POOL CODE                ASKED NUMBERS",
+        "h100 insufficient_free      16 free 3.5, short 12.5",
+        "a100 never: exceeds_pool    16 free 3.5, short 12.5",
+        "Last stop   priority, rule worse_priority, for k5w0p3xz8rta.0, until 2026-01-01T10:30:41Z",
+        "            priority 42, for priority 5, held 16",
+    ]
+
+
+def test_the_reason_column_is_short() -> None:
+    assert reason(task()) == "-"
+    assert reason(task(wait=WAIT)) == "insufficient_free"
+    assert reason(task(wait={**WAIT, "wait_class": "never"})) == "never: insufficient_free"
+    assert reason(task(phase="stopping", stop=STOP)).startswith("priority, ")
+    end = {"outcome": "failed", "code": "exit", "exit_code": 3, "signal": None}
+    assert reason(task(phase="failed", end=end)) == "exit 3"
+    end = {"outcome": "failed", "code": "signal", "exit_code": None, "signal": 9}
+    assert reason(task(phase="failed", end=end)) == "signal 9"
+    refused = {"code": "limit_exceeded", "numbers": {}, "about": "nlp"}
+    assert reason(task(phase="rejected", refusal=refused)) == "limit_exceeded"
+    assert reason(task(phase="running", progress_permille=425)) == "42.5 %"
+
+
+def test_needs_names_fractions_and_elastic_gangs() -> None:
+    half = {"gpus": 1, "gpu_milli": 500, "cpu_milli": 0, "memory_mib": 0}
+    assert needs(task(resources=half, replicas_min=1, replicas_max=1)) == "0.5 GPU"
+    two = {**half, "gpus": 2}
+    assert needs(task(resources=two, replicas_min=2, replicas_max=4)) == "2 to 4 x (2 x 0.5 GPU)"
+    none = {"gpus": 0, "gpu_milli": 0, "cpu_milli": 500, "memory_mib": 512}
+    assert needs(task(resources=none, replicas_min=1, replicas_max=1)) == "0 GPU, 0.5 CPU, 512 MiB"
+
+
+def test_numbers_have_their_units() -> None:
+    values = {"limit_s": 7200, "until_at_ms": NOW_MS, "victims": 2, "free_milli": 500}
+    assert numbers(values) == "limit 2h, until 10:30:00Z, victims 2, free 0.5"

@@ -1,0 +1,83 @@
+"""The data folder of the embedded mode: one process, private files, the cluster remembered."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from yardmaster.cli.config import read_dev
+from yardmaster.cli.devdata import DataFolder, PolicySpec, plain_cluster, read_cluster
+from yardmaster.cli.errors import BadUsage, CliError, Exit
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> DataFolder:
+    return DataFolder.take(tmp_path / "data")
+
+
+def test_a_second_process_is_refused_and_told_who_is_first(folder: DataFolder) -> None:
+    with pytest.raises(CliError) as caught:
+        DataFolder.take(folder.path)
+    assert caught.value.exit_code == Exit.CONFLICT
+    assert f"pid {os.getpid()}" in caught.value.message
+
+
+def test_the_token_is_private_and_stays(folder: DataFolder) -> None:
+    token = folder.token()
+    assert len(token) > 30
+    assert folder.token() == token
+    assert (folder.path / "token").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_running_server_is_announced_and_withdrawn(folder: DataFolder) -> None:
+    folder.announce(7450, "t0ken")
+    assert (folder.path / "dev.json").stat().st_mode & 0o777 == 0o600
+    found = read_dev(folder.path)
+    assert found is not None
+    assert (found.server, found.token) == ("http://127.0.0.1:7450", "t0ken")
+    folder.withdraw()
+    folder.withdraw()
+    assert read_dev(folder.path) is None
+
+
+def test_the_cluster_is_remembered(folder: DataFolder) -> None:
+    assert folder.cluster() is None
+    cluster = plain_cluster(2, 4, PolicySpec(options={"preemption": False}))
+    folder.keep_cluster(cluster)
+    assert folder.cluster() == cluster
+    (folder.path / "cluster.json").write_text(json.dumps({"nodes": []}))
+    assert folder.cluster() is None
+
+
+def test_nodes_of_one_machine_share_no_ports() -> None:
+    cluster = plain_cluster(3, 1, PolicySpec())
+    ranges = [range(first, last + 1) for first, last in map(cluster.ports, range(3))]
+    assert len({port for ports in ranges for port in ports}) == sum(map(len, ranges))
+
+
+def test_a_cluster_file_describes_nodes_and_policy(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(
+        "policy: {name: priority, options: {backfill: false}}\n"
+        "nodes:\n  - {name: a, slots: 8, type: sxm, labels: {rack: r1}}\n  - {name: b, slots: 0}\n"
+    )
+    cluster = read_cluster(path)
+    assert [(node.name, node.slots) for node in cluster.nodes] == [("a", 8), ("b", 0)]
+    assert cluster.policy.options == {"backfill": False}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nodes:\n  - {name: a}\n  - {name: b, slotts: 1}\n", r"cluster.yaml:3: .*unknown key"),
+        ("nodes: []\n", r"cluster.yaml:1: nodes"),
+        ("nodes: [{name: a}, {name: a}]\n", "same name"),
+        ("nods: [{name: a}]\n", r"cluster.yaml"),
+    ],
+)
+def test_a_wrong_cluster_file_is_named_by_line(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(text)
+    with pytest.raises(BadUsage, match=said):
+        read_cluster(path)

@@ -1,0 +1,100 @@
+"""The exit codes of the public interface, one by one."""
+
+import pytest
+
+from yardmaster.cli.errors import (
+    BadUsage,
+    Exit,
+    exit_of_all,
+    exit_of_end,
+    exit_of_problem,
+    problem_error,
+)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "expected"),
+    [
+        (400, "malformed", 2),
+        (401, "unauthenticated", 102),
+        (403, "forbidden", 102),
+        (404, "not_found", 101),
+        (409, "wrong_phase", 103),
+        (409, "in_use", 103),
+        (410, "position_unknown", 101),
+        (412, "version_mismatch", 103),
+        (413, "too_large", 2),
+        (422, "invalid_spec", 2),
+        (422, "idempotency_mismatch", 103),
+        (428, "precondition_required", 103),
+        (429, "rate_limited", 106),
+        (503, "view_behind", 106),
+        (503, "log_unavailable", 106),
+        (504, "outcome_unknown", 106),
+        (500, "internal", 100),
+        (418, None, 100),
+    ],
+)
+def test_every_problem_code_has_its_exit_code(status: int, code: str | None, expected: int) -> None:
+    assert exit_of_problem(status, code) == expected
+
+
+@pytest.mark.parametrize(
+    ("phase", "code", "exit_code", "signal", "expected"),
+    [
+        ("succeeded", "exit", 0, None, 0),
+        ("failed", "exit", 3, None, 3),
+        ("failed", "signal", None, 9, 137),
+        ("failed", "restarts_exhausted", 7, None, 7),
+        ("failed", "time_limit", None, None, 107),
+        ("failed", "unschedulable", None, None, 105),
+        ("cancelled", "cancelled", None, None, 107),
+        ("cancelled", "cancelled", None, 15, 107),
+        ("rejected", None, None, None, 104),
+    ],
+)
+def test_a_task_that_ended_gives_its_exit_code(
+    phase: str, code: str | None, exit_code: int | None, signal: int | None, expected: int
+) -> None:
+    assert exit_of_end(phase, code=code, exit_code=exit_code, signal=signal) == expected
+
+
+def test_several_tasks_give_the_highest_exit_code() -> None:
+    assert exit_of_all([0, 3, 1]) == 3
+    assert exit_of_all([]) == 0
+
+
+def test_bad_usage_is_2_and_shows_what_to_do() -> None:
+    error = BadUsage("job.yaml:3: resorces: unknown key", hint="did you mean resources?")
+    assert error.exit_code == Exit.USAGE
+    assert error.lines() == [
+        "error: job.yaml:3: resorces: unknown key",
+        "hint: did you mean resources?",
+    ]
+
+
+def test_a_problem_with_places_names_each_place() -> None:
+    error = problem_error(
+        422,
+        {
+            "code": "invalid_spec",
+            "detail": "the job is not valid",
+            "hint": "Try replicas: 2, gpus: 6.",
+            "errors": [
+                {
+                    "pointer": "/resources/gpus",
+                    "code": "too_large",
+                    "detail": "12 per replica, largest node has 8.",
+                }
+            ],
+        },
+    )
+    assert error.lines() == [
+        "error: resources.gpus: 12 per replica, largest node has 8.",
+        "hint: Try replicas: 2, gpus: 6.",
+    ]
+    assert error.exit_code == 2
+
+
+def test_an_answer_that_is_no_problem_document_still_says_its_status() -> None:
+    assert "502" in problem_error(502, {}).message

@@ -1,0 +1,184 @@
+"""Job files and flags: what they mean, and what is said when they are wrong."""
+
+from typing import Any
+
+import pytest
+
+from yardmaster.cli.errors import BadUsage, Exit
+from yardmaster.cli.jobfile import FLAGS, build
+from yardmaster.schemas.job_file import JobSpec
+
+PLAIN = "project: nlp\nrun: {command: [python, t.py]}\n"
+
+
+def job(text: str | None = PLAIN, *, sets: tuple[str, ...] = (), **flags: Any) -> JobSpec:
+    return build(text, "job.yaml", flags=flags, sets=sets)
+
+
+def failure(text: str | None, *, sets: tuple[str, ...] = (), **flags: Any) -> BadUsage:
+    with pytest.raises(BadUsage) as caught:
+        job(text, sets=sets, **flags)
+    assert caught.value.exit_code == Exit.USAGE
+    return caught.value
+
+
+FULL = """\
+version: 1
+name: llm-sft
+project: nlp
+kind: training
+role: null
+preemptible: true
+priority: 42
+weight: 1
+max_slots: 64
+pools: [h100, a100]
+node_types: [sxm]
+resources:
+  gpus: 8
+  cpus: 32
+  memory: 256Gi
+replicas: 2
+tasks:
+  matrix: {lr: [0.1, 0.01], seed: [1, 2]}
+  max_concurrent: 2
+min_runtime: 20m
+time_limit: 12h
+max_restarts: 0
+unschedulable: wait
+stop: {signal: TERM, grace: 2m, exit_zero: stopped}
+checkpoint: {start_from: "s3://models/base"}
+run:
+  image: team/train:1.4
+  command: [torchrun, t.py]
+  env: {NCCL_DEBUG: WARN}
+  secrets: {HF_TOKEN: nlp/hf}
+labels: {team: alignment}
+"""
+
+
+def test_the_job_file_of_the_interface_is_taken() -> None:
+    spec = job(FULL)
+    assert spec.name == "llm-sft"
+    assert spec.resources.gpus == 8
+    assert spec.tasks is not None
+    assert spec.tasks.matrix == {"lr": [0.1, 0.01], "seed": [1, 2]}
+    assert spec.run.env == {"NCCL_DEBUG": "WARN"}
+
+
+def test_an_unknown_key_is_named_with_its_line_and_the_nearest_key() -> None:
+    error = failure(PLAIN + "resorces: {gpus: 2}\n")
+    assert error.lines() == [
+        "error: job.yaml:3: resorces: unknown key",
+        "hint: did you mean resources?",
+    ]
+
+
+def test_an_unknown_key_inside_another_is_named_with_its_line() -> None:
+    error = failure("project: nlp\nrun:\n  command: [a]\n  comand: b\n")
+    assert error.message == "job.yaml:4: run.comand: unknown key"
+    assert error.hint == "did you mean command?"
+
+
+def test_an_unknown_key_like_no_other_gets_the_list() -> None:
+    assert "known keys: " in (failure(PLAIN + "zzz: 1\n").hint or "")
+
+
+def test_every_error_of_a_file_is_shown_at_once() -> None:
+    shown = failure("priority: 100\nreplicas: {min: 3, max: 2}\n" + PLAIN).message
+    assert "job.yaml:1: priority: should be less than or equal to 99" in shown
+    assert "job.yaml:2: replicas: min is greater than max" in shown
+
+
+def test_an_error_in_a_flag_names_the_flag() -> None:
+    assert failure(PLAIN, gpus="1.5").message.startswith("--gpus: resources.gpus: ")
+
+
+def test_an_error_in_a_set_names_it() -> None:
+    assert failure(PLAIN, sets=("priority=high",)).message.startswith("--set priority: priority: ")
+
+
+def test_flags_win_over_the_file_and_set_wins_over_flags() -> None:
+    text = PLAIN + "priority: 50\nresources: {gpus: 1, cpus: 2}\n"
+    spec = job(text, gpus="4", sets=("resources.gpus=8",))
+    assert spec.priority == 50
+    assert spec.resources.gpus == 8
+    assert spec.resources.cpus == 2
+
+
+def test_every_flag_sets_the_key_it_says() -> None:
+    samples = {
+        "name": "x", "project": "vision", "kind": "interactive", "role": "shell", "priority": "7",
+        "weight": "2", "max_slots": "4", "pool": ("a", "b"), "node_type": ("sxm",), "gpus": "2",
+        "cpus": "1.5", "memory": "2Gi", "replicas": "2:4", "tasks": "3", "max_concurrent": "2",
+        "min_runtime": "1m", "time_limit": "2h", "max_restarts": "1", "unschedulable": "fail",
+        "signal": "INT", "grace": "30s", "exit_zero": "finished", "start_from": "s3://b/x",
+        "image": "team/train:1", "working_dir": "/srv", "env": ("A=1",), "secret": ("T=nlp/hf",),
+        "label": ("team=x",), "script": "echo hi",
+    }  # fmt: skip
+    left_out = {"matrix"}  # tasks and matrix exclude each other; tested below
+    assert {flag.parameter for flag in FLAGS} == samples.keys() | left_out
+    spec = build(None, "command line", flags=samples)
+    assert spec.replicas.min == 2  # type: ignore[union-attr]
+    assert spec.tasks is not None
+    assert spec.tasks.count == 3
+    assert spec.stop.grace == "30s"
+    assert spec.run.env == {"A": "1"}
+    assert spec.pools == ["a", "b"]
+
+
+def test_a_matrix_on_the_command_line_takes_numbers_as_people_write_them() -> None:
+    spec = job(matrix=("lr=[1e-3,0.1]", "seed=[1,2]"))
+    assert spec.tasks is not None
+    assert spec.tasks.matrix == {"lr": [0.001, 0.1], "seed": [1, 2]}
+
+
+def test_numbers_in_a_command_are_words() -> None:
+    spec = job("project: nlp\nrun: {command: [python, t.py, 3, 0.5], env: {N: 4}}\n")
+    assert spec.run.command == ["python", "t.py", "3", "0.5"]
+    assert spec.run.env == {"N": "4"}
+
+
+def test_a_key_that_is_given_twice_is_refused() -> None:
+    assert failure("project: a\nproject: b\n").message == "job.yaml:2: project is given twice"
+
+
+def test_a_file_that_is_no_yaml_names_the_line() -> None:
+    assert failure("project: nlp\nrun: {command: [\n").message.startswith("job.yaml:")
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "just words\n", "42\n"])
+def test_a_file_that_is_no_mapping_is_refused(text: str) -> None:
+    assert "mapping" in failure(text).message
+
+
+def test_aliases_that_multiply_are_stopped() -> None:
+    levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    levels += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9)]
+    assert "too large" in failure("\n".join(levels)).message
+
+
+def test_a_file_that_contains_itself_is_stopped() -> None:
+    assert "too deep" in failure("labels: &a {x: *a}\n").message
+
+
+def test_a_tag_that_would_run_code_is_refused() -> None:
+    error = failure("name: !!python/object/apply:os.system [echo]\n" + PLAIN)
+    assert "job.yaml:1" in error.message
+
+
+def test_the_project_of_the_settings_fills_in() -> None:
+    spec = build(None, "command line", flags={}, command=["true"], project="default")
+    assert spec.project == "default"
+    assert spec.run.command == ["true"]
+
+
+def test_without_anything_the_hints_say_what_is_missing() -> None:
+    shown = failure("name: x\n").message
+    assert "name one with -p" in shown
+    assert "give a command after --" in shown
+
+
+@pytest.mark.parametrize("item", ["priority", "=1", "a..b=1"])
+def test_a_set_that_is_no_assignment_is_refused(item: str) -> None:
+    assert "KEY=VALUE" in failure(PLAIN, sets=(item,)).message

@@ -1,0 +1,87 @@
+"""The command as a whole: help, nearest names, exit codes of errors, modules imported late."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from yardmaster.cli import doctor
+from yardmaster.cli.errors import Exit
+from yardmaster.cli.main import COMMANDS, Yard, run, yard
+
+
+def said(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    code = run(args)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = said(capsys, name, "--help")
+    assert code == 0
+    assert out.startswith(f"Usage: yard {name}")
+
+
+def test_help_lists_every_command_and_imports_none() -> None:
+    loaded = "print([m for m in sys.modules if m.startswith(('httpx', 'pydantic', 'fastapi'))])"
+    program = f"import sys; from yardmaster.cli.main import run; run(['--help']); {loaded}"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert all(f"  {name} " in done.stdout for name in COMMANDS)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_command_that_is_not_there_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = said(capsys, "sumbit")
+    assert code == Exit.USAGE
+    assert "Did you mean submit?" in err
+
+
+def test_an_unknown_option_is_bad_usage_with_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = said(capsys, "ls", "--nonsense")
+    assert (code, out) == (Exit.USAGE, "")
+    assert "hint: yard ls --help" in err
+
+
+def test_an_unforeseen_error_is_internal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Path) -> list[doctor.Finding]:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(doctor, "look", fail)
+    code, _, err = said(capsys, "doctor")
+    assert code == Exit.INTERNAL
+    assert "RuntimeError: boom" in err
+
+
+def test_doctor_fails_only_for_what_is_needed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = doctor.Finding("SQLite with WAL", False, "none", True, "install one")
+    optional = doctor.Finding("GPUs", False, "none", get="not needed")
+    monkeypatch.setattr(doctor, "look", lambda _: [optional])
+    assert said(capsys, "doctor")[0] == 0
+    monkeypatch.setattr(doctor, "look", lambda _: [optional, needed])
+    code, out, err = said(capsys, "doctor")
+    assert code == Exit.CHECK_FAILED
+    assert "install one" in out
+    assert "missing: SQLite with WAL" in err
+
+
+def test_doctor_looks_at_this_machine(tmp_path: Path) -> None:
+    found = {finding.what: finding for finding in doctor.look(tmp_path / "not" / "there")}
+    assert found["Python 3.11"].good
+    assert found["SQLite with WAL"].good, found["SQLite with WAL"]
+
+
+@pytest.mark.parametrize("noun", ["nodes", "pools", "projects", "departments", "contexts"])
+def test_a_bare_noun_lists(noun: str) -> None:
+    assert isinstance(yard, Yard)
+    group = yard.get_command(click.Context(yard), noun)
+    assert isinstance(group, click.Group)
+    assert "ls" in group.commands

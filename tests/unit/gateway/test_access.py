@@ -1,0 +1,202 @@
+"""Who is let in, what each sees, and who may do what."""
+
+import pytest
+
+from tests.support.gateway import CALLERS, TestCell
+from yardmaster.gateway.app import document
+from yardmaster.gateway.context import Gateway
+from yardmaster.gateway.rights import Action, Binding, allowed
+from yardmaster.schemas.events.admissions import RoleName, Scope
+
+OPEN = {"/livez", "/readyz", "/metrics"}
+
+
+def operations() -> list[tuple[str, str]]:
+    return [
+        (method.upper(), path.replace("{", "").replace("}", ""))
+        for path, found in document()["paths"].items()
+        for method in found
+    ]
+
+
+@pytest.mark.parametrize(("method", "path"), operations())
+async def test_nothing_but_health_answers_without_a_known_token(
+    cell: TestCell, method: str, path: str
+) -> None:
+    if path in OPEN:
+        await cell.call(method, path, token=None)
+        return
+    for token in (None, "wrong"):
+        problem = await cell.call(method, path, token=token, status=401, settle=False)
+        assert problem["code"] == "unauthenticated"
+
+
+@pytest.mark.parametrize(
+    "header", ["", "Bearer", "Bearer ", "Basic b3BlcmF0b3I6", "operator", "Bearer " + "x" * 5000]
+)
+async def test_what_is_no_bearer_token_is_refused(cell: TestCell, header: str) -> None:
+    headers = {"Authorization": header}
+    async with cell.client(None) as client:
+        response = await client.get("/v1/whoami", headers=headers)
+    assert response.status_code == 401
+    assert response.headers["WWW-Authenticate"].startswith("Bearer")
+
+
+async def test_a_caller_learns_who_it_is(cell: TestCell) -> None:
+    shown = await cell.call("GET", "/v1/whoami", token="nlp")
+    assert shown == {
+        "user": "nina",
+        "method": "token",
+        "issuer": "test",
+        "credential_id": "nina-token",
+        "roles": [{"role": "user", "scope": "project", "name": "nlp"}],
+    }
+
+
+async def test_what_may_not_be_seen_is_not_there(cell: TestCell) -> None:
+    job = await cell.submit(token="nlp")
+    paths = [
+        f"/v1/jobs/{job}",
+        *(f"/v1/tasks/{job}.0{tail}" for tail in ("", "/attempts", "/events", "/explain", "/logs")),
+        "/v1/projects/nlp",
+    ]
+    for path in paths:
+        for token in ("nlp", "nlp2", "admin", "viewer", "research", "operator"):
+            await cell.call("GET", path, token=token)
+        for token in ("vision", "nobody"):
+            problem = await cell.call("GET", path, token=token, status=404)
+            assert problem["code"] == "not_found"
+    for action in ("cancel", "pause", "resume"):
+        for path in (f"/v1/jobs/{job}", f"/v1/tasks/{job}.0"):
+            await cell.call("POST", f"{path}/{action}", token="vision", status=404, json={})
+
+
+async def test_lists_hold_only_what_the_caller_may_see(cell: TestCell) -> None:
+    ours = await cell.submit(token="nlp")
+    theirs = await cell.submit(token="vision", project="vision")
+
+    async def jobs(token: str, query: str = "") -> list[str]:
+        page = await cell.call("GET", f"/v1/jobs?sort=submitted_at{query}", token=token)
+        return [job["job_id"] for job in page["items"]]
+
+    assert await jobs("operator") == [ours, theirs]
+    assert await jobs("research") == [ours, theirs]
+    assert await jobs("nlp") == [ours]
+    assert await jobs("nlp", "&project=vision") == []
+    assert await jobs("nobody") == []
+    projects = await cell.call("GET", "/v1/projects", token="vision")
+    assert [one["name"] for one in projects["items"]] == ["vision"]
+    node = await cell.call("GET", "/v1/nodes/n1", token="vision")
+    assert node["tasks"] == [f"{theirs}.0"]
+    assert node["gpu_milli_used"] == 2000
+
+
+async def test_another_users_job_is_changed_by_who_administers_the_project(
+    cell: TestCell,
+) -> None:
+    job = await cell.submit(token="nlp")
+    path = f"/v1/jobs/{job}/cancel"
+    for token in ("nlp2", "viewer", "research"):
+        problem = await cell.call("POST", path, token=token, status=403, json={})
+        assert problem["code"] == "forbidden"
+    await cell.call("POST", path, token="admin", status=202, json={})
+
+
+@pytest.mark.parametrize("token", ["viewer", "research", "nobody", "vision"])
+async def test_submitting_takes_a_role_in_the_project(cell: TestCell, token: str) -> None:
+    body = {"project": "nlp", "run": {"command": ["true"]}}
+    await cell.call("POST", "/v1/jobs", token=token, status=403, json=body)
+
+
+OPERATING = [
+    ("PATCH", "/v1/nodes/n1", {"state": "cordoned"}),
+    ("PUT", "/v1/pools/p", {"policy": {"name": "priority"}}),
+    ("DELETE", "/v1/pools/h100", None),
+    ("PUT", "/v1/projects/p", {"department": "research"}),
+    ("DELETE", "/v1/projects/nlp", None),
+    ("PUT", "/v1/projects/nlp/quotas/h100", {"limit_milli": 1}),
+    ("DELETE", "/v1/projects/nlp/quotas/h100", None),
+    ("PUT", "/v1/departments/d", {}),
+    ("DELETE", "/v1/departments/research", None),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body"), OPERATING)
+async def test_only_operators_change_what_is_shared(
+    cell: TestCell, method: str, path: str, body: dict[str, object] | None
+) -> None:
+    for token in sorted(CALLERS.keys() - {"operator"}):
+        what = {"json": body} if body is not None else {}
+        await cell.call(
+            method, path, token=token, status=403, settle=False, headers={"If-Match": "*"}, **what
+        )
+
+
+async def test_the_log_itself_is_for_those_who_see_the_whole_cell(cell: TestCell) -> None:
+    for path in ("/v1/events", "/v1/cycles/main/1"):
+        await cell.call("GET", path, token="viewer")
+        for token in ("nlp", "admin", "research", "nobody"):
+            await cell.call("GET", path, token=token, status=403)
+
+
+async def test_a_request_is_its_askers_to_see(cell: TestCell) -> None:
+    job = await cell.submit(token="nlp")
+    answer = await cell.call("POST", f"/v1/jobs/{job}/pause", token="nlp", status=202, json={})
+    path = f"/v1/requests/{answer['request_ids'][0]}"
+    for token in ("nlp", "operator", "viewer"):
+        assert (await cell.call("GET", path, token=token))["state"] == "accepted"
+    for token in ("nlp2", "vision"):
+        await cell.call("GET", path, token=token, status=404)
+
+
+async def test_a_caller_that_asks_too_often_is_told_when_to_come_back() -> None:
+    from tests.support.gateway import test_cell
+    from yardmaster.runtime.clock import ManualClock
+
+    clock = ManualClock()
+    async with test_cell(clock=clock, rate_burst=3, rate_per_s=0.5) as cell:
+        for _ in range(3):
+            await cell.call("GET", "/v1/whoami", token="nlp", settle=False)
+        async with cell.client("nlp") as client:
+            response = await client.get("/v1/whoami")
+        assert response.status_code == 429
+        assert response.headers["Retry-After"] == "2"
+        await cell.call("GET", "/v1/whoami", token="vision", settle=False)
+        clock.advance(2)
+        await cell.call("GET", "/v1/whoami", token="nlp", settle=False)
+        await cell.call("GET", "/v1/whoami", token="nlp", status=429, settle=False)
+
+
+async def test_callers_rates_are_forgotten_when_there_are_too_many(cell: TestCell) -> None:
+    gateway: Gateway = cell.app.state.gateway
+    limit = gateway.limit
+    limit._callers = 2
+    for name in ("a", "b", "c"):
+        limit.take(name)
+    assert list(limit._left) == ["b", "c"]
+
+
+GRANTS = {
+    RoleName.VIEWER: {Action.READ},
+    RoleName.USER: {Action.READ, Action.SUBMIT, Action.CHANGE_OWN},
+    RoleName.PROJECT_ADMIN: {Action.READ, Action.SUBMIT, Action.CHANGE_OWN, Action.CHANGE_ANY},
+    RoleName.OPERATOR: set(Action),
+}
+
+
+@pytest.mark.parametrize("role", RoleName)
+@pytest.mark.parametrize("scope", Scope)
+@pytest.mark.parametrize("action", Action)
+def test_a_role_grants_its_actions_within_its_scope(
+    role: RoleName, scope: Scope, action: Action
+) -> None:
+    names = {Scope.CELL: "main", Scope.DEPARTMENT: "research", Scope.PROJECT: "nlp"}
+    binding = (Binding(role, scope, names[scope]),)
+    granted = action in GRANTS[role]
+    if action is Action.READ_LOG:
+        granted = scope is Scope.CELL
+    assert allowed(binding, action, project="nlp", department="research") == granted
+    elsewhere = granted and scope is Scope.CELL
+    assert allowed(binding, action, project="ads", department="product") == elsewhere
+    assert allowed(binding, action) == elsewhere
+    assert not allowed((), action, project="nlp", department="research")

@@ -1,0 +1,317 @@
+"""Submitting, reading, changing and ending jobs."""
+
+import asyncio
+
+import pytest
+
+from tests.support import logs
+from tests.support.gateway import TestCell
+from yardmaster.eventlog.port import Partition
+from yardmaster.schemas.events.details import JobDetailedV1, RequestNotedV1
+from yardmaster.schemas.events.requests import CancelRequestedV1, TaskSubmittedV1
+
+RUN = {"command": ["python", "t.py"]}
+
+
+async def test_a_job_is_recorded_then_judged_then_placed(cell: TestCell) -> None:
+    body = {"project": "nlp", "name": "sft", "resources": {"gpus": 1}, "run": RUN}
+    headers = {"Idempotency-Key": "k1"}
+    answer = await cell.call(
+        "POST", "/v1/jobs", token="nlp", status=202, json=body, headers=headers, settle=False
+    )
+    assert answer["task_ids"] == [f"{answer['job_id']}.0"]
+    assert answer["position"].startswith("main@r")
+    await cell.follower.catch_up()
+    path = f"/v1/tasks/{answer['task_ids'][0]}"
+    assert (await cell.call("GET", path))["phase"] == "submitted"
+    task = await cell.call("GET", path)
+    assert task["phase"] == "starting"
+    assert (task["name"], task["user"], task["nodes"]) == ("sft", "nina", ["n1"])
+    await cell.starts(task["task_id"])
+    assert (await cell.call("GET", path))["phase"] == "running"
+    await cell.finishes(task["task_id"])
+    task = await cell.call("GET", path)
+    assert (task["phase"], task["end"]["exit_code"]) == ("succeeded", 0)
+
+
+async def test_an_answer_names_its_position_and_key_in_headers_too(cell: TestCell) -> None:
+    async with cell.client("nlp") as client:
+        response = await client.post("/v1/jobs", json={"project": "nlp", "run": RUN})
+        assert response.status_code == 202
+        assert response.headers["Yard-Position"] == response.json()["position"]
+        assert len(response.headers["Idempotency-Key"]) == 32, "made up and echoed"
+        assert len(response.headers["Trace-Id"]) == 32
+
+
+async def test_the_same_key_and_body_give_the_same_answer_and_one_record(cell: TestCell) -> None:
+    body = {"project": "nlp", "tasks": {"count": 3}, "run": RUN}
+    headers = {"Idempotency-Key": "again"}
+    answers = [
+        await cell.call("POST", "/v1/jobs", token="nlp", status=202, json=given, headers=headers)
+        for given in (body, {**body, "priority": None}, body)
+    ]
+    assert answers[0] == answers[1] == answers[2]
+    submitted = [e for e in await cell.events("requests") if isinstance(e, TaskSubmittedV1)]
+    assert len(submitted) == 1
+
+
+async def test_the_same_key_with_another_body_is_refused(cell: TestCell) -> None:
+    headers = {"Idempotency-Key": "clash"}
+    body = {"project": "nlp", "run": RUN}
+    await cell.call("POST", "/v1/jobs", token="nlp", status=202, json=body, headers=headers)
+    problem = await cell.call(
+        "POST",
+        "/v1/jobs",
+        token="nlp",
+        status=422,
+        json={**body, "priority": 3},
+        headers=headers,
+    )
+    assert problem["code"] == "idempotency_mismatch"
+
+
+async def test_two_at_once_with_one_key_make_one_job(cell: TestCell) -> None:
+    body = {"project": "nlp", "run": RUN}
+    headers = {"Idempotency-Key": "twins"}
+
+    async def follow() -> None:
+        for _ in range(50):
+            await cell.follower.catch_up()
+            await asyncio.sleep(0.001)
+
+    async with cell.client("nlp") as client, asyncio.TaskGroup() as group:
+        group.create_task(follow())
+        calls = [
+            group.create_task(client.post("/v1/jobs", json=body, headers=headers)) for _ in range(4)
+        ]
+    answers = [call.result().json() for call in calls]
+    assert all(answer == answers[0] for answer in answers), answers
+    submitted = [e for e in await cell.events("requests") if isinstance(e, TaskSubmittedV1)]
+    assert len(submitted) == 1
+    detailed = [e for e in await cell.events("details") if isinstance(e, JobDetailedV1)]
+    assert len(detailed) == 1
+
+
+async def test_the_same_key_is_another_job_for_another_user_or_project(cell: TestCell) -> None:
+    ids = set()
+    for token, project in (("nlp", "nlp"), ("nlp2", "nlp"), ("vision", "vision")):
+        answer = await cell.call(
+            "POST",
+            "/v1/jobs",
+            token=token,
+            status=202,
+            json={"project": project, "run": RUN},
+            headers={"Idempotency-Key": "k"},
+        )
+        ids.add(answer["job_id"])
+    assert len(ids) == 3
+
+
+async def test_ten_thousand_tasks_are_one_request(cell: TestCell) -> None:
+    answer = await cell.call(
+        "POST",
+        "/v1/jobs",
+        token="nlp",
+        status=202,
+        settle=False,
+        json={"project": "nlp", "tasks": {"count": 10_000}, "run": RUN},
+    )
+    assert len(answer["task_ids"]) == 10_000
+    assert answer["task_ids"][-1].endswith(".9999")
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer", "word"),
+    [
+        ({"project": "nlp"}, "/run", "required"),
+        ({"run": RUN}, "/project", "required"),
+        ({"project": "nlp", "run": RUN, "gpu": 1}, "/gpu", "not permitted"),
+        ({"project": "nlp", "run": RUN, "topology": {"required": "rack"}}, "", "topology"),
+        ({"project": "nlp", "run": RUN, "resources": {"gpus": 1.5}}, "/resources/gpus", "count"),
+        (
+            {"project": "nlp", "run": RUN, "resources": {"gpus": {"memory": "20Gi"}}},
+            "/resources/gpus",
+            "memory",
+        ),
+        ({"project": "nlp", "run": {"command": ["a"], "script": "b"}}, "/run", "either"),
+        ({"project": "nlp", "run": RUN, "tasks": {"count": 10_001}}, "/tasks/count", "10000"),
+        (
+            {"project": "nlp", "run": RUN, "tasks": {"matrix": {"a": [1] * 101, "b": [1] * 100}}},
+            "/tasks",
+            "10100 tasks",
+        ),
+        ({"project": "nlp", "run": RUN, "time_limit": "12 h"}, "/time_limit", "pattern"),
+        ({"project": "nlp", "run": {**RUN, "env": {"LD_PRELOAD": "x"}}}, "/run", "reserved"),
+        ({"project": "nlp", "run": RUN, "priority": "7"}, "/priority", "integer"),
+        ({"project": "nlp", "run": RUN, "role": "shell"}, "", "interactive"),
+    ],
+)
+async def test_a_body_that_is_wrong_is_refused_with_the_place(
+    cell: TestCell, body: dict[str, object], pointer: str, word: str
+) -> None:
+    problem = await cell.call("POST", "/v1/jobs", token="nlp", status=422, json=body)
+    assert problem["code"] == "invalid_spec"
+    places = [error["pointer"] for error in problem["errors"]]
+    assert pointer in places, places
+    found = problem["errors"][places.index(pointer)]["detail"]
+    assert word in found, found
+
+
+async def test_what_is_no_json_or_too_large_or_of_another_type_is_refused(cell: TestCell) -> None:
+    kind = {"Content-Type": "application/json"}
+    problem = await cell.call("POST", "/v1/jobs", status=400, content=b'{"project": ', headers=kind)
+    assert problem["code"] == "malformed"
+    large = b'{"project": "' + b"x" * (1024 * 1024) + b'"}'
+    assert (await cell.call("POST", "/v1/jobs", status=413, content=large, headers=kind))[
+        "code"
+    ] == "too_large"
+    text = {"Content-Type": "text/plain"}
+    await cell.call("POST", "/v1/jobs", status=415, content=b"{}", headers=text)
+    deep = b"[" * 100_000
+    await cell.call("POST", "/v1/jobs", status=400, content=deep, headers=kind)
+
+
+async def test_a_job_that_quota_rejects_says_why(cell: TestCell) -> None:
+    job = await cell.submit(pools=["nowhere"])
+    task = await cell.call("GET", f"/v1/tasks/{job}.0")
+    assert task["phase"] == "rejected"
+    assert task["refusal"]["code"] in {"pool_unknown", "pool_not_allowed"}
+    explained = await cell.call("GET", f"/v1/tasks/{job}.0/explain")
+    assert explained["refusal"] == task["refusal"]
+
+
+async def test_what_no_decision_reads_is_in_details_alone(cell: TestCell) -> None:
+    await cell.submit(name="secret-name", labels={"team": "x"}, run={"command": ["hush"]})
+    for topic in ("requests", "admissions", "decisions"):
+        for stored in await cell.log.read(Partition(topic), 0, max_records=1000):
+            assert b"secret-name" not in (stored.record.value or b"")
+            assert b"hush" not in (stored.record.value or b"")
+    details = [e for e in await cell.events("details") if isinstance(e, JobDetailedV1)]
+    assert details[0].name == "secret-name"
+
+
+async def test_a_job_shows_what_was_asked_and_all_defaults(cell: TestCell) -> None:
+    job = await cell.submit(
+        tasks={"matrix": {"lr": [0.1, 0.01], "seed": [1, 2]}, "max_concurrent": 1},
+        stop={"grace": "2m", "signal": "USR1"},
+    )
+    shown = await cell.call("GET", f"/v1/jobs/{job}")
+    assert shown["tasks"] == 4
+    assert shown["phases"] == {"starting": 1, "pending": 3}
+    assert shown["asked"]["grace_s"] == 120
+    assert shown["spec"]["preemptible"] is True
+    assert shown["stop_signal"] == "USR1"
+    last = await cell.call("GET", f"/v1/tasks/{job}.3")
+    assert last["params"] == {"lr": 0.01, "seed": 2}
+    assert last["wait"]["code"] == "at_max_concurrent"
+
+
+async def test_a_change_needs_the_etag_of_what_was_seen(cell: TestCell) -> None:
+    job = await cell.submit()
+    path = f"/v1/jobs/{job}"
+    async with cell.client("nlp") as client:
+        tag = (await client.get(path)).headers["ETag"]
+    assert tag == '"1"'
+    change = {"priority": 7, "max_slots": 2}
+    missing = await cell.call("PATCH", path, token="nlp", status=428, json=change)
+    assert missing["code"] == "precondition_required"
+    old = {"If-Match": '"9"'}
+    stale = await cell.call("PATCH", path, token="nlp", status=412, json=change, headers=old)
+    assert stale["code"] == "version_mismatch"
+    answer = await cell.call(
+        "PATCH", path, token="nlp", status=202, json=change, headers={"If-Match": tag}
+    )
+    assert len(answer["request_ids"]) == 2
+    shown = await cell.call("GET", path)
+    assert (shown["priority"], shown["max_slots_milli"], shown["revision"]) == (7, 2000, 3)
+    for request_id in answer["request_ids"]:
+        request = await cell.call("GET", f"/v1/requests/{request_id}", token="nlp")
+        assert request["state"] == "accepted"
+    lifted = {"max_slots": None}
+    await cell.call("PATCH", path, status=202, json=lifted, headers={"If-Match": "*"})
+    assert (await cell.call("GET", path))["max_slots_milli"] is None
+
+
+async def test_of_two_changes_at_once_the_later_one_is_refused_by_quota(cell: TestCell) -> None:
+    job = await cell.submit()
+    path = f"/v1/jobs/{job}"
+    ids = []
+    for priority in (7, 8):
+        answer = await cell.call(
+            "PATCH",
+            path,
+            token="nlp",
+            status=202,
+            json={"priority": priority},
+            headers={"If-Match": '"1"'},
+            settle=False,
+        )
+        ids += answer["request_ids"]
+    await cell.settle()
+    states = [await cell.call("GET", f"/v1/requests/{one}", token="nlp") for one in ids]
+    assert [one["state"] for one in states] == ["accepted", "refused"]
+    assert states[1]["refusal"]["code"] == "version_mismatch"
+    assert (await cell.call("GET", path))["priority"] == 7
+
+
+@pytest.mark.parametrize("body", [{}, {"priority": None}, {"priority": 100}, {"weight": 0}])
+async def test_a_change_that_changes_nothing_or_too_much_is_refused(
+    cell: TestCell, body: dict[str, object]
+) -> None:
+    job = await cell.submit()
+    headers = {"If-Match": "*"}
+    await cell.call("PATCH", f"/v1/jobs/{job}", status=422, json=body, headers=headers)
+
+
+async def test_a_cancelled_job_ends_and_cannot_be_changed_any_more(cell: TestCell) -> None:
+    job = await cell.submit(tasks={"count": 2}, resources={"gpus": 4})
+    path = f"/v1/jobs/{job}"
+    body = {"reason": "wrong data"}
+    await cell.call("POST", f"{path}/cancel", token="nlp", status=202, json=body)
+    noted = [e for e in await cell.events("details") if isinstance(e, RequestNotedV1)]
+    assert [note.text for note in noted] == ["wrong data"]
+    waiting = await cell.call("GET", f"/v1/tasks/{job}.1")
+    assert waiting["phase"] == "cancelled"
+    assert (await cell.call("GET", f"/v1/tasks/{job}.0"))["phase"] == "stopping"
+    await cell.claim(logs.released(f"{job}.0", "n1", never_started=True))
+    await cell.settle()
+    assert (await cell.call("GET", path))["phases"] == {"cancelled": 2}
+    problem = await cell.call("POST", f"{path}/cancel", token="nlp", status=409, json={})
+    assert problem["code"] == "wrong_phase"
+    await cell.call("PATCH", path, status=409, json={"priority": 1}, headers={"If-Match": "*"})
+
+
+async def test_a_paused_job_waits_until_it_is_resumed(cell: TestCell) -> None:
+    first = await cell.submit(resources={"gpus": 4})
+    job = await cell.submit()
+    await cell.call("POST", f"/v1/jobs/{job}/pause", token="nlp", status=202, json={})
+    task = await cell.call("GET", f"/v1/tasks/{job}.0")
+    assert (task["paused"], task["wait"]["code"]) == (True, "paused")
+    assert task["wait"]["wait_class"] == "held"
+    await cell.call("POST", f"/v1/jobs/{first}/cancel", token="nlp", status=202, json={})
+    await cell.call("POST", f"/v1/jobs/{job}/resume", token="nlp", status=202, json={})
+    task = await cell.call("GET", f"/v1/tasks/{job}.0")
+    assert not task["paused"]
+
+
+async def test_one_task_of_a_job_is_cancelled_by_itself(cell: TestCell) -> None:
+    job = await cell.submit(tasks={"count": 6})
+    await cell.call("POST", f"/v1/tasks/{job}.5/cancel", token="nlp", status=202, json={})
+    shown = await cell.call("GET", f"/v1/jobs/{job}")
+    assert shown["phases"] == {"starting": 4, "pending": 1, "cancelled": 1}
+    asked = [e for e in await cell.events("requests") if isinstance(e, CancelRequestedV1)]
+    assert asked[0].index == 5
+
+
+async def test_jobs_are_listed_by_label_phase_and_ref(cell: TestCell) -> None:
+    red = await cell.submit(labels={"team": "red"})
+    blue = await cell.submit(labels={"team": "blue"}, resources={"gpus": 4})
+
+    async def ids(query: str) -> list[str]:
+        return [job["job_id"] for job in (await cell.call("GET", f"/v1/jobs?{query}"))["items"]]
+
+    assert await ids("label.team=red") == [red]
+    assert await ids("label.team=red&label.team=blue&sort=submitted_at") == [red, blue]
+    assert await ids("phase=pending,running") == [blue]
+    assert await ids(f"ref={red[:6]}") == [red]
+    assert await ids("user=nobody") == []

@@ -1,0 +1,173 @@
+"""Pools, projects, departments and nodes: configured, changed on a condition, deleted."""
+
+from typing import Any
+
+import pytest
+
+from tests.support.gateway import TestCell
+
+POOL = {"policy": {"name": "priority", "options": {"preemption": False}}, "default_priority": 50}
+
+
+async def tag(cell: TestCell, path: str) -> str:
+    async with cell.client() as client:
+        return str((await client.get(path)).headers["ETag"])
+
+
+async def state(cell: TestCell, answer: dict[str, Any]) -> Any:
+    request = await cell.call("GET", f"/v1/requests/{answer['request_ids'][0]}")
+    return request["refusal"]["code"] if request["refusal"] else request["state"]
+
+
+MADE = [
+    ("/v1/pools/new", POOL),
+    ("/v1/projects/new", {"department": "research", "limit_milli": 8000}),
+    ("/v1/departments/new", {"quotas": {"h100": {"deserved_milli": 4000}}}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), MADE)
+async def test_a_thing_is_made_changed_and_deleted_on_conditions(
+    cell: TestCell, path: str, body: dict[str, Any]
+) -> None:
+    new = {"If-None-Match": "*"}
+    await cell.call("PUT", path, status=428, json=body)
+    await cell.call("PUT", path, status=412, json=body, headers={"If-Match": "*"})
+    answer = await cell.call("PUT", path, status=202, json=body, headers=new)
+    assert await state(cell, answer) == "accepted"
+    await cell.call("PUT", path, status=412, json=body, headers=new)
+    first = await tag(cell, path)
+    answer = await cell.call("PUT", path, status=202, json=body, headers={"If-Match": first})
+    assert await state(cell, answer) == "accepted"
+    problem = await cell.call("PUT", path, status=412, json=body, headers={"If-Match": first})
+    assert problem["code"] == "version_mismatch"
+    second = await tag(cell, path)
+    assert second != first
+    await cell.call("DELETE", path, status=428)
+    await cell.call("DELETE", path, status=412, headers={"If-Match": first})
+    either = {"If-Match": f'{first}, "other",{second}'}
+    answer = await cell.call("DELETE", path, status=202, headers=either)
+    assert await state(cell, answer) == "accepted"
+    await cell.call("GET", path, status=404)
+    await cell.call("DELETE", path, status=404, headers={"If-Match": "*"})
+
+
+@pytest.mark.parametrize("header", ["3", '"a', "W/", '"a" "b"', "", 'W/"1"'])
+async def test_a_condition_that_is_none_is_refused(cell: TestCell, header: str) -> None:
+    await cell.call("PUT", "/v1/pools/h100", status=400, json=POOL, headers={"If-Match": header})
+
+
+async def test_a_name_that_the_log_does_not_take_is_no_name(cell: TestCell) -> None:
+    for name in ("UPPER", "a b", "-x", "x" * 64):
+        for path in (f"/v1/pools/{name}", f"/v1/projects/{name}", f"/v1/departments/{name}"):
+            body = POOL if "pools" in path else {"department": "research"}
+            body = {} if "departments" in path else body
+            headers = {"If-None-Match": "*"}
+            await cell.call("PUT", path, status=404, json=body, headers=headers)
+
+
+async def test_what_is_in_use_is_not_deleted(cell: TestCell) -> None:
+    await cell.submit()
+    for path in ("/v1/pools/default", "/v1/projects/nlp", "/v1/departments/research"):
+        problem = await cell.call("DELETE", path, status=409, headers={"If-Match": "*"})
+        assert problem["code"] == "in_use"
+
+
+async def test_a_policy_that_is_not_known_is_refused_by_quota(cell: TestCell) -> None:
+    body = {"policy": {"name": "astrology"}}
+    answer = await cell.call(
+        "PUT", "/v1/pools/new", status=202, json=body, headers={"If-None-Match": "*"}
+    )
+    assert await state(cell, answer) == "policy_unknown"
+
+
+async def test_a_quota_is_part_of_its_project(cell: TestCell) -> None:
+    path = "/v1/projects/nlp"
+    headers = {"If-Match": await tag(cell, path)}
+    quota = {"deserved_milli": 4000, "limit_milli": 8000, "over_quota_weight": 2}
+    answer = await cell.call("PUT", f"{path}/quotas/h100", status=202, json=quota, headers=headers)
+    assert await state(cell, answer) == "accepted"
+    shown = await cell.call("GET", path)
+    assert shown["config"]["quotas"] == {"h100": quota}
+    assert shown["pools"][0] | quota == shown["pools"][0]
+    await cell.call("PUT", f"{path}/quotas/h100", status=412, json=quota, headers=headers)
+    any_ = {"If-Match": "*"}
+    await cell.call("DELETE", f"{path}/quotas/a100", status=404, headers=any_)
+    await cell.call("DELETE", f"{path}/quotas/h100", status=202, headers=any_)
+    assert (await cell.call("GET", path))["config"]["quotas"] == {}
+
+
+async def test_sums_of_pools_projects_and_departments_follow_the_tasks(cell: TestCell) -> None:
+    await cell.submit(resources={"gpus": 3})
+    await cell.submit(token="vision", project="vision", resources={"gpus": 2})
+    pool = await cell.call("GET", "/v1/pools/default")
+    assert (pool["nodes"], pool["gpu_milli"], pool["gpu_milli_used"]) == (1, 4000, 3000)
+    assert pool["pending"] == 1
+    nlp = await cell.call("GET", "/v1/projects/nlp")
+    assert (nlp["used_milli"], nlp["pending_milli"], nlp["running"]) == (3000, 0, 1)
+    vision = await cell.call("GET", "/v1/projects/vision")
+    assert (vision["used_milli"], vision["pending_milli"], vision["pending"]) == (0, 2000, 1)
+    research = await cell.call("GET", "/v1/departments/research")
+    assert research["projects"] == ["nlp", "vision"]
+    assert (research["used_milli"], research["pending_milli"]) == (3000, 2000)
+    seen = await cell.call("GET", "/v1/departments/research", token="nlp")
+    assert seen["projects"] == ["nlp"], "of a department a caller sees its own projects"
+
+
+async def test_a_node_is_cordoned_with_a_reason_drained_and_taken_back(cell: TestCell) -> None:
+    path = "/v1/nodes/n1"
+    before = await tag(cell, path)
+    await cell.call("PATCH", path, status=428, json={"state": "cordoned"})
+    await cell.call(
+        "PATCH",
+        path,
+        status=202,
+        json={"state": "cordoned", "reason": "fan"},
+        headers={"If-Match": before},
+    )
+    shown = await cell.call("GET", path)
+    assert (shown["state"], shown["reason"]) == ("cordoned", "fan")
+    after = await tag(cell, path)
+    assert after != before
+    stale = {"If-Match": before}
+    await cell.call("PATCH", path, status=412, json={"state": "ready"}, headers=stale)
+    drain = {"state": "draining", "deadline_at": "2100-01-01T00:00:00Z"}
+    await cell.call("PATCH", path, status=202, json=drain, headers={"If-Match": after})
+    shown = await cell.call("GET", path)
+    assert (shown["state"], shown["deadline_at"]) == ("draining", "2100-01-01T00:00:00.000Z")
+    await cell.call("PATCH", path, status=202, json={"state": "ready"}, headers={"If-Match": "*"})
+    shown = await cell.call("GET", path)
+    assert (shown["state"], shown["reason"], shown["deadline_at"]) == ("ready", None, None)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"state": "draining"},
+        {"state": "cordoned", "deadline_at": "2100-01-01T00:00:00Z"},
+        {"state": "draining", "deadline_at": "soon"},
+        {"state": "draining", "deadline_at": "2100-01-01"},
+        {"state": "draining", "deadline_at": "1960-01-01T00:00:00Z"},
+        {"state": "lost"},
+    ],
+)
+async def test_a_wish_for_a_node_that_cannot_be_meant_is_refused(
+    cell: TestCell, body: dict[str, Any]
+) -> None:
+    await cell.call("PATCH", "/v1/nodes/n1", status=422, json=body, headers={"If-Match": "*"})
+
+
+async def test_nodes_are_listed_by_pool_and_state(cell: TestCell) -> None:
+    await cell.joins("n2", pool="h100")
+    await cell.settle()
+
+    async def names(query: str = "") -> list[str]:
+        return [node["name"] for node in (await cell.call("GET", f"/v1/nodes{query}"))["items"]]
+
+    assert await names() == ["n1", "n2"]
+    assert await names("?pool=h100") == ["n2"]
+    assert await names("?state=ready,lost&pool=default") == ["n1"]
+    assert await names("?state=lost") == []
+    page = await cell.call("GET", "/v1/nodes?limit=1")
+    rest = await cell.call("GET", f"/v1/nodes?cursor={page['next_cursor']}")
+    assert [node["name"] for node in rest["items"]] == ["n2"]

@@ -1,0 +1,243 @@
+"""Reading: positions, waiting, lists, conditions, unknown paths and parameters."""
+
+import asyncio
+
+import pytest
+
+from tests.support.gateway import TestCell, test_cell
+from yardmaster.eventlog.errors import AppendOutcomeUnknown, LogUnavailable
+from yardmaster.eventlog.memory import MemoryLog
+from yardmaster.runtime.clock import SystemClock
+
+
+async def test_every_read_names_its_position(cell: TestCell) -> None:
+    async with cell.client() as client:
+        for path in ("/v1/tasks", "/v1/nodes/n1", "/v1/projects/nlp"):
+            response = await client.get(path)
+            assert response.headers["Yard-Position"] == str(await cell.store.position())
+    page = await cell.call("GET", "/v1/pools")
+    assert page["position"] == str(await cell.store.position())
+
+
+async def test_a_read_waits_for_what_its_caller_wrote(cell: TestCell) -> None:
+    answer = await cell.call(
+        "POST",
+        "/v1/jobs",
+        status=202,
+        settle=False,
+        json={"project": "nlp", "run": {"command": ["true"]}},
+    )
+    path = f"/v1/tasks/{answer['task_ids'][0]}"
+    headers = {"Yard-Min-Position": answer["position"]}
+    behind = await cell.call("GET", path, status=503, settle=False, headers=headers)
+    assert behind["code"] == "view_behind"
+    async with asyncio.TaskGroup() as group:
+        reading = group.create_task(
+            cell.call("GET", f"{path}?min_position={answer['position']}", settle=False)
+        )
+        await asyncio.sleep(0)
+        group.create_task(cell.follower.catch_up())
+    assert reading.result()["phase"] == "submitted"
+
+
+@pytest.mark.parametrize("position", ["main@r999999", "main@d999", "other@r1"])
+async def test_a_position_that_the_log_does_not_have_is_gone(cell: TestCell, position: str) -> None:
+    for path in (f"/v1/tasks?min_position={position}", f"/v1/events?after={position}"):
+        problem = await cell.call("GET", path, status=410)
+        assert problem["code"] == "position_unknown"
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "min_position=nonsense",
+        "limit=0",
+        "limit=1001",
+        "limit=x",
+        "phase=runing",
+        "sort=name",
+        "since=yesterday",
+        "since=2026-02-30T00:00:00Z",
+        "phaze=running",
+        "label.UPPER=x",
+        "&".join(f"label.a{i}=x" for i in range(17)),
+    ],
+)
+async def test_a_parameter_that_cannot_be_meant_is_refused(cell: TestCell, query: str) -> None:
+    problem = await cell.call("GET", f"/v1/tasks?{query}", status=400)
+    assert problem["code"] == "malformed"
+
+
+async def test_a_label_filter_is_no_parameter_where_nothing_has_labels(cell: TestCell) -> None:
+    await cell.call("GET", "/v1/pools?label.team=x", status=400)
+
+
+async def test_a_made_up_cursor_is_refused(cell: TestCell) -> None:
+    for path in ("/v1/tasks", "/v1/jobs", "/v1/nodes", "/v1/pools", "/v1/projects"):
+        problem = await cell.call("GET", f"{path}?cursor=abc", status=400)
+        assert problem["code"] == "bad_cursor"
+    await cell.call("GET", "/v1/departments?cursor=abc", status=400)
+
+
+async def test_pages_follow_their_cursors_to_the_end(cell: TestCell) -> None:
+    job = await cell.submit(tasks={"count": 7})
+    seen: list[str] = []
+    cursor = ""
+    while True:
+        page = await cell.call("GET", f"/v1/tasks?limit=3&job_id={job}&sort=submitted_at{cursor}")
+        seen += [task["task_id"] for task in page["items"]]
+        if page["next_cursor"] is None:
+            break
+        cursor = f"&cursor={page['next_cursor']}"
+    assert seen == [f"{job}.{index}" for index in range(7)]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404),
+        ("GET", "/v1/shares", 404),
+        ("GET", "/v1/tasks/", 404),
+        ("GET", "/v1/tasks/nope", 404),
+        ("GET", "/v1/jobs/%00", 404),
+        ("GET", "/v1/nodes/n2", 404),
+        ("GET", "/v1/pools/nope", 404),
+        ("GET", "/v1/departments/nope", 404),
+        ("GET", "/v1/cycles/main/999", 404),
+        ("GET", "/v1/cycles/main/x", 404),
+        ("GET", "/v1/cycles/other/1", 404),
+        ("GET", "/v1/requests/main.999", 404),
+        ("GET", "/v1/requests/junk", 404),
+        ("GET", "/docs", 404),
+        ("POST", "/livez", 405),
+        ("TRACE", "/v1/tasks", 405),
+        ("PUT", "/v1/tasks", 405),
+    ],
+)
+async def test_what_is_not_there_is_a_problem_document_as_well(
+    cell: TestCell, method: str, path: str, status: int
+) -> None:
+    problem = await cell.call(method, path, status=status)
+    assert problem["code"] in {"not_found", "method_not_allowed"}
+    assert len(problem["trace_id"]) == 32
+
+
+async def test_a_task_is_waited_for_until_it_is_admitted_or_time_is_up() -> None:
+    async with test_cell(max_wait_s=5.0, view_wait_s=5.0) as cell:
+        answer = await cell.call(
+            "POST",
+            "/v1/jobs",
+            status=202,
+            settle=False,
+            json={"project": "nlp", "run": {"command": ["true"]}},
+        )
+        await cell.follower.catch_up()
+        path = f"/v1/tasks/{answer['task_ids'][0]}"
+        late = await cell.call("GET", f"{path}?wait_for=admitted&timeout_s=0", settle=False)
+        assert late["phase"] == "submitted"
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(
+                cell.call("GET", f"{path}?wait_for=admitted&timeout_s=30", settle=False)
+            )
+            await asyncio.sleep(0.01)
+            assert not waiting.done()
+            group.create_task(cell.settle())
+        assert waiting.result()["phase"] in {"pending", "starting"}
+        running = await cell.call("GET", f"{path}?wait_for=starting&timeout_s=5", settle=False)
+        assert running["phase"] == "starting"
+
+
+async def test_a_request_is_waited_for_until_it_is_judged() -> None:
+    async with test_cell(max_wait_s=5.0) as cell:
+        answer = await cell.call(
+            "PUT",
+            "/v1/pools/new",
+            status=202,
+            settle=False,
+            json={"policy": {"name": "priority"}},
+            headers={"If-None-Match": "*"},
+        )
+        await cell.follower.catch_up()
+        path = f"/v1/requests/{answer['request_ids'][0]}"
+        assert (await cell.call("GET", path, settle=False))["state"] == "recorded"
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(cell.call("GET", f"{path}?wait_s=5", settle=False))
+            await asyncio.sleep(0.01)
+            group.create_task(cell.settle())
+        assert waiting.result()["state"] == "accepted"
+
+
+async def test_the_version_names_the_log(cell: TestCell) -> None:
+    shown = await cell.call("GET", "/v1/version")
+    assert (shown["log_id"], shown["cell"], shown["api"]) == ("0123456789abcdef" * 2, "main", "v1")
+
+
+async def test_a_gateway_is_ready_when_log_and_views_are() -> None:
+    fresh = TestCell()
+    problem = await fresh.call("GET", "/readyz", token=None, status=503, settle=False)
+    assert problem["code"] == "not_ready"
+    await fresh.start()
+    assert (await fresh.call("GET", "/readyz", token=None))["status"] == "ready"
+    assert (await fresh.call("GET", "/livez", token=None))["status"] == "ok"
+
+
+async def test_metrics_count_answers(cell: TestCell) -> None:
+    await cell.call("GET", "/v1/tasks")
+    await cell.call("GET", "/nowhere", status=404)
+    text = (await cell.call("GET", "/metrics", token=None)).text
+    assert 'yard_gateway_http_requests_total{method="GET",status="200"} 1.0' in text
+    assert 'yard_gateway_http_requests_total{method="GET",status="404"} 1.0' in text
+
+
+class Failing(MemoryLog):
+    """A log whose appends to `requests` fail as a test says."""
+
+    error: Exception | None = None
+
+    async def append(self, partition, batch):  # type: ignore[no-untyped-def]
+        if partition.topic == "requests" and self.error is not None:
+            raise self.error
+        return await super().append(partition, batch)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (LogUnavailable(found="no leader"), 503, "log_unavailable"),
+        (AppendOutcomeUnknown(topic="requests", found="timeout"), 504, "outcome_unknown"),
+    ],
+)
+async def test_a_log_that_fails_is_said_so_and_the_same_key_works_again(
+    error: Exception, status: int, code: str
+) -> None:
+    log = Failing(SystemClock())
+    async with test_cell(log=log) as cell:
+        body = {"project": "nlp", "run": {"command": ["true"]}}
+        headers = {"Idempotency-Key": "k"}
+        log.error = error
+        problem = await cell.call(
+            "POST", "/v1/jobs", status=status, settle=False, json=body, headers=headers
+        )
+        assert problem["code"] == code
+        log.error = None
+        answer = await cell.call("POST", "/v1/jobs", status=202, json=body, headers=headers)
+        task = await cell.call("GET", f"/v1/tasks/{answer['task_ids'][0]}")
+        assert task["phase"] == "starting"
+
+
+async def test_a_request_carries_the_callers_trace_into_the_log(cell: TestCell) -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
+    body = {"project": "nlp", "run": {"command": ["true"]}}
+    async with cell.client() as client:
+        response = await client.post("/v1/jobs", json=body, headers=headers)
+    assert response.headers["Trace-Id"] == trace
+    from yardmaster.eventlog.codec import decode
+    from yardmaster.eventlog.port import Partition
+
+    stored = (await cell.log.read(Partition("requests"), 0, max_records=100))[-1]
+    envelope = decode(stored.record)
+    assert envelope.traceparent is not None
+    assert envelope.traceparent.split("-")[1] == trace
+    assert envelope.auth is not None
+    assert envelope.auth.credential_id == "olga-token"

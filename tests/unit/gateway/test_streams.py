@@ -1,0 +1,301 @@
+"""Watches and output: what is streamed, resumed, and closed."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from tests.support import logs
+from tests.support.gateway import CALLERS, TestCell, test_cell
+from yardmaster.gateway import watch
+from yardmaster.gateway.rights import Caller
+from yardmaster.schemas.events.expiring import NodeHeartbeatV1, Stream, TaskOutputV1
+
+Event = tuple[str, str | None, Any]
+
+
+def events(text: str) -> list[Event]:
+    """(event, id, data) of each server-sent event."""
+    found = []
+    for block in text.strip().split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line)
+        if "data" in fields:
+            found.append((fields["event"], fields.get("id"), json.loads(fields["data"])))
+    return found
+
+
+async def watched(cell: TestCell, query: str = "", token: str = "operator", **what: Any) -> Any:
+    response = await cell.call("GET", f"/v1/watch{query}", token=token, settle=False, **what)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    return events(response.text)
+
+
+async def test_a_watch_begins_with_a_snapshot_of_what_has_not_ended(cell: TestCell) -> None:
+    job = await cell.submit()
+    done = await cell.submit()
+    await cell.starts(f"{done}.0")
+    await cell.finishes(f"{done}.0")
+    found = await watched(cell, "?kinds=task,node")
+    first, second = found[0], found[1]
+    assert (first[0], first[2]["kind"], first[2]["complete"]) == ("snapshot", "task", True)
+    assert [task["task_id"] for task in first[2]["items"]] == [f"{job}.0"]
+    assert [node["name"] for node in second[2]["items"]] == ["n1"]
+    assert second[1] == str(await cell.store.position()), "the last part says where to resume"
+
+
+async def test_a_watch_tells_every_change_after_its_snapshot(cell: TestCell) -> None:
+    async with asyncio.TaskGroup() as group:
+        watching = group.create_task(watched(cell))
+        await asyncio.sleep(0.05)
+        group.create_task(cell.submit())
+    found = watching.result()
+    assert found[0][0] == "snapshot"
+    phases = [data["item"]["phase"] for event, _, data in found if event == "upsert"]
+    assert phases == ["submitted", "pending", "starting"]
+
+
+async def test_a_watch_resumes_after_the_last_id_without_loss(cell: TestCell) -> None:
+    job = await cell.submit()
+    position = str(await cell.store.position())
+    await cell.starts(f"{job}.0")
+    await cell.finishes(f"{job}.0")
+    for headers, query in (({"Last-Event-ID": position}, ""), ({}, f"?after={position}")):
+        found = await watched(cell, query, headers=headers)
+        upserts = [one for one in found if one[0] != "bookmark"]
+        assert [event for event, _, _ in upserts] == ["upsert", "upsert"]
+        assert [data["item"]["phase"] for _, _, data in upserts] == ["running", "succeeded"]
+        assert upserts[-1][1] == str(await cell.store.position())
+
+
+async def test_a_watch_that_resumes_too_late_begins_anew(cell: TestCell) -> None:
+    cell.store._max_kept = 3
+    old = str(await cell.store.position())
+    for _ in range(3):
+        await cell.submit()
+    found = await watched(cell, f"?after={old}")
+    assert found[0][0] == "snapshot"
+    assert len(found[0][2]["items"]) == 3
+
+
+async def test_a_reader_that_falls_behind_what_is_kept_is_closed(cell: TestCell) -> None:
+    async with asyncio.TaskGroup() as group:
+        watching = group.create_task(watched(cell))
+        await asyncio.sleep(0.02)
+        cell.store._max_kept = 1
+        for _ in range(3):
+            await cell.submit()
+    assert watching.result()[0][0] == "snapshot"
+
+
+async def test_a_watch_tells_of_what_is_gone(cell: TestCell) -> None:
+    position = str(await cell.store.position())
+    await cell.call("DELETE", "/v1/pools/h100", status=202, headers={"If-Match": "*"})
+    found = await watched(cell, f"?kinds=pool&after={position}")
+    assert found[0][0] == "delete"
+    assert found[0][2] == {"kind": "pool", "key": "h100"}
+
+
+async def test_a_watch_holds_only_what_the_caller_may_see(cell: TestCell) -> None:
+    start = str(await cell.store.position())
+    ours = await cell.submit()
+    await cell.submit(token="vision", project="vision")
+    kinds = "task,job,project,department,pool,node"
+    fresh = await watched(cell, f"?kinds={kinds}", token="nlp")
+    changes = await watched(cell, f"?kinds={kinds}&after={start}", token="nlp")
+    for _, _, data in fresh:
+        for item in data.get("items", []):
+            assert "viki" not in json.dumps(item)
+            assert item.get("project", "nlp") == "nlp"
+    for event, _, data in changes:
+        if event == "upsert" and data["kind"] in {"task", "job"}:
+            assert data["item"]["job_id"] == ours
+
+
+class Forgetful:
+    """Knows a caller when asked the first two times."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def identify(self, token: str) -> Caller | None:
+        self.asked += 1
+        return CALLERS[token] if self.asked <= 2 else None
+
+
+async def test_a_quiet_watch_sends_bookmarks_and_checks_its_caller_again() -> None:
+    async with test_cell(identity=Forgetful(), bookmark_s=0.01, stream_s=60.0) as cell:
+        found = await watched(cell)
+    assert [event for event, _, _ in found] == ["snapshot", "bookmark"]
+    assert found[-1][1] is not None, "a bookmark names a position"
+
+
+async def test_streams_are_bounded() -> None:
+    async with test_cell(max_streams=1) as cell, asyncio.TaskGroup() as group:
+        group.create_task(watched(cell))
+        await asyncio.sleep(0.05)
+        await cell.call("GET", "/v1/watch", status=429, settle=False)
+
+
+@pytest.mark.parametrize("query", ["?kinds=share", "?kinds=", "?after=x", "?kinds=task,task,"])
+async def test_a_watch_of_what_there_is_not_is_refused(cell: TestCell, query: str) -> None:
+    await cell.call("GET", f"/v1/watch{query}", status=400)
+
+
+def test_every_kind_that_may_be_watched_is_told_by_the_store() -> None:
+    assert all(kind.WATCHED for kind in watch.KINDS.values())
+
+
+# --- output -------------------------------------------------------------------------------------
+
+
+async def prints(
+    cell: TestCell,
+    task_id: str,
+    text: str,
+    seq: int,
+    *,
+    node: str = "n1",
+    source: str | None = None,
+    attempt: int = 1,
+    replica: int = 0,
+) -> None:
+    event = TaskOutputV1(
+        task_id=task_id,
+        attempt=attempt,
+        replica=replica,
+        node=node,
+        stream=Stream.STDOUT,
+        seq=seq,
+        at_ms=1_700_000_000_000,
+        text=text,
+    )
+    await cell.write("task-logs", f"node/{source or node}", event, task_id)
+    await cell.follower.catch_up()
+
+
+async def test_output_is_the_text_of_the_newest_attempt(cell: TestCell) -> None:
+    job = await cell.submit()
+    other = await cell.submit()
+    task = f"{job}.0"
+    await cell.starts(task)
+    await cell.starts(f"{other}.0")
+    assert (await cell.call("GET", f"/v1/tasks/{task}/logs")).text == ""
+    await prints(cell, task, "one\n", 0)
+    await prints(cell, f"{other}.0", "not mine\n", 0)
+    await prints(cell, task, "two\nthree\n", 1)
+    response = await cell.call("GET", f"/v1/tasks/{task}/logs")
+    assert response.text == "one\ntwo\nthree\n"
+    assert response.headers["content-type"] == "text/plain; charset=utf-8"
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert (await cell.call("GET", f"/v1/tasks/{task}/logs?tail=2")).text == "two\nthree\n"
+    assert (await cell.call("GET", f"/v1/tasks/{task}/logs?tail=0")).text == ""
+    assert (await cell.call("GET", f"/v1/tasks/{task}/logs?attempt=2")).text == ""
+    assert (await cell.call("GET", f"/v1/tasks/{task}/logs?replica=1")).text == ""
+
+
+async def test_output_of_another_node_or_twice_is_not_shown(cell: TestCell) -> None:
+    await cell.joins("n2")
+    await cell.settle()
+    job = await cell.submit()
+    task = f"{job}.0"
+    await cell.starts(task)
+    await prints(cell, task, "mine\n", 0)
+    await prints(cell, task, "forged by a neighbour\n", 1, node="n2")
+    await prints(cell, task, "forged in another's name\n", 2, source="n2")
+    await prints(cell, task, "mine\n", 0)
+    assert (await cell.call("GET", f"/v1/tasks/{task}/logs")).text == "mine\n"
+
+
+async def test_output_is_followed_until_the_task_has_ended() -> None:
+    async with test_cell(stream_s=5.0, bookmark_s=0.05) as cell:
+        job = await cell.submit()
+        task = f"{job}.0"
+        await cell.starts(task)
+        await prints(cell, task, "before\n", 0)
+
+        async def goes_on() -> None:
+            await asyncio.sleep(0.1)
+            await prints(cell, task, "while\n", 1)
+            await cell.finishes(task)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(goes_on())
+            response = await cell.call("GET", f"/v1/tasks/{task}/logs?follow=true", settle=False)
+    found = events(response.text)
+    texts = [data["text"] for event, _, data in found if event == "output"]
+    assert texts == ["before\n", "while\n"]
+    assert found[-1][0] == "end"
+    assert found[-1][2] == {"phase": "succeeded"}
+
+
+async def test_a_heartbeat_says_when_a_node_was_seen(cell: TestCell) -> None:
+    beat = NodeHeartbeatV1(
+        node="n1", incarnation=logs.incarnation(), sent_at_ms=5, running=0, gpu_milli_used=0
+    )
+    await cell.write("heartbeats", "node/n2", beat, "n1")
+    await cell.settle()
+    assert (await cell.call("GET", "/v1/nodes/n1"))["seen_at"] is None, "n2 cannot speak for n1"
+    await cell.write("heartbeats", "node/n1", beat, "n1")
+    await cell.settle()
+    assert (await cell.call("GET", "/v1/nodes/n1"))["seen_at"] is not None
+
+
+# --- the log ------------------------------------------------------------------------------------
+
+
+async def test_the_log_is_read_in_the_order_of_effect_page_by_page(cell: TestCell) -> None:
+    job = await cell.submit()
+    await cell.starts(f"{job}.0")
+    whole = await cell.call("GET", "/v1/events?limit=1000")
+    places = [(one["topic"], one["offset"]) for one in whole["items"]]
+    assert len(set(places)) == len(places)
+    types = [one["type"] for one in whole["items"]]
+    order = ["LogCreated", "TaskSubmitted", "TaskAdmitted", "SlotsAllocated", "TaskStarted"]
+    assert [types.index(one) for one in order] == sorted(types.index(one) for one in order)
+    for topic in ("requests", "admissions", "node-events", "decisions"):
+        assert len([one for one in places if one[0] == topic]) == len(await cell.events(topic))
+    paged: list[Any] = []
+    after = "main@"
+    while True:
+        page = await cell.call("GET", f"/v1/events?limit=7&after={after}")
+        if not page["items"]:
+            break
+        paged += page["items"]
+        after = page["position"]
+    assert sorted(places) == sorted((one["topic"], one["offset"]) for one in paged)
+    assert paged[0]["type"] == "LogCreated"
+    resumed = await cell.call("GET", f"/v1/events?after={paged[9]['position']}&limit=1000")
+    assert [one["id"] for one in resumed["items"]] == [one["id"] for one in paged[10:]]
+
+
+async def test_a_tasks_events_are_those_about_it_and_its_job(cell: TestCell) -> None:
+    job = await cell.submit(tasks={"count": 2})
+    await cell.starts(f"{job}.0")
+    await cell.finishes(f"{job}.0")
+    found = await cell.call("GET", f"/v1/tasks/{job}.0/events")
+    assert [one["type"] for one in found["items"]] == [
+        "TaskSubmitted",
+        "TaskAdmitted",
+        "SlotsAllocated",
+        "TaskStarted",
+        "TaskExited",
+        "SlotsReleased",
+        "TaskEnded",
+    ]
+    attempts = await cell.call("GET", f"/v1/tasks/{job}.0/attempts")
+    assert [(one["attempt"], one["end"]) for one in attempts["items"]] == [(1, "exit")]
+    assert attempts["items"][0]["replicas"][0]["exit_code"] == 0
+
+
+async def test_a_cycle_says_what_it_took(cell: TestCell) -> None:
+    await cell.submit()
+    number = (await cell.call("GET", "/v1/tasks"))["position"]
+    shown = await cell.call("GET", "/v1/cycles/main/1")
+    assert shown["cycle"] == 1
+    assert {taken["topic"] for taken in shown["inputs"]} <= {"admissions", "node-events"}
+    assert number.startswith("main@")
+
+
+def test_tokens_of_the_tests_are_all_different() -> None:
+    assert len({caller.user for caller in CALLERS.values()}) == len(CALLERS)

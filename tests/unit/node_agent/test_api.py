@@ -1,0 +1,264 @@
+"""The agent's API for its tasks, spoken to as a task, a stranger and a browser would."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.node_agent import AgentWorld, sh
+from yardmaster.node_agent.agent import simulated_ports
+from yardmaster.node_agent.api import MAX_BODY_BYTES
+from yardmaster.node_agent.ledger import MemoryLedger
+from yardmaster.runtime.chance import SystemChance
+from yardmaster.runtime.telemetry import Telemetry
+from yardmaster.schemas.events.node_events import (
+    CheckpointDoneV1,
+    TaskExitedV1,
+    TaskProgressedV1,
+    TaskStartedV1,
+)
+
+
+class SpyLedger(MemoryLedger):
+    """Shows where the API is and what the tasks' tokens are."""
+
+    port = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens: dict[str, str] = {}
+
+    def write(self, entries: Any, *, durable: bool = True) -> None:
+        for entry in entries:
+            self.port = getattr(entry, "api_port", self.port)
+            if entry.kind == "replica":
+                self.tokens[entry.key.task_id] = entry.token
+        super().write(entries, durable=durable)
+
+
+@dataclass
+class Desk:
+    """An agent with two running tasks."""
+
+    world: AgentWorld
+    ledger: SpyLedger
+    mine: str
+    other: str
+
+    async def raw(self, data: bytes, *, keep_open: bool = False) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.ledger.port)
+        writer.write(data)
+        if not keep_open:
+            await writer.drain()
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        token: str | None = None,
+        **headers: str,
+    ) -> tuple[int, dict[str, Any]]:
+        """One request as the first task makes it."""
+        content = (
+            b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        )
+        given = {
+            "Host": f"127.0.0.1:{self.ledger.port}",
+            "Authorization": f"Bearer {self.ledger.tokens[self.mine] if token is None else token}",
+            "Content-Length": str(len(content)),
+            **headers,
+        }
+        head = "".join(f"{name}: {value}\r\n" for name, value in given.items() if value)
+        answer = await self.raw(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + content)
+        first, _, said = answer.partition(b"\r\n\r\n")
+        return int(first.split()[1]), json.loads(said)
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    async with opened(tmp_path) as desk:
+        yield desk
+
+
+@asynccontextmanager
+async def opened(path: Path) -> AsyncIterator[Desk]:
+    world = await AgentWorld(path / "n1").open()
+    ledger = SpyLedger()
+    ports = simulated_ports(
+        world.settings,
+        log=world.log,
+        clock=world.clock,
+        chance=SystemChance(),
+        telemetry=Telemetry("node_agent", now_ms=world.clock.now_ms, quiet=True),
+        ledger=ledger,
+    )
+    async with world.agent(ports):
+        env = {"SIM_SECONDS": "1000", "SIM_STOP_SECONDS": "-1"}
+        mine, other = [await world.allocate(sh("true", env=env)) for _ in range(2)]
+        await world.until(TaskStartedV1, mine)
+        await world.until(TaskStartedV1, other)
+        yield Desk(world, ledger, mine, other)
+    await world.assert_honest()
+
+
+async def test_a_checkpoint_is_reported_for_the_tokens_own_task(desk: Desk) -> None:
+    assert await desk.ask("POST", "/v1/checkpoints", {"uri": "s3://runs/a", "step": 3}) == (200, {})
+    done = await desk.world.until(CheckpointDoneV1)
+    assert [(c.task_id, c.uri, c.step) for c in done] == [(desk.mine, "s3://runs/a", 3)]
+
+
+async def test_a_repeat_is_taken_and_a_step_that_does_not_rise_is_not(desk: Desk) -> None:
+    for _ in range(2):
+        await desk.ask("POST", "/v1/checkpoints", {"uri": "s3://runs/a", "step": 3})
+    for step in (3, 2):
+        status, problem = await desk.ask(
+            "POST", "/v1/checkpoints", {"uri": "s3://runs/b", "step": step}
+        )
+        assert (status, problem["code"]) == (409, "step_not_rising")
+    await desk.ask("POST", "/v1/checkpoints", {"uri": "s3://runs/c", "step": 4})
+    done = await desk.world.until(CheckpointDoneV1, where=lambda c: c.step == 4)
+    assert len(done) == 1
+    assert {c.uri for c in await desk.world.of_type(CheckpointDoneV1)} == {
+        "s3://runs/a",
+        "s3://runs/c",
+    }
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"uri": "s3://user:pass@host/a", "step": 1},
+        {"uri": "s3://a?query", "step": 1},
+        {"uri": "ftp://a/b", "step": 1},
+        {"uri": "/plain/path", "step": 1},
+        {"uri": "s3://a/" + "b" * 1100, "step": 1},
+        {"uri": "s3://a", "step": -1},
+        {"uri": "s3://a", "step": 2**53},
+        {"uri": "s3://a", "step": 1.5},
+        {"uri": "s3://a", "step": True},
+        {"uri": "s3://a"},
+        {"uri": "s3://a", "step": 1, "more": 1},
+        [],
+        "text",
+    ],
+)
+async def test_a_checkpoint_that_the_schema_refuses_is_refused_here(desk: Desk, body: Any) -> None:
+    status, problem = await desk.ask("POST", "/v1/checkpoints", body)
+    assert (status, problem["code"]) == (422, "invalid")
+    assert not await desk.world.of_type(CheckpointDoneV1)
+
+
+async def test_bodies_that_are_no_json_or_too_large_are_refused(desk: Desk) -> None:
+    assert (await desk.ask("POST", "/v1/checkpoints", b"\xff{"))[0] == 400
+    assert (await desk.ask("POST", "/v1/checkpoints", b"[" * 5000))[0] == 400
+    assert (await desk.ask("POST", "/v1/checkpoints", b" " * (MAX_BODY_BYTES + 1)))[0] == 413
+
+
+async def test_progress_is_reported_and_bounded(desk: Desk) -> None:
+    assert (await desk.ask("POST", "/v1/progress", {"permille": 400}))[0] == 202
+    for wrong in (-1, 1001, "5", 1.5, None):
+        assert (await desk.ask("POST", "/v1/progress", {"permille": wrong}))[0] == 422
+    told = await desk.world.until(TaskProgressedV1)
+    assert [(p.task_id, p.permille) for p in told] == [(desk.mine, 400)]
+
+
+async def test_a_stop_is_told_at_once_to_who_waits_for_it(desk: Desk) -> None:
+    assert await desk.ask("GET", "/v1/stop") == (200, {"stop": None})
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(desk.ask("GET", "/v1/stop?wait_s=60"))
+        await desk.world.stop(desk.mine, grace_s=600)
+        status, answer = await waiting
+    assert status == 200
+    assert answer["stop"]["code"] == "priority"
+    assert answer["stop"]["deadline_at"].endswith("Z")
+    assert (await desk.ask("GET", "/v1/stop", token=desk.ledger.tokens[desk.other]))[1] == {
+        "stop": None
+    }
+
+
+async def test_done_goes_into_the_exit(desk: Desk) -> None:
+    assert (await desk.ask("POST", "/v1/done"))[0] == 200
+    await desk.world.stop(desk.mine, grace_s=0)
+    exited = await desk.world.until(TaskExitedV1, desk.mine)
+    assert exited[0].done
+
+
+async def test_the_token_of_an_ended_task_opens_nothing(desk: Desk) -> None:
+    await desk.world.stop(desk.mine, grace_s=0)
+    await desk.world.ended(desk.mine)
+    assert (await desk.ask("GET", "/v1/stop"))[0] == 401
+
+
+@pytest.mark.parametrize("token", ["", "wrong", "0" * 64, "é"])
+async def test_without_its_token_nobody_hears_or_changes_anything(desk: Desk, token: str) -> None:
+    for method, path in (("GET", "/v1/stop"), ("POST", "/v1/checkpoints"), ("POST", "/v1/none")):
+        assert (await desk.ask(method, path, token=token))[0] == 401
+
+
+async def test_a_browser_gets_nothing(desk: Desk) -> None:
+    assert (await desk.ask("GET", "/v1/stop", Host="evil.example:80"))[0] == 403
+    assert (await desk.ask("GET", "/v1/stop", Host=f"127.0.0.1:{desk.ledger.port + 1}"))[0] == 403
+    assert (await desk.ask("POST", "/v1/done", Origin="http://evil.example"))[0] == 403
+    assert (await desk.ask("GET", "/v1/stop", Host=f"localhost:{desk.ledger.port}"))[0] == 200
+
+
+async def test_unknown_routes_and_methods_are_named_as_such(desk: Desk) -> None:
+    assert (await desk.ask("GET", "/v1/other"))[0] == 404
+    assert (await desk.ask("GET", "/metrics"))[0] == 404
+    assert (await desk.ask("GET", "/v1/checkpoints"))[0] == 405
+    assert (await desk.ask("POST", "/v1/stop"))[0] == 405
+    assert (await desk.ask("GET", "/v1/stop?wait_s=-1"))[0] == 422
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x00\x05hello",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /v1/stop HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"POST /v1/done HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n",
+        b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 5000 + b"\r\n",
+    ],
+)
+async def test_what_is_no_request_is_answered_so_and_hurts_nobody(desk: Desk, data: bytes) -> None:
+    answer = await desk.raw(data)
+    assert answer.split()[1].startswith(b"4")
+    assert (await desk.ask("GET", "/v1/stop"))[0] == 200
+
+
+async def test_who_hangs_up_in_the_middle_hurts_nobody(desk: Desk) -> None:
+    for data in (
+        b"",
+        b"GET /v1",
+        b"POST /v1/done HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nab",
+    ):
+        _, writer = await asyncio.open_connection("127.0.0.1", desk.ledger.port)
+        writer.write(data)
+        await writer.drain()
+        writer.close()
+    assert (await desk.ask("GET", "/v1/stop"))[0] == 200
+
+
+async def test_a_request_may_ask_before_it_sends_its_body(desk: Desk) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", desk.ledger.port)
+    body = b'{"permille": 7}'
+    writer.write(
+        f"POST /v1/progress HTTP/1.1\r\nHost: 127.0.0.1:{desk.ledger.port}\r\n"
+        f"Authorization: Bearer {desk.ledger.tokens[desk.mine]}\r\nExpect: 100-continue\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n".encode()
+    )
+    assert b" 100 " in await reader.readuntil(b"\r\n\r\n")
+    writer.write(body)
+    assert b" 202 " in await reader.read()
+    writer.close()

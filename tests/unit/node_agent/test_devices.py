@@ -1,0 +1,46 @@
+"""What a node has, with and without a driver."""
+
+from pathlib import Path
+
+import pytest
+
+from yardmaster.node_agent.devices import (
+    Devices,
+    cpu_milli,
+    detect_gpus,
+    free_port,
+    memory_mib,
+    parse_smi,
+)
+
+
+def test_a_machine_without_a_driver_has_no_gpus(tmp_path: Path) -> None:
+    assert detect_gpus(tmp_path / "none", "no-such-command-anywhere") == Devices()
+
+
+def test_where_only_proc_knows_the_gpus_their_memory_is_not_known(tmp_path: Path) -> None:
+    for address in ("0000:01:00.0", "0000:02:00.0"):
+        (tmp_path / address).mkdir()
+    assert detect_gpus(tmp_path, "no-such-command-anywhere") == Devices(("0", "1"), 0)
+
+
+@pytest.mark.parametrize("body", ["exit 9", "echo surprise", "echo 'a, b'"])
+def test_a_driver_in_trouble_is_asked_through_proc(tmp_path: Path, body: str) -> None:
+    command = tmp_path / "nvidia-smi"
+    command.write_text(f"#!/bin/sh\n{body}\n")
+    command.chmod(0o700)
+    gpus = tmp_path / "gpus"
+    (gpus / "0000:01:00.0").mkdir(parents=True)
+    assert detect_gpus(gpus, str(command)) == Devices(("0",), 0)
+
+
+def test_the_driver_tells_indexes_and_the_smallest_memory() -> None:
+    assert parse_smi("0, 81559\n1, 143771\n") == Devices(("0", "1"), 81_559)
+    assert parse_smi("0, [N/A]\n") == Devices(("0",), 0)
+    assert parse_smi("") == Devices()
+
+
+def test_the_machine_has_something() -> None:
+    assert cpu_milli() >= 1000
+    assert memory_mib() > 0
+    assert 0 < free_port() < 65_536

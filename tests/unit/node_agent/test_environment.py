@@ -1,0 +1,78 @@
+"""The task's environment as a function of its assignment."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.node_agent.test_ledger import assignment
+from yardmaster.node_agent.book import Assignment
+from yardmaster.node_agent.environment import NodeFacts, task_environment
+from yardmaster.node_agent.errors import RunRefused
+from yardmaster.node_agent.executors.port import Paths
+from yardmaster.schemas.events.details import JobDetailedV1, Run
+
+FACTS = NodeFacts(
+    node="n1",
+    agent_url="http://127.0.0.1:4000",
+    devices=("GPU-a", "GPU-b", "MIG-c"),
+    gpu_memory_mib=80_000,
+    mps=False,
+    passed={"PATH": "/bin", "HOME": "/root"},
+)
+
+
+def environment(
+    given: Assignment | None = None, facts: NodeFacts = FACTS, **env: str
+) -> dict[str, str]:
+    given = given or assignment()
+    details = JobDetailedV1(
+        job_id="4kq7w2mz9c1f", salt="0" * 32, name="n", user="u", run=Run(script="true", env=env)
+    )
+    return task_environment(
+        given,
+        details,
+        {},
+        token="t",
+        paths=Paths("/stop", "/checkpoint"),
+        facts=facts,
+        free_port=4711,
+    )
+
+
+def test_slots_are_named_as_cuda_knows_them() -> None:
+    assert environment()["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-b"
+    assert environment(replace(assignment(), slots=(2,)))["CUDA_VISIBLE_DEVICES"] == "MIG-c"
+
+
+def test_the_job_may_change_what_the_agent_passes_on_and_nothing_it_says() -> None:
+    env = environment(PATH="/opt/bin")
+    assert (env["PATH"], env["HOME"]) == ("/opt/bin", "/root")
+    with pytest.raises(RunRefused, match="PET_NNODES"):
+        environment(PET_NNODES="9")
+
+
+def test_a_task_of_one_replica_gets_a_free_port_so_that_two_on_a_node_do_not_meet() -> None:
+    env = environment()
+    assert (env["PET_MASTER_ADDR"], env["PET_MASTER_PORT"]) == ("127.0.0.1", "4711")
+    assert "MASTER_PORT" not in env
+
+
+def test_a_gang_meets_on_the_port_that_is_held_for_it() -> None:
+    gang = replace(assignment(), replicas=3, master_addr="gpu-07", master_port=29_601)
+    env = environment(gang)
+    assert (env["MASTER_ADDR"], env["PET_MASTER_PORT"]) == ("gpu-07", "29601")
+
+
+def test_fractions_are_limited_where_an_mps_daemon_enforces_it() -> None:
+    assert not [name for name in environment() if "MPS" in name]
+    env = environment(facts=replace(FACTS, mps=True))
+    assert env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "50"
+    assert env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=40000M,1=40000M"
+    whole = environment(replace(assignment(), gpu_milli=1000), replace(FACTS, mps=True))
+    assert not [name for name in whole if "MPS" in name]
+
+
+def test_without_params_or_checkpoint_the_names_are_there_and_empty() -> None:
+    env = environment(replace(assignment(), checkpoint=None, grace_s=None))
+    assert env["YARD_PARAMS"] == "{}"
+    assert env["YARD_CHECKPOINT_URI"] == env["YARD_CHECKPOINT_STEP"] == env["YARD_GRACE_S"] == ""

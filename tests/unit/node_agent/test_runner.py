@@ -1,0 +1,118 @@
+"""The runner by itself: at most one start, an exit that lasts, nothing left unseen."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from yardmaster.node_agent import runner
+from yardmaster.node_agent.executors.directory import ReplicaDirectory
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> ReplicaDirectory:
+    made = ReplicaDirectory(tmp_path / "4kq7w2mz9c1f.0.1.0")
+    made.create()
+    return made
+
+
+def run(directory: ReplicaDirectory, *command: str, spec: str | None = None) -> int:
+    """Run a runner to its end."""
+    if spec is None:
+        cwd = str(directory.path / "work")
+        spec = json.dumps({"command": list(command), "env": {"PATH": os.defpath}, "cwd": cwd})
+    arguments = [sys.executable, "-I", "-S", runner.__file__, str(directory.path)]
+    done = subprocess.run(
+        arguments, input=spec.encode(), capture_output=True, timeout=60, check=False
+    )
+    return done.returncode
+
+
+def test_the_exit_is_kept_with_the_processes_identity(directory: ReplicaDirectory) -> None:
+    assert run(directory, "sh", "-c", "echo $$; exit 9") == 0
+    process = directory.read_json("process")
+    assert process is not None
+    assert process["pid"] == int((directory.path / "stdout").read_text())
+    assert process["started"] > 0
+    assert directory.read_json("exit") == {"exit_code": 9}
+    assert directory.has("gone")
+
+
+def test_a_signal_is_kept_as_a_signal(directory: ReplicaDirectory) -> None:
+    run(directory, "sh", "-c", "kill -15 $$")
+    assert directory.read_json("exit") == {"signal": 15}
+
+
+def test_of_two_runners_one_starts(directory: ReplicaDirectory) -> None:
+    count = str(directory.path / "count")
+    assert run(directory, "sh", "-c", f"echo >> {count}") == 0
+    assert run(directory, "sh", "-c", f"echo >> {count}") == runner.ALREADY_STARTED
+    assert Path(count).read_text() == "\n"
+
+
+def test_of_many_runners_at_once_one_starts(directory: ReplicaDirectory) -> None:
+    count = directory.path / "count"
+    command = ["sh", "-c", f"echo >> {count}"]
+    spec = json.dumps({"command": command, "env": {"PATH": os.defpath}, "cwd": "/"}).encode()
+    arguments = [sys.executable, "-I", "-S", runner.__file__, str(directory.path)]
+    started = [
+        subprocess.Popen(arguments, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        for _ in range(6)
+    ]
+    for each in started:
+        assert each.stdin is not None
+        each.stdin.write(spec)
+        each.stdin.close()
+    codes = sorted(each.wait(60) for each in started)
+    assert codes == [0] + [runner.ALREADY_STARTED] * 5
+    assert count.read_text() == "\n"
+
+
+def test_what_was_given_up_never_starts(directory: ReplicaDirectory) -> None:
+    assert directory.give_up()
+    assert not directory.give_up()
+    assert run(directory, "sh", "-c", "echo started") == runner.ALREADY_STARTED
+    assert not directory.has("process")
+    assert not directory.has("stdout")
+
+
+@pytest.mark.parametrize("spec", ["", '{"command": ["sh"', "nonsense"])
+def test_half_a_spec_starts_nothing(directory: ReplicaDirectory, spec: str) -> None:
+    assert run(directory, spec=spec) == runner.BAD_SPEC
+    assert directory.give_up(), "nothing took the start"
+
+
+def test_the_runner_stays_until_the_last_orphan_is_gone(directory: ReplicaDirectory) -> None:
+    script = "(setsid sh -c 'sleep 0.5; echo orphan > ../orphan' &) ; exit 0"
+    assert run(directory, "sh", "-c", script) == 0
+    assert (directory.path / "orphan").read_text() == "orphan\n"
+
+
+def test_the_command_starts_with_default_signals_and_no_stranger_descriptors(
+    directory: ReplicaDirectory,
+) -> None:
+    code = """
+import os, signal
+print([s.name for s in signal.valid_signals() if isinstance(s, signal.Signals)
+       and signal.getsignal(s) is signal.SIG_IGN and s.name not in ("SIGPIPE", "SIGXFSZ")])
+print(sorted(int(fd) for fd in os.listdir("/proc/self/fd"))[:4])
+print(os.getpid() == os.getsid(0) == os.getpgid(0))
+"""
+    assert run(directory, sys.executable, "-I", "-c", code) == 0
+    assert (directory.path / "stdout").read_text() == "[]\n[0, 1, 2, 3]\nTrue\n"
+
+
+def test_the_runner_imports_the_standard_library_alone() -> None:
+    code = (
+        "import sys, runpy\n"
+        f"sys.argv = ['runner', '/nowhere']\n"
+        f"runpy.run_path({runner.__file__!r}, run_name='imported')\n"
+        "print([m for m in sys.modules if 'yardmaster' in m or 'pydantic' in m])\n"
+    )
+    said = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert said.stdout == "[]\n"

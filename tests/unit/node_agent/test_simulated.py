@@ -1,0 +1,178 @@
+"""An agent whose tasks only take time, on a clock that the test moves."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.node_agent import AgentWorld, sh
+from yardmaster.node_agent.agent import Ports, simulated_ports
+from yardmaster.node_agent.book import ReplicaKey
+from yardmaster.node_agent.errors import ExecutorFailed
+from yardmaster.node_agent.executors.port import Launch
+from yardmaster.node_agent.executors.simulated import SimulatedExecutor
+from yardmaster.node_agent.ledger import MemoryLedger
+from yardmaster.runtime.chance import SeededChance
+from yardmaster.runtime.clock import ManualClock
+from yardmaster.runtime.telemetry import Telemetry
+from yardmaster.schemas.events.details import Run
+from yardmaster.schemas.events.node_events import (
+    CheckpointDoneV1,
+    NodeJoinedV1,
+    SlotsReleasedV1,
+    TaskExitedV1,
+    TaskStartedV1,
+)
+
+
+@dataclass
+class Machine:
+    """What outlives the agents: ledger, executor, clock."""
+
+    world: AgentWorld
+    clock: ManualClock
+    ledger: MemoryLedger
+    executor: SimulatedExecutor
+
+    def ports(self) -> Ports:
+        return simulated_ports(
+            self.world.settings,
+            log=self.world.log,
+            clock=self.clock,
+            chance=SeededChance(1),
+            telemetry=Telemetry("node_agent", now_ms=self.clock.now_ms, quiet=True),
+            ledger=self.ledger,
+            executor=self.executor,
+        )
+
+    async def settle(self) -> None:
+        """Let all that is due now happen."""
+        for _ in range(50):
+            await asyncio.sleep(0)
+
+    async def after(self, seconds: float) -> None:
+        """Let time pass, in steps in which everyone gets their turn."""
+        while seconds > 0:
+            await self.settle()
+            self.clock.advance(min(seconds, 0.1))
+            seconds -= 0.1
+        await self.settle()
+
+
+@pytest.fixture
+async def machine(tmp_path: Path) -> Machine:
+    clock = ManualClock()
+    world = await AgentWorld(tmp_path / "unused", clock=clock).open()
+    world.configure(api=False)
+    return Machine(world, clock, MemoryLedger(), SimulatedExecutor(clock))
+
+
+async def test_a_task_takes_as_long_as_its_environment_says(machine: Machine) -> None:
+    world = machine.world
+    async with world.agent(machine.ports()):
+        task = await world.allocate(sh("x", env={"SIM_SECONDS": "5", "SIM_EXIT": "3"}))
+        await machine.after(4)
+        assert await world.of_type(TaskStartedV1, task)
+        assert not await world.of_type(TaskExitedV1, task)
+        await machine.after(2)
+        assert [e.exit_code for e in await world.of_type(TaskExitedV1, task)] == [3]
+        assert await world.of_type(SlotsReleasedV1, task)
+    await world.assert_honest()
+
+
+async def test_when_signalled_it_saves_takes_its_time_and_ends(machine: Machine) -> None:
+    world = machine.world
+    env = {"SIM_SECONDS": "500", "SIM_STOP_SECONDS": "2", "SIM_CHECKPOINT": "s3://a/b"}
+    async with world.agent(machine.ports()):
+        task = await world.allocate(sh("x", env=env))
+        await machine.after(1)
+        await world.stop(task, grace_s=30)
+        await machine.after(1)
+        assert [c.step for c in await world.of_type(CheckpointDoneV1, task)] == [1]
+        assert not await world.of_type(TaskExitedV1, task)
+        await machine.after(2)
+        assert [e.exit_code for e in await world.of_type(TaskExitedV1, task)] == [0]
+
+
+async def test_who_takes_no_notice_is_killed_at_the_deadline(machine: Machine) -> None:
+    world = machine.world
+    async with world.agent(machine.ports()):
+        env = {"SIM_SECONDS": "500", "SIM_STOP_SECONDS": "-1"}
+        task = await world.allocate(sh("x", env=env))
+        await machine.after(1)
+        await world.stop(task, grace_s=30)
+        await machine.after(29)
+        assert not await world.of_type(TaskExitedV1, task), "its grace is not over"
+        await machine.after(2)
+        assert [e.signal for e in await world.of_type(TaskExitedV1, task)] == [9]
+
+
+async def test_a_deadline_of_a_clock_ahead_of_ours_gives_the_grace_and_no_more(
+    machine: Machine,
+) -> None:
+    world = machine.world
+    async with world.agent(machine.ports()):
+        env = {"SIM_SECONDS": "500", "SIM_STOP_SECONDS": "-1"}
+        task = await world.allocate(sh("x", env=env))
+        await machine.after(1)
+        machine.clock._now_ms += 3_600_000  # the scheduler's hour is later
+        stop = world.stop(task, grace_s=10)
+        await stop
+        machine.clock._now_ms -= 3_600_000
+        await machine.after(12)
+        assert await world.of_type(TaskExitedV1, task)
+
+
+async def test_it_goes_on_while_no_agent_lives(machine: Machine) -> None:
+    world = machine.world
+    async with world.agent(machine.ports()):
+        task = await world.allocate(sh("x", env={"SIM_SECONDS": "5"}))
+        await machine.after(1)
+    machine.ledger.crash()
+    machine.clock.advance(60)
+    async with world.agent(machine.ports()) as joined:
+        assert len(joined.running) == 1
+        await machine.after(1)
+        assert await world.of_type(SlotsReleasedV1, task)
+    # That its start was told was not durable: it is told again, with the same identity.
+    assert len(set(await world.of_type(TaskStartedV1, task))) == 1
+    await world.assert_honest()
+
+
+async def test_a_machine_without_power_loses_what_ran_and_says_so(machine: Machine) -> None:
+    world = machine.world
+    async with world.agent(machine.ports()):
+        task = await world.allocate(sh("x", env={"SIM_SECONDS": "500"}))
+        await machine.after(1)
+    machine.ledger.crash()
+    machine.executor = SimulatedExecutor(machine.clock)
+    async with world.agent(machine.ports()) as joined:
+        assert joined.running == ()
+        await machine.after(1)
+        assert [e.signal for e in await world.of_type(TaskExitedV1, task)] == [9]
+        assert [e.never_started for e in await world.of_type(SlotsReleasedV1, task)] == [False]
+    await world.assert_honest()
+
+
+async def test_a_lost_node_ends_everything(machine: Machine) -> None:
+    world = machine.world
+    async with world.agent(machine.ports()) as old:
+        await world.allocate(sh("x", env={"SIM_SECONDS": "500"}))
+        await machine.after(1)
+        await world.lose(old.incarnation)
+        await machine.after(1)
+        joins = await world.of_type(NodeJoinedV1)
+        assert [join.running for join in joins] == [(), ()]
+        assert await machine.executor.sweep() == 0
+
+
+async def test_a_key_starts_once(machine: Machine) -> None:
+    executor = machine.executor
+    first, second = ReplicaKey("000000000001.0", 1, 0), ReplicaKey("000000000001.0", 2, 0)
+    await executor.start(Launch(first, Run(script="x"), {}))
+    with pytest.raises(ExecutorFailed):
+        await executor.start(Launch(first, Run(script="x"), {}))
+    assert await executor.adopt(second) is None
+    with pytest.raises(ExecutorFailed, match="given up"):
+        await executor.start(Launch(second, Run(script="x"), {}))

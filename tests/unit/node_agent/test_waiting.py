@@ -1,0 +1,61 @@
+"""Waiting for something or for time."""
+
+import asyncio
+
+import pytest
+
+from yardmaster.node_agent.waiting import happens_within, within
+from yardmaster.runtime.clock import ManualClock
+
+
+async def answer() -> int:
+    await asyncio.sleep(0)
+    return 42
+
+
+async def fail() -> int:
+    raise KeyError("the work's own")
+
+
+async def test_what_ends_in_time_gives_its_result() -> None:
+    assert await within(ManualClock(), 5, answer()) == 42
+
+
+async def test_what_fails_raises_its_own_error_alone() -> None:
+    with pytest.raises(KeyError, match="own"):
+        await within(ManualClock(), 5, fail())
+
+
+async def test_what_takes_longer_is_cancelled() -> None:
+    clock = ManualClock()
+    cancelled = asyncio.Event()
+
+    async def forever() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    async def too_long() -> None:
+        with pytest.raises(TimeoutError):
+            await within(clock, 5, forever())
+
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(too_long())
+        await asyncio.sleep(0.01)
+        clock.advance(4.9)
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        clock.advance(0.2)
+    assert cancelled.is_set()
+
+
+async def test_whether_an_event_happens_in_time() -> None:
+    clock, event = ManualClock(), asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        late = group.create_task(happens_within(clock, 1, event))
+        await asyncio.sleep(0.01)
+        clock.advance(2)
+        assert not await late
+    event.set()
+    assert await happens_within(clock, 1, event)

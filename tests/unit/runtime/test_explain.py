@@ -1,0 +1,109 @@
+"""Why a task is in its phase: now, and at any moment of the log."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.cell_world import World, asked, job, of
+from tests.support.logs import exited, joined, released, started, submitted
+from yardmaster.core.scheduling.machine import SchedulerMachine
+from yardmaster.runtime.errors import UnknownTask
+from yardmaster.runtime.explain import explain, explain_at
+from yardmaster.runtime.replay import at
+from yardmaster.schemas.events.decisions import (
+    PreemptionRequestedV1,
+    SlotsAllocatedV1,
+    TaskEndedV1,
+    TaskRequeuedV1,
+    TaskUnschedulableV1,
+)
+from yardmaster.schemas.events.requests import PauseRequestedV1
+from yardmaster.schemas.reasons import StopCode, WaitClass, WaitCode
+from yardmaster.schemas.resources import Resources
+
+
+def task(number: int) -> str:
+    return f"{job(number)}.0"
+
+
+async def test_a_task_without_room_waits_with_the_numbers_of_the_pool(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.create()
+    async with world.running():
+        await world.claim(joined("n1", 2))
+        await world.request(asked(0, gpus=2), asked(1, gpus=1), asked(2, gpus=4))
+        await world.happens(lambda e: len(of(TaskUnschedulableV1, e)) >= 2)
+    state = (await at(world.log, SchedulerMachine(), "main")).state
+    waiting = explain(state, task(1))
+    assert (waiting.phase, waiting.wait_class) == ("pending", WaitClass.NOT_NOW)
+    (wait,) = waiting.waits
+    assert (wait.pool, wait.wait.code) == ("default", WaitCode.INSUFFICIENT_FREE)
+    assert wait.wait.numbers["asked_milli"] == 1000
+    assert wait.wait.numbers["free_milli"] == 0
+    assert wait.since_ms is not None
+    assert wait.cycle is not None
+    never = explain(state, task(2))
+    assert never.wait_class is WaitClass.NEVER
+    assert never.waits[0].wait.code is WaitCode.EXCEEDS_EVERY_NODE
+    running = explain(state, task(0))
+    assert (running.phase, running.waits, running.wait_class) == ("starting", (), None)
+    assert [a.nodes for a in running.attempts] == [("n1",)]
+
+
+async def test_a_preempted_task_is_told_for_whom_and_by_which_rule(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.create()
+    async with world.running():
+        await world.claim(joined("n1", 1))
+        await world.request(asked(0))
+        await world.happens(lambda e: len(of(SlotsAllocatedV1, e)) == 1)
+        await world.claim(started(task(0), "n1"))
+        urgent = submitted(job(1), resources=Resources(gpus=1, gpu_milli=1000), priority=1)
+        await world.request(urgent)
+        await world.happens(lambda e: bool(of(PreemptionRequestedV1, e)))
+        stopping_ms = world.clock.now_ms()
+        world.clock.advance(1)
+        await world.claim(exited(task(0), "n1"), released(task(0), "n1"))
+        await world.happens(lambda e: bool(of(TaskRequeuedV1, e)))
+        await world.happens(lambda e: len(of(SlotsAllocatedV1, e)) == 2)
+    now = await explain_at(world.log, "main", task(0))
+    assert now.phase == "pending"
+    assert [(a.number, a.ended) for a in now.attempts] == [(1, "priority")]
+    assert now.last_stop is not None
+    assert now.last_stop.stop is not None
+    assert (now.last_stop.stop.code, now.last_stop.stop.for_task) == (StopCode.PRIORITY, task(1))
+    then = await explain_at(world.log, "main", task(0), time_ms=stopping_ms)
+    assert then.phase == "stopping"
+    assert then.attempts[0].deadline_ms is not None
+    with pytest.raises(UnknownTask, match=task(7)):
+        await explain_at(world.log, "main", task(7))
+    with pytest.raises(UnknownTask):
+        await explain_at(world.log, "main", task(0), cycle=0)
+
+
+async def test_what_holds_a_task_itself_comes_before_what_its_equals_wait_for(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    await world.create()
+    one = Resources(gpus=1, gpu_milli=1000)
+    async with world.running():
+        await world.claim(joined("n1", 1))
+        await world.request(submitted(job(0), resources=one, tasks=2, max_concurrent=1))
+        await world.request(asked(1))
+        await world.happens(lambda e: bool(of(SlotsAllocatedV1, e)))
+        then_ms = world.clock.now_ms()
+        world.clock.advance(1)
+        await world.request(PauseRequestedV1(job_id=job(1)))
+        await world.claim(started(task(0), "n1"))
+        await world.claim(exited(task(0), "n1"), released(task(0), "n1"))
+        await world.happens(lambda e: bool(of(TaskEndedV1, e)))
+        await world.settles()
+    before = await explain_at(world.log, "main", f"{job(0)}.1", time_ms=then_ms)
+    assert before.waits[0].wait.code is WaitCode.AT_MAX_CONCURRENT
+    assert before.waits[0].wait.numbers == {"limit": 1, "used": 1}
+    paused = await explain_at(world.log, "main", task(1))
+    assert paused.wait_class is WaitClass.HELD
+    assert paused.waits[0].wait.code is WaitCode.PAUSED
+    ended = await explain_at(world.log, "main", task(0))
+    assert (ended.phase, ended.outcome) == ("succeeded", "exit")

@@ -1,0 +1,280 @@
+"""`verify`: an untouched log is proved, a touched one is told where."""
+
+from dataclasses import replace
+from hashlib import sha256
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.toy_cell import CELL, ToyCell
+from tests.support.toy_machine import INCARNATION, ToyMachine, ToyState, job_id, progress, request
+from yardmaster.core.machine import Decision, Verdict
+from yardmaster.eventlog.errors import LogCorrupt
+from yardmaster.eventlog.memory import MemoryLog
+from yardmaster.eventlog.port import EventLog, Partition, Record
+from yardmaster.runtime.clock import ManualClock
+from yardmaster.runtime.replay import Report, verify
+from yardmaster.schemas.events.decisions import NodeSilenceObservedV1
+from yardmaster.schemas.events.requests import CancelRequestedV1, DetailsRef
+from yardmaster.schemas.topics import TOPICS
+
+ORDERED = ("requests", "admissions", "node-events", "decisions")
+Records = dict[str, list[Record]]
+
+
+def details_of(number: int) -> Record:
+    return Record(job_id(number).encode(), b'{"salt": %d}' % number)
+
+
+def noted(number: int) -> CancelRequestedV1:
+    digest = sha256(details_of(number).value or b"").hexdigest()
+    return CancelRequestedV1(job_id=job_id(number), note=DetailsRef(offset=number, digest=digest))
+
+
+async def eventful() -> ToyCell:
+    """Two terms of each machine, refused records, observations, a fenced leader's late batch."""
+    cell = await ToyCell().create()
+    for term in range(2):
+        quota = cell.leader(max_decisions=3)
+        scheduler = cell.leader(ToyMachine.scheduler())
+        late = cell.leader()
+        if term == 0:
+            await late.take_term()
+        await quota.take_term()
+        await scheduler.take_term()
+        for step in range(2):
+            first = 10 * term + 5 * step
+            for number in range(first, first + 5):
+                await cell.put("details", [details_of(number)])
+            await cell.put("requests", [request(n, noted(n)) for n in range(first, first + 5)])
+            await cell.put("requests", [Record(b"main", b"junk")])
+            claims = [progress(n, 666 if n % 3 == 0 else 7) for n in range(first, first + 5)]
+            await cell.put("node-events", claims)
+            while await quota.step():
+                pass
+            silence = NodeSilenceObservedV1(
+                node=f"n{first}", incarnation=INCARNATION, last_heard_at_ms=first
+            )
+            scheduler._observations.put(Decision(silence, f"n{first}"))
+            await scheduler.step()
+            cell.clock.advance(1)
+    return cell
+
+
+async def taken_out(cell: ToyCell) -> Records:
+    records = {}
+    for topic in TOPICS:
+        records[topic] = [stored.record for stored in await cell.stored(topic)]
+    return records
+
+
+async def put_in(records: Records) -> MemoryLog:
+    log = MemoryLog(ManualClock())
+    await log.create_topics(list(TOPICS.values()))
+    for topic, batch in records.items():
+        for record in batch:
+            await log.append(Partition(topic), [record])
+    return log
+
+
+async def proof(log: EventLog) -> Report:
+    machines = [ToyMachine.quota(), ToyMachine.scheduler()]
+    return await verify(log, machines, CELL, promises=False)
+
+
+@pytest.fixture(scope="module")
+def untouched() -> Records:
+    import asyncio
+
+    async def make() -> Records:
+        return await taken_out(await eventful())
+
+    return asyncio.run(make())
+
+
+async def test_an_untouched_log_is_proved_to_its_end(untouched: Records) -> None:
+    report = await proof(await put_in(untouched))
+    assert report.findings == ()
+    assert report.ok
+    assert report.unproved == {}
+    quota, scheduler = report.proved
+    assert (quota.machine, quota.terms, quota.inputs, quota.refused) == ("quota", 3, 24, 4)
+    assert (quota.decisions, scheduler.decisions) == (20, 20 + 2 * 4)
+    assert quota.cycles == 8, "each five decisions in a cycle of three and one of two"
+    assert scheduler.cycles == 4
+    assert report.details_checked == 20
+
+
+async def test_what_is_not_committed_yet_is_told_as_unproved(untouched: Records) -> None:
+    more = untouched | {"requests": [*untouched["requests"], Record(b"main", b"later")]}
+    report = await proof(await put_in(more))
+    assert report.ok
+    end = len(untouched["requests"])
+    assert report.unproved == {Partition("requests"): (end, end + 1)}
+
+
+def first_of(report: Report) -> tuple[str, int]:
+    assert report.first is not None, "nothing was found"
+    return report.first.topic, report.first.offset
+
+
+def positions(records: Records, topics: tuple[str, ...] = ORDERED) -> list[tuple[str, int]]:
+    """All records that something vouches for; a first TermStarted alone has nothing after it."""
+    return [(topic, offset) for topic in topics for offset in range(len(records[topic]))]
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_one_changed_byte_is_found_in_the_record_that_has_it(
+    untouched: Records, data: st.DataObject
+) -> None:
+    import asyncio
+
+    topic, offset = data.draw(st.sampled_from(positions(untouched)), label="record")
+    record = untouched[topic][offset]
+    value = bytearray(record.value or b"")
+    at = data.draw(st.integers(0, len(value) - 1), label="byte")
+    value[at] ^= data.draw(st.integers(1, 255), label="bits")
+    altered = list(untouched[topic])
+    altered[offset] = replace(record, value=bytes(value))
+
+    async def check() -> Report:
+        return await proof(await put_in(untouched | {topic: altered}))
+
+    assert first_of(asyncio.run(check())) == (topic, offset)
+
+
+@pytest.mark.parametrize("topic", ORDERED)
+async def test_a_changed_key_or_header_is_found(untouched: Records, topic: str) -> None:
+    for offset, record in enumerate(untouched[topic]):
+        headers = tuple((name, content + b"0") for name, content in record.headers[:1])
+        for other in (
+            replace(record, key=b"mine"),
+            replace(record, headers=(*headers, *record.headers[1:], ("x", b"y"))),
+        ):
+            altered = list(untouched[topic])
+            altered[offset] = other
+            report = await proof(await put_in(untouched | {topic: altered}))
+            assert first_of(report) == (topic, offset)
+
+
+@pytest.mark.parametrize("topic", ORDERED)
+async def test_a_removed_record_is_found_where_it_was(untouched: Records, topic: str) -> None:
+    # The last commit of a topic that nobody reads can be taken away with all after it unseen.
+    last = len(untouched[topic]) - (topic == "decisions")
+    for offset in range(last):
+        altered = [r for at, r in enumerate(untouched[topic]) if at != offset]
+        report = await proof(await put_in(untouched | {topic: altered}))
+        assert first_of(report) == (topic, offset)
+
+
+@pytest.mark.parametrize("topic", ORDERED)
+async def test_a_swapped_pair_is_found_at_its_first(untouched: Records, topic: str) -> None:
+    for offset in range(len(untouched[topic]) - 1):
+        altered = list(untouched[topic])
+        altered[offset], altered[offset + 1] = altered[offset + 1], altered[offset]
+        if altered == untouched[topic]:
+            continue
+        report = await proof(await put_in(untouched | {topic: altered}))
+        assert first_of(report) == (topic, offset)
+
+
+class Holed:
+    """A log that lacks a record without having closed the gap, as a damaged file does."""
+
+    def __init__(self, inner: EventLog, partition: Partition, offset: int) -> None:
+        self._inner = inner
+        self._place = (partition, offset)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    async def read(self, partition: Partition, offset: int, *, max_records: int = 1000) -> object:
+        found = await self._inner.read(partition, offset, max_records=max_records)
+        if any((r.partition, r.offset) == self._place for r in found):
+            raise LogCorrupt(path="x", found="a hole", partition=partition, offset=self._place[1])
+        return found
+
+
+async def test_a_hole_in_the_log_is_found_and_what_lies_before_it_comes_first(
+    untouched: Records,
+) -> None:
+    inner = await put_in(untouched)
+    for topic, offset in positions(untouched):
+        log = Holed(inner, Partition(topic), offset)
+        assert first_of(await proof(log)) == (topic, offset)  # type: ignore[arg-type]
+    altered = list(untouched["requests"])
+    altered[3] = replace(altered[3], value=b"changed")
+    both = Holed(await put_in(untouched | {"requests": altered}), Partition("requests"), 9)
+    assert first_of(await proof(both)) == ("requests", 3)  # type: ignore[arg-type]
+
+
+async def test_a_pair_that_changed_places_and_a_record_that_is_gone_are_called_so(
+    untouched: Records,
+) -> None:
+    claims = untouched["node-events"]
+    swapped = [claims[1], claims[0], *claims[2:]]
+    report = await proof(await put_in(untouched | {"node-events": swapped}))
+    assert "changed places" in str(report.first)
+    report = await proof(await put_in(untouched | {"node-events": claims[1:]}))
+    assert "is gone" in str(report.first)
+    report = await proof(await put_in(untouched | {"node-events": [claims[4], *claims]}))
+    assert "put in" in str(report.first)
+
+
+# Details
+
+
+def with_details(untouched: Records, details: list[Record]) -> Records:
+    return untouched | {"details": details}
+
+
+async def test_changed_removed_and_swapped_details_are_found(untouched: Records) -> None:
+    details = untouched["details"]
+    for offset in range(len(details) - 1):
+        changed = [*details[:offset], replace(details[offset], value=b"x"), *details[offset + 1 :]]
+        assert first_of(await proof(await put_in(with_details(untouched, changed)))) == (
+            "details",
+            offset,
+        )
+        removed = [*details[:offset], *details[offset + 1 :]]
+        assert first_of(await proof(await put_in(with_details(untouched, removed)))) == (
+            "details",
+            offset,
+        )
+        swapped = list(details)
+        swapped[offset], swapped[offset + 1] = swapped[offset + 1], swapped[offset]
+        assert first_of(await proof(await put_in(with_details(untouched, swapped)))) == (
+            "details",
+            offset,
+        )
+
+
+async def test_erased_details_are_no_difference(untouched: Records) -> None:
+    erased = [*untouched["details"], Record(job_id(3).encode(), None)]
+    report = await proof(await put_in(with_details(untouched, erased)))
+    assert report.ok
+    assert (report.details_checked, report.details_gone) == (19, 1)
+
+
+# Another core
+
+
+class Reordering(ToyMachine):
+    """Decides the same in another order."""
+
+    def decide(self, state: ToyState, *, limit: int, observed: object = ()) -> Verdict:
+        verdict = super().decide(state, limit=limit, observed=observed)  # type: ignore[arg-type]
+        return Verdict(verdict.decisions[::-1], verdict.state_digest, verdict.complete)
+
+
+async def test_decisions_that_the_core_does_not_make_are_named_with_the_field(
+    untouched: Records,
+) -> None:
+    template = ToyMachine.quota()
+    machine = Reordering(template.name, template.output, template.inputs)
+    report = await verify(await put_in(untouched), [machine], CELL, promises=False)
+    assert report.first is not None
+    assert report.first.topic == "admissions"
+    assert "subject is 'job000000000', decided again it is 'job000000002'" in report.first.found

@@ -1,0 +1,154 @@
+"""Several coroutines as one; a log that is patient; observations that wait."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from tests.support.toy_cell import ToyCell, until
+from yardmaster.core.machine import Decision
+from yardmaster.eventlog.errors import AppendOutcomeUnknown, LogUnavailable
+from yardmaster.eventlog.port import Partition, Record
+from yardmaster.eventlog.testing import Fault, FaultKind, FaultPlan, FaultyLog
+from yardmaster.runtime.observations import Observations
+from yardmaster.runtime.patient import PatientLog
+from yardmaster.runtime.settings import RetryLimits
+from yardmaster.runtime.waiting import Work, first_of, together
+from yardmaster.schemas.events.machine import SnapshotTakenV1
+
+
+async def returns() -> int:
+    return 1
+
+
+async def fails() -> None:
+    await asyncio.sleep(0)
+    raise LogUnavailable(found="as the test wants")
+
+
+async def never() -> None:
+    await asyncio.Event().wait()
+
+
+async def test_together_ends_when_all_have_ended() -> None:
+    await together(returns(), returns())
+
+
+async def test_a_failure_cancels_the_rest_and_is_raised_as_itself() -> None:
+    with pytest.raises(LogUnavailable):
+        await together(never(), fails(), never())
+    with pytest.raises(LogUnavailable):
+        await first_of(never(), together(never(), fails()))
+
+
+async def test_first_of_ends_with_the_first() -> None:
+    await first_of(never(), returns(), never())
+
+
+async def test_two_failures_are_both_told() -> None:
+    async def fails_on_the_way_out() -> None:
+        try:
+            await never()
+        finally:
+            raise ValueError("two")
+
+    with pytest.raises(ExceptionGroup) as failed:
+        await together(fails_on_the_way_out(), fails())
+    assert [type(one) for one in failed.value.exceptions] == [LogUnavailable, ValueError]
+
+
+async def test_a_cancellation_of_the_caller_is_not_lost_to_a_failure() -> None:
+    async def fails_when_cancelled() -> None:
+        try:
+            await never()
+        finally:
+            raise ValueError("on the way out")
+
+    for way in (together, first_of):
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(_of(way, fails_when_cancelled(), never()))
+            for _ in range(3):
+                await asyncio.sleep(0)
+            task.cancel()
+        assert task.cancelled()
+
+
+async def _of(way: Callable[..., Awaitable[None]], *work: Work) -> None:
+    await way(*work)
+
+
+async def test_a_cancellation_before_the_work_began_leaves_nothing_unawaited() -> None:
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(_of(first_of, never(), never()))
+        await asyncio.sleep(0)
+        task.cancel()
+    assert task.cancelled()
+
+
+def patient(cell: ToyCell, kinds: list[FaultKind]) -> PatientLog:
+    faults = [
+        Fault(topic="requests", nth=nth, kind=kind) for nth, kind in enumerate(kinds, start=1)
+    ]
+    log = FaultyLog(cell.log, FaultPlan(cell.clock, faults))
+    limits = RetryLimits(attempts=3, first_pause_s=1, longest_pause_s=2)
+    return PatientLog(log, cell.clock, limits, cell.metrics().retries)
+
+
+REQUESTS = Partition("requests")
+
+
+async def test_what_was_not_written_is_tried_again_ever_slower_and_so_many_times() -> None:
+    cell = await ToyCell().create()
+    log = patient(cell, [FaultKind.UNAVAILABLE] * 2)
+    started_s = cell.clock.monotonic_s()
+
+    async def append() -> None:
+        await log.append(REQUESTS, [Record(b"k", b"v")])
+
+    done = asyncio.Event()
+    await together(_then(append(), done), until(done.is_set, cell.clock))
+    assert cell.clock.monotonic_s() - started_s >= 3
+    assert await cell.log.end(REQUESTS) == 1
+    log = patient(cell, [FaultKind.UNAVAILABLE] * 3)
+    with pytest.raises(LogUnavailable):
+        await first_of(append(), until(lambda: False, cell.clock))
+
+
+async def _then(work: object, done: asyncio.Event) -> None:
+    await work  # type: ignore[misc]
+    done.set()
+
+
+async def test_what_may_have_been_written_is_never_tried_again() -> None:
+    cell = await ToyCell().create()
+    log = patient(cell, [FaultKind.LANDED])
+    with pytest.raises(AppendOutcomeUnknown):
+        await log.append(REQUESTS, [Record(b"k", b"v")])
+    assert await cell.log.end(REQUESTS) == 1
+
+
+def seen(number: int) -> Decision:
+    return Decision(SnapshotTakenV1(cycle=number, state_digest="0" * 64), "main")
+
+
+async def test_observations_are_bounded_kept_in_order_and_let_go_when_recorded() -> None:
+    metrics = ToyCell().metrics()
+    waiting = Observations(3, metrics)
+    assert [waiting.put(seen(n), urgent=False) for n in (1, 1, 2, 3, 4)] == [
+        True,
+        False,
+        True,
+        True,
+        False,
+    ]
+    assert metrics.observations_dropped._value.get() == 1
+    assert not waiting.urgent.is_set()
+    waiting.recorded(1)
+    assert waiting.put(seen(5))
+    assert waiting.urgent.is_set()
+    assert list(waiting.first(2)) == [seen(2), seen(3)]
+    waiting.recorded(3)
+    assert not waiting.urgent.is_set()
+    waiting.put(seen(6))
+    waiting.clear()
+    assert len(waiting) == 0

@@ -1,0 +1,166 @@
+"""The service with the real machines: jobs are submitted, placed, relayed, run, and proved."""
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from tests.support.cell_world import World, asked, job, of
+from tests.support.logs import (
+    exited,
+    joined,
+    released,
+    started,
+)
+from tests.support.toy_cell import until
+from yardmaster.core.admission.machine import QuotaMachine
+from yardmaster.core.machine import Machine
+from yardmaster.core.scheduling.machine import SchedulerMachine
+from yardmaster.core.scheduling.policies import check
+from yardmaster.eventlog.port import Partition, Record
+from yardmaster.eventlog.sqlite import SqliteLog
+from yardmaster.eventlog.sqlite_format import OFFSET_BITS
+from yardmaster.runtime.clock import SystemClock
+from yardmaster.runtime.replay import at, verify
+from yardmaster.schemas.events.decisions import NodeLostV1, SlotsAllocatedV1, TaskEndedV1
+from yardmaster.schemas.position import Position
+from yardmaster.schemas.topics import TOPICS
+
+
+async def test_jobs_are_placed_relayed_run_and_proved(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.create()
+    async with world.running():
+        await world.claim(joined("n1", 2))
+        await world.request(*(asked(n) for n in range(3)))
+        allocated = of(
+            SlotsAllocatedV1, await world.happens(lambda e: len(of(SlotsAllocatedV1, e)) == 2)
+        )
+        for each in allocated:
+            await world.claim(started(each.task_id, "n1"))
+            await world.claim(exited(each.task_id, "n1"), released(each.task_id, "n1"))
+        await world.happens(lambda e: len(of(SlotsAllocatedV1, e)) == 3)
+        await world.happens(lambda e: len(of(TaskEndedV1, e)) == 2)
+        await until(lambda: True)
+        given = await world.assigned("n1")
+        assert len(of(SlotsAllocatedV1, given)) == 3
+    await world.prove()
+
+
+async def test_a_restart_goes_on_where_it_was_and_relays_nothing_twice_but_one_cycle(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    await world.create()
+    async with world.running():
+        await world.claim(joined("n1", 8))
+    for life in range(4):
+        async with world.running():
+            await world.request(asked(life))
+            await world.happens(lambda e, n=life: len(of(SlotsAllocatedV1, e)) == n + 1)  # type: ignore[misc]
+            for _ in range(30):
+                world.clock.advance(0.02)
+                await asyncio.sleep(0.001)
+    assert await world.snapshots.cycles("scheduler", "main")
+    assert '"snapshot_cycle": 3' in world.lines.getvalue(), "a later life started from it"
+    given = [e.task_id for e in of(SlotsAllocatedV1, await world.assigned("n1"))]
+    assert set(given) == {f"{job(n)}.0" for n in range(4)}
+    assert all(given.count(one) <= 2 for one in given)
+    await world.prove()
+
+
+async def test_a_silent_node_is_lost_and_its_tasks_wait_again(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.create(node_timeout_s=3)
+    async with world.running():
+        await world.claim(joined("n1", 2))
+        await world.request(asked(0))
+        await world.happens(lambda e: bool(of(SlotsAllocatedV1, e)))
+        world.clock.advance(2)
+        found = await world.happens(lambda e: bool(of(NodeLostV1, e)))
+        assert of(NodeLostV1, found)[0].node == "n1"
+        await world.claim(joined("n1", 2, life=2))
+        await world.happens(lambda e: len(of(SlotsAllocatedV1, e)) == 2)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert [type(e) for e in await world.assigned("n1")] == [
+            SlotsAllocatedV1,
+            NodeLostV1,
+            SlotsAllocatedV1,
+        ]
+    await world.prove()
+
+
+async def test_the_state_at_any_moment_is_that_of_the_time(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.create(node_timeout_s=3600)
+    async with world.running():
+        await world.claim(joined("n1", 2))
+        await world.request(asked(0))
+        await world.happens(lambda e: len(of(SlotsAllocatedV1, e)) == 1)
+        between_ms = world.clock.now_ms()
+        end = await world.log.end(Partition("decisions"))
+        world.clock.advance(60)
+        await world.request(asked(1))
+        await world.happens(lambda e: len(of(SlotsAllocatedV1, e)) == 2)
+    machine = SchedulerMachine()
+    then = await at(world.log, machine, "main", time_ms=between_ms + 1000)
+    assert set(then.state.jobs) == {job(0)}
+    same = await at(world.log, machine, "main", position=Position(cell="main", decisions=end))
+    assert same.state.digest() == then.state.digest()
+    assert same.cycle == then.cycle
+    again = await at(world.log, machine, "main", cycle=then.cycle)
+    assert again.position == then.position
+    assert then.position.covers(Position(cell="main", decisions=end))
+    now = await at(world.log, machine, "main")
+    assert set(now.state.jobs) == {job(0), job(1)}
+    nothing = await at(world.log, machine, "main", cycle=0)
+    assert (nothing.cycle, len(nothing.state.jobs)) == (0, 0)
+
+
+async def test_hostile_claims_stop_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    await world.create()
+    async with world.running():
+        await world.claim(joined("n1", 2))
+        for number in range(30):
+            await world.log.append(Partition("node-events"), [Record(b"main", b"x%d" % number)])
+            await world.log.append(Partition("requests"), [Record(b"main", b"x%d" % number)])
+        await world.request(asked(0))
+        await world.happens(lambda e: len(of(SlotsAllocatedV1, e)) == 1)
+    assert await world.log.end(Partition("quarantine")) == 60
+    await world.prove()
+
+
+async def test_a_record_taken_out_of_a_log_file_is_named(tmp_path: Path) -> None:
+    world = World(tmp_path / "snapshots")
+    await world.create()
+    async with world.running():
+        await world.claim(*(joined(f"n{n}", 1) for n in (1, 2, 3)))
+        await world.request(*(asked(n) for n in range(4)))
+        await world.happens(lambda e: len(of(SlotsAllocatedV1, e)) == 3)
+    path = tmp_path / "log.db"
+    for topic, offset in (("requests", 5), ("admissions", 3), ("node-events", 1), ("decisions", 2)):
+        path.unlink(missing_ok=True)
+        file = await SqliteLog.open(path, SystemClock())
+        await file.create_topics(list(TOPICS.values()))
+        for name in TOPICS:
+            records = await world.log.read(Partition(name), 0)
+            if records:
+                await file.append(Partition(name), [stored.record for stored in records])
+        await file.close()
+        with closing(sqlite3.connect(path)) as raw, raw:
+            (number,) = raw.execute(
+                "SELECT id FROM partitions WHERE topic = ?", (topic,)
+            ).fetchone()
+            deleted = raw.execute(
+                "DELETE FROM records WHERE id = ?", ((number << OFFSET_BITS) + offset,)
+            )
+            assert deleted.rowcount == 1
+        file = await SqliteLog.open(path, SystemClock())
+        machines: list[Machine[Any]] = [QuotaMachine(check), SchedulerMachine()]
+        report = await verify(file, machines, "main", promises=False)
+        await file.close()
+        assert report.first is not None
+        assert (report.first.topic, report.first.offset) == (topic, offset)

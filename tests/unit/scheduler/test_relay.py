@@ -1,0 +1,260 @@
+"""The relay: what counts reaches the nodes it concerns, whatever happens in between."""
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.logs import LogBuilder, allocated, incarnation, joined, placed
+from tests.support.toy_cell import until
+from yardmaster.core.commit import CommitReader
+from yardmaster.core.errors import ForeignRecord
+from yardmaster.eventlog.memory import MemoryLog
+from yardmaster.eventlog.port import EventLog, Partition, Record, StoredRecord
+from yardmaster.eventlog.snapshots import Snapshot, SnapshotStore
+from yardmaster.eventlog.testing import Fault, FaultKind, FaultPlan, FaultyLog
+from yardmaster.runtime.clock import ManualClock
+from yardmaster.runtime.telemetry import Telemetry
+from yardmaster.scheduler.metrics import ShellMetrics
+from yardmaster.scheduler.relay import OFFSET_HEADER, Relay, concerned
+from yardmaster.scheduler.settings import ShellLimits
+from yardmaster.schemas.events.decisions import (
+    AllocationRevokedV1,
+    LossCause,
+    NodeLostV1,
+    Outcome,
+    PreemptionRequestedV1,
+    TaskEndedV1,
+)
+from yardmaster.schemas.reasons import EndCode, Stop, StopCode
+from yardmaster.schemas.topics import TOPICS, assignments
+
+
+def task(number: int) -> str:
+    return f"job{number:09d}.0"
+
+
+class Rig:
+    """A log written by hand, and a relay that reads it."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.log = MemoryLog(self.clock)
+        self.builder = LogBuilder()
+        self.written = 0
+
+    async def create(self) -> "Rig":
+        await self.log.create_topics(list(TOPICS.values()))
+        return self
+
+    async def write(self) -> None:
+        """Append what the builder has more than the log."""
+        for entry in self.builder.of("decisions")[self.written :]:
+            await self.log.append(Partition("decisions"), [entry.record])
+        self.written = self.builder.end("decisions")
+
+    def relay(self, log: EventLog | None = None, snapshots: SnapshotStore | None = None) -> Relay:
+        telemetry = Telemetry("scheduler", now_ms=self.clock.now_ms, stream=io.StringIO())
+        return Relay(
+            log or self.log,
+            "main",
+            clock=self.clock,
+            limits=ShellLimits(),
+            metrics=ShellMetrics(telemetry),
+            snapshots=snapshots,
+        )
+
+    async def relayed(self, node: str) -> list[int]:
+        """The offsets in `decisions` of what a node's topic holds."""
+        return [int(dict(s.record.headers)[OFFSET_HEADER]) for s in await self.copies(node)]
+
+    async def copies(self, node: str) -> list[StoredRecord]:
+        return list(await self.log.read(Partition(assignments(node).name), 0))
+
+
+@pytest.fixture
+async def rig() -> Rig:
+    return await Rig().create()
+
+
+@asynccontextmanager
+async def running(relay: Relay, nodes: list[str], origin: Any = None) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as group:
+        work = group.create_task(relay.run(nodes, origin))
+        yield
+        work.cancel()
+
+
+async def settled(rig: Rig) -> None:
+    for _ in range(300):
+        await asyncio.sleep(0)
+    del rig
+
+
+async def test_each_decision_goes_to_the_nodes_it_concerns_and_no_other(rig: Rig) -> None:
+    rig.builder.scheduler.cycle(
+        allocated(task(1), placed("a", 0), placed("b", 0, replica=1)),
+        allocated(task(2), placed("b", 1)),
+    )
+    rig.builder.scheduler.cycle(
+        TaskEndedV1(task_id=task(2), attempt=1, outcome=Outcome.FAILED, code=EndCode.EXIT),
+        NodeLostV1(node="a", incarnation=incarnation(), cause=LossCause.SILENT, last_heard_at_ms=5),
+    )
+    await rig.write()
+    async with running(rig.relay(), ["a", "b", "c"]):
+        await settled(rig)
+    assert await rig.relayed("a") == [1, 5]
+    assert await rig.relayed("b") == [1, 2]
+    assert await rig.relayed("c") == []
+
+
+async def test_a_copy_is_the_record_with_its_offset(rig: Rig) -> None:
+    rig.builder.scheduler.cycle(allocated(task(1), placed("a", 0)))
+    await rig.write()
+    async with running(rig.relay(), ["a"]):
+        await settled(rig)
+    (copy,) = await rig.copies("a")
+    original = rig.builder.of("decisions")[1].record
+    assert copy.record.key == original.key
+    assert copy.record.value == original.value
+    assert copy.record.headers == (*original.headers, (OFFSET_HEADER, b"1"))
+
+
+async def test_a_cycle_without_its_commit_reaches_nobody_until_it_has_it(rig: Rig) -> None:
+    rig.builder.scheduler.cycle(
+        allocated(task(1), placed("a", 0)), allocated(task(2), placed("a", 1))
+    )
+    entries = rig.builder.of("decisions")
+    async with running(rig.relay(), ["a"]):
+        for entry in entries[:-1]:
+            await rig.log.append(Partition("decisions"), [entry.record])
+        await settled(rig)
+        assert await rig.relayed("a") == []
+        await rig.log.append(Partition("decisions"), [entries[-1].record])
+        await settled(rig)
+        assert await rig.relayed("a") == [1, 2]
+
+
+async def test_a_fenced_leaders_batch_reaches_nobody(rig: Rig) -> None:
+    rig.builder.scheduler.start_term(incarnation(1))
+    old = rig.builder.scheduler.writer
+    rig.builder.scheduler.start_term(incarnation(2))
+    rig.builder.append("decisions", old.envelope(allocated(task(1), placed("a", 0)), "x"))
+    rig.builder.scheduler.cycle(allocated(task(2), placed("a", 0)))
+    await rig.write()
+    async with running(rig.relay(), ["a"]):
+        await settled(rig)
+    assert await rig.relayed("a") == [3]
+
+
+async def test_nodes_that_join_get_a_topic_before_anything_is_placed_there(rig: Rig) -> None:
+    relay = rig.relay()
+    async with running(relay, []):
+        await settled(rig)
+        claim = rig.builder.claim(joined("new")).envelope
+        assert claim is not None
+        relay.heard([claim], None)  # type: ignore[arg-type]
+        await settled(rig)
+        assert await rig.log.end(Partition("assignments.new")) == 0
+
+
+async def test_a_node_without_a_topic_gets_one_when_a_decision_needs_it(rig: Rig) -> None:
+    rig.builder.scheduler.cycle(allocated(task(1), placed("a", 0)))
+    await rig.write()
+    async with running(rig.relay(), []):
+        await settled(rig)
+    assert await rig.relayed("a") == [1]
+
+
+async def test_it_goes_on_with_the_cycle_it_was_in_and_repeats_that_one_only(rig: Rig) -> None:
+    for number in range(3):
+        rig.builder.scheduler.cycle(
+            allocated(task(2 * number), placed("a", number)),
+            allocated(task(2 * number + 1), placed("b", number)),
+        )
+    await rig.write()
+    # A relay that fell after the second cycle reached `a` but not `b`.
+    await rig.log.create_topics([assignments("a"), assignments("b")])
+    first, second = (rig.builder.of("decisions")[at].record for at in (1, 4))
+    for node, copies in (("a", [(1, first), (4, second)]), ("b", [(2, first)])):
+        for offset, record in copies:
+            header = (OFFSET_HEADER, str(offset).encode())
+            copy = Record(record.key, record.value, (*record.headers, header))
+            await rig.log.append(Partition(assignments(node).name), [copy])
+    async with running(rig.relay(), ["a", "b"]):
+        await settled(rig)
+    assert await rig.relayed("a") == [1, 4, 4, 7]
+    assert await rig.relayed("b") == [2, 5, 8]
+
+
+async def test_it_starts_from_a_reader_that_is_early_enough(rig: Rig, tmp_path: Path) -> None:
+    store = SnapshotStore(str(tmp_path))
+    reader = CommitReader("scheduler", "main", "decisions")
+    dumps = []
+    for number in range(4):
+        rig.builder.scheduler.cycle(allocated(task(number), placed("a", number)))
+        for entry in rig.builder.of("decisions")[reader.next :]:
+            assert entry.envelope is not None
+            reader.feed(entry.offset, entry.digest, entry.envelope)
+        dumps.append(reader.dump())
+    await rig.write()
+    for cycle, dump in enumerate(dumps, 1):
+        payload = json.dumps({"reader": dump}).encode()
+        await store.save(
+            Snapshot(
+                machine="scheduler",
+                cell="main",
+                cycle=cycle,
+                state_digest="0" * 64,
+                payload=payload if cycle != 3 else b"{}",
+            )
+        )
+    relay = rig.relay(snapshots=store)
+    # Reached: the third cycle's decision, at offset 5; snapshots of cycles 3 and 4 come too late.
+    found = await relay._reader_before(5, dumps[3])
+    assert found.next == dumps[1]["next"]
+    assert (await relay._reader_before(9, dumps[3])).next == dumps[3]["next"]
+    assert (await relay._reader_before(8, dumps[3])).next == dumps[1]["next"], "3 is unreadable"
+    assert (await relay._reader_before(-1, dumps[3])).next == 0
+
+
+@pytest.mark.parametrize("kind", [FaultKind.LOST, FaultKind.LANDED, FaultKind.UNAVAILABLE])
+async def test_a_copy_of_unknown_outcome_is_repeated(rig: Rig, kind: FaultKind) -> None:
+    rig.builder.scheduler.cycle(allocated(task(1), placed("a", 0)))
+    await rig.write()
+    plan = FaultPlan(
+        rig.clock, [Fault(topic="assignments.a", nth=nth, kind=kind) for nth in (1, 2)]
+    )
+    async with running(rig.relay(FaultyLog(rig.log, plan)), ["a"]):
+        copies: list[int] = []
+
+        def arrived() -> bool:
+            return len(plan.happened) == 2
+
+        await until(arrived, rig.clock)
+        for _ in range(20):
+            rig.clock.advance(1)
+            await settled(rig)
+        copies = await rig.relayed("a")
+    assert set(copies) == {1}
+
+
+async def test_what_cannot_be_decoded_stops_it_by_name(rig: Rig) -> None:
+    await rig.log.append(Partition("decisions"), [Record(b"main", b"junk")])
+    with pytest.raises(ForeignRecord):
+        await rig.relay().run([], None)
+
+
+def test_stops_and_revocations_concern_the_nodes_they_name() -> None:
+    stop = Stop(code=StopCode.PRIORITY)
+    preempted = PreemptionRequestedV1(
+        task_id=task(1), attempt=1, nodes=("a", "b"), stop=stop, grace_s=5, deadline_at_ms=9
+    )
+    revoked = AllocationRevokedV1(task_id=task(1), attempt=1, nodes=("c",), stop=stop)
+    assert [*concerned(preempted)] == ["a", "b"]
+    assert [*concerned(revoked)] == ["c"]

@@ -1,0 +1,143 @@
+"""Silence: measured by the shell's own time, from heartbeats that are the node's own."""
+
+import asyncio
+import io
+from typing import Any
+
+import pytest
+
+from tests.support.toy_cell import until
+from yardmaster.eventlog.codec import encode
+from yardmaster.eventlog.memory import MemoryLog
+from yardmaster.eventlog.port import Partition, Record
+from yardmaster.runtime.clock import ManualClock
+from yardmaster.runtime.metrics import RuntimeMetrics
+from yardmaster.runtime.observations import Observations
+from yardmaster.runtime.telemetry import Telemetry
+from yardmaster.scheduler.metrics import ShellMetrics
+from yardmaster.scheduler.settings import ShellLimits
+from yardmaster.scheduler.silence import LiveNode, SilenceWatch
+from yardmaster.schemas.envelope import Actor, ActorKind, Envelope
+from yardmaster.schemas.events.decisions import NodeSilenceObservedV1
+from yardmaster.schemas.events.expiring import NodeHeartbeatV1
+from yardmaster.schemas.topics import HEARTBEATS
+
+LIFE, OTHER = "0" * 12, "1" * 12
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.log = MemoryLog(self.clock)
+        telemetry = Telemetry("scheduler", now_ms=self.clock.now_ms, stream=io.StringIO())
+        self.observations = Observations(100, RuntimeMetrics(telemetry))
+        self.nodes = [LiveNode("a", LIFE, 10), LiveNode("b", LIFE, 10)]
+        self.metrics = ShellMetrics(telemetry)
+        self.watch = SilenceWatch(
+            self.log,
+            lambda: self.nodes,
+            self.observations,
+            clock=self.clock,
+            limits=ShellLimits(),
+            metrics=self.metrics,
+        )
+        self._seq = 0
+
+    async def beat(self, node: str, life: str = LIFE, *, by: str | None = None) -> None:
+        event = NodeHeartbeatV1(
+            node=node, incarnation=life, sent_at_ms=1, running=0, gpu_milli_used=0
+        )
+        self._seq += 1
+        envelope = Envelope(
+            type=event.TYPE,
+            version=event.VERSION,
+            source=f"node/{by or node}",
+            epoch=1,
+            seq=self._seq,
+            subject=node,
+            time_ms=1,
+            actor=Actor(kind=ActorKind.NODE, id=by or node),
+            data=event,
+        )
+        await self.log.append(Partition("heartbeats"), [encode(envelope, node)])
+
+    def silent(self) -> list[tuple[str, int]]:
+        return [
+            (d.event.node, d.event.last_heard_at_ms)
+            for d in self.observations.first(100)
+            if isinstance(d.event, NodeSilenceObservedV1)
+        ]
+
+    async def passes(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.clock.advance(1)
+            for _ in range(30):
+                await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def rig() -> Any:
+    rig = Rig()
+    await rig.log.create_topics([HEARTBEATS])
+    async with asyncio.TaskGroup() as group:
+        work = group.create_task(rig.watch.run())
+        for _ in range(30):
+            await asyncio.sleep(0)
+        yield rig
+        work.cancel()
+
+
+async def test_a_node_is_silent_when_its_pools_timeout_has_passed(rig: Rig) -> None:
+    start_ms = rig.clock.now_ms()
+    for _ in range(15):
+        await rig.beat("a")
+        await rig.passes(1)
+    assert rig.silent() == [("b", start_ms)]
+
+
+async def test_silence_counts_from_this_shells_start(rig: Rig) -> None:
+    await rig.passes(10)
+    assert rig.silent() == []
+    await rig.passes(1)
+    assert {node for node, _ in rig.silent()} == {"a", "b"}
+
+
+async def test_the_last_heartbeat_is_what_is_observed(rig: Rig) -> None:
+    await rig.passes(5)
+    await rig.beat("a")
+    await rig.passes(1)
+    heard_ms = rig.clock.now_ms()
+    await rig.passes(12)
+    (found,) = [at_ms for node, at_ms in rig.silent() if node == "a"]
+    assert abs(found - heard_ms) <= 1000
+
+
+async def test_a_node_that_joins_has_its_full_time(rig: Rig) -> None:
+    await rig.passes(8)
+    rig.nodes = [*rig.nodes, LiveNode("c", LIFE, 10)]
+    await rig.passes(8)
+    assert {node for node, _ in rig.silent()} == {"a", "b"}
+
+
+async def test_heartbeats_of_others_lives_or_nodes_do_not_count(rig: Rig) -> None:
+    for _ in range(13):
+        await rig.beat("a", by="b")
+        await rig.beat("b", OTHER)
+        await rig.beat("unknown")
+        await rig.log.append(Partition("heartbeats"), [Record(b"a", b"junk")])
+        await rig.passes(1)
+    assert {node for node, _ in rig.silent()} == {"a", "b"}
+    assert len(rig.watch._heard) == 2, "what is not live takes no memory"
+
+
+async def test_the_same_silence_waits_for_its_cycle_once(rig: Rig) -> None:
+    await rig.passes(20)
+    assert len(rig.silent()) == 2
+    assert rig.metrics.silences._value.get() == 2
+
+
+async def test_what_is_no_longer_live_is_forgotten(rig: Rig) -> None:
+    rig.nodes = []
+    await rig.passes(20)
+    assert rig.silent() == []
+    await until(lambda: not rig.watch._heard, rig.clock)
