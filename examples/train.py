@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -25,7 +26,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--every", type=int, default=10, help="steps between two checkpoints")
     parser.add_argument("--pause", type=float, default=0.1, help="seconds a step takes at least")
-    parser.add_argument("--out", type=Path, default=Path("checkpoints"))
+    parser.add_argument(
+        "--out", type=Path, default=Path(tempfile.gettempdir()) / "yard-checkpoints"
+    )
     args = parser.parse_args()
     point = json.loads(os.environ.get("YARD_PARAMS") or "{}")
     rate, seed = float(point.get("rate", args.rate)), int(point.get("seed", args.seed))

@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TextIO
@@ -80,7 +81,9 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=1.0)
     parser.add_argument("--every", type=int, default=10)
     parser.add_argument("--pause", type=float, default=0.1)
-    parser.add_argument("--out", type=Path, default=Path("checkpoints"))
+    parser.add_argument(
+        "--out", type=Path, default=Path(tempfile.gettempdir()) / "yard-checkpoints"
+    )
     args = parser.parse_args()
     ring = Ring()
     attempt = os.environ.get("YARD_ATTEMPT", "1")

@@ -292,3 +292,25 @@ def test_without_a_server_it_is_unreachable(tmp_path: Path, dev: Dev) -> None:
     said = other.yard("ls", code=106)
     assert "yard dev" in said.err
     other.yard("ls", "--server", "http://127.0.0.1:9", code=106)
+
+
+def test_what_operators_look_at_is_there(dev: Dev) -> None:
+    slots = dev.yard("nodes", "slots", "node-1", "-o", "csv").lines
+    assert slots == ["slot,used,tasks", "0,0.0,", "1,0.0,"]
+    assert "address: 127.0.0.1" in dev.yard("nodes", "show", "node-1").out
+    assert "no snapshots" in dev.yard("snapshots").err
+    assert dev.yard("pools", "--sort", "-name", "--no-headers").out.startswith("default")
+    dev.yard("log", "stat")
+    dev.yard("log", "tail", "-n", "1")
+    assert dev.yard("doctor").code == 0
+
+
+def test_contexts_are_kept_and_used(tmp_path: Path) -> None:
+    dev = Dev(tmp_path)
+    dev.yard("login", "prod", "https://yard.example.org", "-p", "nlp")
+    assert dev.yard("contexts", "-o", "name").lines == ["dev", "prod"]
+    assert "https://yard.example.org" in dev.yard("config").out
+    dev.yard("contexts", "use", "dev")
+    assert "*       dev" in dev.yard("contexts").out
+    dev.yard("contexts", "use", "nowhere", code=2)
+    assert "_YARD_COMPLETE" in dev.yard("completion", "bash").out

@@ -14,7 +14,6 @@ from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster.core.scheduling.entities import NodeState, ReplicaState, Task
 from yardmaster.core.testing import Apply, Cell, Settle
 from yardmaster.schemas.envelope import Event
-from yardmaster.schemas.events import admissions as adm
 from yardmaster.schemas.events import decisions as dec
 from yardmaster.schemas.events import node_events as nev
 from yardmaster.schemas.reasons import NUMBERS
@@ -81,6 +80,14 @@ class World:
         self.hostile[source] += 1
         seq = HOSTILE_SEQ + sum(self.hostile.values())
         self.cell._inputs.append((event, f"{source}/1/{seq}"))
+
+    def join_with_tasks(self, name: str, task: Task) -> None:
+        """A node that nobody knows says that it runs a task."""
+        ref = nev.ReplicaRef(task_id=task.id, attempt=task.attempt, replica=0)
+        self.cell.node(name, running=(ref,))
+        event, _ = self.cell._inputs.pop()
+        self.cell.seq -= 1
+        self.lie(event, f"node/{name}")
 
     def repeat_claim(self, number: int) -> None:
         """An old claim arrives once more, with the identity it had."""
@@ -211,13 +218,3 @@ def counts(steps: Sequence[Any]) -> Counter[str]:
     kinds = Counter(s.event.TYPE for s in steps if isinstance(s, Apply))
     kinds["cut"] = sum(1 for s in steps if isinstance(s, Settle) and not s.complete)
     return kinds
-
-
-LIES = (
-    nev.TaskStartedV1,
-    nev.CheckpointDoneV1,
-    nev.TaskProgressedV1,
-    nev.TaskExitedV1,
-    nev.SlotsReleasedV1,
-)
-VERDICTS = (adm.CancelAcceptedV1, adm.TaskPausedV1, adm.TaskResumedV1)

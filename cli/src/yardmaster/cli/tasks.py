@@ -14,7 +14,7 @@ from yardmaster.cli.remote import Ref, Remote, plain, rows
 from yardmaster.cli.selection import filter_options, filters, narrowed
 from yardmaster.cli.session import Session, command, detaching
 from yardmaster.cli.tables import TASKS
-from yardmaster.schemas.api import ENDED, Accepted, Phase
+from yardmaster.schemas.api import ENDED, Accepted
 
 #: Pause between two looks of `--watch`, in seconds.
 WATCH_S: Final = 1.0
@@ -238,7 +238,3 @@ def resume(session: Session, refs: tuple[str, ...], yes: bool, **given: Any) -> 
     """Let paused jobs or tasks run again."""
     targets = _targets(session, refs, yes, given, "resume")
     _ask_all(session, targets, session.remote.client.resume)
-
-
-#: Phases in which a task still holds or wants slots; for callers that watch until all is done.
-OPEN: Final = tuple(phase for phase in Phase if phase not in ENDED)

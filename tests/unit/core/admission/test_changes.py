@@ -81,6 +81,14 @@ def test_a_job_whose_tasks_were_cancelled_one_by_one_is_cancelled():
     refused(desk.one(r.CancelRequestedV1(job_id=JOB)), AdmissionCode.WRONG_PHASE)
 
 
+def test_a_cancelled_job_may_still_be_denied_the_rest_of_its_grace():
+    desk = with_job(tasks=2)
+    desk.one(r.CancelRequestedV1(job_id=JOB))
+    refused(desk.one(r.CancelRequestedV1(job_id=JOB)), AdmissionCode.WRONG_PHASE)
+    at_once = r.CancelRequestedV1(job_id=JOB, immediate=True)
+    assert desk.one(at_once) == a.CancelAcceptedV1(job_id=JOB, immediate=True)
+
+
 def test_a_cancelled_task_leaves_the_others_alone():
     desk = with_job(tasks=2)
     desk.one(r.CancelRequestedV1(job_id=JOB, index=0))

@@ -220,11 +220,14 @@ class Leader(Generic[S]):
         """Read ahead; returns the whole cycles of other machines that are there."""
         whole = {}
         for source in self.fold.inputs.values():
-            await _cursor(source).fill(self._limits.max_inputs)
-            if isinstance(source, Upstream):
+            there = await _cursor(source).fill(self._limits.max_inputs)
+            # What was read ahead may end within a cycle whose rest is there too.
+            while there and isinstance(source, Upstream):
                 taken = source.take_counted(self._limits.max_inputs)
                 if taken is not None:
                     whole[source] = taken
+                    break
+                there = await source.cursor.fill(1)
         return whole
 
     def _take_inputs(self, whole: dict[Upstream, Taken]) -> list[Taken]:

@@ -163,7 +163,9 @@ def _request_refused_v1(state: AdmissionState, verdict: a.RequestRefusedV1, requ
 def _cancel_accepted_v1(
     state: AdmissionState, verdict: a.CancelAcceptedV1, request: r.CancelRequestedV1
 ) -> None:
-    job = _job(state, verdict)
+    job = state.jobs.get(verdict.job_id)
+    if job is None:
+        raise ImpossibleEvent(event=verdict.TYPE, found=f"job {verdict.job_id} is unknown")
     gone = job.bits(verdict.index)
     changed = replace(job, cancelled=job.cancelled | gone, paused=job.paused & ~gone)
     state.put_job(verdict.job_id, changed)

@@ -72,9 +72,14 @@ def _live(
 
 
 def judge_cancel(state: AdmissionState, request: r.CancelRequestedV1) -> Event:
-    """A job or task can be cancelled once."""
+    """A job or task can be cancelled once; `immediate` may follow, to end its grace."""
     job = _live(state, request, request.job_id, request.index)
-    if not isinstance(job, Job):
+    cancelled = (
+        isinstance(job, a.RequestRefusedV1)
+        and job.code is AdmissionCode.WRONG_PHASE
+        and state.jobs.get(request.job_id) is not None
+    )
+    if isinstance(job, a.RequestRefusedV1) and not (request.immediate and cancelled):
         return job
     return a.CancelAcceptedV1(
         job_id=request.job_id, index=request.index, immediate=request.immediate

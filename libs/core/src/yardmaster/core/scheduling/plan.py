@@ -35,15 +35,20 @@ def plan(draft: Draft) -> None:
     """Consider every group that is awake in every pool, each in its pools' order of preference.
 
     Pools take turns in the order of their names until nobody is left: a group waits for its turn in
-    a pool while one that it prefers has not answered yet.
+    a pool while one that it prefers has not answered yet, and those behind it wait with it (else
+    they would start only to be stopped for it). Where that leaves nobody to consider, it is passed
+    over.
     """
     pools = sorted(draft.state.pools.values(), key=lambda pool: pool.name)
     passes = [PoolPass(draft, pool) for pool in pools if pool.config is not None]
-    considered = True
-    while considered:
+    pass_over = False
+    while True:
         considered = False
         for one in passes:
-            considered |= one.run(passes)
+            considered |= one.run(passes, pass_over=pass_over)
+        if not considered and pass_over:
+            return
+        pass_over = not considered
 
 
 class PoolPass:
@@ -67,9 +72,9 @@ class PoolPass:
         #: Where the last of the equals being considered was placed, if the next one goes there too.
         self._room: Room | None = None
 
-    def run(self, passes: "list[PoolPass]") -> bool:
-        """Consider whom no preferred pool still has to answer; returns whether anybody was
-        considered.
+    def run(self, passes: "list[PoolPass]", *, pass_over: bool) -> bool:
+        """Consider whom no preferred pool still has to answer, up to the first who has to wait for
+        one (with `pass_over`: all of them); returns whether anybody was considered.
         """
         if not self._started:
             self._started = True
@@ -81,11 +86,15 @@ class PoolPass:
         considered = False
         deferred: list[Group] = []
         while self._line:
-            _, _, (_, group, task, rest) = heappop(self._line)
+            entry = heappop(self._line)
+            _, _, (_, group, task, rest) = entry
             if task.group is not group:
                 self._next(group, rest)
                 continue
             if self._prefers_another(group, passes):
+                if not pass_over:
+                    heappush(self._line, entry)
+                    break
                 deferred.append(group)
                 self._queued.discard(group)
                 continue

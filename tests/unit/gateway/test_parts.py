@@ -1,0 +1,217 @@
+"""The gateway's parts by themselves: ids, digests, the writer, tokens."""
+
+import asyncio
+import json
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from tests.support.gateway import CALLERS
+from tests.support.views import telemetry
+from yardmaster.eventlog.codec import decode
+from yardmaster.eventlog.errors import AppendOutcomeUnknown, LogUnavailable
+from yardmaster.eventlog.memory import MemoryLog
+from yardmaster.eventlog.port import Partition
+from yardmaster.gateway import writer as writing
+from yardmaster.gateway.auth import TokenFile, digest_of
+from yardmaster.gateway.errors import Busy, TokenFileRefused
+from yardmaster.gateway.submission import body_digest, job_id
+from yardmaster.gateway.writer import Asker, RequestWriter
+from yardmaster.runtime.clock import SystemClock
+from yardmaster.schemas.api import parse_job
+from yardmaster.schemas.events.requests import NodeUncordonRequestedV1
+from yardmaster.schemas.topics import TOPICS
+
+LOG_ID = "0123456789abcdef" * 2
+ASKER = Asker(CALLERS["nlp"], None)
+
+
+def test_a_job_id_never_changes_for_its_inputs() -> None:
+    assert job_id(LOG_ID, "nlp", "nina", "k") == "1l2vqyy4gxv9"
+
+
+def test_a_job_id_tells_its_parts_apart() -> None:
+    ids = {
+        job_id(LOG_ID, "nlp", "nina", "k"),
+        job_id(LOG_ID, "nl", "pnina", "k"),
+        job_id(LOG_ID, "nlp", "ninak", ""),
+        job_id("f" * 32, "nlp", "nina", "k"),
+    }
+    assert len(ids) == 4
+
+
+def test_a_body_digest_is_of_what_is_said_not_how() -> None:
+    def digest(body: str, key: str = "k") -> str:
+        return body_digest(parse_job(body), key)
+
+    one = digest('{"project":"nlp","run":{"command":["a"]},"resources":{"gpus":1}}')
+    assert one == digest(
+        '{"run":{"command":["a"]}, "resources":{"gpus":1.0}, "project":"nlp", "priority":null}'
+    )
+    assert one != digest('{"project":"nlp","run":{"command":["b"]},"resources":{"gpus":1}}')
+    assert one != digest('{"project":"nlp","run":{"command":["a"]},"resources":{"gpus":1}}', "l")
+
+
+# --- the writer ---------------------------------------------------------------------------------
+
+
+class SlowLog(MemoryLog):
+    """Appends wait until they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+        self.gate = asyncio.Event()
+        self.batches: list[int] = []
+        self.error: Exception | None = None
+
+    async def append(self, partition, batch):  # type: ignore[no-untyped-def]
+        await self.gate.wait()
+        self.batches.append(len(batch))
+        if self.error is not None:
+            raise self.error
+        return await super().append(partition, batch)
+
+
+async def slow() -> tuple[SlowLog, RequestWriter]:
+    log = SlowLog()
+    await log.create_topics(tuple(TOPICS.values()))
+    made = RequestWriter(
+        log, SystemClock(), telemetry("gateway"), cell="main", partition=0, instance="gw-1"
+    )
+    return log, made
+
+
+def event(number: int) -> tuple[NodeUncordonRequestedV1, str]:
+    return NodeUncordonRequestedV1(node=f"n{number}"), f"n{number}"
+
+
+async def test_requests_that_wait_together_are_one_batch_in_order() -> None:
+    log, writer = await slow()
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(writer.record([event(i)], ASKER)) for i in range(20)]
+        await asyncio.sleep(0)
+        log.gate.set()
+    assert log.batches == [20], "the first to be flushed takes all that wait"
+    assert [task.result() for task in tasks] == list(range(20))
+    stored = await log.read(Partition("requests"), 0)
+    envelopes = [decode(each.record) for each in stored]
+    assert [one.seq for one in envelopes] == list(range(20)), "quota takes rising numbers only"
+    assert [one.subject for one in envelopes] == [f"n{i}" for i in range(20)]
+
+
+async def test_events_of_one_request_lie_side_by_side() -> None:
+    log, writer = await slow()
+    log.gate.set()
+    offsets = await asyncio.gather(*(writer.record([event(i), event(i)], ASKER) for i in range(5)))
+    stored = await log.read(Partition("requests"), 0)
+    subjects = [decode(each.record).subject for each in stored]
+    for number, offset in enumerate(offsets):
+        assert subjects[offset : offset + 2] == [f"n{number}"] * 2
+
+
+async def test_what_became_of_a_batch_is_told_to_all_of_it() -> None:
+    log, writer = await slow()
+    log.error = LogUnavailable(found="gone")
+    log.gate.set()
+    results = await asyncio.gather(
+        *(writer.record([event(i)], ASKER) for i in range(3)), return_exceptions=True
+    )
+    assert all(isinstance(one, LogUnavailable) for one in results)
+    log.error = None
+    assert await writer.record([event(9)], ASKER) == 0
+
+
+async def test_a_caller_that_goes_away_leaves_the_others_of_its_batch_in_doubt() -> None:
+    log, writer = await slow()
+    first = asyncio.get_running_loop().create_task(writer.record([event(0)], ASKER))
+    second = asyncio.get_running_loop().create_task(writer.record([event(1)], ASKER))
+    await asyncio.sleep(0.01)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    with pytest.raises(AppendOutcomeUnknown):
+        await second
+    log.gate.set()
+    assert await writer.record([event(2)], ASKER) == 0
+
+
+async def test_too_many_waiting_requests_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "MAX_WAITING", 2)
+    log, writer = await slow()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(writer.record([event(0)], ASKER))
+        await asyncio.sleep(0)  # this one is being appended, the next two wait
+        for number in (1, 2):
+            group.create_task(writer.record([event(number)], ASKER))
+        await asyncio.sleep(0)
+        with pytest.raises(Busy):
+            await writer.record([event(3)], ASKER)
+        log.gate.set()
+
+
+async def test_a_detail_is_found_by_its_offset_and_digest() -> None:
+    log, writer = await slow()
+    log.gate.set()
+    from yardmaster.schemas.events.details import RequestNotedV1
+
+    note = RequestNotedV1(salt="0" * 32, subject="n1", text="fan")
+    ref = await writer.detail(note, "note.1", "n1", ASKER)
+    stored = (await log.read(Partition("details"), ref.offset))[0]
+    assert sha256(stored.record.value or b"").hexdigest() == ref.digest
+
+
+# --- tokens -------------------------------------------------------------------------------------
+
+
+def token_file(path: Path, *tokens: str, mode: int = 0o600) -> Path:
+    entries = [
+        {
+            "id": f"t{number}",
+            "digest": digest_of(token),
+            "user": f"user{number}",
+            "roles": [{"role": "user", "scope": "project", "name": "nlp"}],
+        }
+        for number, token in enumerate(tokens)
+    ]
+    path.write_text(json.dumps({"version": 1, "tokens": entries}))
+    path.chmod(mode)
+    return path
+
+
+async def test_a_token_of_the_file_stands_for_its_user(tmp_path: Path) -> None:
+    tokens = TokenFile(token_file(tmp_path / "tokens.json", "s3cret"))
+    found = await tokens.identify("s3cret")
+    assert found is not None
+    assert (found.user, found.credential_id, found.method) == ("user0", "t0", "token")
+    assert await tokens.identify("other") is None
+
+
+async def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
+    path = token_file(tmp_path / "tokens.json", "old")
+    tokens = TokenFile(path)
+    token_file(path, "new", "newer")
+    assert await tokens.identify("old") is None
+    assert await tokens.identify("newer") is not None
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660])
+def test_a_file_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
+    path = token_file(tmp_path / "tokens.json", "s3cret", mode=mode)
+    with pytest.raises(TokenFileRefused, match="chmod 600"):
+        TokenFile(path)
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"tokens": [{"id": "a"}]}', '{"tokens": "s3cret"}'])
+def test_a_file_that_is_none_is_refused_without_quoting_it(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "tokens.json"
+    path.write_text(content)
+    path.chmod(0o600)
+    with pytest.raises(TokenFileRefused) as caught:
+        TokenFile(path)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TokenFileRefused, match="No such file"):
+        TokenFile(tmp_path / "tokens.json")
