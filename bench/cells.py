@@ -29,14 +29,14 @@ def cell(nodes: int, gpus: int, **options: bool) -> ClusterState:
     return state
 
 
-def joined(number: int, gpus: int) -> NodeJoinedV1:
+def joined(number: int, gpus: int, pool: str = "main") -> NodeJoinedV1:
     """The n-th node joins."""
     return NodeJoinedV1(
         node=f"n{number}",
         incarnation="0" * 12,
         boot_id="0" * 8,
         schema_version=1,
-        pool="main",
+        pool=pool,
         node_type="any",
         gpus=gpus,
         cpu_milli=256_000,

@@ -4,7 +4,7 @@ A script is blocks, parted by blank lines. A block is commands, a line `----` an
 followed; lines that start with `#` say what it is about. Commands:
 
     pool main preemption=no start_timeout=10     node n1 gpus=4 [pool= type= cpus= memory= life=]
-    submit train replicas=2 gpus=3 [any field of a spec; gpus=0.5 is a share; fixed: not preemptible]
+    submit train replicas=2 gpus=3 [any field of a spec; gpus=0.5: a share; fixed: not preemptible]
     starts|ends|exits|releases|never-starts TASK [replica=] [code=] [signal=] [done]
     checkpoint TASK step=     cancel|pause|resume TASK [now]     priority|weight|max-slots JOB N
     project p [department=] limit=     department d limit=
@@ -76,7 +76,9 @@ def _command(cell: Cell, verb: str, words: list[str]) -> None:
 
 
 def _pairs(words: list[str]) -> list[tuple[str, str]]:
-    return [(key, value) for word in words if "=" in word for key, _, value in [word.partition("=")]]
+    return [
+        (key, value) for word in words if "=" in word for key, _, value in [word.partition("=")]
+    ]
 
 
 def _value(text: str) -> Any:

@@ -17,7 +17,7 @@ import pytest
 from tests.support.node_agent import DEADLINE_S, OTHER_INCARNATION, AgentWorld, python, sh
 from yardmaster.eventlog.errors import AppendOutcomeUnknown, LogUnavailable
 from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.eventlog.port import Partition, Record
+from yardmaster.eventlog.port import Partition, Record, StoredRecord
 from yardmaster.eventlog.sqlite import SqliteLog
 from yardmaster.node_agent.agent import run
 from yardmaster.node_agent.book import ReplicaKey
@@ -476,3 +476,27 @@ class Forgetful:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
+
+
+class Away(Deaf):
+    """A log that cannot be read for a moment."""
+
+    def __init__(self, world: AgentWorld) -> None:
+        super().__init__(world)
+        self.away_for = 3
+
+    async def read(
+        self, partition: Partition, offset: int, *, max_records: int = 1000
+    ) -> Sequence[StoredRecord]:
+        if partition.topic == "details" and self.away_for:
+            self.away_for -= 1
+            raise LogUnavailable(found="away")
+        return await self._inner.read(partition, offset, max_records=max_records)
+
+
+async def test_an_agent_outlives_a_log_that_cannot_be_read_for_a_moment(world: AgentWorld) -> None:
+    away: Any = Away(world)
+    async with world.agent(replace(world.ports(), log=away)):
+        task = await world.allocate(sh("true"))
+        assert (await world.exit_of(task)).exit_code == 0
+    assert away.away_for == 0

@@ -1,9 +1,9 @@
 """A cell that is treated badly, beside a twin that is not: both must decide the same.
 
 `World` sends every honest input to both. The cell it looks at is restarted from snapshots, is fed
-repeats of what it was told, applies each of its own decisions twice and hears hostile claims; the twin
-is spared all that. After every cycle their decisions and digests are compared, and the cell's indexes
-with what its facts say.
+repeats of what it was told, applies each of its own decisions twice and hears hostile claims; the
+twin is spared all that. After every cycle their decisions and digests are compared, and the cell's
+indexes with what its facts say.
 """
 
 from collections import Counter
@@ -75,6 +75,32 @@ class World:
         self.both("claim", event)
         self.told.append(self.cell._inputs[-1])
 
+    def start(self, number: int | None = None) -> bool:
+        """Every replica that was placed starts (or one of them); whether there was any."""
+        found = self.replicas(ReplicaState.ALLOCATED)
+        if number is not None and found:
+            found = [found[number % len(found)]]
+        for task, replica in found:
+            about = self.cell._about(task, replica)
+            self.claim(nev.TaskStartedV1(**about, boot_id="00000000", pid=1, process_started=1))
+        return bool(found)
+
+    def obey(self) -> bool:
+        """Whatever was asked to stop saves itself and is gone; whether anything was."""
+        stopping = [
+            (task, replica, was)
+            for was in (ReplicaState.ALLOCATED, ReplicaState.STARTED, ReplicaState.EXITED)
+            for task, replica in self.replicas(was)
+            if task.run is not None and task.run.stop is not None
+        ]
+        for task, replica, was in stopping:
+            about = self.cell._about(task, replica)
+            if was is ReplicaState.STARTED:
+                self.claim(nev.TaskExitedV1(**about, exit_code=0))
+            never = was is ReplicaState.ALLOCATED
+            self.claim(nev.SlotsReleasedV1(**about, never_started=never))
+        return bool(stopping)
+
     def lie(self, event: Any, source: str) -> None:
         """A hostile claim, to the cell alone."""
         self.hostile[source] += 1
@@ -104,9 +130,10 @@ class World:
         start = len(self.cell.steps)
         decided = self.cell.cycle(after_s=after_s, limit=limit, silent=silent)
         expected = self.twin.cycle(after_s=after_s, limit=limit, silent=silent)
-        ours, theirs = [e for e in decided if e not in expected], [
-            e for e in expected if e not in decided
-        ]
+        ours, theirs = (
+            [e for e in decided if e not in expected],
+            [e for e in expected if e not in decided],
+        )
         assert decided == expected, f"ill-treated: {ours}; spared: {theirs}"
         assert self.cell.state.digest() == self.twin.state.digest()
         for step in self.cell.steps[start:]:
@@ -126,6 +153,7 @@ class World:
 
         A cell that slept through something it waited for would move now (L1, L2).
         """
+        decided: list[Event] = []
         for _ in range(60):
             decided = self.cycle()
             state = self.cell.state
@@ -144,6 +172,18 @@ class World:
         again._inputs.clear()
         moved = [e for e in again.cycle() if not isinstance(e, dec.TaskUnschedulableV1)]
         assert not moved, f"slept through it: {moved[:3]}"
+
+    def come_to_rest(self) -> None:
+        """With agents that do as they are told and nothing new, all comes to rest: nobody is
+        stopped for one whom he will be started before (L1, S7).
+        """
+        for _ in range(40):
+            busy = self.obey()
+            if not busy:
+                busy = self.start()
+            if not self.cycle() and not busy and self.cell.complete:
+                return self.settle()
+        raise AssertionError("still stopping and starting")
 
     # What must hold of a cycle's decisions
 
@@ -174,7 +214,8 @@ class World:
             task = state.task(event.task_id)
             run = task.run
             assert run is not None
-            assert not (task.cancelled or task.paused), f"{task.id} starts after all (S9)"
+            assert not task.cancelled, f"{task.id} starts after its cancel (S9)"
+            assert not task.paused, f"{task.id} starts though it is paused"
             for placement in event.placements:
                 node = state.nodes[placement.node]
                 assert node.state is NodeState.UP, f"{task.id} starts on a node that is away"

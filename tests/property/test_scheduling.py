@@ -20,8 +20,10 @@ from yardmaster.schemas.events import requests as req
 from yardmaster.schemas.resources import Resources
 
 NODES = ("n1", "n2", "n3")
-MOST_JOBS = 14
+MOST_JOBS = 20
 OPEN = (ReplicaState.ALLOCATED, ReplicaState.STARTED, ReplicaState.EXITED)
+
+LIES = ("author", "attempt", "task", "incarnation", "place", "new")
 
 numbers = st.integers(0, 99)
 nodes = st.sampled_from(NODES)
@@ -55,7 +57,9 @@ unusual = st.one_of(
     st.just({}),
     st.just({}),
     st.fixed_dictionaries({"max_concurrent": st.integers(1, 2)}),
-    st.fixed_dictionaries({"pools": st.sampled_from([("side",), ("main", "side"), ("side", "main")])}),
+    st.fixed_dictionaries(
+        {"pools": st.sampled_from([("side",), ("main", "side"), ("side", "main")])}
+    ),
     st.fixed_dictionaries({"node_types": st.sampled_from([("sxm",), ("sxm", "any"), ("none",)])}),
     st.fixed_dictionaries({"max_slots_milli": st.sampled_from([1000, 4000])}),
     st.fixed_dictionaries({"min_runtime_s": st.sampled_from([5, 30])}),
@@ -65,7 +69,9 @@ unusual = st.one_of(
     st.just({"exit_zero": req.ExitZero.FINISHED}),
     st.fixed_dictionaries({"grace_s": st.sampled_from([0, 5])}),
 )
-specs = st.builds(lambda *parts: {k: v for part in parts for k, v in part.items()}, plain_specs, unusual, unusual)
+specs = st.builds(
+    lambda *parts: {k: v for part in parts for k, v in part.items()}, plain_specs, unusual, unusual
+)
 
 
 class Histories(RuleBasedStateMachine):
@@ -106,6 +112,23 @@ class Histories(RuleBasedStateMachine):
         self.world.both("submit", name, project=project, **spec)
         if at_once:
             self.world.cycle()
+
+    @rule(
+        resources=st.sampled_from(WHOLE),
+        replicas=st.sampled_from([1, 1, 2]),
+        priority=st.integers(1, 9),
+        low=st.integers(0, 4),
+    )
+    def submit_something_urgent(
+        self, resources: Resources, replicas: int, priority: int, low: int
+    ) -> None:
+        """Others run, more of them wait, and somebody comes who may have them stopped."""
+        if self.world.start():
+            self.world.cycle()
+        urgent = {"resources": resources, "replicas": replicas, "priority": priority}
+        self.submit(urgent, "p", at_once=True)
+        if low:
+            self.submit({"priority": 60 + low, "tasks": low}, "q", at_once=True)
 
     @rule(
         number=numbers,
@@ -184,7 +207,9 @@ class Histories(RuleBasedStateMachine):
 
     @rule(
         name=nodes,
-        how=st.sampled_from(["again", "leave", "cordon", "uncordon", "uncordon", "drain", "silent"]),
+        how=st.sampled_from(
+            ["again", "leave", "cordon", "uncordon", "uncordon", "drain", "silent"]
+        ),
         for_s=st.sampled_from([1, 40, 70]),
     )
     def change_node(self, name: str, how: str, for_s: int) -> None:
@@ -217,14 +242,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(number=numbers, how_many=st.sampled_from(["all", "all", "one"]))
     def start(self, number: int, how_many: str) -> None:
-        found = self.world.replicas(ReplicaState.ALLOCATED)
-        if how_many == "one" and found:
-            found = [found[number % len(found)]]
-        for task, replica in found:
-            about = self.world.cell._about(task, replica)
-            self.world.claim(
-                nev.TaskStartedV1(**about, boot_id="00000000", pid=1, process_started=1)
-            )
+        self.world.start(number if how_many == "one" else None)
         self.world.cycle()
 
     @rule(
@@ -233,7 +251,7 @@ class Histories(RuleBasedStateMachine):
         done=st.booleans(),
         free=st.sampled_from([True, True, False]),
     )
-    def exit(self, number: int, how: dict[str, int], done: bool, free: bool) -> None:
+    def exit(self, number: int, how: dict[str, Any], done: bool, free: bool) -> None:
         for _, about in self._one_of(number, ReplicaState.STARTED):
             oom = "signal" in how and done
             self.world.claim(nev.TaskExitedV1(**about, **how, done=done, out_of_memory=oom))
@@ -249,15 +267,7 @@ class Histories(RuleBasedStateMachine):
     @rule()
     def obey(self) -> None:
         """Whatever was asked to stop does."""
-        for task, replica in self.world.replicas(*OPEN):
-            run = task.run
-            if run is None or run.stop is None:
-                continue
-            about = self.world.cell._about(task, replica)
-            never = run.replicas[replica] == ReplicaState.ALLOCATED
-            if run.replicas[replica] == ReplicaState.STARTED:
-                self.world.claim(nev.TaskExitedV1(**about, exit_code=0))
-            self.world.claim(nev.SlotsReleasedV1(**about, never_started=never))
+        self.world.obey()
         self.world.cycle()
 
     @rule(number=numbers, step=st.integers(0, 5))
@@ -268,7 +278,7 @@ class Histories(RuleBasedStateMachine):
 
     # What the twin is spared
 
-    @rule(number=numbers, kind=st.sampled_from(["author", "attempt", "task", "incarnation", "new"]))
+    @rule(number=numbers, kind=st.sampled_from(LIES))
     def lie(self, number: int, kind: str) -> None:
         for task, about in self._one_of(number, *OPEN):
             source = "node/n9" if kind == "author" else f"node/{about['node']}"
@@ -279,9 +289,18 @@ class Histories(RuleBasedStateMachine):
                 about["attempt"] += 1
             elif kind == "task":
                 about["task_id"] = "nobody000000.0"
+            elif kind == "place":
+                others = [n for n in self.state.nodes.values() if n.name != about["node"]]
+                if not others:
+                    return
+                other = others[number % len(others)]
+                about |= {"node": other.name, "incarnation": other.incarnation or "f" * 12}
+                source = f"node/{other.name}"
+                if any(p.node == other.name for p in task.run.placements):
+                    return
             elif kind == "incarnation":
                 about["incarnation"] = "f" * 12
-            started = {"boot_id": "00000000", "pid": 1, "process_started": 1}
+            started: dict[str, Any] = {"boot_id": "00000000", "pid": 1, "process_started": 1}
             self.world.lie(nev.SlotsReleasedV1(**about, never_started=number % 2 == 0), source)
             self.world.lie(nev.TaskExitedV1(**about, exit_code=number), source)
             self.world.lie(nev.TaskStartedV1(**about, **started), source)
@@ -298,7 +317,9 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
+        before = self.state.digest()
         self.world.cell.restart()
+        assert self.state.digest() == before, "a snapshot is not the state it was taken of"
 
     # Time
 
@@ -320,7 +341,7 @@ class Histories(RuleBasedStateMachine):
     def teardown(self) -> None:
         if self.world.broken:
             return
-        self.world.settle()
+        self.world.come_to_rest()
         folded = fold(self.world.twin.steps)
         assert folded.digest() == self.state.digest(), "a standby gets another state"
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,26 @@ def test_a_second_process_is_refused_and_told_who_is_first(folder: DataFolder) -
         DataFolder.take(folder.path)
     assert caught.value.exit_code == Exit.CONFLICT
     assert f"pid {os.getpid()}" in caught.value.message
+
+
+def test_who_was_killed_is_given_the_time_to_let_go_of_its_lock(tmp_path: Path) -> None:
+    first = DataFolder.take(tmp_path / "data")
+    # A child of it still has the lock for a while; the parent, whose pid it says, is no more.
+    parent = subprocess.Popen(["true"])
+    parent.wait()
+    (first.path / "lock").write_text(f"{parent.pid}\n")
+    script = "import time; print(flush=True); time.sleep(0.3)"
+    child = subprocess.Popen(
+        [sys.executable, "-S", "-c", script], stdout=subprocess.PIPE, pass_fds=[first.lock]
+    )
+    with child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        os.close(first.lock)
+        second = DataFolder.take(first.path)
+        assert child.wait() == 0
+    assert (second.path / "lock").read_text() == f"{os.getpid()}\n"
+    os.close(second.lock)
 
 
 def test_the_token_is_private_and_stays(folder: DataFolder) -> None:

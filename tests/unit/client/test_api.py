@@ -135,7 +135,7 @@ def test_an_answer_that_is_none_is_said_so(answer: httpx.Response) -> None:
 
 
 def test_filters_become_parameters() -> None:
-    page = {"items": [], "next_cursor": None, "position": "main@r1"}
+    page: dict[str, Any] = {"items": [], "next_cursor": None, "position": "main@r1"}
     server = Server(httpx.Response(200, json=page))
     server.client().tasks(
         phase=["pending", "running"],

@@ -7,6 +7,8 @@ import pytest
 from tests.support.gateway import TestCell, test_cell
 from yardmaster.eventlog.errors import AppendOutcomeUnknown, LogUnavailable
 from yardmaster.eventlog.memory import MemoryLog
+from yardmaster.gateway.errors import TokenFileRefused
+from yardmaster.gateway.rights import Caller
 from yardmaster.runtime.clock import SystemClock
 
 
@@ -194,7 +196,7 @@ class Failing(MemoryLog):
 
     error: Exception | None = None
 
-    async def append(self, partition, batch):  # type: ignore[no-untyped-def]
+    async def append(self, partition, batch):
         if partition.topic == "requests" and self.error is not None:
             raise self.error
         return await super().append(partition, batch)
@@ -223,6 +225,17 @@ async def test_a_log_that_fails_is_said_so_and_the_same_key_works_again(
         answer = await cell.call("POST", "/v1/jobs", status=202, json=body, headers=headers)
         task = await cell.call("GET", f"/v1/tasks/{answer['task_ids'][0]}")
         assert task["phase"] == "starting"
+
+
+async def test_a_token_file_that_is_refused_is_no_ones_fault_but_the_gateways() -> None:
+    class Refused:
+        async def identify(self, token: str) -> Caller | None:
+            raise TokenFileRefused(path="tokens.json", found="others may read it")
+
+    async with test_cell(identity=Refused()) as cell:
+        problem = await cell.call("GET", "/v1/whoami", status=500)
+    assert problem["code"] == "internal"
+    assert "tokens.json" not in problem["detail"], "what is wrong here is for the operator's log"
 
 
 async def test_a_request_carries_the_callers_trace_into_the_log(cell: TestCell) -> None:

@@ -405,3 +405,27 @@ async def test_a_waiting_leader_notices_that_it_was_fenced(cell: ToyCell) -> Non
     work = together(leader.run(), usurp(), until(lambda: False, cell.clock))
     with pytest.raises(Fenced):
         await work
+
+
+class Early(ToyMachine):
+    """Is due a second before there is something to do, and then when there is."""
+
+    def due_ms(self, state: ToyState) -> int | None:
+        due_ms = super().due_ms(state)
+        if due_ms is None or state.now_ms >= due_ms - 1_000:
+            return due_ms
+        return due_ms - 1_000
+
+
+async def test_a_cycle_that_decides_nothing_does_not_hide_the_next_due_time(cell: ToyCell) -> None:
+    template = ToyMachine.quota()
+    leader = cell.leader(Early(template.name, template.output, template.inputs))
+    await leader.take_term()
+    await cell.ask(1, PauseRequestedV1(job_id=job_id(0)))
+    assert await leader.step()
+    cell.clock.advance(PAUSE_MS / 1000 - 1)
+    assert await leader.step()
+    assert not await leader.step()
+    cell.clock.advance(1)
+    assert await leader.step()
+    assert answers(leader.fold) == {job_id(0): 1}

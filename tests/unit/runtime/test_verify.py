@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from tests.support.toy_cell import CELL, ToyCell
 from tests.support.toy_machine import INCARNATION, ToyMachine, ToyState, job_id, progress, request
 from yardmaster.core.machine import Decision, Verdict
+from yardmaster.eventlog.codec import encode
 from yardmaster.eventlog.errors import LogCorrupt
 from yardmaster.eventlog.memory import MemoryLog
 from yardmaster.eventlog.port import EventLog, Partition, Record
 from yardmaster.runtime.clock import ManualClock
 from yardmaster.runtime.replay import Report, verify
 from yardmaster.schemas.events.decisions import NodeSilenceObservedV1
+from yardmaster.schemas.events.details import JobDetailedV1, Run
 from yardmaster.schemas.events.requests import CancelRequestedV1, DetailsRef
 from yardmaster.schemas.topics import TOPICS
 
@@ -24,7 +26,12 @@ Records = dict[str, list[Record]]
 
 
 def details_of(number: int) -> Record:
-    return Record(job_id(number).encode(), b'{"salt": %d}' % number)
+    job = job_id(number)
+    event = JobDetailedV1(
+        job_id=job, salt=f"{number:032x}", name="a job", user="Ann", run=Run(command=("true",))
+    )
+    envelope = replace(request(number), type=event.TYPE, subject=job, data=event)
+    return encode(envelope, job)
 
 
 def noted(number: int) -> CancelRequestedV1:
@@ -238,6 +245,15 @@ async def test_changed_removed_and_swapped_details_are_found(untouched: Records)
             "details",
             offset,
         )
+        for touched in (
+            replace(details[offset], key=b"x"),
+            replace(details[offset], headers=details[offset].headers[1:]),
+        ):
+            changed[offset] = touched
+            assert first_of(await proof(await put_in(with_details(untouched, changed)))) == (
+                "details",
+                offset,
+            )
         removed = [*details[:offset], *details[offset + 1 :]]
         assert first_of(await proof(await put_in(with_details(untouched, removed)))) == (
             "details",
@@ -256,6 +272,13 @@ async def test_erased_details_are_no_difference(untouched: Records) -> None:
     report = await proof(await put_in(with_details(untouched, erased)))
     assert report.ok
     assert (report.details_checked, report.details_gone) == (19, 1)
+
+
+async def test_details_that_no_request_names_are_not_called_proved(untouched: Records) -> None:
+    more = [*untouched["details"], details_of(99)]
+    report = await proof(await put_in(with_details(untouched, more)))
+    assert report.ok
+    assert (report.details_checked, report.details_unnamed) == (20, 1)
 
 
 # Another core

@@ -152,3 +152,13 @@ async def test_observations_are_bounded_kept_in_order_and_let_go_when_recorded()
     waiting.put(seen(6))
     waiting.clear()
     assert len(waiting) == 0
+
+
+async def test_a_failure_in_a_task_group_below_is_raised_as_itself() -> None:
+    async def owns_tasks() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(never())
+            await fails()
+
+    with pytest.raises(LogUnavailable):
+        await together(owns_tasks(), never())

@@ -18,11 +18,13 @@ from yardmaster.core.admission.machine import QuotaMachine
 from yardmaster.core.machine import Machine
 from yardmaster.core.scheduling.machine import SchedulerMachine
 from yardmaster.core.scheduling.policies import check
+from yardmaster.core.testing import Cell
 from yardmaster.eventlog.port import Partition, Record
 from yardmaster.eventlog.sqlite import SqliteLog
 from yardmaster.eventlog.sqlite_format import OFFSET_BITS
 from yardmaster.runtime.clock import SystemClock
 from yardmaster.runtime.replay import at, verify
+from yardmaster.scheduler.main import live_nodes
 from yardmaster.schemas.events.decisions import NodeLostV1, SlotsAllocatedV1, TaskEndedV1
 from yardmaster.schemas.position import Position
 from yardmaster.schemas.topics import TOPICS
@@ -164,3 +166,14 @@ async def test_a_record_taken_out_of_a_log_file_is_named(tmp_path: Path) -> None
         await file.close()
         assert report.first is not None
         assert (report.first.topic, report.first.offset) == (topic, offset)
+
+
+def test_a_node_that_was_silent_and_is_not_lost_is_still_watched() -> None:
+    cell = Cell()
+    cell.node("n1")
+    cell.cycle()
+    cell.cycle(after_s=59, silent={"n1": cell.now_ms})
+    assert [node.name for node in live_nodes(cell.state)] == ["n1"]
+    lost = cell.cycle(after_s=1, silent={"n1": cell.now_ms - 59_000})
+    assert of(NodeLostV1, lost)
+    assert not list(live_nodes(cell.state))

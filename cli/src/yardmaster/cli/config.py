@@ -139,10 +139,11 @@ def read_dev(data_dir: Path) -> DevServer | None:
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return dev if _alive(dev.pid) else None
+    return dev if alive(dev.pid) else None
 
 
-def _alive(pid: int) -> bool:
+def alive(pid: int) -> bool:
+    """Whether there is a process of that number."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

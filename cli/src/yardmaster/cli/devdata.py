@@ -11,12 +11,14 @@ import fcntl
 import json
 import os
 import secrets
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from yardmaster.cli.config import alive
 from yardmaster.cli.errors import BadUsage, CliError, Exit
 from yardmaster.cli.yamltree import read, unknown_key
 from yardmaster.schemas.fields import MAX_SLOTS, Labels, Name, Port
@@ -26,6 +28,9 @@ PORTS_A_NODE: Final = 100
 FIRST_PORT: Final = 29_600
 #: Slots of a node when nothing says how many and the machine has no GPU.
 DEFAULT_SLOTS: Final = 4
+#: How long a process that was killed may still hold its lock, in seconds, and how often to look.
+LET_GO_S: Final = 5.0
+LOOK_S: Final = 0.01
 
 _CLOSED = ConfigDict(extra="forbid", frozen=True)
 
@@ -103,6 +108,25 @@ def read_cluster(path: Path) -> Cluster:
         raise tree.error(where, what) from None
 
 
+def _lock(lock: int) -> str | None:
+    """Take the lock; the pid of who holds it when that lives.
+
+    A child that was being made for a task when its parent was killed holds the parent's lock until
+    it executes its program: a start in that moment waits for it.
+    """
+    deadline = time.monotonic() + LET_GO_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(lock, 32, 0).decode(errors="replace").strip()
+            if not owner.isdecimal() or alive(int(owner)) or time.monotonic() > deadline:
+                return owner or "?"
+            time.sleep(LOOK_S)
+        else:
+            return None
+
+
 @dataclass(slots=True)
 class DataFolder:
     """A data folder that this process has to itself. Made by `take`."""
@@ -122,10 +146,8 @@ class DataFolder:
             lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise BadUsage(f"{path}: {error.strerror}", hint="choose another: --data DIR") from None
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.pread(lock, 32, 0).decode(errors="replace").strip() or "?"
+        owner = _lock(lock)
+        if owner is not None:
             os.close(lock)
             raise CliError(
                 f"another yard dev (pid {owner}) runs on {path}",

@@ -35,7 +35,7 @@ from yardmaster.projections.memory import MemoryViewStore
 from yardmaster.quota import main as quota
 from yardmaster.runtime.chance import Chance, SystemChance
 from yardmaster.runtime.clock import Clock, SystemClock
-from yardmaster.runtime.service import Ports
+from yardmaster.runtime.service import Ports, spare_collections
 from yardmaster.runtime.settings import RuntimeSettings
 from yardmaster.runtime.telemetry import Telemetry
 from yardmaster.scheduler import main as scheduler
@@ -203,6 +203,7 @@ def _services(
             chance=chance,
             telemetry=telemetry(service),
             snapshots=SnapshotStore(str(folder.path / "snapshots")),
+            restored=spare_collections,
         )
 
     runtime = RuntimeSettings(data=folder.path, cell=CELL)

@@ -242,6 +242,7 @@ def _report_json(report: replaying.Report, path: str, took_s: float) -> dict[str
         ],
         "details_checked": report.details_checked,
         "details_gone": report.details_gone,
+        "details_unnamed": report.details_unnamed,
     }
 
 
@@ -268,7 +269,9 @@ def _report_lines(report: replaying.Report, took_s: float) -> list[str]:
     ]
     checked = f"{report.details_checked} details match what requests recorded"
     gone = f", {report.details_gone} were erased" if report.details_gone else ""
-    lines.append(f"{checked}{gone}")
+    unnamed = report.details_unnamed
+    vouched = f", {unnamed} that no request names, so not proved" if unnamed else ""
+    lines.append(f"{checked}{gone}{vouched}")
     verdict = "ok: the log leads where it says" if report.ok else "NOT ok"
     lines.append(f"{verdict} ({took_s:.2f} s)")
     return lines

@@ -1,6 +1,7 @@
-"""Compares the state's indexes, sums and queues with what its facts alone say, the slow and obvious way.
+"""Compares the state's indexes, sums and queues with what its facts say, the slow and obvious way.
 
-Called after every cycle of the property tests, and wherever a test wants to know that nothing is off.
+Called after every cycle of the property tests, and wherever a test wants to know that nothing is
+off.
 """
 
 from collections import Counter
@@ -18,7 +19,7 @@ from yardmaster.core.scheduling.entities import (
     Task,
 )
 from yardmaster.core.scheduling.indexes import FreeIndex, Room
-from yardmaster.core.scheduling.state import MODULUS, ClusterState
+from yardmaster.core.scheduling.state import MODULUS, ClusterState, Entity
 from yardmaster.schemas.reasons import WaitCode
 
 
@@ -55,7 +56,9 @@ def _tasks(state: ClusterState, tasks: list[Task]) -> None:
             and not (task.paused or task.cancelled)
             and task.held_until_ms <= state.now_ms
         )
-        assert (task.group is not None) == ready, f"{task.id}: ready {ready}, in a queue {not ready}"
+        assert (task.group is not None) == ready, (
+            f"{task.id}: ready {ready}, in a queue {not ready}"
+        )
     for job in state.jobs.values():
         live = sum(1 for t in job.tasks if t.released and not t.phase.final)
         assert job.live == live, f"{job.id} counts {job.live} live tasks, has {live}"
@@ -182,7 +185,8 @@ def _victims(pool: Pool, tasks: list[Task]) -> None:
         run = task.run
         if run is None or run.pool is not pool or run.stop is not None or not run.open:
             continue
-        if task.job.spec.preemptible:
+        ended = all(was >= ReplicaState.EXITED for was in run.replicas)
+        if task.job.spec.preemptible and not ended:
             expected.setdefault(task.job.priority, []).append(task)
     found = {p: list(line.in_order()) for p, line in pool.victims.items()}
     for priority in sorted({*expected, *found}):
@@ -228,7 +232,7 @@ def _queues(pool: Pool, tasks: list[Task]) -> None:
 
 def _digest(state: ClusterState) -> None:
     kept = state.digest()
-    entities = [
+    entities: list[Entity] = [
         *state.pools.values(),
         *state.departments.values(),
         *state.projects.values(),

@@ -1,12 +1,14 @@
 """Gangs: all replicas or none, over several nodes, from the allocation to the last release."""
 
+from typing import Any
+
 from tests.unit.core.scheduling.reading import all_of, kinds, only, running, started, waits
 from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster.core.testing import Cell
 from yardmaster.schemas.events import decisions as dec
 
 
-def two_nodes(**spec: object) -> Cell:
+def two_nodes(**spec: Any) -> Cell:
     """Two nodes of two GPUs and a gang, `gang`, of two replicas that fill them and run."""
     cell = Cell()
     cell.node("n1", gpus=2, address="10.0.0.1")
@@ -246,3 +248,17 @@ def test_a_range_of_ports_that_is_used_up_holds_no_gang_back() -> None:
     cell.submit("one", replicas=2)
     cell.submit("two", replicas=2)
     assert [e.master_port for e in all_of(cell.cycle(), dec.SlotsAllocatedV1)] == [25_000, 25_000]
+
+
+def test_a_gang_whose_one_replica_never_started_does_not_fail_by_the_stop_of_the_others() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=2)
+    cell.node("n2", gpus=2)
+    cell.submit("gang", replicas=2, gpus=2)
+    cell.cycle()
+    cell.starts("gang", replica=0)
+    cell.never_starts("gang", replica=1)
+    assert kinds(cell.cycle()) == ["StopRequested"]
+    cell.ends("gang", replica=0, signal=15)
+    assert only(cell.cycle(), dec.TaskRequeuedV1).code == "never_started"
+    assert_sound(cell.state)

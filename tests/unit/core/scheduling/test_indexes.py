@@ -5,10 +5,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from yardmaster.core.scheduling.entities import Job, Project, Department, Task
-from yardmaster.core.scheduling.indexes import WHOLE, FreeIndex, Room, TaskQueue
+from yardmaster.core.scheduling.entities import Department, Job, Project, Task
+from yardmaster.core.scheduling.indexes import FreeIndex, Room, TaskQueue
 from yardmaster.core.scheduling.placement import best_fit, worst_fit
-from yardmaster.core.scheduling.shapes import Shape, shape_of
+from yardmaster.core.scheduling.shapes import WHOLE, Shape, shape_of
 from yardmaster.core.testing import DETAILS, admitted_spec
 from yardmaster.schemas.resources import Resources
 
@@ -85,9 +85,7 @@ class Model:
         room = self.rooms[ordinal]
         if what == "take" and asked is not None:
             if room in self.fitting(asked):
-                part = (
-                    *(room.pick(asked), asked.gpu_milli, asked.cpu_milli, asked.memory_mib),
-                )
+                part = (*(room.pick(asked), asked.gpu_milli, asked.cpu_milli, asked.memory_mib),)
                 self.index.take(room, *part)
                 self.taken.append((room, part))
         elif what == "give":

@@ -1,5 +1,6 @@
 """The life of a task, row by row of interface.md: phases (section 4) and exits (section 6)."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -460,3 +461,39 @@ def test_nothing_is_decided_twice_about_a_task_that_nothing_happens_to() -> None
     assert len(all_of(cell.cycle(), dec.TaskUnschedulableV1)) == 1
     for _ in range(3):
         assert cell.cycle(after_s=1) == []
+
+
+def _pause(cell: Cell) -> None:
+    cell.pause("job")
+
+
+def _drain(cell: Cell) -> None:
+    cell.drain("n1", within_s=60)
+
+
+def _more_urgent(cell: Cell) -> None:
+    cell.submit("top", gpus=2, priority=1)
+
+
+@pytest.mark.parametrize("then", [_pause, _drain, _more_urgent])
+def test_what_ended_by_itself_is_not_stopped_while_it_holds_its_slots(
+    then: Callable[[Cell], None],
+) -> None:
+    cell = cell_with()
+    cell.exits("job")
+    then(cell)
+    assert not {"PreemptionRequested", "StopRequested"} & set(kinds(cell.cycle()))
+    cell.releases("job")
+    cell.cycle()
+    assert cell.phase("job") == "succeeded"
+    assert_sound(cell.state)
+
+
+def test_what_ended_by_itself_in_time_is_not_over_its_time_limit() -> None:
+    cell = cell_with(time_limit_s=10)
+    cell.exits("job")
+    cell.cycle()
+    cell.cycle(after_s=11)
+    cell.releases("job")
+    cell.cycle()
+    assert cell.phase("job") == "succeeded"

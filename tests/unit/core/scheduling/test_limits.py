@@ -1,5 +1,7 @@
 """Bounds on what jobs, projects and departments hold, and arrays with `max_concurrent`."""
 
+import pytest
+
 from tests.unit.core.scheduling.reading import all_of, kinds, only, started, waits
 from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster.core.testing import Cell
@@ -262,9 +264,7 @@ def test_it_fails_only_when_it_fits_in_none_of_its_pools() -> None:
 def test_an_array_fails_whole_though_most_of_it_was_held_back() -> None:
     cell = Cell()
     cell.node("n1", gpus=2)
-    cell.submit(
-        "array", gpus=4, tasks=5, max_concurrent=2, unschedulable=req.Unschedulable.FAIL
-    )
+    cell.submit("array", gpus=4, tasks=5, max_concurrent=2, unschedulable=req.Unschedulable.FAIL)
     cell.settled()
     assert [cell.phase("array", i) for i in range(5)] == ["failed"] * 5
     assert_sound(cell.state)
@@ -277,3 +277,51 @@ def test_a_node_that_is_away_for_a_while_is_no_reason_to_fail() -> None:
     cell.submit("job", gpus=4, unschedulable=req.Unschedulable.FAIL)
     assert all_of(cell.cycle(), dec.TaskEndedV1) == []
     assert waits(cell, "job").code == "nodes_unavailable"
+
+
+@pytest.mark.parametrize("bounded_by", ["project", "job"])
+def test_no_more_is_stopped_than_the_bounds_let_start(bounded_by: str) -> None:
+    cell = Cell()
+    cell.node("n1", gpus=8)
+    cell.entitle("q", limit_milli=4000 if bounded_by == "project" else None)
+    bound = {"max_slots_milli": 4000} if bounded_by == "job" else {}
+    cell.submit("one", gpus=4, priority=60)
+    cell.submit("two", gpus=4, priority=60)
+    cell.cycle()
+    cell.submit("top", project="q", gpus=4, tasks=2, priority=1, **bound)
+    assert kinds(cell.cycle()) == ["PreemptionRequested", "TaskUnschedulable"]
+    assert cell.settled() == []
+    assert_sound(cell.state)
+
+
+def test_a_bound_is_free_again_when_a_promise_is_given_up() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=6)
+    cell.entitle("q", department="e", limit_milli=6000)
+    cell.submit("low", gpus=4, priority=60)
+    cell.cycle()
+    cell.submit("top", project="q", gpus=6, priority=1)
+    cell.submit("small", project="q", gpus=2, priority=1)
+    cell.cycle()
+    assert waits(cell, "small").code == "at_limit"
+    cell.cancel("top")
+    assert "small" in started(cell.cycle())
+    assert_sound(cell.state)
+
+
+def test_who_reached_a_bound_meanwhile_holds_back_nobody() -> None:
+    cell = Cell()
+    cell.pool("side")
+    cell.entitle("q", limit_milli=4000)
+    cell.submit("own", project="q", gpus=4, priority=1, preemptible=False)
+    cell.submit("low", gpus=1, priority=60, preemptible=False)
+    cell.submit("else", project="q", gpus=4, priority=1, pools=("side",))
+    cell.node("n1", gpus=2)
+    cell.node("n3", gpus=4)
+    cell.cordon("n3")
+    cell.cycle()
+    assert waits(cell, "low").code == "backfill_not_allowed"
+    cell.node("n2", gpus=4, pool="side")
+    assert started(cell.cycle()) == ["else", "low"]
+    assert waits(cell, "own").code == "at_limit"
+    assert_sound(cell.state)

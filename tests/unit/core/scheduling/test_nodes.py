@@ -1,8 +1,11 @@
 """Nodes: lost, back again, replaced, leaving, cordoned, drained."""
 
+from typing import Any
+
 from tests.unit.core.scheduling.reading import all_of, kinds, only, running, started, waits
 from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster.core.testing import Cell
+from yardmaster.schemas.envelope import Event
 from yardmaster.schemas.events import decisions as dec
 from yardmaster.schemas.events import node_events as nev
 
@@ -10,7 +13,7 @@ FIRST = "0" * 12
 SECOND = "1" * 12
 
 
-def cell_with(**spec: object) -> Cell:
+def cell_with(**spec: Any) -> Cell:
     """One node and one task, `job`, that runs."""
     cell = Cell(node_timeout_s=60)
     cell.node("n1", gpus=2)
@@ -19,9 +22,9 @@ def cell_with(**spec: object) -> Cell:
     return cell
 
 
-def silent(cell: Cell, name: str, for_s: float) -> list[object]:
+def silent(cell: Cell, name: str, for_s: float) -> list[Event]:
     """A cycle in which the shell says that a node was not heard of for so long."""
-    return list(cell.cycle(silent={name: cell.now_ms - int(for_s * 1000)}))
+    return cell.cycle(silent={name: cell.now_ms - int(for_s * 1000)})
 
 
 # Lost
@@ -32,7 +35,12 @@ def test_a_node_that_is_silent_for_its_timeout_is_lost_and_its_task_waits_again(
     heard_ms = cell.now_ms
     cell.now_ms += 60_000
     decided = cell.cycle(silent={"n1": heard_ms})
-    assert kinds(decided) == ["NodeSilenceObserved", "NodeLost", "TaskRequeued", "TaskUnschedulable"]
+    assert kinds(decided) == [
+        "NodeSilenceObserved",
+        "NodeLost",
+        "TaskRequeued",
+        "TaskUnschedulable",
+    ]
     lost = only(decided, dec.NodeLostV1)
     assert (lost.cause, lost.incarnation, lost.last_heard_at_ms) == ("silent", FIRST, heard_ms)
     assert [(c.task_id, c.attempt, c.replica) for c in lost.closed] == [(cell.task("job").id, 1, 0)]

@@ -15,7 +15,9 @@ from yardmaster.core.scheduling.shapes import Shape
 from yardmaster.schemas.resources import Resources
 
 free_slots = st.lists(st.sampled_from([0, 250, 500, 750, 1000, 1000]), max_size=4)
-rooms = st.lists(st.tuples(free_slots, st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=3)
+rooms = st.lists(
+    st.tuples(free_slots, st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=3
+)
 gangs = st.builds(
     lambda gpus, milli, cpu, memory, replicas: shape(
         Resources(gpus=gpus, gpu_milli=milli, cpu_milli=cpu, memory_mib=memory), replicas=replicas

@@ -1,5 +1,8 @@
 """The `priority` policy, rule by rule (Determined's documentation and its planner's behaviour)."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from yardmaster.core.testing import Cell
@@ -10,11 +13,11 @@ from yardmaster.schemas.events.decisions import (
 )
 
 
-def started(events: list[object]) -> list[str]:
+def started(events: Sequence[object]) -> list[str]:
     return [e.task_id[:3] for e in events if isinstance(e, SlotsAllocatedV1)]
 
 
-def stopped(events: list[object]) -> list[str]:
+def stopped(events: Sequence[object]) -> list[str]:
     return [e.task_id[:3] for e in events if isinstance(e, PreemptionRequestedV1)]
 
 
@@ -134,7 +137,7 @@ def test_without_preemption_nobody_is_stopped() -> None:
     [({"preemption": False}, "behind_task"), ({"backfill": False}, "backfill_not_allowed")],
 )
 def test_without_backfilling_nothing_lower_starts_while_something_higher_waits(
-    options: dict[str, bool], code: str
+    options: dict[str, Any], code: str
 ) -> None:
     cell = Cell(**options)
     cell.node("n1", gpus=2)

@@ -1,5 +1,7 @@
 """Why a task waits: each code that can occur, with its numbers; and what decides where tasks go."""
 
+import json
+
 import pytest
 
 from tests.unit.core.scheduling.reading import all_of, only, running, started, waits
@@ -142,7 +144,10 @@ def test_nodes_unavailable() -> None:
     cell.submit("gang", gpus=4, replicas=2, preemptible=False)
     cell.cycle(silent={"n2": cell.now_ms - 60_000})
     wait = waits(cell, "gang")
-    assert (wait.code, wait.numbers) == ("nodes_unavailable", {"nodes": 3, "cordoned": 1, "lost": 1})
+    assert (wait.code, wait.numbers) == (
+        "nodes_unavailable",
+        {"nodes": 3, "cordoned": 1, "lost": 1},
+    )
     cell.uncordon("n1")
     assert started(cell.cycle()) == ["gang"]
 
@@ -352,3 +357,97 @@ def test_best_fit_fills_nodes_and_worst_fit_spreads_over_them() -> None:
             cell.cycle()
             nodes.append(cell.where(name)[0][0])
         assert nodes == expected
+
+
+def protected_cell() -> Cell:
+    """`a` and `b`, who fill the node, may not be stopped for an hour, for a minute."""
+    cell = Cell()
+    cell.node("n1", gpus=8)
+    cell.submit("a", gpus=4, priority=60, min_runtime_s=3600)
+    cell.submit("b", gpus=4, priority=60, min_runtime_s=60)
+    cell.cycle()
+    for name in "ab":
+        cell.starts(name)
+    cell.cycle()
+    return cell
+
+
+def test_a_victim_that_is_free_to_be_stopped_sooner_is_waited_for() -> None:
+    cell = protected_cell()
+    cell.set_priority("b", 5)
+    cell.submit("job", gpus=4, priority=10)
+    cell.cycle()
+    assert waits(cell, "job").numbers["until_at_ms"] == cell.now_ms + 3_600_000
+    cell.set_priority("b", 90)
+    cell.cycle()
+    assert waits(cell, "job").numbers["until_at_ms"] == cell.now_ms + 60_000
+    assert cell.machine.due_ms(cell.state) == cell.now_ms + 60_000
+    cell.cycle(after_s=60)
+    assert waits(cell, "job").code == "waiting_for_victims"
+
+
+def test_victims_in_the_other_lane_are_not_waited_for() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=4, cpu_milli=4000)
+    cell.submit("gpus", gpus=4, priority=60, min_runtime_s=3600)
+    nothing = {"gpus": 0, "gpu_milli": 0}
+    cell.submit("one", priority=10, resources=Resources(**nothing, cpu_milli=4000))
+    cell.submit("two", priority=10, resources=Resources(**nothing, cpu_milli=4000))
+    cell.cycle()
+    assert waits(cell, "two").code == "insufficient_free"
+
+
+def test_a_moment_that_is_waited_for_no_more_wakes_nobody_with_or_without_a_restart() -> None:
+    cell = protected_cell()
+    cell.submit("job", project="q", gpus=4, priority=20, preemptible=False)
+    cell.cycle()
+    cell.entitle("q", limit_milli=0)
+    cell.cycle()
+    cell.submit("top", gpus=4, priority=1, preemptible=False)
+    cell.ends("b")
+    cell.cycle()
+    cell.entitle("q")
+    cell.submit("big", gpus=8, priority=10, preemptible=False)
+    cell.cycle(after_s=1)
+    machine = cell.machine
+    dumped = json.loads(json.dumps(machine.dump(cell.state)))
+    decided = []
+    for state in (machine.load("main", dumped), cell.state):
+        begun = machine.begin(state, cell.cycles + 1, cell.now_ms + 100_000)
+        decided.append(machine.decide(begun, limit=100).decisions)
+    assert decided[0] == decided[1]
+
+
+def test_a_pool_that_was_passed_over_is_asked_when_the_preferred_one_breaks_its_promise() -> None:
+    cell = Cell()
+    cell.pool("side")
+    cell.node("n1", gpus=4)
+    cell.node("n2", gpus=4, pool="side")
+    cell.submit("low", gpus=4, priority=60)
+    cell.submit("other", gpus=4, pools=("side",), preemptible=False)
+    cell.cycle()
+    cell.submit("job", gpus=4, priority=1, pools=("main", "side"))
+    cell.cycle()
+    assert waits(cell, "job").code == "waiting_for_victims"
+    cell.cordon("n1")
+    cell.cycle()
+    assert waits(cell, "job").code == "nodes_unavailable"
+    cell.starts("other")
+    cell.ends("other")
+    assert "job" in started(cell.settled())
+    assert_sound(cell.state)
+
+
+def test_no_more_are_stopped_than_there_are_tasks_over_all_pools() -> None:
+    cell = Cell()
+    cell.pool("side")
+    cell.node("n1", gpus=4)
+    cell.node("n2", gpus=8, pool="side")
+    cell.submit("one", gpus=4, priority=60)
+    cell.submit("two", gpus=4, priority=60, pools=("side",), tasks=2)
+    cell.cycle()
+    cell.submit("job", gpus=4, priority=1, tasks=2, pools=("main", "side"))
+    decided = cell.settled()
+    assert len({e.stop.for_task for e in all_of(decided, dec.PreemptionRequestedV1)}) == 2
+    assert len(all_of(decided, dec.PreemptionRequestedV1)) == 2
+    assert_sound(cell.state)

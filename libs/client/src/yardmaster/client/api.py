@@ -115,7 +115,7 @@ class Client:
         if_match: str | None = None,
         **changes: int | float | None,
     ) -> Accepted:
-        """Change `priority`, `weight` or `max_slots`; `if_match`: the ETag seen (None: read now)."""
+        """Change `priority`, `weight`, `max_slots`; `if_match`: the ETag seen (None: read now)."""
         path = f"/v1/jobs/{_part(job_id)}"
         body = JobPatch.model_validate(changes).model_dump_json(exclude_unset=True).encode()
         return self._write(

@@ -108,7 +108,18 @@ class CommitReader:
 
     __slots__ = (
         *("_base", "_buffer", "_digests", "actor", "boundary", "cell", "complete", "cycle"),
-        *("_ended_at", "dropped", "head", "inputs", "machine", "next", "now_ms", "owner"),
+        *(
+            "_ended_at",
+            "_starts",
+            "_suspect",
+            "dropped",
+            "head",
+            "inputs",
+            "machine",
+            "next",
+            "now_ms",
+            "owner",
+        ),
         *("prefix", "seq", "state_digest", "term", "topic"),
     )
 
@@ -140,6 +151,10 @@ class CommitReader:
         #: Since the last commit: where a term began, best one that dropped decisions, and whether
         #: it did. A commit that is missed was there.
         self._ended_at: tuple[int, bool] | None = None
+        #: Since the last commit: where which terms began, and the one that outdid a commit of the
+        #: cycle that should have been next, if one did. A cycle that is missed was dropped for it.
+        self._starts: list[tuple[int, int]] = []
+        self._suspect: int | None = None
         self._buffer: list[tuple[int, Envelope[Event]]] = []
         self._digests: list[bytes] = []
         self._base: tuple[int, str, int, str, int] = (0, "", 0, GENESIS, 0)
@@ -168,6 +183,8 @@ class CommitReader:
         ):
             self.next = offset + 1
             self.dropped += 1
+            if isinstance(data, CycleCommittedV1) and data.cycle == self.cycle + 1:
+                self._suspect = self._suspect or self._outdone(envelope.epoch)
             return None
         if envelope.epoch > self.term:
             raise self._broken(
@@ -208,6 +225,7 @@ class CommitReader:
                 offset, f"starts term {data.term} (seq {envelope.seq}) after term {self.term}"
             )
         self.term = data.term
+        self._starts.append((offset, data.term))
         self.owner = envelope.source
         self.seq = 1
         self.head = sha256(bytes.fromhex(self.head) + digest).hexdigest()
@@ -217,6 +235,10 @@ class CommitReader:
         self._buffer.clear()
         self._digests.clear()
         self.next = offset + 1
+
+    def _outdone(self, term: int) -> int | None:
+        """Where the first higher term since the last commit began."""
+        return next((offset for offset, started in self._starts if started > term), None)
 
     def _commit(
         self, offset: int, digest: bytes, envelope: Envelope[Event], data: CycleCommittedV1
@@ -234,7 +256,8 @@ class CommitReader:
         )
         self._buffer.clear()
         self._digests.clear()
-        self._ended_at = None
+        self._ended_at = self._suspect = None
+        self._starts.clear()
         self.next = self.boundary = offset + 1
         self.seq += 1
         self.head = digest.hex()
@@ -254,9 +277,10 @@ class CommitReader:
             )
         if data.now_ms != envelope.time_ms:
             raise self._broken(offset, "its time and its now_ms differ")
-        if data.cycle > self.cycle + 1 and self._ended_at is not None:
+        missed = data.cycle > self.cycle + 1 and data.prev != self.head
+        if missed and self._ended_at is not None:
             raise self._broken(
-                self._ended_at[0],
+                self._ended_at[0] if self._suspect is None else self._suspect,
                 f"a term begins without a commit of cycle {self.cycle + 1}, "
                 f"though cycle {data.cycle} follows it",
             )

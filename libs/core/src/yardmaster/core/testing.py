@@ -90,7 +90,7 @@ Step = Begin | Apply | Settle
 
 
 def fold(steps: Iterable[Step], name: str = "main") -> ClusterState:
-    """The state that the steps give from nothing, without deciding anything: what a standby does."""
+    """The state that the steps give from nothing, without deciding: what a standby does."""
     machine = SchedulerMachine()
     state = machine.initial(name)
     for step in steps:
@@ -214,9 +214,7 @@ class Cell:
     def starts(self, name: str, index: int = 0, *, replica: int | None = None) -> None:
         """The agents report that every replica of the task runs (or that one)."""
         for about in self._replicas(name, index, replica):
-            self.claim(
-                nev.TaskStartedV1(**about, boot_id="00000000", pid=1, process_started=1)
-            )
+            self.claim(nev.TaskStartedV1(**about, boot_id="00000000", pid=1, process_started=1))
 
     def checkpoints(self, name: str, step: int, index: int = 0) -> None:
         """The task saved its state."""
@@ -248,9 +246,7 @@ class Cell:
         for about in self._replicas(name, index, replica):
             self.claim(nev.SlotsReleasedV1(**about))
 
-    def ends(
-        self, name: str, index: int = 0, *, replica: int | None = None, **how: Any
-    ) -> None:
+    def ends(self, name: str, index: int = 0, *, replica: int | None = None, **how: Any) -> None:
         """Every replica (or that one) exits and its slots are released; `how` as of `exits`."""
         task = self.task(name, index)
         assert task.run is not None, f"{task.id} has no attempt"
@@ -277,7 +273,7 @@ class Cell:
         self.admission(adm.TaskResumedV1(job_id=job_id(name), index=index))
 
     def _revision(self, name: str) -> int:
-        """The next revision of a job; unlike the state's, it counts changes that no cycle took yet."""
+        """The next revision of a job, counting changes that no cycle took yet."""
         return next(self._revisions.setdefault(job_id(name), itertools.count(2)))
 
     def set_priority(self, name: str, priority: int) -> None:

@@ -2,6 +2,8 @@
 
 A row has a `key`, an `order` by which its kind is listed, and `facets`, by which lists are
 filtered; a store never looks into a row otherwise. Times are milliseconds since the epoch.
+
+One file, though a long one: the rows are one vocabulary, read like a table.
 """
 
 from collections.abc import Mapping

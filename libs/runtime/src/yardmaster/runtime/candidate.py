@@ -50,6 +50,7 @@ class Candidate(Generic[S]):
         metrics: RuntimeMetrics,
         election: Election,
         snapshots: SnapshotStore | None = None,
+        restored: Callable[[], object] = lambda: None,
     ) -> None:
         self.machine = machine
         self.observations = Observations(settings.cycle.max_observations, metrics)
@@ -62,6 +63,7 @@ class Candidate(Generic[S]):
         self._metrics = metrics
         self._election = election
         self._snapshots = snapshots
+        self._restored = restored
         self._limits = settings.cycle
         self._pause_s = 0.0
 
@@ -99,6 +101,7 @@ class Candidate(Generic[S]):
             partition=settings.partition,
             read_ahead=self._limits.read_ahead,
         )
+        self._restored()
         await stand_by(fold, self._election, self._metrics, idle_wait_s=self._limits.idle_wait_s)
         self.observations.clear()
         await self._lead(fold, beside)

@@ -161,9 +161,9 @@ class Leader(Generic[S]):
         counted = await self._read_back(records, envelopes, offsets)
         fold.finish(counted, [envelope for each in taken for envelope in each.accepted])
         self._observations.recorded(len(observed))
-        self._idle_due = None
-        if not taken and not decisions:
-            self._idle_due = fold.machine.due_ms(fold.state)
+        due_ms = None if taken or decisions else fold.machine.due_ms(fold.state)
+        # Only a moment that has come and stays: a later one calls for its cycle when it comes.
+        self._idle_due = due_ms if due_ms is not None and due_ms <= now_ms else None
         self._count(taken, len(decisions), verdict.complete)
         if refused and self._quarantine is not None:
             await self._quarantine.put(refused, now_ms, limits.max_quarantined)

@@ -13,7 +13,7 @@ The first record of a machine's history that differs ends the proof of that mach
 from a state that is wrong says nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final, TypeVar
@@ -34,6 +34,7 @@ from yardmaster.runtime.inputs import Refused, Upstream, judge, refused_ranges
 from yardmaster.schemas.envelope import Envelope, Event
 from yardmaster.schemas.errors import SchemaError, YardmasterError
 from yardmaster.schemas.events.admissions import DetailsErasedV1
+from yardmaster.schemas.events.details import RequestNotedV1
 from yardmaster.schemas.events.machine import InputRange
 from yardmaster.schemas.events.requests import DetailsRef
 from yardmaster.schemas.topics import DETAILS, INPUT_ORDER
@@ -41,6 +42,8 @@ from yardmaster.schemas.topics import DETAILS, INPUT_ORDER
 S = TypeVar("S")
 #: More than any cycle decides: what a cycle that was not cut is decided again with.
 UNLIMITED: Final = 1 << 31
+#: Records of `details` that are read at once.
+PAGE: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,8 @@ class Report:
     details_checked: int
     #: Details that requests name and that were erased, or replaced under their key, since.
     details_gone: int
+    #: Details that no proved request names, so that nothing vouches for what they say.
+    details_unnamed: int
 
     @property
     def ok(self) -> bool:
@@ -282,12 +287,20 @@ async def verify(
         await _note_unproved(log, prover, unproved)
         refs.wanted += prover.refs.wanted
         refs.erased |= prover.refs.erased
-    wrong, checked, gone = await _check_details(log, refs)
-    findings += wrong
+    details = await _check_details(log, refs)
+    findings += details.wrong
     broken: tuple[audit.Finding, ...] = ()
     if promises:
         broken = await audit_log(log, partition)
-    return Report(tuple(_once(findings)), broken, tuple(proved), unproved, checked, gone)
+    return Report(
+        findings=tuple(_once(findings)),
+        promises=broken,
+        proved=tuple(proved),
+        unproved=unproved,
+        details_checked=details.checked,
+        details_gone=details.gone,
+        details_unnamed=details.unnamed,
+    )
 
 
 async def _prove(prover: Prover[Any]) -> Finding | None:
@@ -331,43 +344,93 @@ async def _note_unproved(
             unproved[place] = (first, end)
 
 
-async def _check_details(log: EventLog, refs: _Refs) -> tuple[list[Finding], int, int]:
+@dataclass(slots=True)
+class _Details:
+    """What became of the records that requests name in `details`."""
+
+    wrong: list[Finding] = field(default_factory=list)
+    checked: int = 0
+    gone: int = 0
+    unnamed: int = 0
+
+
+async def _check_details(log: EventLog, refs: _Refs) -> _Details:
     """Compare what requests say of `details` with what is there; the first that differ first."""
-    there: dict[tuple[int, int], tuple[bytes | None, bytes]] = {}
+    there: dict[tuple[int, int], tuple[str | None, bool]] = {}
     newest: dict[tuple[int, bytes], int] = {}
-    wrong: list[Finding] = []
-    for number in sorted({ref.partition for ref, _, _ in refs.wanted}):
-        place = Partition(DETAILS.name, number)
-        offset = 0
+    found = _Details()
+    for number in sorted({0} | {ref.partition for ref, _, _ in refs.wanted}):
+        async for stored in _details_of(log, number, found.wrong):
+            value, key = stored.record.value, stored.record.key
+            digest = None if value is None else sha256(value).hexdigest()
+            there[number, stored.offset] = (digest, _as_written(stored))
+            newest[number, key] = stored.offset
+    damaged = {(one.partition, one.offset) for one in found.wrong}
+    for ref, keys, request in refs.wanted:
+        digest, as_written = there.get((ref.partition, ref.offset), (None, False))
+        if (ref.partition, ref.offset) in damaged:
+            continue
+        if digest is not None:
+            found.checked += 1
+            text = ""
+            if digest != ref.digest:
+                text = f"it is not what request {request} recorded"
+            elif not as_written:
+                text = "its key or its headers are not those of what it holds"
+        elif any(newest.get((ref.partition, key), -1) > ref.offset for key in keys) or any(
+            key.decode() in refs.erased for key in keys
+        ):
+            found.gone += 1
+            continue
+        else:
+            text = (
+                f"there is no such record, and nothing says it was erased; request {request} has it"
+            )
+        if text:
+            found.wrong.append(Finding(DETAILS.name, ref.partition, ref.offset, text))
+    named = {(ref.partition, ref.offset) for ref, _, _ in refs.wanted}
+    found.unnamed = sum(digest is not None and at not in named for at, (digest, _) in there.items())
+    found.wrong.sort(key=lambda finding: (finding.partition, finding.offset))
+    return found
+
+
+async def _details_of(
+    log: EventLog, number: int, wrong: list[Finding]
+) -> AsyncIterator[StoredRecord]:
+    """All of a partition's details that can be read; a finding for each that cannot."""
+    place = Partition(DETAILS.name, number)
+    offset, most = 0, PAGE
+    while True:
         try:
-            while records := await log.read(place, offset):
-                for stored in records:
-                    value = stored.record.value
-                    digest = None if value is None else sha256(value).digest()
-                    there[number, stored.offset] = (digest, stored.record.key)
-                    newest[number, stored.record.key] = stored.offset
-                offset = records[-1].offset + 1
-        except (LogCorrupt, UnknownTopic) as error:
+            records = await log.read(place, offset, max_records=most)
+        except UnknownTopic:
+            return
+        except LogCorrupt as error:
             damaged = error.fields.get("offset")
+            if isinstance(damaged, int) and most > 1:
+                most = 1  # what lies before the damage is good
+                continue
             at = damaged if isinstance(damaged, int) else offset
             wrong.append(Finding(place.topic, number, at, str(error)))
-    checked = gone = 0
-    for ref, keys, request in refs.wanted:
-        found = there.get((ref.partition, ref.offset))
-        if found is not None and found[0] is not None:
-            checked += 1
-            if found[0].hex() != ref.digest:
-                text = f"it is not what request {request} recorded"
-                wrong.append(Finding(DETAILS.name, ref.partition, ref.offset, text))
+            if not isinstance(damaged, int):
+                return
+            offset, most = damaged + 1, PAGE
             continue
-        replaced = any(newest.get((ref.partition, key), -1) > ref.offset for key in keys)
-        if replaced or any(key.decode() in refs.erased for key in keys):
-            gone += 1
-            continue
-        text = f"there is no such record, and nothing says it was erased; request {request} has it"
-        wrong.append(Finding(DETAILS.name, ref.partition, ref.offset, text))
-    wrong.sort(key=lambda finding: (finding.partition, finding.offset))
-    return wrong, checked, gone
+        for stored in records:
+            yield stored
+        if not records:
+            return
+        offset = records[-1].offset + 1
+
+
+def _as_written(stored: StoredRecord) -> bool:
+    """Whether key and headers of a details record are what its value makes them."""
+    envelope = _decoded(stored)
+    if envelope is None:
+        return False
+    data = envelope.data
+    key = f"note.{data.salt}" if isinstance(data, RequestNotedV1) else envelope.subject
+    return stored.record.key == key.encode()
 
 
 async def audit_log(log: EventLog, partition: int = 0) -> tuple[audit.Finding, ...]:

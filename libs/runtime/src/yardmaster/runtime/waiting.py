@@ -30,7 +30,7 @@ async def _run(work: tuple[Work, ...], *, first: bool) -> None:
         try:
             await one
         except Exception as error:  # noqa: BLE001 raised below, when all have ended
-            failures.append(error)
+            failures.append(_alone(error))
         if first or failures:
             for task in tasks:
                 if task is not asyncio.current_task():
@@ -47,3 +47,10 @@ async def _run(work: tuple[Work, ...], *, first: bool) -> None:
         raise failures[0]
     if failures:
         raise ExceptionGroup("several failed at once", failures)
+
+
+def _alone(error: Exception) -> Exception:
+    """The failure itself where a plain TaskGroup below made a group of one of it."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error

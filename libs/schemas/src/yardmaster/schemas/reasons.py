@@ -13,8 +13,10 @@ from typing import ClassVar, Final
 from pydantic import ConfigDict
 
 from yardmaster.schemas.fields import CLOSED, Code, Name, Numbers, TaskId
+from yardmaster.schemas.members import plain_members
 
 
+@plain_members
 class WaitClass(StrEnum):
     """What would have to change for a waiting task to start."""
 
@@ -23,6 +25,7 @@ class WaitClass(StrEnum):
     NOT_NOW = "not_now"
 
 
+@plain_members
 class WaitCode(StrEnum):
     """Why a task that is pending was not placed: the first check that failed."""
 
@@ -72,6 +75,7 @@ _CLASSES: Final[Mapping[WaitCode, WaitClass]] = {
 }
 
 
+@plain_members
 class StopCode(StrEnum):
     """Why an attempt was stopped."""
 
@@ -93,6 +97,7 @@ class StopCode(StrEnum):
     BUDGET = "budget"
 
 
+@plain_members
 class EndCode(StrEnum):
     """Why a task ended, or an attempt of it was put back into the queue."""
 
@@ -143,6 +148,7 @@ class AdmissionCode(StrEnum):
     POLICY_OPTIONS_INVALID = "policy_options_invalid"
 
 
+@plain_members
 class RefusalCode(StrEnum):
     """Why a claim was refused: it changes nothing and goes to quarantine."""
 

@@ -1,6 +1,6 @@
 """`/v1/jobs`: submit, read, change, cancel, pause, resume."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Response
 
@@ -52,7 +52,7 @@ from yardmaster.schemas.topics import REQUESTS
 
 router = APIRouter(tags=["jobs"])
 
-_LINKS = {
+_LINKS: Final = {
     "job": {"operationId": "read_job", "parameters": {"job_id": "$response.body#/job_id"}},
     "change": {"operationId": "change_job", "parameters": {"job_id": "$response.body#/job_id"}},
     "cancel": {"operationId": "cancel_job", "parameters": {"job_id": "$response.body#/job_id"}},

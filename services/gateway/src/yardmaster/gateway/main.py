@@ -1,6 +1,5 @@
 """The gateway service: serves the REST API of one cell over HTTP."""
 
-import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +26,15 @@ class _Server(uvicorn.Server):
         """Leave signals to the process."""
         yield
 
+    def let_go(self) -> None:
+        """Stop listening, close connections and end what is being answered: politeness, no more."""
+        for listening in getattr(self, "servers", ()):
+            listening.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        for answering in list(self.server_state.tasks):
+            answering.cancel()
+
 
 def listen(host: str, port: int) -> socket.socket:
     """A socket that waits for connections; port 0 lets the system choose.
@@ -49,24 +57,20 @@ async def run(
     Raises:
         CannotListen: the address is taken.
     """
-    bound = listener if listener is not None else listen(settings.host, settings.port)
-    host, port = bound.getsockname()[:2]
-    server = _Server(
-        uvicorn.Config(
-            create_app(ports, settings),
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            server_header=False,
-            timeout_graceful_shutdown=1,
+    with listener if listener is not None else listen(settings.host, settings.port) as bound:
+        host, port = bound.getsockname()[:2]
+        server = _Server(
+            uvicorn.Config(
+                create_app(ports, settings),
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                server_header=False,
+                timeout_graceful_shutdown=1,
+            )
         )
-    )
-    ports.telemetry.info("listening", host=host, port=port)
-    async with asyncio.TaskGroup() as group:
-        serving = group.create_task(server.serve(sockets=[bound]))
+        ports.telemetry.info("listening", host=host, port=port)
         try:
-            await serving
+            await server.serve(sockets=[bound])
         finally:
-            # Told rather than cut off: what is being answered is answered, and the port is let go.
-            server.should_exit = True
-            bound.close()
+            server.let_go()

@@ -120,7 +120,8 @@ def code_of(error: YardmasterError) -> str:
         return "too_large"
     if isinstance(error, LogUnavailable | LogClosed):
         return "log_unavailable"
-    return error.code if isinstance(error, errors.GatewayError) else "internal"
+    known = isinstance(error, errors.GatewayError) and error.code in KINDS
+    return error.code if known else "internal"
 
 
 def fields_of(error: ValidationError) -> list[FieldError]:

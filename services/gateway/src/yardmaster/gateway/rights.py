@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from yardmaster.schemas.events.admissions import RoleName, Scope
 
@@ -41,7 +42,7 @@ class Action(StrEnum):
     READ_LOG = "read_log"
 
 
-_GRANTS = {
+_GRANTS: Final = {
     RoleName.VIEWER: frozenset({Action.READ}),
     RoleName.USER: frozenset({Action.READ, Action.SUBMIT, Action.CHANGE_OWN}),
     RoleName.PROJECT_ADMIN: frozenset(

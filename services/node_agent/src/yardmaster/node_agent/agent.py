@@ -11,6 +11,7 @@ again.
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any, Final
 
 from yardmaster.eventlog.errors import AppendOutcomeUnknown, LogUnavailable
@@ -204,7 +205,8 @@ class _Incarnation:
         )
         devices = self._ports.machine.devices
         shop = Shop(
-            ports=self._ports,
+            # A log that is away for a moment does not end the agent.
+            ports=replace(self._ports, log=self._log),
             settings=self._settings,
             book=self._book,
             writer=writer,

@@ -20,9 +20,13 @@ __all__ = ["Ports", "Settings", "main", "run"]
 
 
 def live_nodes(state: ClusterState) -> Iterator[LiveNode]:
-    """Nodes that should be heard; those whose silence is known already are left out."""
+    """Nodes that should be heard.
+
+    Also those whose silence was observed and that are not lost yet (the clock was set back, or the
+    pool's timeout changed meanwhile): nothing else would have them looked at again.
+    """
     for node in state.nodes.values():
-        if node.state is NodeState.UP and not node.silent_ms:
+        if node.state is NodeState.UP:
             config = node.pool.config if node.pool is not None else None
             timeout_s = config.node_timeout_s if config is not None else DEFAULT_TIMEOUT_S
             yield LiveNode(node.name, node.incarnation, timeout_s)

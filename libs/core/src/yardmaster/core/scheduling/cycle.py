@@ -6,7 +6,9 @@ from yardmaster.core.scheduling.appliers.attempts import consider, note
 from yardmaster.core.scheduling.appliers.nodes import install
 from yardmaster.core.scheduling.entities import (
     Due,
+    Group,
     Phase,
+    Pool,
 )
 from yardmaster.core.scheduling.state import ClusterState
 from yardmaster.schemas.reasons import WaitCode
@@ -25,7 +27,9 @@ def begin(state: ClusterState, cycle: int, now_ms: int) -> ClusterState:
         elif due == Due.PROTECTION:
             pool = state.pool(name)
             for group in pool.protected:
-                state.wake(pool, group)
+                # Not all of them: a snapshot keeps no deadlines but those of its waits.
+                if _until_ms(pool, group) <= state.now_ms:
+                    state.wake(pool, group)
         else:
             found = state.tasks.get(name)
             if found is None or found.attempt != attempt or found.phase.final:
@@ -45,18 +49,23 @@ def due_ms(state: ClusterState) -> int | None:
         return state.now_ms
     while state.deadlines:
         when, due, name, attempt = state.deadlines[0]
-        if _holds(state, due, name, attempt):
+        if _holds(state, when, due, name, attempt):
             return when
         heappop(state.deadlines)
     return None
 
 
-def _holds(state: ClusterState, due: int, name: str, attempt: int) -> bool:
+def _until_ms(pool: Pool, group: Group) -> int:
+    return group.waits[pool.name][0].numbers.get("until_at_ms", 0)
+
+
+def _holds(state: ClusterState, when_ms: int, due: int, name: str, attempt: int) -> bool:
     if due == Due.DRAIN:
         node = state.nodes.get(name)
         return node is not None and bool(node.drain_ms and node.open)
     if due == Due.PROTECTION:
-        return bool(state.pools[name].protected)
+        pool = state.pools[name]
+        return any(_until_ms(pool, group) <= when_ms for group in pool.protected)
     task = state.tasks.get(name)
     if task is None or task.attempt != attempt:
         return False
@@ -72,13 +81,19 @@ def settle(state: ClusterState, *, complete: bool) -> ClusterState:
     """End a cycle: what was considered and still waits sleeps until something wakes it.
 
     Groups that wait for their victims stay awake, because what they were promised has to be kept
-    from others in every cycle until they have it. A node that waited for its old incarnation to be
+    from others in every cycle until they have it; meanwhile they stay awake in the pools they like
+    less, which were passed over. A node that waited for its old incarnation to be
     lost is taken in here, which calls for another cycle at once.
     """
     for group in state.emptied:
         if not group.queue.live:
             state.forget(group)
     state.emptied.clear()
+    for pool in state.pools.values():
+        if pool.recheck and not complete:
+            state.wake_pool(pool)
+            state.wake_limited()
+        pool.recheck = False
     if not complete:
         return state
     for node in state.node_attention.values():
@@ -92,9 +107,20 @@ def settle(state: ClusterState, *, complete: bool) -> ClusterState:
             pool.awake = {
                 group: None
                 for group in pool.awake
-                if (record := group.waits.get(pool.name)) is not None
-                and record[0].code is WaitCode.WAITING_FOR_VICTIMS
-                and pool.stopping
+                if (pool.stopping and _promised(group, pool.name)) or _promised_before(group, pool)
             }
         pool.news.clear()
     return state
+
+
+def _promised(group: Group, pool: str) -> bool:
+    record = group.waits.get(pool)
+    return record is not None and record[0].code is WaitCode.WAITING_FOR_VICTIMS
+
+
+def _promised_before(group: Group, pool: Pool) -> bool:
+    """Whether a pool that the group likes better stops others for it."""
+    pools = group.shape.pools
+    if pools[0] == pool.name:
+        return False
+    return any(_promised(group, name) for name in pools[: pools.index(pool.name)])

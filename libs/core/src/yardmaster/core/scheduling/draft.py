@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from yardmaster.core.machine import Decision
 from yardmaster.core.scheduling.apply import apply
+from yardmaster.core.scheduling.entities import Pool
 from yardmaster.core.scheduling.state import ClusterState
 from yardmaster.schemas.envelope import Event
 
@@ -25,6 +26,7 @@ class Draft:
         self.state = state
         self.limit = limit
         self.decisions: list[Decision] = []
+        self._recheck: list[Pool] = []
 
     def __enter__(self) -> "Draft":
         if self.state.journal is not None:
@@ -32,6 +34,8 @@ class Draft:
         self.state.journal = []
         for pool in self.state.pools.values():
             pool.news.clear()
+        # Not journaled, since a pass clears it: it is as it was for whoever applies the decisions.
+        self._recheck = [pool for pool in self.state.pools.values() if pool.recheck]
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -39,6 +43,7 @@ class Draft:
         self.state.journal = None
         for pool in self.state.pools.values():
             pool.news.clear()
+            pool.recheck = pool in self._recheck
 
     def room_for(self, decisions: int) -> None:
         """Make sure that so many decisions that belong together still fit.
@@ -46,8 +51,10 @@ class Draft:
         Raises:
             Full: they do not (and they are not the first of the cycle).
         """
-        if self.decisions and len(self.decisions) + decisions > self.limit:
+        wanted = len(self.decisions) + decisions
+        if self.decisions and wanted > self.limit:
             raise Full
+        self.limit = max(self.limit, wanted)
 
     def record(self, event: Event, subject: str, cause: str | None) -> None:
         """Decide `event` about `subject`, following from the record `cause`.

@@ -17,12 +17,14 @@ from yardmaster.schemas.events.requests import (
     PoolConfig,
     ProjectConfig,
 )
+from yardmaster.schemas.members import plain_members
 from yardmaster.schemas.reasons import Stop, Wait, WaitClass, WaitCode
 
 #: Ports of a node's range are given out lowest first; a node has at most this many for gangs.
 MAX_DEAD_INCARNATIONS: Final = 64
 
 
+@plain_members
 class Phase(IntEnum):
     """Where a task is in its life (interface.md, section 4)."""
 
@@ -47,6 +49,7 @@ OUTCOMES: Final = {
 }
 
 
+@plain_members
 class ReplicaState(IntEnum):
     """Where one replica of an attempt is."""
 
@@ -57,6 +60,7 @@ class ReplicaState(IntEnum):
     LOST = 4
 
 
+@plain_members
 class NodeState(IntEnum):
     """Whether a node can be worked with."""
 
@@ -115,6 +119,11 @@ class Attempt:
     def failed(self) -> bool:
         """Whether a replica ended otherwise than with exit code 0."""
         return self.exit_code is not None or self.signal is not None
+
+    @property
+    def ended(self) -> bool:
+        """Whether every replica has ended: what is still held will be given back without asking."""
+        return min(self.replicas) >= ReplicaState.EXITED
 
     @property
     def lane(self) -> int:
@@ -199,6 +208,7 @@ class Victims(TaskLine):
             run is not None
             and run.stop is None
             and run.open > 0
+            and not run.ended
             and run.pool is self.pool
             and task.job.priority == self.priority
         )
@@ -327,6 +337,7 @@ class Pool:
             "nodes",
             "protected",
             "protects",
+            "recheck",
             "revision",
             "stopping",
             "stopping_for",
@@ -360,6 +371,9 @@ class Pool:
         self.stopping_for: tuple[dict[int, int], dict[int, int]] = ({}, {})
         #: Stopping attempts of any reason.
         self.stopping = 0
+        #: Slots began to be freed, or are no longer promised to somebody: all who wait for room are
+        #: to be asked again, once a cycle however often it happens.
+        self.recheck = False
         #: Preemptible tasks that hold slots, by priority.
         self.victims: dict[int, Victims] = {}
         #: Counts changes of the set of nodes, so that what only depends on it is kept.
@@ -474,6 +488,7 @@ def _held(used_milli: dict[str, int]) -> list[tuple[str, int]]:
     return sorted((pool, milli) for pool, milli in used_milli.items() if milli)
 
 
+@plain_members
 class Due(IntEnum):
     """What a deadline is about."""
 

@@ -8,7 +8,7 @@ just more sets.
 """
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from heapq import merge
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -33,7 +33,7 @@ class Room:
     """
 
     __slots__ = (
-        *("cpu_milli", "memory_mib", "ordinal", "shared", "slots", "stale", "whole"),
+        *("available", "cpu_milli", "memory_mib", "ordinal", "shared", "slots", "stale", "whole"),
         *("at_cpu", "at_memory", "at_shared", "at_whole"),
     )
 
@@ -44,6 +44,8 @@ class Room:
         self.shared = 0
         self.cpu_milli = cpu_milli
         self.memory_mib = memory_mib
+        #: Whether an index that has the room counts it among those that take tasks.
+        self.available = False
         self.stale = False
         self.at_whole = self.at_shared = self.at_cpu = self.at_memory = -1
 
@@ -74,6 +76,8 @@ class Room:
             return ()
         milli = shape.gpu_milli
         if milli == WHOLE:
+            if shape.gpus == 1:
+                return (self.slots.index(WHOLE),)
             picked: list[int] = []
             start = 0
             for _ in range(shape.gpus):
@@ -85,18 +89,29 @@ class Room:
         fitting = sorted((sign * free, i) for i, free in enumerate(self.slots) if free >= milli)
         return tuple(sorted(i for _, i in fitting[: shape.gpus]))
 
-    def occupy(self, placement: Placement) -> None:
-        """Take a placement's part without counting; `recount` when all are in."""
-        milli = placement.gpu_milli
-        for slot in placement.slots:
-            self.slots[slot] -= milli
-        self.cpu_milli -= placement.cpu_milli
-        self.memory_mib -= placement.memory_mib
+    def fill(self, gpus: int, cpu_milli: int, memory_mib: int, placed: Iterable[Placement]) -> None:
+        """Make the room that of a node with so much, less what is placed there; the index that has
+        it must `refile`.
+        """
+        free = self.slots = [WHOLE] * gpus
+        for placement in placed:
+            milli = placement.gpu_milli
+            for slot in placement.slots:
+                free[slot] -= milli
+            cpu_milli -= placement.cpu_milli
+            memory_mib -= placement.memory_mib
+        self.cpu_milli = cpu_milli
+        self.memory_mib = memory_mib
+        self.recount()
 
     def recount(self) -> None:
         """Count what is whole and what is shared."""
-        self.whole = self.slots.count(WHOLE)
-        self.shared = max((free for free in self.slots if free < WHOLE), default=0)
+        free = self.slots
+        self.whole = free.count(WHOLE)
+        if self.whole + free.count(0) == len(free):
+            self.shared = 0
+        else:
+            self.shared = max((f for f in free if 0 < f < WHOLE), default=0)
 
 
 class FreeIndex:
@@ -150,33 +165,32 @@ class FreeIndex:
 
     def open_node(self, room: Room) -> None:
         """Let tasks be placed on the node."""
-        bit = 1 << room.ordinal
-        if not self.available & bit:
-            self.available |= bit
+        if not room.available:
+            room.available = True
+            self.available |= 1 << room.ordinal
             self.free_milli += room.gpu_milli
 
     def close_node(self, room: Room) -> None:
         """Let nothing new be placed on the node."""
-        bit = 1 << room.ordinal
-        if self.available & bit:
-            self.available &= ~bit
+        if room.available:
+            room.available = False
+            self.available ^= 1 << room.ordinal
             self.free_milli -= room.gpu_milli
 
     def take(
         self, room: Room, slots: tuple[int, ...], gpu_milli: int, cpu_milli: int, memory_mib: int
     ) -> None:
         """Use up part of a room; the caller has checked that it is free."""
-        self._change(room, slots, -gpu_milli, -cpu_milli, -memory_mib)
+        self.shift(room, slots, -gpu_milli, -cpu_milli, -memory_mib)
 
     def give(
         self, room: Room, slots: tuple[int, ...], gpu_milli: int, cpu_milli: int, memory_mib: int
     ) -> None:
         """Give part of a room back."""
-        self._change(room, slots, gpu_milli, cpu_milli, memory_mib)
+        self.shift(room, slots, gpu_milli, cpu_milli, memory_mib)
 
-    def _change(
-        self, room: Room, slots: tuple[int, ...], milli: int, cpu: int, memory: int
-    ) -> None:
+    def shift(self, room: Room, slots: tuple[int, ...], milli: int, cpu: int, memory: int) -> None:
+        """Add to what is free in a room: give, or with negative amounts take."""
         room.cpu_milli += cpu
         room.memory_mib += memory
         if slots:
@@ -200,9 +214,8 @@ class FreeIndex:
                 for i in slots:
                     free[i] += milli
             if not clean:
-                room.whole = free.count(WHOLE)
-                room.shared = max((f for f in free if 0 < f < WHOLE), default=0)
-            if self.available >> room.ordinal & 1:
+                room.recount()
+            if room.available:
                 self.free_milli += milli * len(slots)
         if not room.stale:
             room.stale = True
@@ -234,6 +247,24 @@ class FreeIndex:
         if level != room.at_memory:
             _move(self.memory, bit, room.at_memory, level)
             room.at_memory = level
+
+    def refile(self) -> None:
+        """File every room anew, whatever changed in it; many at once cost less than one by one."""
+        self._stale.clear()
+        self.free_milli = 0
+        rooms = self.rooms.values()
+        for room in rooms:
+            room.stale = False
+            room.at_whole = room.whole
+            room.at_shared = room.shared // STEP
+            room.at_cpu = room.cpu_milli.bit_length()
+            room.at_memory = room.memory_mib.bit_length()
+            if room.available:
+                self.free_milli += room.gpu_milli
+        self.whole = _sets(len(self.whole), [(r.at_whole, r.ordinal) for r in rooms])
+        self.shared = _or_more(_sets(len(self.shared), [(r.at_shared, r.ordinal) for r in rooms]))
+        self.cpu = _or_more(_sets(LEVELS, [(r.at_cpu, r.ordinal) for r in rooms]))
+        self.memory = _or_more(_sets(LEVELS, [(r.at_memory, r.ordinal) for r in rooms]))
 
     def matching(self, shape: Shape) -> int:
         """Nodes of the types that `shape` allows, whatever is free on them."""
@@ -279,6 +310,23 @@ def _move(levels: list[int], bit: int, old: int, new: int) -> None:
             levels[level] &= ~bit
 
 
+def _sets(levels: int, filed: list[tuple[int, int]]) -> list[int]:
+    # Per level the set of nodes filed under it, of (level, ordinal). In bytes that can be changed:
+    # setting one bit of an integer copies all of it.
+    size = max((ordinal for _, ordinal in filed), default=0) // 8 + 1
+    found = [bytearray(size) for _ in range(levels)]
+    for level, ordinal in filed:
+        found[level][ordinal >> 3] |= 1 << (ordinal & 7)
+    return [int.from_bytes(one, "little") for one in found]
+
+
+def _or_more(levels: list[int]) -> list[int]:
+    # From "exactly that level" to "that level or more".
+    for level in range(len(levels) - 1, 0, -1):
+        levels[level - 1] |= levels[level]
+    return levels
+
+
 QueueKey = tuple[int, int, int]
 Entry = tuple[QueueKey, "Task"]
 
@@ -321,14 +369,15 @@ class TaskLine:
 
     def prune(self) -> None:
         """Remove dead entries: those in front, and all of them once they may be the most."""
-        line, early = self._line, self._early
-        while self._head < len(line) and not self.alive(line[self._head][1]):
-            self._held.discard(line[self._head][1])
-            self._head += 1
+        line, early, head = self._line, self._early, self._head
+        while head < len(line) and not self.alive(line[head][1]):
+            self._held.discard(line[head][1])
+            head += 1
+        self._head = head
         while early and not self.alive(early[0][1]):
             self._held.discard(early.pop(0)[1])
         if len(line) + len(early) > 64 + 2 * self._kept:
-            merged = merge(line[self._head :], early) if early else iter(line[self._head :])
+            merged = merge(line[head:], early) if early else iter(line[head:])
             self._line = [entry for entry in merged if self.alive(entry[1])]
             self._early = []
             self._head = 0
@@ -337,7 +386,8 @@ class TaskLine:
 
     def in_order(self) -> Iterator["Task"]:
         """The tasks that count, first to last; tasks may leave meanwhile, none may come."""
-        line: Iterator[Entry] = islice(self._line, self._head, None)
+        # By index: `islice` would walk over all the entries that are gone.
+        line: Iterator[Entry] = map(self._line.__getitem__, range(self._head, len(self._line)))
         for _, task in merge(line, self._early) if self._early else line:
             if self.alive(task):
                 yield task
@@ -354,8 +404,11 @@ class TaskLine:
     @property
     def foremost(self) -> "Task | None":
         """The task of the first entry, which outside a draft is the first that counts."""
-        heads = [*self._line[self._head : self._head + 1], *self._early[:1]]
-        return min(heads)[1] if heads else None
+        line, early = self._line, self._early
+        if self._head == len(line):
+            return early[0][1] if early else None
+        first = line[self._head]
+        return min(first, early[0])[1] if early else first[1]
 
 
 class TaskQueue(TaskLine):

@@ -103,7 +103,7 @@ def _stop_of_attempt(state: ClusterState, task: Task, run: Attempt) -> Event | N
     if task.cancelled:
         grace_s = 0 if task.cancel_now else spec.grace_s
         return _stop(state, task, run, Stop(code=StopCode.CANCELLED), grace_s=grace_s)
-    if task.paused:
+    if task.paused and not run.ended:
         return _stop(state, task, run, Stop(code=StopCode.PAUSED), grace_s=spec.grace_s)
     replicas = run.replicas
     if ReplicaState.LOST in replicas:
@@ -125,6 +125,8 @@ def _stop_of_attempt(state: ClusterState, task: Task, run: Attempt) -> Event | N
         if len(replicas) > 1:
             return _stop(state, task, run, stop, grace_s=min(spec.grace_s, 10))
         return None
+    if run.ended:
+        return None  # it ended by itself; a stop would make another end of it
     limit_s = spec.time_limit_s
     if limit_s is not None and run.running_ms:
         ran_ms = task.ran_ms + state.now_ms - run.running_ms

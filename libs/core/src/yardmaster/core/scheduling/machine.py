@@ -26,6 +26,9 @@ def decide(state: ClusterState, *, limit: int, observed: Sequence[Decision] = ()
     The state is left as it was. At most `limit` decisions, but never fewer than one step that
     belongs together (the victims of one task).
     """
+    # Hashes what the inputs changed, and keeps it: the draft's digest then hashes only what the
+    # draft changed, which is forgotten with it.
+    state.digest()
     complete = True
     with Draft(state, limit) as draft:
         try:

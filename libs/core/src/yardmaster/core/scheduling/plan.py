@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from yardmaster.core.scheduling.draft import Draft
 from yardmaster.core.scheduling.entities import Group, Pool, ReplicaState, Task, class_of
 from yardmaster.core.scheduling.indexes import FreeIndex, Room
-from yardmaster.core.scheduling.limits import limit_reached
+from yardmaster.core.scheduling.limits import Promises, limit_reached
 from yardmaster.core.scheduling.placement import Place, place, strategy
 from yardmaster.core.scheduling.policies import options_of, policy_of
 from yardmaster.core.scheduling.policy import OrderKey, PoolView
@@ -40,24 +40,31 @@ def plan(draft: Draft) -> None:
     over.
     """
     pools = sorted(draft.state.pools.values(), key=lambda pool: pool.name)
-    passes = [PoolPass(draft, pool) for pool in pools if pool.config is not None]
+    promises = Promises()
+    passes = [PoolPass(draft, pool, promises) for pool in pools if pool.config is not None]
     pass_over = False
     while True:
         considered = False
         for one in passes:
             considered |= one.run(passes, pass_over=pass_over)
         if not considered and pass_over:
-            return
+            if not promises.spent:
+                return
+            promises.spent = False
+            for one in passes:
+                one.look_at_bounds()
+            continue
         pass_over = not considered
 
 
 class PoolPass:
     """One pool's part of a cycle."""
 
-    def __init__(self, draft: Draft, pool: Pool) -> None:
+    def __init__(self, draft: Draft, pool: Pool, promises: Promises) -> None:
         assert pool.config is not None
         self.draft = draft
         self.pool = pool
+        self.promises = promises
         self.policy = policy_of(pool.config.policy)
         self.choose = strategy(pool.config.placement)
         self.view = PoolView(draft.state, pool, options_of(pool.config.policy))
@@ -78,6 +85,10 @@ class PoolPass:
         """
         if not self._started:
             self._started = True
+            if self.pool.recheck:
+                self.pool.recheck = False
+                self.draft.state.wake_pool(self.pool)
+                self.draft.state.wake_limited()
             self.pool.news.clear()
             for group in self.pool.awake:
                 self._line_up(group)
@@ -103,7 +114,24 @@ class PoolPass:
             self._take_news()
         for group in deferred:
             self._line_up(group)
+        if self.pool.recheck and not self._line:
+            self.pool.recheck = False
+            self.draft.state.wake_pool(self.pool)
+            self.draft.state.wake_limited()
+            self._take_news()
+            considered = True
         return considered
+
+    def look_at_bounds(self) -> None:
+        """Who waits for room and may not have it any more, since others of its owner started, holds
+        back nobody.
+        """
+        for lane in self.pool.lanes:
+            for groups in lane.blocked.values():
+                for group in groups:
+                    task = next(group.queue.in_order())
+                    if limit_reached(self.pool, task.job, group, self.promises) is not None:
+                        self.draft.state.wake(self.pool, group)
 
     def _serve(self, group: Group, task: Task, rest: Iterator[Task]) -> None:
         """Consider the group's tasks while they come first in line."""
@@ -158,8 +186,7 @@ class PoolPass:
         """Whether the next task of the group is worth a look too."""
         shape = group.shape
         job = task.job
-        bound = (job.max_slots_milli, job.used_milli) if job.max_slots_milli is not None else None
-        wait = limit_reached(self.pool, job.project, group, bound)
+        wait = limit_reached(self.pool, job, group, self.promises)
         if wait is None:
             wait = self.policy.may_start(self.view, group)
         if wait is not None:
@@ -175,6 +202,8 @@ class PoolPass:
             self._start(task, places)
             self._room = places[0][0] if self.choose.sticky and shape.replicas == 1 else None
             return True
+        if task in self.promises:
+            return True  # others are stopped for it in a pool that it likes better
         if self.pool.stopping:
             places = place(self.pool.future, shape, self.choose)
             if places is not None:
@@ -233,6 +262,7 @@ class PoolPass:
             grace_s=job.spec.grace_s,
             start=self.policy.start(self.view, task),
         )
+        self.promises.drop(task)
         self.draft.record(event, task.id, task.cause)
 
     # Stopping others
@@ -320,6 +350,7 @@ class PoolPass:
         """Keep what is being freed for `task`, for the rest of this cycle."""
         shape = task.job.shape
         self.promised = True
+        self.promises.add(task, self.pool)
         for room, slots in places:
             what = (room, slots, shape.gpu_milli, shape.cpu_milli, shape.memory_mib)
             self._shift(self.pool.future, what, give=False)
@@ -336,8 +367,12 @@ class PoolPass:
             return
         known = group.waits.get(self.pool.name)
         until_ms = known[0].numbers.get("until_at_ms") if known is not None else None
-        over = until_ms is not None and until_ms <= self.draft.state.now_ms
-        if known is None or known[0].code is not wait.code or over:
+        # A moment that has passed, or comes sooner than the one that is recorded (and waited for).
+        now_ms = self.draft.state.now_ms
+        other = until_ms is not None and (
+            until_ms <= now_ms or wait.numbers.get("until_at_ms", until_ms) < until_ms
+        )
+        if known is None or known[0].code is not wait.code or other:
             event = TaskUnschedulableV1(
                 task_id=task.id,
                 shape=group.shape.id,
@@ -352,7 +387,7 @@ class PoolPass:
     def _fail_all(self, group: Group) -> None:
         if class_of(group.waits, group.shape.pools) is not WaitClass.NEVER:
             return
-        # Not a loop over the queue: what ends lets others of its job come in behind (max_concurrent).
+        # Not a loop over the queue: what ends lets others of its job come in behind it.
         while (task := next(group.queue.in_order(), None)) is not None:
             event = TaskEndedV1(
                 task_id=task.id,

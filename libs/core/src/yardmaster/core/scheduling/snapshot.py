@@ -4,7 +4,7 @@ only.
 
 from typing import Any, Final
 
-from yardmaster.core.errors import SnapshotUnreadable
+from yardmaster.core.errors import CoreError, SnapshotUnreadable
 from yardmaster.core.scheduling.appliers.attempts import reopen, watch_start
 from yardmaster.core.scheduling.appliers.nodes import install_room
 from yardmaster.core.scheduling.entities import (
@@ -21,9 +21,9 @@ from yardmaster.core.scheduling.entities import (
     Task,
     Victims,
 )
-from yardmaster.core.scheduling.indexes import Room
 from yardmaster.core.scheduling.state import ClusterState
 from yardmaster.schemas import plain
+from yardmaster.schemas.errors import SchemaError
 from yardmaster.schemas.events.admissions import AdmittedSpec
 from yardmaster.schemas.events.decisions import Checkpoint, Placement
 from yardmaster.schemas.events.node_events import NodeJoinedV1
@@ -45,9 +45,7 @@ def _or_none(value: object | None) -> Any:
 
 def dump(state: ClusterState) -> Plain:
     """The state's facts, as JSON-ready values."""
-    groups = {
-        group.key: group for pool in state.pools.values() for group in pool.groups.values()
-    }
+    groups = {group.key: group for pool in state.pools.values() for group in pool.groups.values()}
     return {
         "format": FORMAT,
         "cell": state.cell,
@@ -78,7 +76,7 @@ def dump(state: ClusterState) -> Plain:
         ],
         "nodes": [_dump_node(node) for node in state.nodes.values()],
         "jobs": [_dump_job(job) for job in state.jobs.values()],
-        "groups": [_dump_group(state, group) for group in groups.values()],
+        "groups": [_dump_group(state, group) for _, group in sorted(groups.items())],
     }
 
 
@@ -178,7 +176,12 @@ def load(cell: str, dump: Any) -> ClusterState:
         if dump["format"] != FORMAT or dump["cell"] != cell:
             raise SnapshotUnreadable(found=f"format {dump['format']} of cell {dump['cell']}")
         return _load(cell, dump)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except SnapshotUnreadable:
+        raise
+    except (
+        *(KeyError, TypeError, ValueError, IndexError, AttributeError),
+        *(SchemaError, CoreError),
+    ) as error:
         raise SnapshotUnreadable(found=f"{type(error).__name__}: {error}") from error
 
 
@@ -210,6 +213,7 @@ def _load(cell: str, dump: Plain) -> ClusterState:
     # Queues come back in any order: heaps are filled by key.
     for task in waiting:
         state.enqueue(task)
+    rebuild_rooms(state)
     _load_groups(state, dump["groups"])
     state.attention = {name: state.task(name) for name in dump["attention"]}
     state.node_attention = {name: state.nodes[name] for name in dump["node_attention"]}
@@ -334,27 +338,21 @@ def _load_groups(state: ClusterState, rows: list[Plain]) -> None:
 
 
 def rebuild_rooms(state: ClusterState) -> None:
-    """Build the index of every node's free capacity anew from what is placed on it.
+    """Fill every node's room anew from what is placed there, and file all rooms at once."""
+    for pool in state.pools.values():
+        for node in pool.nodes.values():
+            _fill(node)
+        pool.idle.refile()
+        pool.future.refile()
 
-    What loading a snapshot does at its end; also measured, and used to check the kept indexes.
-    """
-    for node in state.nodes.values():
-        pool = node.pool
-        if pool is None:
-            continue
-        pool.idle.remove(node.idle, node.node_type)
-        pool.future.remove(node.future, node.node_type)
-        idle = node.idle = Room(node.ordinal, node.gpus, node.cpu_milli, node.memory_mib)
-        future = node.future = Room(node.ordinal, node.gpus, node.cpu_milli, node.memory_mib)
-        for (_, replica), task in node.open.items():
-            run = task.run
-            assert run is not None
-            placement = run.placements[replica]
-            idle.occupy(placement)
-            if run.stop is None:
-                future.occupy(placement)
-        idle.recount()
-        future.recount()
-        pool.idle.add(idle, node.node_type)
-        pool.future.add(future, node.node_type)
-        state.open_room(node)
+
+def _fill(node: Node) -> None:
+    placed: list[Placement] = []
+    stopping: list[Placement] = []
+    for (_, replica), task in node.open.items():
+        run = task.run
+        assert run is not None
+        (placed if run.stop is None else stopping).append(run.placements[replica])
+    node.future.fill(node.gpus, node.cpu_milli, node.memory_mib, placed)
+    # Most nodes have nothing that stops, and the same is free now as in the future.
+    node.idle.fill(node.gpus, node.cpu_milli, node.memory_mib, (*placed, *stopping))

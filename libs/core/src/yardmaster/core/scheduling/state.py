@@ -29,6 +29,7 @@ from yardmaster.core.scheduling.entities import (
     Project,
     Task,
 )
+from yardmaster.core.scheduling.shapes import Shape
 from yardmaster.schemas.events.decisions import Placement
 from yardmaster.schemas.reasons import Wait, WaitCode
 
@@ -158,6 +159,12 @@ class ClusterState:
             for group in lane.behind:
                 self.wake(pool, group)
 
+    def wake_limited(self) -> None:
+        """Wake the groups that wait for a bound, which counts what is promised to others."""
+        for department in self.departments.values():
+            for pool, group in department.limited:
+                self.wake(pool, group)
+
     def wake_all(self, pool: Pool) -> None:
         """Wake every group of a pool: its nodes, policy or entitlements changed."""
         for group in pool.groups.values():
@@ -170,6 +177,8 @@ class ClusterState:
             self.journal.append((self.restore_wait, (pool, group, old)))
         lane = pool.lanes[group.shape.lane]
         before = lane.mask
+        if wait.code is not WaitCode.WAITING_FOR_VICTIMS:
+            self._unpromise(pool, group)
         self.restore_wait(pool, group, (wait, self.now_ms, self.cycle))
         if before & ~lane.mask:
             self.wake_behind(pool)
@@ -214,44 +223,60 @@ class ClusterState:
 
     def enqueue(self, task: Task) -> None:
         """Let a task wait among its equals, in all pools it may use."""
-        shape = task.job.shape
-        key = (shape.id, task.job.priority)
-        pools = [self.pool(name) for name in shape.pools]
-        group = pools[0].groups.get(key)
+        job = task.job
+        shape = job.shape
+        group = self.pool(shape.pools[0]).groups.get((shape.id, job.priority))
         if group is None:
-            group = Group(shape, task.job.priority)
-            for pool in pools:
-                pool.groups[key] = group
-            self.dirty[group] = None
-            if self.journal is not None:
-                self.journal.append((self.forget, (group,)))
+            group = self._new_group(shape, job.priority)
         if self.journal is not None:
             self.journal.append((self._leave, (task,)))
-        foremost = self._join(task, group)
-        for pool in pools:
-            record = group.waits.get(pool.name)
+        self._join(task, group)
+        foremost = group.queue.foremost is task
+        for name in shape.pools:
+            record = group.waits.get(name)
             # Behind equals that were given an answer, a newcomer has the same one.
             if foremost or record is None or record[0].code is WaitCode.WAITING_FOR_VICTIMS:
-                self.wake(pool, group)
+                self.wake(self.pools[name], group)
+
+    def _new_group(self, shape: Shape, priority: int) -> Group:
+        group = Group(shape, priority)
+        for name in shape.pools:
+            self.pool(name).groups[group.key] = group
+        self.dirty[group] = None
+        if self.journal is not None:
+            self.journal.append((self.forget, (group,)))
+        return group
 
     def dequeue(self, task: Task) -> None:
         """Take a task out of the queue, if it is in one."""
         group = task.group
         if group is None:
             return
-        pools = [self.pools[name] for name in group.shape.pools] if group.queue.live == 1 else []
-        before = [pool.lanes[group.shape.lane].mask for pool in pools]
         if self.journal is not None:
             self.journal.append((self._join, (task, group)))
+        if group.queue.live > 1:
             self._leave(task)
         else:
+            # Nobody of the group waits any more, so those behind it may be next.
+            lane = group.shape.lane
+            pools = [self.pools[name] for name in group.shape.pools]
+            before = [pool.lanes[lane].mask for pool in pools]
             self._leave(task)
-            group.queue.prune()
-            if not group.queue.live:
+            for pool, mask in zip(pools, before, strict=True):
+                if mask & ~pool.lanes[lane].mask:
+                    self.wake_behind(pool)
+            if self.journal is None:
                 self.emptied[group] = None
-        for pool, mask in zip(pools, before, strict=True):
-            if mask & ~pool.lanes[group.shape.lane].mask:
-                self.wake_behind(pool)
+        if self.journal is None:
+            group.queue.prune()
+        for name in group.shape.pools:
+            self._unpromise(self.pools[name], group)
+
+    def _unpromise(self, pool: Pool, group: Group) -> None:
+        """Have others asked again, if the group was promised slots that it may leave to them."""
+        record = group.waits.get(pool.name)
+        if record is not None and record[0].code is WaitCode.WAITING_FOR_VICTIMS:
+            pool.recheck = True
 
     def _leave(self, task: Task) -> None:
         group = task.group
@@ -263,14 +288,13 @@ class ClusterState:
             for name in group.shape.pools:
                 self._unfile(self.pools[name], group)
 
-    def _join(self, task: Task, group: Group) -> bool:
+    def _join(self, task: Task, group: Group) -> None:
         task.group = group
         task.queue = group.queue
         group.queue.push(task)
         if group.queue.live == 1:
             for name in group.shape.pools:
                 self._file(self.pools[name], group)
-        return group.queue.foremost is task
 
     def forget(self, group: Group) -> None:
         """Let go of a group in which nobody waits."""
@@ -306,7 +330,7 @@ class ClusterState:
     def deadline(self, when_ms: int, due: Due, id_: str, attempt: int = 0) -> None:
         """Have something looked at when its time comes; a draft needs no deadlines."""
         if self.journal is None:
-            heappush(self.deadlines, (when_ms, int(due), id_, attempt))
+            heappush(self.deadlines, (when_ms, due, id_, attempt))
 
     # Slots
 
@@ -314,9 +338,10 @@ class ClusterState:
         """Take a replica's slots."""
         pool = node.pool
         assert pool is not None
-        what = (placement.slots, placement.gpu_milli, placement.cpu_milli, placement.memory_mib)
-        pool.idle.take(node.idle, *what)
-        pool.future.take(node.future, *what)
+        slots, milli = placement.slots, -placement.gpu_milli
+        cpu, memory = -placement.cpu_milli, -placement.memory_mib
+        pool.idle.shift(node.idle, slots, milli, cpu, memory)
+        pool.future.shift(node.future, slots, milli, cpu, memory)
         node.open[task.id, placement.replica] = task
         self.dirty[node] = None
 
@@ -324,10 +349,11 @@ class ClusterState:
         """Free a replica's slots; `promised`: they counted as free in the future already."""
         pool = node.pool
         assert pool is not None
-        what = (placement.slots, placement.gpu_milli, placement.cpu_milli, placement.memory_mib)
-        pool.idle.give(node.idle, *what)
+        slots, milli = placement.slots, placement.gpu_milli
+        cpu, memory = placement.cpu_milli, placement.memory_mib
+        pool.idle.shift(node.idle, slots, milli, cpu, memory)
         if not promised:
-            pool.future.give(node.future, *what)
+            pool.future.shift(node.future, slots, milli, cpu, memory)
         node.open.pop((task.id, placement.replica), None)
         self.dirty[node] = None
 
@@ -335,10 +361,14 @@ class ClusterState:
         """Add to what a task's job, project and department hold (or take away, below zero)."""
         job = task.job
         project = job.project
+        name = pool.name
         job.used_milli += milli
-        for level in (project, project.department):
-            level.used_milli[pool.name] = level.used_milli.get(pool.name, 0) + milli
-            self.dirty[level] = None
+        held = project.used_milli
+        held[name] = held.get(name, 0) + milli
+        self.dirty[project] = None
+        held = project.department.used_milli
+        held[name] = held.get(name, 0) + milli
+        self.dirty[project.department] = None
 
     def open_room(self, node: Node) -> None:
         """Let tasks be placed on a node, or not, as its state says."""

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
 
+from yardmaster.schemas.construct import writes_slots
 from yardmaster.schemas.envelope import Event
 from yardmaster.schemas.events.node_events import MAX_RUNNING, ReplicaRef
 from yardmaster.schemas.events.registry import event
@@ -31,12 +32,14 @@ from yardmaster.schemas.fields import (
     SlotIndex,
     TaskId,
 )
+from yardmaster.schemas.members import plain_members
 from yardmaster.schemas.reasons import EndCode, Start, Stop, Wait
 from yardmaster.schemas.topics import DECISIONS
 
 Nodes = Annotated[tuple[Name, ...], Field(max_length=MAX_REPLICAS)]
 
 
+@writes_slots
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
     """Where one replica runs: `gpu_milli` of each of `slots`, and CPU and memory beside them.
@@ -66,6 +69,7 @@ class Checkpoint:
     step: Count
 
 
+@plain_members
 class Outcome(StrEnum):
     """How a task ended."""
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from yardmaster.schemas.construct import writes_slots
 from yardmaster.schemas.envelope import Event
 from yardmaster.schemas.topics import Topic
 
@@ -22,6 +23,6 @@ def event(*topics: Topic, name: str, version: int = 1) -> Callable[[type[E]], ty
         cls.VERSION = version
         cls.TOPICS = tuple(t.name for t in topics)
         EVENTS[name, version] = cls
-        return cls
+        return writes_slots(cls)
 
     return publish

@@ -18,17 +18,22 @@ from yardmaster.schemas.reasons import Stop
 
 def release_next(state: ClusterState, job: Job) -> None:
     """Let through as many tasks as max_concurrent allows."""
-    most = job.spec.max_concurrent or len(job.tasks)
-    while job.live < most and job.next_index < len(job.tasks):
-        task = job.tasks[job.next_index]
-        state.put(job, "next_index", job.next_index + 1)
+    tasks = job.tasks
+    index, live = job.next_index, job.live
+    most = job.spec.max_concurrent or len(tasks)
+    while live < most and index < len(tasks):
+        task = tasks[index]
+        index += 1
         if task.phase.final:
             continue
+        live += 1
         state.put(task, "released", True)
-        state.put(job, "live", job.live + 1)
         state.dirty[task] = None
         consider(state, task)
-    state.dirty[job] = None
+    if index != job.next_index:
+        state.put(job, "next_index", index)
+        state.put(job, "live", live)
+        state.dirty[job] = None
 
 
 def consider(state: ClusterState, task: Task) -> None:
@@ -55,20 +60,20 @@ def believed(state: ClusterState, record_id: str) -> None:
     """Remember the last claim believed from a source, so that repeats are seen."""
     if not record_id:
         return
-    source, _, rest = record_id.rpartition("/")
-    source, _, epoch = source.rpartition("/")
-    state.sources[source] = (int(epoch), int(rest))
+    source, epoch, seq = record_id.rsplit("/", 2)
+    state.sources[source] = (int(epoch), int(seq))
 
 
 def reopen(state: ClusterState, task: Task, run: Attempt) -> None:
-    """Hold again what an attempt from a snapshot holds."""
+    """Hold again what an attempt from a snapshot holds; rooms are rebuilt after all attempts."""
     task.run = run
     run.open = 0
     for replica, placement in enumerate(run.placements):
         if run.replicas[replica] >= ReplicaState.RELEASED:
             continue
         run.open += 1
-        state.occupy(state.nodes[placement.node], task, placement)
+        node = state.nodes[placement.node]
+        node.open[task.id, replica] = task
         state.charge(task, run.pool, placement.gpu_milli * len(placement.slots))
     if run.port is not None and run.replicas[0] < ReplicaState.RELEASED:
         hold_port(state.nodes[run.placements[0].node], run.port)

@@ -48,14 +48,15 @@ def slots_allocated_v1(state: ClusterState, event: dec.SlotsAllocatedV1, _: str)
         hold_port(nodes[event.placements[0].node], run.port)
     state.charge(task, pool, milli)
     state.dirty[task] = None
-    if task.job.spec.preemptible:
-        victims(pool, task.job.priority).note(task)
+    line = victims(pool, task.job.priority) if task.job.spec.preemptible else None
+    if line is not None:
+        line.note(task)
     if state.journal is not None:
         state.journal.append((_unallocate, (state, task, run, milli)))
-    else:
-        if task.job.spec.preemptible:
-            victims(pool, task.job.priority).prune()
-        watch_start(state, task, run)
+        return
+    if line is not None:
+        line.prune()
+    watch_start(state, task, run)
 
 
 def _unallocate(state: ClusterState, task: Task, run: Attempt, milli: int) -> None:
@@ -90,6 +91,11 @@ def _stop(state: ClusterState, task_id: str, attempt: int, stop: Stop, deadline_
     state.put(task, "phase", Phase.STOPPING)
     state.put(run, "stop_deadline_ms", deadline_ms)
     promise(state, run, stop)
+    # Of what is freed for a better task, those in line have been asked; an equal that came earlier
+    # may have stopped whom they may not.
+    numbers = stop.numbers
+    if numbers.get("for_priority") in (None, numbers.get("priority")):
+        run.pool.recheck = True
 
 
 def allocation_revoked_v1(state: ClusterState, event: dec.AllocationRevokedV1, _: str) -> None:
@@ -100,6 +106,7 @@ def allocation_revoked_v1(state: ClusterState, event: dec.AllocationRevokedV1, _
     if run.stop is None:
         state.put(task, "phase", Phase.PENDING)
         promise(state, run, event.stop)
+        run.pool.recheck = True
 
 
 def task_requeued_v1(state: ClusterState, event: dec.TaskRequeuedV1, _: str) -> None:

@@ -44,7 +44,8 @@ def task_exited_v1(state: ClusterState, event: nev.TaskExitedV1, record_id: str)
     run.done = run.done or event.done
     if event.exit_code == 0:
         run.zero_exits += 1
-    elif not run.failed:
+    elif not run.failed and run.stop is None:
+        # What ends after it was asked to stop has not failed.
         run.exit_code = event.exit_code
         run.signal = event.signal
         run.out_of_memory = event.out_of_memory

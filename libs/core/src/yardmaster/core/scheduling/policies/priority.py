@@ -50,7 +50,8 @@ def nothing_better_waits(view: PoolView, group: Group) -> Wait | None:
     lane = pool.lanes[group.shape.lane]
     better = lane.mask & ((1 << group.priority) - 1)
     ahead = (better & -better).bit_length() - 1 if better else None
-    stopping_for = min(pool.stopping_for[group.shape.lane], default=None)
+    outstanding = pool.stopping_for[group.shape.lane]
+    stopping_for = min(outstanding) if outstanding else None
     if stopping_for is not None and stopping_for < group.priority:
         numbers = {"priority": group.priority, "priority_ahead": stopping_for}
         return Wait(code=WaitCode.BEHIND_TASK, numbers=numbers)
@@ -108,6 +109,7 @@ def soonest_unprotected(view: PoolView, task: Task) -> Wait | None:
         if priority >= task.job.priority
         for victim in running.in_order()
         if (priority > task.job.priority or victim.key > task.key)
+        and victim.job.shape.lane == task.job.shape.lane
         and (moment := _protected_until(view, victim)) > now
     ]
     if not until:

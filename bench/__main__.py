@@ -1,0 +1,167 @@
+"""`python -m bench`: every figure in one run, as a table and as JSON.
+
+Each part runs in a process of its own, one after another, so that what one leaves in memory does
+not slow the next.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bench.timing import Row
+
+RESULTS = Path(__file__).parent / "results"
+GROUPS = ("core", "logs", "embedded")
+FOOTER = """\
+In timed sections the garbage collector is off and what lives is frozen (services freeze what they
+restored and collect rarely). value: by the clock; cpu: the same by this process's processor time,
+which says more when others use the machine. ratio: value to the peer's, which used 2 cores. Times
+are the best of several runs; latencies are of all operations of one run.
+"""
+
+
+def _core(name: str, *arguments: Any) -> Callable[[bool], list[Row]]:
+    def run(quick: bool) -> list[Row]:
+        from bench import core
+
+        found: list[Row] = getattr(core, name)(*arguments)
+        return found
+
+    return run
+
+
+def _peer(
+    label: str, name: str, arguments: tuple[int, ...], ms: float
+) -> Callable[[bool], list[Row]]:
+    def run(quick: bool) -> list[Row]:
+        from bench import core
+
+        return [core.peer(label, getattr(core, name)(*arguments), ms)]
+
+    return run
+
+
+def _log(name: str) -> Callable[[bool], list[Row]]:
+    def run(quick: bool) -> list[Row]:
+        from bench import logs
+
+        found: list[Row] = getattr(logs, name)(quick)
+        return found
+
+    return run
+
+
+def _embedded(quick: bool) -> list[Row]:
+    from bench import embedded
+
+    return embedded.rows(quick)
+
+
+#: (name, group, whether `--quick` runs it too, what to run)
+PARTS: Sequence[tuple[str, str, bool, Callable[[bool], list[Row]]]] = (
+    ("memory", "logs", True, _log("memory")),
+    ("sqlite", "logs", True, _log("sqlite")),
+    ("kafka", "logs", True, _log("kafka")),
+    ("apply", "core", True, _core("apply_rate")),
+    ("cycles-100-10k", "core", True, _core("cycles", 100, 10_000)),
+    ("cycles-100-100k", "core", False, _core("cycles", 100, 100_000)),
+    ("cycles-5k-10k", "core", False, _core("cycles", 5_000, 10_000)),
+    ("cycles-5k-100k", "core", False, _core("cycles", 5_000, 100_000)),
+    ("a1-small", "core", True, _peer("A1, 100 nodes, 3,200 jobs", "a1", (100, 3_200), 62.7)),
+    ("a1", "core", False, _peer("A1, 1,000 nodes, 32,000 jobs", "a1", (1_000, 32_000), 663)),
+    ("a2-small", "core", True, _peer("A2, 1,000 nodes, 1 GPU free each", "a2", (1_000,), 30.1)),
+    ("a2", "core", False, _peer("A2, 10,000 nodes, 1 GPU free each", "a2", (10_000,), 409)),
+    ("a4-small", "core", True, _peer("A4, 1,000 nodes, 32,000 running", "a4", (1_000,), 65.9)),
+    ("a4", "core", False, _peer("A4, 10,000 nodes, 320,000 running", "a4", (10_000,), 784)),
+    (
+        *("a6-small", "core", True),
+        _peer("A6, 100 nodes, 1 queue, 32,000 queued", "a6", (100, 1, 32_000), 229),
+    ),
+    (
+        *("a6", "core", False),
+        _peer("A6, 1,000 nodes, 10 queues, 320,000 queued", "a6", (1_000, 10, 320_000), 2_986),
+    ),
+    ("embedded", "embedded", True, _embedded),
+)
+
+
+def machine_facts() -> dict[str, Any]:
+    """What the figures depend on beside the code."""
+    return {
+        "cpus": os.cpu_count(),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def run_part(name: str, *, quick: bool) -> list[dict[str, Any]]:
+    """The rows of one part, measured in a process of its own; with the load average before it."""
+    load = round(os.getloadavg()[0], 2)
+    command = [sys.executable, "-m", "bench", "--part", name, *(["--quick"] if quick else [])]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    rows: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return [{**row, "load": load} for row in rows]
+
+
+def line(row: dict[str, Any]) -> str:
+    """One row of the table."""
+    peer, cpu = row["peer"], row["cpu"]
+    return "  ".join(
+        (
+            f"{row['name']:<52}",
+            f"{figure(row['value']):>10} {row['unit']:<11}",
+            f"{figure(cpu) if cpu is not None else '':>10}",
+            f"{row['aim']:<10}",
+            f"{figure(peer) if peer is not None else '':>7}",
+            f"{row['value'] / peer:>5.2f}" if peer else "",
+        )
+    ).rstrip()
+
+
+def figure(value: float) -> str:
+    """A number with about three digits that mean something."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def main() -> int:
+    """Run what was asked for; 0 when all of it could be measured."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--only", choices=GROUPS, help="measure one group")
+    parser.add_argument("--quick", action="store_true", help="the smaller sizes, in two minutes")
+    parser.add_argument("--out", type=Path, help="where the JSON goes (bench/results/<time>.json)")
+    parser.add_argument("--part", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.part:
+        run = next(run for name, _, _, run in PARTS if name == asked.part)
+        print(json.dumps([asdict(row) for row in run(asked.quick)]))
+        return 0
+    facts = machine_facts()
+    print(", ".join(f"{name} {value}" for name, value in facts.items()))
+    print(f"{'':<52}  {'value':>10} {'unit':<11}  {'cpu':>10}  {'aim':<10}  {'peer':>7}  ratio")
+    rows = []
+    for name, group, also_quick, _ in PARTS:
+        if asked.only in (None, group) and (also_quick or not asked.quick):
+            for row in run_part(name, quick=asked.quick):
+                rows.append({"group": group, **row})
+                print(line(row), flush=True)
+    facts["load_average_after"] = [round(load, 2) for load in os.getloadavg()]
+    print(FOOTER)
+    RESULTS.mkdir(exist_ok=True)
+    out = asked.out or RESULTS / f"{datetime.now(UTC):%Y-%m-%dT%H%M%S}.json"
+    out.write_text(json.dumps({"machine": facts, "rows": rows}, indent=1) + "\n")
+    print(f"written to {out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

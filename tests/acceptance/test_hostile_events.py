@@ -1,0 +1,379 @@
+"""A node that writes 100,000 records to harm: nothing stops, what is honest is decided as ever.
+
+The same honest world is played twice to both real machines, once alone and once with the hostile
+node's records in bursts between the honest ones. And in a machine's own topic nothing is forgiven.
+"""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from tests.support.audit import assert_audit_clean
+from tests.support.honest_world import NODES, HonestWorld
+from tests.support.logs import exited, incarnation, joined, released, started, submitted
+from tests.support.toy_cell import CELL, ToyCell
+from yardmaster.core.admission.machine import QuotaMachine
+from yardmaster.core.errors import ForeignRecord
+from yardmaster.core.machine import Decision, Machine
+from yardmaster.core.scheduling.machine import SchedulerMachine
+from yardmaster.core.scheduling.policies import check
+from yardmaster.eventlog.codec import decode, encode
+from yardmaster.eventlog.port import Partition, Record
+from yardmaster.runtime import replay
+from yardmaster.runtime.cycle import Leader
+from yardmaster.runtime.fold import Fold
+from yardmaster.schemas.envelope import Actor, ActorKind, Envelope, Event
+from yardmaster.schemas.events.expiring import RecordQuarantinedV1
+from yardmaster.schemas.events.machine import CycleCommittedV1, TermStartedV1
+from yardmaster.schemas.events.node_events import CheckpointDoneV1, NodeDrainedV1, TaskProgressedV1
+from yardmaster.schemas.reasons import RefusalCode
+from yardmaster.schemas.topics import ADMISSIONS, DECISIONS
+
+HOSTILE = "zz-hostile"
+EVENTS = 100_000
+TICKS = 200
+#: So that what arrives in one tick is one cycle's, with and without the hostile records.
+LIMITS = {"max_inputs": 20_000, "max_refused": 4_096, "max_quarantined": 10_000}
+NOW_MS = 1_700_000_000_000
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def machines() -> tuple[Machine[Any], Machine[Any]]:
+    return QuotaMachine(check), SchedulerMachine()
+
+
+class Hostile:
+    """One node that can write what it likes to `node-events`, under any name but another node's.
+
+    That a record's `source` is its writer's own name is the log's to see to (its rules on who may
+    write what); what stands in the record is the machine's.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.seq = 0
+        self.kinds: Counter[str] = Counter()
+
+    def records(self, count: int, honest: Sequence[Record], world: HonestWorld) -> list[Record]:
+        """A burst."""
+        return [self.record(honest, world) for _ in range(count)]
+
+    def record(self, honest: Sequence[Record], world: HonestWorld) -> Record:
+        kinds = [
+            *(self.noise, self.cut_short, self.unknown, self.version, self.headers, self.wrong_key),
+            *(self.others_attempt, self.anothers_name, self.lives, self.contradiction),
+            *(self.other_topic, self.joins),
+        ]
+        kind = self.chance.choice([*kinds, self.repeated, self.repeated])
+        self.kinds[kind.__name__] += 1
+        made: Record = kind(honest, world)
+        return made
+
+    def envelope(self, event: Event, **changes: Any) -> Envelope[Any]:
+        self.seq += self.chance.choice([1, 1, 1, 1_000_000])
+        whole: Envelope[Any] = Envelope(
+            type=event.TYPE,
+            version=event.VERSION,
+            source=f"node/{HOSTILE}",
+            epoch=1,
+            seq=self.seq,
+            subject=HOSTILE,
+            time_ms=self.chance.choice([0, NOW_MS, 253_402_300_799_999]),
+            actor=Actor(kind=ActorKind.NODE, id=HOSTILE),
+            data=event,
+        )
+        return replace(whole, **changes)
+
+    def of(self, event: Event, **changes: Any) -> Record:
+        return encode(self.envelope(event, **changes), CELL)
+
+    def target(self, world: HonestWorld) -> dict[str, Any]:
+        """An honest task's attempt, running or not."""
+        task = self.chance.choice(sorted(world.tasks) or ["000000000000.0"])
+        return {"attempt": world.tasks.get(task, 1), "replica": 0, "task": task}
+
+    def about(self, world: HonestWorld, node: str, life: int) -> Any:
+        """A claim about an honest attempt, under some node's name."""
+        at = self.target(world)
+        task, attempt = at["task"], at["attempt"] + self.chance.choice([0, 0, 0, 1, -1])
+        which = {"attempt": max(1, attempt), "life": life}
+        plain = {
+            "task_id": task,
+            "attempt": max(1, attempt),
+            "replica": self.chance.choice([0, 0, 1]),
+            "node": node,
+            "incarnation": incarnation(life),
+        }
+        return self.chance.choice(
+            [
+                started(task, node, **which),
+                exited(task, node, exit_code=1, **which),
+                released(task, node, never_started=True, **which),
+                released(task, node, **which),
+                CheckpointDoneV1(**plain, uri="file:///etc/passwd", step=10**6),
+                TaskProgressedV1(**plain, permille=1000),
+            ]
+        )
+
+    # Kinds
+
+    def noise(self, honest: Sequence[Record], world: HonestWorld) -> Record:
+        def some(most: int) -> bytes:
+            return self.chance.randbytes(self.chance.randrange(most))
+
+        headers = tuple(
+            (self.chance.choice(["ce_type", "yard_version", "x", "ce_id"]), some(30))
+            for _ in range(self.chance.randrange(4))
+        )
+        return Record(some(12), self.chance.choice([some(200), None, b""]), headers)
+
+    def cut_short(self, honest: Sequence[Record], world: HonestWorld) -> Record:
+        whole = self.of(joined(HOSTILE))
+        value = whole.value or b""
+        return replace(whole, value=value[: self.chance.randrange(len(value))])
+
+    def unknown(self, honest: Sequence[Record], world: HonestWorld) -> Record:
+        return self._renamed(b"NodeJoined", b"NodeRuined!"[:10])
+
+    def version(self, honest: Sequence[Record], world: HonestWorld) -> Record:
+        whole = self.of(joined(HOSTILE))
+        named = self.chance.choice([b"2", b"0", b"-1", b"999", b"99999", b"1.0", b""])
+        headers = tuple(
+            (name, named if name == "yard_version" else content) for name, content in whole.headers
+        )
+        return replace(whole, headers=headers)
+
+    def headers(self, honest: Sequence[Record], world: HonestWorld) -> Record:
+        whole = self.of(joined(HOSTILE))
+        kept = list(whole.headers)
+        kept[self.chance.randrange(len(kept))] = ("ce_id", self.chance.randbytes(4))
+        return replace(whole, headers=tuple(kept))
+
+    def wrong_key(self, honest: Sequence[Record], world: HonestWorld) -> Record:
+        return replace(self.of(joined(HOSTILE)), key=self.chance.choice([b"", b"other", b"main2"]))
+
+    def others_attempt(self, honest: Sequence[Record], world: HonestWorld) -> Record:
+        return self.of(self.about(world, HOSTILE, 1))
+
+    def anothers_name(self, honest: Sequence[Record], world: HonestWorld) -> Record:
+        node = self.chance.choice(NODES)
+        event = self.chance.choice(
+            [
+                self.about(world, node, world.lives[node]),
+                joined(node, life=world.lives[node] + 1),
+                NodeDrainedV1(node=node, incarnation=incarnation(world.lives[node])),
+            ]
+        )
+        return self.of(event)
+
+    def lives(self, honest: Sequence[Record], world: HonestWorld) -> Record:
+        return self.of(self.about(world, HOSTILE, self.chance.choice([2, 3, 99])))
+
+    def contradiction(self, honest: Sequence[Record], world: HonestWorld) -> Record:
+        base = joined(HOSTILE, pool="hostile")
+        return self.of(
+            self.chance.choice(
+                [
+                    replace(base, gpus=base.gpus + 1),
+                    replace(base, pool="default"),
+                    replace(base, port_first=2, port_last=1),
+                    exited("000000000000.0", HOSTILE),
+                ]
+            )
+        )
+
+    def other_topic(self, honest: Sequence[Record], world: HonestWorld) -> Record:
+        commit = TermStartedV1(cell=CELL, machine="scheduler", term=99, incarnation="f" * 12)
+        return self.of(self.chance.choice([commit, submitted("zzzzzzzzzzzz")]))
+
+    def joins(self, honest: Sequence[Record], world: HonestWorld) -> Record:
+        """What it may: itself, in a pool that no honest job asks for; now and then anew."""
+        return self.of(joined(HOSTILE, pool="hostile", life=self.chance.choice([1, 1, 1, 1, 2])))
+
+    def repeated(self, honest: Sequence[Record], world: HonestWorld) -> Record:
+        """A record that another node wrote, as it was."""
+        return self.chance.choice(honest) if honest else self.noise(honest, world)
+
+    def _renamed(self, old: bytes, new: bytes) -> Record:
+        whole = self.of(joined(HOSTILE))
+        return Record(
+            whole.key,
+            (whole.value or b"").replace(old, new),
+            tuple((name, content.replace(old, new)) for name, content in whole.headers),
+        )
+
+
+@dataclass
+class Run:
+    """A world that was played."""
+
+    cell: ToyCell
+    world: HonestWorld
+    quota: Leader[Any]
+    scheduler: Leader[Any]
+    #: Every decision, with its time, subject and cause.
+    decided: list[tuple[int, str, str | None, Event]]
+    hostile: int = 0
+
+
+def shuffled(chance: random.Random, honest: list[Record], hostile: list[Record]) -> list[Record]:
+    """Both, each in its order of old, mixed."""
+    places = sorted(chance.randrange(len(honest) + 1) for _ in hostile)
+    mixed: list[Record] = []
+    at = 0
+    for place, record in zip(places, hostile, strict=True):
+        mixed += honest[at:place]
+        at = place
+        mixed.append(record)
+    return [*mixed, *honest[at:]]
+
+
+async def play(hostile: Hostile | None, *, ticks: int = TICKS, seed: int = 5) -> Run:
+    cell = await ToyCell().create()
+    world = HonestWorld(seed, cell.clock.now_ms())
+    quota, scheduler = (cell.leader(machine, **LIMITS) for machine in machines())
+    await quota.take_term()
+    await scheduler.take_term()
+    run = Run(cell, world, quota, scheduler, [])
+    seen = 0
+    told: list[Record] = []
+    chance = random.Random(seed + 1)
+    world.begin()
+    for tick in range(ticks):
+        requests, claims = world.taken()
+        if requests:
+            await cell.put("requests", requests)
+        honest = [encode(envelope, CELL) for envelope in claims]
+        mixed = honest
+        if hostile is not None:
+            # Bursts: half of the ticks have none.
+            count = 2 * EVENTS // ticks if tick % 2 else 0
+            mixed = shuffled(hostile.chance, honest, hostile.records(count, told, world))
+            run.hostile += count
+        for at in range(0, len(mixed), 100):
+            await cell.put("node-events", mixed[at : at + 100])
+        told += honest
+        for silence in world.observed():
+            scheduler._observations.put(Decision(silence, silence.node))
+        while await quota.step():
+            pass
+        while await scheduler.step():
+            pass
+        for stored in await cell.log.read(Partition("decisions"), seen, max_records=1_000_000):
+            seen = stored.offset + 1
+            envelope = decode(stored.record)
+            world.hear(envelope.data)
+            run.decided.append((envelope.time_ms, envelope.subject, envelope.cause, envelope.data))
+        cell.clock.advance(chance.choice([0.1, 1.0, 5.0]))
+        world.pen.now_ms = cell.clock.now_ms()
+        world.act(12)
+    return run
+
+
+def honest(run: Run) -> list[Any]:
+    """What was decided, but for the records of the machine itself and of the hostile node."""
+    own = (CycleCommittedV1, TermStartedV1)
+    return [each for each in run.decided if not isinstance(each[3], own) and each[1] != HOSTILE]
+
+
+def test_a_hundred_thousand_hostile_records_change_nothing_that_is_honest() -> None:
+    async def both() -> None:
+        alone = await play(None)
+        hostile = Hostile(7)
+        beset = await play(hostile)
+        assert beset.hostile == EVENTS
+        for one, other in zip(honest(beset), honest(alone), strict=False):
+            assert one == other, "the first decision that differs"
+        assert len(honest(beset)) == len(honest(alone))
+        assert {type(each[3]).TYPE for each in honest(alone)} >= {
+            "SlotsAllocated",
+            "PreemptionRequested",
+            "TaskRequeued",
+            "TaskEnded",
+            "NodeLost",
+        }
+        codes = await all_refused(beset, hostile)
+        print(dict(hostile.kinds), dict(codes), len(honest(alone)))
+        for run in (alone, beset):
+            assert run.quota.term == run.scheduler.term == 1, "nobody had to start again"
+            report = await replay.verify(run.cell.log, machines(), CELL, promises=False)
+            assert [f for f in report.findings if f.topic != "details"] == []
+            assert not report.unproved
+        await assert_audit_clean(alone.cell.log)
+        await assert_audit_clean(beset.cell.log, honest_agents=False)
+
+    asyncio.run(both())
+
+
+async def all_refused(run: Run, hostile: Hostile) -> Counter[RefusalCode]:
+    """What was refused is in commits and in quarantine, each once; by code."""
+    named: dict[int, RefusalCode] = {}
+    for *_, event in run.decided:
+        if isinstance(event, CycleCommittedV1):
+            for one in event.refused:
+                for offset in range(one.first, one.last + 1):
+                    assert offset not in named
+                    named[offset] = one.code
+    copies = {}
+    for event in await run.cell.events("quarantine"):
+        assert isinstance(event, RecordQuarantinedV1)
+        assert event.offset not in copies
+        copies[event.offset] = event.code
+    assert copies == named
+    # Beside honest claims that crossed a decision, all but what the node may say of itself.
+    assert len(named) >= EVENTS - hostile.kinds["joins"]
+    codes = Counter(named.values())
+    assert set(codes) >= set(RefusalCode) - {RefusalCode.UNKNOWN_NODE}, codes
+    return codes
+
+
+# A machine's own topic
+
+
+UNKNOWN = Record(b"main", b'{"type":"Unheard"}', (("ce_type", b"Unheard"), ("yard_version", b"1")))
+NEWER = Record(
+    b"main", b'{"type":"TaskEnded"}', (("ce_type", b"TaskEnded"), ("yard_version", b"7"))
+)
+
+
+@pytest.mark.parametrize("record", [UNKNOWN, NEWER, Record(b"main", b"\x00noise")])
+@pytest.mark.parametrize("topic", [ADMISSIONS.name, DECISIONS.name])
+def test_an_unknown_record_in_a_machines_own_topic_stops_its_readers_by_name(
+    topic: str, record: Record
+) -> None:
+    async def run() -> None:
+        played = await play(None, ticks=12)
+        cell = played.cell
+        dump = played.scheduler.fold.dump()
+        await cell.put(topic, [record])
+        at = await cell.log.end(Partition(topic)) - 1
+        await cell.put("requests", [played.world.pen.gateway.envelope(joined("x"), "x")])
+        readers: list[Any] = []
+        if topic == ADMISSIONS.name:
+            readers += [played.quota.step, played.scheduler.step]
+            readers += [cell.candidate(QuotaMachine(check)).run]
+        else:
+            readers += [played.scheduler._look_for_others]
+        quota, scheduler = machines()
+        own = quota if topic == ADMISSIONS.name else scheduler
+        standby: Fold[Any] = Fold(cell.log, scheduler, CELL, dump=dump)
+        following: Fold[Any] = Fold(cell.log, own, CELL)
+        readers += [following.catch_up, cell.candidate(own).run]
+        if topic == DECISIONS.name:
+            readers += [standby.catch_up]
+        for read in readers:
+            with pytest.raises(ForeignRecord) as caught:
+                async with asyncio.timeout(10):
+                    await read()
+            assert (caught.value.fields["topic"], caught.value.fields["offset"]) == (topic, at)
+        report = await replay.verify(cell.log, machines(), CELL, promises=False)
+        found = [(f.topic, f.offset) for f in report.findings if f.topic != "details"]
+        assert found == [(topic, at)]
+
+    asyncio.run(run())

@@ -1,0 +1,212 @@
+"""kill -9 of the embedded process at random moments: nothing is lost, nothing happens twice.
+
+SAFETY: S1 to S11 over the log; at most one start of a replica of an attempt; no slot held twice.
+"""
+
+import asyncio
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.audit import audit_log
+from tests.support.killed_cell import (
+    KilledDev,
+    Promise,
+    Users,
+    all_ended,
+    events,
+    until,
+    workload,
+)
+from tests.support.witness import assert_witness_clean
+from tests.support.witness import command as witness_command
+from yardmaster.core.scheduling.machine import SchedulerMachine
+from yardmaster.eventlog.port import EventLog
+from yardmaster.eventlog.sqlite import SqliteLog
+from yardmaster.runtime import replay
+from yardmaster.runtime.clock import SystemClock
+from yardmaster.schemas.events.admissions import TaskAdmittedV1, TaskRejectedV1
+from yardmaster.schemas.events.decisions import SlotsAllocatedV1, TaskEndedV1
+from yardmaster.schemas.events.machine import TermStartedV1
+from yardmaster.schemas.events.requests import TaskSubmittedV1
+
+KILLS = 20
+#: Longest life of a process that is to be killed, in seconds from when it serves.
+LIFE_S = 2.0
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("kill")]
+
+
+def _seed() -> int:
+    """Another one each time; `YARDMASTER_KILL_SEED` repeats the moments of an earlier run."""
+    given = os.environ.get("YARDMASTER_KILL_SEED")
+    return int(given) if given else random.SystemRandom().randrange(1 << 32)
+
+
+@contextmanager
+def killed(folder: Path, *, nodes: int = 3, slots: int = 2) -> Iterator[KilledDev]:
+    """The embedded mode, not started yet; at the end nothing of it runs."""
+    dev = KilledDev(folder, nodes=nodes, slots=slots)
+    try:
+        yield dev
+    finally:
+        dev.close()
+
+
+def settle(dev: KilledDev, promises: list[Promise]) -> None:
+    """Serve until every task that was promised has ended, then kill it once more."""
+    wanted = {task for promise in promises for task in promise.task_ids}
+    dev.start()
+
+    def ended() -> bool:
+        dev.let_live(0.3)
+        return all_ended(dev.data / "log.db", wanted)
+
+    until(ended, "every task has ended", dev.words)
+    dev.kill()
+
+
+async def prove(dev: KilledDev, promises: list[Promise]) -> dict[str, Any]:
+    """What the log says of the promises; fails when it breaks one."""
+    log = await SqliteLog.open(dev.data / "log.db", SystemClock(), create=False)
+    try:
+        requests = await events(log, "requests")
+        verdicts = await events(log, "admissions")
+        decided = await events(log, "decisions")
+        findings = await audit_log(log)
+        phases = [await _phases(log, at_ms) for at_ms in dev.kills[:-1]]
+    finally:
+        await log.close()
+    submitted = Counter(e.job_id for e in requests if isinstance(e, TaskSubmittedV1))
+    admitted = Counter(e.job_id for e in verdicts if isinstance(e, TaskAdmittedV1))
+    ended = Counter(e.task_id for e in decided if isinstance(e, TaskEndedV1))
+    for promise in promises:
+        assert submitted[promise.job_id] >= 1, f"acknowledged and lost: {promise}"
+        assert admitted[promise.job_id] == 1, f"not judged exactly once: {promise}"
+        for task in promise.task_ids:
+            assert ended[task] == 1, f"{task} ended {ended[task]} times: {promise}"
+    assert not [e for e in verdicts if isinstance(e, TaskRejectedV1)]
+    assert findings == (), "\n".join(map(str, findings[:20]))
+    allocated = {(e.task_id, e.attempt): e for e in decided if isinstance(e, SlotsAllocatedV1)}
+    return {"phases": phases, "decided": decided, "verdicts": verdicts, "allocated": allocated}
+
+
+async def _phases(log: EventLog, at_ms: int) -> Counter[str]:
+    then = await replay.at(log, SchedulerMachine(), "main", time_ms=at_ms)
+    return Counter(task.phase.name.lower() for task in then.state.tasks.values())
+
+
+def assert_resumed_where_saved(folder: Path, allocated: dict[Any, SlotsAllocatedV1]) -> int:
+    """Tasks found the checkpoint that the scheduler gave them; how many went on from one."""
+    resumed = 0
+    for line in (folder / "resumed").read_text().splitlines():
+        task, attempt, step = line.split()
+        given = allocated[task, int(attempt)].checkpoint
+        assert int(step) == (given.step if given is not None else 0), line
+        resumed += int(step) > 0
+    return resumed
+
+
+def test_twenty_kills_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
+    seed = _seed()
+    print(f"YARDMASTER_KILL_SEED={seed}")
+    chance = random.Random(seed)
+    folder = tmp_path / "witness"
+    with killed(tmp_path) as dev:
+        users = Users(dev, workload(folder, random.Random(seed + 1)), every_s=0.25)
+        users.start()
+        for number in range(KILLS):
+            dev.start()
+            if number % 4:
+                until(dev.serves, "it serves", dev.words)
+            # Every fourth life may end before it serves.
+            dev.let_live(chance.uniform(0.0, LIFE_S))
+            dev.kill()
+            assert users.failed is None, users.failed
+        dev.start()
+        promises = users.done()
+        dev.kill()
+        settle(dev, promises)
+        found = asyncio.run(prove(dev, promises))
+        said = dev.yard("replay", "verify")
+        assert said.returncode == 0, f"seed {seed}: {said.stdout}{said.stderr}"
+    testimony = assert_witness_clean(folder)
+    resumed = assert_resumed_where_saved(folder, found["allocated"])
+    at_kills: Counter[str] = sum(found["phases"], Counter())
+    terms = sum(isinstance(e, TermStartedV1) for e in found["decided"])
+    print(
+        f"{len(promises)} jobs, {sum(p.tries for p in promises)} calls, {terms} terms, "
+        f"{len(testimony.starts)} starts, {resumed} resumed; at the kills: {dict(at_kills)}"
+    )
+    print(said.stdout)
+    # That there was something to lose.
+    assert len(dev.kills) >= KILLS
+    assert {"pending", "running", "stopping"} <= set(at_kills), at_kills
+    assert resumed > 0
+
+
+#: What a replica's directory has first when the agent made it, when its runner is there, when the
+#: runner took its place, when the command's process is known.
+STAGES = ("bell", "runner.log", "start", "process")
+
+
+def at_stage(dev: KilledDev, stage: str, seen: set[Path]) -> bool:
+    """Wait until a replica that was not seen before reaches a stage; False when all have ended.
+
+    Looks without a pause: what it waits for is over within milliseconds.
+    """
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        found = set(dev.data.glob(f"nodes/*/*/*/{stage}")) - seen
+        if found:
+            seen.update(found)
+            return True
+    return False
+
+
+def test_a_kill_in_the_middle_of_a_start_starts_nothing_twice(tmp_path: Path) -> None:
+    seed = _seed()
+    print(f"YARDMASTER_KILL_SEED={seed}")
+    chance = random.Random(seed)
+    folder = tmp_path / "witness"
+    many = Promise(
+        "many",
+        {
+            "project": "default",
+            "tasks": {"count": 60},
+            "resources": {"gpus": 1},
+            "run": {"command": witness_command(folder, "true")},
+        },
+    )
+    gangs = Promise("gangs", {**many.body, "replicas": 2, "tasks": {"count": 15}})
+    killed_at: Counter[str] = Counter()
+    seen: set[Path] = set()
+    with killed(tmp_path, nodes=2) as dev:
+        dev.start()
+        users = Users(dev, iter([many, gangs]), every_s=0.01)
+        users.start()
+        for number in range(4 * len(STAGES)):
+            stage = STAGES[number % len(STAGES)]
+            if at_stage(dev, stage, seen):
+                killed_at[stage] += 1
+            dev.let_live(chance.choice([0.0, 0.0, 0.002, 0.01]))
+            dev.kill()
+            dev.start()
+        until(lambda: len(users.made) == 2 and gangs.task_ids, "both are submitted", dev.words)
+        dev.kill()
+        settle(dev, [many, gangs])
+        found = asyncio.run(prove(dev, [many, gangs]))
+        said = dev.yard("replay", "verify")
+        assert said.returncode == 0, f"seed {seed}: {said.stdout}{said.stderr}"
+    testimony = assert_witness_clean(folder)
+    again = sum(attempt > 1 for _, attempt in found["allocated"])
+    print(f"killed at {dict(killed_at)}: {len(testimony.starts)} starts, {again} later attempts")
+    assert min(killed_at[stage] for stage in STAGES) > 0, killed_at
+    assert len(testimony.starts) >= 90

@@ -1,0 +1,340 @@
+"""A hand in the log's file: `yard replay verify` says which record it touched first.
+
+The log is a real one, of the embedded mode killed twice; records are changed, taken out and swapped
+in the rows of its file, at random places, and the command itself is asked.
+"""
+
+import json
+import os
+import random
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.killed_cell import KilledDev, Users, all_ended, until, workload
+from yardmaster.cli import main
+from yardmaster.eventlog.codec import decode
+from yardmaster.eventlog.port import Record
+from yardmaster.eventlog.sqlite_format import OFFSET_BITS, OFFSET_MASK, pack, unpack
+from yardmaster.schemas.events.machine import CycleCommittedV1
+
+PROVED = ("requests", "admissions", "node-events", "decisions")
+TOPICS = (*PROVED, "details")
+JOBS = 9
+#: Places tried by topic and kind of mutation; a night tries more.
+PLACES = int(os.environ.get("YARDMASTER_TAMPER_PLACES", "8"))
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("kill")]
+Row = tuple[int, int, bytes, bytes | None, bytes]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the command said of a log."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def report(self) -> dict[str, Any]:
+        found = json.loads(self.out)
+        assert isinstance(found, dict)
+        return found
+
+    @property
+    def first(self) -> tuple[str, int]:
+        """The record that it names first."""
+        findings = self.report["findings"]
+        assert findings, "it found nothing"
+        return findings[0]["topic"], findings[0]["offset"]
+
+
+@dataclass
+class Tampered:
+    """A copy of a log's file under a hand that knows SQLite."""
+
+    path: Path
+    database: sqlite3.Connection
+
+    def partition(self, topic: str) -> int:
+        return int(
+            self.database.execute(
+                "SELECT id FROM partitions WHERE topic = ? AND number = 0", (topic,)
+            ).fetchone()[0]
+        )
+
+    def rows(self, topic: str) -> list[Row]:
+        base = self.partition(topic) << OFFSET_BITS
+        return self.database.execute(
+            "SELECT * FROM records WHERE id BETWEEN ? AND ? ORDER BY id",
+            (base, base | OFFSET_MASK),
+        ).fetchall()
+
+    def write(self, row: Row) -> None:
+        self.database.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?)", row)
+
+    def append(self, topic: str, *records: Record) -> None:
+        id_ = self.partition(topic)
+        for record in records:
+            (end,) = self.database.execute(
+                "SELECT next FROM partitions WHERE id = ?", (id_,)
+            ).fetchone()
+            row = (id_ << OFFSET_BITS) | end
+            self.write((row, 0, record.key, record.value, pack(record.headers)))
+            self.database.execute("UPDATE partitions SET next = next + 1 WHERE id = ?", (id_,))
+
+    def remove(self, topic: str, id_: int, *, shift: bool) -> None:
+        self.database.execute("DELETE FROM records WHERE id = ?", (id_,))
+        if shift:
+            for later, *rest in [row for row in self.rows(topic) if row[0] > id_]:
+                self.database.execute("DELETE FROM records WHERE id = ?", (later,))
+                self.write((later - 1, *rest))  # type: ignore[arg-type]
+            self.database.execute(
+                "UPDATE partitions SET next = next - 1 WHERE id = ?", (self.partition(topic),)
+            )
+
+    def swap(self, one: Row, other: Row) -> None:
+        self.write((one[0], *other[1:]))
+        self.write((other[0], *one[1:]))
+
+
+@contextmanager
+def tampering(original: Path, folder: Path) -> Any:
+    """A fresh copy of the log to be touched."""
+    path = folder / "touched.db"
+    shutil.copyfile(original, path)
+    with closing(sqlite3.connect(path)) as database, database:
+        yield Tampered(path, database)
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log with every kind of job in it, three terms of each machine, and nothing left to do."""
+    folder = tmp_path_factory.mktemp("original")
+    dev = KilledDev(folder, nodes=3, slots=2)
+    try:
+        jobs = islice(workload(folder / "witness", random.Random(1)), JOBS)
+        users = Users(dev, jobs, every_s=0.1)
+        users.start()
+        for _ in range(2):
+            dev.start()
+            until(dev.serves, "it serves", dev.words)
+            dev.let_live(1.0)
+            dev.kill()
+        dev.start()
+        until(lambda: not users.is_alive(), "all is submitted", dev.words)
+        promises = users.done()
+        wanted = {task for promise in promises for task in promise.task_ids}
+        log = dev.data / "log.db"
+        until(lambda: all_ended(log, wanted), "every task has ended", dev.words)
+        dev.kill()
+    finally:
+        dev.close()
+    copy = folder / "original.db"
+    with closing(sqlite3.connect(log)) as source, closing(sqlite3.connect(copy)) as target:
+        source.backup(target)
+        target.execute("PRAGMA journal_mode = DELETE")
+    return copy
+
+
+Verify = Callable[[Path], Told]
+
+
+@pytest.fixture
+def verify(capsys: pytest.CaptureFixture[str]) -> Verify:
+    """`yard replay verify -o json` on a log."""
+
+    def told(path: Path) -> Told:
+        capsys.readouterr()
+        code = main.run(["replay", "verify", "--log", str(path), "-o", "json"])
+        said = capsys.readouterr()
+        return Told(code, said.out, said.err)
+
+    return told
+
+
+@pytest.fixture
+def chance() -> random.Random:
+    given = os.environ.get("YARDMASTER_TAMPER_SEED")
+    seed = int(given) if given else random.SystemRandom().randrange(1 << 32)
+    print(f"YARDMASTER_TAMPER_SEED={seed}")
+    return random.Random(seed)
+
+
+def proved_rows(hand: Tampered, verify: Verify, original: Path) -> dict[str, list[Row]]:
+    """The rows that something vouches for, by topic."""
+    report = verify(original).report
+    beyond = {place["topic"]: place["first"] for place in report["unproved"]}
+    found = {}
+    for topic in PROVED:
+        rows = hand.rows(topic)
+        found[topic] = rows[: beyond.get(topic, len(rows))]
+    named = set()
+    for row in found["requests"]:
+        data = decode(Record(row[2], row[3], unpack(row[4]))).data
+        for name in ("details", "note"):
+            if (ref := getattr(data, name, None)) is not None:
+                named.add(ref.offset)
+    found["details"] = [r for r in hand.rows("details") if r[0] & OFFSET_MASK in named]
+    return found
+
+
+@pytest.fixture
+def rows(original: Path, tmp_path: Path, verify: Verify) -> dict[str, list[Row]]:
+    with tampering(original, tmp_path) as hand:
+        return proved_rows(hand, verify, original)
+
+
+def some(chance: random.Random, rows: list[Row]) -> list[Row]:
+    """Rows by chance, one perhaps twice."""
+    return [chance.choice(rows) for _ in range(PLACES)]
+
+
+def offset_of(row: Row) -> int:
+    return row[0] & OFFSET_MASK
+
+
+def assert_told(told: Told, topic: str, offset: int, what: str) -> None:
+    assert told.code == 1, f"{what} of {topic}/{offset}: exit {told.code}: {told.out} {told.err}"
+    assert told.first == (topic, offset), f"{what} of {topic}/{offset}: {told.report['findings']}"
+
+
+def test_the_log_as_it_was_is_proved(
+    original: Path, verify: Verify, rows: dict[str, list[Row]]
+) -> None:
+    told = verify(original)
+    assert (told.code, told.report["findings"], told.report["promises"]) == (0, [], [])
+    assert all(machine["dropped"] == 0 for machine in told.report["machines"])
+    assert min(machine["terms"] for machine in told.report["machines"]) >= 2
+    assert all(len(rows[topic]) >= JOBS for topic in TOPICS)
+
+
+@pytest.mark.parametrize("part", ["key", "value", "headers"])
+@pytest.mark.parametrize("topic", TOPICS)
+def test_one_changed_byte_is_found_in_its_record(
+    original: Path,
+    tmp_path: Path,
+    verify: Verify,
+    rows: dict[str, list[Row]],
+    chance: random.Random,
+    topic: str,
+    part: str,
+) -> None:
+    column = ("key", "value", "headers").index(part) + 2
+    for row in [*some(chance, rows[topic]), rows[topic][-1]]:
+        content = bytearray(row[column])  # type: ignore[arg-type]
+        at = chance.randrange(len(content))
+        content[at] ^= chance.randrange(1, 256)
+        with tampering(original, tmp_path) as hand:
+            hand.write((*row[:column], bytes(content), *row[column + 1 :]))  # type: ignore[arg-type]
+        told = verify(hand.path)
+        was = bytes(row[column] or b"")[max(0, at - 20) : at + 20]  # type: ignore[arg-type]
+        assert_told(told, topic, offset_of(row), f"byte {at} of the {part} ({was!r})")
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_one_removed_record_is_named(
+    original: Path,
+    tmp_path: Path,
+    verify: Verify,
+    rows: dict[str, list[Row]],
+    chance: random.Random,
+    topic: str,
+) -> None:
+    # Of decisions, nothing vouches for the last commit: see the test of the tail.
+    there = rows[topic][:-1] if topic == "decisions" else rows[topic]
+    for row in [*some(chance, there), there[0], there[-1]]:
+        with tampering(original, tmp_path) as hand:
+            hand.remove(topic, row[0], shift=True)
+        assert_told(
+            verify(hand.path), topic, offset_of(row), "what followed moved up after removal"
+        )
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_a_hole_is_named(
+    original: Path,
+    tmp_path: Path,
+    verify: Verify,
+    rows: dict[str, list[Row]],
+    chance: random.Random,
+    topic: str,
+) -> None:
+    with tampering(original, tmp_path) as hand:
+        every = hand.rows(topic)
+    inner = [row for row in rows[topic] if row not in (every[0], every[-1])]
+    for row in some(chance, inner):
+        with tampering(original, tmp_path) as hand:
+            hand.remove(topic, row[0], shift=False)
+        assert_told(verify(hand.path), topic, offset_of(row), "a hole in place")
+    # At its ends the file itself does not fit together, and is not even opened.
+    ends = [every[-1]] if topic == "details" else [every[0], every[-1]]
+    for row in ends:
+        with tampering(original, tmp_path) as hand:
+            hand.remove(topic, row[0], shift=False)
+        told = verify(hand.path)
+        assert told.code == 1
+        assert f"{topic}/0 should {'end' if row is every[-1] else 'start'} at" in told.err
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_of_a_swapped_pair_the_first_is_named(
+    original: Path,
+    tmp_path: Path,
+    verify: Verify,
+    rows: dict[str, list[Row]],
+    chance: random.Random,
+    topic: str,
+) -> None:
+    there = rows[topic]
+    neighbours = [
+        (i, i + 1) for _ in range(PLACES // 2) for i in [chance.randrange(len(there) - 1)]
+    ]
+    distant = [sorted(chance.sample(range(len(there)), 2)) for _ in range(PLACES // 2)]
+    for one, other in [*neighbours, *distant, (0, len(there) - 1)]:
+        with tampering(original, tmp_path) as hand:
+            hand.swap(there[one], there[other])
+        what = f"changing places with {offset_of(there[other])}"
+        assert_told(verify(hand.path), topic, offset_of(there[one]), what)
+
+
+def test_what_no_commit_has_taken_is_told_as_unproved(
+    original: Path, tmp_path: Path, verify: Verify, rows: dict[str, list[Row]]
+) -> None:
+    with tampering(original, tmp_path) as hand:
+        ends = {topic: len(hand.rows(topic)) for topic in PROVED}
+        for topic in ("requests", "node-events"):
+            again = hand.rows(topic)[-1]
+            record = Record(again[2], again[3], unpack(again[4]))
+            hand.append(topic, record, Record(b"main", b"whatever"))
+    told = verify(hand.path)
+    assert told.code == 0
+    unproved = {place["topic"]: (place["first"], place["end"]) for place in told.report["unproved"]}
+    for topic in ("requests", "node-events"):
+        assert unproved[topic] == (len(rows[topic]), ends[topic] + 2)
+
+
+def test_a_log_whose_last_commits_were_cut_off_is_not_called_proved_to_its_end(
+    original: Path, tmp_path: Path, verify: Verify, rows: dict[str, list[Row]]
+) -> None:
+    last = rows["decisions"][-1]
+    commit = decode(Record(last[2], last[3], unpack(last[4]))).data
+    assert isinstance(commit, CycleCommittedV1)
+    with tampering(original, tmp_path) as hand:
+        hand.remove("decisions", last[0], shift=True)
+    told = verify(hand.path)
+    unproved = {place["topic"]: place["first"] for place in told.report["unproved"]}
+    # Its decisions, if it had some, and what it had taken.
+    assert commit.decisions + len(commit.inputs) > 0
+    for taken in commit.inputs:
+        assert unproved[taken.topic] == taken.first
+    if commit.decisions:
+        assert unproved["decisions"] == offset_of(last) - commit.decisions

@@ -1,0 +1,222 @@
+"""All services of a cell as they run: each `run(ports, settings)`, a socket, the client."""
+
+import asyncio
+import dataclasses
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from tests.support import logs
+from tests.support.audit import assert_audit_clean
+from tests.support.gateway import CALLERS, CELL, TestCell
+from tests.support.views import telemetry
+from yardmaster.client.api import ApiError, Client
+from yardmaster.eventlog.sqlite import SqliteLog
+from yardmaster.gateway import main as gateway
+from yardmaster.gateway.auth import StaticTokens
+from yardmaster.gateway.context import GatewayPorts
+from yardmaster.gateway.settings import GatewaySettings
+from yardmaster.projections.memory import MemoryViewStore
+from yardmaster.quota import main as quota
+from yardmaster.runtime.chance import SystemChance
+from yardmaster.runtime.clock import SystemClock
+from yardmaster.runtime.service import Ports
+from yardmaster.scheduler import main as scheduler
+from yardmaster.schemas.api import NodePatch, NodeWish, parse_job
+from yardmaster.views import main as views
+from yardmaster.views.follower import Views
+
+T = TypeVar("T")
+JOB = '{"project": "nlp", "resources": {"gpus": 1}, "run": {"command": ["true"]}}'
+
+
+def client(port: int, token: str = "nlp") -> Client:
+    return Client(
+        f"http://127.0.0.1:{port}",
+        token,
+        sleep=time.sleep,
+        new_key=lambda: secrets.token_hex(16),
+    )
+
+
+@asynccontextmanager
+async def services(path: Path) -> AsyncIterator[tuple[int, TestCell]]:
+    """A cell on a SQLite log whose services run; gives the gateway's port."""
+    clock = SystemClock()
+    log = await SqliteLog.open(path / "log.db", clock, create=True)
+    setup = TestCell(log=log, clock=clock)
+    await setup.start()
+    store = MemoryViewStore(CELL, clock)
+    listener = gateway.listen("127.0.0.1", 0)
+    port = int(listener.getsockname()[1])
+
+    def ports(name: str) -> Ports:
+        return Ports(log=log, clock=clock, chance=SystemChance(), telemetry=telemetry(name))
+
+    async with asyncio.TaskGroup() as group:
+        running = [
+            group.create_task(quota.run(ports("quota"), quota.Settings(data=path))),
+            group.create_task(scheduler.run(ports("scheduler"), scheduler.Settings(data=path))),
+            group.create_task(
+                views.run(
+                    views.ViewsPorts(log, Views(store, store), clock, telemetry("views")),
+                    views.ViewsSettings(),
+                )
+            ),
+            group.create_task(
+                gateway.run(
+                    GatewayPorts(
+                        log=log,
+                        views=store,
+                        identity=StaticTokens(CALLERS),
+                        clock=clock,
+                        chance=SystemChance(),
+                        telemetry=telemetry("gateway"),
+                    ),
+                    GatewaySettings(instance="gw-2"),
+                    listener=listener,
+                )
+            ),
+        ]
+        assert await store.reach(await setup.store.position(), 20), "the views do not follow"
+        yield port, setup
+        for task in running:
+            task.cancel()
+    await assert_audit_clean(log)
+    await log.close()
+
+
+async def inside(call: Callable[[], T]) -> T:
+    """The client waits as a command does, so it needs a thread of its own here."""
+    return await asyncio.to_thread(call)
+
+
+async def test_a_job_goes_from_submission_to_its_end_over_http(tmp_path: Path) -> None:
+    async with services(tmp_path) as (port, cell):
+        with client(port) as user:
+            submitted = await inside(lambda: user.submit(parse_job(JOB)))
+            task_id = submitted.task_ids[0]
+            task = await inside(
+                lambda: user.task(
+                    task_id,
+                    min_position=submitted.position,
+                    wait_for="starting",
+                    timeout_s=20,
+                )
+            )
+            assert task.phase == "starting", task
+            await cell.claim(logs.started(task_id, "n1"))
+            task = await inside(lambda: user.task(task_id, wait_for="running", timeout_s=20))
+            assert task.phase == "running"
+            await cell.claim(logs.exited(task_id, "n1"))
+            await cell.claim(logs.released(task_id, "n1"))
+            task = await inside(lambda: user.task(task_id, wait_for="ended", timeout_s=20))
+            assert task.phase == "succeeded"
+            assert [one.task_id for one in await inside(lambda: list(user.all_tasks()))] == [
+                task_id
+            ]
+            events = await inside(lambda: user.task_events(task_id))
+            assert events.items[-1].type == "TaskEnded"
+
+
+async def test_an_operator_cordons_a_node_and_sees_the_verdict(tmp_path: Path) -> None:
+    async with services(tmp_path) as (port, _):
+        with client(port, "operator") as operator:
+            wish = NodePatch(state=NodeWish.CORDONED, reason="fan")
+            node = await inside(lambda: operator.nodes().items)
+            assert [one.name for one in node] == ["n1"]
+            accepted = await inside(lambda: operator.patch_node("n1", wish))
+            request = await inside(lambda: operator.request(accepted.request_ids[0], wait_s=20))
+            assert request.state == "accepted"
+            shown = await inside(lambda: operator.node("n1"))
+            assert (shown.state, shown.reason) == ("cordoned", "fan")
+
+
+async def test_a_watch_over_http_sees_a_job_appear(tmp_path: Path) -> None:
+    async with services(tmp_path) as (port, _):
+        with client(port) as watcher, client(port) as user:
+
+            def watch() -> list[str]:
+                seen = []
+                for change in watcher.watch(["task"]):
+                    seen.append(change.event)
+                    if change.event == "upsert" and change.data["item"]["phase"] == "starting":
+                        break
+                return seen
+
+            async with asyncio.TaskGroup() as group:
+                watching = group.create_task(inside(watch))
+                await asyncio.sleep(0.3)
+                await inside(lambda: user.submit(parse_job(JOB)))
+            assert watching.result()[0] == "snapshot"
+            assert watching.result()[-1] == "upsert"
+
+
+async def test_a_gateway_that_is_cancelled_ends_open_streams_and_starts_again() -> None:
+    cell = await TestCell(stream_s=600.0, bookmark_s=600.0).start()
+    listener = gateway.listen("127.0.0.1", 0)
+    port = int(listener.getsockname()[1])
+
+    def watch() -> list[str]:
+        with client(port, "operator") as watcher:
+            try:
+                return [change.event for change in watcher.watch(["task"])]
+            except ApiError as error:
+                return [error.problem.code]
+
+    for _ in range(2):
+        ports = dataclasses.replace(cell.ports, telemetry=telemetry("gateway"))
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(gateway.run(ports, cell.settings, listener=listener))
+            watching = group.create_task(inside(watch))
+            await asyncio.sleep(0.5)
+            running.cancel()
+        assert watching.result() in (["snapshot"], ["unreachable"])
+        listener = gateway.listen("127.0.0.1", port)
+    listener.close()
+
+
+async def test_who_is_not_known_is_told_over_http(tmp_path: Path) -> None:
+    async with services(tmp_path) as (port, _):
+        with client(port, "wrong") as stranger:
+            with pytest.raises(ApiError) as caught:
+                await inside(stranger.whoami)
+            assert caught.value.problem.code == "unauthenticated"
+            assert await inside(stranger.ready)
+
+
+async def test_two_gateways_fit_in_one_process_and_let_go_of_their_ports() -> None:
+    cells = [await TestCell().start() for _ in range(2)]
+    listeners = [gateway.listen("127.0.0.1", 0) for _ in cells]
+    numbers = [int(listener.getsockname()[1]) for listener in listeners]
+    async with asyncio.TaskGroup() as group:
+        running = [
+            group.create_task(
+                gateway.run(
+                    dataclasses.replace(cell.ports, telemetry=telemetry("gateway")),
+                    cell.settings,
+                    listener=listener,
+                )
+            )
+            for cell, listener in zip(cells, listeners, strict=True)
+        ]
+        for port in numbers:
+            with client(port, "operator") as user:
+                assert (await inside(user.version)).cell == CELL
+        for task in running:
+            task.cancel()
+    with socket.create_server(("127.0.0.1", numbers[0])):
+        pass
+
+
+def test_an_address_that_is_taken_is_a_clear_error() -> None:
+    with gateway.listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(gateway.CannotListen, match=str(port)):
+            gateway.listen("127.0.0.1", port)

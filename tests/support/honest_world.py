@@ -1,0 +1,284 @@
+"""Users, operators and agents that act by chance, but honestly, on a log with both real machines.
+
+`HonestWorld` says what they write; it hears decisions and lets its agents follow them. It knows no
+log, so the same world can be played to several, and no time but what it is given.
+"""
+
+import random
+from collections import defaultdict
+from typing import Any
+
+from tests.support.logs import (
+    LogBuilder,
+    department,
+    exited,
+    incarnation,
+    joined,
+    log_created,
+    project,
+    released,
+    started,
+    subject_of,
+    submitted,
+)
+from yardmaster.schemas.envelope import Envelope, Event
+from yardmaster.schemas.events import requests as req
+from yardmaster.schemas.events.decisions import (
+    AllocationRevokedV1,
+    NodeLostV1,
+    NodeSilenceObservedV1,
+    PreemptionRequestedV1,
+    SlotsAllocatedV1,
+    StopRequestedV1,
+    TaskEndedV1,
+)
+from yardmaster.schemas.events.node_events import (
+    CheckpointDoneV1,
+    NodeDrainedV1,
+    TaskProgressedV1,
+)
+from yardmaster.schemas.resources import Resources
+
+POOL = req.PoolConfig(
+    policy=req.PolicyRef(name="priority"), node_timeout_s=30, start_timeout_s=60, max_grace_s=120
+)
+POOLS = ("default", "spare")
+NODES = ("n0", "n1", "n2", "n3")
+Key = tuple[str, int, int]
+
+
+class HonestWorld:
+    """What happens outside the machines."""
+
+    def __init__(self, seed: int, now_ms: int) -> None:
+        self.chance = random.Random(seed)
+        self.pen = LogBuilder(now_ms=now_ms)
+        self.requests: list[Envelope[Any]] = []
+        self.claims: list[Envelope[Any]] = []
+        self.silent: list[NodeSilenceObservedV1] = []
+        self.jobs: list[str] = []
+        self.tasks: dict[str, int] = {}
+        self.ended: set[str] = set()
+        self.lives = dict.fromkeys(NODES, 1)
+        self.pid = 100
+        self.saved: dict[str, int] = defaultdict(int)
+        #: Replicas on agents: where, in which life, whether it runs or was asked to stop.
+        self.running: dict[Key, dict[str, Any]] = {}
+
+    # What it writes
+
+    def ask(self, event: Event) -> None:
+        """A request."""
+        self.requests.append(self.pen.gateway.envelope(event, subject_of(event)))
+
+    def claim(self, event: Any) -> None:
+        """A claim of the node that it names."""
+        entry = self.pen.claim(event)
+        assert entry.envelope is not None
+        self.claims.append(entry.envelope)
+
+    def taken(self) -> tuple[list[Envelope[Any]], list[Envelope[Any]]]:
+        """All that was written since the last call: requests, claims."""
+        found = self.requests, self.claims
+        self.requests, self.claims = [], []
+        return found
+
+    def observed(self) -> list[NodeSilenceObservedV1]:
+        """Nodes that were found silent since the last call."""
+        found, self.silent = self.silent, []
+        return found
+
+    # How it goes on
+
+    def begin(self) -> None:
+        """The log's first records: pools, a department, two projects, nodes."""
+        self.ask(log_created())
+        for pool in POOLS:
+            self.ask(req.PoolChangeRequestedV1(pool=pool, config=POOL))
+        quotas = {"default": req.Quota(limit_milli=14_000)}
+        config = department(quotas=quotas).department
+        assert config is not None
+        self.ask(req.DepartmentChangeRequestedV1(department="research", config=config))
+        for name, limit in (("nlp", 9000), ("vision", None)):
+            of = project(pools=POOLS, limit_milli=limit).project
+            assert of is not None
+            self.ask(req.ProjectChangeRequestedV1(project=name, config=of))
+        for node in NODES:
+            self.claim(joined(node))
+
+    def act(self, most: int = 8) -> None:
+        """Some things happen."""
+        for _ in range(self.chance.randrange(most)):
+            self.chance.choice(
+                [self.submit] * 4
+                + [self.agent] * 14
+                + [self.change, self.pause, self.cancel, self.operate, self.replace, self.organise]
+            )()
+        if self.chance.random() < 0.03:
+            node = self.chance.choice(NODES)
+            heard_ms = self.pen.now_ms - self.chance.choice([10_000, 40_000])
+            self.silent.append(
+                NodeSilenceObservedV1(
+                    node=node,
+                    incarnation=incarnation(self.lives[node]),
+                    last_heard_at_ms=heard_ms,
+                )
+            )
+
+    def calm(self) -> None:
+        """Nothing new: every agent goes on with what it has."""
+        for key in sorted(self.running):
+            self.agent(key)
+
+    def hear(self, event: Event) -> None:
+        """The agents follow a decision."""
+        match event:
+            case SlotsAllocatedV1():
+                self.tasks[event.task_id] = event.attempt
+                for placement in event.placements:
+                    if placement.node not in self.lives:
+                        continue
+                    self.running[event.task_id, event.attempt, placement.replica] = {
+                        "node": placement.node,
+                        "life": self.lives[placement.node],
+                        "runs": False,
+                        "stop": False,
+                    }
+            case PreemptionRequestedV1() | StopRequestedV1() | AllocationRevokedV1():
+                for (task, attempt, _), replica in self.running.items():
+                    if (task, attempt) == (event.task_id, event.attempt):
+                        replica["stop"] = True
+            case NodeLostV1() if event.node in self.lives:
+                if event.incarnation == incarnation(self.lives[event.node]):
+                    self.replace(event.node)
+            case TaskEndedV1():
+                self.ended.add(event.task_id)
+            case _:
+                pass
+
+    # Agents
+
+    def agent(self, which: Key | None = None) -> None:
+        """A replica starts, saves, goes on, ends, or is found never to have started."""
+        if not self.running:
+            return
+        key = which or self.chance.choice(sorted(self.running))
+        replica = self.running[key]
+        task, attempt, index = key
+        at = {"attempt": attempt, "replica": index, "life": replica["life"]}
+        if not replica["runs"]:
+            if replica["stop"] or self.chance.random() < 0.05:
+                self.claim(released(task, replica["node"], never_started=True, **at))
+                del self.running[key]
+                return
+            self.pid += 1
+            self.claim(started(task, replica["node"], pid=self.pid, **at))
+            replica["runs"] = True
+            return
+        about = {
+            "task_id": task,
+            "attempt": attempt,
+            "replica": index,
+            "node": replica["node"],
+            "incarnation": incarnation(replica["life"]),
+        }
+        if self.chance.random() < 0.3:
+            self.saved[task] += 1
+            step = self.saved[task]
+            self.claim(CheckpointDoneV1(**about, uri=f"file:///c/{task}/{step}", step=step))
+        if self.chance.random() < 0.1:
+            self.claim(TaskProgressedV1(**about, permille=self.chance.randrange(1001)))
+        if replica["stop"] or self.chance.random() < 0.3:
+            code = self.chance.choice([0, 0, 0, 1])
+            self.claim(exited(task, replica["node"], exit_code=code, **at))
+            self.claim(released(task, replica["node"], **at))
+            del self.running[key]
+
+    def replace(self, name: str | None = None) -> None:
+        """A node comes back with a new ledger and nothing running."""
+        if name is None and self.chance.random() < 0.7:
+            return
+        node = name or self.chance.choice(NODES)
+        idle = all(replica["node"] != node for replica in self.running.values())
+        if name is None and idle and self.chance.random() < 0.5:
+            self.claim(NodeDrainedV1(node=node, incarnation=incarnation(self.lives[node])))
+        self.lives[node] += 1
+        self.running = {k: r for k, r in self.running.items() if r["node"] != node}
+        self.claim(joined(node, life=self.lives[node]))
+
+    # Users and operators
+
+    def submit(self) -> None:
+        job = f"{len(self.jobs):012d}"
+        self.jobs.append(job)
+        replicas = self.chance.choice([1, 1, 1, 2, 3])
+        gpus, milli = self.chance.choice([(1, 1000), (1, 500), (2, 1000), (4, 1000), (0, 0)])
+        tasks = self.chance.choice([1, 1, 3])
+        kinds = [req.Kind.TRAINING, req.Kind.TRAINING, req.Kind.INTERACTIVE]
+        spec: dict[str, Any] = {
+            "kind": self.chance.choice(kinds) if tasks == 1 else req.Kind.TRAINING,
+            "priority": self.chance.choice([None, 1, 42, 42, 99]),
+            "resources": Resources(gpus=gpus, gpu_milli=milli, cpu_milli=4000, memory_mib=4096),
+            "replicas_min": replicas,
+            "replicas_max": replicas,
+            "tasks": tasks,
+            "max_concurrent": self.chance.choice([None, 1]) if tasks > 1 else None,
+            "min_runtime_s": self.chance.choice([None, 60]),
+            "time_limit_s": self.chance.choice([None, None, 120]),
+            "max_restarts": self.chance.choice([0, 2]),
+            "max_slots_milli": self.chance.choice([None, None, 4000]),
+            "unschedulable": self.chance.choice([None, req.Unschedulable.FAIL]),
+        }
+        self.ask(submitted(job, self.chance.choice(["nlp", "vision"]), **spec))
+
+    def job(self) -> str:
+        return self.chance.choice(self.jobs) if self.jobs else "zzzzzzzzzzzz"
+
+    def change(self) -> None:
+        job = self.job()
+        changes: list[Event] = [
+            req.PriorityChangeRequestedV1(job_id=job, priority=self.chance.choice([1, 42, 99])),
+            req.WeightChangeRequestedV1(job_id=job, weight=self.chance.choice([1, 7])),
+            req.MaxSlotsChangeRequestedV1(
+                job_id=job, max_slots_milli=self.chance.choice([None, 2000])
+            ),
+        ]
+        self.ask(self.chance.choice(changes))
+
+    def pause(self) -> None:
+        kind = self.chance.choice(
+            [req.PauseRequestedV1, req.ResumeRequestedV1, req.ResumeRequestedV1]
+        )
+        self.ask(kind(job_id=self.job(), index=self.chance.choice([None, 0])))
+
+    def cancel(self) -> None:
+        if self.chance.random() < 0.5:
+            immediate = self.chance.random() < 0.5
+            self.ask(req.CancelRequestedV1(job_id=self.job(), immediate=immediate))
+
+    def operate(self) -> None:
+        node = self.chance.choice(NODES)
+        deadline_ms = self.pen.now_ms + 90_000
+        events: list[Event] = [
+            req.NodeCordonRequestedV1(node=node),
+            req.NodeUncordonRequestedV1(node=node),
+            req.NodeUncordonRequestedV1(node=node),
+            req.NodeDrainRequestedV1(node=node, deadline_at_ms=deadline_ms),
+        ]
+        self.ask(self.chance.choice(events))
+
+    def organise(self) -> None:
+        """Pools, departments and projects come, change and go."""
+        limit = self.chance.choice([None, 4000, 9000])
+        config = project(pools=POOLS, limit_milli=limit).project
+        assert config is not None
+        events: list[Event] = [
+            req.PoolChangeRequestedV1(pool="extra", config=POOL),
+            req.PoolDeletionRequestedV1(pool="extra"),
+            req.DepartmentChangeRequestedV1(department="other", config=req.DepartmentConfig()),
+            req.DepartmentDeletionRequestedV1(department="other"),
+            req.ProjectChangeRequestedV1(project="nlp", config=config),
+            req.ProjectChangeRequestedV1(project="guest", config=config, if_revision=0),
+            req.ProjectDeletionRequestedV1(project="guest"),
+        ]
+        self.ask(self.chance.choice(events))

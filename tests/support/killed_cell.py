@@ -1,0 +1,346 @@
+"""The embedded mode under kill -9: a process that is killed and started again, users who insist.
+
+`KilledDev` runs the real `yard dev`, forked from an interpreter that has imported it already, so
+that a moment after a start is a moment of its life and not of Python's. `Users` submit through its
+API with idempotency keys and try again with the same key until they are answered.
+"""
+
+import asyncio
+import json
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.support import witness
+from yardmaster.eventlog.codec import decode
+from yardmaster.eventlog.port import EventLog, Partition
+from yardmaster.eventlog.sqlite import SqliteLog
+from yardmaster.runtime.clock import SystemClock
+from yardmaster.schemas.envelope import Event
+from yardmaster.schemas.events.decisions import TaskEndedV1
+
+DEADLINE_S = 120.0
+
+#: Forks one `yard dev` for each line (arguments, environment, output file); prints its pid. Nobody
+#: waits for the children: a test watches them by pidfd.
+_ZYGOTE = """
+import json, os, signal, sys
+from yardmaster.cli import dev, embedded, main
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+print("ready", flush=True)
+for line in sys.stdin:
+    args, env, out = json.loads(line)
+    child = os.fork()
+    if not child:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()
+        os.environ.clear()
+        os.environ.update(env)
+        words = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for number, file in ((0, nothing), (1, words), (2, words)):
+            os.dup2(file, number)
+        code = main.run(args)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.write(2, b"ended with code %d\\n" % code)
+        os._exit(code)
+    print(child, flush=True)
+"""
+
+
+def until(there: Callable[[], Any], what: str, words: Callable[[], str]) -> Any:
+    """Wait until `there` gives something true; it."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not (found := there()):
+        assert time.monotonic() < deadline, f"waited {DEADLINE_S:.0f} s for: {what}\n{words()}"
+        time.sleep(0.02)
+    return found
+
+
+class KilledDev:
+    """One data folder and the process that serves it, if any."""
+
+    def __init__(self, folder: Path, *, nodes: int, slots: int) -> None:
+        self.folder = folder
+        self.data = folder / "data"
+        self.words_file = folder / "dev.out"
+        self.starts = 0
+        self.kills: list[int] = []
+        self._flags = ["--nodes", str(nodes), "--slots", str(slots)]
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("YARD_")}
+        self.env = {
+            **clean,
+            "YARD_DATA": str(self.data),
+            "XDG_CONFIG_HOME": str(folder / "config"),
+            "NO_COLOR": "1",
+        }
+        self._pid: int | None = None
+        self._pidfd = -1
+        folder.mkdir(parents=True, exist_ok=True)
+        self._zygote = subprocess.Popen(
+            [sys.executable, "-c", _ZYGOTE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=self.env,
+        )
+        assert self._said() == "ready"
+
+    def _said(self) -> str:
+        assert self._zygote.stdout is not None
+        return self._zygote.stdout.readline().strip()
+
+    @property
+    def server(self) -> str:
+        """Where it serves, whenever it does."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def words(self) -> str:
+        """The last that it printed."""
+        return self.words_file.read_text(errors="replace")[-4000:]
+
+    def start(self) -> None:
+        """Start it; when it serves is another matter."""
+        assert self._pid is None
+        args = ["dev", "--port", str(self.port), *([] if self.starts else self._flags)]
+        asked = json.dumps([args, self.env, str(self.words_file)])
+        assert self._zygote.stdin is not None
+        self._zygote.stdin.write(asked + "\n")
+        self._zygote.stdin.flush()
+        self._pid = int(self._said())
+        self._pidfd = os.pidfd_open(self._pid)
+        self.starts += 1
+
+    def lives(self, seconds: float = 0.0) -> bool:
+        """Whether it still runs after so many seconds."""
+        return not select.select([self._pidfd], [], [], seconds)[0]
+
+    def serves(self) -> bool:
+        """Whether this start got so far that it answers."""
+        with suppress(OSError, ValueError):
+            return bool(json.loads((self.data / "dev.json").read_text())["pid"] == self._pid)
+        return False
+
+    def let_live(self, seconds: float) -> None:
+        """Let it live so long; it may not end by itself."""
+        assert self.lives(seconds), f"it ended by itself: {self.words()}"
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until nothing of it is left."""
+        assert self._pid is not None
+        self.kills.append(time.time_ns() // 1_000_000)
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
+        assert not self.lives(30), "it survives SIGKILL"
+        os.close(self._pidfd)
+        self._pid = None
+
+    def token(self) -> str:
+        """What callers send; empty before the first start made it."""
+        with suppress(OSError):
+            return (self.data / "token").read_text().strip()
+        return ""
+
+    def yard(self, *args: str) -> "subprocess.CompletedProcess[str]":
+        """A command, as a user gives it."""
+        return subprocess.run(
+            [sys.executable, "-m", "yardmaster.cli.main", *args],
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+
+    def close(self) -> None:
+        """Kill it if it runs, and whoever forked it."""
+        if self._pid is not None:
+            self.kill()
+        self._zygote.communicate(timeout=30)
+
+
+async def events(log: EventLog, topic: str) -> list[Event]:
+    """All events of a topic."""
+    found: list[Event] = []
+    while stored := await log.read(Partition(topic), len(found)):
+        found += [decode(each.record).data for each in stored]
+    return found
+
+
+def all_ended(log: Path, wanted: set[str]) -> bool:
+    """Whether the log has an end for each of these tasks."""
+
+    async def look() -> bool:
+        opened = await SqliteLog.open(log, SystemClock(), create=False)
+        try:
+            decided = await events(opened, "decisions")
+        finally:
+            await opened.close()
+        return wanted <= {e.task_id for e in decided if isinstance(e, TaskEndedV1)}
+
+    return asyncio.run(look())
+
+
+@dataclass
+class Promise:
+    """A submission and what was answered."""
+
+    key: str
+    body: dict[str, Any]
+    #: Cancelled once it was acknowledged.
+    cancel: bool = False
+    job_id: str = ""
+    task_ids: list[str] = field(default_factory=list)
+    tries: int = 0
+
+
+class Users(threading.Thread):
+    """Submit one job after another, for as long as they are let, whatever happens to the server."""
+
+    def __init__(self, dev: KilledDev, jobs: Iterator[Promise], every_s: float) -> None:
+        super().__init__(daemon=True)
+        self.dev = dev
+        self.jobs = jobs
+        self.every_s = every_s
+        self.made: list[Promise] = []
+        self.failed: BaseException | None = None
+        self.enough = threading.Event()
+
+    def run(self) -> None:
+        try:
+            with httpx.Client(trust_env=False, timeout=10.0) as client:
+                while not self.enough.wait(self.every_s):
+                    promise = next(self.jobs, None)
+                    if promise is None:
+                        return
+                    self.made.append(promise)
+                    self._submit(client, promise)
+                    if promise.cancel:
+                        self._post(client, f"/v1/jobs/{promise.job_id}/cancel", promise, {})
+                    if len(self.made) % 5 == 0:
+                        # An answer that got lost on its way, as it were: the same again.
+                        self._submit(client, self.made[len(self.made) // 2])
+        except BaseException as error:  # noqa: BLE001 the test's own thread raises it
+            self.failed = error
+
+    def done(self) -> list[Promise]:
+        """Stop after the job that is being submitted; all that were acknowledged."""
+        self.enough.set()
+        self.join(DEADLINE_S)
+        if self.failed is not None:
+            raise self.failed
+        assert not self.is_alive(), f"a job was not acknowledged: {self.made[-1]}"
+        return self.made
+
+    def _submit(self, client: httpx.Client, promise: Promise) -> None:
+        found = self._post(client, "/v1/jobs", promise, promise.body)
+        assert promise.job_id in ("", found["job_id"]), f"one key, two jobs: {promise} {found}"
+        promise.job_id, promise.task_ids = found["job_id"], found["task_ids"]
+
+    def _post(
+        self, client: httpx.Client, path: str, promise: Promise, body: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Until it is answered, with the same key each time."""
+        deadline = time.monotonic() + DEADLINE_S
+        said = ""
+        while time.monotonic() < deadline:
+            promise.tries += 1
+            try:
+                answer = client.post(
+                    self.dev.server + path,
+                    json=body,
+                    headers={
+                        "Authorization": f"Bearer {self.dev.token()}",
+                        "Idempotency-Key": promise.key + path[8:],
+                    },
+                )
+            except httpx.TransportError as error:
+                said = repr(error)
+            else:
+                if answer.status_code == 202:
+                    found: dict[str, Any] = answer.json()
+                    return found
+                said = f"{answer.status_code} {answer.text}"
+                # The task may have ended before its cancel came; a view may lag behind its job.
+                if path != "/v1/jobs" and answer.status_code == 409:
+                    return {}
+                late = path != "/v1/jobs" and answer.status_code == 404
+                assert late or answer.status_code in (429, 503, 504), f"{promise}: {said}"
+            time.sleep(0.03)
+        raise AssertionError(f"never acknowledged: {promise}: {said}")
+
+
+#: Counts to $1 by tenths, notes each checkpoint, goes on from the last one, saves when asked.
+_STEPS = """
+at=${YARD_CHECKPOINT_STEP:-0}
+echo "$YARD_TASK_ID $YARD_ATTEMPT $at" >> "$2"
+trap 'exit 0' TERM
+while [ "$at" -lt "$1" ]; do
+  sleep 0.1
+  at=$((at + 1))
+  printf '{"uri": "file:///checkpoints/%s/%s", "step": %s}' \
+    "$YARD_TASK_ID" "$at" "$at" > "$YARD_CHECKPOINT_FILE.part"
+  mv "$YARD_CHECKPOINT_FILE.part" "$YARD_CHECKPOINT_FILE"
+done
+"""
+
+
+def workload(folder: Path, chance: random.Random) -> Iterator[Promise]:
+    """Jobs of every kind, under a witness in `folder`, without end."""
+    resumed = folder / "resumed"
+
+    def sleep(seconds: float) -> list[str]:
+        return ["sleep", f"{seconds:.2f}"]
+
+    def steps(count: int) -> list[str]:
+        return ["sh", "-c", _STEPS, "steps", str(count), str(resumed)]
+
+    number = 0
+    while True:
+        number += 1
+        body: dict[str, Any] = {"project": "default", "priority": 50, "resources": {"gpus": 1}}
+        what = sleep(0.3)
+        cancel = False
+        # The first of each kind come early, the rest by chance.
+        match number if number <= 8 else chance.randrange(1, 11):
+            case 1 | 2:
+                what = steps(chance.randrange(15, 40))
+                body |= {"priority": 90, "stop": {"grace": "10s"}}
+            case 3:
+                body |= {"replicas": 2, "priority": 5, "resources": {"gpus": 2}}
+                what = sleep(0.8)
+            case 4:
+                body |= {"tasks": {"count": 5, "max_concurrent": 3}}
+            case 5:
+                body |= {"replicas": 2, "stop": {"grace": "10s"}}
+                what = sleep(1.0)
+            case 6:
+                what, cancel = sleep(60), True
+            case 7:
+                body |= {"resources": {"gpus": 0.5}, "tasks": {"count": 3}}
+            case 8:
+                what = ["sh", "-c", "exit 3"]
+                body |= {"max_restarts": 1}
+            case 9:
+                body |= {"priority": 1}
+            case _:
+                what = sleep(chance.uniform(0.0, 1.0))
+        body["run"] = {"command": witness.command(folder, *what)}
+        yield Promise(f"key-{number}", body, cancel)

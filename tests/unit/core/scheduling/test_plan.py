@@ -1,0 +1,161 @@
+"""The pass over those who are awake: its order over several pools, and who is asked again."""
+
+from tests.unit.core.scheduling.reading import all_of, kinds, running, started, waits
+from tests.unit.core.scheduling.soundness import assert_sound
+from yardmaster.core.testing import Cell
+from yardmaster.schemas.events import decisions as dec
+
+
+def test_nobody_starts_to_be_stopped_in_the_same_cycle() -> None:
+    """One that has to wait for the answer of a pool it prefers is not overtaken in the other."""
+    cell = Cell()
+    cell.pool("side")
+    cell.node("n1", gpus=2)
+    cell.submit("picky", gpus=2, priority=10, pools=("side", "main"))
+    cell.submit("low", gpus=2, priority=60)
+    decided = cell.cycle()
+    assert started(decided) == ["picky"]
+    assert all_of(decided, dec.PreemptionRequestedV1) == []
+
+
+def test_jobs_that_prefer_each_others_pools_do_not_wait_for_each_other() -> None:
+    cell = Cell()
+    cell.pool("side")
+    cell.node("n1", gpus=1)
+    cell.node("n2", gpus=1, pool="side")
+    cell.submit("one", pools=("side", "main"), tasks=2)
+    cell.submit("two", pools=("main", "side"), tasks=2)
+    cell.submit("three", priority=60)
+    assert started(cell.cycle()) == ["one", "one.1"], "the earlier submission has both"
+    assert [waits(cell, "two", pool).code for pool in ("main", "side")] == ["insufficient_free"] * 2
+    assert waits(cell, "three").code == "insufficient_free"
+    assert_sound(cell.state)
+
+
+def test_whoever_waited_behind_a_task_is_asked_again_when_it_stops_waiting_late_in_the_cycle() -> (
+    None
+):
+    cell = Cell(preemption=False)
+    cell.node("n1", gpus=2)
+    cell.submit("held", preemptible=False)
+    cell.cycle()
+    cell.submit("picky", gpus=2, priority=1, pools=("side", "main"))
+    cell.submit("low", priority=60)
+    cell.cycle()
+    assert waits(cell, "low").code == "behind_task"
+    cell.pool("side")
+    cell.node("n2", gpus=2, pool="side")
+    assert sorted(started(cell.cycle())) == ["low", "picky"]
+    assert_sound(cell.state)
+
+
+def test_a_cycle_that_is_cut_short_goes_on_in_the_next() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=8)
+    cell.submit("job", tasks=5)
+    done = []
+    for _ in range(3):
+        done += [len(cell.cycle(limit=2))]
+    assert (done, cell.complete) == ([2, 2, 1], True)
+    assert len([t for t in cell.state.tasks.values() if t.run is not None]) == 5
+
+
+def test_the_victims_of_one_task_are_decided_together_or_not_at_all() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=3)
+    cell.submit("low", tasks=3, priority=90)
+    cell.cycle()
+    cell.submit("top", gpus=3, priority=1)
+    assert kinds(cell.cycle(limit=2)) == ["PreemptionRequested"] * 3
+    assert not cell.complete
+    assert kinds(cell.cycle(limit=2)) == ["TaskUnschedulable"]
+    assert kinds(cell.settled()) == []
+
+
+def test_those_who_wait_sleep_until_something_wakes_them() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=1)
+    cell.submit("held", priority=1, preemptible=False)
+    running(cell, "held")
+    for number in range(30):
+        cell.submit(f"w{number}x", priority=10 + number)
+    cell.cycle()
+    pool = cell.state.pools["main"]
+    assert not pool.awake
+    cell.submit("cpu", gpus=0)
+    assert kinds(cell.cycle()) == ["SlotsAllocated"]
+    assert not pool.awake, "a newcomer of another kind wakes nobody"
+    cell.ends("held")
+    assert started(cell.cycle()) == ["w0x"]
+    assert not pool.awake
+
+
+def test_a_group_that_waits_for_its_victims_stays_awake_until_it_has_its_slots() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=1)
+    cell.submit("low", priority=90)
+    cell.cycle()
+    cell.submit("top", priority=1)
+    cell.cycle()
+    assert [group.priority for group in cell.state.pools["main"].awake] == [1]
+    cell.never_starts("low")
+    assert started(cell.cycle()) == ["top"]
+    cell.settled()
+    assert not cell.state.pools["main"].awake
+
+
+def test_one_that_no_longer_waits_for_its_victims_lets_others_pass() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=1)
+    cell.node("n2", gpus=1)
+    cell.submit("held", priority=1, preemptible=False)
+    cell.submit("low", priority=90)
+    cell.cycle()
+    cell.submit("top", priority=5)
+    cell.submit("mid", priority=50)
+    cell.cycle()
+    assert waits(cell, "mid").code == "behind_task"
+    cell.cancel("top")
+    cell.never_starts("held")
+    cell.cycle()
+    cell.never_starts("low")
+    assert "mid" in started(cell.settled())
+    assert_sound(cell.state)
+
+
+def promised() -> Cell:
+    """`top` was promised what `low` frees and what is idle beside it; `equal` waits though idle."""
+    cell = Cell()
+    cell.node("n1", gpus=2)
+    cell.submit("low", priority=90)
+    running(cell, "low")
+    cell.submit("top", gpus=2, priority=5)
+    cell.submit("equal", priority=5)
+    cell.cycle()
+    assert waits(cell, "top").code == "waiting_for_victims"
+    assert waits(cell, "equal").code == "fragmented"
+    return cell
+
+
+def test_what_was_promised_to_one_that_is_cancelled_goes_to_others_at_once() -> None:
+    cell = promised()
+    cell.cancel("top")
+    assert started(cell.cycle()) == ["equal"]
+
+
+def test_what_was_promised_to_one_that_is_paused_goes_to_others_at_once() -> None:
+    cell = promised()
+    cell.pause("top")
+    assert started(cell.cycle()) == ["equal"]
+
+
+def test_what_was_promised_to_one_that_starts_elsewhere_goes_to_others_at_once() -> None:
+    cell = promised()
+    cell.node("n2", gpus=2)
+    assert started(cell.cycle()) == ["top", "equal"]
+
+
+def test_what_was_promised_to_one_that_may_not_start_any_more_goes_to_others_at_once() -> None:
+    cell = promised()
+    cell.set_max_slots("top", 1)
+    assert started(cell.cycle()) == ["equal"]

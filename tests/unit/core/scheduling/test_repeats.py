@@ -1,0 +1,222 @@
+"""Events that arrive twice change nothing; events that cannot follow stop the machine."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.unit.core.scheduling.reading import only, running
+from yardmaster.core.errors import ImpossibleEvent
+from yardmaster.core.testing import Cell, admitted_spec, fold
+from yardmaster.schemas.envelope import Event
+from yardmaster.schemas.events import admissions as adm
+from yardmaster.schemas.events import decisions as dec
+from yardmaster.schemas.events.requests import Unschedulable
+from yardmaster.schemas.reasons import EndCode, Start, Stop, StopCode, Wait, WaitCode
+
+
+def eventful() -> Cell:
+    """A cell in which every type of decision was made."""
+    cell = Cell(start_timeout_s=10)
+    cell.node("n1", gpus=1)
+    cell.node("n2", gpus=2)
+    cell.submit("low", priority=90)
+    cell.submit("late", priority=90)
+    cell.submit("young", priority=90)
+    cell.submit("fails", gpus=9, unschedulable=Unschedulable.FAIL)
+    running(cell, "low")
+    cell.submit("top", priority=1)
+    cell.cycle()
+    cell.cycle(after_s=10)
+    cell.pause("low")
+    cell.cycle()
+    cell.never_starts("late")
+    cell.never_starts("young")
+    cell.ends("low")
+    cell.cycle()
+    cell.cancel("top")
+    cell.cycle()
+    cell.cycle(silent={"n2": cell.now_ms - 60_000})
+    made = {type(event) for event in cell.history if "decisions" in event.TOPICS}
+    assert made == {
+        dec.SlotsAllocatedV1,
+        dec.PreemptionRequestedV1,
+        dec.StopRequestedV1,
+        dec.AllocationRevokedV1,
+        dec.TaskRequeuedV1,
+        dec.TaskUnschedulableV1,
+        dec.TaskEndedV1,
+        dec.NodeSilenceObservedV1,
+        dec.NodeLostV1,
+    }
+    return cell
+
+
+class Stuttering(Cell):
+    """Applies each of its decisions twice."""
+
+    def applied(self, decision: Event) -> None:
+        before = self.machine.digest(self.state)
+        self.state = self.machine.apply(self.state, decision, "")
+        assert self.machine.digest(self.state) == before, decision
+
+
+def test_every_decision_may_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cell, "applied", Stuttering.applied)
+    eventful()
+
+
+def test_decisions_about_attempts_and_tasks_that_are_over_are_repeats() -> None:
+    cell = eventful()
+    before = cell.machine.digest(cell.state)
+    about_tasks = (
+        dec.SlotsAllocatedV1,
+        dec.PreemptionRequestedV1,
+        dec.StopRequestedV1,
+        dec.AllocationRevokedV1,
+        dec.TaskRequeuedV1,
+        dec.TaskEndedV1,
+        dec.NodeLostV1,
+    )
+    for event in list(cell.history):
+        if isinstance(event, about_tasks):
+            cell.state = cell.machine.apply(cell.state, event, "")
+    assert cell.machine.digest(cell.state) == before
+
+
+def test_folding_the_history_again_gives_the_same_state() -> None:
+    cell = eventful()
+    assert fold(cell.steps).digest() == cell.state.digest()
+
+
+def test_a_job_admitted_twice_is_one_job() -> None:
+    cell = Cell()
+    cell.submit("job", tasks=2)
+    cell._inputs.append(cell._inputs[-1])
+    cell.cycle()
+    assert len(cell.state.tasks) == 2
+
+
+def test_an_entitlement_told_twice_wakes_nobody() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=1)
+    cell.submit("job", gpus=2)
+    cell.cycle()
+    pool = cell.state.pools["main"]
+    event = adm.PoolConfiguredV1(pool="main", revision=pool.revision, config=pool.config)  # type: ignore[arg-type]
+    cell.admission(event)
+    assert cell.cycle() == []
+
+
+def test_a_cancel_and_a_pause_told_twice_are_told_once() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=2)
+    cell.submit("one")
+    cell.submit("two")
+    running(cell, "one")
+    for _ in range(2):
+        cell.cancel("one")
+        cell.pause("two")
+    assert [e.TYPE for e in cell.cycle()] == ["StopRequested", "StopRequested"]
+
+
+# What contradicts the state
+
+
+def impossible(cell: Cell, event: Event, match: str) -> None:
+    """The machine stops on an event, and says what does not fit."""
+    with pytest.raises(ImpossibleEvent, match=match):
+        cell.machine.apply(cell.state, event, "")
+
+
+@pytest.fixture
+def cell() -> Cell:
+    """`job` runs on n1, attempt 1."""
+    cell = Cell()
+    cell.node("n1", gpus=1)
+    cell.submit("job")
+    running(cell, "job")
+    return cell
+
+
+def about(cell: Cell, **changes: Any) -> dict[str, Any]:
+    """What a decision about the job's attempt starts with."""
+    return {"task_id": cell.task("job").id, "attempt": 1, **changes}
+
+
+def test_a_job_is_not_admitted_with_another_content(cell: Cell) -> None:
+    first = next(e for e in cell.history if isinstance(e, adm.TaskAdmittedV1))
+    impossible(cell, replace(first, spec=admitted_spec(priority=3)), "another content")
+    impossible(cell, replace(first, project="q"), "another content")
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        lambda job: adm.CancelAcceptedV1(job_id=job),
+        lambda job: adm.TaskPausedV1(job_id=job),
+        lambda job: adm.PriorityChangedV1(job_id=job, priority=1, revision=2),
+        lambda job: adm.MaxSlotsChangedV1(job_id=job, max_slots_milli=1, revision=2),
+        lambda job: adm.WeightChangedV1(job_id=job, weight=1, revision=2),
+    ],
+)
+def test_a_verdict_is_about_a_job_that_was_admitted(
+    cell: Cell, event: Callable[[str], Event]
+) -> None:
+    impossible(cell, event("nobody000000"), "there is no (job|task)")
+
+
+def test_a_verdict_is_about_a_task_that_the_job_has(cell: Cell) -> None:
+    job = cell.task("job").job.id
+    impossible(cell, adm.CancelAcceptedV1(job_id=job, index=1), "there is no task")
+
+
+def test_an_attempt_follows_the_one_before_and_only_when_that_is_over(cell: Cell) -> None:
+    first = next(e for e in cell.history if isinstance(e, dec.SlotsAllocatedV1))
+    impossible(cell, replace(first, attempt=2), "is RUNNING, attempt 1")
+    impossible(cell, replace(first, task_id="nobody000000.0"), "there is no task")
+    cell.ends("job", exit_code=0)
+    cell.submit("next")
+    again = only([e for e in cell.cycle() if "next" in str(e)], dec.SlotsAllocatedV1)
+    impossible(cell, replace(again, attempt=3), "attempt 1")
+
+
+def test_an_attempt_that_never_was_is_not_stopped(cell: Cell) -> None:
+    stop = Stop(code=StopCode.CANCELLED)
+    late = about(cell, attempt=2, nodes=("n1",), stop=stop)
+    impossible(cell, dec.StopRequestedV1(**late, grace_s=0, deadline_at_ms=0), "no attempt 2")
+    impossible(cell, dec.PreemptionRequestedV1(**late, grace_s=0, deadline_at_ms=0), "no attempt 2")
+    impossible(cell, dec.AllocationRevokedV1(**late), "no attempt 2")
+
+
+def test_what_holds_slots_is_neither_requeued_nor_over(cell: Cell) -> None:
+    requeued = dec.TaskRequeuedV1(**about(cell), code=EndCode.PAUSED, restarts=0)
+    impossible(cell, requeued, "still holds slots")
+    ended = dec.TaskEndedV1(**about(cell), outcome=dec.Outcome.FAILED, code=EndCode.EXIT)
+    impossible(cell, ended, "still holds slots")
+
+
+def test_a_reason_is_one_of_those_who_wait(cell: Cell) -> None:
+    wait = Wait(code=WaitCode.FRAGMENTED)
+    event = dec.TaskUnschedulableV1(
+        task_id=cell.task("job").id, shape="0" * 16, priority=1, pool="main", wait=wait
+    )
+    impossible(cell, event, "nobody of shape")
+
+
+def test_a_node_is_lost_in_an_incarnation_that_it_had(cell: Cell) -> None:
+    event = dec.NodeLostV1(
+        node="n1", incarnation="f" * 12, cause=dec.LossCause.SILENT, last_heard_at_ms=0
+    )
+    impossible(cell, event, "n1 is 000000000000")
+
+
+def test_an_event_that_the_scheduler_does_not_know_stops_it(cell: Cell) -> None:
+    class Unknown(Event):
+        TYPE = "Unknown"
+        VERSION = 1
+        TOPICS = ("decisions",)
+
+    impossible(cell, Unknown(), "no applier")
+    assert Start(rule="priority").numbers == {}

@@ -1,0 +1,155 @@
+"""The state as JSON and back: the same digest, and the same decisions from there on."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.unit.core.scheduling.reading import kinds, running, started
+from tests.unit.core.scheduling.soundness import assert_sound
+from yardmaster.core.errors import SnapshotUnreadable
+from yardmaster.core.testing import Cell
+
+
+def restarted(cell: Cell) -> None:
+    """Go on from a snapshot, which must be what it was taken of."""
+    before = cell.state.digest()
+    cell.restart()
+    assert cell.state.digest() == before
+    assert_sound(cell.state)
+
+
+def test_an_empty_cell() -> None:
+    cell = Cell()
+    cell.cycle()
+    restarted(cell)
+
+
+def test_what_was_held_once_is_not_held_any_more() -> None:
+    cell = Cell()
+    cell.node("n1")
+    cell.submit("job", replicas=2)
+    running(cell, "job")
+    cell.ends("job")
+    cell.cycle()
+    restarted(cell)
+
+
+def test_a_preemption_goes_on_after_a_restart() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=4)
+    for name in ("one", "two"):
+        cell.submit(name, gpus=2, priority=90)
+    cell.cycle()
+    cell.submit("top", gpus=4, priority=5)
+    assert kinds(cell.cycle()) == [*["PreemptionRequested"] * 2, "TaskUnschedulable"]
+    restarted(cell)
+    cell.never_starts("one")
+    cell.submit("equal", gpus=2, priority=5)
+    assert started(cell.cycle()) == [], "half of what is being freed for `top` is still kept for it"
+    restarted(cell)
+    cell.never_starts("two")
+    assert started(cell.cycle()) == ["top"]
+
+
+def test_deadlines_are_kept() -> None:
+    cell = Cell(start_timeout_s=100)
+    cell.node("n1", gpus=4)
+    cell.submit("starting")
+    cell.submit("limited", time_limit_s=50)
+    cell.submit("failed", max_restarts=1)
+    cell.cycle()
+    for name in ("limited", "failed"):
+        cell.starts(name)
+    cell.cycle()
+    cell.ends("failed", exit_code=1)
+    cell.cycle()
+    decided = []
+    for _ in range(4):
+        restarted(cell)
+        due_ms = cell.machine.due_ms(cell.state)
+        assert due_ms is not None
+        decided.append(
+            (
+                (due_ms - cell.now_ms) // 1000,
+                kinds(cell.cycle(after_s=(due_ms - cell.now_ms) / 1000)),
+            )
+        )
+    assert decided == [
+        (1, ["SlotsAllocated"]),
+        (49, ["StopRequested"]),
+        (50, ["AllocationRevoked"]),
+        (1, ["AllocationRevoked"]),
+    ]
+
+
+def test_a_drains_deadline_is_kept() -> None:
+    cell = Cell()
+    cell.node("n1")
+    cell.submit("shell", preemptible=False)
+    running(cell, "shell")
+    cell.drain("n1", within_s=60)
+    cell.cycle()
+    restarted(cell)
+    assert cell.machine.due_ms(cell.state) == cell.now_ms + 60_000
+    assert kinds(cell.cycle(after_s=60)) == ["StopRequested"]
+
+
+def test_a_gangs_shared_port_is_held_as_often_as_it_was() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=8, port_first=7000, port_last=7000)
+    for name in ("one", "two"):
+        cell.submit(name, replicas=2)
+        running(cell, name)
+    cell.ends("one")
+    cell.cycle()
+    assert cell.state.nodes["n1"].ports == {7000: 1}
+    restarted(cell)
+    assert cell.state.nodes["n1"].ports == {7000: 1}
+
+
+def test_a_node_to_be_taken_in_and_a_cycle_cut_short_are_kept() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=2)
+    cell.submit("job", tasks=2)
+    cell.cycle()
+    cell.node("n1", gpus=2, incarnation="1" * 12)
+    cell.cycle(limit=1)
+    assert not cell.complete
+    restarted(cell)
+    decided = cell.settled()
+    assert kinds(decided).count("TaskRequeued") == 2
+    assert started(decided) == ["job", "job.1"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda dump: dump.update(format=99),
+        lambda dump: dump.update(cell="other"),
+        lambda dump: dump.pop("nodes"),
+        lambda dump: dump.update(jobs=7),
+        lambda dump: dump["jobs"][0].update(project="nobody"),
+        lambda dump: dump["pools"][0].update(config={"policy": 3}),
+        lambda dump: dump["groups"].append({**dump["groups"][0], "key": ["0" * 16, 3]}),
+    ],
+)
+def test_what_is_no_snapshot_of_this_cell_is_refused(damage: Any) -> None:
+    cell = Cell()
+    cell.submit("job")
+    cell.cycle()
+    dump = json.loads(json.dumps(cell.machine.dump(cell.state)))
+    damage(dump)
+    with pytest.raises(SnapshotUnreadable):
+        cell.machine.load("main", dump)
+
+
+def test_a_restart_forgets_nothing_that_was_observed() -> None:
+    cell = Cell()
+    cell.node("n1")
+    cell.submit("job")
+    running(cell, "job")
+    cell.cycle(silent={"n1": cell.now_ms - 30_000})
+    restarted(cell)
+    assert cell.state.nodes["n1"].silent_ms == cell.now_ms - 30_000
+    assert cell.state.sources["node/n1"][0] == 1

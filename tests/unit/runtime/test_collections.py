@@ -1,0 +1,45 @@
+"""The garbage collector leaves a restored state alone, and still takes what is garbage."""
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from yardmaster.runtime.service import GC_THRESHOLDS, spare_collections
+
+
+@pytest.fixture
+def collector() -> Iterator[None]:
+    thresholds = gc.get_threshold()
+    yield
+    gc.unfreeze()
+    gc.set_threshold(*thresholds)
+
+
+@pytest.mark.usefixtures("collector")
+def test_what_lives_is_set_aside_and_collections_are_rare() -> None:
+    spare_collections()
+    assert gc.get_freeze_count() > 1000
+    assert gc.get_threshold() == GC_THRESHOLDS
+
+
+@pytest.mark.usefixtures("collector")
+def test_the_state_of_a_term_that_is_over_goes_at_the_next_restore() -> None:
+    class Node:
+        alive = 0
+
+        def __init__(self) -> None:
+            self.me = self
+            Node.alive += 1
+
+        def __del__(self) -> None:
+            Node.alive -= 1
+
+    state = Node()
+    spare_collections()
+    assert state.me is state
+    del state
+    gc.collect()
+    assert Node.alive == 1, "set aside: not looked at"
+    spare_collections()
+    assert Node.alive == 0

@@ -1,0 +1,204 @@
+"""The job file: what it takes, what it refuses and where, what it becomes."""
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from yardmaster.schemas.events.details import StopSignal
+from yardmaster.schemas.events.requests import ExitZero, Kind, Unschedulable
+from yardmaster.schemas.job_file import (
+    JobSpec,
+    name_of,
+    parse_job,
+    resources_of,
+    run_of,
+    submitted_spec,
+    task_params,
+)
+from yardmaster.schemas.resources import Resources
+
+LEAST: dict[str, Any] = {"project": "nlp", "run": {"command": ["torchrun", "t.py"]}}
+WHOLE = LEAST | {
+    "version": 1,
+    "name": "llm-sft",
+    "kind": "training",
+    "role": None,
+    "preemptible": True,
+    "priority": 42,
+    "weight": 1,
+    "max_slots": 64,
+    "pools": ["h100", "a100"],
+    "node_types": ["sxm"],
+    "topology": None,
+    "resources": {"gpus": 8, "cpus": 32, "memory": "256Gi"},
+    "replicas": 2,
+    "tasks": {"matrix": {"lr": [0.1, 0.01], "seed": [1, 2]}, "max_concurrent": 2},
+    "min_runtime": "20m",
+    "time_limit": "12h",
+    "max_restarts": 0,
+    "unschedulable": "wait",
+    "stop": {"signal": "TERM", "grace": "2m", "exit_zero": "stopped"},
+    "checkpoint": {"start_from": "s3://models/base"},
+    "labels": {"team": "alignment"},
+}
+
+
+def parse(**changes: Any) -> JobSpec:
+    return parse_job(json.dumps(LEAST | changes))
+
+
+def refused(**changes: Any) -> str:
+    with pytest.raises(ValidationError) as caught:
+        parse(**changes)
+    return str(caught.value)
+
+
+def test_the_example_of_the_interface_is_taken_whole() -> None:
+    spec = parse_job(json.dumps(WHOLE))
+    asked = submitted_spec(spec)
+    assert asked.resources == Resources(
+        gpus=8, gpu_milli=1000, cpu_milli=32_000, memory_mib=262_144
+    )
+    assert (asked.replicas_min, asked.replicas_max, asked.tasks) == (2, 2, 4)
+    assert (asked.min_runtime_s, asked.time_limit_s, asked.grace_s) == (1200, 43_200, 120)
+    assert (asked.max_slots_milli, asked.max_concurrent) == (64_000, 2)
+    assert (asked.kind, asked.unschedulable) == (Kind.TRAINING, Unschedulable.WAIT)
+    assert (asked.exit_zero, spec.stop.signal) == (ExitZero.STOPPED, StopSignal.TERM)
+    assert asked.checkpoint_uri == "s3://models/base"
+
+
+def test_what_is_not_said_is_left_to_the_defaults_of_project_and_pool() -> None:
+    asked = submitted_spec(parse())
+    assert (asked.preemptible, asked.priority, asked.weight, asked.grace_s) == (None,) * 4
+    assert asked.resources == Resources()
+    assert (asked.tasks, asked.replicas_min) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "slots"),
+    [
+        (0, (0, 0)),
+        (8, (8, 1000)),
+        (2.0, (2, 1000)),
+        (0.5, (1, 500)),
+        (0.001, (1, 1)),
+        ({"count": 2, "fraction": 0.5}, (2, 500)),
+        ({"count": 1, "fraction": 1}, (1, 1000)),
+    ],
+)
+def test_gpus_are_whole_ones_or_equal_parts(gpus: object, slots: tuple[int, int]) -> None:
+    found = resources_of(parse(resources={"gpus": gpus}))
+    assert (found.gpus, found.gpu_milli) == slots
+
+
+@pytest.mark.parametrize(
+    ("gpus", "word"),
+    [
+        (1.5, "count: 2"),
+        (0.0005, "multiple of 0.001"),
+        ({"memory": "20Gi"}, "by memory is not supported yet"),
+        ({"count": 0, "fraction": 0.5}, "greater than or equal to 1"),
+        ({"count": 1}, "fraction"),
+        (-1, "greater than or equal to 0"),
+        (2000, "1024"),
+        ("1", "valid integer"),
+        (True, "valid integer"),
+        (None, "valid"),
+    ],
+)
+def test_gpus_that_mean_nothing_are_refused(gpus: object, word: str) -> None:
+    assert word in refused(resources={"gpus": gpus})
+
+
+def test_a_search_has_a_task_for_every_point_the_last_axis_turning_fastest() -> None:
+    spec = parse(tasks={"matrix": {"lr": [0.1, 0.01], "seed": [1, 2]}})
+    assert task_params(spec) == (
+        {"lr": 0.1, "seed": 1},
+        {"lr": 0.1, "seed": 2},
+        {"lr": 0.01, "seed": 1},
+        {"lr": 0.01, "seed": 2},
+    )
+    assert task_params(parse(tasks={"count": 3})) == ()
+
+
+def test_a_gang_may_be_elastic() -> None:
+    asked = submitted_spec(parse(replicas={"min": 2, "max": 4}))
+    assert (asked.replicas_min, asked.replicas_max) == (2, 4)
+    assert "greater than max" in refused(replicas={"min": 4, "max": 2})
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"topology": {"required": "rack"}}, "topology is not yet supported"),
+        ({"tasks": {}}, "either count or matrix"),
+        ({"tasks": {"count": 1, "matrix": {"a": [1]}}}, "either count or matrix"),
+        ({"tasks": {"matrix": {"a": []}}}, "at least 1"),
+        ({"tasks": {"matrix": {"a": [1] * 200, "b": [1] * 51}}}, "10200 tasks"),
+        ({"run": {}}, "either command or script"),
+        ({"run": {"command": []}}, "at least 1"),
+        ({"run": {"script": ""}}, "at least 1"),
+        ({"run": {"command": ["a"], "env": {"YARD_X": "1"}}}, "YARD_X is reserved"),
+        ({"run": {"command": ["a"], "secrets": {"CUDA_X": "a/b"}}}, "CUDA_X is reserved"),
+        ({"run": {"command": ["a\x00b"]}}, "zero byte"),
+        ({"run": {"command": ["a"], "env": {"1X": "1"}}}, "pattern"),
+        ({"name": "two\nlines"}, "pattern"),
+        ({"pools": ["a", "a"]}, "named twice"),
+        ({"node_types": ["a", "a"]}, "named twice"),
+        ({"role": "shell"}, "kind interactive"),
+        ({"priority": 0}, "greater than or equal to 1"),
+        ({"max_slots": 0}, "greater than 0"),
+        ({"time_limit": 5}, "valid string"),
+        ({"time_limit": "11y"}, "pattern"),
+        ({"time_limit": "4000d"}, "ten years"),
+        ({"resources": {"memory": "256GB"}}, "pattern"),
+        ({"checkpoint": {"start_from": "s3://user:pw@host?x"}}, "pattern"),
+        ({"version": 2}, "1"),
+        ({"surprise": 1}, "not permitted"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(changes: dict[str, Any], word: str) -> None:
+    assert word in refused(**changes)
+
+
+def test_an_error_quotes_no_input() -> None:
+    assert "hush" not in refused(priority="hush")
+
+
+def test_what_runs_is_what_was_written() -> None:
+    run = run_of(parse(run={"script": "echo hi", "env": {"A": "1"}, "secrets": {"B": "nlp/hf"}}))
+    assert (run.script, run.command, run.env, run.secrets) == (
+        "echo hi",
+        (),
+        {"A": "1"},
+        {"B": "nlp/hf"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("run", "name"),
+    [
+        ({"command": ["/usr/bin/python", "t.py"]}, "python"),
+        ({"command": ["a/"]}, "job"),
+        ({"script": "x"}, "script"),
+    ],
+)
+def test_a_job_without_a_name_is_named_after_its_program(run: Any, name: str) -> None:
+    assert name_of(parse(run=run)) == name
+    assert name_of(parse(name="mine")) == "mine"
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
+def test_any_json_is_taken_or_refused_and_nothing_else(body: Any) -> None:
+    with contextlib.suppress(ValidationError):
+        parse_job(json.dumps(body))

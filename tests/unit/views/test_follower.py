@@ -1,0 +1,231 @@
+"""Following a log into views: order, restarts, damage, a log that fails now and then."""
+
+import asyncio
+import itertools
+from typing import Any
+
+import pytest
+
+from tests.support import logs
+from tests.support.logs import LogBuilder
+from tests.support.views import Followed, telemetry
+from yardmaster.core.errors import ChainBroken, ForeignRecord
+from yardmaster.eventlog.errors import LogTruncated, LogUnavailable
+from yardmaster.eventlog.memory import MemoryLog
+from yardmaster.eventlog.port import Partition, Record
+from yardmaster.projections.memory import MemoryViewStore
+from yardmaster.projections.rows import JobRow, NodeRow, RequestRow, TaskRow
+from yardmaster.projections.store import Query
+from yardmaster.runtime.clock import ManualClock
+from yardmaster.schemas.api import Phase
+from yardmaster.schemas.position import Position
+from yardmaster.schemas.topics import TOPICS
+from yardmaster.views.follower import Follower, Views
+from yardmaster.views.main import ViewsPorts, ViewsSettings, run
+
+JOB = "a" * 12
+TASK = f"{JOB}.0"
+
+
+def story() -> LogBuilder:
+    """A job from its submission to the release of its slots."""
+    log = LogBuilder()
+    log.request(logs.log_created())
+    log.quota.cycle(logs.pool_configured(), logs.department(), logs.project())
+    log.claim(logs.joined("n1"))
+    log.scheduler.cycle()
+    resources = logs.admitted(JOB).spec.resources
+    log.judged(logs.submitted(JOB, resources=resources), logs.admitted(JOB))
+    log.scheduler.cycle(logs.allocated(TASK, logs.placed("n1", 0)))
+    log.claim(logs.started(TASK, "n1"))
+    log.scheduler.cycle()
+    log.claim(logs.exited(TASK, "n1"))
+    log.claim(logs.released(TASK, "n1"))
+    log.scheduler.cycle()
+    return log
+
+
+async def rows(store: MemoryViewStore) -> list[Any]:
+    found: list[Any] = []
+    for kind in (JobRow, TaskRow, NodeRow, RequestRow):
+        found += (await store.page(kind, Query(limit=1000))).rows
+    return found
+
+
+async def test_the_position_covers_what_the_rows_show() -> None:
+    followed = Followed(story())
+    store = await followed.catch_up()
+    assert await store.position() == Position(
+        cell="main", requests=2, admissions=7, node_events=4, decisions=6
+    )
+
+
+async def test_any_split_of_the_log_over_steps_gives_the_same_views() -> None:
+    whole = await Followed(story()).catch_up()
+    entries = story().entries
+    for step in (1, 2, 3, 5):
+        builder = LogBuilder()
+        followed = Followed(builder)
+        for index in range(0, len(entries), step):
+            builder.entries = entries[: index + step]
+            await followed.catch_up()
+        store = followed.store
+        assert await rows(store) == await rows(whole)
+        assert await store.position() == await whole.position()
+
+
+async def test_a_follower_that_starts_again_goes_on_where_the_store_is() -> None:
+    whole = await Followed(story()).catch_up()
+    entries = story().entries
+    for cut in range(len(entries)):
+        builder = LogBuilder()
+        builder.entries = entries[:cut]
+        followed = Followed(builder)
+        await followed.catch_up()
+        again = Follower(
+            followed.log, Views(followed.store, followed.store), "main", 0, telemetry()
+        )
+        await again.start()
+        followed.follower = again
+        builder.entries = entries
+        store = await followed.catch_up()
+        assert await rows(store) == await rows(whole), f"cut after record {cut}"
+
+
+async def test_an_effect_never_shows_before_its_cause() -> None:
+    builder = story()
+    followed = Followed(builder)
+    positions: list[Position] = []
+    phases: list[Phase] = []
+    apply = followed.store.apply
+
+    async def noting(changes: Any, position: Position, notes: Any) -> None:
+        await apply(changes, position, notes)
+        positions.append(position)
+        row = followed.store.find(TaskRow, TASK)
+        if row is not None and (not phases or phases[-1] is not row.phase):
+            phases.append(row.phase)
+
+    followed.store.apply = noting  # type: ignore[method-assign]
+    await followed.catch_up()
+    assert phases == [Phase.SUBMITTED, Phase.PENDING, Phase.STARTING, Phase.RUNNING]
+    for before, after in itertools.pairwise(positions):
+        assert after.covers(before)
+        assert after != before
+
+
+async def test_what_is_no_request_is_passed_over() -> None:
+    log = story()
+    log.raw("requests")
+    log.append("requests", log.gateway.envelope(logs.joined("n9"), "n9"))
+    store = await Followed(log).catch_up()
+    assert (await store.position()).requests == 4
+    assert await store.get(NodeRow, "n9") is None
+
+
+async def test_what_cannot_be_read_in_a_machines_topic_stops_the_views() -> None:
+    log = story()
+    log.raw("decisions")
+    with pytest.raises(ForeignRecord, match="decisions offset 6"):
+        await Followed(log).catch_up()
+
+
+async def test_a_broken_chain_stops_the_views() -> None:
+    log = story()
+    log.scheduler.cycle(commit={"prev": "0" * 64})
+    with pytest.raises(ChainBroken):
+        await Followed(log).catch_up()
+
+
+async def test_a_log_that_lost_what_a_cycle_took_stops_the_views() -> None:
+    builder = story()
+    builder.entries = [e for e in builder.entries if (e.topic, e.offset) != ("node-events", 3)]
+    with pytest.raises(LogTruncated, match="node-events"):
+        await Followed(builder).catch_up()
+
+
+async def test_details_count_only_under_their_digest() -> None:
+    from hashlib import sha256
+
+    from yardmaster.eventlog.codec import encode
+    from yardmaster.schemas.events.details import JobDetailedV1, Run
+    from yardmaster.schemas.events.requests import DetailsRef, TaskSubmittedV1
+
+    for honest in (True, False):
+        log = LogBuilder()
+        details = JobDetailedV1(
+            job_id=JOB, salt="0" * 32, name="sft", user="Nina", run=Run(command=("a",))
+        )
+        record = encode(log.gateway.envelope(details, JOB), JOB)
+        followed = Followed(log)
+        await followed.catch_up()
+        offset = await followed.log.append(Partition("details"), [record])
+        digest = sha256(record.value or b"").hexdigest() if honest else "f" * 64
+        request = logs.submitted(JOB)
+        log.request(
+            TaskSubmittedV1(
+                job_id=JOB,
+                project="nlp",
+                spec=request.spec,
+                body_digest="b" * 64,
+                details=DetailsRef(offset=offset, digest=digest),
+            )
+        )
+        store = await followed.catch_up()
+        job = await store.get(JobRow, JOB)
+        assert job is not None
+        assert (job.facts.name, job.facts.user) == (("sft", "Nina") if honest else (JOB, "gw-1"))
+
+
+class FlakyLog(MemoryLog):
+    """Reads of `decisions` fail every second time."""
+
+    reads = 0
+
+    async def read(self, partition, offset, *, max_records=1000):
+        if partition.topic == "decisions":
+            self.reads += 1
+            if self.reads % 2:
+                raise LogUnavailable(found="a broker restarts")
+        return await super().read(partition, offset, max_records=max_records)
+
+
+async def test_the_service_survives_a_log_that_is_away_for_a_while() -> None:
+    clock = ManualClock()
+    log = FlakyLog(clock)
+    await log.create_topics(tuple(TOPICS.values()))
+    await story().write_to(log)
+    store = MemoryViewStore("main", clock)
+    ports = ViewsPorts(log=log, views=Views(store, store), clock=clock, telemetry=telemetry())
+    whole = await Followed(story()).catch_up()
+    async with asyncio.TaskGroup() as group:
+        service = group.create_task(run(ports, ViewsSettings()))
+        for _ in range(200):
+            await asyncio.sleep(0)
+            clock.advance(1)
+            if await store.position() == await whole.position():
+                break
+        service.cancel()
+    assert await rows(store) == await rows(whole)
+
+
+async def test_the_service_stops_loudly_at_damage() -> None:
+    clock = ManualClock()
+    log = MemoryLog(clock)
+    await log.create_topics(tuple(TOPICS.values()))
+    await log.append(Partition("admissions"), [Record(key=b"main", value=b"junk")])
+    store = MemoryViewStore("main", clock)
+    ports = ViewsPorts(log=log, views=Views(store, store), clock=clock, telemetry=telemetry())
+    with pytest.raises(ForeignRecord):
+        await run(ports, ViewsSettings())
+
+
+async def test_lag_is_measured() -> None:
+    builder = story()
+    followed = Followed(builder)
+    await followed.catch_up()
+    await followed.log.append(Partition("decisions"), [builder.of("decisions")[0].record])
+    assert followed.follower is not None
+    tele = followed.follower._telemetry
+    await followed.follower._measure()
+    assert 'yard_views_lag_records{topic="decisions"} 1.0' in tele.exposition().decode()
