@@ -38,7 +38,7 @@ HOSTILE = "zz-hostile"
 EVENTS = 100_000
 TICKS = 200
 #: So that what arrives in one tick is one cycle's, with and without the hostile records.
-LIMITS = {"max_inputs": 20_000, "max_refused": 4_096, "max_quarantined": 10_000}
+LIMITS: dict[str, Any] = {"max_inputs": 20_000, "max_refused": 4_096, "max_quarantined": 10_000}
 NOW_MS = 1_700_000_000_000
 
 pytestmark = pytest.mark.timeout(300)

@@ -206,6 +206,8 @@ def test_a_kill_in_the_middle_of_a_start_starts_nothing_twice(tmp_path: Path) ->
         said = dev.yard("replay", "verify")
         assert said.returncode == 0, f"seed {seed}: {said.stdout}{said.stderr}"
     testimony = assert_witness_clean(folder)
+    ends = Counter(str(e.outcome) for e in found["decided"] if isinstance(e, TaskEndedV1))
+    assert ends == {"succeeded": 75}, "a kill between starts fails no task"
     again = sum(attempt > 1 for _, attempt in found["allocated"])
     print(f"killed at {dict(killed_at)}: {len(testimony.starts)} starts, {again} later attempts")
     assert min(killed_at[stage] for stage in STAGES) > 0, killed_at

@@ -232,11 +232,13 @@ def test_one_changed_byte_is_found_in_its_record(
     for row in [*some(chance, rows[topic]), rows[topic][-1]]:
         content = bytearray(row[column])  # type: ignore[arg-type]
         at = chance.randrange(len(content))
+        if part == "headers" and row is rows[topic][-1]:
+            at = content.index(b"\x1f")  # then the file cannot even tell its headers apart
         content[at] ^= chance.randrange(1, 256)
         with tampering(original, tmp_path) as hand:
-            hand.write((*row[:column], bytes(content), *row[column + 1 :]))  # type: ignore[arg-type]
+            hand.write((*row[:column], bytes(content), *row[column + 1 :]))
         told = verify(hand.path)
-        was = bytes(row[column] or b"")[max(0, at - 20) : at + 20]  # type: ignore[arg-type]
+        was = bytes(row[column] or b"")[max(0, at - 20) : at + 20]
         assert_told(told, topic, offset_of(row), f"byte {at} of the {part} ({was!r})")
 
 

@@ -281,9 +281,7 @@ def test_every_way_to_read_a_history_leads_to_the_same_state(
             parts: Fold[Any] = Fold(
                 log, machine_of(name), CELL, read_ahead=data.draw(st.integers(1, 50), "ahead")
             )
-            parts.listeners.append(
-                lambda _, __, fold=parts, known=where: check_at(fold, known)  # type: ignore[misc]
-            )
+            parts.listeners.append(lambda _, __, fold=parts, known=where: check_at(fold, known))
             await parts.catch_up()
             assert_same(parts, whole, "read in parts")
 

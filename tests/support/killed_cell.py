@@ -287,11 +287,12 @@ class Users(threading.Thread):
         raise AssertionError(f"never acknowledged: {promise}: {said}")
 
 
-#: Counts to $1 by tenths, notes each checkpoint, goes on from the last one, saves when asked.
+#: Counts to $1 by tenths, notes each checkpoint, goes on from the last one; takes its time to stop,
+#: so that a kill finds tasks that are stopping.
 _STEPS = """
 at=${YARD_CHECKPOINT_STEP:-0}
 echo "$YARD_TASK_ID $YARD_ATTEMPT $at" >> "$2"
-trap 'exit 0' TERM
+trap 'trap "" TERM; sleep 1; exit 0' TERM
 while [ "$at" -lt "$1" ]; do
   sleep 0.1
   at=$((at + 1))
@@ -319,7 +320,7 @@ def workload(folder: Path, chance: random.Random) -> Iterator[Promise]:
         what = sleep(0.3)
         cancel = False
         # The first of each kind come early, the rest by chance.
-        match number if number <= 8 else chance.randrange(1, 11):
+        match number if number <= 8 else chance.choice([1, 1, 1, 2, 3, 3, 3, 4, 5, 6, 7, 8, 9, 10]):
             case 1 | 2:
                 what = steps(chance.randrange(15, 40))
                 body |= {"priority": 90, "stop": {"grace": "10s"}}
@@ -339,7 +340,7 @@ def workload(folder: Path, chance: random.Random) -> Iterator[Promise]:
                 what = ["sh", "-c", "exit 3"]
                 body |= {"max_restarts": 1}
             case 9:
-                body |= {"priority": 1}
+                body |= {"priority": 1, "replicas": 3}
             case _:
                 what = sleep(chance.uniform(0.0, 1.0))
         body["run"] = {"command": witness.command(folder, *what)}

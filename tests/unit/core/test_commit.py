@@ -257,3 +257,27 @@ def test_marks_tell_which_record_changed() -> None:
     assert first_unmarked(changed, recorded) == 3
     assert first_unmarked(digests[:3], recorded) == 3
     assert range_digest(digests) != range_digest(changed)
+
+
+def test_a_term_start_that_was_moved_before_cycles_is_named_itself() -> None:
+    log = LogBuilder()
+    log.quota.start_term(ONE)
+    for number in range(3):
+        log.quota.cycle(cancelled(number))
+    log.quota.start_term(OTHER)
+    log.quota.cycle(cancelled(9))
+    entries = log.of("admissions")
+    moved = [entries[0], entries[7], *entries[2:7], entries[1], *entries[8:]]
+    with pytest.raises(ChainBroken) as caught:
+        feed_all(list(enumerate(moved)))
+    assert caught.value.fields["offset"] == 1
+
+
+def test_a_wrong_number_in_a_terms_first_commit_is_that_commits_fault() -> None:
+    log = LogBuilder()
+    log.quota.cycle(cancelled(1))
+    log.quota.start_term(OTHER)
+    entries = log.quota.cycle(cancelled(2), commit={"cycle": 92})
+    with pytest.raises(ChainBroken) as caught:
+        read(log)
+    assert caught.value.fields["offset"] == entries[-1].offset

@@ -28,10 +28,12 @@ def all_errors(cls: type[YardmasterError]) -> Iterator[type[YardmasterError]]:
         yield from all_errors(each)
 
 
-for module in error_modules():
+#: Named modules only: what other packages define depends on what was imported before.
+MODULES = list(error_modules())
+for module in MODULES:
     importlib.import_module(module)
 ERRORS = sorted(
-    {e for e in all_errors(YardmasterError) if e.__module__.startswith("yardmaster.")},
+    {e for e in all_errors(YardmasterError) if e.__module__ in MODULES},
     key=lambda e: (e.__module__, e.__name__),
 )
 

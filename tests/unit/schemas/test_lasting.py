@@ -1,8 +1,8 @@
 """What lasts is what decides: topics kept for ever hold no free text and nothing unbounded."""
 
+import importlib
 import re
 from collections.abc import Iterator
-from re import _constants, _parser  # type: ignore[attr-defined]
 from typing import Any
 
 import pytest
@@ -23,6 +23,10 @@ from yardmaster.schemas.fields import (
 )
 from yardmaster.schemas.plain import load
 from yardmaster.schemas.topics import TOPICS
+
+#: The parser of `re` itself, which has no public name.
+_parser = importlib.import_module("re._parser")
+_constants = importlib.import_module("re._constants")
 
 FOREVER = sorted(t.name for t in TOPICS.values() if t.retention_ms is None and not t.compacted)
 LASTING = [
