@@ -72,7 +72,8 @@ class Cell(ToyCell):
                 user="ada",
                 run=Run(command=("t",)),
             )
-            record = encode(envelope(detailed), submitted.job_id)
+            about = replace(envelope(detailed), subject=submitted.job_id)
+            record = encode(about, submitted.job_id)
             offset = await self.log.append(Partition("details"), [record])
             digest = sha256(record.value or b"").hexdigest()
             await self.asks(replace(submitted, details=r.DetailsRef(offset=offset, digest=digest)))
