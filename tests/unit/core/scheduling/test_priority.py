@@ -205,6 +205,24 @@ def test_what_victims_free_is_kept_for_whom_they_were_stopped() -> None:
     assert started(cell.cycle()) == ["top"]
 
 
+def test_what_a_cancel_frees_is_kept_for_whom_it_was_promised_in_later_cycles_too() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=1)
+    cell.node("n2", gpus=1)
+    cell.submit("held", priority=10)
+    cell.cycle()
+    cell.starts("held")
+    cell.submit("pair", replicas=2, priority=42, preemptible=False)
+    cell.cycle()
+    cell.cancel("held")
+    cell.cycle()
+    assert cell.wait("pair") == "waiting_for_victims", "one GPU is idle, one is being freed"
+    cell.submit("late", priority=42)
+    assert started(cell.cycle()) == []
+    cell.ends("held")
+    assert started(cell.settled()) == ["pai"]
+
+
 def test_a_preempted_task_keeps_its_place_in_the_queue_and_its_checkpoint() -> None:
     cell = Cell()
     cell.node("n1", gpus=1)

@@ -180,6 +180,9 @@ class ClusterState:
         if wait.code is not WaitCode.WAITING_FOR_VICTIMS:
             self._unpromise(pool, group)
         self.restore_wait(pool, group, (wait, self.now_ms, self.cycle))
+        if wait.code is WaitCode.WAITING_FOR_VICTIMS:
+            # Also where only the draft woke it: what it was promised is kept in every cycle.
+            self.wake(pool, group)
         if before & ~lane.mask:
             self.wake_behind(pool)
 
