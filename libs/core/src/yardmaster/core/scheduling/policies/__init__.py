@@ -1,5 +1,6 @@
 """The registry of policies: a policy is a file here and a row in `POLICIES`."""
 
+import json
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
@@ -35,23 +36,14 @@ def options_of(ref: PolicyRef) -> Any:
     Raises:
         UnknownPolicy, BadPolicyOptions.
     """
-    return _options(ref.name, ref.version, repr(sorted(ref.options.items())), _Held(ref.options))
-
-
-class _Held(dict[str, Any]):
-    # Equal for the cache's purposes: the key before it tells options apart.
-    def __hash__(self) -> int:  # type: ignore[override]
-        return 0
-
-    def __eq__(self, other: object) -> bool:
-        return True
+    return _options(ref.name, ref.version, json.dumps(ref.options, sort_keys=True))
 
 
 @lru_cache(maxsize=1024)
-def _options(name: str, version: int, _: str, options: _Held) -> Any:
+def _options(name: str, version: int, options: str) -> Any:
     policy = policy_of(PolicyRef(name=name, version=version))
     try:
-        return plain.load(policy.options, dict(options))
+        return plain.load(policy.options, json.loads(options))
     except SchemaError as error:
         raise BadPolicyOptions(name=name, found=error.fields.get("found")) from None
 
