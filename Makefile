@@ -51,7 +51,7 @@ format: install ## let ruff repair what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-schemas: install ## write JSON Schema, AsyncAPI and golden records anew
+schemas: install ## write JSON Schema and the AsyncAPI document anew
 	$(BIN)/python -m yardmaster.schemas.generate
 
 golden: install ## rewrite the expected traces of tests/golden; commit a diff only when you understand it
