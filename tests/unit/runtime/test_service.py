@@ -1,8 +1,13 @@
 """Settings, ports, and running as a process of its own."""
 
+import asyncio
+import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from pydantic_settings import SettingsConfigDict
 
@@ -10,13 +15,24 @@ from yardmaster.core.errors import ChainBroken
 from yardmaster.eventlog.errors import NotOurLog
 from yardmaster.eventlog.memory import MemoryLog
 from yardmaster.eventlog.sqlite import SqliteLog
+from yardmaster.runtime.chance import SystemChance
 from yardmaster.runtime.clock import ManualClock, SystemClock
-from yardmaster.runtime.service import Ports, open_log, open_ports, run_process
-from yardmaster.runtime.settings import RuntimeSettings, ServiceSettings
+from yardmaster.runtime.health import Health
+from yardmaster.runtime.http import listen
+from yardmaster.runtime.service import (
+    Process,
+    kafka_settings,
+    open_log,
+    open_ports,
+    run_process,
+)
+from yardmaster.runtime.settings import RuntimeSettings
+from yardmaster.runtime.telemetry import Telemetry
+from yardmaster.schemas.secret import SecretUnreadable
 from yardmaster.schemas.topics import REQUESTS
 
 
-class Settings(ServiceSettings):
+class Settings(RuntimeSettings):
     model_config = SettingsConfigDict(env_prefix="YARD_TOY_")
 
 
@@ -58,8 +74,42 @@ async def test_a_missing_log_is_not_made_when_that_was_not_asked_for(tmp_path: P
         await open_log(RuntimeSettings(data=tmp_path), SystemClock(), create=False)
 
 
+async def test_cells_are_named_in_the_order_of_their_partitions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert [(each.cell, each.partition) for each in RuntimeSettings().served()] == [("main", 0)]
+    monkeypatch.setenv("YARD_CELLS", "main, east")
+    served = RuntimeSettings().served()
+    assert [(each.cell, each.partition) for each in served] == [("main", 0), ("east", 1)]
+
+
+def test_kafkas_secrets_come_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = tmp_path / "password"
+    secret.write_text("hunter2\n")
+    secret.chmod(0o600)
+    monkeypatch.setenv("YARD_LOG", "kafka://a:1,b:2")
+    monkeypatch.setenv("YARD_KAFKA__SASL_PASSWORD_FILE", str(secret))
+    settings = RuntimeSettings()
+    assert kafka_settings(settings).sasl_password == "hunter2"
+    assert kafka_settings(settings).bootstrap == "a:1,b:2"
+    assert "hunter2" not in repr(kafka_settings(settings))
+    secret.chmod(0o644)
+    with pytest.raises(SecretUnreadable, match="anybody may read it"):
+        kafka_settings(settings)
+    secret.chmod(0o600)
+    monkeypatch.setenv("YARD_KAFKA__SASL_PASSWORD", "hunter3")
+    with pytest.raises(SecretUnreadable, match="given as a value as well"):
+        kafka_settings(RuntimeSettings())
+
+
+def a_process() -> Process:
+    clock = SystemClock()
+    telemetry = Telemetry("toy", now_ms=clock.now_ms)
+    return Process(clock, SystemChance(), telemetry, Health())
+
+
 async def test_the_ports_of_a_process_are_the_real_ones(tmp_path: Path) -> None:
-    ports = await open_ports(RuntimeSettings(data=tmp_path, log="memory:"), "toy")
+    ports = await open_ports(a_process(), RuntimeSettings(data=tmp_path, log="memory:"))
     assert isinstance(ports.clock, SystemClock)
     assert ports.snapshots is not None
     assert ports.telemetry.service == "toy"
@@ -71,19 +121,65 @@ def test_a_process_ends_with_a_code_that_says_how(
     monkeypatch.setenv("YARD_LOG", "memory:")
     monkeypatch.setenv("YARD_DATA", str(tmp_path))
 
-    async def fine(ports: Ports, settings: Any) -> None:
+    async def fine(process: Process, settings: Any) -> None:
         assert settings.cell == "main"
 
-    async def broken(ports: Ports, settings: Any) -> None:
+    async def broken(process: Process, settings: Any) -> None:
         raise ChainBroken(topic="decisions", offset=5, found="as the test wants")
 
-    async def interrupted(ports: Ports, settings: Any) -> None:
+    async def interrupted(process: Process, settings: Any) -> None:
         raise KeyboardInterrupt
+
+    async def asked(process: Process, settings: Any) -> None:
+        await asyncio.sleep(0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.Event().wait()
 
     assert run_process(Settings, "toy", fine) == 0
     assert run_process(Settings, "toy", broken) == 100
-    assert "decisions offset 5" in capsys.readouterr().err
+    assert "error: chain_broken: " in capsys.readouterr().err
     assert run_process(Settings, "toy", interrupted) == 0
+    assert run_process(Settings, "toy", asked) == 0
     monkeypatch.setenv("YARD_CELL", "NOT A CELL")
     assert run_process(Settings, "toy", fine) == 2
     assert "YARD_TOY_CELL" in capsys.readouterr().err
+
+
+def test_a_process_says_whether_it_lives_is_ready_and_what_it_counts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("YARD_HEALTH_PORT", "0")
+    seen: list[tuple[int, str]] = []
+
+    async def serve(process: Process, settings: Any) -> None:
+        process.telemetry.counter("turns", "Turns").inc()
+        said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+        port = next(line["port"] for line in said if line["event"] == "health")
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+            for part, reason in ((None, None), ("log", "it is away"), ("log", None)):
+                if part is not None:
+                    process.health.say(part, reason)
+                answer = await client.get("/readyz")
+                seen.append((answer.status_code, answer.text))
+            for path in ("/livez", "/metrics", "/nothing"):
+                answer = await client.get(path)
+                seen.append((answer.status_code, answer.text))
+            seen.append(((await client.post("/livez")).status_code, ""))
+
+    assert run_process(Settings, "toy", serve) == 0
+    assert [status for status, _ in seen] == [503, 503, 200, 200, 200, 404, 405]
+    assert "starting" in seen[0][1]
+    assert "it is away" in seen[1][1]
+    assert "yard_toy_turns_total 1.0" in seen[4][1]
+
+
+def test_a_port_that_is_taken_is_a_named_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def serve(process: Process, settings: Any) -> None:
+        raise AssertionError("it must not start")
+
+    with listen("127.0.0.1", 0) as taken:
+        monkeypatch.setenv("YARD_HEALTH_PORT", str(taken.getsockname()[1]))
+        assert run_process(Settings, "toy", serve) == 100
+    assert "error: cannot_listen: " in capsys.readouterr().err

@@ -7,8 +7,9 @@ person should look first.
 
 import asyncio
 import gc
+import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
@@ -16,16 +17,21 @@ from typing import Any, Final, NoReturn, TypeVar
 from pydantic import ValidationError
 
 from yardmaster.core.machine import Machine
-from yardmaster.eventlog.errors import NotOurLog
+from yardmaster.eventlog.errors import LogUnavailable, NotOurLog
+from yardmaster.eventlog.kafka_settings import KafkaSettings
 from yardmaster.eventlog.port import EventLog
 from yardmaster.eventlog.snapshots import SnapshotStore
 from yardmaster.runtime.candidate import Beside, Candidate
 from yardmaster.runtime.chance import Chance, SystemChance
 from yardmaster.runtime.clock import Clock, SystemClock
 from yardmaster.runtime.election import Election, SoleCandidate
+from yardmaster.runtime.health import Health, health_app
+from yardmaster.runtime.http import listen
+from yardmaster.runtime.http import serve as serve_http
 from yardmaster.runtime.metrics import RuntimeMetrics
-from yardmaster.runtime.settings import RuntimeSettings
+from yardmaster.runtime.settings import LogSettings, RuntimeSettings
 from yardmaster.runtime.telemetry import Telemetry
+from yardmaster.runtime.waiting import Work, first_of
 from yardmaster.schemas.errors import YardmasterError
 
 #: Objects made and not freed before the youngest generation is collected; how many such collections
@@ -33,7 +39,8 @@ from yardmaster.schemas.errors import YardmasterError
 GC_THRESHOLDS: Final = (50_000, 20, 100)
 
 S = TypeVar("S")
-P = TypeVar("P", bound=RuntimeSettings)
+P = TypeVar("P", bound=LogSettings)
+R = TypeVar("R", bound=RuntimeSettings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +77,12 @@ def spare_collections() -> None:
     gc.set_threshold(*GC_THRESHOLDS)
 
 
-async def open_log(settings: RuntimeSettings, clock: Clock, *, create: bool = True) -> EventLog:
+async def open_log(settings: LogSettings, clock: Clock, *, create: bool = True) -> EventLog:
     """The log that `settings.log` names; with `create`, a file is made when there is none.
 
     Raises:
         NotOurLog: the URL names no kind of log, or something else is there.
-        LogCorrupt, LogUnavailable.
+        LogCorrupt, LogUnavailable, SecretUnreadable.
     """
     url = settings.log_url
     kind, _, rest = url.partition(":")
@@ -89,23 +96,29 @@ async def open_log(settings: RuntimeSettings, clock: Clock, *, create: bool = Tr
         return await SqliteLog.open(Path(rest.removeprefix("///")), clock, create=create)
     if kind == "kafka" and rest.startswith("//"):
         from yardmaster.eventlog.kafka import KafkaLog
-        from yardmaster.eventlog.kafka_settings import KafkaSettings
 
-        return await KafkaLog.open(KafkaSettings(bootstrap=rest.removeprefix("//")), clock)
+        return await KafkaLog.open(kafka_settings(settings), clock)
     raise NotOurLog(path=url, found="sqlite:///PATH, kafka://HOST:PORT or memory: is expected")
 
 
-async def open_ports(settings: RuntimeSettings, service: str) -> Ports:
-    """The real ports of a process of its own.
+def kafka_settings(settings: LogSettings) -> KafkaSettings:
+    """How to reach the brokers that `settings.log` names (`kafka://HOST:PORT,...`).
+
+    Raises: SecretUnreadable.
+    """
+    return settings.kafka.settings(settings.log_url.removeprefix("kafka://"), "yardmaster")
+
+
+async def open_ports(process: "Process", settings: RuntimeSettings) -> Ports:
+    """The real ports of a machine's service in a process of its own.
 
     Raises: what `open_log` raises; SnapshotsUnavailable when the snapshots' URL names no store.
     """
-    clock = SystemClock()
     return Ports(
-        log=await open_log(settings, clock),
-        clock=clock,
-        chance=SystemChance(),
-        telemetry=Telemetry(service, now_ms=clock.now_ms),
+        log=await process.open_log(settings),
+        clock=process.clock,
+        chance=process.chance,
+        telemetry=process.telemetry,
         snapshots=SnapshotStore(settings.snapshots_url),
         restored=spare_collections,
     )
@@ -136,12 +149,58 @@ async def run_machine(
     await candidate(machine, ports, settings).run(beside)
 
 
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What every service has of the process it runs in."""
+
+    clock: Clock
+    chance: Chance
+    telemetry: Telemetry
+    health: Health
+
+    async def open_log(self, settings: LogSettings) -> EventLog:
+        """The log that the settings name; waits for one that is away, as long as it takes.
+
+        Raises: NotOurLog, LogCorrupt, SecretUnreadable.
+        """
+        pause_s = settings.retry.first_pause_s
+        while True:
+            try:
+                log = await open_log(settings, self.clock)
+            except LogUnavailable as error:
+                self.health.say("log", f"{error.code}: {error}")
+                self.telemetry.warn("log_unavailable", found=str(error))
+                await self.clock.sleep(pause_s)
+                pause_s = min(2 * pause_s, settings.retry.longest_pause_s)
+            else:
+                self.health.say("log")
+                return log
+
+
+def run_machine_process(
+    settings: type[R], service: str, run: Callable[[Ports, R], Awaitable[object]]
+) -> int:
+    """Be a machine's service in a process of its own; returns the exit code of `run_process`."""
+
+    async def serve(process: Process, loaded: R) -> None:
+        ports = await open_ports(process, loaded)
+        try:
+            await run(ports, loaded)
+        finally:
+            await ports.log.close()
+
+    return run_process(settings, service, serve)
+
+
 def run_process(
-    settings: type[P], service: str, run: Callable[[Ports, P], Awaitable[object]]
+    settings: type[P], service: str, serve: Callable[[Process, P], Awaitable[object]]
 ) -> int:
     """Be a service in a process of its own, with settings from the environment.
 
-    Returns the exit code: 0 after Ctrl-C, 2 for bad settings, 100 when the service cannot go on.
+    It ends, politely, at SIGTERM and Ctrl-C: `serve` is cancelled.
+
+    Returns the exit code: 0 when it was asked to stop, 2 for bad settings, 100 when the service
+    cannot go on.
     """
     try:
         loaded = settings()
@@ -151,19 +210,56 @@ def run_process(
             name = prefix + "__".join(str(part) for part in found["loc"]).upper()
             print(f"error: {name}: {found['msg']}", file=sys.stderr)
         return 2
-
-    async def serve() -> None:
-        ports = await open_ports(loaded, service)
-        try:
-            await run(ports, loaded)
-        finally:
-            await ports.log.close()
-
     try:
-        asyncio.run(serve())
-    except KeyboardInterrupt:
+        asyncio.run(_serve(loaded, service, serve))
+    except (_Asked, KeyboardInterrupt):
         return 0
     except YardmasterError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 100
+        return _failed([error])
+    except ExceptionGroup as group:
+        return _failed(group.exceptions)
     return 0
+
+
+def _failed(errors: Sequence[Exception]) -> int:
+    """Say what went wrong, by name; the exit code that goes with it."""
+    asked = [error for error in errors if isinstance(error, _Asked)]
+    for error in errors:
+        if error not in asked:
+            code = getattr(error, "code", type(error).__name__)
+            print(f"error: {code}: {error}", file=sys.stderr)
+    return 0 if asked else 100
+
+
+class _Asked(Exception):
+    """Somebody asked the process to stop."""
+
+
+async def _serve(
+    settings: P, service: str, serve: Callable[[Process, P], Awaitable[object]]
+) -> None:
+    clock = SystemClock()
+    telemetry = Telemetry(service, now_ms=clock.now_ms)
+    process = Process(clock, SystemChance(), telemetry, Health())
+    listener = None
+    if settings.health_port is not None:
+        listener = listen(settings.health_host, settings.health_port)
+        telemetry.info("health", host=settings.health_host, port=listener.getsockname()[1])
+
+    async def run() -> None:
+        await serve(process, settings)
+
+    work: list[Work] = [_until_asked(telemetry), run()]
+    if listener is not None:
+        work.append(serve_http(health_app(process.health, telemetry), listener))
+    await first_of(*work)
+
+
+async def _until_asked(telemetry: Telemetry) -> NoReturn:
+    asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, asked.set)
+    await asked.wait()
+    telemetry.info("stopping")
+    raise _Asked

@@ -1,21 +1,25 @@
 """Settings that the services on a log share, and the limits of a machine's cycles.
 
 Every limit has a name, a default and a metric (`metrics.py`). Environment variables set them:
-`YARD_LOG`, `YARD_DATA`, `YARD_CELL`, `YARD_CYCLE__MAX_INPUTS`, ...
+`YARD_LOG`, `YARD_DATA`, `YARD_CELL`, `YARD_CYCLE__MAX_INPUTS`, ... A service's own prefix, such as
+`YARD_SCHEDULER_`, comes before that of all, `YARD_`.
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
 
+from yardmaster.eventlog.kafka_settings import KafkaSettings
 from yardmaster.schemas.fields import Name
+from yardmaster.schemas.secret import read_secret
 
 _FROZEN = ConfigDict(frozen=True, extra="forbid")
 
@@ -71,11 +75,66 @@ class RetryLimits(BaseModel):
     longest_pause_s: Annotated[float, Field(gt=0)] = 5.0
 
 
-class RuntimeSettings(BaseSettings):
-    """Where the log is, which cell is served, and the limits of a machine.
+class KafkaOptions(BaseModel):
+    """How Kafka's brokers are reached and topics are made; secrets are given so, or as a file."""
+
+    model_config = _FROZEN
+
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    #: PEM files: whom to trust, and who this client is.
+    ssl_cafile: Path | None = None
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
+    ssl_key_password: SecretStr | None = None
+    ssl_key_password_file: Path | None = None
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    sasl_username: str | None = None
+    sasl_password: SecretStr | None = None
+    sasl_password_file: Path | None = None
+    replication_factor: Annotated[int, Field(ge=1, le=32)] = 1
+    min_insync_replicas: Annotated[int, Field(ge=1, le=32)] = 1
+    #: After it an append's outcome is unknown.
+    append_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
+    #: After it any other call has failed.
+    call_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
+
+    def settings(self, bootstrap: str, client_id: str) -> KafkaSettings:
+        """What the adapter takes, secrets read.
+
+        Raises: SecretUnreadable.
+        """
+        return KafkaSettings(
+            bootstrap=bootstrap,
+            client_id=client_id,
+            security_protocol=self.security_protocol,
+            ssl_cafile=_text(self.ssl_cafile),
+            ssl_certfile=_text(self.ssl_certfile),
+            ssl_keyfile=_text(self.ssl_keyfile),
+            ssl_key_password=read_secret(
+                "kafka.ssl_key_password", self.ssl_key_password, self.ssl_key_password_file
+            ),
+            sasl_mechanism=self.sasl_mechanism,
+            sasl_username=self.sasl_username,
+            sasl_password=read_secret(
+                "kafka.sasl_password", self.sasl_password, self.sasl_password_file
+            ),
+            replication_factor=self.replication_factor,
+            min_insync_replicas=self.min_insync_replicas,
+            append_timeout_s=self.append_timeout_s,
+            call_timeout_s=self.call_timeout_s,
+        )
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+class LogSettings(BaseSettings):
+    """Where the log is, which cell is served, and where the process says how it is.
 
     `log`: `sqlite:///path/to/file`, `kafka://host:port[,host:port]` or `memory:`; by default a file
-    in `data`. `snapshots`: an fsspec URL; by default a folder in `data`.
+    in `data`. A subclass names its `env_prefix`, such as `YARD_SCHEDULER_`; what is not set under
+    it is what `YARD_...` says for all services.
     """
 
     model_config = SettingsConfigDict(
@@ -87,27 +146,17 @@ class RuntimeSettings(BaseSettings):
     cell: Name = "main"
     #: Number of the partition, in every topic, that holds the cell's records.
     partition: Annotated[int, Field(ge=0)] = 0
-    snapshots: str = ""
-    cycle: CycleLimits = CycleLimits()
-    snapshot: SnapshotLimits = SnapshotLimits()
+    kafka: KafkaOptions = KafkaOptions()
     retry: RetryLimits = RetryLimits()
+    #: Where `/livez`, `/readyz` and `/metrics` are served; without a port they are not, with port 0
+    #: the system chooses one.
+    health_host: str = "127.0.0.1"
+    health_port: Annotated[int, Field(ge=0, le=65_535)] | None = None
 
     @property
     def log_url(self) -> str:
         """Where the log is, the default filled in."""
         return self.log or f"sqlite:///{self.data / 'log.db'}"
-
-    @property
-    def snapshots_url(self) -> str:
-        """Where snapshots are, the default filled in."""
-        return self.snapshots or str(self.data / "snapshots")
-
-
-class ServiceSettings(RuntimeSettings):
-    """Settings of one service: a subclass names its `env_prefix`, such as `YARD_SCHEDULER_`.
-
-    What is not set under that prefix is what `YARD_...` says for all services.
-    """
 
     @classmethod
     def settings_customise_sources(
@@ -121,3 +170,41 @@ class ServiceSettings(RuntimeSettings):
         """What the caller gives, then the service's environment, then everybody's."""
         shared = EnvSettingsSource(settings_cls, env_prefix="YARD_")
         return init_settings, env_settings, shared
+
+
+class RuntimeSettings(LogSettings):
+    """Settings of a service that runs machines, and their limits.
+
+    `cells`: all cells of the log, each at its partition's number (`main,east`); empty: `cell`
+    alone, at `partition`. `snapshots`: an fsspec URL; by default a folder in `data`.
+    """
+
+    cells: Annotated[tuple[Name, ...], NoDecode] = ()
+    #: The consumer group that shares out the cells; by default one a service.
+    group: Name | None = None
+    #: A member of the group that was not heard for so long is taken for gone.
+    session_timeout_s: Annotated[float, Field(ge=1, le=300)] = 6.0
+    snapshots: str = ""
+    cycle: CycleLimits = CycleLimits()
+    snapshot: SnapshotLimits = SnapshotLimits()
+
+    @field_validator("cells", mode="before")
+    @classmethod
+    def _split(cls, cells: object) -> object:
+        if isinstance(cells, str):
+            return tuple(name.strip() for name in cells.split(",") if name.strip())
+        return cells
+
+    @property
+    def snapshots_url(self) -> str:
+        """Where snapshots are, the default filled in."""
+        return self.snapshots or str(self.data / "snapshots")
+
+    def served(self) -> tuple["RuntimeSettings", ...]:
+        """These settings for each of the cells, one by one."""
+        if not self.cells:
+            return (self,)
+        return tuple(
+            self.model_copy(update={"cell": cell, "partition": number, "cells": ()})
+            for number, cell in enumerate(self.cells)
+        )

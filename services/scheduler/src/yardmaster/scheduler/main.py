@@ -8,7 +8,7 @@ from yardmaster.core.scheduling.entities import NodeState
 from yardmaster.core.scheduling.machine import SchedulerMachine
 from yardmaster.core.scheduling.state import ClusterState
 from yardmaster.runtime.cycle import Leader
-from yardmaster.runtime.service import Ports, candidate, run_process
+from yardmaster.runtime.service import Ports, candidate, run_machine_process
 from yardmaster.runtime.settings import RuntimeSettings
 from yardmaster.runtime.waiting import Work
 from yardmaster.scheduler.metrics import ShellMetrics
@@ -69,7 +69,7 @@ async def run(ports: Ports, settings: RuntimeSettings) -> NoReturn:
 
 def main() -> int:
     """Be the service in a process of its own; `YARD_SCHEDULER_*` and `YARD_*` are its settings."""
-    return run_process(Settings, "scheduler", run)
+    return run_machine_process(Settings, "scheduler", run)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_settings import SettingsConfigDict
 
-from yardmaster.runtime.settings import ServiceSettings
+from yardmaster.runtime.settings import RuntimeSettings
 
 
 class ShellLimits(BaseModel):
@@ -25,7 +25,7 @@ class ShellLimits(BaseModel):
     idle_wait_s: Annotated[float, Field(gt=0)] = 5.0
 
 
-class Settings(ServiceSettings):
+class Settings(RuntimeSettings):
     """All of the service's settings: `YARD_SCHEDULER_SHELL__MAX_APPENDS` and the like."""
 
     model_config = SettingsConfigDict(env_prefix="YARD_SCHEDULER_")
