@@ -8,6 +8,7 @@ followed; lines that start with `#` say what it is about. Commands:
     starts|ends|exits|releases|never-starts TASK [replica=] [code=] [signal=] [done]
     checkpoint TASK step=     cancel|pause|resume TASK [now]     priority|weight|max-slots JOB N
     project p [department=] limit=     department d limit=
+    enrol NODE gpus=4 [pool= node_type=]     revoke NODE     erase JOB
     cordon|uncordon NODE     drain NODE within=60s     silent NODE for=60s     leaves NODE
     wait 10s     cycle     settle
 
@@ -205,6 +206,9 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "cordon": lambda cell, node: cell.cordon(node),
     "uncordon": lambda cell, node: cell.uncordon(node),
     "drain": lambda cell, node, within: cell.drain(node, within_s=within),
+    "enrol": lambda cell, node, **bounds: cell.enrol(node, **bounds),
+    "revoke": lambda cell, node: cell.revoke(node),
+    "erase": lambda cell, job: cell.erase(job),
     "leaves": lambda cell, node: cell.leaves(node),
     "silent": _silent,
     "wait": _wait,

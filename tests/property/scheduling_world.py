@@ -216,10 +216,12 @@ class World:
             assert run is not None
             assert not task.cancelled, f"{task.id} starts after its cancel (S9)"
             assert not task.paused, f"{task.id} starts though it is paused"
+            assert not task.job.erased, f"{task.id} starts and nothing says what it runs"
             for placement in event.placements:
                 node = state.nodes[placement.node]
                 assert node.state is NodeState.UP, f"{task.id} starts on a node that is away"
                 assert not node.cordoned, f"{task.id} starts on a cordoned node"
+                assert not node.barred, f"{task.id} starts on a node beyond its enrolment"
                 assert node.pool is not None
                 assert node.pool.name == event.pool
                 types = task.job.spec.node_types

@@ -87,6 +87,9 @@ VALUES = {
     "immediate": st.booleans(),
     "deadline_at_ms": st.integers(0, 5),
     "note": st.none(),
+    "enrolment": st.builds(r.Enrolment, pool=pools, gpus=st.sampled_from([0, 8])),
+    "partition": st.just(0),
+    "tombstone": st.integers(0, 5),
 }
 JUDGED_OF_JOBS = (
     *(r.CancelRequestedV1, r.PauseRequestedV1, r.ResumeRequestedV1),
@@ -232,12 +235,13 @@ def test_every_verdict_can_be_written_and_read_back(history):
 
 
 @given(histories)
-def test_nothing_of_a_job_is_accepted_after_its_cancel_but_to_end_it_sooner(history):
+def test_nothing_of_a_job_is_accepted_after_its_cancel_but_to_end_it_sooner_or_to_erase_it(history):
     cancelled = set()
     for _, verdict in judged(records_of(history)).verdicts:
         job_id = getattr(verdict, "job_id", None)
         sooner = isinstance(verdict, a.CancelAcceptedV1) and verdict.immediate
-        assert sooner or job_id not in cancelled, verdict
+        erased = isinstance(verdict, a.DetailsErasedV1)
+        assert sooner or erased or job_id not in cancelled, verdict
         if isinstance(verdict, a.CancelAcceptedV1) and verdict.index is None:
             cancelled.add(job_id)
 

@@ -37,10 +37,14 @@ from yardmaster.schemas.events.decisions import (
 from yardmaster.schemas.events.requests import (
     CancelRequestedV1,
     DepartmentChangeRequestedV1,
+    Enrolment,
+    EraseRequestedV1,
     Kind,
     MaxSlotsChangeRequestedV1,
     NodeCordonRequestedV1,
     NodeDrainRequestedV1,
+    NodeEnrolRequestedV1,
+    NodeRevokeRequestedV1,
     NodeUncordonRequestedV1,
     PauseRequestedV1,
     PolicyRef,
@@ -103,6 +107,8 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
+        #: Every other world has its nodes enrolled.
+        self.closing = seed % 2
         self.log = LogBuilder()
         self.quota = Part(QuotaMachine(), self.log.quota, self.log)
         self.scheduler = Part(SchedulerMachine(), self.log.scheduler, self.log)
@@ -122,6 +128,8 @@ class World:
             assert of is not None
             log.request(ProjectChangeRequestedV1(project=name, config=of))
         for node in NODES:
+            if self.closing and self.chance.random() < 0.8:
+                self.enrol(node, 4)
             log.claim(joined(node))
 
     def step(self) -> None:
@@ -131,6 +139,7 @@ class World:
                 [self.submit] * 4
                 + [self.agent] * 12
                 + [self.change, self.pause, self.cancel, self.operate, self.replace]
+                + [self.trust] * self.closing
             )()
         self.quota.cycle(limit=self.chance.choice([3, 1000]))
         observed = []
@@ -265,6 +274,21 @@ class World:
                 ]
             )
         )
+
+    def enrol(self, node: str, gpus: int) -> None:
+        enrolment = Enrolment(pool="default", gpus=gpus)
+        self.log.request(NodeEnrolRequestedV1(node=node, enrolment=enrolment))
+
+    def trust(self) -> None:
+        """A node is enrolled, for as much as it has or less, or revoked; a job is erased."""
+        node = self.chance.choice(NODES)
+        what = self.chance.random()
+        if what < 0.6:
+            self.enrol(node, self.chance.choice([4, 4, 2]))
+        elif what < 0.8:
+            self.log.request(NodeRevokeRequestedV1(node=node))
+        else:
+            self.log.request(EraseRequestedV1(job_id=self.job(), tombstone=1))
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -81,6 +81,8 @@ class Histories(RuleBasedStateMachine):
         super().__init__()
         self.world = World()
         self.lives = 0
+        self.enrolled: set[str] = set()
+        self.closed = False
 
     @property
     def state(self) -> ClusterState:
@@ -100,6 +102,13 @@ class Histories(RuleBasedStateMachine):
             self._join(name, gpus=count)
         for spec in jobs:
             self.submit(spec, "p", at_once=False)
+
+    def _enrol(self, name: str, gpus: int) -> None:
+        # All at first, or the cell would stand still with its nodes.
+        for one, most in ({name: gpus} if self.closed else dict.fromkeys(NODES, 3)).items():
+            self.enrolled.add(one)
+            self.world.both("enrol", one, gpus=most)
+        self.closed = True
 
     # Quota's verdicts
 
@@ -133,14 +142,16 @@ class Histories(RuleBasedStateMachine):
     @rule(
         number=numbers,
         index=indexes,
-        how=st.sampled_from(["cancel", "kill", "pause", "pause", "resume", "resume"]),
+        how=st.sampled_from(["cancel", "kill", "erase", "pause", "pause", "resume", "resume"]),
     )
     def stop_or_resume(self, number: int, index: int | None, how: str) -> None:
         jobs = self.world.jobs
         if not jobs:
             return
         name = jobs[number % len(jobs)]
-        if how == "kill":
+        if how == "erase":
+            self.world.both("erase", name)
+        elif how == "kill":
             self.world.both("cancel", name, index, immediate=True)
         else:
             self.world.both(how, name, index)
@@ -208,7 +219,10 @@ class Histories(RuleBasedStateMachine):
     @rule(
         name=nodes,
         how=st.sampled_from(
-            ["again", "leave", "cordon", "uncordon", "uncordon", "drain", "silent"]
+            [
+                *("again", "leave", "cordon", "uncordon", "uncordon", "drain", "silent"),
+                *("enrol", "enrol", "revoke"),
+            ]
         ),
         for_s=st.sampled_from([1, 40, 70]),
     )
@@ -218,6 +232,12 @@ class Histories(RuleBasedStateMachine):
             self.world.both(how, name)
         elif how == "drain":
             self.world.both("drain", name, within_s=for_s)
+        elif how == "enrol":
+            self._enrol(name, gpus={1: 1, 40: 2, 70: 3}[for_s])
+        elif how == "revoke":
+            if name in self.enrolled:
+                self.enrolled.discard(name)
+                self.world.both("revoke", name)
         elif node is None or node.pool is None:
             return
         elif how == "silent":

@@ -342,10 +342,10 @@ def admitted(
 
 
 def pool_configured(
-    pool: str = "default", policy: str = "priority", **config: Any
+    pool: str = "default", policy: str = "priority", revision: int = 1, **config: Any
 ) -> PoolConfiguredV1:
     return PoolConfiguredV1(
-        pool=pool, revision=1, config=PoolConfig(policy=PolicyRef(name=policy), **config)
+        pool=pool, revision=revision, config=PoolConfig(policy=PolicyRef(name=policy), **config)
     )
 
 
@@ -401,7 +401,12 @@ def placed(
 
 
 def allocated(
-    task_id: str, *placements: Placement, attempt: int = 1, pool: str = "default", tasks: int = 1
+    task_id: str,
+    *placements: Placement,
+    attempt: int = 1,
+    pool: str = "default",
+    tasks: int = 1,
+    fence_s: int | None = None,
 ) -> SlotsAllocatedV1:
     return SlotsAllocatedV1(
         task_id=task_id,
@@ -414,6 +419,7 @@ def allocated(
         details=DETAILS,
         checkpoint=None,
         start=Start(rule="room"),
+        fence_s=fence_s,
     )
 
 

@@ -34,7 +34,10 @@ from yardmaster.eventlog.errors import UnknownTopic
 from yardmaster.eventlog.port import Partition, StoredRecord
 from yardmaster.schemas.events.admissions import (
     CancelAcceptedV1,
+    DetailsErasedV1,
     NodeDrainingV1,
+    NodeEnrolledV1,
+    NodeRevokedV1,
     PriorityChangedV1,
     RequestRefusedV1,
     TaskPausedV1,
@@ -55,7 +58,11 @@ from yardmaster.schemas.events.machine import SnapshotTakenV1
 from yardmaster.schemas.events.node_events import NodeDrainedV1, ReplicaRef
 from yardmaster.schemas.events.requests import (
     CancelRequestedV1,
+    Enrolment,
+    EraseRequestedV1,
     NodeDrainRequestedV1,
+    NodeEnrolRequestedV1,
+    NodeRevokeRequestedV1,
     PauseRequestedV1,
     PoolChangeRequestedV1,
     PriorityChangeRequestedV1,
@@ -536,6 +543,86 @@ def test_s3_a_replaced_node_frees_its_slots(log: LogBuilder) -> None:
 # S4
 
 
+def enrol(log: LogBuilder, node: str, gpus: int = 4, **bounds: Any) -> None:
+    enrolment = Enrolment(pool="default", gpus=gpus, **bounds)
+    log.judged(
+        NodeEnrolRequestedV1(node=node, enrolment=enrolment),
+        NodeEnrolledV1(node=node, enrolment=enrolment, revision=1),
+    )
+
+
+def revoke(log: LogBuilder, node: str) -> None:
+    log.judged(NodeRevokeRequestedV1(node=node), NodeRevokedV1(node=node))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "word"),
+    [
+        ({"gpus": 3}, "4 GPUs, enrolled with 3"),
+        ({"node_type": "pcie"}, "node_type sxm, enrolled with pcie"),
+        ({"address": "10.0.0.9"}, "address n9.example, enrolled with 10.0.0.9"),
+    ],
+)
+def test_s3_a_join_beyond_its_enrolment_that_was_believed(
+    log: LogBuilder, bounds: Any, word: str
+) -> None:
+    enrol(log, "n9", **bounds)
+    log.claim(joined("n9"))
+    log.scheduler.cycle()
+    expect_one(log, "S3", word, topic="node-events")
+
+
+def test_s3_an_unknown_nodes_join_believed_in_a_closed_cell(log: LogBuilder) -> None:
+    enrol(log, "n1")
+    log.claim(joined("n9"))
+    log.scheduler.cycle()
+    expect_one(log, "S3", "n9 is not enrolled: expected its join refused", topic="node-events")
+
+
+def test_s3_a_place_on_a_node_that_its_enrolment_does_not_cover(log: LogBuilder) -> None:
+    enrol(log, "n1")
+    admit(log, JOB)
+    log.scheduler.cycle(allocated(A, placed("n2", 0)))
+    expect_one(log, "S3", "node n2 is not enrolled")
+
+
+def test_s3_a_node_that_its_enrolment_covers_is_like_any_other(log: LogBuilder) -> None:
+    enrol(log, "n1")
+    admit(log, JOB)
+    run(log, A, placed("n1", 0))
+    finish(log, A, placed("n1", 0))
+    log.scheduler.cycle(ended(A))
+    assert not found(log)
+
+
+def test_s3_a_revoked_node_is_lost_and_one_that_is_not_is_not(log: LogBuilder) -> None:
+    for name in ("n1", "n2"):
+        enrol(log, name)
+    revoke(log, "n1")
+    log.scheduler.cycle(lost("n1", cause=LossCause.REVOKED))
+    assert not found(log)
+    log.scheduler.cycle(lost("n2", cause=LossCause.REVOKED))
+    expect_one(log, "S3", "counts as revoked, but its enrolment was not")
+
+
+def test_s10_what_a_revoked_node_runs_is_stopped_at_once(log: LogBuilder) -> None:
+    for name in ("n1", "n2"):
+        enrol(log, name)
+    admit(log, JOB, preemptible=False)
+    run(log, A, placed("n1", 0))
+    revoke(log, "n1")
+    stop = StopRequestedV1(
+        task_id=A,
+        attempt=1,
+        nodes=("n1",),
+        stop=Stop(code=StopCode.NODE_DRAINED, about="n1"),
+        grace_s=0,
+        deadline_at_ms=log.now_ms + 1000,
+    )
+    log.scheduler.cycle(stop)
+    assert not found(log)
+
+
 def test_s4_a_gap_in_the_attempts(log: LogBuilder) -> None:
     admit(log, JOB)
     log.scheduler.cycle(allocated(A, placed("n1", 0), attempt=2))
@@ -849,6 +936,13 @@ def test_s9_a_start_after_a_cancel(log: LogBuilder) -> None:
     assert found(log) == ()
     log.scheduler.cycle(allocated(A, placed("n1", 0)))
     expect_one(log, "S9", "after its cancel was taken")
+
+
+def test_s9_a_start_after_the_details_were_erased(log: LogBuilder) -> None:
+    admit(log, JOB)
+    log.judged(EraseRequestedV1(job_id=JOB, tombstone=3), DetailsErasedV1(job_id=JOB))
+    log.scheduler.cycle(allocated(A, placed("n1", 0)))
+    expect_one(log, "S9", "opens after the job's details were erased")
 
 
 def test_s9_a_start_while_paused(log: LogBuilder) -> None:

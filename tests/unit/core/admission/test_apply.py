@@ -119,6 +119,11 @@ def test_a_verdict_on_something_else_than_the_first_request_is_impossible(reques
             a.EntitlementsChangedV1(level=a.Level.PROJECT, name="nlp", revision=2),
         ),
         (r.NodeUncordonRequestedV1(node="a"), a.NodeUncordonedV1(node="a")),
+        (r.NodeRevokeRequestedV1(node="a"), a.NodeRevokedV1(node="a")),
+        (
+            r.NodeEnrolRequestedV1(node="a", enrolment=r.Enrolment(pool="default", gpus=1)),
+            a.NodeEnrolledV1(node="a", enrolment=r.Enrolment(pool="default", gpus=1), revision=2),
+        ),
     ],
     ids=lambda e: type(e).__name__,
 )
@@ -137,8 +142,8 @@ def test_a_job_admitted_twice_is_impossible():
 @pytest.mark.parametrize(
     "event",
     [
-        a.DetailsErasedV1(job_id=JOB),
-        a.NodeRevokedV1(node="gpu-07"),
+        a.TokenRevokedV1(token_id="laptop"),
+        a.RunAsBoundV1(principal="ada", run_as=a.RunAs(uid=1000, gid=1000)),
     ],
     ids=lambda e: e.TYPE,
 )

@@ -315,3 +315,88 @@ def test_a_node_that_takes_tasks_cannot_be_uncordoned():
     assert refused(desk.one(uncordon), AdmissionCode.WRONG_PHASE).about == "gpu-07"
     desk.ask(r.NodeCordonRequestedV1(node="gpu-07"), uncordon)
     refused(desk.one(uncordon), AdmissionCode.WRONG_PHASE)
+
+
+# Enrolment -----------------------------------------------------------------------------------
+
+
+def enrol(
+    node: str = "gpu-07", if_revision: int | None = None, **bounds: Any
+) -> r.NodeEnrolRequestedV1:
+    enrolment = r.Enrolment(**{"pool": "default", "gpus": 8, **bounds})
+    return r.NodeEnrolRequestedV1(node=node, enrolment=enrolment, if_revision=if_revision)
+
+
+def revoke(node: str = "gpu-07", if_revision: int | None = None) -> r.NodeRevokeRequestedV1:
+    return r.NodeRevokeRequestedV1(node=node, if_revision=if_revision)
+
+
+def test_a_node_is_enrolled_as_it_was_asked_and_each_time_with_the_next_revision():
+    desk = Desk(*CELL_SETUP)
+    request = enrol(labels={"rack": "r1"}, keys=("ab" * 32,), address="10.0.0.7")
+    assert desk.one(request) == a.NodeEnrolledV1(
+        node="gpu-07", enrolment=request.enrolment, revision=1
+    )
+    assert desk.one(enrol(gpus=4)).revision == 2
+
+
+def test_a_node_is_enrolled_into_a_pool_that_exists_alone():
+    verdict = refused(Desk(*CELL_SETUP).one(enrol(pool="h100")), AdmissionCode.POOL_UNKNOWN)
+    assert verdict.about == "h100"
+
+
+def test_of_two_who_enrol_a_node_on_one_revision_the_second_is_refused():
+    desk = Desk(*CELL_SETUP)
+    assert desk.one(enrol(if_revision=0)).revision == 1
+    refused(
+        desk.one(enrol(if_revision=0)), AdmissionCode.VERSION_MISMATCH, revision=1, if_revision=0
+    )
+    assert desk.one(enrol(if_revision=1)).revision == 2
+    refused(
+        desk.one(revoke(if_revision=1)), AdmissionCode.VERSION_MISMATCH, revision=2, if_revision=1
+    )
+
+
+def test_a_node_is_revoked_once_and_may_be_enrolled_again_as_if_it_were_new():
+    desk = Desk(*CELL_SETUP, enrol())
+    assert desk.one(revoke()) == a.NodeRevokedV1(node="gpu-07")
+    refused(desk.one(revoke()), AdmissionCode.NODE_UNKNOWN)
+    again = desk.one(enrol(if_revision=0))
+    assert again.revision == 2, "an ETag of before must not fit what came after"
+
+
+def test_a_node_that_was_never_enrolled_cannot_be_revoked():
+    refused(Desk(*CELL_SETUP).one(revoke()), AdmissionCode.NODE_UNKNOWN)
+
+
+def test_a_pool_that_a_node_is_enrolled_in_is_in_use_until_the_node_is_revoked_or_moved():
+    desk = Desk(*CELL_SETUP, pool("a"), pool("b"), enrol(pool="a"))
+    delete_a, delete_b = (r.PoolDeletionRequestedV1(pool=name) for name in "ab")
+    refused(desk.one(delete_a), AdmissionCode.IN_USE, uses=1)
+    desk.one(enrol(pool="b"))
+    assert desk.one(delete_a) == a.PoolDeletedV1(pool="a")
+    refused(desk.one(delete_b), AdmissionCode.IN_USE, uses=1)
+    desk.one(revoke())
+    assert desk.one(delete_b) == a.PoolDeletedV1(pool="b")
+
+
+# Erasure -------------------------------------------------------------------------------------
+
+
+def erase(job_id: str = JOB) -> r.EraseRequestedV1:
+    return r.EraseRequestedV1(job_id=job_id, tombstone=9)
+
+
+def test_the_details_of_a_judged_job_are_erased_as_often_as_it_is_asked_for():
+    desk = with_job()
+    assert desk.one(erase()) == a.DetailsErasedV1(job_id=JOB)
+    assert desk.one(erase()) == a.DetailsErasedV1(job_id=JOB)
+
+
+def test_the_details_of_a_refused_job_are_erased_too():
+    desk = Desk(*CELL_SETUP, job(project="ghost"))
+    assert desk.one(erase()) == a.DetailsErasedV1(job_id=JOB)
+
+
+def test_an_unknown_job_has_nothing_to_erase():
+    refused(Desk(*CELL_SETUP).one(erase()), AdmissionCode.JOB_UNKNOWN)

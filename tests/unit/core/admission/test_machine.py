@@ -208,7 +208,7 @@ def test_a_snapshot_gives_the_state_back_with_what_waits_in_it():
 @pytest.mark.parametrize(
     "damage",
     [
-        {"form": 2},
+        {"form": 3},
         {"cell": "other"},
         {"jobs": {JOB: ["nlp"]}},
         {"jobs": {JOB: None}},

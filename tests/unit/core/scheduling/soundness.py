@@ -7,6 +7,7 @@ off.
 from collections import Counter
 from typing import Any
 
+from yardmaster.core.scheduling.enrolment import barred
 from yardmaster.core.scheduling.entities import (
     BEHIND,
     BLOCKING,
@@ -33,6 +34,10 @@ def assert_sound(state: ClusterState) -> None:
         _rooms(state, pool, tasks)
         _victims(pool, tasks)
         _queues(pool, tasks)
+    for node in state.nodes.values():
+        at = node.pool.name if node.pool is not None else ""
+        expected = bool(at) and barred(state.enrolled, node, at)
+        assert node.barred == expected, f"{node.name}: expected barred to be {expected}"
     _digest(state)
 
 
@@ -53,7 +58,7 @@ def _tasks(state: ClusterState, tasks: list[Task]) -> None:
             task.phase is Phase.PENDING
             and run is None
             and task.released
-            and not (task.paused or task.cancelled)
+            and not (task.paused or task.cancelled or task.job.erased)
             and task.held_until_ms <= state.now_ms
         )
         assert (task.group is not None) == ready, (
@@ -236,6 +241,7 @@ def _digest(state: ClusterState) -> None:
         *state.pools.values(),
         *state.departments.values(),
         *state.projects.values(),
+        *state.enrolled.values(),
         *state.nodes.values(),
         *state.jobs.values(),
         *(task for job in state.jobs.values() for task in job.tasks),

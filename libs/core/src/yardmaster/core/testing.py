@@ -335,6 +335,20 @@ class Cell:
         deadline_ms = self.now_ms + within_s * 1000
         self.admission(adm.NodeDrainingV1(node=node, deadline_at_ms=deadline_ms))
 
+    def enrol(self, node: str, gpus: int = 8, *, pool: str = "main", **more: Any) -> None:
+        """A node may join a pool with so many GPUs; from the first one on no others may."""
+        revisions = self._revisions.setdefault(f"node/{node}", itertools.count(1))
+        enrolment = req.Enrolment(pool=pool, gpus=gpus, **more)
+        self.admission(adm.NodeEnrolledV1(node=node, enrolment=enrolment, revision=next(revisions)))
+
+    def revoke(self, node: str) -> None:
+        """A node that was enrolled is trusted no more."""
+        self.admission(adm.NodeRevokedV1(node=node))
+
+    def erase(self, name: str) -> None:
+        """Nothing says any more what a job runs."""
+        self.admission(adm.DetailsErasedV1(job_id=job_id(name)))
+
     def leaves(self, node: str) -> None:
         """A node's agent leaves in good order."""
         incarnation = self.state.nodes[node].incarnation

@@ -15,6 +15,7 @@ from yardmaster.schemas.events.details import Run, StopSignal
 from yardmaster.schemas.events.node_events import Isolation
 from yardmaster.schemas.events.requests import (
     DepartmentConfig,
+    Enrolment,
     Kind,
     LogMode,
     PoolConfig,
@@ -40,6 +41,7 @@ __all__ = [
     "Department",
     "DepartmentConfig",
     "End",
+    "Enrolment",
     "EventRecord",
     "Explain",
     "FieldError",
@@ -49,6 +51,7 @@ __all__ = [
     "JobSpec",
     "List",
     "Node",
+    "NodeEnrolment",
     "NodePatch",
     "NodeState",
     "NodeWish",
@@ -70,6 +73,10 @@ __all__ = [
     "StopShown",
     "Submitted",
     "Task",
+    "Usage",
+    "UsageBucket",
+    "UsageBy",
+    "UsageSum",
     "Version",
     "Wait",
     "WatchKind",
@@ -114,9 +121,15 @@ ENDED: Final = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED, Phase.
 class NodeState(StrEnum):
     """What may be expected of a node."""
 
+    #: It may join, and has not.
+    ENROLLED = "enrolled"
     READY = "ready"
     CORDONED = "cordoned"
     DRAINING = "draining"
+    #: It offers more than it is enrolled for, or is not enrolled where others are: nothing new.
+    BARRED = "barred"
+    #: Its enrolment was revoked: what it holds is taken from it.
+    REVOKED = "revoked"
     #: The agent left in good order.
     GONE = "gone"
     LOST = "lost"
@@ -344,6 +357,7 @@ class Job(Answer):
     run: Run | None
     stop_signal: StopSignal
     refusal: Refusal | None
+    erased: bool = False
 
 
 class ReplicaShown(Answer):
@@ -420,12 +434,20 @@ class Slot(Answer):
     tasks: list[str]
 
 
+class NodeEnrolment(Answer):
+    """What a node may claim when it joins."""
+
+    node: str
+    revision: int
+    enrolment: Enrolment
+
+
 class Node(Answer):
-    """A machine with slots, CPU and memory."""
+    """A machine with slots, CPU and memory: as it joined, or what it may be (`enrolled`)."""
 
     name: str
     pool: str
-    node_type: str
+    node_type: str | None
     state: NodeState
     reason: str | None
     deadline_at: At | None
@@ -440,11 +462,12 @@ class Node(Answer):
     slots: list[Slot]
     tasks: list[str]
     labels: dict[str, str]
-    address: str
-    isolation: Isolation
-    incarnation: str
-    joined_at: At
+    address: str | None
+    isolation: Isolation | None
+    incarnation: str | None
+    joined_at: At | None
     seen_at: At | None
+    enrolment: Enrolment | None = None
 
 
 class Pool(Answer):
@@ -573,6 +596,42 @@ class Version(Answer):
     log_id: str
     mode: LogMode
     created_ms: Millis
+
+
+class UsageBy(StrEnum):
+    """What usage is summed up by."""
+
+    PROJECT = "project"
+    #: As authenticated.
+    USER = "user"
+    POOL = "pool"
+
+
+class UsageBucket(StrEnum):
+    """How usage is cut into times, in UTC."""
+
+    HOUR = "hour"
+    DAY = "day"
+    MONTH = "month"
+
+
+class UsageSum(Answer):
+    """What one project, user or pool held in one bucket: gpu_milli x seconds."""
+
+    start_at: str
+    name: str
+    gpu_milli_seconds: int
+
+
+class Usage(Answer):
+    """GPU time held between two moments, by bucket, then name."""
+
+    from_at: str
+    to_at: str
+    by: UsageBy
+    bucket: UsageBucket | None
+    items: list[UsageSum]
+    position: PositionText
 
 
 T = TypeVar("T", bound=BaseModel)

@@ -123,6 +123,7 @@ class EndCode(StrEnum):
     TIME_LIMIT = "time_limit"
     IDLE_LIMIT = "idle_limit"
     BUDGET = "budget"
+    DETAILS_ERASED = "details_erased"
 
 
 class AdmissionCode(StrEnum):
@@ -146,6 +147,7 @@ class AdmissionCode(StrEnum):
     WRONG_PHASE = "wrong_phase"
     POLICY_UNKNOWN = "policy_unknown"
     POLICY_OPTIONS_INVALID = "policy_options_invalid"
+    FENCE_IMPOSSIBLE = "fence_impossible"
 
 
 @plain_members
@@ -165,6 +167,8 @@ class RefusalCode(StrEnum):
     STALE_INCARNATION = "stale_incarnation"
     REPEATED = "repeated"
     CONTRADICTION = "contradiction"
+    NOT_ENROLLED = "not_enrolled"
+    BEYOND_ENROLMENT = "beyond_enrolment"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from typing import Any, Final
 from yardmaster.core.admission.state import (
     AdmissionState,
     Department,
+    Enrolled,
     Job,
     Log,
     Mark,
@@ -37,9 +38,8 @@ IGNORED: Final[frozenset[type[Event]]] = frozenset(
 #: Published events to which no request leads in this version: one in the log is another version's.
 UNWRITTEN: Final[frozenset[type[Event]]] = frozenset(
     {
-        *(a.UsageRecordedV1, a.DetailsErasedV1, a.RoleGrantedV1, a.RoleRevokedV1),
-        *(a.TokenIssuedV1, a.TokenRevokedV1, a.AccessRevokedV1),
-        *(a.NodeEnrolledV1, a.NodeRevokedV1, a.RunAsBoundV1),
+        *(a.UsageRecordedV1, a.RoleGrantedV1, a.RoleRevokedV1, a.TokenIssuedV1),
+        *(a.TokenRevokedV1, a.AccessRevokedV1, a.RunAsBoundV1),
     }
 )
 #: Requests that are judged.
@@ -51,6 +51,7 @@ JUDGED: Final[frozenset[type[Event]]] = frozenset(
         *(r.DepartmentChangeRequestedV1, r.DepartmentDeletionRequestedV1),
         *(r.ProjectChangeRequestedV1, r.ProjectDeletionRequestedV1),
         *(r.NodeCordonRequestedV1, r.NodeUncordonRequestedV1, r.NodeDrainRequestedV1),
+        *(r.NodeEnrolRequestedV1, r.NodeRevokeRequestedV1, r.EraseRequestedV1),
     }
 )
 
@@ -241,7 +242,9 @@ def _entitlements_changed_v1(
         state.put_department(name, None if config is None else Department(config, verdict.revision))
 
 
-def _follows(verdict: Event, revision: int, row: Pool | Department | Project | None) -> None:
+def _follows(
+    verdict: Event, revision: int, row: Pool | Department | Project | Enrolled | None
+) -> None:
     before = 0 if row is None else row.revision
     _require(revision == before + 1, verdict, f"the revision before is {before}")
 
@@ -263,6 +266,28 @@ def _node_draining_v1(
     state: AdmissionState, verdict: a.NodeDrainingV1, request: r.NodeDrainRequestedV1
 ) -> None:
     state.nodes.put(verdict.node, Node(verdict.deadline_at_ms))
+
+
+def _node_enrolled_v1(
+    state: AdmissionState, verdict: a.NodeEnrolledV1, request: r.NodeEnrolRequestedV1
+) -> None:
+    _follows(verdict, verdict.revision, state.enrolled.get(verdict.node))
+    state.put_enrolled(verdict.node, Enrolled(verdict.enrolment, verdict.revision))
+
+
+def _node_revoked_v1(
+    state: AdmissionState, verdict: a.NodeRevokedV1, request: r.NodeRevokeRequestedV1
+) -> None:
+    row = state.enrolled.get(verdict.node)
+    if row is None or row.revoked:
+        raise ImpossibleEvent(event=verdict.TYPE, found=f"node {verdict.node} is not enrolled")
+    state.put_enrolled(verdict.node, replace(row, revoked=True))
+
+
+def _details_erased_v1(
+    state: AdmissionState, verdict: a.DetailsErasedV1, request: r.EraseRequestedV1
+) -> None:
+    """Quota keeps nothing of what was erased but a digest that is keyed."""
 
 
 _ENTITLEMENTS = (
@@ -295,4 +320,7 @@ VERDICTS: Final[Mapping[type[Event], tuple[Any, tuple[str, ...], Verdict]]] = {
     a.NodeCordonedV1: (r.NodeCordonRequestedV1, ("node",), _node_cordoned_v1),
     a.NodeUncordonedV1: (r.NodeUncordonRequestedV1, ("node",), _node_uncordoned_v1),
     a.NodeDrainingV1: (r.NodeDrainRequestedV1, ("node", "deadline_at_ms"), _node_draining_v1),
+    a.NodeEnrolledV1: (r.NodeEnrolRequestedV1, ("node", "enrolment"), _node_enrolled_v1),
+    a.NodeRevokedV1: (r.NodeRevokeRequestedV1, ("node",), _node_revoked_v1),
+    a.DetailsErasedV1: (r.EraseRequestedV1, ("job_id",), _details_erased_v1),
 }

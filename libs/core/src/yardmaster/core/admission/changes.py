@@ -7,7 +7,8 @@ race's loser is told version_mismatch with both numbers, and revision 0 stands f
 from collections.abc import Iterable
 from typing import Protocol
 
-from yardmaster.core.admission.state import AdmissionState, Department, Job, Pool, Project
+from yardmaster.core import fencing
+from yardmaster.core.admission.state import AdmissionState, Department, Enrolled, Job, Pool, Project
 from yardmaster.schemas.envelope import Event
 from yardmaster.schemas.events import admissions as a
 from yardmaster.schemas.events import requests as r
@@ -46,7 +47,7 @@ def _stale(request: Event, if_revision: int | None, revision: int) -> a.RequestR
     return refused(request, AdmissionCode.VERSION_MISMATCH, numbers=numbers)
 
 
-def _revision(row: Pool | Department | Project | None) -> int:
+def _revision(row: Pool | Department | Project | Enrolled | None) -> int:
     return 0 if row is None else row.revision
 
 
@@ -146,18 +147,38 @@ def judge_max_slots(state: AdmissionState, request: r.MaxSlotsChangeRequestedV1)
     )
 
 
+def judge_erasure(state: AdmissionState, request: r.EraseRequestedV1) -> Event:
+    """Any job that was judged, refused ones too; again, as often as it is asked for.
+
+    Whether it has ended is the gateway's to check: quota does not hear of ends, and an end is for
+    good, so a view of it cannot be out of date.
+    """
+    known = state.jobs.get(request.job_id) is not None
+    if not known and state.rejected.get(request.job_id) is None:
+        return refused(request, AdmissionCode.JOB_UNKNOWN, about=request.job_id)
+    return a.DetailsErasedV1(job_id=request.job_id)
+
+
 # Pools -----------------------------------------------------------------------------------------
 
 
 def judge_pool(
     state: AdmissionState, request: r.PoolChangeRequestedV1, check: PolicyCheck
 ) -> Event:
-    """A pool's policy and placement must be known and take the options given."""
+    """A pool's policy and placement must be known and take the options given.
+
+    A fence must leave the agent time to kill before the node is lost.
+    """
     revision = _revision(state.pools.get(request.pool))
     if stale := _stale(request, request.if_revision, revision):
         return stale
-    if (code := check(request.config)) is not None:
-        return refused(request, code, about=request.config.policy.name)
+    config = request.config
+    if (code := check(config)) is not None:
+        return refused(request, code, about=config.policy.name)
+    if config.fence is r.Fence.KILL and config.node_timeout_s < fencing.LEAST_TIMEOUT_S:
+        numbers = {"node_timeout_s": config.node_timeout_s, "least_s": fencing.LEAST_TIMEOUT_S}
+        code = AdmissionCode.FENCE_IMPOSSIBLE
+        return refused(request, code, about=request.pool, numbers=numbers)
     return a.PoolConfiguredV1(pool=request.pool, revision=revision + 1, config=request.config)
 
 
@@ -277,3 +298,24 @@ def judge_uncordon(state: AdmissionState, request: r.NodeUncordonRequestedV1) ->
 def judge_drain(state: AdmissionState, request: r.NodeDrainRequestedV1) -> Event:
     """Any name; a second drain sets another deadline."""
     return a.NodeDrainingV1(node=request.node, deadline_at_ms=request.deadline_at_ms)
+
+
+def judge_enrolment(state: AdmissionState, request: r.NodeEnrolRequestedV1) -> Event:
+    """Its pool exists. A revoked node is as one that was never enrolled, but for its revision."""
+    row = state.enrolled.get(request.node)
+    known = 0 if row is None or row.revoked else row.revision
+    return (
+        _stale(request, request.if_revision, known)
+        or _unknown_pool(state, request, (request.enrolment.pool,))
+        or a.NodeEnrolledV1(
+            node=request.node, enrolment=request.enrolment, revision=_revision(row) + 1
+        )
+    )
+
+
+def judge_revocation(state: AdmissionState, request: r.NodeRevokeRequestedV1) -> Event:
+    """It is enrolled."""
+    row = state.enrolled.get(request.node)
+    if row is None or row.revoked:
+        return refused(request, AdmissionCode.NODE_UNKNOWN, about=request.node)
+    return _stale(request, request.if_revision, row.revision) or a.NodeRevokedV1(node=request.node)

@@ -11,6 +11,7 @@ from typing import Any, Final
 from yardmaster.core.admission.state import (
     AdmissionState,
     Department,
+    Enrolled,
     Job,
     Log,
     Mark,
@@ -24,10 +25,15 @@ from yardmaster.schemas import plain
 from yardmaster.schemas.envelope import Event
 from yardmaster.schemas.errors import SchemaError
 from yardmaster.schemas.events import EVENTS
-from yardmaster.schemas.events.requests import DepartmentConfig, PoolConfig, ProjectConfig
+from yardmaster.schemas.events.requests import (
+    DepartmentConfig,
+    Enrolment,
+    PoolConfig,
+    ProjectConfig,
+)
 
 #: The form of the dump; a change of it, or of a digest's text, counts up.
-FORM: Final = 1
+FORM: Final = 2
 
 
 def dump(state: AdmissionState) -> dict[str, Any]:
@@ -45,6 +51,10 @@ def dump(state: AdmissionState) -> dict[str, Any]:
         "departments": _dump_configs(state.departments.items()),
         "projects": _dump_configs(state.projects.items()),
         "nodes": {name: row.deadline_at_ms for name, row in state.nodes.items()},
+        "enrolled": {
+            name: [plain.dump(row.config), row.revision, row.revoked]
+            for name, row in state.enrolled.items()
+        },
         "jobs": {name: _dump_job(row) for name, row in state.jobs.items()},
         "rejected": {name: body.hex() for name, body in state.rejected.items()},
         "sources": {name: [row.epoch, row.seq] for name, row in state.sources.items()},
@@ -86,6 +96,9 @@ def _load(cell: str, dumped: dict[str, Any]) -> AdmissionState:
         state.put_project(name, Project(plain.load(ProjectConfig, config), int(revision)))
     for name, deadline in dumped["nodes"].items():
         state.nodes.put(name, Node(deadline))
+    for name, (config, revision, revoked) in dumped["enrolled"].items():
+        enrolment = plain.load(Enrolment, config)
+        state.put_enrolled(name, Enrolled(enrolment, int(revision), revoked is True))
     for name, row in dumped["jobs"].items():
         state.put_job(name, _load_job(state, row))
     for name, body in dumped["rejected"].items():

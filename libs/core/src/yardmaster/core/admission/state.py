@@ -15,7 +15,12 @@ from typing import Final
 from yardmaster.core.admission.tables import MODULUS, Table
 from yardmaster.schemas import plain
 from yardmaster.schemas.envelope import Event
-from yardmaster.schemas.events.requests import DepartmentConfig, PoolConfig, ProjectConfig
+from yardmaster.schemas.events.requests import (
+    DepartmentConfig,
+    Enrolment,
+    PoolConfig,
+    ProjectConfig,
+)
 
 #: The pool that comes first where a job and its project name none.
 DEFAULT_POOL: Final = "default"
@@ -63,6 +68,15 @@ class Node:
     def word(self) -> str:
         """cordoned or draining."""
         return "cordoned" if self.deadline_at_ms is None else "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolled:
+    """What a node may claim; `revision` counts from 1, and goes on after it was `revoked`."""
+
+    config: Enrolment
+    revision: int
+    revoked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +128,14 @@ class Pending:
     taken_ms: int
 
 
-def _config_line(row: Pool | Department | Project) -> str:
+def _config_line(row: Pool | Department | Project | Enrolled) -> str:
     """Canonical JSON: the same whichever way the configuration's keys came."""
     config = json.dumps(plain.dump(row.config), sort_keys=True, separators=(",", ":"))
     return f"{row.revision}|{config}"
+
+
+def _enrolled_line(row: Enrolled) -> str:
+    return f"{_config_line(row)}|{row.revoked}"
 
 
 def _job_line(job: Job) -> str:
@@ -134,8 +152,18 @@ class AdmissionState:
     """
 
     __slots__ = (
-        *("cell", "cycle", "departments", "jobs", "judged", "lists", "logs", "nodes", "now_ms"),
-        *("own", "pool_names", "pools", "projects", "rejected", "sources", "taken", "uses"),
+        *("cell", "cycle", "departments", "enrolled", "jobs", "judged", "lists", "logs", "nodes"),
+        *(
+            "now_ms",
+            "own",
+            "pool_names",
+            "pools",
+            "projects",
+            "rejected",
+            "sources",
+            "taken",
+            "uses",
+        ),
         "work",
     )
 
@@ -150,6 +178,8 @@ class AdmissionState:
         self.projects: Table[Project] = Table("project", _config_line)
         self.nodes: Table[Node] = Table("node", lambda row: f"{row.word}|{row.deadline_at_ms or 0}")
         self.jobs: Table[Job] = Table("job", _job_line)
+        #: Nodes that were ever enrolled.
+        self.enrolled: Table[Enrolled] = Table("enrolled", _enrolled_line)
         #: Jobs that were refused: their ids are used up. Name -> body digest.
         self.rejected: Table[bytes] = Table("rejected", bytes.hex)
         self.sources: Table[Mark] = Table("source", lambda row: f"{row.epoch}|{row.seq}")
@@ -178,6 +208,7 @@ class AdmissionState:
         other.departments = self.departments.draft()
         other.projects = self.projects.draft()
         other.nodes = self.nodes.draft()
+        other.enrolled = self.enrolled.draft()
         other.jobs = self.jobs.draft()
         other.rejected = self.rejected.draft()
         other.sources = self.sources.draft()
@@ -199,7 +230,7 @@ class AdmissionState:
         total = int.from_bytes(blake2b(own.encode(), digest_size=32).digest(), "big")
         for table in (
             *(self.logs, self.pools, self.departments, self.projects, self.nodes),
-            *(self.jobs, self.rejected, self.sources),
+            *(self.enrolled, self.jobs, self.rejected, self.sources),
         ):
             total += table.total()
         return f"{total % MODULUS:064x}"
@@ -229,6 +260,13 @@ class AdmissionState:
         self._count(+1, () if project is None else _named_by_project(project.config))
         self.projects.put(name, project)
 
+    def put_enrolled(self, name: str, row: Enrolled) -> None:
+        """Set what a node may claim; a node that was revoked stands in no pool's way."""
+        old = self.enrolled.get(name)
+        self._count(-1, () if old is None else _named_by_enrolment(old))
+        self._count(+1, _named_by_enrolment(row))
+        self.enrolled.put(name, row)
+
     def put_job(self, name: str, job: Job) -> None:
         """Set a job; one with all tasks cancelled stands in nobody's way any more."""
         old = self.jobs.get(name)
@@ -253,3 +291,7 @@ def _named_by_quotas(config: DepartmentConfig | ProjectConfig) -> tuple[str, ...
 def _named_by_project(config: ProjectConfig) -> tuple[str, ...]:
     own = (f"department/{config.department}", *(f"pool/{pool}" for pool in config.pools))
     return own + _named_by_quotas(config)
+
+
+def _named_by_enrolment(row: Enrolled) -> tuple[str, ...]:
+    return () if row.revoked else (f"pool/{row.config.pool}",)

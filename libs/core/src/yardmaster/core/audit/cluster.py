@@ -14,10 +14,13 @@ from yardmaster.schemas.envelope import Envelope
 from yardmaster.schemas.events.admissions import (
     AdmittedSpec,
     CancelAcceptedV1,
+    DetailsErasedV1,
     EntitlementsChangedV1,
     Level,
     MaxSlotsChangedV1,
     NodeDrainingV1,
+    NodeEnrolledV1,
+    NodeRevokedV1,
     NodeUncordonedV1,
     PoolConfiguredV1,
     PoolDeletedV1,
@@ -33,7 +36,12 @@ from yardmaster.schemas.events.node_events import (
     TaskExitedV1,
     TaskStartedV1,
 )
-from yardmaster.schemas.events.requests import DepartmentConfig, PoolConfig, ProjectConfig
+from yardmaster.schemas.events.requests import (
+    DepartmentConfig,
+    Enrolment,
+    PoolConfig,
+    ProjectConfig,
+)
 from yardmaster.schemas.topics import NODE_EVENTS
 
 
@@ -47,6 +55,7 @@ class Job:
     max_slots_milli: int | None
     cancelled: set[int] = field(default_factory=set)
     paused: set[int] = field(default_factory=set)
+    erased: bool = False
 
 
 @dataclass(slots=True)
@@ -58,6 +67,9 @@ class Node:
     gpus: int
     cpu_milli: int
     memory_mib: int
+    node_type: str
+    labels: dict[str, str]
+    address: str
     up: bool = True
 
 
@@ -74,6 +86,7 @@ class Attempt:
     allocated_ms: int
     replicas: int
     open: dict[int, Placement]
+    fence_s: int | None = None
     processes: dict[int, tuple[str, int, int]] = field(default_factory=dict)
     running_ms: int | None = None
     stopped: bool = False
@@ -109,6 +122,8 @@ class Cluster:
         self.tasks: dict[str, Task] = {}
         self.nodes: dict[str, Node] = {}
         self.drains: dict[str, int] = {}
+        #: Nodes that were ever enrolled; None: revoked. While there is none, any node may join.
+        self.enrolled: dict[str, Enrolment | None] = {}
         self.pools: dict[str, PoolConfig] = {}
         self.projects: dict[str, ProjectConfig] = {}
         self.departments: dict[str, DepartmentConfig] = {}
@@ -189,6 +204,14 @@ class Cluster:
                 self.drains[body.node] = body.deadline_at_ms
             case NodeUncordonedV1():
                 self.drains.pop(body.node, None)
+            case NodeEnrolledV1():
+                self.enrolled[body.node] = body.enrolment
+            case NodeRevokedV1():
+                self.enrolled[body.node] = None
+                self.drains[body.node] = self.now_ms
+            case DetailsErasedV1():
+                if job := self.jobs.get(body.job_id):
+                    job.erased = True
             case _:
                 pass
 
@@ -203,9 +226,16 @@ class Cluster:
                         f"node {body.node}: incarnation {body.incarnation} was lost, "
                         "expected its return refused",
                     )
+                known = self.nodes.get(body.node)
+                if known is not None and known.up and known.incarnation == body.incarnation:
+                    return  # its agent started again; what the node offers stays what it was
                 self.nodes[body.node] = Node(
-                    body.incarnation, body.pool, body.gpus, body.cpu_milli, body.memory_mib
+                    *(body.incarnation, body.pool, body.gpus, body.cpu_milli, body.memory_mib),
+                    *(body.node_type, dict(body.labels), body.address),
                 )
+                beyond = self.beyond_enrolment(body.node)
+                if beyond is not None:
+                    self.report.add("S3", seen, f"{beyond}: expected its join refused")
             case NodeDrainedV1():
                 self.changes += 1
                 node = self.nodes.get(body.node)
@@ -225,6 +255,25 @@ class Cluster:
                     self.close(attempt, body.replica)
             case _:
                 pass
+
+    def beyond_enrolment(self, name: str) -> str | None:
+        """What of a node's present incarnation is beyond what was enrolled; None: nothing."""
+        if not self.enrolled:
+            return None
+        node, enrolment = self.nodes[name], self.enrolled.get(name)
+        if enrolment is None:
+            return f"node {name} is {'revoked' if name in self.enrolled else 'not enrolled'}"
+        for what, offered, most in (
+            ("pool", node.pool, enrolment.pool),
+            ("node_type", node.node_type, enrolment.node_type or node.node_type),
+            ("address", node.address, enrolment.address or node.address),
+        ):
+            if offered != most:
+                return f"node {name}: {what} {offered}, enrolled with {most}"
+        if node.gpus > enrolment.gpus:
+            return f"node {name}: {node.gpus} GPUs, enrolled with {enrolment.gpus}"
+        labels = sorted(node.labels.items() - enrolment.labels.items())
+        return f"node {name}: labels {labels[:8]} are not enrolled" if labels else None
 
     def _placed(self, body: Any) -> Attempt | None:
         """The attempt whose open replica a claim is about, if it lies on the claim's node."""

@@ -26,6 +26,7 @@ from yardmaster.schemas.events.decisions import (
     TaskEndedV1,
     TaskRequeuedV1,
 )
+from yardmaster.schemas.events.requests import Fence
 from yardmaster.schemas.reasons import Stop, StopCode
 
 #: The policy that promises S6's first half.
@@ -114,6 +115,8 @@ class Decisions:
             self.report.add("S9", seen, f"{who} opens after its cancel was taken")
         elif int(index) in job.paused:
             self.report.add("S9", seen, f"{who} opens while the task is paused")
+        elif job.erased:
+            self.report.add("S9", seen, f"{who} opens after the job's details were erased")
         if cluster.now_ms < task.not_before_ms:
             self.report.add(
                 "S10",
@@ -130,9 +133,11 @@ class Decisions:
             allocated_ms=cluster.now_ms,
             replicas=len(body.placements),
             open={p.replica: p for p in body.placements},
+            fence_s=body.fence_s,
         )
         self._gang(seen, who, body, job)
         self._levels(seen, who, attempt)
+        self._fence(seen, who, body)
         task.last = body.attempt
         task.attempt = attempt
         cluster.open(attempt)
@@ -174,6 +179,8 @@ class Decisions:
             found = "unknown" if node is None else f"{node.incarnation} of pool {node.pool}"
             state = "" if node is None or node.up else ", gone"
             message = f"node {p.node}: expected {p.incarnation} of pool {pool}, is {found}{state}"
+        elif beyond := cluster.beyond_enrolment(p.node):
+            message = beyond
         elif any(slot >= node.gpus for slot in p.slots):
             message = f"node {p.node} has {node.gpus} slots, given are {list(p.slots)[:16]}"
         elif over := [s for s in p.slots if cluster.slots[p.node, s] > SLOT_MILLI]:
@@ -388,6 +395,8 @@ class Decisions:
         current = node is not None and node.incarnation == body.incarnation
         if body.cause is LossCause.REPLACED and (node is None or current):
             self.report.add("S3", seen, f"{who} counts as replaced, but no other has joined")
+        if body.cause is LossCause.REVOKED and cluster.enrolled.get(body.node, who) is not None:
+            self.report.add("S3", seen, f"{who} counts as revoked, but its enrolment was not")
         if body.cause is LossCause.SILENT:
             self._silent(seen, who, body)
         held = sorted(
@@ -409,6 +418,20 @@ class Decisions:
         if node is not None and current:
             node.up = False
 
+    def _fence(self, seen: Seen, who: str, body: SlotsAllocatedV1) -> None:
+        """Attempts of a pool with `fence: kill` have one that ends before their node is lost."""
+        config = self.cluster.pools.get(body.pool)
+        if config is None:
+            return
+        fenced = config.fence is Fence.KILL
+        if fenced != (body.fence_s is not None) or (body.fence_s or 0) >= config.node_timeout_s:
+            self.report.add(
+                "S4",
+                seen,
+                f"{who} has fence_s {body.fence_s}, its pool fence {config.fence} and node_timeout "
+                f"{config.node_timeout_s} s",
+            )
+
     def _silent(self, seen: Seen, who: str, body: NodeLostV1) -> None:
         cluster = self.cluster
         heard_ms = cluster.silences.get((body.node, body.incarnation))
@@ -424,3 +447,14 @@ class Decisions:
                 f"{who} is lost after {cluster.now_ms - heard_ms} ms of silence, node_timeout of "
                 f"its pool is {config.node_timeout_s} s",
             )
+        for (task_id, _), incarnation in cluster.on_node.get(body.node, {}).items():
+            attempt = cluster.task(task_id).attempt
+            fence_s = attempt.fence_s if attempt is not None else None
+            silent_ms = cluster.now_ms - heard_ms
+            if incarnation == body.incarnation and fence_s and silent_ms <= fence_s * 1000:
+                self.report.add(
+                    "S4",
+                    seen,
+                    f"{who} is lost after {silent_ms} ms of silence, while {task_id} may run on "
+                    f"there for {fence_s} s",
+                )

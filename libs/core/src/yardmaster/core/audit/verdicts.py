@@ -8,10 +8,13 @@ from yardmaster.core.audit.findings import Report, Seen
 from yardmaster.schemas.envelope import Envelope, Event
 from yardmaster.schemas.events.admissions import (
     CancelAcceptedV1,
+    DetailsErasedV1,
     EntitlementsChangedV1,
     MaxSlotsChangedV1,
     NodeCordonedV1,
     NodeDrainingV1,
+    NodeEnrolledV1,
+    NodeRevokedV1,
     NodeUncordonedV1,
     PoolConfiguredV1,
     PoolDeletedV1,
@@ -27,9 +30,12 @@ from yardmaster.schemas.events.requests import (
     CancelRequestedV1,
     DepartmentChangeRequestedV1,
     DepartmentDeletionRequestedV1,
+    EraseRequestedV1,
     MaxSlotsChangeRequestedV1,
     NodeCordonRequestedV1,
     NodeDrainRequestedV1,
+    NodeEnrolRequestedV1,
+    NodeRevokeRequestedV1,
     NodeUncordonRequestedV1,
     PauseRequestedV1,
     PoolChangeRequestedV1,
@@ -63,6 +69,9 @@ GRANTS: Final[Mapping[str, str]] = {
         (NodeCordonRequestedV1, NodeCordonedV1),
         (NodeUncordonRequestedV1, NodeUncordonedV1),
         (NodeDrainRequestedV1, NodeDrainingV1),
+        (NodeEnrolRequestedV1, NodeEnrolledV1),
+        (NodeRevokeRequestedV1, NodeRevokedV1),
+        (EraseRequestedV1, DetailsErasedV1),
     )
 }
 _VERDICTS: Final = frozenset(GRANTS.values()) | {TaskRejectedV1.TYPE, RequestRefusedV1.TYPE}

@@ -7,6 +7,8 @@ from yardmaster.core.scheduling.appliers.nodes import install
 from yardmaster.core.scheduling.entities import (
     Due,
     Group,
+    Node,
+    NodeState,
     Phase,
     Pool,
 )
@@ -24,6 +26,8 @@ def begin(state: ClusterState, cycle: int, now_ms: int) -> ClusterState:
         if due == Due.DRAIN:
             for task in state.node(name).open.values():
                 note(state, task)
+        elif due == Due.REVOCATION:
+            _look_at_revoked(state, state.node(name))
         elif due == Due.PROTECTION:
             pool = state.pool(name)
             for group in pool.protected:
@@ -39,6 +43,17 @@ def begin(state: ClusterState, cycle: int, now_ms: int) -> ClusterState:
             else:
                 note(state, found)
     return state
+
+
+def _look_at_revoked(state: ClusterState, node: Node) -> None:
+    when_ms = node.revoked_ms + node.timeout_s * 1000
+    if not node.revoked_ms or node.state is not NodeState.UP:
+        return
+    if when_ms > state.now_ms:
+        # Its pool gives it more time than it did.
+        state.deadline(when_ms, Due.REVOCATION, node.name)
+    else:
+        state.node_attention[node.name] = node
 
 
 def due_ms(state: ClusterState) -> int | None:
@@ -63,6 +78,9 @@ def _holds(state: ClusterState, when_ms: int, due: int, name: str, attempt: int)
     if due == Due.DRAIN:
         node = state.nodes.get(name)
         return node is not None and bool(node.drain_ms and node.open)
+    if due == Due.REVOCATION:
+        node = state.nodes.get(name)
+        return node is not None and bool(node.revoked_ms) and node.state is NodeState.UP
     if due == Due.PROTECTION:
         pool = state.pools[name]
         return any(_until_ms(pool, group) <= when_ms for group in pool.protected)

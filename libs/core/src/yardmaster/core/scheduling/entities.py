@@ -1,11 +1,14 @@
 """What the state is made of: tasks, jobs, groups of equals, pools, nodes, departments, projects.
 
 Plain slotted objects and integers; they keep no event. `facts` of each is what a digest covers.
+
+One file, though a long one: the objects refer to one another, and are read as one vocabulary.
 """
 
 from enum import IntEnum
 from typing import Any, Final
 
+from yardmaster.core.fencing import least_timeout_s
 from yardmaster.core.scheduling.indexes import FreeIndex, QueueKey, Room, TaskLine, TaskQueue
 from yardmaster.core.scheduling.shapes import Shape, shape_of
 from yardmaster.schemas.events.admissions import AdmittedSpec
@@ -14,6 +17,7 @@ from yardmaster.schemas.events.node_events import NodeJoinedV1
 from yardmaster.schemas.events.requests import (
     DepartmentConfig,
     DetailsRef,
+    Enrolment,
     PoolConfig,
     ProjectConfig,
 )
@@ -22,6 +26,8 @@ from yardmaster.schemas.reasons import Stop, Wait, WaitClass, WaitCode
 
 #: Ports of a node's range are given out lowest first; a node has at most this many for gangs.
 MAX_DEAD_INCARNATIONS: Final = 64
+#: Of nodes in a pool that is not configured.
+DEFAULT_NODE_TIMEOUT_S: Final = 60
 
 
 @plain_members
@@ -74,8 +80,9 @@ class Attempt:
     """One run of a task, from SlotsAllocated until the last replica is released or lost."""
 
     __slots__ = (
-        *("allocated_ms", "done", "exit_code", "number", "open", "out_of_memory", "placements"),
+        *("allocated_ms", "done", "exit_code", "fence_s", "number", "open", "out_of_memory"),
         *(
+            "placements",
             "pool",
             "port",
             "replicas",
@@ -101,6 +108,8 @@ class Attempt:
         self.placements = placements
         self.port = port
         self.allocated_ms = now_ms
+        #: What its agents were told to kill it after; 0: nothing.
+        self.fence_s = 0
         #: When the last replica had started; 0 before.
         self.running_ms = 0
         self.replicas = bytearray(len(placements))
@@ -184,7 +193,14 @@ class Task:
             run
             and (
                 *(run.number, run.pool.name, run.port, run.allocated_ms, run.running_ms),
-                *(bytes(run.replicas), run.exit_code, run.signal, run.out_of_memory, run.done),
+                *(
+                    run.fence_s,
+                    bytes(run.replicas),
+                    run.exit_code,
+                    run.signal,
+                    run.out_of_memory,
+                    run.done,
+                ),
                 *(run.stop and (run.stop.code, run.stop.for_task), run.stop_deadline_ms),
                 [(p.node, p.incarnation, p.slots, p.gpu_milli) for p in run.placements],
             ),
@@ -222,7 +238,7 @@ class Job:
     """What was submitted: tasks that share a spec."""
 
     __slots__ = (
-        *("department", "details", "hash", "id", "live", "max_slots_milli", "next_index"),
+        *("department", "details", "erased", "hash", "id", "live", "max_slots_milli", "next_index"),
         *("priority", "project", "revision", "seq", "shape", "spec", "submitted_ms", "tasks"),
         *("used_milli", "weight"),
     )
@@ -254,6 +270,8 @@ class Job:
         #: Tasks let through by max_concurrent that have not ended.
         self.live = 0
         self.used_milli = 0
+        #: Nothing says any more what it would run.
+        self.erased = False
         self.hash = 0
 
     def set_bound(self, max_slots_milli: int | None) -> None:
@@ -268,6 +286,7 @@ class Job:
             *("job", self.id, self.seq, self.project.name, self.shape.id, self.submitted_ms),
             *(self.priority, self.weight, self.max_slots_milli, self.revision, self.next_index),
             (self.details.partition, self.details.offset, self.details.digest),
+            self.erased,
         )
 
 
@@ -390,10 +409,11 @@ class Node:
     """A machine with slots."""
 
     __slots__ = (
-        *("address", "boot_id", "cordoned", "cpu_milli", "dead", "drain_ms", "future", "gpus"),
+        *("address", "barred", "boot_id", "cordoned", "cpu_milli", "dead", "drain_ms", "future"),
+        "gpus",
         *("hash", "idle", "incarnation", "labels", "memory_mib", "name", "node_type", "open"),
         *("ordinal", "pending", "pool", "port_first", "port_last", "ports", "schema_version"),
-        *("silent_ms", "state"),
+        *("revoked_ms", "silent_ms", "state"),
     )
 
     def __init__(self, name: str, ordinal: int) -> None:
@@ -418,6 +438,10 @@ class Node:
         self.cordoned = False
         #: Deadline of a drain; 0: none.
         self.drain_ms = 0
+        #: Its enrolment does not cover it (derived, see enrolment.py).
+        self.barred = False
+        #: When its enrolment was revoked while it was up; 0: it was not.
+        self.revoked_ms = 0
         #: When the node was last heard of, once silence was observed; 0: it is heard.
         self.silent_ms = 0
         #: A join that waits for the old incarnation to be declared lost.
@@ -429,7 +453,24 @@ class Node:
     @property
     def usable(self) -> bool:
         """Whether new tasks may be placed here."""
-        return self.state is NodeState.UP and not self.cordoned
+        return self.state is NodeState.UP and not self.cordoned and not self.barred
+
+    @property
+    def timeout_s(self) -> int:
+        """How long it may be silent, or hold what it was told to let go: what its pool says, but
+        never less than what it runs was told.
+
+        A pool's timeout may have been shortened after its agents were told a fence.
+        """
+        config = self.pool.config if self.pool is not None else None
+        timeout_s = config.node_timeout_s if config is not None else DEFAULT_NODE_TIMEOUT_S
+        fence_s = max((task.run.fence_s for task in self.open.values() if task.run), default=0)
+        return max(timeout_s, least_timeout_s(fence_s)) if fence_s else timeout_s
+
+    @property
+    def empty_ms(self) -> int:
+        """When it is to be empty; 0: it need not be."""
+        return self.revoked_ms or self.drain_ms
 
     def facts(self) -> tuple[object, ...]:
         """All that a digest covers."""
@@ -438,7 +479,24 @@ class Node:
             *(self.incarnation, self.gpus, self.cpu_milli, self.memory_mib, self.node_type),
             *(self.cordoned, self.drain_ms, self.silent_ms, self.idle.slots, self.idle.cpu_milli),
             *(self.idle.memory_mib, self.pending and self.pending.incarnation, self.dead),
+            *(self.barred, self.revoked_ms),
         )
+
+
+class Enrolled:
+    """What a node may claim when it joins; no `config`: it was revoked."""
+
+    __slots__ = ("config", "hash", "name", "revision")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.config: Enrolment | None = None
+        self.revision = 0
+        self.hash = 0
+
+    def facts(self) -> tuple[object, ...]:
+        """All that a digest covers; what was enrolled follows from name and revision."""
+        return ("enrolled", self.name, self.revision, self.config is None)
 
 
 class Department:
@@ -497,6 +555,7 @@ class Due(IntEnum):
     HOLD = 2
     DRAIN = 3
     PROTECTION = 4
+    REVOCATION = 5
 
 
 def class_of(waits: dict[str, tuple[Wait, int, int]], pools: tuple[str, ...]) -> WaitClass | None:

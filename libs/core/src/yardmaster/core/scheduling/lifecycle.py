@@ -56,11 +56,8 @@ def _settle_task(draft: Draft, task: Task) -> None:
 def _next_of_node(state: ClusterState, node: Node) -> Event | None:
     if node.state is not NodeState.UP:
         return None
-    pool = node.pool
-    timeout_s = pool.config.node_timeout_s if pool is not None and pool.config is not None else 60
-    replaced = node.pending is not None
-    silent = node.silent_ms > 0 and state.now_ms - node.silent_ms >= timeout_s * 1000
-    if not replaced and not silent:
+    cause = _why_lost(state, node)
+    if cause is None:
         return None
     closed = tuple(
         ReplicaRef(task_id=task_id, attempt=task.attempt, replica=replica)
@@ -69,10 +66,21 @@ def _next_of_node(state: ClusterState, node: Node) -> Event | None:
     return NodeLostV1(
         node=node.name,
         incarnation=node.incarnation,
-        cause=LossCause.REPLACED if replaced else LossCause.SILENT,
-        last_heard_at_ms=state.now_ms if replaced else node.silent_ms,
+        cause=cause,
+        last_heard_at_ms=node.silent_ms if cause is LossCause.SILENT else state.now_ms,
         closed=closed,
     )
+
+
+def _why_lost(state: ClusterState, node: Node) -> LossCause | None:
+    if node.pending is not None:
+        return LossCause.REPLACED
+    timeout_ms = node.timeout_s * 1000
+    if node.silent_ms > 0 and state.now_ms - node.silent_ms >= timeout_ms:
+        return LossCause.SILENT
+    if node.revoked_ms and (not node.open or state.now_ms - node.revoked_ms >= timeout_ms):
+        return LossCause.REVOKED
+    return None
 
 
 def next_of_task(state: ClusterState, task: Task) -> Event | None:
@@ -87,6 +95,13 @@ def next_of_task(state: ClusterState, task: Task) -> Event | None:
                 attempt=task.attempt,
                 outcome=Outcome.CANCELLED,
                 code=EndCode.CANCELLED,
+            )
+        if task.job.erased:
+            return TaskEndedV1(
+                task_id=task.id,
+                attempt=task.attempt,
+                outcome=Outcome.FAILED,
+                code=EndCode.DETAILS_ERASED,
             )
         return None
     if run.open == 0:
@@ -157,11 +172,12 @@ def _drain(state: ClusterState, task: Task, run: Attempt) -> Event | None:
         if run.replicas[replica] >= ReplicaState.RELEASED:
             continue
         node = state.nodes[placement.node]
-        if node.drain_ms and (task.job.spec.preemptible or node.drain_ms <= state.now_ms):
+        empty_ms = node.empty_ms
+        if empty_ms and (task.job.spec.preemptible or empty_ms <= state.now_ms):
             stop = Stop(
-                code=StopCode.NODE_DRAINED, numbers={"until_at_ms": node.drain_ms}, about=node.name
+                code=StopCode.NODE_DRAINED, numbers={"until_at_ms": empty_ms}, about=node.name
             )
-            left_s = max(0, (node.drain_ms - state.now_ms) // 1000)
+            left_s = max(0, (empty_ms - state.now_ms) // 1000)
             grace_s = min(task.job.spec.grace_s, left_s)
             return _stop(state, task, run, stop, grace_s=grace_s)
     return None

@@ -10,6 +10,7 @@ equal. So the cost of a pass follows what was woken and what starts, not what wa
 from collections.abc import Iterator
 from heapq import heappop, heappush
 
+from yardmaster.core.fencing import fence_of
 from yardmaster.core.scheduling.draft import Draft
 from yardmaster.core.scheduling.entities import Group, Pool, ReplicaState, Task, class_of
 from yardmaster.core.scheduling.indexes import FreeIndex, Room
@@ -67,6 +68,7 @@ class PoolPass:
         self.promises = promises
         self.policy = policy_of(pool.config.policy)
         self.choose = strategy(pool.config.placement)
+        self.fence_s = fence_of(pool.config)
         self.view = PoolView(draft.state, pool, options_of(pool.config.policy))
         self.done: set[Group] = set()
         #: Slots were promised to tasks whose victims are still stopping.
@@ -260,6 +262,7 @@ class PoolPass:
             details=job.details,
             checkpoint=task.checkpoint,
             grace_s=job.spec.grace_s,
+            fence_s=self.fence_s,
             start=self.policy.start(self.view, task),
         )
         self.promises.drop(task)

@@ -5,6 +5,7 @@ there, and only if it can follow what is known of that replica. Anything else is
 nothing, is recorded and kept in quarantine, and never stops the cell.
 """
 
+from yardmaster.core.scheduling.enrolment import join_refusal
 from yardmaster.core.scheduling.entities import NodeState, ReplicaState
 from yardmaster.core.scheduling.state import ClusterState
 from yardmaster.schemas.envelope import Envelope, Event
@@ -48,6 +49,9 @@ def _join(state: ClusterState, event: nev.NodeJoinedV1) -> RefusalCode | None:
     node = state.nodes.get(event.node)
     if event.port_last < event.port_first:
         return RefusalCode.CONTRADICTION
+    refused = join_refusal(state.enrolled, event)
+    if refused is not None:
+        return refused
     if node is None:
         return RefusalCode.CONTRADICTION if event.running else None
     if event.incarnation in node.dead:

@@ -7,10 +7,12 @@ from typing import Any, Final
 from yardmaster.core.errors import CoreError, SnapshotUnreadable
 from yardmaster.core.scheduling.appliers.attempts import reopen, watch_start
 from yardmaster.core.scheduling.appliers.nodes import install_room
+from yardmaster.core.scheduling.enrolment import barred
 from yardmaster.core.scheduling.entities import (
     Attempt,
     Department,
     Due,
+    Enrolled,
     Group,
     Job,
     Node,
@@ -30,12 +32,13 @@ from yardmaster.schemas.events.node_events import NodeJoinedV1
 from yardmaster.schemas.events.requests import (
     DepartmentConfig,
     DetailsRef,
+    Enrolment,
     PoolConfig,
     ProjectConfig,
 )
 from yardmaster.schemas.reasons import Stop, Wait, WaitCode
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 Plain = dict[str, Any]
 
 
@@ -74,6 +77,10 @@ def dump(state: ClusterState) -> Plain:
             }
             for p in state.projects.values()
         ],
+        "enrolled": [
+            {"name": e.name, "revision": e.revision, "config": _or_none(e.config)}
+            for e in state.enrolled.values()
+        ],
         "nodes": [_dump_node(node) for node in state.nodes.values()],
         "jobs": [_dump_job(job) for job in state.jobs.values()],
         "groups": [_dump_group(state, group) for _, group in sorted(groups.items())],
@@ -99,6 +106,7 @@ def _dump_node(node: Node) -> Plain:
         "ports": [node.port_first, node.port_last],
         "cordoned": node.cordoned,
         "drain_ms": node.drain_ms,
+        "revoked_ms": node.revoked_ms,
         "silent_ms": node.silent_ms,
         "pending": _or_none(node.pending),
     }
@@ -116,6 +124,7 @@ def _dump_job(job: Job) -> Plain:
         "weight": job.weight,
         "max_slots_milli": job.max_slots_milli,
         "revision": job.revision,
+        "erased": job.erased,
         "next_index": job.next_index,
         "tasks": [_dump_task(task) for task in job.tasks],
     }
@@ -141,6 +150,7 @@ def _dump_run(run: Attempt) -> Plain:
         "placements": [plain.dump(p) for p in run.placements],
         "port": run.port,
         "allocated_ms": run.allocated_ms,
+        "fence_s": run.fence_s,
         "running_ms": run.running_ms,
         "replicas": list(run.replicas),
         "started": run.started,
@@ -205,6 +215,10 @@ def _load(cell: str, dump: Plain) -> ClusterState:
         state.projects[project.name] = project
         project.revision = row["revision"]
         project.config = _maybe(ProjectConfig, row["config"])
+    for row in dump["enrolled"]:
+        enrolled = state.enrolled[row["name"]] = Enrolled(row["name"])
+        enrolled.revision = row["revision"]
+        enrolled.config = _maybe(Enrolment, row["config"])
     for row in dump["nodes"]:
         _load_node(state, row)
     waiting: list[Task] = []
@@ -218,7 +232,10 @@ def _load(cell: str, dump: Plain) -> ClusterState:
     state.attention = {name: state.task(name) for name in dump["attention"]}
     state.node_attention = {name: state.nodes[name] for name in dump["node_attention"]}
     state.restless = dump["restless"]
-    for things in (state.pools, state.departments, state.projects, state.nodes, state.jobs):
+    for things in (
+        *(state.pools, state.departments, state.projects),
+        *(state.enrolled, state.nodes, state.jobs),
+    ):
         for thing in things.values():
             state.dirty[thing] = None
     return state
@@ -244,12 +261,17 @@ def _load_node(state: ClusterState, row: Plain) -> None:
     node.port_first, node.port_last = row["ports"]
     node.cordoned = row["cordoned"]
     node.drain_ms = row["drain_ms"]
+    node.revoked_ms = row["revoked_ms"]
     node.silent_ms = row["silent_ms"]
     node.pending = _maybe(NodeJoinedV1, row["pending"])
     if row["pool"] is not None:
+        node.barred = barred(state.enrolled, node, row["pool"])
         install_room(state, node, state.pools[row["pool"]])
     if node.drain_ms:
         state.deadline(node.drain_ms, Due.DRAIN, node.name)
+    if node.revoked_ms and node.state is NodeState.UP:
+        # As early as may be: what it runs is not known here yet, and a look too early is harmless.
+        state.deadline(node.revoked_ms, Due.REVOCATION, node.name)
 
 
 def _load_job(state: ClusterState, row: Plain) -> list[Task]:
@@ -261,6 +283,7 @@ def _load_job(state: ClusterState, row: Plain) -> list[Task]:
     job.weight = row["weight"]
     job.set_bound(row["max_slots_milli"])
     job.revision = row["revision"]
+    job.erased = row["erased"]
     job.next_index = row["next_index"]
     state.jobs[job.id] = job
     if spec.min_runtime_s:
@@ -297,6 +320,7 @@ def _load_run(state: ClusterState, task: Task, row: Plain) -> None:
     pool = state.pools[row["pool"]]
     placements = tuple(plain.load(Placement, p) for p in row["placements"])
     run = Attempt(row["number"], pool, placements, row["port"], row["allocated_ms"])
+    run.fence_s = row["fence_s"]
     run.running_ms = row["running_ms"]
     run.replicas = bytearray(row["replicas"])
     run.started = row["started"]

@@ -22,6 +22,7 @@ from yardmaster.core.scheduling.entities import (
     LIMITED,
     Department,
     Due,
+    Enrolled,
     Group,
     Job,
     Node,
@@ -36,7 +37,7 @@ from yardmaster.schemas.reasons import Wait, WaitCode
 MODULUS: Final = 1 << 256
 
 
-Entity = Task | Job | Group | Pool | Node | Department | Project
+Entity = Task | Job | Group | Pool | Node | Enrolled | Department | Project
 
 
 Undo = tuple[Callable[..., object], tuple[Any, ...]]
@@ -46,8 +47,8 @@ class ClusterState:
     """One cell as the scheduler sees it; `apply` alone changes it."""
 
     __slots__ = (
-        *("attention", "cell", "cycle", "deadlines", "departments", "dirty", "emptied", "jobs"),
-        "tasks",
+        *("attention", "cell", "cycle", "deadlines", "departments", "dirty", "emptied"),
+        *("enrolled", "jobs", "tasks"),
         *("journal", "next_job", "next_node", "node_attention", "nodes", "now_ms", "pools"),
         *("projects", "restless", "sources", "total"),
     )
@@ -62,6 +63,8 @@ class ClusterState:
         self.jobs: dict[str, Job] = {}
         self.tasks: dict[str, Task] = {}
         self.nodes: dict[str, Node] = {}
+        #: Nodes that were ever enrolled; while there is none, any node may join.
+        self.enrolled: dict[str, Enrolled] = {}
         self.next_job = 0
         self.next_node = 0
         #: (when, what, id, attempt), soonest first; entries that no longer hold are skipped.

@@ -66,7 +66,7 @@ def _lasting(pool: Pool, shape: Shape) -> Wait | None:
     if places_in((_empty(n) for n in usable), shape) < shape.replicas:
         numbers = {
             "nodes": len(fitting),
-            "cordoned": sum(1 for n in fitting if n.cordoned),
+            "cordoned": sum(1 for n in fitting if n.cordoned or n.barred),
             "lost": sum(1 for n in fitting if n.state is not NodeState.UP),
         }
         return Wait(code=WaitCode.NODES_UNAVAILABLE, numbers=numbers)

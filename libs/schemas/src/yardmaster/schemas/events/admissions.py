@@ -11,6 +11,7 @@ from yardmaster.schemas.events.registry import event
 from yardmaster.schemas.events.requests import (
     DepartmentConfig,
     DetailsRef,
+    Enrolment,
     ExitZero,
     Kind,
     PoolConfig,
@@ -25,13 +26,11 @@ from yardmaster.schemas.fields import (
     MAX_NAMES,
     MAX_REPLICAS,
     MAX_TASKS,
-    Address,
     CheckpointUri,
     Code,
     Count,
     Digest,
     JobId,
-    Labels,
     Millis,
     Name,
     Names,
@@ -259,7 +258,11 @@ class UsageRecordedV1(Event):
 @event(ADMISSIONS, name="DetailsErased")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetailsErasedV1(Event):
-    """The details of a job were erased by a tombstone; their digest will not be found any more."""
+    """The details of a job were erased by a tombstone; their digest will not be found any more.
+
+    A task of it that has not ended (none has, where the gateway asked as it should) does not start
+    any more, since nothing says what it would run.
+    """
 
     job_id: JobId
 
@@ -334,20 +337,25 @@ class AccessRevokedV1(Event):
 @event(ADMISSIONS, name="NodeEnrolled")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEnrolledV1(Event):
-    """A node may join, and may claim no more than this."""
+    """A node may join, and may claim no more than this.
+
+    From the first of these on the cell is closed: no node joins that is not enrolled, and nothing
+    new is placed on one that is here already and is not, or that offers more than it may.
+    """
 
     node: Name
-    pool: Name
-    keys: Annotated[tuple[Digest, ...], Field(max_length=2)]
-    gpus: Count
-    labels: Labels
-    address: Address
+    enrolment: Enrolment
+    revision: Positive
 
 
 @event(ADMISSIONS, name="NodeRevoked")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRevokedV1(Event):
-    """A node may not join any more."""
+    """A node may not join any more.
+
+    Nothing new is placed on it, what runs there is stopped without grace, and it is lost as soon as
+    it holds nothing, or after its pool's `node_timeout_s`.
+    """
 
     node: Name
 

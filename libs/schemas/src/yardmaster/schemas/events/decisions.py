@@ -85,7 +85,8 @@ class SlotsAllocatedV1(Event):
 
     `master_port` is held on replica 0's node with the slots (gangs only). `details` is where the
     agent finds what to run. `grace_s` is what a stop will give the attempt to save its state, told
-    to the task.
+    to the task. `fence_s`: the agent kills the attempt when no heartbeat was acknowledged for so
+    long (None: it runs on), which is before its node can be lost.
     """
 
     task_id: TaskId
@@ -99,6 +100,7 @@ class SlotsAllocatedV1(Event):
     checkpoint: Checkpoint | None
     start: Start
     grace_s: Seconds | None = None
+    fence_s: Positive | None = None
 
 
 @event(DECISIONS, name="PreemptionRequested")
@@ -196,6 +198,7 @@ class LossCause(StrEnum):
 
     SILENT = "silent"
     REPLACED = "replaced"
+    REVOKED = "revoked"
 
 
 @event(DECISIONS, name="NodeLost")
@@ -204,6 +207,7 @@ class NodeLostV1(Event):
     """A node's incarnation is over; the replicas named are closed, their slots free.
 
     `replaced`: the node joined with a new incarnation while the old one still held slots.
+    `revoked`: its enrolment was revoked, and it held nothing any more or did not let go in time.
     """
 
     node: Name

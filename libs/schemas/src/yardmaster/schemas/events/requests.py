@@ -12,11 +12,14 @@ from yardmaster.schemas.fields import (
     CLOSED,
     MAX_NAMES,
     MAX_REPLICAS,
+    MAX_SLOTS,
     MAX_TASKS,
+    Address,
     CheckpointUri,
     Count,
     Digest,
     JobId,
+    Labels,
     LogId,
     Millis,
     Name,
@@ -144,6 +147,7 @@ class PoolConfig:
 
     `placement` names a placement strategy (best_fit, worst_fit). A node silent for `node_timeout_s`
     is lost; an attempt that has not started `start_timeout_s` after its allocation is revoked.
+    `fence: kill` takes a `node_timeout_s` that leaves room for the kill before the loss.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -202,6 +206,24 @@ class ProjectConfig:
     max_min_runtime_s: Seconds = 86_400
     max_pending: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000_000
     quotas: Quotas = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Enrolment:
+    """What a node may claim when it joins: this pool, at most so many GPUs, no labels but these.
+
+    `node_type` and `address`: None leaves them to the node. `keys`: digests (SHA-256 of the public
+    key in DER) of the keys that it may sign with; two, so that one can follow the other.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+    pool: Name
+    gpus: Annotated[int, Field(ge=0, le=MAX_SLOTS)]
+    node_type: Name | None = None
+    labels: Labels = field(default_factory=dict)
+    address: Address | None = None
+    keys: Annotated[tuple[Digest, ...], Field(max_length=2)] = ()
 
 
 @event(REQUESTS, name="LogCreated")
@@ -372,3 +394,36 @@ class NodeDrainRequestedV1(Event):
     node: Name
     deadline_at_ms: Millis
     note: DetailsRef | None = None
+
+
+@event(REQUESTS, name="NodeEnrolRequested")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEnrolRequestedV1(Event):
+    """A node should be let join, within these bounds; revision 0 stands for "not enrolled"."""
+
+    node: Name
+    enrolment: Enrolment
+    if_revision: Count | None = None
+
+
+@event(REQUESTS, name="NodeRevokeRequested")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRevokeRequestedV1(Event):
+    """A node should not be trusted any more: nothing is left to it, and it may not join again."""
+
+    node: Name
+    if_revision: Count | None = None
+
+
+@event(REQUESTS, name="EraseRequested")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EraseRequestedV1(Event):
+    """The details of a job that has ended should be erased.
+
+    `tombstone` is where in `details` the tombstone of the job's key lies already (those of notes
+    about the job lie before it): what is accepted is done, whoever dies in between.
+    """
+
+    job_id: JobId
+    partition: Count = 0
+    tombstone: Count

@@ -6,6 +6,7 @@ from yardmaster.core.scheduling.entities import (
     Due,
     Job,
     Node,
+    NodeState,
     Phase,
     Pool,
     ReplicaState,
@@ -45,6 +46,7 @@ def consider(state: ClusterState, task: Task) -> None:
         and task.released
         and not task.paused
         and not task.cancelled
+        and not task.job.erased
         and task.held_until_ms <= state.now_ms
     ):
         state.enqueue(task)
@@ -136,6 +138,8 @@ def close_replica(
         state.vacate(node, task, placement, promised=run.stop is not None)
     else:
         node.open.pop((task.id, replica), None)
+    if node.revoked_ms and not node.open and node.state is NodeState.UP:
+        state.node_attention[node.name] = node
     if replica == 0 and run.port is not None:
         release_port(node, run.port)
     state.charge(task, pool, -milli)

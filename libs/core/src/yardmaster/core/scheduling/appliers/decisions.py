@@ -35,6 +35,7 @@ def slots_allocated_v1(state: ClusterState, event: dec.SlotsAllocatedV1, _: str)
     pool = state.pool(event.pool)
     state.dequeue(task)
     run = Attempt(event.attempt, pool, event.placements, event.master_port, state.now_ms)
+    run.fence_s = event.fence_s or 0
     task.phase = Phase.STARTING
     task.attempt = event.attempt
     task.run = run

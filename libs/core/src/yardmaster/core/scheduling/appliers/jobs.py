@@ -61,6 +61,19 @@ def cancel_accepted_v1(state: ClusterState, event: adm.CancelAcceptedV1, record_
         note(state, task)
 
 
+def details_erased_v1(state: ClusterState, event: adm.DetailsErasedV1, record_id: str) -> None:
+    job = state.jobs.get(event.job_id)
+    if job is None or job.erased:
+        return  # it was never admitted, or this is a repeat
+    job.erased = True
+    state.dirty[job] = None
+    for task in job.tasks:
+        if not task.phase.final and task.run is None:
+            task.cause = record_id
+            state.dequeue(task)
+            note(state, task)
+
+
 def task_paused_v1(state: ClusterState, event: adm.TaskPausedV1, record_id: str) -> None:
     for task in _of(state, event.job_id, event.index):
         if not task.phase.final:

@@ -2,9 +2,11 @@
 
 from yardmaster.core.errors import ImpossibleEvent
 from yardmaster.core.scheduling.appliers.attempts import believed, close_replica, note
+from yardmaster.core.scheduling.enrolment import barred
 from yardmaster.core.scheduling.entities import (
     MAX_DEAD_INCARNATIONS,
     Due,
+    Enrolled,
     Node,
     NodeState,
     Pool,
@@ -42,6 +44,56 @@ def _cordon(state: ClusterState, node: Node, *, cordoned: bool, drain_ms: int) -
         state.wake_all(node.pool)
 
 
+def node_enrolled_v1(state: ClusterState, event: adm.NodeEnrolledV1, _: str) -> None:
+    first = not state.enrolled
+    row = state.enrolled.get(event.node)
+    if row is None:
+        row = state.enrolled[event.node] = Enrolled(event.node)
+    elif event.revision <= row.revision:
+        return  # a repeat
+    row.config = event.enrolment
+    row.revision = event.revision
+    state.dirty[row] = None
+    node = state.nodes.get(event.node)
+    if node is not None:
+        node.revoked_ms = 0
+        state.dirty[node] = None
+    # The first one closes the cell, to those who are here already too.
+    for one in state.nodes.values() if first else () if node is None else (node,):
+        _bar(state, one)
+
+
+def node_revoked_v1(state: ClusterState, event: adm.NodeRevokedV1, _: str) -> None:
+    row = state.enrolled.get(event.node)
+    if row is None:
+        raise ImpossibleEvent(event=event.TYPE, found=f"{event.node} was never enrolled")
+    if row.config is None:
+        return  # a repeat
+    row.config = None
+    state.dirty[row] = None
+    node = state.nodes.get(event.node)
+    if node is None or node.state is not NodeState.UP:
+        return
+    node.revoked_ms = state.now_ms
+    # It may have asked to join anew, when it still might.
+    node.pending = None
+    state.node_attention[node.name] = node
+    state.deadline(node.revoked_ms + node.timeout_s * 1000, Due.REVOCATION, node.name)
+    for task in node.open.values():
+        note(state, task)
+    _bar(state, node)
+
+
+def _bar(state: ClusterState, node: Node) -> None:
+    """Say anew whether a node gets anything new."""
+    if node.pool is None:
+        return
+    node.barred = barred(state.enrolled, node, node.pool.name)
+    state.dirty[node] = None
+    state.open_room(node)
+    state.wake_all(node.pool)
+
+
 def node_joined_v1(state: ClusterState, event: nev.NodeJoinedV1, record_id: str) -> None:
     believed(state, record_id)
     node = state.node(event.node)
@@ -76,8 +128,10 @@ def install(state: ClusterState, node: Node, event: nev.NodeJoinedV1) -> None:
     node.port_last = event.port_last
     node.ports = {}
     node.silent_ms = 0
+    node.revoked_ms = 0
     node.pending = None
     pool = state.pool(event.pool)
+    node.barred = barred(state.enrolled, node, pool.name)
     install_room(state, node, pool)
     state.dirty[node] = None
     state.wake_all(pool)
@@ -136,13 +190,13 @@ def node_lost_v1(state: ClusterState, event: dec.NodeLostV1, _: str) -> None:
     if node.incarnation != event.incarnation:
         raise ImpossibleEvent(event="NodeLost", found=f"{node.name} is {node.incarnation}")
     before = _NodeBefore(state, node) if state.journal is not None else None
+    node.state = NodeState.LOST
     closed = sorted(node.open)
     for task_id, replica in closed:
         task = node.open[task_id, replica]
         run = task.run
         if run is not None and run.placements[replica].incarnation == node.incarnation:
             close_replica(state, task, run, replica, ReplicaState.LOST)
-    node.state = NodeState.LOST
     state.open_room(node)
     state.dirty[node] = None
     if node.pool is not None:

@@ -1,0 +1,184 @@
+"""Whatever is written to the views, memory and Redis give the same answers."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support.events import sample
+from tests.support.redis_server import RedisServer
+from tests.support.redis_views import own_database
+from yardmaster.projections.memory import MemoryViewStore
+from yardmaster.projections.redis import RedisViewStore
+from yardmaster.projections.rows import (
+    JobFacts,
+    JobRow,
+    NodeRow,
+    ProjectRow,
+    Row,
+    SeenRow,
+    TallyRow,
+    TaskRow,
+)
+from yardmaster.projections.store import Change, Delete, Put, Query
+from yardmaster.runtime.clock import SystemClock
+from yardmaster.schemas.api import Phase
+from yardmaster.schemas.events.decisions import Placement
+from yardmaster.schemas.events.details import Run
+from yardmaster.schemas.events.node_events import NodeJoinedV1
+from yardmaster.schemas.events.requests import ProjectConfig, SubmittedSpec
+from yardmaster.schemas.position import Position
+
+KEPT = 12
+JOBS = [f"{name}00000000000" for name in "ab0"]
+TEXTS = st.sampled_from(["", "ana", "b=b", "sha256:x", "zwölf\n", "x" * 300, "a\x00b"])
+PHASES = st.sampled_from([Phase.PENDING, Phase.RUNNING, Phase.FAILED])
+
+
+def at(position: int) -> Position:
+    return Position(cell="main", requests=position, admissions=0, node_events=0, decisions=0)
+
+
+FACTS = st.builds(
+    JobFacts,
+    job_id=st.sampled_from(JOBS),
+    project=st.sampled_from(["nlp", "vision"]),
+    user=TEXTS,
+    name=TEXTS,
+    actor=st.just("ana"),
+    submitted_at_ms=st.integers(0, 3),
+    asked=st.just(SubmittedSpec(pools=("h100", "a100"))),
+    labels=st.dictionaries(st.sampled_from(["team", "team.a"]), TEXTS, max_size=2),
+    params=st.sampled_from([(), ({"lr": 0.1, "list": [1, None]}, {}), ({"text": "x" * 900},)]),
+)
+PLACEMENT = Placement(
+    replica=0,
+    node="n1",
+    incarnation="0123456789ab",
+    address="10.0.0.1",
+    slots=(0, 1),
+    gpu_milli=1000,
+    cpu_milli=1,
+    memory_mib=1,
+)
+ROWS: st.SearchStrategy[Row] = st.one_of(
+    st.builds(
+        TaskRow,
+        job=FACTS,
+        index=st.integers(0, 2),
+        phase=PHASES,
+        nodes=st.sampled_from([(), ("n1",), ("n1", "n2")]),
+    ),
+    st.builds(
+        JobRow,
+        facts=FACTS,
+        body_digest=st.just("0" * 64),
+        offset=st.integers(0, 9),
+        run=st.sampled_from([None, Run(script="true"), Run(command=("a", "b"), env={"A": "b"})]),
+        phases=st.dictionaries(PHASES, st.integers(0, 2), max_size=2),
+    ),
+    st.builds(
+        ProjectRow,
+        name=st.sampled_from(["nlp", "nlp-2", "vision"]),
+        revision=st.integers(1, 3),
+        config=st.sampled_from([ProjectConfig(department=name) for name in ("dev", "ops")]),
+    ),
+    st.builds(
+        NodeRow,
+        name=st.sampled_from(["n1", "n2"]),
+        cordoned=st.booleans(),
+        joined=st.sampled_from([None, sample(NodeJoinedV1).data]),
+        held=st.sampled_from(
+            [{}, {(f"{JOBS[0]}.0", 0): PLACEMENT, (f"{JOBS[0]}.1", 3): PLACEMENT}]
+        ),
+    ),
+    st.builds(
+        TallyRow,
+        name=st.sampled_from(["pool/a", "project/b"]),
+        used_milli=st.dictionaries(st.sampled_from("ab"), st.integers(0, 5)),
+    ),
+    st.builds(SeenRow, node=st.sampled_from(["n1", "n2"]), at_ms=st.integers(0, 9)),
+)
+CHANGES = st.lists(st.one_of(st.builds(Put, ROWS), st.builds(Delete, ROWS)), max_size=6)
+STEPS = st.lists(st.tuples(st.sampled_from(["apply", "apply", "note"]), CHANGES), max_size=8)
+KINDS: tuple[type[Row], ...] = (TaskRow, JobRow, ProjectRow, NodeRow, TallyRow, SeenRow)
+VALUES = {
+    "phase": ["pending", "running"],
+    "project": ["nlp", "vision", "none"],
+    "user": ["ana", "zwölf\n", "x" * 300],
+    "pool": ["h100", "a100"],
+    "node": ["n1"],
+    "label.team": ["ana", "sha256:x"],
+    "department": ["dev", "ops"],
+}
+QUERIES = st.builds(
+    Query,
+    facets=st.dictionaries(st.sampled_from(sorted(VALUES)), st.just(None), max_size=2).flatmap(
+        lambda names: st.fixed_dictionaries(
+            {name: st.frozensets(st.sampled_from(VALUES[name]), max_size=3) for name in names}
+        )
+    ),
+    prefix=st.sampled_from(["", "", "n", "nlp", "a", "a00000000000.1", "pool/"]),
+    since_ms=st.integers(0, 2),
+    newest_first=st.booleans(),
+    limit=st.integers(1, 4),
+)
+
+
+async def pages(store: Any, kind: type[Row], query: Query) -> list[Any]:
+    """Page after page to the end."""
+    found: list[Any] = []
+    while True:
+        page = await store.page(kind, query)
+        found.append(page)
+        if page.next is None:
+            return found
+        query = Query(
+            **{name: getattr(query, name) for name in Query.__slots__} | {"after": page.next}
+        )
+
+
+async def compare(
+    server: RedisServer, steps: Sequence[tuple[str, list[Change]]], queries: Sequence[Query]
+) -> None:
+    clock = SystemClock()
+    memory = MemoryViewStore("main", clock, max_kept=KEPT)
+    redis_settings = own_database(server)
+    writer = RedisViewStore(redis_settings, "main", clock, max_kept=KEPT)
+    reader = RedisViewStore(redis_settings, "main", clock, max_kept=KEPT)
+    try:
+        for number, (how, changes) in enumerate(steps, 1):
+            for store in (memory, writer):
+                if how == "note":
+                    await store.note(changes, {"beside": number})
+                else:
+                    await store.apply(changes, at(number), {"steps": number})
+            late = at(max(0, number - 2))
+            assert await reader.changes(late) == await memory.changes(late)
+        assert await reader.position() == await memory.position()
+        assert await reader.notes() == await memory.notes()
+        for after in range(len(steps) + 2):
+            assert await reader.changes(at(after)) == await memory.changes(at(after))
+        for kind in KINDS:
+            for query in (Query(), *queries):
+                assert await pages(reader, kind, query) == await pages(memory, kind, query)
+            for row in (await memory.page(kind, Query())).rows:
+                assert await reader.get(kind, row.key) == row
+    finally:
+        await writer.close()
+        await reader.close()
+
+
+# The server is one for all examples; each begins with an empty database.
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(steps=STEPS, queries=st.lists(QUERIES, max_size=4))
+def test_memory_and_redis_give_the_same_answers(
+    redis_server: RedisServer,
+    steps: Sequence[tuple[str, list[Change]]],
+    queries: Sequence[Query],
+) -> None:
+    asyncio.run(compare(redis_server, steps, queries))
