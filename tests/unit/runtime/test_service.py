@@ -88,6 +88,8 @@ def test_kafkas_secrets_come_from_files(tmp_path: Path, monkeypatch: pytest.Monk
     secret.write_text("hunter2\n")
     secret.chmod(0o600)
     monkeypatch.setenv("YARD_LOG", "kafka://a:1,b:2")
+    monkeypatch.setenv("YARD_KAFKA__SECURITY_PROTOCOL", "SASL_SSL")
+    monkeypatch.setenv("YARD_KAFKA__SASL_USERNAME", "quota")
     monkeypatch.setenv("YARD_KAFKA__SASL_PASSWORD_FILE", str(secret))
     settings = RuntimeSettings()
     assert kafka_settings(settings).sasl_password == "hunter2"

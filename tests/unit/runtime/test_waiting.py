@@ -85,12 +85,14 @@ async def test_a_cancellation_before_the_work_began_leaves_nothing_unawaited() -
     assert task.cancelled()
 
 
-def patient(cell: ToyCell, kinds: list[FaultKind]) -> PatientLog:
+THREE = RetryLimits(attempts=3, first_pause_s=1, longest_pause_s=2)
+
+
+def patient(cell: ToyCell, kinds: list[FaultKind], limits: RetryLimits = THREE) -> PatientLog:
     faults = [
         Fault(topic="requests", nth=nth, kind=kind) for nth, kind in enumerate(kinds, start=1)
     ]
     log = FaultyLog(cell.log, FaultPlan(cell.clock, faults))
-    limits = RetryLimits(attempts=3, first_pause_s=1, longest_pause_s=2)
     return PatientLog(log, cell.clock, limits, cell.metrics().retries)
 
 
@@ -112,6 +114,17 @@ async def test_what_was_not_written_is_tried_again_ever_slower_and_so_many_times
     log = patient(cell, [FaultKind.UNAVAILABLE] * 3)
     with pytest.raises(LogUnavailable):
         await first_of(append(), until(lambda: False, cell.clock))
+
+
+async def test_with_no_bound_it_is_tried_until_it_works() -> None:
+    cell = await ToyCell().create()
+    for_ever = RetryLimits(attempts=0, first_pause_s=0.02, longest_pause_s=0.02)
+    log = patient(cell, [FaultKind.UNAVAILABLE] * 50, for_ever)
+    done = asyncio.Event()
+    await together(
+        _then(log.append(REQUESTS, [Record(b"k", b"v")]), done), until(done.is_set, cell.clock)
+    )
+    assert await cell.log.end(REQUESTS) == 1
 
 
 async def _then(work: object, done: asyncio.Event) -> None:

@@ -6,6 +6,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.cell_world import World, asked, job, of
 from tests.support.logs import (
     exited,
@@ -13,19 +15,23 @@ from tests.support.logs import (
     released,
     started,
 )
-from tests.support.toy_cell import until
 from yardmaster.core.admission.machine import QuotaMachine
 from yardmaster.core.machine import Machine
 from yardmaster.core.scheduling.machine import SchedulerMachine
 from yardmaster.core.scheduling.policies import check
 from yardmaster.core.testing import Cell
+from yardmaster.eventlog.errors import UnknownTopic
 from yardmaster.eventlog.port import Partition, Record
 from yardmaster.eventlog.sqlite import SqliteLog
 from yardmaster.eventlog.sqlite_format import OFFSET_BITS
 from yardmaster.runtime.clock import SystemClock
 from yardmaster.runtime.replay import at, verify
-from yardmaster.scheduler.main import live_nodes
+from yardmaster.scheduler.main import known_nodes, live_nodes
 from yardmaster.schemas.events.decisions import NodeLostV1, SlotsAllocatedV1, TaskEndedV1
+from yardmaster.schemas.events.requests import (
+    Enrolment,
+    NodeEnrolRequestedV1,
+)
 from yardmaster.schemas.position import Position
 from yardmaster.schemas.topics import TOPICS
 
@@ -44,8 +50,7 @@ async def test_jobs_are_placed_relayed_run_and_proved(tmp_path: Path) -> None:
             await world.claim(exited(each.task_id, "n1"), released(each.task_id, "n1"))
         await world.happens(lambda e: len(of(SlotsAllocatedV1, e)) == 3)
         await world.happens(lambda e: len(of(TaskEndedV1, e)) == 2)
-        await until(lambda: True)
-        given = await world.assigned("n1")
+        given = await world.relayed("n1", 3)
         assert len(of(SlotsAllocatedV1, given)) == 3
     await world.prove()
 
@@ -92,6 +97,33 @@ async def test_a_silent_node_is_lost_and_its_tasks_wait_again(tmp_path: Path) ->
             SlotsAllocatedV1,
         ]
     await world.prove()
+
+
+async def test_an_enrolled_node_has_its_topic_before_it_joins_and_an_unknown_one_never(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    await world.create()
+    async with world.running():
+        enrolment = Enrolment(pool="default", gpus=2)
+        await world.request(NodeEnrolRequestedV1(node="n1", enrolment=enrolment))
+        assert await world.relayed("n1", 0) == []
+        await world.claim(joined("n9", 2))
+        await world.settles()
+    with pytest.raises(UnknownTopic):
+        await world.assigned("n9")
+    await world.prove()
+
+
+def test_a_relay_that_starts_makes_topics_for_who_joined_and_who_may() -> None:
+    cell = Cell()
+    cell.node("n1")
+    cell.cycle()
+    for name in ("n1", "n2", "n3"):
+        cell.enrol(name)
+    cell.revoke("n3")
+    cell.cycle()
+    assert known_nodes(cell.state) == {"n1", "n2"}
 
 
 async def test_the_state_at_any_moment_is_that_of_the_time(tmp_path: Path) -> None:

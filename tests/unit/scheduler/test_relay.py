@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from tests.support.logs import LogBuilder, allocated, incarnation, joined, placed
+from tests.support.logs import (
+    LogBuilder,
+    allocated,
+    incarnation,
+    joined,
+    log_created,
+    placed,
+)
 from tests.support.toy_cell import until
 from yardmaster.core.commit import CommitReader
 from yardmaster.core.errors import ForeignRecord
@@ -23,6 +30,7 @@ from yardmaster.runtime.telemetry import Telemetry
 from yardmaster.scheduler.metrics import ShellMetrics
 from yardmaster.scheduler.relay import OFFSET_HEADER, Relay, concerned
 from yardmaster.scheduler.settings import ShellLimits
+from yardmaster.schemas.events.admissions import NodeEnrolledV1
 from yardmaster.schemas.events.decisions import (
     AllocationRevokedV1,
     LossCause,
@@ -31,6 +39,7 @@ from yardmaster.schemas.events.decisions import (
     PreemptionRequestedV1,
     TaskEndedV1,
 )
+from yardmaster.schemas.events.requests import Enrolment, NodeEnrolRequestedV1
 from yardmaster.schemas.reasons import EndCode, Stop, StopCode
 from yardmaster.schemas.topics import TOPICS, assignments
 
@@ -159,6 +168,23 @@ async def test_nodes_that_join_get_a_topic_before_anything_is_placed_there(rig: 
         claim = rig.builder.claim(joined("new")).envelope
         assert claim is not None
         relay.heard([claim], None)  # type: ignore[arg-type]
+        await settled(rig)
+        assert await rig.log.end(Partition("assignments.new")) == 0
+
+
+async def test_a_node_that_is_enrolled_gets_a_topic_so_that_its_agent_can_start(rig: Rig) -> None:
+    relay = rig.relay()
+    enrolment = Enrolment(pool="default", gpus=8)
+    async with running(relay, []):
+        await settled(rig)
+        rig.builder.request(log_created())
+        rig.builder.judged(
+            NodeEnrolRequestedV1(node="new", enrolment=enrolment),
+            NodeEnrolledV1(node="new", enrolment=enrolment, revision=1),
+        )
+        verdict = rig.builder.of("admissions")[-2]
+        assert verdict.envelope is not None
+        relay.heard([verdict.envelope], None)  # type: ignore[arg-type]
         await settled(rig)
         assert await rig.log.end(Partition("assignments.new")) == 0
 

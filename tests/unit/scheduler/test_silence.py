@@ -141,3 +141,62 @@ async def test_what_is_no_longer_live_is_forgotten(rig: Rig) -> None:
     await rig.passes(20)
     assert rig.silent() == []
     await until(lambda: not rig.watch._heard, rig.clock)
+
+
+class Away:
+    """A log that cannot be read, for as long as it is told."""
+
+    def __init__(self, log: MemoryLog, clock: ManualClock) -> None:
+        self._log = log
+        self._clock = clock
+        self.away = asyncio.Event()
+        self.away.set()
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            await self.away.wait()
+            return await getattr(self._log, name)(*args, **kwargs)
+
+        return call
+
+
+@pytest.fixture
+async def away() -> Any:
+    """A rig whose log goes away: set `rig.log.away` to have it back."""
+    rig = Rig()
+    await rig.log.create_topics([HEARTBEATS])
+    log: Any = Away(rig.log, rig.clock)
+    rig.watch._log = log
+    async with asyncio.TaskGroup() as group:
+        work = group.create_task(rig.watch.run())
+        for _ in range(30):
+            await asyncio.sleep(0)
+        yield rig, log.away
+        work.cancel()
+
+
+async def test_while_the_log_is_away_nobody_falls_silent(away: Any) -> None:
+    rig, there = away
+    await rig.passes(4)
+    there.clear()
+    await rig.passes(100)
+    assert rig.silent() == []
+    there.set()
+    await rig.passes(1)
+    assert rig.silent() == [], "they could not be heard"
+    await rig.beat("a")
+    await rig.passes(4)
+    assert {node for node, _ in rig.silent()} == {"b"}, "4 s, 5 s that are not forgiven, and these"
+
+
+async def test_a_heartbeat_that_was_written_but_not_read_yet_counts(away: Any) -> None:
+    rig, there = away
+    for _ in range(9):
+        await rig.beat("b")
+        await rig.passes(1)
+    there.clear()
+    await rig.beat("a")
+    await rig.passes(3)
+    there.set()
+    await rig.passes(1)
+    assert rig.silent() == [], "a was last read 13 s ago, but its heartbeat lay there unread"

@@ -3,6 +3,7 @@
 ```
 LogError   BatchTooLarge  UnknownTopic  LogClosed  ReadPastEnd  OffsetGone  LogTruncated
            NotOurLog  LogCorrupt  LogUnavailable  AppendOutcomeUnknown
+           LogNotTrusted  LogAccessRefused  TlsUnusable
            SnapshotCorrupt  SnapshotsUnavailable
 ```
 """
@@ -76,6 +77,30 @@ class LogUnavailable(LogError):
     """The log cannot be reached: {found}. Nothing was written; try again."""
 
     code = "log_unavailable"
+
+
+class LogNotTrusted(LogError):
+    """Kafka's broker {broker} is not trusted: {found}. Give the file of the authority that signed
+    its certificate (YARD_KAFKA__SSL_CAFILE) and an address that the certificate names.
+    """
+
+    code = "log_not_trusted"
+
+
+class LogAccessRefused(LogError):
+    """Kafka's broker {broker} does not let user {user} in with {mechanism}: {found}. Check
+    YARD_KAFKA__SASL_USERNAME, _SASL_MECHANISM and the password or its file.
+    """
+
+    code = "log_access_refused"
+
+
+class TlsUnusable(LogError):
+    """TLS to Kafka cannot be set up with {path}: {found}. Give PEM files that this service may
+    read, of a key that nobody else may.
+    """
+
+    code = "tls_unusable"
 
 
 class AppendOutcomeUnknown(LogError):

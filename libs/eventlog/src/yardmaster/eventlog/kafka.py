@@ -26,12 +26,17 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import (
     ClusterAuthorizationFailedError,
+    InvalidTopicError,
+    KafkaConnectionError,
     KafkaError,
+    LeaderNotAvailableError,
     MessageSizeTooLargeError,
+    NoError,
     OffsetOutOfRangeError,
     RecordListTooLargeError,
     TopicAlreadyExistsError,
     TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
     for_code,
 )
 from aiokafka.structs import RecordMetadata
@@ -46,15 +51,11 @@ from yardmaster.eventlog.errors import (
     ReadPastEnd,
     UnknownTopic,
 )
+from yardmaster.eventlog.kafka_access import check_access
 from yardmaster.eventlog.kafka_clients import FETCH_BYTES, FETCH_WAIT_MS, Cursor, Producer
 from yardmaster.eventlog.kafka_settings import KafkaSettings, topic_settings
-from yardmaster.eventlog.port import (
-    Clock,
-    Partition,
-    Record,
-    StoredRecord,
-    batch_bytes,
-)
+from yardmaster.eventlog.metrics import NO_METRICS, LogMetrics
+from yardmaster.eventlog.port import Clock, Partition, Record, StoredRecord, batch_bytes
 from yardmaster.eventlog.waiting import Waiter
 from yardmaster.schemas.topics import MIB, Topic
 from yardmaster.schemas.topics import topic as catalogued
@@ -104,9 +105,12 @@ class _Queue:
 class KafkaLog:
     """A log on Kafka; see `EventLog` for what its methods promise. Made by `open`."""
 
-    def __init__(self, settings: KafkaSettings, clock: Clock) -> None:
+    def __init__(
+        self, settings: KafkaSettings, clock: Clock, metrics: LogMetrics = NO_METRICS
+    ) -> None:
         self._settings = settings
         self._clock = clock
+        self._metrics = metrics
         self._client = settings.client()
         self._admin = AIOKafkaAdminClient(**self._client)
         # Asks for offsets. A cursor would answer when the fetch that it has with the broker ends.
@@ -122,19 +126,28 @@ class KafkaLog:
         self._closed = False
 
     @classmethod
-    async def open(cls, settings: KafkaSettings, clock: Clock) -> "KafkaLog":
+    async def open(
+        cls, settings: KafkaSettings, clock: Clock, metrics: LogMetrics = NO_METRICS
+    ) -> "KafkaLog":
         """Connect.
 
-        Raises: LogUnavailable.
+        Raises: LogUnavailable, LogNotTrusted, LogAccessRefused, TlsUnusable.
         """
-        log = cls(settings, clock)
+        log = cls(settings, clock, metrics)
         try:
-            await log._bounded(log._admin.start)
+            await log._bounded(log._connect)
             await log._bounded(log._offsets.start)
         except BaseException:
             await log.close()
             raise
         return log
+
+    async def _connect(self) -> None:
+        try:
+            await self._admin.start()
+        except (KafkaConnectionError, ValueError):
+            await check_access(self._settings)
+            raise
 
     async def create_topics(self, topics: Sequence[Topic], partitions: int = 1) -> None:
         """Make topics that are not there yet, and wait until each partition has a leader."""
@@ -379,6 +392,7 @@ class KafkaLog:
         try:
             if cursor.position < 0:
                 await cursor.start()
+                self._metrics.connected()
             cursor.seek(offset)
             yield cursor
             good = True
@@ -420,11 +434,13 @@ class KafkaLog:
                     await producer.abandon()
                     raise
                 self._producer = producer
+                self._metrics.connected()
             return self._producer
 
     async def _abandon(self, producer: Producer) -> None:
         if self._producer is producer:
             self._producer = None
+            self._metrics.abandoned()
         await producer.abandon()
 
     async def _require(self, partition: Partition) -> None:
@@ -435,11 +451,21 @@ class KafkaLog:
             raise UnknownTopic(topic=partition.topic, partition=partition.number)
 
     async def _look(self, names: set[str]) -> None:
-        """Learn which of the topics there are."""
+        """Learn which of the topics there are.
+
+        Raises: LeaderNotAvailableError when one is there, and a partition has no leader now;
+            another KafkaError when this client may not know.
+        """
         for found in await self._admin.describe_topics(sorted(names)):
+            error = for_code(found["error_code"])
+            if error in (UnknownTopicOrPartitionError, InvalidTopicError):
+                continue
+            if error not in (NoError, LeaderNotAvailableError):
+                raise error(found["topic"])
             led = [each for each in found["partitions"] if each["leader"] >= 0]
-            if not found["error_code"] and len(led) == len(found["partitions"]):
-                self._topics[found["topic"]] = len(led)
+            if error is LeaderNotAvailableError or len(led) < len(found["partitions"]):
+                raise LeaderNotAvailableError(found["topic"])
+            self._topics[found["topic"]] = len(led)
 
     async def _led(self, names: set[str]) -> None:
         while missing := names - self._topics.keys():
@@ -462,6 +488,7 @@ class KafkaLog:
                         said = _said(error)
                         if not error.retriable:
                             raise LogUnavailable(found=said) from error
+                    self._metrics.retried()
                     await asyncio.sleep(RETRY_S)
         except TimeoutError:
             raise LogUnavailable(found=said) from None

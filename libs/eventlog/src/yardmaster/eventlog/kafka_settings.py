@@ -1,9 +1,12 @@
 """How to reach Kafka's brokers, and how the catalogue's topics are configured there."""
 
 import ssl
+import stat
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from yardmaster.eventlog.errors import TlsUnusable
 from yardmaster.schemas.topics import DAY_MS, Topic
 
 
@@ -13,8 +16,11 @@ class KafkaSettings:
 
     Attributes:
         bootstrap: `host:port`, several separated by commas.
-        security_protocol: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.
-        ssl_cafile, ssl_certfile, ssl_keyfile: paths of PEM files.
+        security_protocol: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL. TLS is 1.3 or newer, and a
+            broker's certificate must name the address that was asked for.
+        ssl_cafile, ssl_certfile, ssl_keyfile: paths of PEM files; whom to trust (without it, whom
+            the system trusts), who this client is, and its key.
+        sasl_mechanism: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512.
         append_timeout_s: after it an append's outcome is unknown.
         call_timeout_s: the same for all other calls, which then fail.
     """
@@ -35,7 +41,10 @@ class KafkaSettings:
     call_timeout_s: float = 10.0
 
     def client(self) -> dict[str, Any]:
-        """The arguments that all of aiokafka's clients share."""
+        """The arguments that all of aiokafka's clients share.
+
+        Raises: TlsUnusable.
+        """
         return {
             "bootstrap_servers": self.bootstrap,
             "client_id": self.client_id,
@@ -50,10 +59,20 @@ class KafkaSettings:
     def _tls(self) -> ssl.SSLContext | None:
         if self.security_protocol not in ("SSL", "SASL_SSL"):
             return None
-        context = ssl.create_default_context(cafile=self.ssl_cafile)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        if self.ssl_certfile is not None:
-            context.load_cert_chain(self.ssl_certfile, self.ssl_keyfile, self.ssl_key_password)
+        path = self.ssl_cafile
+        try:
+            context = ssl.create_default_context(cafile=path)
+            context.minimum_version = ssl.TLSVersion.TLSv1_3
+            if self.ssl_certfile is not None:
+                path = self.ssl_keyfile or self.ssl_certfile
+                if Path(path).stat().st_mode & stat.S_IROTH:
+                    raise TlsUnusable(path=path, found="anybody may read the key; chmod o-r it")
+                # Without one OpenSSL would ask whoever sits at the terminal.
+                password = self.ssl_key_password or ""
+                context.load_cert_chain(self.ssl_certfile, self.ssl_keyfile, password)
+        except OSError as error:  # ssl's errors are
+            found = getattr(error, "reason", None) or error.strerror
+            raise TlsUnusable(path=path, found=found) from None
         return context
 
 

@@ -1,13 +1,15 @@
 """A cycle's records: made here for the leader that writes them and for `verify` that checks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from yardmaster.core.commit import marks, range_digest, record_digest, source_of
 from yardmaster.core.machine import Decision, Verdict
 from yardmaster.eventlog.codec import decode, encode
 from yardmaster.eventlog.port import Record, batch_bytes
 from yardmaster.runtime.errors import CycleTooLarge
+from yardmaster.runtime.tracing import is_sampled
 from yardmaster.schemas.envelope import Actor, ActorKind, Envelope, Event
 from yardmaster.schemas.errors import MalformedRecord
 from yardmaster.schemas.events.machine import (
@@ -50,7 +52,12 @@ class Place:
     now_ms: int
 
     def envelope(
-        self, index: int, event: Event, subject: str, cause: str | None
+        self,
+        index: int,
+        event: Event,
+        subject: str,
+        cause: str | None,
+        traceparent: str | None = None,
     ) -> Envelope[Event]:
         """What surrounds the cycle's record number `index`."""
         return Envelope(
@@ -63,6 +70,7 @@ class Place:
             time_ms=self.now_ms,
             actor=Actor(kind=ActorKind.SERVICE, id=self.machine),
             cause=cause,
+            traceparent=traceparent,
             data=event,
         )
 
@@ -93,9 +101,25 @@ def with_observed(observed: Sequence[Decision], verdict: Verdict) -> Sequence[De
     return (*observed, *verdict.decisions)
 
 
+def traces_of(accepted: Iterable[Envelope[Any]]) -> dict[str, str]:
+    """The trace contexts of a cycle's inputs, by record id: those of the decisions they cause.
+
+    Only of inputs that this very cycle took, so that the state keeps no context and whoever has the
+    cycle's records makes the same decisions' records again. What a decision follows from may lie
+    cycles back: such a decision carries none. Nor does one of a trace that nobody keeps: without
+    tracing the log grows by nothing.
+    """
+    return {
+        envelope.id: envelope.traceparent
+        for envelope in accepted
+        if envelope.traceparent is not None and is_sampled(envelope.traceparent)
+    }
+
+
 def cycle_records(
     place: Place,
     decisions: Sequence[Decision],
+    traces: Mapping[str, str],
     *,
     inputs: tuple[InputRange, ...],
     refused: tuple[RefusedRange, ...],
@@ -104,10 +128,22 @@ def cycle_records(
     complete: bool,
     limit: int | None,
 ) -> list[Record]:
-    """The decisions' records and, last, the CycleCommitted over them."""
+    """The decisions' records and, last, the CycleCommitted over them.
+
+    `traces`: what `traces_of` gives for the cycle's inputs.
+    """
     cell = place.cell
     records = [
-        encode(place.envelope(index, made.event, made.subject, made.cause), cell)
+        encode(
+            place.envelope(
+                index,
+                made.event,
+                made.subject,
+                made.cause,
+                traces.get(made.cause) if made.cause is not None else None,
+            ),
+            cell,
+        )
         for index, made in enumerate(decisions)
     ]
     digests = [digest_of(record) for record in records]

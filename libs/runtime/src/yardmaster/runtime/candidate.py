@@ -51,7 +51,9 @@ class Candidate(Generic[S]):
         election: Election,
         snapshots: SnapshotStore | None = None,
         restored: Callable[[], object] = lambda: None,
+        told: Callable[[str | None], object] = lambda reason: None,
     ) -> None:
+        """`told` is called with the reason while it could not lead, and with None once it could."""
         self.machine = machine
         self.observations = Observations(settings.cycle.max_observations, metrics)
         #: While it leads.
@@ -64,6 +66,7 @@ class Candidate(Generic[S]):
         self._election = election
         self._snapshots = snapshots
         self._restored = restored
+        self._told = told
         self._limits = settings.cycle
         self._pause_s = 0.0
 
@@ -74,6 +77,7 @@ class Candidate(Generic[S]):
             ForeignRecord, ChainBroken, ReplayDiverged, ImpossibleEvent, UnwritableDecision,
             LogTruncated, LogCorrupt, LogClosed, UnknownTopic: the machine stops.
         """
+        self._told("restoring")
         while True:
             try:
                 await self._once(beside)
@@ -102,6 +106,7 @@ class Candidate(Generic[S]):
             read_ahead=self._limits.read_ahead,
         )
         self._restored()
+        self._told(None)
         await stand_by(fold, self._election, self._metrics, idle_wait_s=self._limits.idle_wait_s)
         self.observations.clear()
         await self._lead(fold, beside)
@@ -135,6 +140,9 @@ class Candidate(Generic[S]):
         if beside is not None:
             work += beside(leader)
         await first_of(*work)
+        # The election was lost: to one that has taken over by now, and is named, or soon will.
+        await leader.look_for_others()
+        self._metrics.telemetry.info("deposed", machine=self.machine.name, term=leader.term)
 
     def _after_cycle(self, snapshotter: Snapshotter[S] | None) -> Callable[[], None]:
         def after_cycle() -> None:
@@ -150,6 +158,9 @@ class Candidate(Generic[S]):
         self._metrics.telemetry.error(
             "machine_stopped", machine=self.machine.name, code=code, found=str(error)
         )
+        self._told(f"{code}: {error}")
+        self._metrics.stopped.set(1)
+        self._election.withdraw()
 
     def _goes_on_after(self, error: YardmasterError) -> bool:
         """Note why leading ended; False when starting over would end the same way."""
@@ -168,6 +179,7 @@ class Candidate(Generic[S]):
                 self._limits = smaller
             case _:
                 pass
+        self._told(f"{error.code}: {error}")
         metrics.telemetry.warn(
             "leading_ended", machine=self.machine.name, code=error.code, found=str(error)
         )

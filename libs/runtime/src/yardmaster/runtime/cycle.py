@@ -25,6 +25,7 @@ from yardmaster.runtime.batch import (
     decode_own,
     digest_of,
     term_record,
+    traces_of,
     with_observed,
 )
 from yardmaster.runtime.chance import Chance
@@ -36,6 +37,7 @@ from yardmaster.runtime.metrics import RuntimeMetrics
 from yardmaster.runtime.observations import Observations
 from yardmaster.runtime.quarantine import Quarantine
 from yardmaster.runtime.settings import CycleLimits
+from yardmaster.runtime.tracing import trace_cycle
 from yardmaster.runtime.waiting import first_of
 from yardmaster.schemas.envelope import Envelope, Event
 from yardmaster.schemas.errors import SchemaError
@@ -131,6 +133,7 @@ class Leader(Generic[S]):
         """One cycle; False when there was nothing to do and so nothing was appended."""
         fold, limits = self.fold, self._limits
         now_ms, started_s = self._now(), self._clock.monotonic_s()
+        began = self._metrics.telemetry.tracer.now()
         whole: dict[Upstream, Taken] = {}
         observed: Sequence[Decision] = ()
         continuing = not fold.reader.complete
@@ -138,7 +141,7 @@ class Leader(Generic[S]):
             observed = self._observations.first(max(1, limits.max_decisions // 2))
             whole = await self._read_inputs()
             if not whole and not self._called_for(now_ms):
-                await self._look_for_others()
+                await self.look_for_others()
                 return False
         self._last_start_s = started_s
         fold.begin(fold.reader.cycle + 1, now_ms)
@@ -146,9 +149,11 @@ class Leader(Generic[S]):
         refused = [one for each in taken for one in each.refused]
         verdict = fold.machine.decide(fold.state, limit=limits.max_decisions, observed=observed)
         decisions = with_observed(observed, verdict)
+        accepted = [envelope for each in taken for envelope in each.accepted]
         records = cycle_records(
             self._place(now_ms),
             decisions,
+            traces_of(accepted),
             inputs=tuple(each.range() for each in taken),
             refused=tuple(refused_ranges(refused)),
             policies=fold.machine.policies(fold.state),
@@ -159,7 +164,7 @@ class Leader(Generic[S]):
         envelopes = self._checked(records)
         offsets = await self._append(records)
         counted = await self._read_back(records, envelopes, offsets)
-        fold.finish(counted, [envelope for each in taken for envelope in each.accepted])
+        fold.finish(counted, accepted)
         self._observations.recorded(len(observed))
         due_ms = None if taken or decisions else fold.machine.due_ms(fold.state)
         # Only a moment that has come and stays: a later one calls for its cycle when it comes.
@@ -168,9 +173,23 @@ class Leader(Generic[S]):
         if refused and self._quarantine is not None:
             await self._quarantine.put(refused, now_ms, limits.max_quarantined)
         self._metrics.cycle_seconds.observe(self._clock.monotonic_s() - started_s)
+        trace_cycle(self._metrics.telemetry.tracer, began, accepted, counted)
         if self._after_cycle is not None:
             self._after_cycle()
         return True
+
+    async def look_for_others(self) -> None:
+        """Read what others wrote into the own topic; done while idle.
+
+        Raises:
+            Fenced: a higher term.
+        """
+        fold = self.fold
+        while await fold.cursor.fill(1):
+            fold.feed(fold.cursor.pop())
+        self._metrics.dropped.set(fold.reader.dropped)
+        if fold.reader.term != self.term:
+            raise self._fenced()
 
     # When
 
@@ -348,19 +367,6 @@ class Leader(Generic[S]):
         if counted is None or fold.reader.term != self.term:
             raise self._fenced()
         return counted
-
-    async def _look_for_others(self) -> None:
-        """While idle: read what others wrote into the own topic.
-
-        Raises:
-            Fenced: a higher term.
-        """
-        fold = self.fold
-        while await fold.cursor.fill(1):
-            fold.feed(fold.cursor.pop())
-        self._metrics.dropped.set(fold.reader.dropped)
-        if fold.reader.term != self.term:
-            raise self._fenced()
 
     def _fenced(self) -> Fenced:
         reader = self.fold.reader

@@ -36,12 +36,21 @@ class Server(uvicorn.Server):
         """Leave signals to the process."""
         yield
 
-    def let_go(self) -> None:
-        """Stop listening, close connections and end what is being answered: politeness, no more."""
+    @property
+    def answering(self) -> bool:
+        """Whether a request is being answered."""
+        return bool(self.server_state.tasks)
+
+    def close(self) -> None:
+        """Stop listening; connections end as soon as nothing is answered on them."""
         for listening in getattr(self, "servers", ()):
             listening.close()
         for connection in list(self.server_state.connections):
             connection.shutdown()
+
+    def let_go(self) -> None:
+        """Close, and end what is being answered: politeness, no more."""
+        self.close()
         for answering in list(self.server_state.tasks):
             answering.cancel()
 

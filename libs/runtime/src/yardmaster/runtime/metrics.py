@@ -28,6 +28,7 @@ class RuntimeMetrics:
         self.dropped = gauge("records_dropped", "Records of fenced leaders in the own topic.")
         self.term = gauge("term", "The newest term in the own topic.")
         self.leading = gauge("leading", "1 while this process leads.")
+        self.stopped = gauge("stopped", "1 once the machine has stopped for good.")
         self.terms_lost = counter("terms_lost", "Terms that another incarnation wrote first.")
         self.fenced = counter("fenced", "Times that another leader took over.")
         self.outcomes_unknown = counter("outcomes_unknown", "Appends whose outcome is not known.")

@@ -28,14 +28,17 @@ class PatientLog:
 
     async def _try(self, call: Callable[[], Awaitable[T]]) -> T:
         pause_s = self._limits.first_pause_s
-        for _ in range(self._limits.attempts - 1):
+        tries = 0
+        while True:
+            tries += 1
             try:
                 return await call()
             except LogUnavailable:
+                if tries == self._limits.attempts:
+                    raise
                 self._retries.inc()
                 await self._clock.sleep(pause_s)
                 pause_s = min(2 * pause_s, self._limits.longest_pause_s)
-        return await call()
 
     async def create_topics(self, topics: Sequence[Topic], partitions: int = 1) -> None:
         """Make topics that are not there yet."""

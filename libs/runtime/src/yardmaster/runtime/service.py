@@ -10,29 +10,35 @@ import gc
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 from pydantic import ValidationError
 
 from yardmaster.core.machine import Machine
 from yardmaster.eventlog.errors import LogUnavailable, NotOurLog
 from yardmaster.eventlog.kafka_settings import KafkaSettings
+from yardmaster.eventlog.membership import Membership
+from yardmaster.eventlog.metrics import NO_METRICS, LogMetrics, MeteredLog
 from yardmaster.eventlog.port import EventLog
 from yardmaster.eventlog.snapshots import SnapshotStore
-from yardmaster.runtime.candidate import Beside, Candidate
+from yardmaster.runtime.candidate import Candidate
 from yardmaster.runtime.chance import Chance, SystemChance
 from yardmaster.runtime.clock import Clock, SystemClock
-from yardmaster.runtime.election import Election, SoleCandidate
+from yardmaster.runtime.election import Election, GroupElection, SoleCandidate
 from yardmaster.runtime.health import Health, health_app
 from yardmaster.runtime.http import listen
 from yardmaster.runtime.http import serve as serve_http
+from yardmaster.runtime.library_logs import LibraryLogs
+from yardmaster.runtime.log_metrics import EventLogMetrics
 from yardmaster.runtime.metrics import RuntimeMetrics
 from yardmaster.runtime.settings import LogSettings, RuntimeSettings
 from yardmaster.runtime.telemetry import Telemetry
 from yardmaster.runtime.waiting import Work, first_of
 from yardmaster.schemas.errors import YardmasterError
+from yardmaster.schemas.topics import Topic
 
 #: Objects made and not freed before the youngest generation is collected; how many such collections
 #: until the next generation is, and so on. Python's own are 700, 10, 10.
@@ -53,10 +59,16 @@ class Ports:
     telemetry: Telemetry
     #: None: a restart folds the whole log.
     snapshots: SnapshotStore | None = None
-    election: Election = field(default_factory=SoleCandidate)
+    #: A candidate's election, by the number of its cell's partition.
+    elections: Callable[[int], Election] = lambda partition: SoleCandidate()
+    health: Health = field(default_factory=Health)
     #: Told whenever the machine has restored its state; a process of its own has
     #: `spare_collections` here.
     restored: Callable[[], object] = lambda: None
+
+    def of_cell(self, cell: str) -> "Ports":
+        """The same ports, for one of the process's cells."""
+        return replace(self, telemetry=self.telemetry.of_cell(cell))
 
 
 def spare_collections() -> None:
@@ -77,13 +89,24 @@ def spare_collections() -> None:
     gc.set_threshold(*GC_THRESHOLDS)
 
 
-async def open_log(settings: LogSettings, clock: Clock, *, create: bool = True) -> EventLog:
+async def open_log(
+    settings: LogSettings, clock: Clock, *, create: bool = True, metrics: LogMetrics = NO_METRICS
+) -> EventLog:
     """The log that `settings.log` names; with `create`, a file is made when there is none.
 
     Raises:
         NotOurLog: the URL names no kind of log, or something else is there.
-        LogCorrupt, LogUnavailable, SecretUnreadable.
+        LogNotTrusted, LogAccessRefused, TlsUnusable, SecretUnreadable: the settings have to be
+            set right.
+        LogCorrupt, LogUnavailable.
     """
+    log = await _open_log(settings, clock, create, metrics)
+    return log if metrics is NO_METRICS else MeteredLog(log, clock, metrics)
+
+
+async def _open_log(
+    settings: LogSettings, clock: Clock, create: bool, metrics: LogMetrics
+) -> EventLog:
     url = settings.log_url
     kind, _, rest = url.partition(":")
     if kind == "memory":
@@ -97,7 +120,7 @@ async def open_log(settings: LogSettings, clock: Clock, *, create: bool = True) 
     if kind == "kafka" and rest.startswith("//"):
         from yardmaster.eventlog.kafka import KafkaLog
 
-        return await KafkaLog.open(kafka_settings(settings), clock)
+        return await KafkaLog.open(kafka_settings(settings), clock, metrics)
     raise NotOurLog(path=url, found="sqlite:///PATH, kafka://HOST:PORT or memory: is expected")
 
 
@@ -109,16 +132,29 @@ def kafka_settings(settings: LogSettings) -> KafkaSettings:
     return settings.kafka.settings(settings.log_url.removeprefix("kafka://"), "yardmaster")
 
 
-async def open_ports(process: "Process", settings: RuntimeSettings) -> Ports:
+async def open_ports(
+    process: "Process", settings: RuntimeSettings, membership: Membership | None = None
+) -> Ports:
     """The real ports of a machine's service in a process of its own.
+
+    Without a membership every candidate leads at once, and only another process's can fence it.
 
     Raises: what `open_log` raises; SnapshotsUnavailable when the snapshots' URL names no store.
     """
+    clock = process.clock
+
+    def election(partition: int) -> Election:
+        if membership is None:
+            return SoleCandidate()
+        return GroupElection(membership, partition, clock, pause_s=settings.session_timeout_s)
+
     return Ports(
         log=await process.open_log(settings),
-        clock=process.clock,
+        clock=clock,
         chance=process.chance,
         telemetry=process.telemetry,
+        health=process.health,
+        elections=election,
         snapshots=SnapshotStore(settings.snapshots_url),
         restored=spare_collections,
     )
@@ -133,20 +169,11 @@ def candidate(machine: Machine[S], ports: Ports, settings: RuntimeSettings) -> C
         clock=ports.clock,
         chance=ports.chance,
         metrics=RuntimeMetrics(ports.telemetry),
-        election=ports.election,
+        election=ports.elections(settings.partition),
         snapshots=ports.snapshots,
         restored=ports.restored,
+        told=partial(ports.health.say, f"cell {settings.cell}"),
     )
-
-
-async def run_machine(
-    machine: Machine[Any],
-    ports: Ports,
-    settings: RuntimeSettings,
-    beside: Beside[Any] | None = None,
-) -> NoReturn:
-    """Run a machine until cancelled; raises what stops it (see `Candidate.run`)."""
-    await candidate(machine, ports, settings).run(beside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,16 +184,17 @@ class Process:
     chance: Chance
     telemetry: Telemetry
     health: Health
+    log_metrics: LogMetrics = NO_METRICS
 
     async def open_log(self, settings: LogSettings) -> EventLog:
         """The log that the settings name; waits for one that is away, as long as it takes.
 
-        Raises: NotOurLog, LogCorrupt, SecretUnreadable.
+        Raises: what `open_log` raises, but LogUnavailable.
         """
         pause_s = settings.retry.first_pause_s
         while True:
             try:
-                log = await open_log(settings, self.clock)
+                log = await open_log(settings, self.clock, metrics=self.log_metrics)
             except LogUnavailable as error:
                 self.health.say("log", f"{error.code}: {error}")
                 self.telemetry.warn("log_unavailable", found=str(error))
@@ -177,16 +205,49 @@ class Process:
                 return log
 
 
+def group_of(
+    process: Process, settings: RuntimeSettings, service: str, own: Topic
+) -> Membership | None:
+    """The replica's part in the group that shares out the cells; only on Kafka is there one.
+
+    Raises: SecretUnreadable, TlsUnusable.
+    """
+    if not settings.log_url.startswith("kafka:"):
+        return None
+    from yardmaster.eventlog.kafka_membership import KafkaMembership
+
+    def told(reason: str | None) -> None:
+        process.health.say("group", reason)
+        if reason is not None:
+            process.telemetry.warn("group_unavailable", found=reason)
+
+    return KafkaMembership(
+        kafka_settings(settings),
+        settings.group or f"yardmaster-{service}",
+        own.name,
+        process.clock,
+        session_timeout_s=settings.session_timeout_s,
+        told=told,
+    )
+
+
 def run_machine_process(
-    settings: type[R], service: str, run: Callable[[Ports, R], Awaitable[object]]
+    settings: type[R], service: str, own: Topic, run: Callable[[Ports, R], Awaitable[object]]
 ) -> int:
-    """Be a machine's service in a process of its own; returns the exit code of `run_process`."""
+    """Be the service of a machine, whose own topic is `own`, in a process of its own.
+
+    Returns the exit code of `run_process`.
+    """
 
     async def serve(process: Process, loaded: R) -> None:
-        ports = await open_ports(process, loaded)
+        membership = group_of(process, loaded, service, own)
+        ports = await open_ports(process, loaded, membership)
         try:
             await run(ports, loaded)
         finally:
+            # First of all, so that another takes over at once.
+            if membership is not None:
+                await membership.close()
             await ports.log.close()
 
     return run_process(settings, service, serve)
@@ -240,7 +301,22 @@ async def _serve(
 ) -> None:
     clock = SystemClock()
     telemetry = Telemetry(service, now_ms=clock.now_ms)
-    process = Process(clock, SystemChance(), telemetry, Health())
+    library_logs = LibraryLogs(telemetry, clock.monotonic_s)
+    library_logs.install()
+    try:
+        chance = SystemChance()
+        process = Process(clock, chance, telemetry, Health(), EventLogMetrics(telemetry))
+        telemetry.trace_to(settings.traces, chance.hex("instance", 12))
+        await _run(process, settings, serve)
+    finally:
+        telemetry.close()
+        library_logs.remove()
+
+
+async def _run(
+    process: Process, settings: P, serve: Callable[[Process, P], Awaitable[object]]
+) -> None:
+    telemetry = process.telemetry
     listener = None
     if settings.health_port is not None:
         listener = listen(settings.health_host, settings.health_port)

@@ -6,9 +6,9 @@ Every limit has a name, a default and a metric (`metrics.py`). Environment varia
 """
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -18,6 +18,7 @@ from pydantic_settings import (
 )
 
 from yardmaster.eventlog.kafka_settings import KafkaSettings
+from yardmaster.runtime.tracing import TraceSettings
 from yardmaster.schemas.fields import Name
 from yardmaster.schemas.secret import read_secret
 
@@ -66,11 +67,14 @@ class SnapshotLimits(BaseModel):
 
 
 class RetryLimits(BaseModel):
-    """How often and how fast a call is tried again while the log is unavailable."""
+    """How often and how fast a call is tried again while the log is unavailable.
+
+    `attempts` 0: for as long as it is.
+    """
 
     model_config = _FROZEN
 
-    attempts: Annotated[int, Field(ge=1, le=1_000)] = 8
+    attempts: Annotated[int, Field(ge=0, le=1_000)] = 8
     first_pause_s: Annotated[float, Field(gt=0)] = 0.05
     longest_pause_s: Annotated[float, Field(gt=0)] = 5.0
 
@@ -97,6 +101,23 @@ class KafkaOptions(BaseModel):
     append_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
     #: After it any other call has failed.
     call_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        """Refuse what would be ignored in silence, or fail only when it is used."""
+        tls = self.security_protocol in ("SSL", "SASL_SSL")
+        sasl = self.security_protocol in ("SASL_PLAINTEXT", "SASL_SSL")
+        passwords = (self.sasl_password, self.sasl_password_file)
+        if sasl and (self.sasl_username is None or passwords == (None, None)):
+            raise ValueError("with SASL, sasl_username and sasl_password(_file) are needed")
+        if not sasl and (self.sasl_username is not None or passwords != (None, None)):
+            raise ValueError("sasl_* is given, but security_protocol is not a SASL one")
+        files = (self.ssl_cafile, self.ssl_certfile, self.ssl_keyfile)
+        if not tls and files != (None, None, None):
+            raise ValueError("ssl_* is given, but security_protocol is not an SSL one")
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ValueError("ssl_keyfile is given without ssl_certfile")
+        return self
 
     def settings(self, bootstrap: str, client_id: str) -> KafkaSettings:
         """What the adapter takes, secrets read.
@@ -138,7 +159,12 @@ class LogSettings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        env_prefix="YARD_", env_nested_delimiter="__", frozen=True, extra="forbid"
+        env_prefix="YARD_",
+        env_nested_delimiter="__",
+        frozen=True,
+        extra="forbid",
+        # An error never quotes what was given: it may be a secret under a wrong name.
+        hide_input_in_errors=True,
     )
 
     log: str = ""
@@ -152,6 +178,7 @@ class LogSettings(BaseSettings):
     #: the system chooses one.
     health_host: str = "127.0.0.1"
     health_port: Annotated[int, Field(ge=0, le=65_535)] | None = None
+    traces: TraceSettings = TraceSettings()
 
     @property
     def log_url(self) -> str:
@@ -172,11 +199,11 @@ class LogSettings(BaseSettings):
         return init_settings, env_settings, shared
 
 
-class RuntimeSettings(LogSettings):
-    """Settings of a service that runs machines, and their limits.
+class SharedSettings(LogSettings):
+    """Settings of a service whose replicas share out the cells.
 
     `cells`: all cells of the log, each at its partition's number (`main,east`); empty: `cell`
-    alone, at `partition`. `snapshots`: an fsspec URL; by default a folder in `data`.
+    alone, at `partition`.
     """
 
     cells: Annotated[tuple[Name, ...], NoDecode] = ()
@@ -184,9 +211,6 @@ class RuntimeSettings(LogSettings):
     group: Name | None = None
     #: A member of the group that was not heard for so long is taken for gone.
     session_timeout_s: Annotated[float, Field(ge=1, le=300)] = 6.0
-    snapshots: str = ""
-    cycle: CycleLimits = CycleLimits()
-    snapshot: SnapshotLimits = SnapshotLimits()
 
     @field_validator("cells", mode="before")
     @classmethod
@@ -195,12 +219,23 @@ class RuntimeSettings(LogSettings):
             return tuple(name.strip() for name in cells.split(",") if name.strip())
         return cells
 
+
+class RuntimeSettings(SharedSettings):
+    """Settings of a service that runs machines, and their limits.
+
+    `snapshots`: an fsspec URL; by default a folder in `data`.
+    """
+
+    snapshots: str = ""
+    cycle: CycleLimits = CycleLimits()
+    snapshot: SnapshotLimits = SnapshotLimits()
+
     @property
     def snapshots_url(self) -> str:
         """Where snapshots are, the default filled in."""
         return self.snapshots or str(self.data / "snapshots")
 
-    def served(self) -> tuple["RuntimeSettings", ...]:
+    def served(self) -> tuple[Self, ...]:
         """These settings for each of the cells, one by one."""
         if not self.cells:
             return (self,)

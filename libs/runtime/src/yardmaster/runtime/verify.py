@@ -27,7 +27,13 @@ from yardmaster.core.machine import Decision, Machine
 from yardmaster.eventlog import codec
 from yardmaster.eventlog.errors import LogCorrupt, LogTruncated, UnknownTopic
 from yardmaster.eventlog.port import EventLog, Partition, Record, StoredRecord
-from yardmaster.runtime.batch import Place, cycle_records, digest_of, with_observed
+from yardmaster.runtime.batch import (
+    Place,
+    cycle_records,
+    digest_of,
+    traces_of,
+    with_observed,
+)
 from yardmaster.runtime.errors import MachineError
 from yardmaster.runtime.fold import Fold
 from yardmaster.runtime.inputs import Refused, Upstream, judge, refused_ranges
@@ -140,8 +146,11 @@ class Prover(Fold[S]):
         commit = counted.commit
         self.begin(commit.cycle, commit.now_ms)
         refused: list[Refused] = []
+        traces: dict[str, str] = {}
         for wanted in self.ordered(counted):
-            refused += await self._judge_again(counted, wanted)
+            accepted, not_believed = await self._judge_again(counted, wanted)
+            refused += not_believed
+            traces |= traces_of(accepted)
         again = tuple(refused_ranges(refused))
         if again != commit.refused:
             raise self.diverged(
@@ -150,7 +159,7 @@ class Prover(Fold[S]):
                 commit.cycle,
                 f"refused records differ: {_first_unlike(commit.refused, again)}",
             )
-        self._decide_again(counted)
+        self._decide_again(counted, traces)
         self.finish(counted, ())
         self._note_erased(counted)
         self.cycles += 1
@@ -158,17 +167,21 @@ class Prover(Fold[S]):
         self.refused += len(refused)
         self._raw.clear()
 
-    async def _judge_again(self, counted: CountedCycle, wanted: InputRange) -> list[Refused]:
+    async def _judge_again(
+        self, counted: CountedCycle, wanted: InputRange
+    ) -> tuple[list[Envelope[Event]], list[Refused]]:
+        """The events that are believed and the records that are not."""
         place = Partition(wanted.topic, wanted.partition)
         source = self.inputs[place]
         self.taken += wanted.next - wanted.first
         if isinstance(source, Upstream):
-            for envelope in await self.take(counted, wanted):
+            accepted = await self.take(counted, wanted)
+            for envelope in accepted:
                 self.apply(envelope)
-            return []
+            return accepted, []
         records = await source.take(wanted.next)
         self.check_range(counted, wanted, [digest_of(stored.record) for stored in records])
-        refused = []
+        accepted, refused = [], []
         key = self.cell.encode()
         for stored in records:
             judged = judge(self.machine, self.state, key, stored)
@@ -177,9 +190,10 @@ class Prover(Fold[S]):
             else:
                 self._note_details(judged)
                 self.apply(judged)
-        return refused
+                accepted.append(judged)
+        return accepted, refused
 
-    def _decide_again(self, counted: CountedCycle) -> None:
+    def _decide_again(self, counted: CountedCycle, traces: Mapping[str, str]) -> None:
         commit = counted.commit
         observed = []
         for _, envelope in counted.decisions:
@@ -202,6 +216,7 @@ class Prover(Fold[S]):
         expected = cycle_records(
             place,
             with_observed(observed, verdict),
+            traces,
             inputs=commit.inputs,
             refused=commit.refused,
             policies=self.machine.policies(self.state),

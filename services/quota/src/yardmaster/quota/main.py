@@ -11,7 +11,8 @@ from pydantic_settings import SettingsConfigDict
 
 from yardmaster.core.admission.machine import QuotaMachine
 from yardmaster.core.scheduling.policies import check
-from yardmaster.runtime.service import Ports, run_machine, run_machine_process
+from yardmaster.runtime.cells import run_cells
+from yardmaster.runtime.service import Ports, candidate, run_machine_process
 from yardmaster.runtime.settings import RuntimeSettings
 
 __all__ = ["Ports", "Settings", "main", "run"]
@@ -24,18 +25,21 @@ class Settings(RuntimeSettings):
 
 
 async def run(ports: Ports, settings: RuntimeSettings) -> NoReturn:
-    """Judge requests until cancelled.
+    """Judge the requests of every cell of the settings until cancelled.
 
-    Raises:
-        ForeignRecord, ChainBroken, ReplayDiverged, ImpossibleEvent, LogTruncated, LogCorrupt,
-        LogClosed, UnknownTopic: the machine stops; another start would meet the same.
+    Raises: what stopped the first machine (`Candidate.run`), once all have stopped.
     """
-    await run_machine(QuotaMachine(check), ports, settings)
+    await run_cells(ports, settings, judge)
+
+
+async def judge(ports: Ports, settings: RuntimeSettings) -> NoReturn:
+    """Judge one cell's requests until cancelled; raises what stops the machine."""
+    await candidate(QuotaMachine(check), ports, settings).run()
 
 
 def main() -> int:
     """Be the service in a process of its own; `YARD_QUOTA_*` and `YARD_*` are its settings."""
-    return run_machine_process(Settings, "quota", run)
+    return run_machine_process(Settings, "quota", QuotaMachine.output, run)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The scheduling service: one cell's machine, and beside its leader the relay and the watch."""
+"""The scheduling service: a machine for each cell, beside its leader the relay and the watch."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -7,6 +7,7 @@ from typing import NoReturn
 from yardmaster.core.scheduling.entities import NodeState
 from yardmaster.core.scheduling.machine import SchedulerMachine
 from yardmaster.core.scheduling.state import ClusterState
+from yardmaster.runtime.cells import run_cells
 from yardmaster.runtime.cycle import Leader
 from yardmaster.runtime.service import Ports, candidate, run_machine_process
 from yardmaster.runtime.settings import RuntimeSettings
@@ -14,7 +15,7 @@ from yardmaster.runtime.waiting import Work
 from yardmaster.scheduler.metrics import ShellMetrics
 from yardmaster.scheduler.relay import Relay
 from yardmaster.scheduler.settings import Settings, ShellLimits
-from yardmaster.scheduler.silence import DEFAULT_TIMEOUT_S, LiveNode, SilenceWatch
+from yardmaster.scheduler.silence import LiveNode, SilenceWatch
 
 __all__ = ["Ports", "Settings", "main", "run"]
 
@@ -27,13 +28,25 @@ def live_nodes(state: ClusterState) -> Iterator[LiveNode]:
     """
     for node in state.nodes.values():
         if node.state is NodeState.UP:
-            config = node.pool.config if node.pool is not None else None
-            timeout_s = config.node_timeout_s if config is not None else DEFAULT_TIMEOUT_S
-            yield LiveNode(node.name, node.incarnation, timeout_s)
+            yield LiveNode(node.name, node.incarnation, node.timeout_s)
+
+
+def known_nodes(state: ClusterState) -> set[str]:
+    """Nodes that have a topic, or are to get one: those that joined and those that may."""
+    enrolled = {row.name for row in state.enrolled.values() if row.config is not None}
+    return enrolled.union(state.nodes)
 
 
 async def run(ports: Ports, settings: RuntimeSettings) -> NoReturn:
-    """Schedule a cell until cancelled.
+    """Schedule every cell of the settings until cancelled.
+
+    Raises: what stopped the first of them, once all have stopped.
+    """
+    await run_cells(ports, settings, schedule)
+
+
+async def schedule(ports: Ports, settings: RuntimeSettings) -> NoReturn:
+    """Schedule one cell until cancelled.
 
     Raises: what stops the machine (`Candidate.run`), the relay or the watch.
     """
@@ -62,14 +75,14 @@ async def run(ports: Ports, settings: RuntimeSettings) -> NoReturn:
             metrics=metrics,
             partition=settings.partition,
         )
-        return relay.run(sorted(fold.state.nodes), fold.origin), watch.run()
+        return relay.run(sorted(known_nodes(fold.state)), fold.origin), watch.run()
 
     await machine.run(beside)
 
 
 def main() -> int:
     """Be the service in a process of its own; `YARD_SCHEDULER_*` and `YARD_*` are its settings."""
-    return run_machine_process(Settings, "scheduler", run)
+    return run_machine_process(Settings, "scheduler", SchedulerMachine.output, run)
 
 
 if __name__ == "__main__":

@@ -17,4 +17,5 @@ class ShellMetrics:
         self.heartbeats_ignored = counter(
             "heartbeats_ignored", "Heartbeats that are no node's own, or of an unknown node."
         )
+        self.deaf = counter("deaf_seconds", "Seconds without hearing that count as no silence.")
         self.silences = counter("silences", "Times that a node was found silent.")

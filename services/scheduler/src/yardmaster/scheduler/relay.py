@@ -29,11 +29,13 @@ from yardmaster.eventlog.snapshots import SnapshotStore
 from yardmaster.runtime.batch import decode_own, digest_of
 from yardmaster.runtime.clock import Clock
 from yardmaster.runtime.inputs import Cursor, foreign
+from yardmaster.runtime.tracing import NO_SPAN, About, Span, batch_span, contexts
 from yardmaster.runtime.waiting import first_of, together
 from yardmaster.scheduler.metrics import ShellMetrics
 from yardmaster.scheduler.settings import ShellLimits
 from yardmaster.schemas.envelope import Envelope, Event
 from yardmaster.schemas.errors import SchemaError
+from yardmaster.schemas.events.admissions import NodeEnrolledV1
 from yardmaster.schemas.events.decisions import (
     AllocationRevokedV1,
     NodeLostV1,
@@ -89,10 +91,14 @@ class Relay:
         self._wake = asyncio.Event()
 
     def heard(self, accepted: Sequence[Envelope[Event]], counted: CountedCycle) -> None:
-        """A cycle counts; nodes that joined in it get a topic before anything is placed there."""
+        """A cycle counts; nodes that joined or were enrolled in it get a topic.
+
+        Who joined, before anything is placed there; who is enrolled, so that its agent can start.
+        """
         for envelope in accepted:
-            if isinstance(envelope.data, NodeJoinedV1) and envelope.data.node not in self._known:
-                self._joined[envelope.data.node] = None
+            event = envelope.data
+            if isinstance(event, NodeJoinedV1 | NodeEnrolledV1) and event.node not in self._known:
+                self._joined[event.node] = None
                 self._wake.set()
 
     async def run(self, nodes: Iterable[str], origin: Mapping[str, Any] | None) -> NoReturn:
@@ -146,8 +152,18 @@ class Relay:
                 copy = Record(record.key, record.value, (*record.headers, header))
                 copies.setdefault(node, []).append(copy)
         if copies:
-            await together(*(self._put(node, batch) for node, batch in copies.items()))
+            with self._span(counted):
+                await together(*(self._put(node, batch) for node, batch in copies.items()))
             self._metrics.relayed.inc(sum(map(len, copies.values())))
+
+    def _span(self, counted: CountedCycle) -> Span:
+        """From reading a cycle back to its last copy, for those of its decisions with a context."""
+        tracer = self._metrics.telemetry.tracer
+        if not tracer.on:
+            return NO_SPAN
+        linked = contexts(one for _, one in counted.decisions if concerned(one.data))
+        about: About = {"yard.cell": self._cell, "yard.cycle": counted.commit.cycle}
+        return batch_span(tracer, "scheduler relay", linked, start=tracer.now(), about=about)
 
     async def _put(self, node: str, batch: Sequence[Record]) -> None:
         """Append to a node's topic, again and again: to repeat is safe, to leave out is not."""

@@ -19,6 +19,8 @@ class ShellLimits(BaseModel):
     relay_pause_s: Annotated[float, Field(gt=0)] = 0.5
     #: How often nodes are looked at for silence.
     silence_check_s: Annotated[float, Field(gt=0)] = 1.0
+    #: Heartbeats should have been read to their end so lately; what goes beyond is no silence.
+    deaf_s: Annotated[float, Field(gt=0)] = 5.0
     #: Records read at a time.
     max_read: Annotated[int, Field(ge=1, le=100_000)] = 1_000
     #: Without an event, how long until a look is taken anyway.

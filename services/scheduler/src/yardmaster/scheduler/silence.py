@@ -4,11 +4,17 @@ Heartbeats expire and so decide nothing themselves: what is decided on is the ob
 next cycle records. Silence is measured with the shell's own elapsed time, from the later of the
 last heartbeat and the moment this shell first knew the node's incarnation: what agents say of time
 counts for nothing, and a new leader gives every node its full time.
+
+It lasts up to the last moment of which all heartbeats were read, not up to now: what was not read
+may be one. And while the log is away, or the leader is held up, what goes beyond
+`ShellLimits.deaf_s` between two such moments is nobody's silence: else an outage longer than their
+timeout would lose all nodes. Both only make a loss come later, which is what
+`core.fencing` builds on.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import NoReturn
 
 from yardmaster.core.machine import Decision
 from yardmaster.eventlog.codec import decode
@@ -23,8 +29,6 @@ from yardmaster.schemas.events.decisions import NodeSilenceObservedV1
 from yardmaster.schemas.events.expiring import NodeHeartbeatV1
 from yardmaster.schemas.topics import HEARTBEATS
 
-DEFAULT_TIMEOUT_S: Final = 60
-
 
 @dataclass(frozen=True, slots=True)
 class LiveNode:
@@ -32,7 +36,7 @@ class LiveNode:
 
     name: str
     incarnation: str
-    timeout_s: int = DEFAULT_TIMEOUT_S
+    timeout_s: int
 
 
 class SilenceWatch:
@@ -58,6 +62,8 @@ class SilenceWatch:
         self._place = Partition(HEARTBEATS.name, partition)
         #: (node, incarnation) -> when it was last heard: elapsed seconds, and time in ms.
         self._heard: dict[tuple[str, str], tuple[float, int]] = {}
+        #: Whatever was written before was heard.
+        self._listened_s = clock.monotonic_s()
 
     async def run(self) -> NoReturn:
         """Watch until cancelled, from the topic's end on.
@@ -66,32 +72,46 @@ class SilenceWatch:
             LogUnavailable, LogClosed, UnknownTopic.
         """
         offset = await self._log.end(self._place)
+        self._listened_s = checked_s = self._clock.monotonic_s()
         self.check()
-        checked_s = self._clock.monotonic_s()
         while True:
             left_s = checked_s + self._limits.silence_check_s - self._clock.monotonic_s()
             if left_s > 0:
-                await self._log.wait({self._place: offset}, left_s)
+                if await self._log.wait({self._place: offset}, left_s):
+                    offset = await self._listen(offset)
+                continue
+            offset = await self._listen_to_the_end(offset)
+            self.check()
+            checked_s = self._clock.monotonic_s()
+
+    async def _listen_to_the_end(self, offset: int) -> int:
+        """Hear all that was written before this moment, which so becomes `_listened_s`."""
+        began_s = self._clock.monotonic_s()
+        end = await self._log.end(self._place)
+        while offset < end:
             offset = await self._listen(offset)
-            now_s = self._clock.monotonic_s()
-            if now_s - checked_s >= self._limits.silence_check_s:
-                self.check()
-                checked_s = now_s
+        self._forgive(began_s - self._listened_s - self._limits.deaf_s)
+        self._listened_s = began_s
+        return offset
 
     async def _listen(self, offset: int) -> int:
-        while True:
-            try:
-                records = await self._log.read(
-                    self._place, offset, max_records=self._limits.max_read
-                )
-            except OffsetGone:
-                # Heartbeats expired unread; those that matter are still to come.
-                return await self._log.end(self._place)
-            for stored in records:
-                self.hear(stored)
-            if not records:
-                return offset
-            offset = records[-1].offset + 1
+        try:
+            records = await self._log.read(self._place, offset, max_records=self._limits.max_read)
+        except OffsetGone:
+            # Heartbeats expired unread: of anybody, so everybody has their full time again.
+            self._heard.clear()
+            return await self._log.end(self._place)
+        for stored in records:
+            self.hear(stored)
+        return records[-1].offset + 1 if records else offset
+
+    def _forgive(self, deaf_s: float) -> None:
+        """Take so many seconds off everybody's silence; who was heard in them gains, no harm."""
+        if deaf_s > 0:
+            self._metrics.deaf.inc(deaf_s)
+            self._metrics.telemetry.warn("deaf", for_s=round(deaf_s, 1))
+            for life, (since_s, at_ms) in self._heard.items():
+                self._heard[life] = (since_s + deaf_s, at_ms)
 
     def hear(self, stored: StoredRecord) -> None:
         """Take a heartbeat; one that is not the node's own, or of an unknown life, is ignored."""
@@ -119,7 +139,8 @@ class SilenceWatch:
         for node in self._live():
             life = (node.name, node.incarnation)
             since_s, at_ms = heard[life] = self._heard.get(life, now)
-            if now[0] - since_s <= node.timeout_s:
+            silent_s = self._listened_s - since_s
+            if silent_s <= node.timeout_s:
                 continue
             event = NodeSilenceObservedV1(
                 node=node.name, incarnation=node.incarnation, last_heard_at_ms=at_ms
@@ -127,6 +148,6 @@ class SilenceWatch:
             if self._observations.put(Decision(event, node.name)):
                 self._metrics.silences.inc()
                 self._metrics.telemetry.warn(
-                    "node_silent", node=node.name, for_s=round(now[0] - since_s, 1)
+                    "node_silent", node=node.name, for_s=round(silent_s, 1)
                 )
         self._heard = heard

@@ -1,0 +1,175 @@
+"""What only Kafka's groups know: members that are killed or stopped, brokers that are away."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.contract.conftest import topic
+from tests.contract.test_membership import has, has_exactly
+from tests.support.kafka_broker import KafkaBroker
+from yardmaster.eventlog.errors import LogClosed
+from yardmaster.eventlog.kafka import KafkaLog, KafkaSettings
+from yardmaster.eventlog.kafka_membership import KafkaMembership
+from yardmaster.eventlog.membership import Assignment
+from yardmaster.runtime.clock import SystemClock
+
+pytestmark = [pytest.mark.kafka, pytest.mark.xdist_group("kafka")]
+
+SESSION_S = 2.0
+MEMBER = """
+import asyncio, sys
+from yardmaster.eventlog.kafka import KafkaSettings
+from yardmaster.eventlog.kafka_membership import KafkaMembership
+from yardmaster.runtime.clock import SystemClock
+
+async def main(bootstrap, group, topic, session_s):
+    member = KafkaMembership(
+        KafkaSettings(bootstrap=bootstrap), group, topic, SystemClock(),
+        session_timeout_s=float(session_s),
+    )
+    member.offer(0)
+    assigned = member.assigned
+    while True:
+        assigned = await member.changed(assigned)
+        print(*sorted(assigned.partitions), flush=True)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+class Place:
+    """A group and its topic on a broker."""
+
+    def __init__(self, broker: KafkaBroker) -> None:
+        self.settings = KafkaSettings(bootstrap=broker.bootstrap, call_timeout_s=3)
+        self.group = f"group-{uuid.uuid4().hex[:12]}"
+        self.topic = topic("own")
+        self.reasons: list[str | None] = []
+
+    async def create(self) -> "Place":
+        log = await KafkaLog.open(self.settings, SystemClock())
+        await log.create_topics([self.topic], partitions=2)
+        await log.close()
+        return self
+
+    @asynccontextmanager
+    async def member(self, *offers: int) -> AsyncIterator[KafkaMembership]:
+        """A member for whose news somebody waits; each assignment is in `told`."""
+        member = KafkaMembership(
+            self.settings,
+            self.group,
+            self.topic.name,
+            SystemClock(),
+            session_timeout_s=SESSION_S,
+            told=self.reasons.append,
+        )
+        for partition in offers:
+            member.offer(partition)
+
+        async def listen() -> None:
+            seen = Assignment()
+            with suppress(LogClosed):
+                while True:
+                    seen = await member.changed(seen)
+
+        async with asyncio.TaskGroup() as group:
+            listening = group.create_task(listen())
+            try:
+                yield member
+            finally:
+                listening.cancel()
+                await member.close()
+
+    @contextmanager
+    def process(self) -> Iterator[subprocess.Popen[bytes]]:
+        """A member in a process of its own, which has partition 0."""
+        arguments = (self.settings.bootstrap, self.group, self.topic.name, str(SESSION_S))
+        with subprocess.Popen(
+            [sys.executable, "-c", MEMBER, *arguments], stdout=subprocess.PIPE
+        ) as process:
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline() == b"0\n"
+                yield process
+            finally:
+                process.kill()
+
+
+@pytest.fixture
+async def place(kafka_broker: KafkaBroker) -> Place:
+    return await Place(kafka_broker).create()
+
+
+async def test_who_is_killed_is_replaced_when_its_session_ends(place: Place) -> None:
+    with place.process() as process:
+        async with place.member(0) as member:
+            await has_exactly(member, set())
+            killed_s = time.monotonic()
+            process.kill()
+            await has_exactly(member, {0})
+            assert SESSION_S - 0.5 < time.monotonic() - killed_s < SESSION_S + 2
+
+
+async def test_who_was_stopped_comes_back_without_what_was_taken_over(place: Place) -> None:
+    with place.process() as process:
+        async with place.member(0) as member:
+            await has_exactly(member, set())
+            os.kill(process.pid, signal.SIGSTOP)
+            await has_exactly(member, {0})
+            os.kill(process.pid, signal.SIGCONT)
+            assert process.stdout is not None
+            said = await asyncio.to_thread(process.stdout.readline)
+            while said != b"\n":  # it may be told of an earlier assignment first
+                said = await asyncio.to_thread(process.stdout.readline)
+            assert member.assigned.partitions == {0}
+
+
+async def test_a_member_fetches_nothing(place: Place) -> None:
+    async with place.member(0, 1) as member:
+        await has(member, 2)
+        assert member._consumer is not None
+        assert len(member._consumer.paused()) == 2
+
+
+async def test_while_the_broker_is_away_all_keep_what_they_have(tmp_path: Path) -> None:
+    with KafkaBroker(tmp_path) as broker:
+        place = await Place(broker).create()
+        async with place.member(0, 1) as first, place.member(0, 1) as second:
+            await has(first, 1)
+            await has(second, 1)
+            before = (first.assigned.partitions, second.assigned.partitions)
+            broker.kill()
+            await asyncio.sleep(SESSION_S + 1)
+            assert (first.assigned.partitions, second.assigned.partitions) == before
+            assert not await first.confirmed(next(iter(first.assigned.partitions)))
+            broker.start()
+            # The group works again: a third gets the share of the one that leaves.
+            async with place.member(0, 1) as third:
+                await first.close()
+                mine, theirs = await has(second, 1), await has(third, 1)
+                assert mine | theirs == {0, 1}
+
+
+async def test_a_member_joins_when_the_broker_comes_and_says_why_it_could_not(
+    tmp_path: Path,
+) -> None:
+    with KafkaBroker(tmp_path) as broker:
+        place = await Place(broker).create()
+        broker.stop()
+        async with place.member(0) as member:
+            await asyncio.sleep(1)
+            assert member.assigned.number == 0
+            assert place.reasons
+            assert all(place.reasons)
+            broker.start()
+            await has_exactly(member, {0})
+            assert place.reasons[-1] is None

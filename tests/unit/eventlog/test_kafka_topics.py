@@ -1,0 +1,72 @@
+"""What brokers say of topics: one that is not there stops a reader, one without leader does not."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+
+from yardmaster.eventlog.errors import LogUnavailable, UnknownTopic
+from yardmaster.eventlog.kafka import KafkaLog
+from yardmaster.eventlog.kafka_settings import KafkaSettings
+from yardmaster.eventlog.port import Partition
+from yardmaster.runtime.clock import SystemClock
+
+DECISIONS = Partition("decisions")
+
+
+class Brokers:
+    """Answers to `describe_topics`, one after another; the last again and again."""
+
+    def __init__(self, *answers: tuple[int, Sequence[int]]) -> None:
+        self.answers = list(answers)
+
+    async def describe_topics(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        code, leaders = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        partitions = [{"leader": leader} for leader in leaders]
+        return [{"topic": name, "error_code": code, "partitions": partitions} for name in names]
+
+    async def close(self) -> None:
+        return
+
+
+@pytest.fixture
+async def log() -> AsyncIterator[KafkaLog]:
+    found = KafkaLog(KafkaSettings(bootstrap="127.0.0.1:9", call_timeout_s=0.5), SystemClock())
+    yield found
+    await found.close()
+
+
+async def answered(log: KafkaLog, *answers: tuple[int, Sequence[int]]) -> None:
+    await log._admin.close()
+    log._admin = Brokers(*answers)
+    await log._require(DECISIONS)
+
+
+async def test_a_topic_that_no_broker_has_is_unknown(log: KafkaLog) -> None:
+    with pytest.raises(UnknownTopic):
+        await answered(log, (3, []))
+
+
+async def test_a_partition_that_the_topic_has_not_is_unknown(log: KafkaLog) -> None:
+    with pytest.raises(UnknownTopic):
+        await answered(log, (0, []))
+
+
+@pytest.mark.parametrize("answer", [(0, [1, -1]), (5, [1])])
+async def test_a_partition_without_a_leader_is_waited_for(
+    log: KafkaLog, answer: tuple[int, Sequence[int]]
+) -> None:
+    await answered(log, answer, answer, (0, [1, 1]))
+
+
+@pytest.mark.parametrize("answer", [(0, [-1]), (5, [])])
+async def test_one_that_stays_without_a_leader_is_unavailable_not_unknown(
+    log: KafkaLog, answer: tuple[int, Sequence[int]]
+) -> None:
+    with pytest.raises(LogUnavailable, match="LeaderNotAvailable"):
+        await answered(log, answer)
+
+
+async def test_a_topic_that_this_client_may_not_see_is_said_at_once(log: KafkaLog) -> None:
+    with pytest.raises(LogUnavailable, match="TopicAuthorizationFailed"):
+        await answered(log, (29, []))

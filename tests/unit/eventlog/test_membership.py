@@ -1,0 +1,80 @@
+"""How partitions are shared out: evenly, moving little, the last word winning."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from yardmaster.eventlog.membership import Claim, spread
+
+
+def all_of(count: int) -> frozenset[int]:
+    return frozenset(range(count))
+
+
+def test_a_new_group_shares_evenly() -> None:
+    given = spread({name: Claim(all_of(5)) for name in "abc"})
+    assert sorted(map(len, given.values())) == [1, 2, 2]
+    assert all(since == 1 for held in given.values() for since in held.values())
+
+
+def test_who_holds_keeps_and_the_newcomer_gets_what_was_held_shortest() -> None:
+    given = spread({"a": Claim(all_of(2), {0: 4, 1: 2}, 4), "b": Claim(all_of(2))})
+    assert given == {"a": {1: 2}, "b": {0: 5}}
+
+
+def test_what_is_held_by_nobody_goes_to_who_has_least() -> None:
+    given = spread({"a": Claim(all_of(3), {0: 1, 1: 1}, 2), "b": Claim(all_of(3), {}, 2)})
+    assert given == {"a": {0: 1, 1: 1}, "b": {2: 3}}
+
+
+def test_who_slept_through_a_takeover_does_not_get_its_partition_back() -> None:
+    slept = Claim(all_of(1), {0: 1}, 1)
+    took_over = Claim(all_of(1), {0: 2}, 2)
+    assert spread({"a": slept, "b": took_over}) == {"a": {}, "b": {0: 2}}
+    assert spread({"a": took_over, "b": slept}) == {"a": {0: 2}, "b": {}}
+
+
+def test_what_is_withdrawn_is_given_to_another() -> None:
+    given = spread({"a": Claim(frozenset({1}), {0: 1}, 1), "b": Claim(all_of(2), {1: 1}, 1)})
+    assert given == {"a": {}, "b": {0: 2, 1: 1}} or given == {"a": {1: 2}, "b": {0: 2}}
+
+
+def test_a_group_without_offers_or_members_shares_nothing() -> None:
+    assert spread({}) == {}
+    assert spread({"a": Claim()}) == {"a": {}}
+
+
+claims = st.dictionaries(
+    st.text("abcdef", min_size=1, max_size=2),
+    st.builds(
+        Claim,
+        st.frozensets(st.integers(0, 6)),
+        st.dictionaries(st.integers(0, 6), st.integers(1, 9)),
+        st.integers(0, 9),
+    ),
+    max_size=6,
+)
+
+
+@given(claims)
+def test_each_partition_goes_to_one_that_offers_it_and_a_second_round_moves_nothing(
+    claims: dict[str, Claim],
+) -> None:
+    given = spread(claims)
+    offered = {number for claim in claims.values() for number in claim.offers}
+    held = [number for each in given.values() for number in each]
+    assert sorted(held) == sorted(offered)
+    assert all(set(each) <= claims[member].offers for member, each in given.items())
+    rounds = max((claim.round for claim in claims.values()), default=0) + 1
+    again = {member: Claim(claims[member].offers, each, rounds) for member, each in given.items()}
+    assert spread(again) == given
+
+
+@given(st.integers(1, 6), claims)
+def test_where_all_offer_all_no_two_differ_by_more_than_one(
+    count: int, claims: dict[str, Claim]
+) -> None:
+    given = spread(
+        {name: Claim(all_of(count), each.holds, each.round) for name, each in claims.items()}
+    )
+    sizes = [len(each) for each in given.values()]
+    assert not sizes or max(sizes) - min(sizes) <= 1

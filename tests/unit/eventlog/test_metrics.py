@@ -1,0 +1,71 @@
+"""A log around a log: it counts what is asked of it, and changes nothing."""
+
+import pytest
+
+from yardmaster.eventlog.errors import AppendOutcomeUnknown, BatchTooLarge, UnknownTopic
+from yardmaster.eventlog.memory import MemoryLog
+from yardmaster.eventlog.metrics import MeteredLog
+from yardmaster.eventlog.port import Partition, Record
+from yardmaster.eventlog.testing import Fault, FaultKind, FaultPlan, FaultyLog
+from yardmaster.runtime.clock import ManualClock
+from yardmaster.runtime.log_metrics import EventLogMetrics, family
+from yardmaster.runtime.telemetry import Telemetry
+from yardmaster.schemas.topics import DECISIONS, assignments
+
+AT = Partition(DECISIONS.name)
+RECORD = Record(b"main", b"value")
+
+
+class Rig:
+    def __init__(self, *faults: Fault) -> None:
+        self.clock = ManualClock()
+        self.telemetry = Telemetry("scheduler", now_ms=self.clock.now_ms)
+        self.plan = FaultPlan(self.clock, faults)
+        self.inner = FaultyLog(MemoryLog(self.clock), self.plan)
+        self.log = MeteredLog(self.inner, self.clock, EventLogMetrics(self.telemetry))
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.telemetry.registry.get_sample_value(f"yard_scheduler_{name}", labels)
+
+
+@pytest.fixture
+async def rig() -> Rig:
+    return await started(Rig())
+
+
+async def started(rig: Rig) -> Rig:
+    await rig.log.create_topics([DECISIONS, assignments("n1"), assignments("n2")])
+    return rig
+
+
+async def test_appends_and_reads_are_counted_by_topic(rig: Rig) -> None:
+    assert await rig.log.append(AT, [RECORD, RECORD]) == 0
+    assert len(await rig.log.read(AT, 0)) == 2
+    assert await rig.log.read(AT, 2) == []
+    assert rig.value("log_appends_total", topic="decisions") == 1
+    assert rig.value("log_records_appended_total", topic="decisions") == 2
+    assert rig.value("log_records_read_total", topic="decisions") == 2
+    assert rig.value("log_append_seconds_count", topic="decisions") == 1
+    assert rig.value("log_appends_waiting") == 0
+
+
+async def test_the_topics_of_all_nodes_are_one_label(rig: Rig) -> None:
+    for node in ("n1", "n2"):
+        await rig.log.append(Partition(assignments(node).name), [RECORD])
+    assert rig.value("log_appends_total", topic="assignments") == 2
+    assert family(DECISIONS.name) == DECISIONS.name
+
+
+async def test_what_was_not_written_is_told_from_what_may_be() -> None:
+    rig = await started(Rig(Fault(topic=AT.topic, nth=1, kind=FaultKind.LOST)))
+    with pytest.raises(AppendOutcomeUnknown):
+        await rig.log.append(AT, [RECORD])
+    with pytest.raises(BatchTooLarge):
+        await rig.log.append(AT, [Record(b"main", b"x" * DECISIONS.max_batch_bytes)])
+    with pytest.raises(UnknownTopic):
+        await rig.log.append(Partition("nothing"), [RECORD])
+    assert rig.value("log_appends_refused_total", topic="decisions", code="batch_too_large") == 1
+    assert rig.value("log_appends_refused_total", topic="nothing", code="unknown_topic") == 1
+    assert rig.value("log_appends_unknown_total", topic="decisions") == 1
+    assert rig.value("log_appends_total", topic="decisions") is None
+    assert rig.value("log_appends_waiting") == 0

@@ -1,0 +1,69 @@
+"""What libraries log becomes lines of the service."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from yardmaster.runtime.clock import ManualClock
+from yardmaster.runtime.library_logs import REPEAT_S, LibraryLogs
+from yardmaster.runtime.telemetry import Telemetry
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.out = io.StringIO()
+        self.telemetry = Telemetry("quota", now_ms=self.clock.now_ms, stream=self.out)
+        self.handler = LibraryLogs(self.telemetry, self.clock.monotonic_s)
+        self.logger = logging.getLogger("somelib.client")
+
+    def lines(self) -> list[dict[str, object]]:
+        return [json.loads(line) for line in self.out.getvalue().splitlines()]
+
+    def complain(self, what: str) -> None:
+        self.logger.error("cannot connect to %s", what)
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    rig = Rig()
+    rig.logger.addHandler(rig.handler)
+    rig.logger.propagate = False
+    yield rig
+    rig.logger.removeHandler(rig.handler)
+    rig.logger.propagate = True
+
+
+def test_a_librarys_error_is_a_line_with_its_logger(rig: Rig) -> None:
+    rig.complain("a")
+    (line,) = rig.lines()
+    assert (line["level"], line["event"], line["logger"]) == ("error", "library", "somelib.client")
+    assert line["found"] == "cannot connect to a"
+
+
+def test_what_is_no_warning_is_not_said(rig: Rig) -> None:
+    rig.logger.setLevel(logging.DEBUG)
+    rig.logger.info("all is well")
+    assert rig.lines() == []
+
+
+def test_of_a_flood_one_line_in_a_while_is_written_and_all_are_counted(rig: Rig) -> None:
+    for _ in range(50):
+        rig.complain("a")
+    assert len(rig.lines()) == 1
+    rig.clock.advance(REPEAT_S)
+    rig.complain("b")
+    assert [line["left_out"] for line in rig.lines()] == [0, 49]
+    assert b'yard_quota_library_lines_total{library="somelib"} 51.0' in rig.telemetry.exposition()
+
+
+def test_an_exception_brings_its_trace(rig: Rig) -> None:
+    try:
+        raise OSError("gone")
+    except OSError:
+        rig.logger.exception("failed")
+    (line,) = rig.lines()
+    assert "OSError: gone" in str(line["trace"])
