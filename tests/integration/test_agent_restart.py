@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.node_agent import DEADLINE_S, OTHER_INCARNATION, AgentWorld, python, sh
+from tests.support.node_agent import DEADLINE_S, OTHER_INCARNATION, AgentWorld, Deaf, python, sh
 from yardmaster.eventlog.errors import AppendOutcomeUnknown, LogUnavailable
 from yardmaster.eventlog.memory import MemoryLog
 from yardmaster.eventlog.port import Partition, Record, StoredRecord
@@ -403,9 +403,10 @@ async def test_old_directories_are_removed_and_their_attempts_still_start_once(
 ) -> None:
     world.configure(kept_directories=1, remembered=1)
     async with world.agent():
-        tasks = [await world.allocate(sh("echo started >> ../../../starts")) for _ in range(4)]
-        for task in tasks:
-            await world.ended(task)
+        tasks = []
+        for _ in range(4):
+            tasks.append(await world.allocate(sh("echo started >> ../../../starts")))
+            await world.ended(tasks[-1])
         root = world.data_dir / "replicas"
         deadline = world.clock.monotonic_s() + DEADLINE_S
         while len(list(root.iterdir())) > 1:
@@ -421,42 +422,6 @@ async def test_old_directories_are_removed_and_their_attempts_still_start_once(
     book.close()
     assert kept is not None
     assert ReplicaKey(tasks[0], 1, 0) not in kept.replicas
-
-
-async def test_a_fenced_node_kills_what_runs_before_it_can_be_started_elsewhere(
-    world: AgentWorld,
-) -> None:
-    world.configure(fence_s=1.0)
-    log = Deaf(world)
-    async with world.agent(replace(world.ports(), log=log)):
-        task = await world.allocate(sh("echo pid $$; sleep 1000"))
-        pid = int((await world.until_output(task, "pid")).split()[1])
-        log.deaf_to = {"node-events", "heartbeats", "task-logs"}
-        deadline = world.clock.monotonic_s() + DEADLINE_S
-        while alive(pid):
-            assert world.clock.monotonic_s() < deadline
-            await asyncio.sleep(0.02)
-        log.deaf_to = set()
-        assert (await world.exit_of(task)).signal == signal.SIGKILL
-        await world.ended(task)
-
-
-class Deaf:
-    """A log that takes nothing for some topics."""
-
-    def __init__(self, world: AgentWorld) -> None:
-        self._inner = world.log
-        self.deaf_to: set[str] = set()
-        self.refused_one = asyncio.Event()
-
-    async def append(self, partition: Partition, batch: Sequence[Record]) -> int:
-        if partition.topic in self.deaf_to:
-            self.refused_one.set()
-            raise LogUnavailable(found="deaf")
-        return await self._inner.append(partition, batch)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
 
 
 class Forgetful:

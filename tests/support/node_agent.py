@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from yardmaster.eventlog import codec
+from yardmaster.eventlog.errors import LogUnavailable
 from yardmaster.eventlog.memory import MemoryLog
 from yardmaster.eventlog.port import EventLog, Partition, Record
 from yardmaster.node_agent.agent import Ports, Settings, host_ports, run
@@ -161,6 +162,7 @@ class AgentWorld:
         checkpoint: Checkpoint | None = None,
         master_port: int | None = None,
         grace_s: int | None = None,
+        fence_s: int | None = None,
         tasks: int = 1,
         **details: Any,
     ) -> str:
@@ -194,6 +196,7 @@ class AgentWorld:
             checkpoint=checkpoint,
             start=Start(rule="fits"),
             grace_s=grace_s,
+            fence_s=fence_s,
         )
         await self.assign(event)
         return task_id
@@ -353,6 +356,24 @@ class AgentWorld:
             steps = [t for t in types if t not in ("CheckpointDone", "TaskProgressed")]
             whole = ["TaskStarted", "TaskExited", "SlotsReleased"]
             assert steps in (whole[: len(steps)], ["SlotsReleased"]), f"{key}: {types}"
+
+
+class Deaf:
+    """A log that takes nothing for some topics."""
+
+    def __init__(self, world: AgentWorld) -> None:
+        self._inner = world.log
+        self.deaf_to: set[str] = set()
+        self.refused_one = asyncio.Event()
+
+    async def append(self, partition: Partition, batch: Sequence[Record]) -> int:
+        if partition.topic in self.deaf_to:
+            self.refused_one.set()
+            raise LogUnavailable(found="deaf")
+        return await self._inner.append(partition, batch)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
 
 def sh(script: str, **run_: Any) -> Run:

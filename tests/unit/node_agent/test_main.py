@@ -35,6 +35,16 @@ def test_the_environment_says_what_the_node_is(monkeypatch: pytest.MonkeyPatch) 
     assert settings.data_dir == Path.cwd() / "relative/place"
 
 
+def test_what_is_said_for_all_services_holds_for_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("YARD_LOG", "kafka://broker:9092")
+    monkeypatch.setenv("YARD_CELL", "east")
+    monkeypatch.setenv("YARD_PARTITION", "1")
+    monkeypatch.setenv("YARD_AGENT_PARTITION", "2")
+    settings = Settings(node="gpu-07", data_dir=Path("there"))
+    assert (settings.log_url, settings.cell) == ("kafka://broker:9092", "east")
+    assert settings.partition == 2, "its own word comes first"
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

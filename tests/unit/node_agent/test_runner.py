@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from yardmaster.node_agent import runner
+from yardmaster.node_agent.executors import procfs
 from yardmaster.node_agent.executors.directory import ReplicaDirectory
 
 
@@ -116,3 +118,68 @@ def test_the_runner_imports_the_standard_library_alone() -> None:
         [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True
     )
     assert said.stdout == "[]\n"
+
+
+def fenced(directory: ReplicaDirectory, command: list[str], acknowledged_s: float) -> str:
+    """A spec under a fence of a second, of an incarnation that was heard then."""
+    renewed = directory.path.with_name("renewed")
+    note = {"incarnation": "0" * 12, "acknowledged_s": acknowledged_s}
+    renewed.write_text(json.dumps(note))
+    fence = {"renewed": str(renewed), "incarnation": "0" * 12, "seconds": 1}
+    env = {"PATH": os.defpath}
+    return json.dumps({"command": command, "env": env, "cwd": "/", "fence": fence})
+
+
+def test_nothing_starts_under_a_lease_that_has_ended(directory: ReplicaDirectory) -> None:
+    spec = fenced(directory, ["sh", "-c", "echo started"], time.monotonic() - 5)
+    assert run(directory, spec=spec) == runner.FENCED
+    assert not directory.has("process")
+    assert not directory.has("stdout")
+    assert not directory.give_up(), "and nothing will"
+
+
+def test_all_of_it_is_killed_when_the_lease_ends(directory: ReplicaDirectory) -> None:
+    began = time.monotonic()
+    hidden = "trap '' TERM; (setsid setsid sh -c 'sleep 100; :' &); sleep 100; :"
+    assert run(directory, spec=fenced(directory, ["sh", "-c", hidden], began)) == 0
+    took_s = time.monotonic() - began
+    assert 1 + runner.LATER_S <= took_s < 10
+    assert directory.read_json("exit") == {"signal": 9}
+    assert directory.has("fenced")
+    assert directory.has("gone"), "nothing of it is left"
+
+
+def test_a_lease_that_is_renewed_kills_nothing(directory: ReplicaDirectory) -> None:
+    spec = fenced(directory, ["sh", "-c", "sleep 3"], time.monotonic())
+    renewed = directory.path.with_name("renewed")
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", runner.__file__, str(directory.path)], stdin=subprocess.PIPE
+    ) as running:
+        assert running.stdin is not None
+        running.stdin.write(spec.encode())
+        running.stdin.close()
+        while running.poll() is None:
+            note = {"incarnation": "0" * 12, "acknowledged_s": time.monotonic()}
+            renewed.with_name("new").write_text(json.dumps(note))
+            renewed.with_name("new").rename(renewed)
+            time.sleep(0.2)
+    assert directory.read_json("exit") == {"exit_code": 0}
+    assert not directory.has("fenced")
+
+
+def test_the_command_dies_with_a_runner_that_is_killed(directory: ReplicaDirectory) -> None:
+    spec = fenced(directory, ["sleep", "100"], time.monotonic() + 100)
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", runner.__file__, str(directory.path)], stdin=subprocess.PIPE
+    ) as running:
+        assert running.stdin is not None
+        running.stdin.write(spec.encode())
+        running.stdin.close()
+        deadline = time.monotonic() + 20
+        while (process := directory.read_json("process")) is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        running.kill()
+    while (seen := procfs.look(process["pid"])) is not None and not seen.ended:
+        assert time.monotonic() < deadline, "it runs on without its runner"
+        time.sleep(0.02)

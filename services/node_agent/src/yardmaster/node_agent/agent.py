@@ -7,17 +7,21 @@ node joins again.
 
 Being cancelled is a polite crash: nothing is told and nothing killed, tasks run on and are found
 again.
+
+A log that is away ends nothing either, for however long: calls are tried again, ever slower up to
+`retry.longest_pause_s`, tasks run on (but for those under a fence, see `lease`), what happened to
+them is in the ledger and what they say in their files, up to `output_limit_bytes` of each replica.
 """
 
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from yardmaster.eventlog.errors import AppendOutcomeUnknown, LogUnavailable
 from yardmaster.eventlog.port import Partition
 from yardmaster.node_agent.api import HOST, TaskApi
-from yardmaster.node_agent.assignments import Follower, IncarnationOver
+from yardmaster.node_agent.assignments import Follower
 from yardmaster.node_agent.book import (
     Book,
     Forgotten,
@@ -27,18 +31,18 @@ from yardmaster.node_agent.book import (
     Replica,
     ReplicaKey,
     ReplicaState,
-    StopOrder,
 )
 from yardmaster.node_agent.environment import NodeFacts
-from yardmaster.node_agent.errors import AgentError
+from yardmaster.node_agent.errors import AgentError, ExecutorFailed
 from yardmaster.node_agent.executors.port import Process
+from yardmaster.node_agent.lease import FenceExpired, IncarnationOver, Lease
 from yardmaster.node_agent.metrics import AgentMetrics
 from yardmaster.node_agent.ports import Ports, Shop, host_ports, simulated_ports
 from yardmaster.node_agent.reports import Fact, Reporter, Writer
 from yardmaster.node_agent.settings import Settings
 from yardmaster.node_agent.supervision import Supervision
+from yardmaster.node_agent.topic import find_topic
 from yardmaster.runtime.patient import PatientLog
-from yardmaster.runtime.settings import RetryLimits
 from yardmaster.runtime.waiting import together
 from yardmaster.schemas.events.expiring import NodeHeartbeatV1
 from yardmaster.schemas.events.node_events import NodeJoinedV1, ReplicaRef
@@ -59,12 +63,13 @@ async def run(ports: Ports, settings: Settings) -> None:
         LedgerCorrupt, LedgerInUse, LedgerUnwritable: nothing may be started without a ledger.
         AssignmentUnreadable: a newer scheduler's record.
         ExecutorFailed: what an earlier life left cannot be ended.
-        LogError: the log failed for too long, or is another one.
+        LogError: what time does not heal, such as a log that is another one.
     """
     metrics = AgentMetrics(ports.telemetry)
-    limits = RetryLimits(attempts=settings.append_tries)
-    patient = PatientLog(ports.log, ports.clock, limits, metrics.log_retries)
-    await patient.create_topics([assignments(settings.node)])
+    for_ever = settings.retry.model_copy(update={"attempts": 0})
+    patient = PatientLog(ports.log, ports.clock, for_ever, metrics.log_retries)
+    ports.health.say("node", "not joined yet")
+    await find_topic(ports, settings, patient)
     try:
         book = ports.ledger.load()
         if book is not None and book.head.node != settings.node:
@@ -78,7 +83,11 @@ async def run(ports: Ports, settings: Settings) -> None:
             agent = _Incarnation(ports, settings, metrics, patient, book)
             try:
                 await agent.run()
-            except IncarnationOver as over:
+            except* IncarnationOver as ended:
+                over = ended.exceptions[0]
+                if isinstance(over, FenceExpired):
+                    metrics.fenced.inc()
+                ports.health.say("node", "joins anew")
                 ports.telemetry.warn("incarnation_over", node=settings.node, found=str(over))
             book = await _begin_anew(ports, settings, metrics, patient, old=agent.head)
     finally:
@@ -119,6 +128,7 @@ async def _begin_anew(
     book = ports.ledger.begin(head)
     book.take(Reached(offset=end))
     ports.ledger.write([Reached(offset=end)])
+    Lease.begin(ports.clock, ports.executor, head.incarnation, ports.machine.boot_id)
     metrics.incarnations.inc()
     ports.telemetry.info(
         "incarnation_begun", node=settings.node, incarnation=head.incarnation, killed=killed
@@ -140,6 +150,9 @@ class _Incarnation:
         self._supervisions: dict[ReplicaKey, Supervision] = {}
         self._by_token: dict[str, Supervision] = {}
         self._replicas: asyncio.TaskGroup | None = None
+        self._lease = Lease(ports.clock, ports.executor, book, ports.machine.boot_id)
+        #: Set by whoever finds that the incarnation is over while it looks after a replica.
+        self._found_over = asyncio.Event()
         self.head = book.head
 
     async def run(self) -> None:
@@ -148,6 +161,7 @@ class _Incarnation:
         Raises:
             IncarnationOver, and what `run` of this module raises.
         """
+        self._lease.check()
         api = TaskApi(self._by_token.get, self._ports.clock, self._metrics)
         try:
             if self._settings.api:
@@ -162,11 +176,11 @@ class _Incarnation:
                 shop.reporter.run(),
                 follower.run(),
                 self._beat(shop),
+                self._lease.watch(),
+                self._until_over(),
             ]
             if self._settings.api:
                 work.append(api.run())
-            if self._settings.fence_s is not None:
-                work.append(self._fence(shop, self._settings.fence_s))
             await together(self._look_after(adopted, work))
         finally:
             api.close()
@@ -210,7 +224,8 @@ class _Incarnation:
             settings=self._settings,
             book=self._book,
             writer=writer,
-            reporter=Reporter(writer, self._metrics, self._settings.cell),
+            reporter=Reporter(writer, self._lease, self._metrics, self._settings.cell),
+            lease=self._lease,
             facts=NodeFacts(
                 node=self.head.node,
                 agent_url=f"http://{HOST}:{api_port}" if api_port else "",
@@ -261,8 +276,11 @@ class _Incarnation:
                 for key in running
             ),
         )
-        fact = Fact(events=(event,), subject=self.head.node, cause=None, told=lambda: None)
+        fact = Fact(events=(event,), subject=self.head.node, cause=None, told=self._has_joined)
         shop.reporter.report("joined", self.head.node, fact)
+
+    def _has_joined(self) -> None:
+        self._ports.health.say("node")
 
     # --- replicas ------------------------------------------------------------------------------
 
@@ -290,7 +308,11 @@ class _Incarnation:
         self._replicas.create_task(self._to_its_end(supervision, life), name=str(key))
 
     async def _to_its_end(self, supervision: Supervision, life: Coroutine[Any, Any, None]) -> None:
-        await life
+        try:
+            await life
+        except* IncarnationOver:
+            self._ports.telemetry.warn("fenced", replica=str(supervision.replica.key))
+            self._found_over.set()
         self._supervisions.pop(supervision.replica.key, None)
         self._by_token.pop(supervision.replica.token, None)
         self._metrics.replicas.set(len(self._supervisions))
@@ -310,27 +332,26 @@ class _Incarnation:
             )
             record = shop.writer.record(event, subject=self.head.node, key=self.head.node)
             try:
-                await shop.writer.append(HEARTBEATS.name, [record], patient=False)
-            except (LogUnavailable, AppendOutcomeUnknown):
+                sent_s = await shop.writer.append(HEARTBEATS.name, [record], patient=False)
+            except (LogUnavailable, AppendOutcomeUnknown) as error:
                 self._metrics.heartbeats_missed.inc()
+                self._ports.health.say("heartbeat", str(error))
+            else:
+                self._ports.health.say("heartbeat")
+                self._renew(sent_s)
             self._tidy(shop)
             await self._ports.clock.sleep(self._settings.heartbeat_s)
 
-    async def _fence(self, shop: Shop, fence_s: float) -> None:
-        """Kill what runs once the scheduler may count the node as lost: no task runs twice."""
-        while True:
-            silent_s = self._ports.clock.monotonic_s() - shop.writer.acknowledged_s
-            if silent_s >= fence_s:
-                running = [s for s in self._supervisions.values() if s.replica.held]
-                if running:
-                    self._metrics.fenced.inc()
-                    self._ports.telemetry.error("fenced", node=self.head.node, silent_s=silent_s)
-                for supervision in running:
-                    supervision.stop(
-                        StopOrder(code="node_lost", deadline_ms=0, cause=None, revoked=True)
-                    )
-                silent_s = 0.0
-            await self._ports.clock.sleep(max(fence_s - silent_s, fence_s / 20))
+    def _renew(self, sent_s: float) -> None:
+        try:
+            self._lease.acknowledged(sent_s)
+        except ExecutorFailed as error:
+            self._metrics.renewals_failed.inc()
+            self._ports.telemetry.error("not_renewed", found=str(error))
+
+    async def _until_over(self) -> NoReturn:
+        await self._found_over.wait()
+        raise FenceExpired("what ran under a fence was killed by its runner")
 
     def _tidy(self, shop: Shop) -> None:
         """Remove old directories, and forget in the ledger what no relay repeats any more."""

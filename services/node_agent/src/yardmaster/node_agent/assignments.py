@@ -15,6 +15,7 @@ from yardmaster.eventlog.errors import OffsetGone
 from yardmaster.eventlog.port import Partition, Record, StoredRecord
 from yardmaster.node_agent.book import Assignment, Reached, Replica, ReplicaKey, StopOrder
 from yardmaster.node_agent.errors import AssignmentUnreadable
+from yardmaster.node_agent.lease import IncarnationOver
 from yardmaster.node_agent.metrics import AgentMetrics
 from yardmaster.node_agent.ports import Shop
 from yardmaster.node_agent.supervision import Supervision
@@ -40,10 +41,6 @@ OFFSET_HEADER: Final = "yard_offset"
 TOKEN_DIGITS: Final = 64
 
 
-class IncarnationOver(Exception):
-    """The node has to begin anew, with nothing running."""
-
-
 class Follower:
     """Reads the node's assignments and acts on each."""
 
@@ -65,7 +62,8 @@ class Follower:
         """Follow for ever.
 
         Raises:
-            IncarnationOver: NodeLost for this incarnation, or records of it are no longer kept.
+            IncarnationOver: NodeLost for this incarnation; records of it are no longer kept; or it
+                was cut off for longer than what it is to run allows.
             AssignmentUnreadable, LogError.
         """
         log, book = self._shop.ports.log, self._shop.book
@@ -140,6 +138,8 @@ class Follower:
         if not new:
             mine = any(placement.node == head.node for placement in event.placements)
             return "repeated" if mine else "void"
+        if event.fence_s is not None:
+            self._shop.lease.take(event.fence_s)
         refused = self._impossible(new)
         self._shop.add(new)
         for replica in new:
@@ -204,4 +204,5 @@ def _assignment(
         details=event.details,
         checkpoint=event.checkpoint,
         grace_s=event.grace_s,
+        fence_s=event.fence_s,
     )

@@ -91,6 +91,7 @@ class Assignment:
     details: DetailsRef
     checkpoint: Checkpoint | None
     grace_s: Count | None
+    fence_s: Positive | None = None
 
     @property
     def task_index(self) -> int:
@@ -128,13 +129,17 @@ class StopOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """How a main process ended: exactly one of exit code and signal. `lost`: nobody saw it."""
+    """How a main process ended: exactly one of exit code and signal.
+
+    `lost`: nobody saw it. `fenced`: it was killed because the agent was not heard of.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
     exit_code: Annotated[int, Field(ge=0, le=255)] | None = None
     signal: Annotated[int, Field(ge=1, le=64)] | None = None
     lost: bool = False
+    fenced: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,8 @@ from yardmaster.schemas.events.details import JobDetailedV1
 from yardmaster.schemas.topics import DETAILS
 
 
-async def read_details(log: EventLog, assignment: Assignment) -> JobDetailedV1:
-    """The job's details.
+async def read_details(log: EventLog, assignment: Assignment) -> tuple[JobDetailedV1, str | None]:
+    """The job's details, and the trace context of the request that they came with.
 
     Raises:
         RunRefused: they were erased, are another record's, or cannot be read.
@@ -33,13 +33,14 @@ async def read_details(log: EventLog, assignment: Assignment) -> JobDetailedV1:
     if hashlib.sha256(record.value or b"").hexdigest() != where.digest:
         raise RunRefused(replica=assignment.key, found="its details do not match their digest")
     try:
-        details = decode(record).data
+        envelope = decode(record)
     except SchemaError as error:
         raise RunRefused(replica=assignment.key, found=f"its details: {error.code}") from None
+    details = envelope.data
     job_id = assignment.key.task_id.partition(".")[0]
     if not isinstance(details, JobDetailedV1) or details.job_id != job_id:
         raise RunRefused(replica=assignment.key, found="its details are not its job's")
-    return details
+    return details, envelope.traceparent
 
 
 def resolve_secrets(

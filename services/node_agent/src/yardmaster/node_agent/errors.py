@@ -2,7 +2,7 @@
 
 ```
 AgentError   ExecutorFailed  RunRefused  LedgerCorrupt  LedgerInUse  LedgerUnwritable
-             AssignmentUnreadable
+             AssignmentUnreadable  NotEnrolled
 ```
 """
 
@@ -52,3 +52,11 @@ class AssignmentUnreadable(AgentError):
     """{topic} offset {offset} cannot be read: {found}. Upgrade this agent; what runs goes on."""
 
     code = "assignment_unreadable"
+
+
+class NotEnrolled(AgentError):
+    """Node {node} has no topic ({topic}) after {waited_s} s. An operator makes it known with `yard
+    nodes enrol {node}`; then start the agent again.
+    """
+
+    code = "not_enrolled"

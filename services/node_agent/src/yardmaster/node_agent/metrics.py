@@ -31,3 +31,6 @@ class AgentMetrics:
         self.connections_refused = counter("api_connections_refused", "Over MAX_CONNECTIONS.")
         self.incarnations = counter("incarnations", "Ledgers begun.")
         self.fenced = counter("fenced", "Times that all was killed for want of acknowledgement.")
+        self.renewals_failed = counter(
+            "renewals_failed", "Heartbeats that could not be noted for the runners of fenced tasks."
+        )

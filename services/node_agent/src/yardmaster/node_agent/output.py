@@ -52,6 +52,9 @@ class OutputShipper:
             if not await self._append(records):
                 return False
             self._arrived = True
+        if process is not None and output.cut:
+            # Not before: what is not known to have arrived is read from the file once more.
+            process.drop_output()
         lines, self._lines = self._lines, []
         records = [self._said(line) for line in lines]
         if process is not None:
@@ -100,8 +103,6 @@ class OutputShipper:
                 output.stderr = piece.end
             self._metrics.output_bytes.inc(len(whole))
             ahead.append(stream)
-        if output.cut:
-            process.drop_output()
         return pieces
 
     def _cut(self, limit: int) -> None:

@@ -1,7 +1,7 @@
 """What an agent is handed, and what its parts share while it lives."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from yardmaster.eventlog.port import EventLog
 from yardmaster.node_agent.book import Book, Entry, Replica
@@ -19,11 +19,13 @@ from yardmaster.node_agent.executors.process import ProcessExecutor
 from yardmaster.node_agent.executors.procfs import boot_id
 from yardmaster.node_agent.executors.secrets import NoSecrets, SecretFiles, Secrets
 from yardmaster.node_agent.executors.simulated import BOOT_ID, SimulatedExecutor
+from yardmaster.node_agent.lease import Lease
 from yardmaster.node_agent.ledger import FileLedger, Ledger, MemoryLedger
 from yardmaster.node_agent.reports import Reporter, Writer
 from yardmaster.node_agent.settings import Settings
 from yardmaster.runtime.chance import Chance
 from yardmaster.runtime.clock import Clock
+from yardmaster.runtime.health import Health
 from yardmaster.runtime.telemetry import Telemetry
 
 
@@ -52,10 +54,18 @@ class Ports:
     machine: Machine
     #: A port for the rendezvous of a task of one replica.
     free_port: Callable[[], int]
+    #: Where the parts say whether they are ready.
+    health: Health = field(default_factory=Health)
 
 
 def host_ports(
-    settings: Settings, *, log: EventLog, clock: Clock, chance: Chance, telemetry: Telemetry
+    settings: Settings,
+    *,
+    log: EventLog,
+    clock: Clock,
+    chance: Chance,
+    telemetry: Telemetry,
+    health: Health | None = None,
 ) -> Ports:
     """The ports of this machine, under `settings.data_dir`: `ledger` and a directory a replica."""
     declared = settings.devices
@@ -79,6 +89,7 @@ def host_ports(
             passed=own_variables(settings.passed),
         ),
         free_port=free_port,
+        health=health or Health(),
     )
 
 
@@ -123,6 +134,7 @@ class Shop:
     book: Book
     writer: Writer
     reporter: Reporter
+    lease: Lease
     facts: NodeFacts
 
     def keep(self, *entries: Entry, durable: bool = True) -> None:

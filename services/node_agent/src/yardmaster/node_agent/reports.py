@@ -13,6 +13,7 @@ from typing import Final
 from yardmaster.eventlog.codec import encode
 from yardmaster.eventlog.errors import AppendOutcomeUnknown
 from yardmaster.eventlog.port import BATCH_OVERHEAD, EventLog, Partition, Record
+from yardmaster.node_agent.lease import Lease
 from yardmaster.node_agent.metrics import AgentMetrics
 from yardmaster.runtime.clock import Clock
 from yardmaster.schemas.envelope import Actor, ActorKind, Envelope, Event
@@ -20,10 +21,11 @@ from yardmaster.schemas.topics import KIB, NODE_EVENTS
 
 #: A batch of facts or of output is at most this large; the topics take 128 KiB.
 MAX_BATCH_BYTES: Final = 120 * KIB
-#: How often an append of unknown outcome is made again before the error is raised.
-UNKNOWN_TRIES: Final = 20
-#: The pause before that.
+#: How often an append of unknown outcome is made before something newer takes its place.
+UNKNOWN_TRIES: Final = 3
+#: The pause before the second time; it doubles up to the longest.
 UNKNOWN_PAUSE_S: Final = 0.2
+LONGEST_PAUSE_S: Final = 5.0
 
 
 class Writer:
@@ -52,10 +54,16 @@ class Writer:
         self._partition = partition
         self._epoch = epoch
         self._seq = 0
-        #: When the last append that was acknowledged had been sent (the clock's monotonic seconds).
-        self.acknowledged_s = clock.monotonic_s()
 
-    def record(self, event: Event, *, subject: str, key: str, cause: str | None = None) -> Record:
+    def record(
+        self,
+        event: Event,
+        *,
+        subject: str,
+        key: str,
+        cause: str | None = None,
+        traceparent: str | None = None,
+    ) -> Record:
         """The record of an event, with the next number of this source and epoch."""
         seq, self._seq = self._seq, self._seq + 1
         envelope = Envelope(
@@ -68,31 +76,36 @@ class Writer:
             time_ms=self._clock.now_ms(),
             actor=Actor(kind=ActorKind.NODE, id=self._node),
             cause=cause,
+            traceparent=traceparent,
             data=event,
         )
         return encode(envelope, key)
 
-    async def append(self, topic: str, records: Sequence[Record], *, patient: bool = True) -> None:
-        """Append a batch until it is certain that it is there.
+    async def append(self, topic: str, records: Sequence[Record], *, patient: bool = True) -> float:
+        """Append a batch until it is certain that it is there; when that was sent (monotonic).
 
         Raises:
-            LogUnavailable: the log is; for long when `patient`.
-            LogError: it may or may not be there.
+            LogUnavailable: the log is, and it is not `patient`.
+            AppendOutcomeUnknown: it may or may not be there; not while it is `patient`.
+            LogError: what time does not heal.
         """
         log = self._patient if patient else self._log
-        for tries_left in reversed(range(UNKNOWN_TRIES)):
+        pause_s = UNKNOWN_PAUSE_S
+        tries = 0
+        while True:
             sent_s = self._clock.monotonic_s()
             try:
                 await log.append(Partition(topic, self._partition), records)
             except AppendOutcomeUnknown:
                 self._metrics.append_unknown.inc()
-                if not tries_left:
+                tries += 1
+                if not patient and tries == UNKNOWN_TRIES:
                     raise
-                await self._clock.sleep(UNKNOWN_PAUSE_S)
+                await self._clock.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             else:
-                self.acknowledged_s = max(self.acknowledged_s, sent_s)
                 self._metrics.appends.labels(topic).inc()
-                return
+                return sent_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +116,7 @@ class Fact:
     subject: str
     cause: str | None
     told: Callable[[], None]
+    traceparent: str | None = None
 
 
 class Reporter:
@@ -112,8 +126,9 @@ class Reporter:
     enough. So no more than four facts a replica wait.
     """
 
-    def __init__(self, writer: Writer, metrics: AgentMetrics, cell: str) -> None:
+    def __init__(self, writer: Writer, lease: Lease, metrics: AgentMetrics, cell: str) -> None:
         self._writer = writer
+        self._lease = lease
         self._metrics = metrics
         self._cell = cell
         self._waiting: dict[tuple[str, str], Fact] = {}
@@ -129,7 +144,8 @@ class Reporter:
         """Append what is queued, for ever.
 
         Raises:
-            LogError: the log failed for too long; what was not told is in the ledger.
+            FenceExpired: an end that is told now may be the fence's own, which is no task's fault.
+            LogError: what time does not heal; what was not told is in the ledger.
         """
         while True:
             await self._some.wait()
@@ -138,12 +154,19 @@ class Reporter:
                 await self._append_some()
 
     async def _append_some(self) -> None:
+        self._lease.check()
         records: list[Record] = []
         taken: list[Fact] = []
         size = BATCH_OVERHEAD
         for name, fact in list(self._waiting.items()):
             more = [
-                self._writer.record(event, subject=fact.subject, key=self._cell, cause=fact.cause)
+                self._writer.record(
+                    event,
+                    subject=fact.subject,
+                    key=self._cell,
+                    cause=fact.cause,
+                    traceparent=fact.traceparent,
+                )
                 for event in fact.events
             ]
             size += sum(record.size for record in more)

@@ -2,7 +2,7 @@
 
 Started by the process executor as `python -I -S runner.py DIRECTORY`, in a session of its own, with
 the command, environment and working directory as JSON on stdin (an anonymous file: secrets touch no
-disk). It imports the standard library alone, kills nothing, and starts the command at most once:
+disk). It imports the standard library alone and starts the command at most once:
 
 1. It links its identity as `start` into the attempt's directory. Only one link can succeed: a
    second runner, or an agent that came back and gave the attempt up, wins or loses here and nowhere
@@ -12,6 +12,10 @@ disk). It imports the standard library alone, kills nothing, and starts the comm
    none is left, and says so with `gone`.
 
 After each step it rings `bell`, a FIFO on which the agent listens while it lives.
+
+It kills nothing, but in a pool with `fence: kill`: there it holds the agent's lease (`lease`) and
+kills all below it, and notes `fenced`, when that was not renewed in time. It sleeps until then and
+only then looks at the note, so it costs a wake-up each time the fence would have run out.
 """
 
 import ctypes
@@ -24,15 +28,22 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final, NoReturn
 
+PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 #: Exit codes of the runner itself; the task's are in `exit`.
 ALREADY_STARTED: Final = 75
 BAD_SPEC: Final = 64
+FENCED: Final = 69
 #: The shell's: what was asked for cannot be run, is not there.
 CANNOT_RUN: Final = 126
 NOT_FOUND: Final = 127
 #: How often, a second apart, the exit status is tried to be written to a full disk.
 EXIT_WRITE_TRIES: Final = 60
+#: How long after the agent should have killed the runner does: alive, the agent ends the
+#: incarnation, which is not held against the tasks. Part of `core.fencing.MARGIN_S`.
+LATER_S: Final = 1.0
+#: Between two rounds of killing, for what was started during the last.
+KILL_AGAIN_S: Final = 0.05
 
 
 def identity(pid: int) -> dict[str, Any]:
@@ -84,15 +95,83 @@ def ring(directory: str) -> None:
         os.close(descriptor)
 
 
+class Fence:
+    """The agent's lease as a runner holds it; `arm` sets the process's one timer.
+
+    Should the runner itself be killed, its command is killed by the kernel (PR_SET_PDEATHSIG).
+    """
+
+    def __init__(self, directory: str, given: dict[str, Any]) -> None:
+        self._directory = directory
+        self._renewed: str = given["renewed"]
+        self._incarnation: str = given["incarnation"]
+        self._seconds: int = given["seconds"]
+        self._acknowledged_s = float("-inf")
+        self._over = False
+
+    def left_s(self) -> float:
+        """Seconds until the lease ends, as the agent noted last."""
+        try:
+            with open(self._renewed, encoding="ascii") as file:
+                note = json.load(file)
+            if note["incarnation"] == self._incarnation:
+                self._acknowledged_s = float(note["acknowledged_s"])
+        except (OSError, ValueError, KeyError, TypeError):
+            pass  # what was known of it still holds, and ends in time
+        return self._acknowledged_s + self._seconds + LATER_S - time.monotonic()
+
+    def arm(self) -> bool:
+        """Wake up at the lease's end; False when that has passed."""
+        left_s = 0.0 if self._over else self.left_s()
+        if left_s > 0:
+            signal.setitimer(signal.ITIMER_REAL, left_s)
+        return left_s > 0
+
+    def ring(self, _signum: int, _frame: FrameType | None) -> None:
+        """The timer's handler: look again, and kill when the lease was not renewed."""
+        if self.arm():
+            return
+        ended = os.path.exists(os.path.join(self._directory, "exit"))
+        if not self._over and not ended:
+            try:
+                with open(os.path.join(self._directory, "fenced"), "w", encoding="ascii"):
+                    pass
+            except OSError:
+                pass  # without the note the exit is taken for the task's own
+        self._over = True
+        kill_children()
+        signal.setitimer(signal.ITIMER_REAL, KILL_AGAIN_S)
+
+
+def kill_children() -> None:
+    """SIGKILL this process's children; what hangs on them comes here and is met by the next call.
+
+    Only this process can reap its children, so no pid here is another's by now.
+    """
+    own = str(os.getpid()).encode()
+    for entry in os.listdir("/proc"):
+        if not entry.isdecimal():
+            continue
+        try:
+            with open(f"/proc/{entry}/stat", "rb") as stat:
+                parent = stat.read().rpartition(b")")[2].split()[1]
+            if parent == own:
+                os.kill(int(entry), signal.SIGKILL)
+        except (OSError, IndexError):
+            continue  # it ended meanwhile
+
+
 def _ignore(_signum: int, _frame: FrameType | None) -> None:
     """A handler, not SIG_IGN: an exec resets handlers, but would hand SIG_IGN down to the task."""
 
 
-def _become_command(directory: str, spec: dict[str, Any], go: int) -> NoReturn:
+def _become_command(directory: str, spec: dict[str, Any], go: int, libc: ctypes.CDLL) -> NoReturn:
     """In the child: wait for the word, then turn into the command."""
     for name in ("SIGPIPE", "SIGXFSZ", "SIGTERM", "SIGINT", "SIGHUP"):
         signal.signal(getattr(signal, name), signal.SIG_DFL)
     os.setsid()
+    if spec.get("fence") is not None:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.read(go, 1) != b"g":
         os._exit(CANNOT_RUN)
     stdin = os.open(os.devnull, os.O_RDONLY)
@@ -142,7 +221,8 @@ def main(directory: str) -> int:
         return BAD_SPEC
     # Nothing of the spec stays readable through this process's descriptors.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
         write_durably(directory, "start", {"runner": identity(os.getpid())}, os.link)
     except FileExistsError:
@@ -151,9 +231,18 @@ def main(directory: str) -> int:
     child = os.fork()
     if child == 0:
         os.close(say)
-        _become_command(directory, spec, go)
+        _become_command(directory, spec, go, libc)
     os.close(go)
+    given = spec.get("fence")
+    fence = None if given is None else Fence(directory, given)
     del spec
+    if fence is not None:
+        signal.signal(signal.SIGALRM, fence.ring)
+        if not fence.arm():
+            print("the node's lease had ended before it was started", file=sys.stderr)
+            os.close(say)
+            os.waitpid(child, 0)
+            return FENCED
     write_durably(directory, "process", identity(child), os.rename)
     os.write(say, b"g")
     os.close(say)
@@ -165,6 +254,7 @@ def main(directory: str) -> int:
             break
         if pid == child:
             _write_exit(directory, status)
+    signal.setitimer(signal.ITIMER_REAL, 0)
     with open(os.path.join(directory, "gone"), "w", encoding="ascii"):
         return 0
 

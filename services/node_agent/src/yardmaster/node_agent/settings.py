@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
+from yardmaster.runtime.settings import LogSettings
 from yardmaster.schemas.fields import MAX_SLOTS, Address, Labels, Name, Port
 
 Milli = Annotated[int, Field(ge=0)]
@@ -13,19 +14,19 @@ PositiveSeconds = Annotated[float, Field(gt=0)]
 PositiveInt = Annotated[int, Field(gt=0)]
 
 
-class Settings(BaseSettings):
-    """One agent's settings; those that bound something name the limit and what happens at it."""
+class Settings(LogSettings):
+    """One agent's settings; those that bound something name the limit and what happens at it.
 
-    model_config = SettingsConfigDict(env_prefix="YARD_AGENT_", extra="forbid", frozen=True)
+    `retry.attempts` is not an agent's: it goes on for as long as its node does.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="YARD_AGENT_")
 
     #: The node's name: its topic is `assignments.<node>`, its source `node/<node>`.
     node: Name
-    cell: Name = "main"
-    #: The cell's partition in every topic.
-    partition: Annotated[int, Field(ge=0)] = 0
     pool: Name = "default"
     node_type: Name = "generic"
-    labels: Labels = {}
+    labels: Labels = Field(default_factory=dict)
     #: Where other nodes reach this one's gangs, and on which ports.
     address: Address = "127.0.0.1"
     port_first: Port = 29_600
@@ -51,22 +52,21 @@ class Settings(BaseSettings):
     #: on.
     passed: tuple[str, ...] = ("PATH", "HOME", "USER", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR")
 
+    #: Whether the agent makes the node's topic where there is none, as the log may not let it; and
+    #: how long it waits for one before it ends.
+    make_topic: bool = True
+    topic_wait_s: PositiveSeconds = 600.0
     #: Between two heartbeats.
     heartbeat_s: PositiveSeconds = 2.0
     #: Between two looks at a task's output and checkpoint file.
     tick_s: PositiveSeconds = 0.25
-    #: Kill what runs when no append was acknowledged for so long (a pool's `fence: kill`); None:
-    #: never.
-    fence_s: PositiveSeconds | None = None
-    #: Output of one replica that reaches the log; the rest is dropped with one line that says so.
+    #: Output of one replica that reaches the log, and that waits for it on disk; the rest is
+    #: dropped with one line that says so.
     output_limit_bytes: PositiveInt = 16 * 2**20
     #: What is still unshipped when a task ends may hold its slots for so long.
     drain_s: PositiveSeconds = 5.0
     #: Replicas at a time; more are given back as never started.
     max_replicas: Annotated[int, Field(gt=0, le=1200)] = 1024
-    #: Appends of one batch of facts before the agent stops (tasks go on); the pause doubles up to 5
-    #: s.
-    append_tries: PositiveInt = 150
     #: Directories of ended replicas that are kept, and for how long.
     kept_directories: Annotated[int, Field(ge=0)] = 100
     kept_s: PositiveSeconds = 86_400

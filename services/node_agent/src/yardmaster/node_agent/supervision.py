@@ -24,11 +24,13 @@ from yardmaster.node_agent.details import read_details, resolve_secrets
 from yardmaster.node_agent.environment import task_environment
 from yardmaster.node_agent.errors import ExecutorFailed, RunRefused
 from yardmaster.node_agent.executors.port import Launch, Process
+from yardmaster.node_agent.lease import FenceExpired
 from yardmaster.node_agent.metrics import AgentMetrics
 from yardmaster.node_agent.output import OutputShipper
 from yardmaster.node_agent.ports import Shop
 from yardmaster.node_agent.reports import Fact
 from yardmaster.node_agent.waiting import happens_within, within
+from yardmaster.runtime.tracing import About, child_span, trace_id_of
 from yardmaster.schemas.envelope import Event
 from yardmaster.schemas.events.decisions import Checkpoint
 from yardmaster.schemas.events.node_events import (
@@ -70,6 +72,10 @@ class Supervision:
         self._metrics = metrics
         self._clock = shop.ports.clock
         self._output = OutputShipper(shop, replica, metrics)
+        self._tracer = shop.ports.telemetry.tracer
+        self._assigned = self._tracer.now()
+        #: The trace of the request that asked for the job; an adopted replica's is not known.
+        self._context: str | None = None
         self._stop_changed = asyncio.Event()
         self._stopping = asyncio.Event()
         #: Why the node cannot hold the replica, when it cannot.
@@ -150,18 +156,50 @@ class Supervision:
         try:
             if self.refused is not None:
                 raise RunRefused(replica=replica.key, found=self.refused)
-            launch = await self._launch()
-            if replica.stop is not None:
-                await self._never(f"stopped before it started: {replica.stop.code}")
-                return
-            replica.state = ReplicaState.STARTING
-            self._keep()
-            process = await self._shop.ports.executor.start(launch)
+            process = await self._begin()
         except (RunRefused, ExecutorFailed) as error:
+            self._say("replica_not_started", code=error.code)
             await self._never(str(error))
             return
+        if process is None:
+            assert replica.stop is not None, "only a stop keeps it from starting"
+            await self._never(f"stopped before it started: {replica.stop.code}")
+            return
         self._has_started(process.identity)
+        self._say("replica_started", pid=process.identity.pid)
         await self._follow(process)
+
+    async def _begin(self) -> Process | None:
+        """Start it, unless it was told to stop meanwhile; the spans of how that went.
+
+        Raises:
+            RunRefused, ExecutorFailed.
+        """
+        tracer, key = self._tracer, self.replica.key
+        read = tracer.now()
+        launch = await self._launch()
+        about: About = {
+            "yard.task": key.task_id,
+            "yard.attempt": key.attempt,
+            "yard.replica": key.replica,
+            "yard.node": self._shop.settings.node,
+        }
+        # Whose trace it is, the details said: so the spans up to here are made afterwards.
+        with child_span(
+            tracer,
+            "node_agent assignment",
+            self._context,
+            start=self._assigned,
+            kind="consumer",
+            about=about,
+        ) as span:
+            child_span(tracer, "node_agent details", span.traceparent, start=read).end()
+            if self.replica.stop is not None:
+                return None
+            self.replica.state = ReplicaState.STARTING
+            self._keep()
+            with child_span(tracer, "node_agent process start", span.traceparent):
+                return await self._shop.ports.executor.start(launch)
 
     async def adopt(self) -> Process | None:
         """Find what an earlier life of the agent left of this replica, before the node joins.
@@ -192,7 +230,7 @@ class Supervision:
 
     async def _launch(self) -> Launch:
         shop, assignment = self._shop, self.replica.assignment
-        details = await read_details(shop.ports.log, assignment)
+        details, self._context = await read_details(shop.ports.log, assignment)
         self.replica.stop_signal = details.stop_signal
         env = task_environment(
             assignment,
@@ -203,7 +241,13 @@ class Supervision:
             facts=shop.facts,
             free_port=shop.ports.free_port(),
         )
-        return Launch(assignment.key, details.run, env)
+        return Launch(
+            assignment.key,
+            details.run,
+            env,
+            fence_s=assignment.fence_s,
+            incarnation=shop.book.head.incarnation,
+        )
 
     def _has_started(self, identity: ProcessIdentity) -> None:
         self.replica.identity = identity
@@ -218,9 +262,13 @@ class Supervision:
             watching = [
                 group.create_task(self._keep_stopping(process)),
                 group.create_task(self._keep_looking(process)),
+                group.create_task(self._keep_shipping(process)),
             ]
             if replica.exit is None:
-                replica.exit = await process.exited()
+                exit_ = await process.exited()
+                if exit_.fenced:
+                    raise FenceExpired(f"the runner of {replica.key} killed it")
+                replica.exit = exit_
                 replica.state = ReplicaState.EXITED
                 replica.ended_ms = self._clock.now_ms()
                 self._keep()
@@ -264,10 +312,21 @@ class Supervision:
             await self._clock.sleep(KILL_AGAIN_S)
 
     async def _keep_looking(self, process: Process) -> None:
-        """Every tick: output and checkpoint file, which are files that ring no bell."""
+        """Every tick: the checkpoint file, which rings no bell, and the size of the output.
+
+        No more is kept of a stream than may be shipped, and a byte that shows that there was more,
+        however long the log is away.
+        """
+        most = self._shop.settings.output_limit_bytes + 1
         while True:
             await self._clock.sleep(self._shop.settings.tick_s)
             self._look_at_checkpoint(process)
+            process.bound_output(most)
+
+    async def _keep_shipping(self, process: Process) -> None:
+        """Every tick, and as long as an append takes: the output, which rings no bell either."""
+        while True:
+            await self._clock.sleep(self._shop.settings.tick_s)
             await self._output.ship(process)
 
     async def _clear_away(self, process: Process) -> None:
@@ -391,7 +450,19 @@ class Supervision:
                 subject=self.replica.key.task_id,
                 cause=cause or self.replica.assignment.cause,
                 told=told or (lambda: None),
+                traceparent=self._context,
             ),
+        )
+
+    def _say(self, event: str, **fields: object) -> None:
+        key = self.replica.key
+        self._shop.ports.telemetry.info(
+            event,
+            task_id=key.task_id,
+            attempt=key.attempt,
+            replica=key.replica,
+            trace_id=trace_id_of(self._context),
+            **fields,
         )
 
     def _names(self) -> Names:

@@ -113,12 +113,19 @@ class ReplicaDirectory:
         """Bytes of an output file."""
         return self._read(stream, start, size)
 
-    def drop_output(self) -> None:
-        """Cut both output files to nothing; writers append, so they go on at the new end."""
+    def bound_output(self, limit: int) -> None:
+        """Cut output files to at most `limit` bytes; writers append, so they go on at the new end.
+
+        What is kept below the limit may so be followed by something written much later.
+        """
         for stream in ("stdout", "stderr"):
             with self._opened(stream, os.O_WRONLY) as descriptor:
-                if descriptor is not None:
-                    os.ftruncate(descriptor, 0)
+                if descriptor is not None and os.fstat(descriptor).st_size > limit:
+                    os.ftruncate(descriptor, limit)
+
+    def drop_output(self) -> None:
+        """Cut both output files to nothing."""
+        self.bound_output(0)
 
     def _read(self, name: str, start: int, size: int) -> bytes:
         with self._opened(name, os.O_RDONLY) as descriptor:

@@ -24,12 +24,31 @@ class Paths:
 
 
 @dataclass(frozen=True, slots=True)
+class Renewal:
+    """That a node's incarnation was heard by the log: see `lease`, whose note this is.
+
+    `acknowledged_s` is in the clock's monotonic seconds, which hold for one boot of a machine.
+    """
+
+    boot_id: str
+    incarnation: str
+    acknowledged_s: float
+    longest_gap_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
-    """What to run: the run as the job has it, and the whole environment (secrets resolved)."""
+    """What to run: the run as the job has it, and the whole environment (secrets resolved).
+
+    `fence_s` and `incarnation`: killed when that incarnation was not renewed for so long; None:
+    never.
+    """
 
     key: ReplicaKey
     run: Run
     env: Mapping[str, str]
+    fence_s: int | None = None
+    incarnation: str = ""
 
 
 class Process(Protocol):
@@ -64,6 +83,9 @@ class Process(Protocol):
     def read_output(self, stream: StreamName, start: int, size: int) -> bytes:
         """At most `size` bytes of a stream from byte `start` on; none at its end."""
 
+    def bound_output(self, limit: int) -> None:
+        """Free what a stream holds past its byte `limit`; what is written next lies there again."""
+
     def drop_output(self) -> None:
         """Free what the streams hold; for output past its limit, which nobody will read."""
 
@@ -73,6 +95,15 @@ class Executor(Protocol):
 
     def paths(self, key: ReplicaKey) -> Paths:
         """Where the replica's notices will lie."""
+
+    def renew(self, renewal: Renewal) -> None:
+        """Note for all that runs, and for later lives of the agent, that the node was heard.
+
+        Raises: ExecutorFailed: what runs under a fence will end by itself.
+        """
+
+    def renewal(self) -> Renewal | None:
+        """The last note; None when there is none that can be read."""
 
     async def start(self, launch: Launch) -> Process:
         """Start a replica; call it once a key, after the ledger holds it.

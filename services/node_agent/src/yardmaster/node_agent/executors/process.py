@@ -11,23 +11,25 @@ import os
 import signal
 import stat
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Final
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from yardmaster.node_agent import runner
 from yardmaster.node_agent.book import Exit, ProcessIdentity, ReplicaKey
 from yardmaster.node_agent.errors import ExecutorFailed
 from yardmaster.node_agent.executors import procfs
 from yardmaster.node_agent.executors.directory import ReplicaDirectory
-from yardmaster.node_agent.executors.port import Launch, Paths, StreamName
+from yardmaster.node_agent.executors.port import Launch, Paths, Renewal, StreamName
 from yardmaster.runtime.clock import Clock
 
 #: How often what is being killed without a runner's help is looked at again.
 SWEEP_S: Final = 0.05
 #: How often a sweep kills before it gives up; what survives SIGKILL hangs in the kernel.
 SWEEP_ROUNDS: Final = 200
+_RENEWAL: Final = TypeAdapter(Renewal)
 
 
 class _Bell:
@@ -107,7 +109,7 @@ class RealProcess:
             while True:
                 running = self._runner is not None and procfs.alive(self._runner)
                 if (found := _exit(self._directory)) is not None:
-                    return found
+                    return replace(found, fenced=self._directory.has("fenced"))
                 if not running:
                     # Alone, its exit would be seen by nobody: it may not go on.
                     self.kill()
@@ -160,6 +162,10 @@ class RealProcess:
         """Bytes of an output file."""
         return self._directory.read_output(stream, start, size)
 
+    def bound_output(self, limit: int) -> None:
+        """Cut what lies past the limit."""
+        self._directory.bound_output(limit)
+
     def drop_output(self) -> None:
         """Cut the output files."""
         self._directory.drop_output()
@@ -171,10 +177,29 @@ class ProcessExecutor:
     def __init__(self, root: Path, clock: Clock) -> None:
         self._root = root.absolute()
         self._clock = clock
+        #: Beside the root, where a sweep does not take it.
+        self._renewed = self._root.with_name(self._root.name + ".renewed")
 
     def paths(self, key: ReplicaKey) -> Paths:
         """Where the replica's notices will lie."""
         return self._directory(key).paths
+
+    def renew(self, renewal: Renewal) -> None:
+        """Put the note in its place whole; not durable, since it holds for this boot only."""
+        draft = self._renewed.with_name(self._renewed.name + ".new")
+        try:
+            draft.write_text(json.dumps(asdict(renewal)), encoding="ascii")
+            draft.rename(self._renewed)
+        except OSError as error:
+            raise ExecutorFailed(replica=self._renewed, found=error) from None
+
+    def renewal(self) -> Renewal | None:
+        """The note that `renew` made last."""
+        try:
+            content = json.loads(self._renewed.read_text(encoding="ascii"))
+            return _RENEWAL.validate_python(content)
+        except (OSError, ValueError):
+            return None
 
     async def start(self, launch: Launch) -> RealProcess:
         """Start the runner and wait until the command's process is known."""
@@ -259,7 +284,19 @@ class ProcessExecutor:
         else:
             command = list(run.command)
         cwd = str(directory.path / "work" / (run.working_dir or ""))
-        spec = json.dumps({"command": command, "env": dict(launch.env), "cwd": cwd})
+        fence = {
+            "renewed": str(self._renewed),
+            "incarnation": launch.incarnation,
+            "seconds": launch.fence_s,
+        }
+        spec = json.dumps(
+            {
+                "command": command,
+                "env": dict(launch.env),
+                "cwd": cwd,
+                "fence": None if launch.fence_s is None else fence,
+            }
+        )
         # A file without a name: whole before the runner starts, and never on disk.
         descriptor = os.memfd_create("spec", os.MFD_CLOEXEC)
         try:

@@ -19,7 +19,7 @@ from typing import Final
 
 from yardmaster.node_agent.book import Exit, ProcessIdentity, ReplicaKey
 from yardmaster.node_agent.errors import ExecutorFailed
-from yardmaster.node_agent.executors.port import Launch, Paths, StreamName
+from yardmaster.node_agent.executors.port import Launch, Paths, Renewal, StreamName
 from yardmaster.node_agent.waiting import happens_within
 from yardmaster.runtime.clock import Clock
 
@@ -90,6 +90,9 @@ class SimulatedProcess:
         """It says nothing."""
         return b""
 
+    def bound_output(self, limit: int) -> None:
+        """There is none."""
+
     def drop_output(self) -> None:
         """There is none."""
 
@@ -106,10 +109,19 @@ class SimulatedExecutor:
         self._count = 1000
         #: None: given up before it started.
         self._processes: dict[ReplicaKey, SimulatedProcess | None] = {}
+        self._renewal: Renewal | None = None
 
     def paths(self, key: ReplicaKey) -> Paths:
         """Names for files that are never there."""
         return Paths(f"/simulated/{key}/stop.json", f"/simulated/{key}/checkpoint.json")
+
+    def renew(self, renewal: Renewal) -> None:
+        """Keep the note; simulated processes end with their agent, so none looks at it."""
+        self._renewal = renewal
+
+    def renewal(self) -> Renewal | None:
+        """The note."""
+        return self._renewal
 
     async def start(self, launch: Launch) -> SimulatedProcess:
         """Let its time begin."""

@@ -1,0 +1,58 @@
+"""The node's own topic: made by the scheduler's relay when the node is enrolled, else by the agent.
+
+Where brokers let agents make no topics, an agent that is started before its node is enrolled finds
+none. It waits for it, says so, and gives up after `topic_wait_s`: whoever restarts it then sees the
+named error rather than an agent that does nothing.
+"""
+
+from typing import Final
+
+from yardmaster.eventlog.errors import LogUnavailable, UnknownTopic
+from yardmaster.eventlog.port import EventLog, Partition
+from yardmaster.node_agent.errors import NotEnrolled
+from yardmaster.node_agent.ports import Ports
+from yardmaster.node_agent.settings import Settings
+from yardmaster.schemas.topics import assignments
+
+#: Between two looks for the topic, in seconds.
+LOOK_S: Final = 2.0
+
+
+async def find_topic(ports: Ports, settings: Settings, patient: EventLog) -> None:
+    """Return once the node's topic is there.
+
+    Raises:
+        NotEnrolled: it did not come in time.
+        LogError: the log failed otherwise.
+    """
+    topic = assignments(settings.node)
+    place = Partition(topic.name, settings.partition)
+    started_s = ports.clock.monotonic_s()
+    said = False
+    while True:
+        try:
+            await patient.end(place)
+            return
+        except UnknownTopic:
+            pass
+        if settings.make_topic and await _made(ports, settings):
+            return
+        waited_s = ports.clock.monotonic_s() - started_s
+        if waited_s >= settings.topic_wait_s:
+            raise NotEnrolled(node=settings.node, topic=topic.name, waited_s=round(waited_s))
+        if not said:
+            said = True
+            hint = f"yard nodes enrol {settings.node} --pool {settings.pool}"
+            ports.health.say("node", f"waits for its topic {topic.name}: {hint}")
+            ports.telemetry.warn("waits_for_topic", topic=topic.name, hint=hint)
+        await ports.clock.sleep(LOOK_S)
+
+
+async def _made(ports: Ports, settings: Settings) -> bool:
+    """Make the topic, where the log lets agents do that."""
+    try:
+        await ports.log.create_topics([assignments(settings.node)], settings.partition + 1)
+    except LogUnavailable as error:
+        ports.telemetry.warn("topic_not_made", found=str(error))
+        return False
+    return True

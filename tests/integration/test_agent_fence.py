@@ -1,0 +1,140 @@
+"""One node that is cut off from its log: what runs on, and that nothing under a fence does."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.node_agent import DEADLINE_S, AgentWorld, Deaf, sh
+from yardmaster.node_agent.executors import procfs
+from yardmaster.schemas.events.expiring import NodeHeartbeatV1
+from yardmaster.schemas.events.node_events import NodeJoinedV1, TaskExitedV1, TaskStartedV1
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[AgentWorld]:
+    world = await AgentWorld(tmp_path / "n1").open()
+    yield world
+    await world.assert_honest()
+    await world.log.close()
+
+
+def alive(pid: int) -> bool:
+    """It runs, or is stopped."""
+    seen = procfs.look(pid)
+    return seen is not None and not seen.ended
+
+
+async def test_a_fenced_node_kills_what_runs_before_it_can_be_started_elsewhere(
+    world: AgentWorld,
+) -> None:
+    log = Deaf(world)
+    async with world.agent(replace(world.ports(), log=log)) as joined:
+        task = await world.allocate(sh("echo pid $$; sleep 1000"), fence_s=1)
+        pid = int((await world.until_output(task, "pid")).split()[1])
+        # Heartbeats alone count: they are what a node is judged by.
+        log.deaf_to = {"heartbeats"}
+        await until_dead(world, pid)
+        log.deaf_to = set()
+        (_, again) = await world.until(NodeJoinedV1, count=2)
+        assert again.incarnation != joined.incarnation
+        assert again.running == ()
+    assert not await world.of_type(TaskExitedV1, task), "a kill by the fence is no task's failure"
+
+
+async def test_what_has_no_fence_runs_on_while_the_log_is_away(world: AgentWorld) -> None:
+    log = Deaf(world)
+    async with world.agent(replace(world.ports(), log=log)):
+        task = await world.allocate(sh("echo pid $$; sleep 1000"))
+        pid = int((await world.until_output(task, "pid")).split()[1])
+        log.deaf_to = {"heartbeats", "node-events", "task-logs"}
+        await asyncio.sleep(2)
+        assert alive(pid)
+        log.deaf_to = set()
+        await world.stop(task, grace_s=0)
+        await world.ended(task)
+    assert len(await world.of_type(NodeJoinedV1)) == 1
+
+
+async def test_output_that_waits_for_the_log_is_bounded_on_disk_too(world: AgentWorld) -> None:
+    world.configure(output_limit_bytes=10_000)
+    log = Deaf(world)
+    async with world.agent(replace(world.ports(), log=log)):
+        log.deaf_to = {"task-logs"}
+        task = await world.allocate(sh("echo first; while :; do echo more of it; done"))
+        await world.until(TaskStartedV1, task)
+        (stdout,) = world.data_dir.glob("replicas/*/stdout")
+        sizes = []
+        for _ in range(20):
+            await asyncio.sleep(0.1)
+            sizes.append(stdout.stat().st_size)
+        assert sum(b < a for a, b in itertools.pairwise(sizes)) >= 3, "it is cut again and again"
+        log.deaf_to = set()
+        said = await world.until_output(task, "output is cut here", stream="agent")
+        assert "at most 10000 bytes" in said
+        await world.stop(task, grace_s=0)
+        await world.ended(task)
+        said = await world.output(task)
+        assert said.startswith("first\nmore of it\n")
+        assert len(said) == 10_000
+
+
+async def test_a_runner_kills_what_is_under_a_fence_when_its_agent_is_gone(
+    world: AgentWorld,
+) -> None:
+    async with world.agent() as joined:
+        # One that leaves its group and session, and whose parent has ended.
+        hidden = "setsid sh -c 'echo orphan $$; sleep 1000' & echo pid $$; sleep 1000"
+        task = await world.allocate(sh(hidden), fence_s=1)
+        said = (await world.until_output(task, "orphan")) + await world.until_output(task, "pid")
+        words = said.split()
+        pids = {int(words[words.index(which) + 1]) for which in ("orphan", "pid")}
+    for pid in pids:
+        await until_dead(world, pid)
+    async with world.agent() as again:
+        assert again.incarnation != joined.incarnation
+    assert not await world.of_type(TaskExitedV1, task)
+
+
+async def test_an_agent_that_is_back_in_time_keeps_what_runs_under_a_fence(
+    world: AgentWorld,
+) -> None:
+    async with world.agent():
+        task = await world.allocate(sh("echo pid $$; sleep 4; echo done"), fence_s=3)
+        pid = int((await world.until_output(task, "pid")).split()[1])
+    await asyncio.sleep(1)
+    async with world.agent():
+        assert alive(pid)
+        assert (await world.exit_of(task)).exit_code == 0
+    assert len({e.incarnation for e in await world.of_type(NodeJoinedV1)}) == 1
+
+
+async def test_nothing_under_a_fence_starts_where_the_node_was_cut_off_for_as_long(
+    world: AgentWorld,
+) -> None:
+    log = Deaf(world)
+    async with world.agent(replace(world.ports(), log=log)) as joined:
+        before = await world.allocate(sh("true"), fence_s=2)
+        await world.ended(before)
+        log.deaf_to = {"heartbeats"}
+        await asyncio.sleep(2.5)
+        log.deaf_to = set()
+        beats = len(await world.of_type(NodeHeartbeatV1))
+        await world.until(NodeHeartbeatV1, count=beats + 2)
+        task = await world.allocate(sh("true"), fence_s=2)
+        (_, again) = await world.until(NodeJoinedV1, count=2)
+        assert again.incarnation != joined.incarnation
+        assert not await world.of_type(TaskStartedV1, task)
+        other = await world.allocate(sh("true"), fence_s=2)
+        assert (await world.exit_of(other)).exit_code == 0
+
+
+async def until_dead(world: AgentWorld, pid: int) -> None:
+    """Wait until a process is no more."""
+    deadline = world.clock.monotonic_s() + DEADLINE_S
+    while alive(pid):
+        assert world.clock.monotonic_s() < deadline, f"process {pid} runs on"
+        await asyncio.sleep(0.02)

@@ -1,0 +1,174 @@
+"""The lease: what is held under a fence is over in time, and late word renews nothing."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from yardmaster.node_agent.book import Assignment, Book, Head, Offer, Replica, ReplicaKey
+from yardmaster.node_agent.executors.port import Renewal
+from yardmaster.node_agent.executors.process import ProcessExecutor
+from yardmaster.node_agent.executors.simulated import BOOT_ID, SimulatedExecutor
+from yardmaster.node_agent.lease import UNKNOWN_S, FenceExpired, Lease
+from yardmaster.runtime.clock import ManualClock, SystemClock
+from yardmaster.schemas.events.requests import DetailsRef
+
+LIFE, OTHER = "0" * 12, "1" * 12
+TASK = "4kq7w2mz9c1f.0"
+
+
+def book(*fences: int | None, life: str = LIFE) -> Book:
+    """What a node holds: a replica for each fence."""
+    offer = Offer(pool="default", node_type="any", gpus=8, cpu_milli=0, memory_mib=0)
+    made = Book(Head(node="n1", incarnation=life, epoch=1, offer=offer))
+    for index, fence_s in enumerate(fences):
+        made.take(Replica(assignment=assignment(index, fence_s)))
+    return made
+
+
+def assignment(index: int, fence_s: int | None) -> Assignment:
+    return Assignment(
+        key=ReplicaKey(TASK, 1, index),
+        cause="scheduler/main.000000000000/1/1",
+        decision=1,
+        project="nlp",
+        pool="default",
+        tasks=1,
+        replicas=1,
+        slots=(index,),
+        gpu_milli=1000,
+        cpu_milli=0,
+        memory_mib=0,
+        master_addr="127.0.0.1",
+        master_port=None,
+        details=DetailsRef(offset=0, digest="0" * 64),
+        checkpoint=None,
+        grace_s=None,
+        fence_s=fence_s,
+    )
+
+
+class Node:
+    """An incarnation that just began."""
+
+    def __init__(self, *fences: int | None) -> None:
+        self.clock = ManualClock()
+        self.machine = SimulatedExecutor(self.clock)
+        self.book = book(*fences)
+        Lease.begin(self.clock, self.machine, LIFE, BOOT_ID)
+        self.lease = self.open()
+
+    def open(self, held: Book | None = None, boot_id: str = BOOT_ID) -> Lease:
+        return Lease(self.clock, self.machine, held or self.book, boot_id)
+
+    def beat(self, *, takes_s: float = 0.0) -> None:
+        """A heartbeat that is acknowledged after so long."""
+        sent_s = self.clock.monotonic_s()
+        self.clock.advance(takes_s)
+        self.lease.acknowledged(sent_s)
+
+
+def test_the_shortest_fence_of_what_is_held_counts() -> None:
+    node = Node(54, 9, None)
+    node.clock.advance(8.9)
+    node.lease.check()
+    node.clock.advance(0.2)
+    with pytest.raises(FenceExpired):
+        node.lease.check()
+
+
+def test_it_counts_from_the_sending_of_what_was_acknowledged() -> None:
+    node = Node(9)
+    node.beat(takes_s=8)
+    node.clock.advance(0.5)
+    node.lease.check()
+    node.clock.advance(0.6)
+    with pytest.raises(FenceExpired):
+        node.lease.check()
+
+
+def test_what_is_acknowledged_too_late_renews_nothing() -> None:
+    node = Node(9)
+    node.clock.advance(5)
+    before = node.machine.renewal()
+    with pytest.raises(FenceExpired):
+        node.beat(takes_s=4.5)
+    assert node.machine.renewal() == before, "the runners go by what they know"
+
+
+def test_nothing_is_over_where_nothing_has_a_fence() -> None:
+    node = Node(None)
+    node.clock.advance(1e6)
+    node.lease.check()
+    node.beat()
+
+
+def test_an_incarnation_that_was_cut_off_takes_no_attempt_with_a_shorter_fence() -> None:
+    node = Node()
+    node.lease.take(9)
+    node.clock.advance(30)
+    node.beat()
+    node.lease.take(54)
+    with pytest.raises(FenceExpired):
+        node.lease.take(9)
+    again = node.open()
+    with pytest.raises(FenceExpired):
+        again.take(9)
+    again.take(54)
+
+
+def test_an_agent_that_starts_again_goes_on_with_the_same_time() -> None:
+    node = Node(9)
+    node.clock.advance(6)
+    again = node.open()
+    again.check()
+    node.clock.advance(4)
+    with pytest.raises(FenceExpired):
+        node.open().check()
+
+
+def test_of_another_boot_or_incarnation_nothing_is_known() -> None:
+    node = Node(None)
+    for lease in (node.open(boot_id="another"), node.open(book(life=OTHER))):
+        assert lease.silent_s >= UNKNOWN_S
+        with pytest.raises(FenceExpired):
+            lease.take(86_400)
+
+
+async def test_the_watch_ends_at_the_time_and_not_before() -> None:
+    node = Node()
+    ended: list[str] = []
+
+    async def watch() -> None:
+        try:
+            await node.lease.watch()
+        except FenceExpired as over:
+            ended.append(str(over))
+
+    async def passes(seconds: int) -> None:
+        for _ in range(seconds * 10):
+            node.clock.advance(0.1)
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(watch())
+        await passes(2)
+        node.book.take(Replica(assignment=assignment(0, 9)))
+        node.lease.take(9)
+        await passes(3)
+        node.beat()
+        await passes(8)
+        assert ended == []
+        await passes(2)
+    assert [said.partition(" for ")[0] for said in ended] == ["no heartbeat acknowledged"]
+
+
+def test_the_note_is_whole_or_not_there(tmp_path: Path) -> None:
+    executor = ProcessExecutor(tmp_path / "replicas", SystemClock())
+    assert executor.renewal() is None
+    note = Renewal("boot", LIFE, 12.5, 0.25)
+    executor.renew(note)
+    assert executor.renewal() == note
+    (tmp_path / "replicas.renewed").write_text('{"boot_id": "bo')
+    assert executor.renewal() is None
