@@ -16,6 +16,8 @@ from yardmaster.eventlog.errors import AppendOutcomeUnknown, BatchTooLarge, LogU
 from yardmaster.eventlog.kafka import KafkaLog, KafkaSettings
 from yardmaster.eventlog.port import Partition, Record, StoredRecord
 from yardmaster.runtime.clock import SystemClock
+from yardmaster.runtime.log_metrics import EventLogMetrics
+from yardmaster.runtime.telemetry import Telemetry
 from yardmaster.schemas.topics import NODE_EVENTS, assignments
 
 pytestmark = [pytest.mark.kafka, pytest.mark.xdist_group("kafka")]
@@ -115,7 +117,8 @@ async def test_after_an_unknown_outcome_the_tail_tells_what_became_of_it(
         settings = KafkaSettings(
             bootstrap=broker.bootstrap, append_timeout_s=0.5, call_timeout_s=1.0
         )
-        log = await KafkaLog.open(settings, SystemClock())
+        telemetry = Telemetry("test", now_ms=SystemClock().now_ms)
+        log = await KafkaLog.open(settings, SystemClock(), EventLogMetrics(telemetry))
         new = topic("unknown")
         await log.create_topics([new])
         at = Partition(new.name)
@@ -139,6 +142,10 @@ async def test_after_an_unknown_outcome_the_tail_tells_what_became_of_it(
         await log.close()
     assert begins in ({"first": 0, "fourth": 3}, {"first": 0, "second": 3, "fourth": 6})
     assert begins["fourth"] == offset
+    value = telemetry.registry.get_sample_value
+    assert value("yard_test_log_producers_abandoned_total") == 1
+    assert (value("yard_test_log_connects_total") or 0) >= 3, "two producers and a reader"
+    assert (value("yard_test_log_calls_retried_total") or 0) > 0
 
 
 async def test_no_broker_at_all_is_unavailable() -> None:

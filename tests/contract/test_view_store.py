@@ -1,26 +1,46 @@
 """What every store of views keeps to; an adapter is one more parameter of `store`."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
+from tests.support.redis_views import own_database
+from yardmaster.projections.errors import ViewsMoved
 from yardmaster.projections.memory import MemoryViewStore
-from yardmaster.projections.rows import DepartmentRow, PoolRow, ProjectRow, SeenRow, WaitRow
-from yardmaster.projections.store import Change, Delete, Put, Query, ViewStore
+from yardmaster.projections.redis import RedisViewStore
+from yardmaster.projections.rows import (
+    DepartmentRow,
+    JobFacts,
+    JobRow,
+    PoolRow,
+    ProjectRow,
+    RequestRow,
+    SeenRow,
+    WaitRow,
+)
+from yardmaster.projections.store import Change, Delete, Put, Query, ViewStore, Wanted
 from yardmaster.runtime.clock import SystemClock
 from yardmaster.schemas.events.requests import (
     PolicyRef,
     PoolConfig,
     ProjectConfig,
+    SubmittedSpec,
 )
 from yardmaster.schemas.position import Position
 from yardmaster.schemas.reasons import Wait, WaitCode
 
 
-@pytest.fixture(params=["memory"])
-def store(request: pytest.FixtureRequest) -> ViewStore:
-    assert request.param == "memory"
-    return MemoryViewStore("main", SystemClock(), max_kept=8)
+@pytest.fixture(params=["memory", "redis"])
+async def store(request: pytest.FixtureRequest) -> AsyncIterator[ViewStore]:
+    if request.param == "memory":
+        yield MemoryViewStore("main", SystemClock(), max_kept=8)
+        return
+    settings = own_database(request.getfixturevalue("redis_server"))
+    found = RedisViewStore(settings, "main", SystemClock(), max_kept=8)
+    yield found
+    await found.close()
 
 
 def at(requests: int) -> Position:
@@ -29,6 +49,17 @@ def at(requests: int) -> Position:
 
 def project(name: str, department: str = "research", revision: int = 1) -> ProjectRow:
     return ProjectRow(name=name, revision=revision, config=ProjectConfig(department=department))
+
+
+def request(offset: int) -> RequestRow:
+    return RequestRow(
+        offset=offset,
+        record_id=f"gateway/g/1/{offset}",
+        type="TaskSubmitted",
+        subject="j",
+        actor="ana",
+        at_ms=0,
+    )
 
 
 async def put(store: ViewStore, position: int, *rows: ProjectRow) -> None:
@@ -206,3 +237,82 @@ async def test_waiting_for_a_change_ends_with_the_next_one(store: ViewStore) -> 
         await put(store, 1, project("a"))
     assert waiting.result()
     assert await store.changed(at(0), 5), "what happened before counts as well"
+
+
+async def test_a_writer_that_is_wrong_about_where_the_store_is_changes_nothing(
+    store: ViewStore,
+) -> None:
+    await store.apply([Put(project("a"))], at(1), {}, before=at(0))
+    for before, position in ((at(0), at(1)), (at(0), at(2)), (at(2), at(3))):
+        with pytest.raises(ViewsMoved) as moved:
+            await store.apply([Put(project("b"))], position, {"n": 1}, before=before)
+        assert moved.value.fields["found"] == at(1)
+    assert await store.position() == at(1)
+    assert await store.notes() == {}
+    assert await names(store) == ["a"]
+    await store.apply([Put(project("b"))], at(2), {}, before=at(1))
+    assert await names(store) == ["a", "b"]
+
+
+async def test_many_rows_are_found_at_once_in_the_order_asked_for(store: ViewStore) -> None:
+    await put(store, 1, project("nlp"), project("ads"))
+    await store.note([Put(SeenRow(node="n1", at_ms=5))], {})
+    wanted: list[Wanted] = [
+        *((ProjectRow, "nlp"), (SeenRow, "n1"), (ProjectRow, "none")),
+        *((ProjectRow, "ads"), (ProjectRow, "nlp")),
+    ]
+    found = await store.get_all(wanted)
+    assert found.position == at(1)
+    seen = SeenRow(node="n1", at_ms=5)
+    assert found.rows == (project("nlp"), seen, None, project("ads"), project("nlp"))
+    assert (await store.get_all([])).rows == ()
+
+
+async def test_a_page_starts_at_the_least_time_that_is_asked_for(store: ViewStore) -> None:
+    rows = [request(offset) for offset in range(5)]
+    await store.apply([Put(row) for row in rows], at(1), {})
+    for newest_first in (False, True):
+        page = await store.page(RequestRow, Query(since_ms=3, newest_first=newest_first))
+        assert sorted(row.offset for row in page.rows) == [3, 4]
+
+
+async def test_everybody_who_waits_is_woken_and_some_who_leave_stop_nobody(
+    store: ViewStore,
+) -> None:
+    async with asyncio.TaskGroup() as group:
+        waiting = [group.create_task(store.reach(at(number % 3 + 1), 10)) for number in range(30)]
+        leaving = [group.create_task(store.reach(at(9), 0.02 * number)) for number in range(10)]
+        cancelled = [group.create_task(store.reach(at(9), 60)) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        for task in cancelled:
+            task.cancel()
+        for number in range(1, 4):
+            await put(store, number, project(f"p{number}"))
+            await asyncio.sleep(0.03)
+    assert all(task.result() for task in waiting)
+    assert not any(task.result() for task in leaving)
+
+
+async def test_what_an_erased_job_was_called_is_told_to_no_watch_any_more(
+    store: ViewStore,
+) -> None:
+    facts = JobFacts(
+        job_id="4kq7w2mz9c1f",
+        project="nlp",
+        user="ana",
+        name="of-ana",
+        actor="ana",
+        submitted_at_ms=1,
+        asked=SubmittedSpec(),
+    )
+    await put(store, 1, project("nlp"))
+    await store.apply([Put(JobRow(facts=facts, body_digest="0" * 64, offset=1))], at(2), {})
+    gone = replace(facts, name=facts.job_id, erased=True)
+    erased: list[Change] = [Put(JobRow(facts=gone, body_digest="0" * 64, offset=1))]
+    await store.apply(erased, at(3), {})
+    assert await store.changes(at(1)) is None, "it begins with a snapshot"
+    sets = await store.changes(at(2))
+    assert sets is not None
+    assert [list(one.changes) for one in sets] == [erased]
+    await put(store, 4, project("vision"))
+    assert len(await store.changes(at(2)) or ()) == 2

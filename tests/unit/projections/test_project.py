@@ -404,6 +404,73 @@ async def test_a_node_is_cordoned_drained_and_taken_back() -> None:
     assert (await node(store)).state is NodeState.READY
 
 
+def enrol(log: LogBuilder, name: str, revision: int = 1, gpus: int = 8) -> None:
+    enrolment = r.Enrolment(pool="default", gpus=gpus)
+    log.judged(
+        r.NodeEnrolRequestedV1(node=name, enrolment=enrolment),
+        a.NodeEnrolledV1(node=name, enrolment=enrolment, revision=revision),
+    )
+
+
+def revoke(log: LogBuilder, name: str) -> None:
+    log.judged(r.NodeRevokeRequestedV1(node=name), a.NodeRevokedV1(node=name))
+
+
+async def test_the_first_enrolment_bars_those_who_are_here_and_not_enrolled() -> None:
+    log = cell()
+    followed = Followed(log)
+    enrol(log, "n2")
+    store = await followed.catch_up()
+    assert [(await node(store, n)).state for n in ("n1", "n2")] == [
+        NodeState.BARRED,
+        NodeState.ENROLLED,
+    ]
+    enrol(log, "n1", gpus=1)
+    await followed.catch_up()
+    assert (await node(store)).state is NodeState.BARRED, "it has more than it may"
+    enrol(log, "n1", revision=2)
+    log.claim(logs.joined("n2"))
+    log.scheduler.cycle()
+    await followed.catch_up()
+    assert [(await node(store, n)).state for n in ("n1", "n2")] == [NodeState.READY] * 2
+    row = await node(store)
+    assert (row.enrolment_revision, row.enrolment) == (2, r.Enrolment(pool="default", gpus=8))
+
+
+async def test_a_join_that_the_scheduler_took_before_it_knew_of_the_enrolments_is_barred() -> None:
+    log = cell()
+    enrol(log, "n1")
+    log.claim(logs.joined("n2"))
+    log.scheduler.cycle()
+    assert (await node(await viewed(log), "n2")).state is NodeState.BARRED
+
+
+async def test_a_revoked_node_is_shown_as_such_until_it_is_enrolled_and_back() -> None:
+    log = cell()
+    followed = Followed(log)
+    enrol(log, "n1")
+    revoke(log, "n1")
+    store = await followed.catch_up()
+    assert (await node(store)).state is NodeState.REVOKED
+    log.scheduler.cycle(
+        d.NodeLostV1(
+            node="n1",
+            incarnation=logs.incarnation(),
+            cause=d.LossCause.REVOKED,
+            last_heard_at_ms=1,
+        )
+    )
+    await followed.catch_up()
+    assert (await node(store)).state is NodeState.REVOKED
+    enrol(log, "n1", revision=2)
+    await followed.catch_up()
+    assert (await node(store)).state is NodeState.LOST
+    log.claim(logs.joined("n1", life=2))
+    log.scheduler.cycle()
+    await followed.catch_up()
+    assert (await node(store)).state is NodeState.READY
+
+
 async def test_a_cordon_outlives_the_node_it_was_put_on() -> None:
     log = cell()
     log.judged(r.NodeCordonRequestedV1(node="n2"), a.NodeCordonedV1(node="n2"))

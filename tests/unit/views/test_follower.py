@@ -20,7 +20,7 @@ from yardmaster.runtime.clock import ManualClock
 from yardmaster.schemas.api import Phase
 from yardmaster.schemas.position import Position
 from yardmaster.schemas.topics import TOPICS
-from yardmaster.views.follower import Follower, Views
+from yardmaster.views.follower import Views
 from yardmaster.views.main import ViewsPorts, ViewsSettings, run
 
 JOB = "a" * 12
@@ -82,9 +82,7 @@ async def test_a_follower_that_starts_again_goes_on_where_the_store_is() -> None
         builder.entries = entries[:cut]
         followed = Followed(builder)
         await followed.catch_up()
-        again = Follower(
-            followed.log, Views(followed.store, followed.store), "main", 0, telemetry()
-        )
+        again = followed.another()
         await again.start()
         followed.follower = again
         builder.entries = entries
@@ -99,8 +97,8 @@ async def test_an_effect_never_shows_before_its_cause() -> None:
     phases: list[Phase] = []
     apply = followed.store.apply
 
-    async def noting(changes: Any, position: Position, notes: Any) -> None:
-        await apply(changes, position, notes)
+    async def noting(changes: Any, position: Position, notes: Any, **known: Any) -> None:
+        await apply(changes, position, notes, **known)
         positions.append(position)
         row = followed.store.find(TaskRow, TASK)
         if row is not None and (not phases or phases[-1] is not row.phase):
@@ -226,6 +224,23 @@ async def test_lag_is_measured() -> None:
     await followed.catch_up()
     await followed.log.append(Partition("decisions"), [builder.of("decisions")[0].record])
     assert followed.follower is not None
-    tele = followed.follower._telemetry
-    await followed.follower._measure()
-    assert 'yard_views_lag_records{topic="decisions"} 1.0' in tele.exposition().decode()
+    assert await followed.follower.measure() == 1
+    shown = followed.follower._metrics.telemetry.exposition().decode()
+    assert 'yard_views_lag_records{topic="decisions",view="views"} 1.0' in shown
+
+
+async def test_what_is_far_behind_is_caught_up_in_rounds() -> None:
+    whole = await Followed(story()).catch_up()
+    followed = Followed(LogBuilder())
+    await followed.catch_up()
+    await story().write_to(followed.log)
+    follower = followed.follower
+    assert follower is not None
+    reached = [await follower.catch_up(steps=1)]
+    while await followed.log.wait(follower.ends(), 0):
+        reached.append(await follower.catch_up(steps=1))
+        assert reached[-1].covers(reached[-2])
+        assert len(reached) < 100
+    assert len(reached) > 2
+    assert reached[-1] == await whole.position()
+    assert await rows(followed.store) == await rows(whole)

@@ -5,11 +5,15 @@ here and written once, when the changes are taken.
 """
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from types import TracebackType
 from typing import Any, Final, cast
 
 from yardmaster.core.errors import ImpossibleEvent
+from yardmaster.projections.errors import NotLoaded
 from yardmaster.projections.rows import (
+    Facet,
     JobRow,
     NodeRow,
     R,
@@ -24,8 +28,49 @@ from yardmaster.schemas.api import Phase
 
 #: Records that a trail names; older ones are found in the log itself.
 MAX_TRAIL: Final = 1000
+_PLACE: Final = {phase: place for place, phase in enumerate(Phase)}
 #: Phases in which a task is part of a project's running tasks.
 ACTIVE: Final = frozenset({Phase.STARTING, Phase.RUNNING, Phase.STOPPING})
+
+
+#: The sum of nodes that were ever enrolled; while it is not there, the cell is open.
+ENROLLED: Final = "enrolled"
+
+
+class Asking:
+    """Gathers what parts of a step miss of the views, so that it is asked for together.
+
+    Each part runs in `with asking:`. Once something is missing, what contradicts the views may only
+    seem to, and is passed over: the step will run again.
+    """
+
+    __slots__ = ("_missing",)
+
+    def __init__(self) -> None:
+        self._missing: list[NotLoaded] = []
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if isinstance(error, NotLoaded):
+            self._missing.append(error)
+            return True
+        return bool(self._missing) and isinstance(error, ImpossibleEvent)
+
+    def end(self) -> None:
+        """All parts have run.
+
+        Raises:
+            NotLoaded: something was missing.
+        """
+        if self._missing:
+            raise NotLoaded.together(self._missing)
 
 
 class _Sums:
@@ -73,11 +118,34 @@ class Draft:
             raise ImpossibleEvent(event=event, found=f"the views know no {kind.KIND} {key}")
         return row
 
+    def need_each(self, kind: type[R], keys: Iterable[str], event: str) -> list[R]:
+        """The rows that an event is about; what is not at hand of them is asked for at once.
+
+        Raises:
+            ImpossibleEvent: one of them is not there.
+        """
+        asking = Asking()
+        found: list[R] = []
+        for key in keys:
+            with asking:
+                found.append(self.need(kind, key, event))
+        asking.end()
+        return found
+
     def request(self, record_id: str) -> RequestRow | None:
         """The request of a record's identity, while it is not judged."""
         for row in self._view.having(RequestRow, ("record", record_id)):
             return self.find(RequestRow, row.key)
         return None
+
+    def having(self, kind: type[R], facet: Facet) -> list[R]:
+        """The rows that had a facet before the step, as changed so far."""
+        found = [self.find(kind, row.key) for row in self._view.having(kind, facet)]
+        return [row for row in found if row is not None]
+
+    def enrol(self) -> None:
+        """One more node was enrolled for the first time."""
+        self._of(ENROLLED).nodes += 1
 
     def put(self, row: Row) -> None:
         """A row appears, or takes another's place."""
@@ -121,16 +189,20 @@ class Draft:
 
     def changes(self) -> list[Change]:
         """All of the step, in a defined order; the draft is used up."""
+        asking = Asking()
         for job_id, phases in self._phases.items():
-            job = self.find(JobRow, job_id)
-            if job is not None:
-                counts = {p: job.phases.get(p, 0) + phases.get(p, 0) for p in Phase}
-                self.put(replace(job, phases={p: n for p, n in counts.items() if n}))
+            with asking:
+                job = self.find(JobRow, job_id)
+                if job is not None:
+                    self.put(replace(job, phases=_in_phases(job.phases, phases)))
         for name, sums in self._sums.items():
-            self.put(_added(self.find(TallyRow, name) or TallyRow(name=name), sums))
+            with asking:
+                self.put(_added(self.find(TallyRow, name) or TallyRow(name=name), sums))
         for subject, records in self._trails.items():
-            before = self.find(TrailRow, subject) or TrailRow(subject=subject)
-            self.put(replace(before, records=(*before.records, *records)[-MAX_TRAIL:]))
+            with asking:
+                before = self.find(TrailRow, subject) or TrailRow(subject=subject)
+                self.put(replace(before, records=(*before.records, *records)[-MAX_TRAIL:]))
+        asking.end()
         return list(self._rows.values())
 
     def _of(self, name: str) -> _Sums:
@@ -178,6 +250,15 @@ def _added(row: TallyRow, sums: _Sums) -> TallyRow:
         nodes=row.nodes + sums.nodes,
         gpu_milli=row.gpu_milli + sums.gpu_milli,
     )
+
+
+def _in_phases(before: Mapping[Phase, int], more: Mapping[Phase, int]) -> dict[Phase, int]:
+    counts = dict(before)
+    for phase, count in more.items():
+        counts[phase] = counts.get(phase, 0) + count
+    left = [phase for phase, count in counts.items() if count]
+    # A job's tasks are in one or two phases: going through all would cost more than the rest.
+    return {phase: counts[phase] for phase in sorted(left, key=_PLACE.__getitem__)}
 
 
 def _both(counts: dict[str, int], more: dict[str, int]) -> dict[str, int]:

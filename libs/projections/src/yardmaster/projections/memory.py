@@ -12,8 +12,19 @@ from heapq import merge
 from itertools import islice, takewhile
 from typing import Any, Final, Protocol, cast
 
+from yardmaster.projections.errors import ViewsMoved
 from yardmaster.projections.rows import Facet, Order, R, Row
-from yardmaster.projections.store import Change, ChangeSet, Delete, Page, Put, Query
+from yardmaster.projections.store import (
+    Change,
+    ChangeSet,
+    Delete,
+    Found,
+    Page,
+    Put,
+    Query,
+    Wanted,
+    erases,
+)
 from yardmaster.schemas.position import Position
 
 #: Changes that are kept for watches to resume from; a set is kept or dropped whole.
@@ -164,11 +175,24 @@ class MemoryViewStore:
         for _, key in tuple(table.facets.get(facet, ())):
             yield cast("R", table.rows[key])
 
+    def rows(self, kind: type[R]) -> Mapping[str, R]:
+        """All rows of a kind, by key."""
+        table = self._kinds.get(kind.KIND)
+        return {} if table is None else cast("Mapping[str, R]", table.rows)
+
     async def apply(
-        self, changes: Sequence[Change], position: Position, notes: Mapping[str, Any]
+        self,
+        changes: Sequence[Change],
+        position: Position,
+        notes: Mapping[str, Any],
+        *,
+        before: Position | None = None,
     ) -> None:
         """Make all changes at once, unless they are a repeat."""
-        if self._position.covers(position):
+        if before is not None:
+            if before != self._position:
+                raise ViewsMoved(found=self._position, expected=before)
+        elif self._position.covers(position):
             return
         self._change(changes)
         self._notes.update(notes)
@@ -177,7 +201,8 @@ class MemoryViewStore:
         if watched:
             self._kept.append(ChangeSet(watched, position))
             self._kept_changes += len(watched)
-            while self._kept_changes > self._max_kept:
+            most = len(watched) if erases(changes) else self._max_kept
+            while self._kept_changes > most:
                 gone = self._kept.popleft()
                 self._kept_changes -= len(gone.changes)
                 self._floor = gone.position
@@ -212,6 +237,10 @@ class MemoryViewStore:
     async def get(self, kind: type[R], key: str) -> R | None:
         """The row of a key."""
         return self.find(kind, key)
+
+    async def get_all(self, wanted: Sequence[Wanted]) -> Found:
+        """The rows of many keys."""
+        return Found(tuple(self.find(kind, key) for kind, key in wanted), self._position)
 
     async def page(self, kind: type[R], query: Query) -> Page[R]:
         """Rows of a kind, filtered, one page."""

@@ -6,33 +6,37 @@ whole cycle, so that its changes are applied with its position or not at all. Li
 appliers there is one function an event version; an event is in `PROJECTED` or in `IGNORED`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from yardmaster.core.errors import ImpossibleEvent
 from yardmaster.core.scheduling.shapes import shape_id
 from yardmaster.projections import scheduled
-from yardmaster.projections.draft import Draft
+from yardmaster.projections.draft import ENROLLED, Asking, Draft
 from yardmaster.projections.rows import (
+    AttemptRow,
     CycleRow,
     DepartmentRow,
     JobFacts,
     JobRow,
     LogRow,
     NodeRow,
+    OutputRow,
     PoolRow,
     ProjectRow,
     Refused,
     RequestRow,
+    TallyRow,
     TaskRow,
+    TrailRow,
 )
-from yardmaster.projections.store import Change, ViewReader
+from yardmaster.projections.store import Change, ViewReader, Wanted
 from yardmaster.schemas.api import Phase, RequestState
 from yardmaster.schemas.envelope import Envelope, Event
 from yardmaster.schemas.events import admissions as a
 from yardmaster.schemas.events import requests as r
-from yardmaster.schemas.events.details import JobDetailedV1, RequestNotedV1
+from yardmaster.schemas.events.details import JobDetailedV1, RequestNotedV1, StopSignal
 from yardmaster.schemas.events.machine import CycleCommittedV1, SnapshotTakenV1, TermStartedV1
 from yardmaster.schemas.reasons import RefusalCode
 from yardmaster.schemas.topics import DECISIONS, REQUESTS
@@ -43,10 +47,14 @@ Projection = Callable[[Draft, Envelope[Any], Details], None]
 
 
 class Step:
-    """One step of the projection: a batch of requests, or a counted cycle with its inputs."""
+    """One step of the projection: a batch of requests, or a counted cycle with its inputs.
+
+    What it misses of the views it asks for at its end, all at once (`NotLoaded`).
+    """
 
     def __init__(self, view: ViewReader, *, now_ms: int = 0, cycle: int = 0) -> None:
         self._draft = Draft(view, now_ms=now_ms, cycle=cycle)
+        self._asking = Asking()
 
     def take(
         self, topic: str, offset: int, envelope: Envelope[Event], details: Details = None
@@ -62,37 +70,49 @@ class Step:
             if kind not in IGNORED:
                 raise ImpossibleEvent(event=envelope.type, found="the views do not know it")
             return
-        if topic == REQUESTS.name:
-            _record_request(self._draft, offset, envelope, details)
-        projection(self._draft, envelope, details)
-        for subject in _subjects(envelope):
-            self._draft.trail(subject, topic, offset)
+        with self._asking:
+            if topic == REQUESTS.name:
+                _record_request(self._draft, offset, envelope, details)
+            projection(self._draft, envelope, details)
+            for subject in _subjects(envelope):
+                self._draft.trail(subject, topic, offset)
 
     def refuse(self, commit: CycleCommittedV1) -> None:
         """Before a cycle's decisions: take back requests that it refused as records."""
         for one in commit.refused:
             if one.topic == REQUESTS.name:
                 for offset in range(one.first, one.last + 1):
-                    _refuse(self._draft, offset, one.code)
+                    with self._asking:
+                        _refuse(self._draft, offset, one.code)
 
     def commit(self, topic: str, offset: int, commit: CycleCommittedV1) -> None:
         """Add what the end of a counted cycle changes: requests judged, the cycle itself."""
         if topic == DECISIONS.name:
             self._draft.put(CycleRow(offset=offset, commit=commit))
-            log = self._draft.find(LogRow, commit.cell)
-            if log is not None:
-                self._draft.put(replace(log, now_ms=commit.now_ms, cycle=commit.cycle))
+            with self._asking:
+                log = self._draft.find(LogRow, commit.cell)
+                if log is not None:
+                    self._draft.put(replace(log, now_ms=commit.now_ms, cycle=commit.cycle))
             return
         for taken in commit.inputs:
             if taken.topic == REQUESTS.name:
                 for at in range(taken.first, taken.next):
-                    row = self._draft.find(RequestRow, str(at))
-                    if row is not None and row.state is RequestState.RECORDED:
-                        self._draft.put(replace(row, state=RequestState.ACCEPTED))
+                    with self._asking:
+                        row = self._draft.find(RequestRow, str(at))
+                        if row is not None and row.state is RequestState.RECORDED:
+                            self._draft.put(replace(row, state=RequestState.ACCEPTED))
 
     def changes(self) -> list[Change]:
-        """All changes of the step."""
-        return self._draft.changes()
+        """All changes of the step.
+
+        Raises:
+            NotLoaded: the views do not have everything at hand that it reads.
+        """
+        changes: list[Change] = []
+        with self._asking:
+            changes = self._draft.changes()
+        self._asking.end()
+        return changes
 
 
 def project(
@@ -121,6 +141,22 @@ def details_of(event: Event) -> r.DetailsRef | None:
     ):
         return event.note
     return None
+
+
+def likely_read(envelope: Envelope[Event]) -> list[Wanted]:
+    """Rows that a step with this event most likely reads; a hint, to load them in one go."""
+    data: Any = envelope.data
+    found: list[Wanted] = [(TrailRow, subject) for subject in _subjects(envelope)]
+    job_id = getattr(data, "job_id", None)
+    if job_id is not None:
+        found.append((JobRow, job_id))
+    task_id = getattr(data, "task_id", None)
+    if task_id is not None:
+        found += ((TaskRow, task_id), (JobRow, task_id.partition(".")[0]))
+        attempt = getattr(data, "attempt", 0)
+        if attempt:
+            found.append((AttemptRow, f"{task_id}/{attempt}"))
+    return found
 
 
 def _subjects(envelope: Envelope[Event]) -> tuple[str, ...]:
@@ -236,10 +272,9 @@ def _nothing(draft: Draft, envelope: Envelope[Any], details: Details) -> None:
 # --- admissions: jobs ---------------------------------------------------------------------------
 
 
-def _tasks(draft: Draft, job: JobRow, index: int | None = None) -> Iterator[TaskRow]:
+def _tasks(draft: Draft, job: JobRow, index: int | None = None) -> list[TaskRow]:
     wanted = range(job.facts.asked.tasks) if index is None else (index,)
-    for each in wanted:
-        yield draft.need(TaskRow, f"{job.key}.{each}", "a verdict")
+    return draft.need_each(TaskRow, [f"{job.key}.{each}" for each in wanted], "a verdict")
 
 
 def _task_admitted_v1(draft: Draft, envelope: Envelope[a.TaskAdmittedV1], _: Details) -> None:
@@ -252,7 +287,8 @@ def _task_admitted_v1(draft: Draft, envelope: Envelope[a.TaskAdmittedV1], _: Det
         spec=data.spec,
         shape=shape_id(data.job_id, data.project, data.spec),
     )
-    draft.put(replace(job, facts=facts))
+    # What else was submitted under its id can take its place no more.
+    draft.put(replace(job, facts=facts, again=None))
     for task in _tasks(draft, job):
         draft.change_task(task, job=facts, phase=Phase.PENDING)
 
@@ -322,10 +358,17 @@ def _details_erased_v1(draft: Draft, envelope: Envelope[a.DetailsErasedV1], _: D
     job = draft.find(JobRow, envelope.data.job_id)
     if job is None:
         return
-    facts = replace(job.facts, name=job.key, user=job.facts.actor, labels={}, params=())
-    draft.put(replace(job, facts=facts, run=None))
+    facts = replace(
+        job.facts, name=job.key, user=job.facts.actor, labels={}, params=(), erased=True
+    )
+    # As if the details had never been there: so it is where the views are folded anew.
+    draft.put(replace(job, facts=facts, run=None, again=None, stop_signal=StopSignal.TERM))
     for task in _tasks(draft, job):
         draft.change_task(task, job=facts)
+        for attempt in range(1, task.attempt + 1):
+            draft.drop(OutputRow(task_id=task.key, attempt=attempt, first=0, last=0))
+    for request in draft.having(RequestRow, ("noted", job.key)):
+        draft.put(replace(request, note=None))
 
 
 # --- admissions: what operators keep ------------------------------------------------------------
@@ -377,6 +420,30 @@ def _node_changed_v1(draft: Draft, envelope: Envelope[Any], _: Details) -> None:
     )
 
 
+def _node_enrolled_v1(draft: Draft, envelope: Envelope[a.NodeEnrolledV1], _: Details) -> None:
+    data = envelope.data
+    first = draft.find(TallyRow, ENROLLED) is None
+    node = draft.find(NodeRow, data.node) or NodeRow(name=data.node)
+    if not node.enrolment_revision:
+        draft.enrol()
+    draft.change_node(
+        node, enrolment=data.enrolment, enrolment_revision=data.revision, revoked=False
+    )
+    # The first one closes the cell, to those who are here already too.
+    here = draft.having(NodeRow, ("listed", "yes")) if first else []
+    for name in dict.fromkeys((data.node, *(row.key for row in here))):
+        found = draft.find(NodeRow, name)
+        if found is not None:
+            draft.change_node(found, barred=scheduled.barred(found))
+
+
+def _node_revoked_v1(draft: Draft, envelope: Envelope[a.NodeRevokedV1], _: Details) -> None:
+    node = draft.need(NodeRow, envelope.data.node, envelope.type)
+    draft.change_node(
+        node, enrolment=None, revoked=True, barred=node.joined is not None, rejoined=None
+    )
+
+
 PROJECTED: Final[Mapping[type[Event], Projection]] = {
     r.LogCreatedV1: _log_created_v1,
     r.TaskSubmittedV1: _nothing,
@@ -395,6 +462,9 @@ PROJECTED: Final[Mapping[type[Event], Projection]] = {
     r.NodeCordonRequestedV1: _nothing,
     r.NodeUncordonRequestedV1: _nothing,
     r.NodeDrainRequestedV1: _nothing,
+    r.NodeEnrolRequestedV1: _nothing,
+    r.NodeRevokeRequestedV1: _nothing,
+    r.EraseRequestedV1: _nothing,
     a.TaskAdmittedV1: _task_admitted_v1,
     a.TaskRejectedV1: _task_rejected_v1,
     a.RequestRefusedV1: _request_refused_v1,
@@ -410,6 +480,8 @@ PROJECTED: Final[Mapping[type[Event], Projection]] = {
     a.NodeCordonedV1: _node_changed_v1,
     a.NodeUncordonedV1: _node_changed_v1,
     a.NodeDrainingV1: _node_changed_v1,
+    a.NodeEnrolledV1: _node_enrolled_v1,
+    a.NodeRevokedV1: _node_revoked_v1,
     a.DetailsErasedV1: _details_erased_v1,
     **scheduled.PROJECTED,
 }
@@ -419,7 +491,7 @@ IGNORED: Final[frozenset[type[Event]]] = frozenset(
     {
         *(TermStartedV1, CycleCommittedV1, SnapshotTakenV1),
         *(a.UsageRecordedV1, a.RoleGrantedV1, a.RoleRevokedV1, a.TokenIssuedV1, a.TokenRevokedV1),
-        *(a.AccessRevokedV1, a.NodeEnrolledV1, a.NodeRevokedV1, a.RunAsBoundV1),
+        *(a.AccessRevokedV1, a.RunAsBoundV1),
         *scheduled.IGNORED,
     }
 )

@@ -119,7 +119,7 @@ def _query(kind: type[Row], filters: Filters, sight: Sight) -> Query:
     elif projects:
         facets["project"] = projects
     if kind is NodeRow:
-        facets["joined"] = frozenset({"yes"})
+        facets["listed"] = frozenset({"yes"})
     return Query(
         facets=facets,
         prefix=filters.ref,

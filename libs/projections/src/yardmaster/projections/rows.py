@@ -8,8 +8,9 @@ One file, though a long one: the rows are one vocabulary, read like a table.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Final, TypeVar
 
+from yardmaster.projections.wire_types import PAIRS, SHARED
 from yardmaster.schemas.api import NodeState, Phase, RequestState
 from yardmaster.schemas.events.admissions import AdmittedSpec
 from yardmaster.schemas.events.decisions import Checkpoint, Outcome, Placement
@@ -17,8 +18,11 @@ from yardmaster.schemas.events.details import Run, StopSignal
 from yardmaster.schemas.events.machine import CycleCommittedV1
 from yardmaster.schemas.events.node_events import NodeJoinedV1
 from yardmaster.schemas.events.requests import (
+    CancelRequestedV1,
     DepartmentConfig,
+    Enrolment,
     LogMode,
+    PauseRequestedV1,
     PoolConfig,
     ProjectConfig,
     SubmittedSpec,
@@ -99,12 +103,14 @@ class JobFacts:
     submitted_at_ms: int
     asked: SubmittedSpec
     labels: Mapping[str, str] = field(default_factory=dict)
-    params: tuple[Mapping[str, Any], ...] = ()
+    params: Annotated[tuple[Mapping[str, Any], ...], SHARED] = ()
     department: str | None = None
     admitted_at_ms: int | None = None
     #: As admitted, later changes of priority, weight and max_slots included.
     spec: AdmittedSpec | None = None
     shape: str | None = None
+    #: Name, labels, owner and what it runs are gone for good.
+    erased: bool = False
 
     @property
     def pools(self) -> tuple[str, ...]:
@@ -129,11 +135,11 @@ class JobRow(Row):
     KIND: ClassVar[str] = "job"
     WATCHED: ClassVar[bool] = True
 
-    facts: JobFacts
+    facts: Annotated[JobFacts, SHARED]
     body_digest: str
     #: Offset of its TaskSubmitted in `requests`.
     offset: int
-    run: Run | None = None
+    run: Annotated[Run | None, SHARED] = None
     stop_signal: StopSignal = StopSignal.TERM
     revision: int = 1
     refusal: Refused | None = None
@@ -169,7 +175,7 @@ class TaskRow(Row):
     KIND: ClassVar[str] = "task"
     WATCHED: ClassVar[bool] = True
 
-    job: JobFacts
+    job: Annotated[JobFacts, SHARED]
     index: int
     phase: Phase
     paused: bool = False
@@ -269,7 +275,7 @@ class AttemptRow(Row):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRow(Row):
-    """A node: what it offered when it joined, and the replicas that hold its slots."""
+    """A node: what it may offer, what it offered when it joined, and who holds its slots."""
 
     KIND: ClassVar[str] = "node"
     WATCHED: ClassVar[bool] = True
@@ -279,12 +285,18 @@ class NodeRow(Row):
     cordoned: bool = False
     deadline_at_ms: int | None = None
     reason: str | None = None
+    #: What it may claim; None: it was not enrolled, or was `revoked`.
+    enrolment: Enrolment | None = None
+    enrolment_revision: int = 0
+    revoked: bool = False
+    #: It gets nothing new, since its enrolment does not cover what it offers.
+    barred: bool = False
     joined: NodeJoinedV1 | None = None
     joined_at_ms: int = 0
     left: bool = False
     lost: bool = False
     #: (task, replica) -> where; closed by SlotsReleased and NodeLost alone.
-    held: Mapping[tuple[str, int], Placement] = field(default_factory=dict)
+    held: Annotated[Mapping[tuple[str, int], Placement], PAIRS] = field(default_factory=dict)
     #: The node joined anew while its old life still held slots.
     rejoined: NodeJoinedV1 | None = None
 
@@ -294,22 +306,34 @@ class NodeRow(Row):
         return self.name
 
     @property
+    def offer(self) -> NodeJoinedV1 | Enrolment | None:
+        """What it offered, else what it may; a node with neither is only talked about."""
+        return self.joined or self.enrolment
+
+    @property
     def state(self) -> NodeState:
         """What may be expected of it."""
+        if self.revoked:
+            return NodeState.REVOKED
         if self.lost:
             return NodeState.LOST
         if self.left:
             return NodeState.GONE
+        if self.joined is None and self.enrolment is not None:
+            return NodeState.ENROLLED
+        if self.barred:
+            return NodeState.BARRED
         if self.deadline_at_ms is not None:
             return NodeState.DRAINING
         return NodeState.CORDONED if self.cordoned else NodeState.READY
 
     @property
     def facets(self) -> tuple[Facet, ...]:
-        """Pool and state, once it joined."""
-        if self.joined is None:
+        """Pool and state, once it is enrolled or joined."""
+        offer = self.offer
+        if offer is None:
             return ()
-        return (("pool", self.joined.pool), ("state", self.state), ("joined", "yes"))
+        return (("pool", offer.pool), ("state", self.state), ("listed", "yes"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -426,6 +450,10 @@ class WaitRow(Row):
         return f"{self.pool}/{self.shape}/{self.priority}"
 
 
+#: Requests about a job or task of it that may come with a note.
+_ABOUT_JOBS: Final = (CancelRequestedV1.TYPE, PauseRequestedV1.TYPE)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRow(Row):
     """A request and what quota made of it."""
@@ -454,8 +482,13 @@ class RequestRow(Row):
 
     @property
     def facets(self) -> tuple[Facet, ...]:
-        """The record's identity, while a verdict may still name it."""
-        return (("record", self.record_id),) if self.state is RequestState.RECORDED else ()
+        """The record's identity, while a verdict may still name it; whose job its note is about."""
+        recorded = self.state is RequestState.RECORDED
+        noted = self.note is not None and self.type in _ABOUT_JOBS
+        return (
+            *((("record", self.record_id),) if recorded else ()),
+            *((("noted", self.subject.partition(".")[0]),) if noted else ()),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,13 +5,15 @@ from dataclasses import replace
 from typing import Any, Final
 
 from yardmaster.core.errors import ImpossibleEvent
-from yardmaster.projections.draft import Draft
+from yardmaster.core.scheduling.enrolment import covers
+from yardmaster.projections.draft import ENROLLED, Draft
 from yardmaster.projections.rows import (
     AttemptRow,
     Ended,
     NodeRow,
     ReplicaRow,
     Stopping,
+    TallyRow,
     TaskRow,
     WaitRow,
 )
@@ -61,9 +63,20 @@ def _node_joined_v1(draft: Draft, envelope: Envelope[n.NodeJoinedV1], _: object)
 
 
 def _install(draft: Draft, node: NodeRow, joined: n.NodeJoinedV1) -> None:
-    draft.change_node(
+    node = draft.change_node(
         node, joined=joined, joined_at_ms=draft.now_ms, left=False, lost=False, rejoined=None
     )
+    closed = draft.find(TallyRow, ENROLLED) is not None
+    draft.change_node(node, barred=closed and barred(node))
+
+
+def barred(node: NodeRow) -> bool:
+    """Whether a node of a closed cell is here, and not covered by its enrolment."""
+    joined, enrolment = node.joined, node.enrolment
+    if joined is None:
+        return False
+    offer = (joined.pool, joined.gpus, joined.node_type, joined.labels, joined.address)
+    return enrolment is None or not covers(enrolment, *offer)
 
 
 def _node_drained_v1(draft: Draft, envelope: Envelope[n.NodeDrainedV1], _: object) -> None:
@@ -148,6 +161,7 @@ def _slots_allocated_v1(draft: Draft, envelope: Envelope[d.SlotsAllocatedV1], _:
         )
     )
     milli = 0
+    draft.need_each(NodeRow, [placement.node for placement in data.placements], envelope.type)
     for placement in data.placements:
         node = draft.need(NodeRow, placement.node, envelope.type)
         draft.change_node(node, held={**node.held, (data.task_id, placement.replica): placement})
@@ -238,11 +252,16 @@ def _task_ended_v1(draft: Draft, envelope: Envelope[d.TaskEndedV1], _: object) -
 
 def _node_lost_v1(draft: Draft, envelope: Envelope[d.NodeLostV1], _: object) -> None:
     data = envelope.data
+    keys = [f"{closed.task_id}/{closed.attempt}" for closed in data.closed]
+    draft.need_each(AttemptRow, keys, envelope.type)
     for closed in data.closed:
         attempt = _attempt(draft, closed.task_id, closed.attempt, envelope.type)
         _close(draft, attempt, closed.replica)
     node = draft.change_node(draft.need(NodeRow, data.node, envelope.type), lost=True)
-    if node.rejoined is not None and not node.held:
+    if data.cause is d.LossCause.REVOKED:
+        # What it asked for when it still might was forgotten.
+        draft.change_node(node, rejoined=None)
+    elif node.rejoined is not None and not node.held:
         _install(draft, node, node.rejoined)
 
 

@@ -272,6 +272,7 @@ class Presenter:
             run=row.run,
             stop_signal=row.stop_signal,
             refusal=_refusal(row.refusal),
+            erased=facts.erased,
         )
 
     async def attempt(self, row: AttemptRow) -> api.Attempt:
@@ -305,20 +306,21 @@ class Presenter:
         )
 
     async def node(self, row: NodeRow) -> api.Node:
-        """A node that joined; names of tasks that the caller may not see are left out.
+        """A node that joined or may; names of tasks that the caller may not see are left out.
 
-        Raises: ValueError when it never joined.
+        Raises: ValueError when it is neither.
         """
-        joined = row.joined
-        if joined is None:
-            raise ValueError(f"node {row.name} never joined")
+        joined, offer = row.joined, row.offer
+        if offer is None:
+            raise ValueError(f"node {row.name} is neither enrolled nor here")
+        gpus = joined.gpus if joined is not None else 0
         names: list[str] = []
-        used = [0] * joined.gpus
-        holders: list[list[str]] = [[] for _ in range(joined.gpus)]
+        used = [0] * gpus
+        holders: list[list[str]] = [[] for _ in range(gpus)]
         for (task_id, _), placement in row.held.items():
             task = await queries.task(self._store, task_id, self._sight)
             for index in placement.slots:
-                if index < joined.gpus:
+                if index < gpus:
                     used[index] += placement.gpu_milli
                     if task is not None and task_id not in holders[index]:
                         holders[index].append(task_id)
@@ -326,30 +328,31 @@ class Presenter:
                 names.append(task_id)
         return api.Node(
             name=row.name,
-            pool=joined.pool,
-            node_type=joined.node_type,
+            pool=offer.pool,
+            node_type=offer.node_type,
             state=row.state,
             reason=row.reason,
             deadline_at=moment(row.deadline_at_ms),
-            gpus=joined.gpus,
+            gpus=gpus,
             gpu_milli_used=sum(used),
-            gpu_milli_free=1000 * joined.gpus - sum(used),
-            gpu_memory_mib=joined.gpu_memory_mib,
-            cpu_milli=joined.cpu_milli,
+            gpu_milli_free=1000 * gpus - sum(used),
+            gpu_memory_mib=joined.gpu_memory_mib if joined is not None else 0,
+            cpu_milli=joined.cpu_milli if joined is not None else 0,
             cpu_milli_used=sum(p.cpu_milli for p in row.held.values()),
-            memory_mib=joined.memory_mib,
+            memory_mib=joined.memory_mib if joined is not None else 0,
             memory_mib_used=sum(p.memory_mib for p in row.held.values()),
             slots=[
                 api.Slot(index=index, gpu_milli_used=used[index], tasks=holders[index])
-                for index in range(joined.gpus)
+                for index in range(gpus)
             ],
             tasks=names,
-            labels=dict(joined.labels),
-            address=joined.address,
-            isolation=joined.isolation,
-            incarnation=joined.incarnation,
-            joined_at=rfc3339(row.joined_at_ms),
+            labels=dict(offer.labels),
+            address=offer.address,
+            isolation=joined.isolation if joined is not None else None,
+            incarnation=joined.incarnation if joined is not None else None,
+            joined_at=None if joined is None else rfc3339(row.joined_at_ms),
             seen_at=moment(await queries.seen_ms(self._store, row.name)),
+            enrolment=row.enrolment,
         )
 
     async def pool(self, row: PoolRow) -> api.Pool:

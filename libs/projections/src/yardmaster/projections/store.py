@@ -2,14 +2,17 @@
 
 Changes are applied together with the position they lead to, whole or not at all, so that a row is
 never newer than what the store says of itself. One writer a cell (the views service); many readers.
-Adapters: `memory`; one contract suite holds all.
+Two that both take themselves for the writer harm nothing: each says where it believes the store to
+be, and the one that is wrong is told (`ViewsMoved`).
+
+Every call may raise `ViewsUnavailable`. Adapters: `memory`, `redis`; one contract suite holds all.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol
 
-from yardmaster.projections.rows import Facet, Order, R, Row
+from yardmaster.projections.rows import Facet, JobRow, Order, R, Row
 from yardmaster.schemas.position import Position
 
 
@@ -50,6 +53,17 @@ class Delete:
 Change = Put | Delete
 
 
+def erases(changes: Sequence[Change]) -> bool:
+    """Whether changes erase what earlier ones said of a job: a store keeps those no longer.
+
+    A watch that would resume before them begins with a snapshot.
+    """
+    return any(
+        isinstance(change, Put) and isinstance(change.row, JobRow) and change.row.facts.erased
+        for change in changes
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ChangeSet:
     """What one step of the projection changed, and the position after it."""
@@ -83,6 +97,18 @@ class Page(Generic[R]):
     position: Position
 
 
+#: A row's kind and key.
+Wanted = tuple[type[Row], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Rows, each in the place of the key asked for (None: there is none), as of a position."""
+
+    rows: tuple[Row | None, ...]
+    position: Position
+
+
 class ViewReader(Protocol):
     """What the projection reads: rows as they are before the changes it makes."""
 
@@ -105,15 +131,27 @@ class ViewStore(Protocol):
     async def get(self, kind: type[R], key: str) -> R | None:
         """The row of a key."""
 
+    async def get_all(self, wanted: Sequence[Wanted]) -> Found:
+        """The rows of many keys of any kinds, as they are at one position."""
+
     async def page(self, kind: type[R], query: Query) -> Page[R]:
         """Rows of a kind, filtered, one page."""
 
     async def apply(
-        self, changes: Sequence[Change], position: Position, notes: Mapping[str, Any]
+        self,
+        changes: Sequence[Change],
+        position: Position,
+        notes: Mapping[str, Any],
+        *,
+        before: Position | None = None,
     ) -> None:
         """Make all changes, and the position and the writer's notes (by name) with them, at once.
 
-        Changes whose position is covered already are a repeat and change nothing.
+        Changes whose position is covered already are a repeat and change nothing, unless the writer
+        says `before`: where it believes the store to be.
+
+        Raises:
+            ViewsMoved: the store is not at `before`; nothing was changed.
         """
 
     async def note(self, changes: Sequence[Change], notes: Mapping[str, Any]) -> None:

@@ -3,42 +3,47 @@
 Requests are projected as they come. Quota's and the scheduler's topics are read through a
 `CommitReader`, and a cycle of theirs is projected as one step when its commit is there: before it,
 all that it took (so a view never shows an effect before its cause), and with it the agents' claims
-that it believed. Output and heartbeats are noted beside, as far as agents may say so.
+that it believed. The order across topics is the commits', which is why the log is read by position
+and not as any consumer group would hand it out.
+
+A store in this process is written step by step. One that is elsewhere is written through a
+`CachedReader`, and steps that are there to be read already go together in one write.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import count
 from typing import Any, Final
 
 from yardmaster.core.commit import CommitReader, CountedCycle
+from yardmaster.core.errors import CoreError
 from yardmaster.eventlog.codec import decode
-from yardmaster.eventlog.errors import LogTruncated, OffsetGone, ReadPastEnd
+from yardmaster.eventlog.errors import LogError, LogTruncated, OffsetGone, ReadPastEnd
 from yardmaster.eventlog.port import EventLog, Partition, StoredRecord
-from yardmaster.projections.project import Details, Step, details_of
-from yardmaster.projections.rows import OutputRow, SeenRow
-from yardmaster.projections.store import Change, Put, ViewReader, ViewStore
+from yardmaster.projections.cached import CachedReader
+from yardmaster.projections.errors import NotLoaded, ViewsMoved
+from yardmaster.projections.fold import VIEWS, Fold, FoldStep
+from yardmaster.projections.project import Details, details_of
+from yardmaster.projections.store import Change, ViewReader, ViewStore
 from yardmaster.runtime.batch import decode_own, digest_of
 from yardmaster.runtime.inputs import Cursor, foreign
 from yardmaster.runtime.telemetry import Telemetry
+from yardmaster.runtime.tracing import MAX_LINKS, About, batch_span, contexts
 from yardmaster.schemas.envelope import Envelope, Event
 from yardmaster.schemas.errors import SchemaError
 from yardmaster.schemas.events.details import JobDetailedV1, RequestNotedV1
-from yardmaster.schemas.events.expiring import NodeHeartbeatV1, TaskOutputV1
 from yardmaster.schemas.events.requests import DetailsRef
 from yardmaster.schemas.position import Position
-from yardmaster.schemas.topics import (
-    ADMISSIONS,
-    DECISIONS,
-    DETAILS,
-    HEARTBEATS,
-    NODE_EVENTS,
-    REQUESTS,
-    TASK_LOGS,
-)
+from yardmaster.schemas.topics import ADMISSIONS, DECISIONS, DETAILS, NODE_EVENTS, REQUESTS
+from yardmaster.views.beside import Beside
 
 #: Records read at once, and the most that one step of `requests` takes.
 MAX_READ: Final = 500
+#: Rows that are changed and not saved; with more, several steps are no longer one write.
+MAX_UNSAVED: Final = 2_000
+
+_Taken = tuple[str, int, Envelope[Event], Details]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,87 +54,187 @@ class Views:
     reader: ViewReader
 
 
+class Metrics:
+    """What followers count, one set a process; `view` names the projection."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self.telemetry = telemetry
+        self.steps = telemetry.counter("steps", "Steps projected.", "view", "topic")
+        self.writes = telemetry.counter("writes", "Writes to the store; steps go together.", "view")
+        self.skipped = telemetry.counter("records_skipped", "Records no view shows.", "topic")
+        self.lag = telemetry.gauge("lag_records", "Records not projected yet.", "view", "topic")
+        self.cached = telemetry.gauge("cached_rows", "Rows at hand.", "view")
+        self.loaded = telemetry.gauge("loaded_rows", "Rows loaded, being not at hand.", "view")
+        self.evicted = telemetry.gauge("evicted_rows", "Rows let go for want of room.", "view")
+
+
 class Follower:
     """One cell's log, projected; `start`, then `catch_up` again and again."""
 
     def __init__(
-        self, log: EventLog, views: Views, cell: str, partition: int, telemetry: Telemetry
+        self,
+        log: EventLog,
+        views: Views,
+        cell: str,
+        partition: int,
+        metrics: Metrics,
+        *,
+        fold: Fold = VIEWS,
+        max_unsaved: int = MAX_UNSAVED,
     ) -> None:
         self.cell = cell
+        self.name = fold.name
         self._log = log
+        self._fold = fold
         self._store = views.store
         self._reader = views.reader
+        self._cache = views.reader if isinstance(views.reader, CachedReader) else None
+        self._max_unsaved = max_unsaved
         self._number = partition
-        self._telemetry = telemetry
-        self._steps = telemetry.counter("steps", "Steps projected", "topic")
-        self._skipped = telemetry.counter("records_skipped", "Records no view shows", "topic")
-        self._lag = telemetry.gauge("lag_records", "Records not projected yet", "topic")
-        self._position = Position.start(cell)
+        self._metrics = metrics
+        #: Of what was projected, and of what the store has.
+        self._position = self._saved = Position.start(cell)
+        self._notes: dict[str, Any] = {}
+        #: Nothing beyond it is projected; None: all there is.
+        self._until: Position | None = None
         self._machines: dict[str, _Machine] = {}
         self._requests = self._cursor(REQUESTS.name, 0)
         self._claims = self._cursor(NODE_EVENTS.name, 0)
-        self._beside = {HEARTBEATS.name: 0, TASK_LOGS.name: 0}
+        #: Trace contexts of what was projected since the last step's span.
+        self._linked: list[str] = []
+        self._beside = (
+            Beside(log, views.store, partition, metrics.skipped, MAX_READ) if fold.beside else None
+        )
 
-    async def start(self) -> None:
-        """Go on where the store is; a store that is empty starts at the log's start."""
-        self._position = await self._store.position()
+    @property
+    def position(self) -> Position:
+        """What the store has, as far as its writer knows."""
+        return self._saved
+
+    async def start(self) -> Position:
+        """Go on where the store is, and say where; one that is empty starts at the log's start."""
+        position = await self._store.position()
         notes = await self._store.notes()
-        self._requests = self._cursor(REQUESTS.name, self._position.requests or 0)
-        self._claims = self._cursor(NODE_EVENTS.name, self._position.node_events or 0)
+        if self._cache is not None:
+            self._cache.forget(empty=position == Position.start(self.cell))
+        self._position = self._saved = position
+        self._notes = {}
+        self._requests = self._cursor(REQUESTS.name, position.requests or 0)
+        self._claims = self._cursor(NODE_EVENTS.name, position.node_events or 0)
         for topic, machine in ((ADMISSIONS.name, "quota"), (DECISIONS.name, "scheduler")):
             dump = notes.get(topic)
             reader = (
                 CommitReader(machine, self.cell, topic) if dump is None else CommitReader.load(dump)
             )
             self._machines[topic] = _Machine(self._cursor(topic, reader.next), reader)
-        for topic in self._beside:
-            self._beside[topic] = int(notes.get(topic, 0))
+        if self._beside is not None:
+            self._beside.start(notes)
+        return position
 
-    async def catch_up(self) -> Position:
-        """Project all that is there; returns the position reached.
+    async def catch_up(
+        self, until: Position | None = None, *, steps: int | None = None
+    ) -> Position:
+        """Project all that is there, or what is not beyond `until`; returns the position reached.
+
+        With `steps`, so many of each topic at most: what is far behind can say so in between.
 
         Raises:
             SchemaError, ForeignRecord, ChainBroken, ImpossibleEvent: a machine's topic holds what
                 it may not; nothing of that cycle was projected.
             LogError: the log failed; what was projected so far stays.
+            ViewsMoved: the store is not where this writer left it; `start` again.
+            ViewsUnavailable: the same, once it can be reached.
         """
-        while await self._take_requests():
-            pass
-        while await self._take_admissions():
-            pass
-        while await self._take_decisions():
-            pass
-        for topic in self._beside:
-            while await self._take_beside(topic):
-                pass
-        await self._measure()
-        return self._position
+        self._until = until
+        tracer = self._metrics.telemetry.tracer
+        began = tracer.now()
+        try:
+            for topic, take in (
+                (REQUESTS.name, self._take_requests),
+                (ADMISSIONS.name, self._take_admissions),
+                (DECISIONS.name, self._take_decisions),
+            ):
+                for _ in count() if steps is None else range(steps):
+                    if not self._wanted(topic) or not await take():
+                        break
+        except (SchemaError, CoreError, LogError):
+            await self._save()
+            raise
+        await self._save()
+        about: About = {"yard.cell": self.cell}
+        batch_span(tracer, f"{self.name} step", self._linked, start=began, about=about).end()
+        self._linked = []
+        if self._beside is not None:
+            await self._beside.catch_up()
+        return self._saved
+
+    async def check(self) -> None:
+        """See that the store is still where it was left: what lost it has no other way to tell.
+
+        Raises:
+            ViewsMoved: it is elsewhere; `start` again.
+            ViewsUnavailable.
+        """
+        found = await self._store.position()
+        if found != self._saved:
+            raise ViewsMoved(found=found, expected=self._saved)
 
     def ends(self) -> Mapping[Partition, int]:
         """What to wait for: the next record of every topic that brings something new."""
         ends = {self._requests.partition: self._requests.offset}
         for machine in self._machines.values():
             ends[machine.cursor.partition] = machine.cursor.offset
-        for topic, offset in self._beside.items():
-            ends[self._partition(topic)] = offset
-        return ends
+        return ends if self._beside is None else {**ends, **self._beside.ends()}
+
+    async def measure(self) -> int:
+        """Set the metrics that need to be asked for; the records not projected yet."""
+        lag = 0
+        for partition, offset in self.ends().items():
+            behind = max(0, await self._log.end(partition) - offset)
+            self._metrics.lag.labels(self.name, partition.topic).set(behind)
+            lag += behind
+        if self._cache is not None:
+            self._metrics.cached.labels(self.name).set(len(self._cache))
+            self._metrics.loaded.labels(self.name).set(self._cache.loaded)
+            self._metrics.evicted.labels(self.name).set(self._cache.evicted)
+        return lag
+
+    async def records(self) -> int:
+        """How many records there are in the topics that positions count."""
+        topics = (REQUESTS.name, ADMISSIONS.name, NODE_EVENTS.name, DECISIONS.name)
+        return sum([await self._log.end(Partition(topic, self._number)) for topic in topics])
 
     # --- requests -------------------------------------------------------------------------------
 
     async def _take_requests(self, until: int | None = None) -> bool:
         """Project requests read so far, at least up to `until`; False when there was none."""
-        wanted = 1 if until is None else until - self._requests.offset
-        count = min(await self._requests.fill(wanted), MAX_READ)
-        if count == 0 or wanted <= 0:
+        offset = self._requests.offset
+        wanted = 1 if until is None else until - offset
+        most = MAX_READ
+        if self._until is not None:
+            most = min(most, (self._until.requests or 0) - offset)
+        if wanted <= 0 or most <= 0:
             return False
-        step = Step(self._reader)
-        for _ in range(count):
+        found = min(await self._requests.fill(wanted), most)
+        if found == 0:
+            return False
+        taken: list[_Taken] = []
+        for _ in range(found):
             stored = self._requests.pop()
             envelope = self._claim(stored)
             if envelope is not None:
-                step.take(REQUESTS.name, stored.offset, envelope, await self._details(envelope))
+                details = await self._details(envelope) if self._fold.details else None
+                taken.append((REQUESTS.name, stored.offset, envelope, details))
+
+        def step() -> FoldStep:
+            step = self._fold.step(self._reader)
+            for each in taken:
+                step.take(*each)
+            return step
+
+        changes = await self._changes(step, taken)
         position = self._position.at(REQUESTS.name, self._requests.offset)
-        await self._apply(REQUESTS.name, step.changes(), position, {})
+        await self._apply(REQUESTS.name, changes, position, {})
         return True
 
     def _claim(self, stored: StoredRecord) -> Envelope[Event] | None:
@@ -143,7 +248,7 @@ class Follower:
             or REQUESTS.name not in envelope.data.TOPICS
             or stored.record.key != self.cell.encode()
         ):
-            self._skipped.labels(REQUESTS.name).inc()
+            self._metrics.skipped.labels(REQUESTS.name).inc()
             return None
         return envelope
 
@@ -170,6 +275,11 @@ class Follower:
 
     # --- what counts ----------------------------------------------------------------------------
 
+    def _wanted(self, topic: str) -> bool:
+        if self._until is None:
+            return True
+        return (self._position.of(topic) or 0) < (self._until.of(topic) or 0)
+
     async def _take_admissions(self) -> bool:
         """Project quota's next counted cycle; False when there is none."""
         counted = await self._machines[ADMISSIONS.name].next()
@@ -180,13 +290,8 @@ class Follower:
                 while self._requests.offset < taken.next:
                     if not await self._take_requests(taken.next):
                         raise self._cut(REQUESTS.name, taken.next, counted)
-        step = Step(self._reader, now_ms=counted.commit.now_ms, cycle=counted.commit.cycle)
-        step.refuse(counted.commit)
-        for offset, envelope in counted.decisions:
-            step.take(ADMISSIONS.name, offset, envelope)
-        step.commit(ADMISSIONS.name, counted.offset, counted.commit)
         position = self._position.at(ADMISSIONS.name, counted.offset + 1)
-        await self._apply_cycle(ADMISSIONS.name, step, position)
+        await self._apply_cycle(ADMISSIONS.name, counted, [], position)
         return True
 
     async def _take_decisions(self) -> bool:
@@ -194,7 +299,7 @@ class Follower:
         counted = await self._machines[DECISIONS.name].next()
         if counted is None:
             return False
-        step = Step(self._reader, now_ms=counted.commit.now_ms, cycle=counted.commit.cycle)
+        claims: list[_Taken] = []
         position = self._position.at(DECISIONS.name, counted.offset + 1)
         for taken in counted.commit.inputs:
             if taken.topic == ADMISSIONS.name:
@@ -204,15 +309,12 @@ class Follower:
                 position = position.at(ADMISSIONS.name, self._position.admissions or 0)
                 position = position.at(REQUESTS.name, self._position.requests or 0)
             elif taken.topic == NODE_EVENTS.name:
-                await self._take_claims(step, counted, taken.next)
+                claims = await self._take_claims(counted, taken.next)
                 position = position.at(NODE_EVENTS.name, taken.next)
-        for offset, envelope in counted.decisions:
-            step.take(DECISIONS.name, offset, envelope)
-        step.commit(DECISIONS.name, counted.offset, counted.commit)
-        await self._apply_cycle(DECISIONS.name, step, position)
+        await self._apply_cycle(DECISIONS.name, counted, claims, position)
         return True
 
-    async def _take_claims(self, step: Step, counted: CountedCycle, until: int) -> None:
+    async def _take_claims(self, counted: CountedCycle, until: int) -> list[_Taken]:
         refused = {
             offset
             for one in counted.commit.refused
@@ -222,88 +324,85 @@ class Follower:
         claims = await self._claims.take(until)
         if self._claims.offset < until:
             raise self._cut(NODE_EVENTS.name, until, counted)
+        taken: list[_Taken] = []
         for stored in claims:
             if stored.offset in refused:
-                self._skipped.labels(NODE_EVENTS.name).inc()
+                self._metrics.skipped.labels(NODE_EVENTS.name).inc()
                 continue
-            step.take(NODE_EVENTS.name, stored.offset, decode(stored.record))
+            taken.append((NODE_EVENTS.name, stored.offset, decode(stored.record), None))
+        return taken
 
     @staticmethod
     def _cut(topic: str, until: int, counted: CountedCycle) -> LogTruncated:
         where = f"{topic} ends before offset {until}"
         return LogTruncated(found=f"{where}, which cycle {counted.commit.cycle} has taken")
 
-    async def _apply_cycle(self, topic: str, step: Step, position: Position) -> None:
+    async def _apply_cycle(
+        self, topic: str, counted: CountedCycle, claims: list[_Taken], position: Position
+    ) -> None:
+        """Project a cycle: the claims that it took, its decisions, its commit."""
+        commit = counted.commit
+        decisions = [(topic, offset, envelope, None) for offset, envelope in counted.decisions]
+
+        def step() -> FoldStep:
+            step = self._fold.step(self._reader, now_ms=commit.now_ms, cycle=commit.cycle)
+            for each in claims:
+                step.take(*each)
+            step.refuse(commit)
+            for each in decisions:
+                step.take(*each)
+            step.commit(topic, counted.offset, commit)
+            return step
+
+        changes = await self._changes(step, [*claims, *decisions])
         notes = {topic: self._machines[topic].reader.dump()}
-        await self._apply(topic, step.changes(), position, notes)
+        await self._apply(topic, changes, position, notes)
+
+    # --- the store ------------------------------------------------------------------------------
+
+    async def _changes(self, make: Callable[[], FoldStep], taken: Sequence[_Taken]) -> list[Change]:
+        """What a step changes; it is made again while it misses rows."""
+        if self._metrics.telemetry.tracer.on and len(self._linked) < MAX_LINKS:
+            self._linked += contexts(envelope for _, _, envelope, _ in taken)
+        if self._cache is None:
+            return make().changes()
+        likely = self._fold.likely_read
+        await self._cache.want(each for _, _, envelope, _ in taken for each in likely(envelope))
+        while True:
+            try:
+                return make().changes()
+            except NotLoaded as missing:
+                await self._cache.load(missing)
 
     async def _apply(
         self, topic: str, changes: list[Change], position: Position, notes: Mapping[str, Any]
     ) -> None:
-        await self._store.apply(changes, position, notes)
+        self._metrics.steps.labels(self.name, topic).inc()
+        if self._cache is None:
+            await self._store.apply(changes, position, notes, before=self._saved)
+            self._position = self._saved = position
+            return
+        self._cache.take(changes)
         self._position = position
-        self._steps.labels(topic).inc()
+        self._notes.update(notes)
+        if self._cache.unsaved_count >= self._max_unsaved:
+            await self._save()
 
-    # --- beside ---------------------------------------------------------------------------------
-
-    async def _take_beside(self, topic: str) -> bool:
-        """Note heartbeats or where output lies; False when there is nothing new."""
-        offset = self._beside[topic]
-        try:
-            records = await self._log.read(self._partition(topic), offset, max_records=MAX_READ)
-        except OffsetGone as gone:
-            start = gone.fields.get("start")
-            self._beside[topic] = start if isinstance(start, int) else offset + 1
-            return True
-        if not records:
-            return False
-        changes: dict[str, Change] = {}
-        for stored in records:
-            change = await self._noted(stored, changes)
-            if change is None:
-                self._skipped.labels(topic).inc()
-            else:
-                changes[change.key] = change
-        self._beside[topic] = records[-1].offset + 1
-        await self._store.note(list(changes.values()), {topic: self._beside[topic]})
-        return True
-
-    async def _noted(self, stored: StoredRecord, before: Mapping[str, Change]) -> Change | None:
-        """What a heartbeat or a piece of output says, if it is the node's to say."""
-        try:
-            envelope = decode(stored.record)
-        except SchemaError:
-            return None
-        data = envelope.data
-        if isinstance(data, NodeHeartbeatV1) and envelope.source == f"node/{data.node}":
-            # The log's own time: an agent's clock is shown nowhere as the time of day.
-            return Put(SeenRow(node=data.node, at_ms=stored.appended_ms))
-        if isinstance(data, TaskOutputV1) and envelope.source == f"node/{data.node}":
-            key = f"{data.task_id}/{data.attempt}"
-            earlier = before.get(key)
-            row = earlier.row if earlier is not None else await self._store.get(OutputRow, key)
-            return Put(
-                OutputRow(
-                    task_id=data.task_id,
-                    attempt=data.attempt,
-                    first=row.first if isinstance(row, OutputRow) else stored.offset,
-                    last=stored.offset,
-                )
-            )
-        return None
+    async def _save(self) -> None:
+        """Write what is not written yet."""
+        if self._cache is None or self._position == self._saved:
+            return
+        await self._store.apply(
+            self._cache.unsaved, self._position, self._notes, before=self._saved
+        )
+        self._cache.saved()
+        self._saved, self._notes = self._position, {}
+        self._metrics.writes.labels(self.name).inc()
 
     # --- the log --------------------------------------------------------------------------------
 
-    async def _measure(self) -> None:
-        for partition, offset in self.ends().items():
-            end = await self._log.end(partition)
-            self._lag.labels(partition.topic).set(max(0, end - offset))
-
-    def _partition(self, topic: str) -> Partition:
-        return Partition(topic, self._number)
-
     def _cursor(self, topic: str, offset: int) -> Cursor:
-        return Cursor(self._log, self._partition(topic), offset, MAX_READ)
+        return Cursor(self._log, Partition(topic, self._number), offset, MAX_READ)
 
 
 class _Machine:

@@ -1,0 +1,179 @@
+"""Connections to Redis: commands go out together, their answers come back together.
+
+Commands that belong together are sent in one piece on one connection, which costs one round trip
+and needs nothing of the server but MULTI, WATCH and EXEC. A connection on which anything went wrong
+(a deadline, a cancelled caller) is thrown away: what would still come on it belongs to nobody.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from hiredis import pack_command
+from redis.asyncio.connection import Connection, SSLConnection
+from redis.exceptions import ExecAbortError, RedisError, ResponseError
+
+from yardmaster.projections.errors import ViewsUnavailable
+from yardmaster.projections.redis_settings import RedisSettings
+from yardmaster.schemas.secret import SecretUnreadable
+
+#: A command's name and arguments.
+Command = tuple[str | bytes | int, ...]
+
+MULTI: Final[Command] = ("MULTI",)
+EXEC: Final[Command] = ("EXEC",)
+UNWATCH: Final[Command] = ("UNWATCH",)
+
+
+class Link:
+    """One connection, in the hands of one caller."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        #: False once something went wrong on it.
+        self.sound = True
+        #: Whether it lay unused before; the server may have gone since.
+        self.was_idle = False
+
+    async def run(self, commands: Sequence[Command]) -> list[Any]:
+        """Send all commands, and return their answers.
+
+        Raises:
+            ViewsUnavailable: not all were answered. They may have been carried out all the same.
+        """
+        connection = self._connection
+        self.sound = False
+        answers: list[Any] = []
+        refused: ResponseError | None = None
+        try:
+            packed = b"".join([pack_command(command) for command in commands])  # type: ignore[arg-type]
+            await connection.send_packed_command(packed, check_health=False)
+            for _ in commands:
+                try:
+                    answers.append(await connection.read_response())
+                except ResponseError as error:
+                    # A refused transaction says why where the command was queued, not at its end.
+                    if refused is None or isinstance(refused, ExecAbortError):
+                        refused = error
+                    answers.append(None)
+        except (RedisError, OSError) as error:
+            raise ViewsUnavailable(found=_told(error)) from error
+        for answer in answers:
+            if isinstance(answer, list) and refused is None:
+                refused = next((one for one in answer if isinstance(one, ResponseError)), None)
+        if refused is not None:
+            raise ViewsUnavailable(found=_told(refused)) from refused
+        self.sound = True
+        return answers
+
+    async def close(self) -> None:
+        """Hang up, without waiting for the other side."""
+        self.sound = False
+        await self._connection.disconnect(nowait=True)
+
+
+def _told(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+class Wire:
+    """All of a store's connections: opened when they are needed, kept for the next caller."""
+
+    def __init__(self, settings: RedisSettings) -> None:
+        self._settings = settings
+        self._slots = asyncio.Semaphore(settings.max_connections)
+        self._idle: list[Link] = []
+        self._closed = False
+
+    async def run(self, commands: Sequence[Command]) -> list[Any]:
+        """Send commands that may be sent twice: reads. A connection that died idle is replaced.
+
+        Raises: ViewsUnavailable.
+        """
+        async with self.link() as link:
+            try:
+                return await link.run(commands)
+            except ViewsUnavailable:
+                if not link.was_idle:
+                    raise
+        async with self.link() as link:
+            return await link.run(commands)
+
+    async def transact(self, commands: Sequence[Command]) -> list[Any]:
+        """Read by several commands at one moment; their answers.
+
+        Raises: ViewsUnavailable.
+        """
+        answers = await self.run([MULTI, *commands, EXEC])
+        found: list[Any] = answers[-1]
+        return found
+
+    @asynccontextmanager
+    async def link(self) -> AsyncIterator[Link]:
+        """A connection of the caller's own.
+
+        Raises: ViewsUnavailable when none can be made, or all are in use for too long.
+        """
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                await self._slots.acquire()
+        except TimeoutError:
+            count = self._settings.max_connections
+            raise ViewsUnavailable(found=f"all {count} connections are in use") from None
+        try:
+            link = self._idle.pop() if self._idle else await self.connect()
+            try:
+                yield link
+            finally:
+                if link.sound and not self._closed:
+                    link.was_idle = True
+                    self._idle.append(link)
+                else:
+                    await link.close()
+                    if link.was_idle:
+                        # What ended one ended the others, most likely.
+                        await self._hang_up()
+        finally:
+            self._slots.release()
+
+    async def connect(self) -> Link:
+        """A new connection, beside those that are counted.
+
+        Raises: ViewsUnavailable.
+        """
+        settings = self._settings
+        if self._closed:
+            raise ViewsUnavailable(found="the store is closed")
+        try:
+            options: dict[str, Any] = {
+                **settings.address(),
+                "username": settings.username,
+                "password": settings.secret(),
+                "socket_timeout": settings.timeout_s,
+                "socket_connect_timeout": settings.timeout_s,
+                "protocol": 2,
+                "client_name": "yardmaster",
+                "driver_info": None,
+            }
+            if settings.tls:
+                cafile = settings.ssl_cafile
+                options |= {"ssl_ca_certs": str(cafile) if cafile is not None else None}
+            connection = (SSLConnection if settings.tls else Connection)(**options)
+            try:
+                await connection.connect()  # type: ignore[no-untyped-call]
+            except BaseException:
+                await connection.disconnect(nowait=True)
+                raise
+        except (RedisError, OSError, SecretUnreadable) as error:
+            raise ViewsUnavailable(found=_told(error)) from error
+        return Link(connection)
+
+    async def close(self) -> None:
+        """Hang up; later calls fail."""
+        self._closed = True
+        await self._hang_up()
+
+    async def _hang_up(self) -> None:
+        while self._idle:
+            await self._idle.pop().close()

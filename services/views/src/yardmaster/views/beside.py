@@ -1,0 +1,114 @@
+"""What the views show beside what is decided: heartbeats, and where output lies.
+
+No cycle takes it and no position counts it; its topics expire. So it is noted, as far as nodes may
+say so, and goes on from the writer's notes.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from prometheus_client import Counter
+
+from yardmaster.eventlog.codec import decode
+from yardmaster.eventlog.errors import OffsetGone
+from yardmaster.eventlog.port import EventLog, Partition, StoredRecord
+from yardmaster.projections.rows import OutputRow, SeenRow
+from yardmaster.projections.store import Change, Put, ViewStore, Wanted
+from yardmaster.schemas.errors import SchemaError
+from yardmaster.schemas.events.expiring import NodeHeartbeatV1, TaskOutputV1
+from yardmaster.schemas.topics import HEARTBEATS, TASK_LOGS
+
+TOPICS: Final = (HEARTBEATS.name, TASK_LOGS.name)
+Said = NodeHeartbeatV1 | TaskOutputV1
+
+
+class Beside:
+    """Notes one partition's heartbeats and output; `start`, then `take` again and again."""
+
+    def __init__(
+        self, log: EventLog, store: ViewStore, partition: int, skipped: Counter, max_read: int
+    ) -> None:
+        self._log = log
+        self._store = store
+        self._number = partition
+        self._max_read = max_read
+        self._skipped = skipped
+        self._next: dict[str, int] = dict.fromkeys(TOPICS, 0)
+
+    def start(self, notes: Mapping[str, object]) -> None:
+        """Go on where the writer's notes say."""
+        for topic in TOPICS:
+            offset = notes.get(topic)
+            self._next[topic] = offset if isinstance(offset, int) else 0
+
+    def ends(self) -> Mapping[Partition, int]:
+        """The next record of each topic."""
+        return {Partition(topic, self._number): offset for topic, offset in self._next.items()}
+
+    async def catch_up(self) -> None:
+        """Note all that is there."""
+        for topic in TOPICS:
+            while await self._take(topic):
+                pass
+
+    async def _take(self, topic: str) -> bool:
+        """Note the next records of a topic; False when there is nothing new."""
+        offset = self._next[topic]
+        partition = Partition(topic, self._number)
+        try:
+            records = await self._log.read(partition, offset, max_records=self._max_read)
+        except OffsetGone as gone:
+            start = gone.fields.get("start")
+            self._next[topic] = start if isinstance(start, int) else offset + 1
+            return True
+        if not records:
+            return False
+        said = list(self._said(topic, records))
+        before = await self._outputs(one for _, one in said)
+        changes: dict[str, Change] = {}
+        for stored, one in said:
+            if isinstance(one, NodeHeartbeatV1):
+                # The log's own time: an agent's clock is shown nowhere as the time of day.
+                changes[one.node] = Put(SeenRow(node=one.node, at_ms=stored.appended_ms))
+            else:
+                key = f"{one.task_id}/{one.attempt}"
+                before[key] = OutputRow(
+                    task_id=one.task_id,
+                    attempt=one.attempt,
+                    first=before[key].first if key in before else stored.offset,
+                    last=stored.offset,
+                )
+                changes[key] = Put(before[key])
+        self._next[topic] = records[-1].offset + 1
+        await self._store.note(list(changes.values()), {topic: self._next[topic]})
+        return True
+
+    def _said(
+        self, topic: str, records: Sequence[StoredRecord]
+    ) -> Iterator[tuple[StoredRecord, Said]]:
+        """What is a node's to say."""
+        for stored in records:
+            try:
+                envelope = decode(stored.record)
+            except SchemaError:
+                envelope = None
+            data = None if envelope is None else envelope.data
+            if (
+                envelope is not None
+                and isinstance(data, NodeHeartbeatV1 | TaskOutputV1)
+                and envelope.source == f"node/{data.node}"
+            ):
+                yield stored, data
+            else:
+                self._skipped.labels(topic).inc()
+
+    async def _outputs(self, said: Iterator[Said]) -> dict[str, OutputRow]:
+        """The rows, as they are, of the output that some records hold."""
+        keys = {
+            f"{one.task_id}/{one.attempt}": None for one in said if isinstance(one, TaskOutputV1)
+        }
+        if not keys:
+            return {}
+        wanted: list[Wanted] = [(OutputRow, key) for key in keys]
+        found = await self._store.get_all(wanted)
+        return {row.key: row for row in found.rows if isinstance(row, OutputRow)}

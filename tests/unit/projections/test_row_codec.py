@@ -1,0 +1,171 @@
+"""Rows as bytes and back, and members that sort like rows."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support import logs
+from tests.support.logs import LogBuilder
+from tests.support.views import viewed
+from yardmaster.projections import redis_keys, rows
+from yardmaster.projections.errors import ViewsDamaged
+from yardmaster.projections.row_codec import MissingPart, RowCodec
+from yardmaster.projections.rows import JobFacts, JobRow, Row, TaskRow, WaitRow
+from yardmaster.projections.store import Change, Delete, Put, Query
+from yardmaster.schemas.api import Phase
+from yardmaster.schemas.events import decisions as d
+from yardmaster.schemas.events.details import Run
+from yardmaster.schemas.events.requests import SubmittedSpec
+from yardmaster.schemas.reasons import Stop, StopCode, Wait, WaitCode
+
+JOB = "a" * 12
+KINDS = [
+    one
+    for one in vars(rows).values()
+    if isinstance(one, type) and issubclass(one, Row) and one is not Row
+]
+
+
+async def shown_rows() -> list[Row]:
+    """Rows of every kind, as a cell's life leaves them."""
+    log = LogBuilder()
+    log.request(logs.log_created())
+    log.quota.cycle(logs.pool_configured(), logs.department(), logs.project())
+    log.claim(logs.joined("n1"))
+    log.scheduler.cycle()
+    resources = logs.admitted(JOB).spec.resources
+    log.judged(logs.submitted(JOB, resources=resources), logs.admitted(JOB))
+    log.scheduler.cycle(logs.allocated(f"{JOB}.0", logs.placed("n1", 0)))
+    log.claim(logs.started(f"{JOB}.0", "n1"))
+    log.scheduler.cycle()
+    store = await viewed(log)
+    found: list[Row] = []
+    for kind in KINDS:
+        found += (await store.page(kind, Query(limit=1000))).rows
+    return found
+
+
+async def test_every_row_of_a_cell_comes_back_as_it_was() -> None:
+    found = await shown_rows()
+    writer, reader = RowCodec(), RowCodec()
+    for row in found:
+        encoded = writer.encode(row)
+        given = {name: writer.body_of(name) for name in reader.needs(encoded.raw)}
+        assert reader.decode(type(row), encoded.raw, given) == row
+    kinds = {type(row).__name__ for row in found}
+    assert kinds >= {"TaskRow", "JobRow", "NodeRow", "AttemptRow", "PoolRow", "CycleRow", "LogRow"}
+
+
+def facts(**more: object) -> JobFacts:
+    plain = JobFacts(
+        job_id=JOB,
+        project="nlp",
+        user="ana",
+        name="train",
+        actor="ana",
+        submitted_at_ms=1,
+        asked=SubmittedSpec(),
+        params=({"lr": 0.1},),
+    )
+    return replace(plain, **more)  # type: ignore[arg-type]
+
+
+def test_rows_with_reasons_and_stops_come_back() -> None:
+    codec = RowCodec()
+    stop = Stop(code=StopCode.CANCELLED)
+    stopping = rows.Stopping(stop=stop, at_ms=1, deadline_at_ms=None)
+    task = TaskRow(
+        job=facts(),
+        index=0,
+        phase=Phase.STOPPING,
+        stopping=stopping,
+        checkpoint=d.Checkpoint(uri="file:///c", step=3),
+    )
+    wait = WaitRow(
+        pool="p",
+        shape="s",
+        priority=1,
+        wait=Wait(code=WaitCode.NOT_CONSIDERED),
+        since_ms=0,
+        cycle=1,
+    )
+    job = JobRow(facts=facts(), body_digest="0", offset=1, run=Run(script="x"))
+    for row in (task, wait, replace(job, again=replace(job, offset=2))):
+        assert codec.decode(type(row), codec.encode(row).raw) == row
+
+
+def test_what_is_shared_is_one_object_when_it_is_read() -> None:
+    writer, reader = RowCodec(), RowCodec()
+    raws = [
+        writer.encode(TaskRow(job=facts(), index=index, phase=Phase.PENDING)) for index in range(2)
+    ]
+    assert raws[0].parts == raws[1].parts, "equal facts are one part"
+    given = {name: writer.body_of(name) for name in raws[0].parts}
+    read = [reader.decode(TaskRow, one.raw, given) for one in raws]
+    assert read[0].job is read[1].job
+    again = reader.encode(read[0])
+    assert again == raws[0], "what was read is written alike, parts of parts included"
+
+
+def test_a_part_that_is_not_at_hand_is_asked_for() -> None:
+    encoded = RowCodec().encode(TaskRow(job=facts(), index=0, phase=Phase.PENDING))
+    reader = RowCodec()
+    assert reader.needs(encoded.raw) == list(encoded.parts)
+    with pytest.raises(MissingPart):
+        reader.decode(TaskRow, encoded.raw)
+
+
+def test_no_more_is_remembered_than_the_limit_says() -> None:
+    codec = RowCodec(max_bytes=3_000)
+    for number in range(100):
+        codec.encode(TaskRow(job=facts(name=f"n{number}"), index=0, phase=Phase.PENDING))
+        codec.trim()
+    first = codec.encode(TaskRow(job=facts(name="n0"), index=0, phase=Phase.PENDING))
+    assert codec.decode(TaskRow, first.raw).job.name == "n0"
+    codec.trim()
+    assert codec.remembered <= 3_000
+
+
+def test_bytes_of_another_version_are_damage_with_a_name() -> None:
+    for raw in (b"", b"\n{}", b"\n[", b'\n{"node": 7, "at_ms": 1}'):
+        with pytest.raises(ViewsDamaged, match="seen"):
+            RowCodec().decode(rows.SeenRow, raw)
+    with pytest.raises(ViewsDamaged, match="nothing"):
+        RowCodec().decode_set(b"+nothing  {}", {})
+
+
+def test_change_sets_come_back_in_order() -> None:
+    writer, reader = RowCodec(), RowCodec()
+    task = TaskRow(job=facts(), index=0, phase=Phase.PENDING)
+    changes: list[Change] = [Put(task), Put(replace(task, phase=Phase.RUNNING)), Delete(task)]
+    payload = writer.encode_set((change, writer.encode(change.row)) for change in changes)
+    assert reader.needs_of_set(payload) == []
+    assert list(reader.decode_set(payload, {})) == changes
+    assert payload.count(b'"project":"nlp"') == 1, "what they share is written once"
+
+
+TEXT = st.text(alphabet=st.sampled_from("\x00\x01az~\x7f\xffé字😀"), max_size=4)
+ORDERS = st.tuples(st.integers(-(2**53), 2**53), TEXT, st.integers(-5, 2**53))
+
+
+@given(st.lists(st.tuples(ORDERS, TEXT), min_size=2, max_size=6))
+def test_members_sort_as_orders_and_keys_do(entries: list[tuple[rows.Order, str]]) -> None:
+    def member(entry: tuple[rows.Order, str]) -> bytes:
+        return redis_keys.order_bytes(entry[0]) + entry[1].encode()
+
+    assert sorted(map(member, entries)) == list(map(member, sorted(entries)))
+    for entry in entries:
+        assert redis_keys.key_of(member(entry)) == entry[1]
+
+
+@given(st.tuples(TEXT, TEXT), st.tuples(TEXT, TEXT))
+def test_facets_have_names_of_their_own_that_fit_in_a_key(
+    one: rows.Facet, other: rows.Facet
+) -> None:
+    names = [redis_keys.facet_name(facet) for facet in (one, other)]
+    assert (names[0] == names[1]) == (one == other)
+    long = redis_keys.facet_name(("user", "x" * 10_000))
+    assert len(long) < 300
+    assert long != redis_keys.facet_name(("user", "x" * 9_999))

@@ -1,0 +1,281 @@
+"""What keeps a follower going: a store that is away, moved, was emptied; whose a cell is."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.support.events import sample
+from tests.support.logs import LogBuilder
+from tests.support.views import telemetry
+from tests.unit.projections.test_cached import all_rows, story
+from yardmaster.eventlog.codec import encode
+from yardmaster.eventlog.memory import MemoryLog
+from yardmaster.eventlog.port import Partition
+from yardmaster.projections.cached import CachedReader
+from yardmaster.projections.errors import ViewsUnavailable
+from yardmaster.projections.memory import MemoryViewStore
+from yardmaster.projections.store import Found
+from yardmaster.runtime.clock import ManualClock
+from yardmaster.runtime.health import Health
+from yardmaster.schemas.events.expiring import NodeHeartbeatV1
+from yardmaster.schemas.position import Position
+from yardmaster.schemas.topics import HEARTBEATS, TOPICS
+from yardmaster.views.cells import Cells
+from yardmaster.views.follower import Follower, Metrics, Views
+from yardmaster.views.host import Host, HostMetrics
+from yardmaster.views.progress import Progress
+from yardmaster.views.settings import ViewsSettings
+
+
+class Away(MemoryViewStore):
+    """A store that can be away, or lose everything."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__("main", clock)
+        self.away = False
+        self.clock = clock
+
+    def _reached(self) -> None:
+        if self.away:
+            raise ViewsUnavailable(found="nobody answers")
+
+    async def position(self) -> Position:
+        self._reached()
+        return await super().position()
+
+    async def notes(self) -> Mapping[str, Any]:
+        self._reached()
+        return await super().notes()
+
+    async def get_all(self, wanted: Any) -> Found:
+        self._reached()
+        return await super().get_all(wanted)
+
+    async def apply(self, *what: Any, **known: Any) -> None:
+        self._reached()
+        await super().apply(*what, **known)
+
+    async def note(self, *what: Any) -> None:
+        self._reached()
+        await super().note(*what)
+
+    def lose(self) -> None:
+        """Everything is gone."""
+        super().__init__("main", self.clock)
+
+
+class World:
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.log = MemoryLog(self.clock)
+        self.store = Away(self.clock)
+        self.telemetry = telemetry()
+        self.metrics = Metrics(self.telemetry)
+        self.host_metrics = HostMetrics(self.telemetry)
+        self.health = Health()
+        self.builder = story()
+        self.written = 0
+        #: Whether a node is heard at each step of the clock.
+        self.beating = False
+        self.beats = 0
+
+    async def write(self, until: int | None = None) -> None:
+        await self.log.create_topics(tuple(TOPICS.values()))
+        rest = LogBuilder()
+        rest.entries = self.builder.entries[self.written : until]
+        self.written += len(rest.entries)
+        await rest.write_to(self.log)
+
+    def host(self) -> Host:
+        views = Views(self.store, CachedReader(self.store))
+        follower = Follower(self.log, views, "main", 0, self.metrics)
+        return Host(
+            follower,
+            self.log,
+            self.clock,
+            self.telemetry,
+            self.host_metrics,
+            ViewsSettings(),
+            health=self.health,
+        )
+
+    async def beat(self) -> None:
+        self.beats += 1
+        envelope = replace(sample(NodeHeartbeatV1), seq=self.beats, time_ms=self.clock.now_ms())
+        await self.log.append(Partition(HEARTBEATS.name), [encode(envelope, "gpu-07")])
+
+    async def happens(self, true: Callable[[], Awaitable[bool] | bool]) -> None:
+        for _ in range(400):
+            found = true()
+            if found if isinstance(found, bool) else await found:
+                return
+            if self.beating:
+                await self.beat()
+            self.clock.advance(0.5)
+            for _ in range(20):
+                await asyncio.sleep(0)
+        raise AssertionError("it did not happen")
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def until(world: World, host: Host, change: Callable[[], Awaitable[None]]) -> None:
+    """Run a host, make a change when it has caught up, and wait until it has again."""
+    end = Position(cell="main", **_ends(world.builder))
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(host.run())
+        await world.happens(lambda: host.progress.position != Position.start("main"))
+        await change()
+        await world.happens(lambda: _at(world, end))
+        running.cancel()
+
+
+def _at(world: World, end: Position) -> bool:
+    return world.store._position == end
+
+
+def _ends(builder: LogBuilder) -> dict[str, int]:
+    names = ("requests", "admissions", "node-events", "decisions")
+    return {name.replace("-", "_"): builder.end(name) for name in names}
+
+
+async def test_a_store_that_is_away_is_waited_for(world: World) -> None:
+    await world.write(20)
+    host = world.host()
+
+    async def change() -> None:
+        world.store.away = True
+        await world.write()
+        await world.happens(lambda: bool(world.health.reasons))
+        assert "views_unavailable" in world.health.reasons["views main"]
+        world.store.away = False
+
+    await until(world, host, change)
+    assert world.health.reasons == {}
+    retries = host._metrics.store_retries._value.get()
+    assert 1 <= retries < 400
+
+
+async def test_a_store_that_was_emptied_is_filled_again_without_a_new_record(world: World) -> None:
+    await world.write()
+    host = world.host()
+    before: dict[str, Any] = {}
+
+    async def change() -> None:
+        await world.happens(lambda: host.progress.position.covers(world.store._position))
+        before.update(all_rows(world.store))
+        world.store.lose()
+
+    await until(world, host, change)
+    assert all_rows(world.store) == before
+    assert host._metrics.moved._value.get() == 1
+
+
+async def test_heartbeats_that_keep_coming_do_not_hide_that_a_store_was_emptied(
+    world: World,
+) -> None:
+    await world.write()
+    host = world.host()
+    world.beating = True
+
+    async def change() -> None:
+        await world.happens(lambda: host.progress.position.covers(world.store._position))
+        world.store.lose()
+
+    await until(world, host, change)
+    assert host._metrics.moved._value.get() == 1
+
+
+async def test_a_store_that_was_restored_old_is_brought_up_to_date(world: World) -> None:
+    older = World()
+    await older.write(25)
+    follower = older.host()._follower
+    await follower.start()
+    await follower.catch_up()
+    await world.write()
+    host = world.host()
+    before: dict[str, Any] = {}
+
+    async def change() -> None:
+        await world.happens(lambda: host.progress.position.covers(world.store._position))
+        before.update(all_rows(world.store))
+        vars(world.store).update(vars(older.store) | {"_waiters": {}})
+
+    await until(world, host, change)
+    assert all_rows(world.store) == before
+
+
+async def test_two_that_follow_one_cell_lose_and_double_nothing(world: World) -> None:
+    await world.write(15)
+    alone = World()
+    await alone.write()
+    single = alone.host()
+    await until(alone, single, lambda: asyncio.sleep(0))
+    first, second = world.host(), world.host()
+    end = Position(cell="main", **_ends(world.builder))
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(host.run()) for host in (first, second)]
+        await world.happens(lambda: world.store._position != Position.start("main"))
+        for cut in range(20, len(world.builder.entries), 5):
+            await world.write(cut)
+            for _ in range(7):
+                await asyncio.sleep(0)
+        await world.write()
+        await world.happens(lambda: _at(world, end))
+        for task in tasks:
+            task.cancel()
+    assert all_rows(world.store) == all_rows(alone.store)
+
+
+# --- progress and cells -------------------------------------------------------------------------
+
+
+async def test_who_waits_for_a_record_goes_on_when_it_is_covered() -> None:
+    progress = Progress(Position.start("main"))
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(progress.covers("requests", 4))
+        for offset in (3, 4):
+            progress.reached(Position.start("main").at("requests", offset))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert not waiting.done()
+        progress.reached(Position.start("main").at("requests", 5))
+    assert waiting.result()
+
+
+async def test_who_waits_for_a_cell_that_is_taken_away_is_told() -> None:
+    served: list[int] = []
+
+    async def serve(partition: int, cell: str, progress: Mapping[str, Progress]) -> None:
+        served.append(partition)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            served.remove(partition)
+
+    cells = Cells({0: "main", 1: "east"}, serve, telemetry())
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(cells.run())
+        cells.give(frozenset({0, 1, 7}))
+        await settle()
+        assert served == [0, 1]
+        waiting = group.create_task(cells.covered(1, "views", "requests", 0))
+        await settle()
+        assert not waiting.done()
+        cells.give(frozenset({0}))
+        await settle()
+        assert served == [0]
+        assert waiting.result() is False
+        assert await cells.covered(7, "views", "requests", 0) is False
+        running.cancel()
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
