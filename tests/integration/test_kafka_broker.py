@@ -56,3 +56,16 @@ async def test_a_killed_broker_comes_back_with_its_records(tmp_path: Path) -> No
         assert not broker.running
         assert broker.start() == before
         assert await read(before, topic, 1) == [b"kept"]
+
+
+async def test_another_process_takes_over_a_folder_with_its_records_and_address(
+    tmp_path: Path,
+) -> None:
+    with KafkaBroker(tmp_path) as first:
+        before = first.bootstrap
+        topic = await create_topic(before)
+        await append(before, topic, [b"kept"])
+        first.stop()
+    with KafkaBroker(tmp_path) as second:
+        assert second.bootstrap == before
+        assert await read(before, topic, 1) == [b"kept"]

@@ -204,7 +204,13 @@ async def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
     assert await tokens.identify("newer") is not None
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660])
+async def test_its_group_may_read_a_file(tmp_path: Path) -> None:
+    """A Secret that Kubernetes mounts belongs to root and the pod's group."""
+    tokens = TokenFile(token_file(tmp_path / "tokens.json", "s3cret", mode=0o440))
+    assert await tokens.identify("s3cret") is not None
+
+
+@pytest.mark.parametrize("mode", [0o604, 0o644, 0o660, 0o602])
 def test_a_file_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
     path = token_file(tmp_path / "tokens.json", "s3cret", mode=mode)
     with pytest.raises(TokenFileRefused, match="chmod 600"):

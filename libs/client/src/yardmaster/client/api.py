@@ -20,6 +20,7 @@ from yardmaster.schemas.api import (
     Cycle,
     Department,
     DepartmentConfig,
+    Enrolment,
     EventRecord,
     Explain,
     HoldBody,
@@ -28,6 +29,7 @@ from yardmaster.schemas.api import (
     JobSpec,
     List,
     Node,
+    NodeEnrolment,
     NodePatch,
     Pool,
     PoolConfig,
@@ -37,6 +39,7 @@ from yardmaster.schemas.api import (
     Request,
     Submitted,
     Task,
+    Usage,
     Version,
     WhoAmI,
 )
@@ -135,6 +138,10 @@ class Client:
     def resume(self, ref: str) -> Accepted:
         """Let a held job or task run again."""
         return self._write("POST", f"{_job_or_task(ref)}/resume", Accepted, b"{}")
+
+    def erase(self, job_id: str) -> Accepted:
+        """Erase what was said of a job that has ended, and what it ran, for good."""
+        return self._write("POST", f"/v1/jobs/{_part(job_id)}/erase", Accepted, None)
 
     def request(self, request_id: str, *, wait_s: float = 0) -> Request:
         """What became of a request; waits up to `wait_s` seconds (30 at most) for its verdict."""
@@ -238,6 +245,21 @@ class Client:
             "PATCH", path, Accepted, body, {"If-Match": if_match or self._etag(path)}
         )
 
+    def enrolment(self, node: str, *, min_position: str | None = None) -> NodeEnrolment:
+        """What a node may claim when it joins."""
+        path = f"/v1/nodes/{_part(node)}/enrolment"
+        return self._get(path, NodeEnrolment, {"min_position": min_position})
+
+    def put_enrolment(
+        self, node: str, enrolment: Enrolment, *, if_match: str | None = None, create: bool = False
+    ) -> Accepted:
+        """Let a node join; `create`: it must not be enrolled yet."""
+        return self._put(f"/v1/nodes/{_part(node)}/enrolment", enrolment, if_match, create)
+
+    def delete_enrolment(self, node: str, *, if_match: str | None = None) -> Accepted:
+        """Trust a node no more."""
+        return self._delete(f"/v1/nodes/{_part(node)}/enrolment", if_match)
+
     def pools(self, **filters: str | int | bool | Sequence[str] | None) -> List[Pool]:
         """One page of pools."""
         return self._get("/v1/pools", List[Pool], filters)
@@ -255,6 +277,18 @@ class Client:
     def delete_pool(self, name: str, *, if_match: str | None = None) -> Accepted:
         """Remove a pool that nothing names."""
         return self._delete(f"/v1/pools/{_part(name)}", if_match)
+
+    def usage(
+        self,
+        *,
+        begin: str | None = None,
+        end: str | None = None,
+        by: str | None = None,
+        bucket: str | None = None,
+    ) -> Usage:
+        """GPU time by project, user or pool."""
+        asked = {"from": begin, "to": end, "by": by, "bucket": bucket}
+        return self._get("/v1/usage", Usage, asked)
 
     def projects(self, **filters: str | int | bool | Sequence[str] | None) -> List[Project]:
         """One page of projects; filters: department, limit, cursor, min_position."""

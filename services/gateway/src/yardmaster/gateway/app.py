@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 from pydantic import TypeAdapter
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -12,6 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from yardmaster.gateway import (
     caller,
     departments,
+    enrolment,
+    erasure,
     events,
     health,
     jobs,
@@ -21,6 +24,7 @@ from yardmaster.gateway import (
     problems,
     projects,
     tasks,
+    usage,
     watch,
 )
 from yardmaster.gateway.bodies import BODY_PREFIX
@@ -32,9 +36,12 @@ from yardmaster.gateway.context import (
 )
 from yardmaster.gateway.settings import GatewaySettings
 from yardmaster.gateway.writes import trace_of
+from yardmaster.runtime.telemetry import Telemetry
+from yardmaster.runtime.tracing import NO_SPAN, Span, trace_id_of
 from yardmaster.schemas.api import (
     CancelBody,
     DepartmentConfig,
+    Enrolment,
     HoldBody,
     JobPatch,
     JobSpec,
@@ -47,8 +54,9 @@ from yardmaster.schemas.api import (
 
 _BODIES: Final = (
     *(JobSpec, JobPatch, CancelBody, HoldBody, NodePatch),
-    *(PoolConfig, DepartmentConfig, ProjectConfig, Quota),
+    *(PoolConfig, DepartmentConfig, ProjectConfig, Quota, Enrolment),
 )
+PREFIX: Final = "/v1"
 _REFS: Final = "#/components/schemas/"
 
 
@@ -65,8 +73,17 @@ class Surroundings:
             await self._app(scope, receive, send)
             return
         gateway = self._gateway
-        trace = trace_of(Headers(scope=scope).get("traceparent"), gateway.ports.chance)
-        scope.setdefault("state", {})["trace_id"] = trace
+        telemetry = gateway.ports.telemetry
+        given = Headers(scope=scope).get("traceparent")
+        span: Span = NO_SPAN
+        if scope["path"].startswith(f"{PREFIX}/"):
+            above = None if trace_id_of(given) is None else given
+            span = telemetry.tracer.span(scope["method"], parent=above, kind="server")
+        trace = span.trace_id or trace_of(given, gateway.ports.chance)
+        state = scope.setdefault("state", {})
+        state["trace_id"] = trace
+        # What the request's records carry: the span, or what the caller said.
+        state["traceparent"] = span.traceparent or (given if trace_id_of(given) else None)
         started = gateway.ports.clock.monotonic_s()
         # Only methods that exist are counted by name: a label is kept for ever.
         method = scope["method"] if scope["method"] in _METHODS else "other"
@@ -80,9 +97,47 @@ class Surroundings:
                 gateway.requests.labels(method, str(part["status"])).inc()
                 took = gateway.ports.clock.monotonic_s() - started
                 gateway.seconds.labels(method).observe(took)
+                _say(telemetry, span, scope, method, part["status"], took, trace)
             await send(part)
 
-        await self._app(scope, receive, sending)
+        # It ends when the answer begins: a watch goes on for hours.
+        with span:
+            await self._app(scope, receive, sending)
+
+
+def _say(
+    telemetry: Telemetry,
+    span: Span,
+    scope: Scope,
+    method: str,
+    status: int,
+    took_s: float,
+    trace: str,
+) -> None:
+    """The request's line and the end of its span; of the path only the route, without names."""
+    if not scope["path"].startswith(f"{PREFIX}/"):
+        return
+    route = scope.get("route")
+    path = f"{PREFIX}{route.path}" if isinstance(route, APIRoute) else "unknown"
+    span.rename(f"{method} {path}")
+    span.set(
+        {
+            "http.request.method": method,
+            "http.route": path,
+            "http.response.status_code": status,
+        }
+    )
+    if status >= 500:
+        span.fail(str(status))
+    span.end()
+    telemetry.info(
+        "request",
+        method=method,
+        route=path,
+        status=status,
+        took_ms=round(took_s * 1000, 1),
+        trace_id=trace,
+    )
 
 
 _METHODS: Final = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
@@ -113,11 +168,11 @@ def _api() -> APIRouter:
     """All under `/v1`; routes hold no state, so apps share them."""
     # Known first, then read: nobody unknown learns what an endpoint takes.
     api = APIRouter(
-        prefix="/v1", dependencies=[Depends(the_caller), Depends(only_known_parameters)]
+        prefix=PREFIX, dependencies=[Depends(the_caller), Depends(only_known_parameters)]
     )
     for module in (
-        *(jobs, tasks, logs, nodes, pools, projects, departments),
-        *(events, watch, caller),
+        *(jobs, erasure, tasks, logs, nodes, enrolment, pools, projects, departments),
+        *(usage, events, watch, caller),
     ):
         api.include_router(module.router)
     return api

@@ -1,6 +1,7 @@
 """The port that says who a bearer token stands for, and its adapters: static, and a file.
 
-A gateway keeps digests of tokens, never tokens. The file is JSON, readable by its owner alone:
+A gateway keeps digests of tokens, never tokens. The file is JSON, for its owner and, to read, its
+group (Kubernetes mounts secrets so); nobody else's:
 
 ```
 {"version": 1, "tokens": [{"id": "laptop", "digest": "<sha256 of the token, hex>", "user": "ana",
@@ -98,8 +99,8 @@ class TokenFile:
         try:
             status = self._path.stat()
             seen = (status.st_mtime_ns, status.st_size)
-            if stat.S_IMODE(status.st_mode) & 0o077:
-                raise TokenFileRefused(path=self._path, found="others may read it; chmod 600 it")
+            if stat.S_IMODE(status.st_mode) & 0o027:
+                raise TokenFileRefused(path=self._path, found="it is open to others; chmod 600 it")
             if seen == self._seen:
                 return
             content = TokenList.model_validate_json(self._path.read_bytes())

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Header, Query, Request, Response
 from fastapi.dependencies.models import Dependant
@@ -16,6 +16,7 @@ from yardmaster.eventlog.port import EventLog, Partition
 from yardmaster.gateway import errors
 from yardmaster.gateway.auth import MAX_TOKEN, Identity
 from yardmaster.gateway.limits import RateLimit
+from yardmaster.gateway.recent import RecentSubmissions
 from yardmaster.gateway.rights import Action, Caller, allowed, named, sees_all
 from yardmaster.gateway.settings import GatewaySettings
 from yardmaster.gateway.writer import RequestWriter
@@ -43,6 +44,8 @@ class GatewayPorts:
     clock: Clock
     chance: Chance
     telemetry: Telemetry
+    #: What is metered, at a position of its own; None: nothing is.
+    usage: ViewStore | None = None
 
 
 class _Turn:
@@ -68,7 +71,7 @@ class Gateway:
             ports.telemetry,
             cell=settings.cell,
             partition=settings.partition,
-            instance=settings.instance,
+            instance=settings.instance or "gw-1",
         )
         self.limit = RateLimit(
             ports.clock,
@@ -81,7 +84,22 @@ class Gateway:
         )
         self.seconds = ports.telemetry.histogram("http_seconds", "Time to answer", "method")
         self.streams = ports.telemetry.gauge("streams_open", "Watches and followed output")
-        self._open_streams = 0
+        self.without_views = ports.telemetry.counter(
+            "requests_without_views", "Requests refused, the views being unavailable"
+        )
+        self.blind_submits = ports.telemetry.counter(
+            "submits_without_views", "Submits whose key was looked up among recent requests only"
+        )
+        self.recent = RecentSubmissions(
+            ports.log,
+            Partition(REQUESTS.name, settings.partition),
+            most=settings.recent_requests,
+        )
+        #: Who sends each open stream.
+        self._open_streams: dict[int, asyncio.Task[Any]] = {}
+        self._made_streams = 0
+        #: Whether the views have shown this log once.
+        self.seen_views = False
         self._created: LogCreatedV1 | None = None
         self._created_ms = 0
         #: Submissions under way, by job id.
@@ -119,14 +137,14 @@ class Gateway:
                 seen.add(row.name)
         return Sight(frozenset(seen))
 
-    async def reached(self, wanted: Position | None) -> Position:
-        """The views' position, which covers `wanted` after a wait.
+    async def reached(self, wanted: Position | None, store: ViewStore | None = None) -> Position:
+        """The position of the views, or of another store, which covers `wanted` after a wait.
 
         Raises:
             PositionUnknown: the log has no such position.
             ViewBehind: the views have not got there in time.
         """
-        views = self.ports.views
+        views = store if store is not None else self.ports.views
         if wanted is None:
             return await views.position()
         position = await views.position()
@@ -173,13 +191,22 @@ class Gateway:
             RateLimited: there are enough.
         """
         self.admit_stream()
-        self._open_streams += 1
-        self.streams.set(self._open_streams)
+        self._made_streams += 1
+        number = self._made_streams
+        task = asyncio.current_task()
+        assert task is not None, "a stream is sent by a task"
+        self._open_streams[number] = task
+        self.streams.set(len(self._open_streams))
         try:
             yield
         finally:
-            self._open_streams -= 1
-            self.streams.set(self._open_streams)
+            del self._open_streams[number]
+            self.streams.set(len(self._open_streams))
+
+    def end_streams(self) -> None:
+        """Cut all open streams, for their clients to resume elsewhere."""
+        for task in list(self._open_streams.values()):
+            task.cancel()
 
     def admit_stream(self) -> None:
         """Check that one more stream may be opened.
@@ -187,7 +214,7 @@ class Gateway:
         Raises:
             RateLimited: there are enough.
         """
-        if self._open_streams >= self.settings.max_streams:
+        if len(self._open_streams) >= self.settings.max_streams:
             raise errors.RateLimited(retry_s=5)
 
 
@@ -264,6 +291,7 @@ async def only_known_parameters(request: Request) -> None:
 Gate = Annotated[Gateway, Depends(the_gateway)]
 Who = Annotated[Caller, Depends(the_caller)]
 PositionQuery = Annotated[str | None, Query(pattern=POSITION_PATTERN, max_length=160)]
+PositionHeader = Annotated[str | None, Header(pattern=POSITION_PATTERN, max_length=160)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,9 +333,7 @@ async def a_reading(
     caller: Who,
     response: Response,
     min_position: PositionQuery = None,
-    yard_min_position: Annotated[
-        str | None, Header(pattern=POSITION_PATTERN, max_length=160)
-    ] = None,
+    yard_min_position: PositionHeader = None,
 ) -> Reading:
     """Wait until the views cover what the caller has seen, and say what they cover.
 

@@ -1,8 +1,8 @@
 """All that the gateway itself refuses a caller; `problems` makes an answer of each.
 
 ```
-GatewayError   Malformed  BadCursor  Unauthenticated  Forbidden  NotFound  WrongPhase  InUse
-               PositionUnknown  VersionMismatch  TooLarge  WrongMediaType  InvalidBody
+GatewayError   Malformed  BadCursor  Unauthenticated  Forbidden  NotFound  WrongPhase  NotEnded
+               InUse  PositionUnknown  VersionMismatch  TooLarge  WrongMediaType  InvalidBody
                IdempotencyMismatch  PreconditionRequired  RateLimited  ViewBehind  Busy
                TokenFileRefused
 ```
@@ -52,6 +52,12 @@ class NotFound(GatewayError):
 
 class WrongPhase(GatewayError):
     """{what} is {phase}: nothing of it can be changed any more."""
+
+    code = "wrong_phase"
+
+
+class NotEnded(GatewayError):
+    """{what} is {phase}: what it runs is still needed. Cancel it, erase it when it has ended."""
 
     code = "wrong_phase"
 

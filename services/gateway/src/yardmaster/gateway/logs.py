@@ -13,10 +13,12 @@ from starlette.responses import StreamingResponse
 from yardmaster.eventlog.codec import decode
 from yardmaster.eventlog.errors import OffsetGone
 from yardmaster.eventlog.port import Partition, StoredRecord
+from yardmaster.gateway import errors
 from yardmaster.gateway.context import Read, Reading
 from yardmaster.gateway.problems import documented
 from yardmaster.gateway.streams import SSE, described, message
 from yardmaster.gateway.tasks import find_task
+from yardmaster.projections.errors import ViewsUnavailable
 from yardmaster.projections.rows import AttemptRow, OutputRow
 from yardmaster.schemas.errors import SchemaError
 from yardmaster.schemas.events.expiring import TaskOutputV1
@@ -29,6 +31,8 @@ router = APIRouter(tags=["tasks"])
 MAX_READ: Final = 200
 #: Lines that `tail` may ask for.
 MAX_TAIL: Final = 100_000
+#: How often a stream looks whether the views are back.
+AWAY_PAUSE_S: Final = 1.0
 
 
 class Output:
@@ -67,8 +71,9 @@ class Output:
             if not read:
                 return
             for stored in read:
-                self.offset = stored.offset + 1
                 piece = await self._own(stored)
+                # After the look at the views, which may fail: the piece is read again then.
+                self.offset = stored.offset + 1
                 if piece is not None:
                     yield stored.offset, piece
 
@@ -144,6 +149,8 @@ async def read_output(
 ) -> StreamingResponse:
     """A task's output: of its newest attempt, or of the one named; `tail` gives the last lines."""
     row = await find_task(reading, task_id)
+    if row.job.erased:
+        raise errors.NotFound(what=f"output of task {task_id}: its job was erased")
     headers = {"Yard-Position": str(reading.position)}
     if follow:
         reading.gateway.admit_stream()
@@ -185,7 +192,11 @@ async def _tail(output: Output, attempt: int, lines: int, most: int) -> AsyncIte
 async def _followed(
     reading: Reading, task_id: str, attempt: int | None, output: Output
 ) -> AsyncIterator[bytes]:
-    """Pieces as they come, until the task has ended and all of it was sent."""
+    """Pieces as they come, until the task has ended and all of it was sent.
+
+    While the views are away it goes on: the output is in the log, and where an attempt that was
+    seen runs is known. Whether the task has ended is asked again when they are back.
+    """
     gateway = reading.gateway
     clock = gateway.ports.clock
     async with gateway.stream():
@@ -195,24 +206,33 @@ async def _followed(
         output.offset = first if until else await output.end()
         stop = clock.monotonic_s() + gateway.settings.stream_s
         while True:
-            row = await find_task(reading, task_id)
-            over = row.phase.final
-            async for offset, piece in output.pieces(await output.end()):
-                yield message(
-                    "output",
-                    {
-                        "attempt": piece.attempt,
-                        "replica": piece.replica,
-                        "stream": piece.stream,
-                        "seq": piece.seq,
-                        "at": rfc3339(piece.at_ms),
-                        "text": piece.text,
-                    },
-                    str(offset),
-                )
+            away = False
+            try:
+                row = await find_task(reading, task_id)
+            except (ViewsUnavailable, errors.NotFound):
+                away = True  # or emptied: the task was there
+            try:
+                async for offset, piece in output.pieces(await output.end()):
+                    yield message("output", _shown(piece), str(offset))
+            except ViewsUnavailable:
+                away = True
             left = stop - clock.monotonic_s()
-            if over or left <= 0:
+            if left <= 0 or (row.phase.final and not away):
                 yield message("end", {"phase": row.phase}, None)
                 return
-            if not await output.more(min(left, gateway.settings.bookmark_s)):
+            if away:
+                await clock.sleep(min(left, AWAY_PAUSE_S))
                 yield message("bookmark", {}, None)
+            elif not await output.more(min(left, gateway.settings.bookmark_s)):
+                yield message("bookmark", {}, None)
+
+
+def _shown(piece: TaskOutputV1) -> dict[str, Any]:
+    return {
+        "attempt": piece.attempt,
+        "replica": piece.replica,
+        "stream": piece.stream,
+        "seq": piece.seq,
+        "at": rfc3339(piece.at_ms),
+        "text": piece.text,
+    }

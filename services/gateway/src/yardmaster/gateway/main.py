@@ -1,76 +1,123 @@
 """The gateway service: serves the REST API of one cell over HTTP."""
 
+import re
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import uvicorn
+import sys
+from contextlib import AsyncExitStack
+from typing import Final
 
 from yardmaster.gateway.app import create_app
-from yardmaster.gateway.context import GatewayPorts
-from yardmaster.gateway.errors import GatewayError
+from yardmaster.gateway.auth import Identity, StaticTokens, TokenFile
+from yardmaster.gateway.context import Gateway, GatewayPorts
+from yardmaster.gateway.health import tell
 from yardmaster.gateway.settings import GatewaySettings
+from yardmaster.gateway.ticker import DetailsTicker
+from yardmaster.projections.fold import USAGE, VIEWS
+from yardmaster.projections.redis import RedisViewStore
+from yardmaster.runtime.health import Health
+from yardmaster.runtime.http import CannotListen, Server, listen
+from yardmaster.runtime.service import Process, run_process
+from yardmaster.runtime.waiting import Work, first_of
 
+__all__ = ["CannotListen", "listen", "main", "run"]
 
-class CannotListen(GatewayError):
-    """{host}:{port} cannot be listened on: {found}. Choose another port."""
-
-    code = "cannot_listen"
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: whoever runs the gateway cancels it."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the process."""
-        yield
-
-    def let_go(self) -> None:
-        """Stop listening, close connections and end what is being answered: politeness, no more."""
-        for listening in getattr(self, "servers", ()):
-            listening.close()
-        for connection in list(self.server_state.connections):
-            connection.shutdown()
-        for answering in list(self.server_state.tasks):
-            answering.cancel()
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that waits for connections; port 0 lets the system choose.
-
-    Raises:
-        CannotListen.
-    """
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=1024)
-    except OSError as error:
-        raise CannotListen(host=host, port=port, found=error.strerror or error) from error
+#: How often a gateway that stops looks whether all is answered.
+LOOK_S: Final = 0.02
+_NOT_IN_NAMES: Final = re.compile(r"[^a-z0-9-]+")
 
 
 async def run(
-    ports: GatewayPorts, settings: GatewaySettings, *, listener: socket.socket | None = None
+    ports: GatewayPorts,
+    settings: GatewaySettings,
+    *,
+    listener: socket.socket | None = None,
+    health: Health | None = None,
 ) -> None:
     """Serve until cancelled, on `listener` or on the settings' address.
+
+    When it is cancelled it listens no longer, ends streams, and finishes other answers for up to
+    `stop_s` seconds.
 
     Raises:
         CannotListen: the address is taken.
     """
     with listener if listener is not None else listen(settings.host, settings.port) as bound:
         host, port = bound.getsockname()[:2]
-        server = _Server(
-            uvicorn.Config(
-                create_app(ports, settings),
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                server_header=False,
-                timeout_graceful_shutdown=1,
-            )
-        )
+        app = create_app(ports, settings)
+        server = Server(app)
         ports.telemetry.info("listening", host=host, port=port)
+        work: list[Work] = [server.serve(sockets=[bound])]
+        if health is not None:
+            work.append(tell(app.state.gateway, health))
+        if settings.details_tick_s is not None:
+            ticker = DetailsTicker(
+                *(ports.log, ports.clock, ports.telemetry),
+                partition=settings.partition,
+                every_s=settings.details_tick_s,
+            )
+            work.append(ticker.run())
         try:
-            await server.serve(sockets=[bound])
+            await first_of(*work)
         finally:
-            server.let_go()
+            await _finish(server, app.state.gateway)
+
+
+async def _finish(server: Server, gateway: Gateway) -> None:
+    """Stop listening, let what is being answered be answered for a while, then let go of it."""
+    server.close()
+    gateway.end_streams()
+    clock = gateway.ports.clock
+    stop = clock.monotonic_s() + gateway.settings.stop_s
+    try:
+        while server.answering and clock.monotonic_s() < stop:
+            await clock.sleep(LOOK_S)
+    finally:
+        server.let_go()
+
+
+def instance_of(host: str, port: int) -> str:
+    """What a gateway calls itself by default: unlike every other that runs at the same time."""
+    name = _NOT_IN_NAMES.sub("-", host.lower()).strip("-")[:40] or "gateway"
+    return f"gw-{name}-{port}"
+
+
+async def serve(process: Process, settings: GatewaySettings) -> None:
+    """Be the gateway of a process until cancelled.
+
+    Raises: what opening the log raises, TokenFileRefused, CannotListen.
+    """
+    instance = settings.instance or instance_of(socket.gethostname(), settings.port)
+    identity: Identity = StaticTokens({})
+    if settings.token_file is not None:
+        identity = TokenFile(settings.token_file)
+    else:
+        process.telemetry.warn("no_tokens", found="without a token_file nobody may do anything")
+    async with AsyncExitStack() as stack:
+        log = await process.open_log(settings)
+        stack.push_async_callback(log.close)
+        stores = {
+            fold: RedisViewStore(settings.redis, settings.cell, process.clock, space=fold.name)
+            for fold in (VIEWS, USAGE)
+        }
+        for store in stores.values():
+            stack.push_async_callback(store.close)
+        ports = GatewayPorts(
+            log=log,
+            views=stores[VIEWS],
+            identity=identity,
+            clock=process.clock,
+            chance=process.chance,
+            telemetry=process.telemetry,
+            usage=stores[USAGE],
+        )
+        named = settings.model_copy(update={"instance": instance})
+        await run(ports, named, health=process.health)
+
+
+def main() -> int:
+    """Be the service in a process of its own; `YARD_GATEWAY_*` and `YARD_*` are its settings."""
+    return run_process(GatewaySettings, "gateway", serve)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -46,7 +46,7 @@ async def list_nodes(
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> List[Node]:
-    """Nodes that joined, by name."""
+    """Nodes that joined or are enrolled, by name."""
     filters = Filters(
         pools=some(pool), states=some(state), newest_first=False, limit=limit, cursor=cursor
     )
@@ -55,7 +55,7 @@ async def list_nodes(
 
 async def _find(reading: Reading, name: str) -> NodeRow:
     row = await reading.store.get(NodeRow, name)
-    if row is None or row.joined is None:
+    if row is None or row.offer is None:
         raise errors.NotFound(what=f"node {name[:64]}")
     return row
 

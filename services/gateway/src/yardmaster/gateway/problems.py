@@ -20,6 +20,7 @@ from yardmaster.eventlog.errors import (
     LogUnavailable,
 )
 from yardmaster.gateway import errors
+from yardmaster.projections.errors import ViewsError
 from yardmaster.schemas.api import PROBLEM_JSON, FieldError, Problem
 from yardmaster.schemas.errors import YardmasterError
 
@@ -32,6 +33,8 @@ class Kind:
     hint: str | None = None
 
 
+#: What is said of views that cannot be used.
+AWAY: Final = "the views cannot be read now"
 _TRY_LATER: Final = "nothing was recorded; try again with the same Idempotency-Key"
 KINDS: Final[Mapping[str, Kind]] = {
     "malformed": Kind(400),
@@ -52,6 +55,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "rate_limited": Kind(429, "wait as long as Retry-After says"),
     "internal": Kind(500, "this is a defect; report the trace id"),
     "view_behind": Kind(503, "try again, or read without min_position"),
+    "views_unavailable": Kind(503, "submits go on; try again as Retry-After says"),
     "busy": Kind(503, _TRY_LATER),
     "not_ready": Kind(503, "try again"),
     "log_unavailable": Kind(503, _TRY_LATER),
@@ -64,6 +68,7 @@ ANYWHERE: Final = (
     "rate_limited",
     "position_unknown",
     "view_behind",
+    "views_unavailable",
     "log_unavailable",
 )
 
@@ -120,6 +125,8 @@ def code_of(error: YardmasterError) -> str:
         return "too_large"
     if isinstance(error, LogUnavailable | LogClosed):
         return "log_unavailable"
+    if isinstance(error, ViewsError):
+        return "views_unavailable"
     known = isinstance(error, errors.GatewayError) and error.code in KINDS
     return error.code if known else "internal"
 
@@ -155,6 +162,8 @@ def install(app: FastAPI) -> None:
         code = code_of(error)
         if code == "internal":
             return await broken(request, error)
+        if isinstance(error, ViewsError):
+            return without_views(request, error)
         headers: dict[str, str] = {}
         if isinstance(error, errors.RateLimited):
             headers["Retry-After"] = str(error.retry_s)
@@ -162,6 +171,15 @@ def install(app: FastAPI) -> None:
             headers["WWW-Authenticate"] = 'Bearer realm="yardmaster"'
         fields = error.errors if isinstance(error, errors.InvalidBody) else ()
         return answer(code, str(error), trace(request), fields=fields, headers=headers)
+
+    def without_views(request: Request, error: ViewsError) -> Response:
+        # Where Redis is, and why it does not answer, is the operator's to know.
+        gateway = request.app.state.gateway
+        gateway.without_views.inc()
+        gateway.ports.telemetry.warn(
+            "views_unavailable", code=error.code, found=str(error)[:500], trace_id=trace(request)
+        )
+        return answer("views_unavailable", AWAY, trace(request))
 
     async def misread(request: Request, error: Exception) -> Response:
         if not isinstance(error, RequestValidationError):
@@ -198,6 +216,7 @@ def install(app: FastAPI) -> None:
 
     app.add_exception_handler(errors.GatewayError, refused)
     app.add_exception_handler(LogError, refused)
+    app.add_exception_handler(ViewsError, refused)
     app.add_exception_handler(RequestValidationError, misread)
     app.add_exception_handler(HTTPException, framework)
     app.add_exception_handler(Exception, broken)

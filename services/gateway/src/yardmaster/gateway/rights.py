@@ -36,6 +36,8 @@ class Action(StrEnum):
     #: Cancel, pause, resume or change a job.
     CHANGE_OWN = "change_own"
     CHANGE_ANY = "change_any"
+    #: What was said of a job in words, and what it ran.
+    ERASE = "erase"
     #: Pools, projects, departments, nodes.
     OPERATE = "operate"
     #: The log itself, with everybody's records.
@@ -46,7 +48,7 @@ _GRANTS: Final = {
     RoleName.VIEWER: frozenset({Action.READ}),
     RoleName.USER: frozenset({Action.READ, Action.SUBMIT, Action.CHANGE_OWN}),
     RoleName.PROJECT_ADMIN: frozenset(
-        {Action.READ, Action.SUBMIT, Action.CHANGE_OWN, Action.CHANGE_ANY}
+        {Action.READ, Action.SUBMIT, Action.CHANGE_OWN, Action.CHANGE_ANY, Action.ERASE}
     ),
     RoleName.OPERATOR: frozenset(Action),
 }

@@ -1,26 +1,27 @@
-"""How a gateway is set up (`YARD_GATEWAY_*` in its environment); every limit by name."""
+"""How a gateway is set up (`YARD_GATEWAY_*`, then `YARD_*`, in its environment); limits by name."""
 
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
+from yardmaster.projections.redis_settings import RedisSettings
+from yardmaster.runtime.settings import LogSettings
 from yardmaster.schemas.fields import Name
 
 Positive = Annotated[float, Field(gt=0)]
 
 
-class GatewaySettings(BaseSettings):
+class GatewaySettings(LogSettings):
     """One gateway's settings."""
 
-    model_config = SettingsConfigDict(env_prefix="YARD_GATEWAY_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix="YARD_GATEWAY_")
 
-    cell: Name = "main"
-    #: The cell's partition in every topic.
-    partition: Annotated[int, Field(ge=0)] = 0
-    #: Part of the source of what it records; no two gateways that run at once may share it.
-    instance: Name = "gw-1"
+    redis: RedisSettings = RedisSettings()
+    #: Part of the source of what it records; no two gateways that run at once may share it. None,
+    #: in a process of its own: the host's name and the port.
+    instance: Name | None = None
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 7450
     token_file: Path | None = None
@@ -42,5 +43,13 @@ class GatewaySettings(BaseSettings):
     stream_s: Positive = 3_600.0
     #: A stream that is quiet so long says so, and has its caller checked again.
     bookmark_s: Positive = 15.0
+    #: How often a `details` partition in which nothing happens is written to, so that what was
+    #: erased leaves the disk (see ticker.py); None: never, for logs that do not compact.
+    details_tick_s: Positive | None = 3_600.0
+    #: Requests, the newest, among which a submission finds an earlier one of its key by itself;
+    #: for older ones it needs the views.
+    recent_requests: Annotated[int, Field(ge=1, le=1_000_000)] = 20_000
+    #: How long a gateway that is stopped finishes what it is answering.
+    stop_s: Annotated[float, Field(ge=0, le=60)] = 1.0
     #: Text of one answer of `logs`; what is longer is cut there.
     max_log_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024 * 1024

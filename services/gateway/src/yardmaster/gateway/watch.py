@@ -8,6 +8,7 @@ that falls behind what is kept is closed, to come back.
 """
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Header, Query, Request
@@ -19,6 +20,7 @@ from yardmaster.gateway.filters import some
 from yardmaster.gateway.problems import documented
 from yardmaster.gateway.streams import SSE, described, message
 from yardmaster.projections import queries
+from yardmaster.projections.errors import ViewsUnavailable
 from yardmaster.projections.queries import LIVE, Filters, Sight
 from yardmaster.projections.rows import (
     DepartmentRow,
@@ -57,7 +59,7 @@ def _visible(row: Row, sight: Sight) -> bool:
         case ProjectRow():
             return sight.of(row.name)
         case NodeRow():
-            return row.joined is not None
+            return row.offer is not None
         case DepartmentRow():
             return sight.projects is None
         case _:
@@ -96,7 +98,15 @@ class Watcher:
         return Presenter(self._store, self._gateway.ports.clock.now_ms(), self._sight)
 
     async def events(self, after: Position | None) -> AsyncIterator[bytes]:
-        """All there is to send, until it has lasted long enough or its reader is too slow."""
+        """All there is to send, until it has lasted long enough or its reader is too slow.
+
+        It ends as well, whole, when the views are away: who resumes is told when they are back.
+        """
+        with suppress(ViewsUnavailable):
+            async for part in self._events(after):
+                yield part
+
+    async def _events(self, after: Position | None) -> AsyncIterator[bytes]:
         async with self._gateway.stream():
             clock = self._gateway.ports.clock
             settings = self._gateway.settings

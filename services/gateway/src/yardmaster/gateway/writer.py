@@ -19,6 +19,7 @@ from yardmaster.gateway.errors import Busy
 from yardmaster.gateway.rights import Caller
 from yardmaster.runtime.clock import Clock
 from yardmaster.runtime.telemetry import Telemetry
+from yardmaster.runtime.tracing import Span, child_span
 from yardmaster.schemas.envelope import Actor, ActorKind, Auth, Envelope, Event
 from yardmaster.schemas.events.requests import DetailsRef
 from yardmaster.schemas.topics import DETAILS, REQUESTS
@@ -68,6 +69,7 @@ class RequestWriter:
     ) -> None:
         self._log = log
         self._clock = clock
+        self._telemetry = telemetry
         self._cell = cell
         self._requests = Partition(REQUESTS.name, partition)
         self._details = Partition(DETAILS.name, partition)
@@ -88,9 +90,22 @@ class RequestWriter:
             AppendOutcomeUnknown: nothing refers to it, so nothing comes of it.
         """
         record = encode(self._envelope(event, subject, asker), key)
-        offset = await self._log.append(self._details, [record])
+        with self._appending(self._details, asker):
+            offset = await self._log.append(self._details, [record])
         digest = sha256(record.value or b"").hexdigest()
         return DetailsRef(partition=self._details.number, offset=offset, digest=digest)
+
+    async def erase(self, keys: Sequence[str]) -> int:
+        """Write a tombstone of each key in `details`; returns where the last one lies.
+
+        Raises:
+            LogUnavailable, LogClosed, AppendOutcomeUnknown: some may be written; to repeat is safe.
+        """
+        offset = 0
+        for start in range(0, len(keys), MAX_BATCH_RECORDS):
+            batch = [Record(key.encode(), None) for key in keys[start : start + MAX_BATCH_RECORDS]]
+            offset = await self._log.append(self._details, batch) + len(batch) - 1
+        return offset
 
     async def record(self, events: Sequence[tuple[Event, str]], asker: Asker) -> int:
         """Record requests side by side, each with its subject; returns the first one's offset.
@@ -104,14 +119,21 @@ class RequestWriter:
         entry = _Entry(events, asker)
         self._waiting.append(entry)
         self._depth.set(len(self._waiting))
-        async with self._lock:
-            while not entry.done:
-                await self._flush()
+        with self._appending(self._requests, asker):
+            async with self._lock:
+                while not entry.done:
+                    await self._flush()
         if entry.error is not None:
             raise entry.error
         if entry.offset is None:
             raise AssertionError("an entry that is done has an offset or an error")
         return entry.offset
+
+    def _appending(self, where: Partition, asker: Asker) -> Span:
+        """The span from wanting an append to its acknowledgement."""
+        return child_span(
+            self._telemetry.tracer, f"append {where.topic}", asker.traceparent, kind="producer"
+        )
 
     async def _flush(self) -> None:
         """Append one batch of what waits, the oldest first."""

@@ -10,29 +10,29 @@ from yardmaster.gateway import errors
 from yardmaster.gateway.context import Gateway, Who, gateway_of
 from yardmaster.gateway.writer import Asker
 from yardmaster.runtime.chance import Chance
+from yardmaster.runtime.tracing import trace_id_of
 from yardmaster.schemas.api import Accepted
 from yardmaster.schemas.envelope import Event
 from yardmaster.schemas.events.details import RequestNotedV1
 from yardmaster.schemas.events.requests import DetailsRef
 from yardmaster.schemas.position import Position
 
-_TRACEPARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _ETAG: Final = re.compile(r'\s*"([\x21\x23-\x7e]{1,100})"\s*')
 
 
 async def an_asker(request: Request, caller: Who) -> Asker:
     """On whose behalf the request's records are written, in the caller's trace if it names one."""
-    gateway = gateway_of(request)
-    span = gateway.ports.chance.hex("span", 16)
-    return Asker(caller, f"00-{request.state.trace_id}-{span}-01")
+    context: str | None = request.state.traceparent
+    if context is None:
+        # Nobody follows it: the flag says so, and the id is that of log lines and problems.
+        span = gateway_of(request).ports.chance.hex("span", 16)
+        context = f"00-{request.state.trace_id}-{span}-00"
+    return Asker(caller, context)
 
 
 def trace_of(header: str | None, chance: Chance) -> str:
     """The trace id of a `traceparent` header, or a new one (32 hex digits)."""
-    match = _TRACEPARENT.fullmatch(header or "")
-    if match is not None and match[1].strip("0"):
-        return match[1]
-    return chance.hex("trace", 32)
+    return trace_id_of(header) or chance.hex("trace", 32)
 
 
 Ask = Annotated[Asker, Depends(an_asker)]

@@ -1,0 +1,407 @@
+"""A gateway whose Redis goes away and comes back: submits go on, reads say so, all heals."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.gateway import CELL, TestCell
+from tests.support.redis_server import RedisServer
+from tests.support.redis_views import command
+from tests.support.views import telemetry
+from yardmaster.eventlog.port import EventLog, Partition
+from yardmaster.eventlog.sqlite import SqliteLog
+from yardmaster.gateway.app import create_app, document
+from yardmaster.gateway.auth import digest_of
+from yardmaster.projections.cached import CachedReader
+from yardmaster.projections.errors import ViewsUnavailable
+from yardmaster.projections.redis import RedisViewStore
+from yardmaster.projections.redis_settings import RedisSettings
+from yardmaster.runtime.clock import SystemClock
+from yardmaster.schemas.events.expiring import Stream, TaskOutputV1
+from yardmaster.views.follower import Follower, Metrics, Views
+
+JOB = {"project": "nlp", "resources": {"gpus": 1}, "run": {"command": ["true"]}}
+
+
+class RedisCell(TestCell):
+    """A cell whose gateway reads Redis."""
+
+    def __init__(self, redis: RedisSettings, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.redis = RedisViewStore(redis, CELL, self.clock)
+        self.ports = type(self.ports)(
+            log=self.log,
+            views=self.redis,
+            identity=self.ports.identity,
+            clock=self.clock,
+            chance=self.chance,
+            telemetry=telemetry("gateway"),
+        )
+        self.app = create_app(self.ports, self.settings)
+        self.projected = True
+
+    async def settle(self) -> None:
+        """Let everybody take what there is, the views on Redis too while they can."""
+        await super().settle()
+        if self.projected:
+            await follow(self.log, self.redis)
+
+    async def submit_keyed(self, key: str) -> str:
+        """Submit under an idempotency key; returns the job's id."""
+        headers = {"Idempotency-Key": key}
+        call = self.call("POST", "/v1/jobs", token="nlp", status=202, json=JOB, headers=headers)
+        return str((await call)["job_id"])
+
+
+async def follow(log: EventLog, store: RedisViewStore) -> None:
+    """Project a log into a store, from where the store is to the end."""
+    views = Views(store, CachedReader(store))
+    follower = Follower(log, views, CELL, 0, Metrics(telemetry("views")))
+    await follower.start()
+    await follower.catch_up()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path / "redis") as server:
+        yield server
+
+
+@asynccontextmanager
+async def cell_on(server: RedisServer, **settings: Any) -> AsyncIterator[RedisCell]:
+    cell = RedisCell(RedisSettings(url=server.url, timeout_s=2), **settings)
+    try:
+        await cell.start()
+        yield cell
+    finally:
+        await cell.redis.close()
+
+
+async def refused(cell: TestCell, path: str, token: str = "operator") -> dict[str, Any]:
+    async with cell.client(token) as client:
+        response = await client.get(path)
+    assert response.status_code == 503, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    assert int(response.headers["Retry-After"]) >= 1
+    problem: dict[str, Any] = response.json()
+    assert problem["code"] == "views_unavailable"
+    assert "submits" in problem["hint"]
+    return problem
+
+
+async def readiness(cell: TestCell) -> tuple[int, str]:
+    async with cell.client(None) as client:
+        assert (await client.get("/livez")).status_code == 200
+        response = await client.get("/readyz")
+    return response.status_code, response.json()["status"]
+
+
+async def somebody_waits(server: RedisServer) -> None:
+    """Until a gateway listens for what comes next."""
+    async with asyncio.timeout(30):
+        while True:
+            if "cmd=xread" in command(server, "CLIENT LIST"):
+                return
+            await asyncio.sleep(0.02)
+
+
+async def test_without_redis_reads_answer_503_submits_go_on_and_all_heals(
+    server: RedisServer,
+) -> None:
+    async with cell_on(server) as cell:
+        before = await cell.submit()
+        assert await readiness(cell) == (200, "ready")
+        server.kill()
+        cell.projected = False
+        for path in (
+            *("/v1/jobs", "/v1/tasks", f"/v1/jobs/{before}", f"/v1/tasks/{before}.0", "/v1/nodes"),
+            *("/v1/pools", "/v1/projects", "/v1/watch", f"/v1/tasks/{before}.0/logs?follow=true"),
+        ):
+            problem = await refused(cell, path)
+            assert str(server.port) not in problem["detail"], "that is the operator's to know"
+        assert await readiness(cell) == (200, "degraded")
+        during = await cell.submit()
+        keyed = await cell.submit_keyed("k1")
+        assert await cell.submit_keyed("k1") == keyed, "the log knows it"
+        async with cell.client("nlp") as client:
+            other = await client.post(
+                "/v1/jobs", json=JOB | {"name": "other"}, headers={"Idempotency-Key": "k1"}
+            )
+            assert other.json()["code"] == "idempotency_mismatch"
+            change = await client.post(f"/v1/jobs/{during}/cancel", json={})
+            assert change.json()["code"] == "views_unavailable"
+        assert await cell.call("GET", "/v1/whoami", settle=False)
+        assert await cell.call("GET", "/v1/version", settle=False)
+        server.start()
+        cell.projected = True
+        await cell.settle()
+        for job in (before, during, keyed):
+            task = await cell.call("GET", f"/v1/tasks/{job}.0", token="nlp")
+            assert task["phase"] in ("starting", "pending"), task
+        assert await readiness(cell) == (200, "ready")
+        submitted = [one for one in await cell.events("requests") if one.TYPE == "TaskSubmitted"]
+        assert len(submitted) == 3, "the repeat was not recorded again"
+
+
+async def test_where_the_projects_department_decides_a_submit_needs_the_views(
+    server: RedisServer,
+) -> None:
+    async with cell_on(server) as cell:
+        server.kill()
+        cell.projected = False
+        async with cell.client("research") as client:
+            answer = await client.post("/v1/jobs", json=JOB)
+            assert answer.json()["code"] == "views_unavailable"
+        async with cell.client("vision") as client:
+            answer = await client.post("/v1/jobs", json=JOB)
+            assert answer.json()["code"] == "forbidden"
+
+
+async def test_a_key_that_was_used_long_ago_is_found_in_the_views(server: RedisServer) -> None:
+    async with cell_on(server, recent_requests=2) as cell:
+        job = await cell.submit_keyed("old")
+        for _ in range(4):
+            await cell.submit()
+        count = len(await cell.events("requests"))
+        assert await cell.submit_keyed("old") == job
+        assert len(await cell.events("requests")) == count
+
+
+async def test_a_watch_ends_whole_when_redis_goes_and_resumes_when_it_is_back(
+    server: RedisServer,
+) -> None:
+    async with cell_on(server, stream_s=30.0, bookmark_s=10.0) as cell:
+        await cell.submit()
+
+        async def watch(after: str | None = None) -> list[tuple[str, str | None]]:
+            headers = {} if after is None else {"Last-Event-ID": after}
+            async with cell.client() as client:
+                response = await client.get("/v1/watch", headers=headers)
+            assert response.status_code == 200
+            found = [part.splitlines() for part in response.text.split("\n\n") if part]
+            return [
+                (lines[0].removeprefix("event: "), lines[1].removeprefix("id: ")) for lines in found
+            ]
+
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(watch())
+            await somebody_waits(server)
+            server.kill()
+        seen = watching.result()
+        assert seen[-1][0] == "snapshot"
+        cell.projected = False
+        second = await cell.submit()
+        server.start()
+        cell.projected = True
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(watch(seen[-1][1]))
+            await somebody_waits(server)
+            await cell.settle()
+            await asyncio.sleep(0.2)
+            await somebody_waits(server)
+            server.kill()
+        assert "upsert" in [event for event, _ in watching.result()], second
+        cell.projected = False
+
+
+async def test_output_is_followed_on_while_redis_is_away(server: RedisServer) -> None:
+    async with cell_on(server, stream_s=30.0, bookmark_s=0.2) as cell:
+        task_id = f"{await cell.submit()}.0"
+        await cell.starts(task_id)
+
+        async def says(seq: int) -> None:
+            said = TaskOutputV1(
+                task_id=task_id,
+                attempt=1,
+                replica=0,
+                node="n1",
+                seq=seq,
+                at_ms=seq,
+                stream=Stream.STDOUT,
+                text=f"line {seq}\n",
+            )
+            await cell.write("task-logs", "node/n1", said, task_id)
+
+        async def follow() -> str:
+            async with cell.client() as client:
+                response = await client.get(f"/v1/tasks/{task_id}/logs?follow=true")
+                return response.text
+
+        await says(1)
+        await cell.settle()
+        async with asyncio.TaskGroup() as group:
+            following = group.create_task(follow())
+            await asyncio.sleep(0.5)
+            server.kill()
+            cell.projected = False
+            await says(2)
+            await asyncio.sleep(1.5)
+            server.start()
+            await says(3)
+            await cell.finishes(task_id)
+            cell.projected = True
+            await cell.settle()
+        text = following.result()
+        assert [text.count(f"line {seq}\\n") for seq in (1, 2, 3)] == [1, 1, 1], text
+        assert "event: end" in text
+
+
+async def test_a_flushed_redis_is_filled_again_and_min_position_waits(server: RedisServer) -> None:
+    async with cell_on(server) as cell:
+        job = await cell.submit()
+        position = str(await cell.redis.position())
+        assert await readiness(cell) == (200, "ready")
+        command(server, "FLUSHALL")
+        async with cell.client() as client:
+            behind = await client.get("/v1/jobs", params={"min_position": position})
+            assert behind.json()["code"] == "view_behind"
+            assert (await client.get("/readyz")).json()["status"] == "degraded"
+        await cell.settle()
+        found = await cell.call("GET", f"/v1/jobs/{job}", params={"min_position": position})
+        assert found["job_id"] == job
+
+
+def test_every_operation_says_that_the_views_may_be_away() -> None:
+    for path, operations in document()["paths"].items():
+        for operation in operations.values():
+            if path.startswith("/v1/"):
+                assert "views_unavailable" in operation["responses"]["503"]["description"], path
+
+
+# --- as a process -------------------------------------------------------------------------------
+
+
+class GatewayProcess:
+    """`yardmaster-gateway` on a SQLite log."""
+
+    def __init__(self, path: Path, redis: str, **env: str) -> None:
+        self.tokens = path / "tokens.json"
+        self.tokens.touch(mode=0o600)
+        entry = {
+            "id": "t",
+            "digest": digest_of("secret-token"),
+            "user": "olga",
+            "roles": [{"role": "operator", "scope": "cell", "name": CELL}],
+        }
+        self.tokens.write_text(json.dumps({"version": 1, "tokens": [entry]}))
+        self.log = path / "gateway.log"
+        with self.log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "yardmaster.gateway.main"],
+                env=dict(os.environ)
+                | {
+                    "YARD_LOG": f"sqlite:///{path / 'log.db'}",
+                    "YARD_REDIS__URL": redis,
+                    "YARD_REDIS__TIMEOUT_S": "1",
+                    "YARD_GATEWAY_PORT": "0",
+                    "YARD_GATEWAY_TOKEN_FILE": str(self.tokens),
+                }
+                | env,
+                stdout=output,
+                stderr=output,
+            )
+
+    async def port(self) -> int:
+        """Where it listens, once it does."""
+        async with asyncio.timeout(60):
+            while True:
+                for line in self.log.read_text().splitlines():
+                    if line.startswith("{") and json.loads(line)["event"] == "listening":
+                        port: int = json.loads(line)["port"]
+                        return port
+                assert self.process.poll() is None, self.log.read_text()
+                await asyncio.sleep(0.05)
+
+    def end(self) -> int:
+        """SIGTERM; its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(20)
+
+
+async def set_up(path: Path) -> EventLog:
+    log = await SqliteLog.open(path / "log.db", SystemClock(), create=True)
+    await TestCell(log=log).start()
+    return log
+
+
+async def test_a_process_starts_without_redis_and_uses_it_when_it_comes(
+    tmp_path: Path, server: RedisServer
+) -> None:
+    server.kill()
+    log = await set_up(tmp_path)
+    gateway = GatewayProcess(tmp_path, server.url)
+    try:
+        headers = {"Authorization": "Bearer secret-token"}
+        url = f"http://127.0.0.1:{await gateway.port()}"
+        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=20) as client:
+            assert (await client.get("/readyz")).json()["status"] == "degraded"
+            assert (await client.get("/v1/jobs")).json()["code"] == "views_unavailable"
+            end = await log.end(Partition("requests"))
+            submitted = await client.post("/v1/jobs", json=JOB)
+            assert submitted.status_code == 202, submitted.text
+            assert await log.end(Partition("requests")) == end + 1
+            server.start()
+            store = RedisViewStore(RedisSettings(url=server.url), CELL, SystemClock())
+            await follow(log, store)
+            await store.close()
+            assert (await client.get("/readyz")).json()["status"] == "ready"
+            shown = await client.get(f"/v1/jobs/{submitted.json()['job_id']}")
+            assert shown.status_code == 200
+        assert gateway.end() == 0
+        assert "secret-token" not in gateway.log.read_text()
+    finally:
+        gateway.process.kill()
+        gateway.process.wait()
+        await log.close()
+
+
+async def test_what_is_being_answered_is_answered_before_a_gateway_stops(
+    tmp_path: Path, server: RedisServer
+) -> None:
+    log = await set_up(tmp_path)
+    store = RedisViewStore(RedisSettings(url=server.url), CELL, SystemClock())
+    await follow(log, store)
+    gateway = GatewayProcess(tmp_path, server.url, YARD_GATEWAY_STOP_S="5")
+    try:
+        headers = {"Authorization": "Bearer secret-token"}
+        url = f"http://127.0.0.1:{await gateway.port()}"
+        position = await store.position()
+        wanted = f"{CELL}@r{(position.requests or 0) + 1}"
+        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=20) as client:
+            submitted = await client.post("/v1/jobs", json=JOB)
+            assert submitted.json()["position"] == wanted
+            async with asyncio.TaskGroup() as group:
+                # Waits for the views, which are told of the job only after the signal.
+                reading = group.create_task(client.get("/v1/jobs", params={"min_position": wanted}))
+                await asyncio.sleep(0.5)
+                gateway.process.send_signal(signal.SIGTERM)
+                await asyncio.sleep(0.5)
+                with pytest.raises(httpx.ConnectError):
+                    async with httpx.AsyncClient(base_url=url) as late:
+                        await late.get("/livez")
+                await follow(log, store)
+            assert reading.result().status_code == 200, reading.result().text
+        assert gateway.process.wait(20) == 0
+    finally:
+        gateway.process.kill()
+        gateway.process.wait()
+        await store.close()
+        await log.close()
+
+
+async def test_an_unavailable_store_is_a_named_error_of_the_store(server: RedisServer) -> None:
+    store = RedisViewStore(RedisSettings(url=server.url), CELL, SystemClock())
+    server.kill()
+    with pytest.raises(ViewsUnavailable):
+        await store.ping()
+    await store.close()

@@ -1,0 +1,491 @@
+"""The views' store when Redis is slow, away, empty, old, shared or asks who is there."""
+
+import asyncio
+import shutil
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tests.support.redis_server import RedisServer
+from tests.support.redis_views import TlsFront, authority, command, own_database
+from yardmaster.projections.errors import ViewsDamaged, ViewsMoved, ViewsUnavailable
+from yardmaster.projections.redis import RedisViewStore
+from yardmaster.projections.redis_generations import RedisGenerations
+from yardmaster.projections.redis_settings import RedisSettings
+from yardmaster.projections.rows import JobFacts, JobRow, ProjectRow, TaskRow
+from yardmaster.projections.store import Put, Query
+from yardmaster.runtime.clock import SystemClock
+from yardmaster.schemas.api import Phase
+from yardmaster.schemas.events.requests import ProjectConfig, SubmittedSpec
+from yardmaster.schemas.position import Position
+
+SECRET = "correct-horse-battery"
+
+
+def at(requests: int) -> Position:
+    return Position(cell="main", requests=requests, admissions=0, node_events=0, decisions=0)
+
+
+def project(name: str) -> ProjectRow:
+    return ProjectRow(name=name, revision=1, config=ProjectConfig(department="research"))
+
+
+async def put(store: RedisViewStore, position: int, *, before: int | None = None) -> None:
+    known = at(before) if before is not None else None
+    await store.apply([Put(project(f"p{position}"))], at(position), {}, before=known)
+
+
+async def names(store: RedisViewStore) -> list[str]:
+    return [row.name for row in (await store.page(ProjectRow, Query())).rows]
+
+
+@asynccontextmanager
+async def opened(settings: RedisSettings, **options: Any) -> AsyncIterator[RedisViewStore]:
+    store = RedisViewStore(settings, "main", SystemClock(), **options)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    """A server of the test's own, which keeps what it is told on disk."""
+    with RedisServer(tmp_path, settings={"appendonly": "yes", "appendfsync": "always"}) as server:
+        yield server
+
+
+def settings_of(server: RedisServer, **more: object) -> RedisSettings:
+    return RedisSettings.model_validate({"url": server.url, "timeout_s": 2} | more)
+
+
+# --- who is there -------------------------------------------------------------------------------
+
+
+async def test_a_password_is_needed_and_taken_from_a_file_as_it_is_now(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.touch(mode=0o600)
+    file.write_text(f"{SECRET}\n")
+    with RedisServer(tmp_path / "redis", password=SECRET) as server:
+        async with opened(settings_of(server)) as stranger:
+            with pytest.raises(ViewsUnavailable, match=r"NOAUTH|[Aa]uthentication"):
+                await stranger.position()
+        async with opened(settings_of(server, password_file=file)) as store:
+            await put(store, 1)
+            assert await names(store) == ["p1"]
+        async with opened(settings_of(server, password=SECRET)) as store:
+            assert await names(store) == ["p1"]
+        file.write_text("wrong")
+        async with opened(settings_of(server, password_file=file)) as store:
+            with pytest.raises(ViewsUnavailable) as wrong:
+                await store.position()
+            assert "wrong" not in str(wrong.value)
+        file.unlink()
+        async with opened(settings_of(server, password_file=file)) as store:
+            with pytest.raises(ViewsUnavailable, match="No such file"):
+                await store.position()
+
+
+def test_a_password_shows_nowhere(tmp_path: Path) -> None:
+    settings = RedisSettings.model_validate({"password": SECRET})
+    assert SECRET not in repr(settings) + str(settings.model_dump()) + settings.model_dump_json()
+    for url in (f"redis://u:{SECRET}@host", f"redis://host/0?password={SECRET}", "http://host"):
+        with pytest.raises(ValidationError) as refused:
+            RedisSettings(url=url)
+        assert SECRET not in str(refused.value)
+    with pytest.raises(ValidationError, match="one is enough"):
+        RedisSettings.model_validate({"password": SECRET, "password_file": tmp_path / "file"})
+
+
+async def test_tls_is_spoken_to_a_server_whose_certificate_is_trusted(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    ours, theirs = (authority(tmp_path / name) for name in ("ours", "theirs"))
+    async with TlsFront(server.port, ours) as front:
+        url = f"rediss://127.0.0.1:{front.port}/0"
+        async with opened(RedisSettings(url=url, ssl_cafile=ours.cafile)) as store:
+            await put(store, 1)
+            assert await store.reach(at(1), 1)
+        async with opened(RedisSettings(url=url, ssl_cafile=theirs.cafile)) as store:
+            with pytest.raises(ViewsUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
+                await store.position()
+        plain = RedisSettings(url=f"redis://127.0.0.1:{front.port}/0", timeout_s=1)
+        async with opened(plain) as store:
+            with pytest.raises(ViewsUnavailable):
+                await store.position()
+
+
+# --- away ---------------------------------------------------------------------------------------
+
+
+async def test_a_store_whose_redis_is_away_says_so_at_once_and_heals_by_itself(
+    server: RedisServer,
+) -> None:
+    async with opened(settings_of(server)) as store:
+        await put(store, 1)
+        server.kill()
+        for _ in range(2):
+            with pytest.raises(ViewsUnavailable):
+                await store.get(ProjectRow, "p1")
+            with pytest.raises(ViewsUnavailable):
+                await store.page(ProjectRow, Query())
+            with pytest.raises(ViewsUnavailable):
+                await put(store, 2)
+            with pytest.raises(ViewsUnavailable):
+                await store.reach(at(2), 5)
+            with pytest.raises(ViewsUnavailable):
+                await store.changes(at(0))
+        server.start()
+        assert await names(store) == ["p1"]
+        await put(store, 2, before=1)
+        assert await store.reach(at(2), 1)
+
+
+async def test_connections_that_died_unused_are_noticed_by_nobody(server: RedisServer) -> None:
+    async with opened(settings_of(server)) as store:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(8):
+                group.create_task(store.position())
+        await put(store, 1)
+        assert not await store.reach(at(2), 0.05)
+        server.restart()
+        await put(store, 2, before=1)
+        server.restart()
+        assert await store.reach(at(2), 1)
+        assert await names(store) == ["p1", "p2"]
+        server.restart()
+        assert not await store.reach(at(3), 0.05)
+
+
+async def test_a_store_may_be_opened_before_its_redis(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path)
+    server.start()
+    server.kill()
+    async with opened(settings_of(server)) as store:
+        with pytest.raises(ViewsUnavailable):
+            await store.position()
+        with server:
+            await put(store, 1, before=0)
+            assert await names(store) == ["p1"]
+
+
+async def test_who_waits_is_told_when_redis_goes(server: RedisServer) -> None:
+    async with opened(settings_of(server)) as store:
+
+        async def wait() -> str:
+            try:
+                return str(await store.reach(at(9), 30))
+            except ViewsUnavailable:
+                return "told"
+
+        async with asyncio.TaskGroup() as group:
+            waiting = [group.create_task(wait()) for _ in range(20)]
+            await asyncio.sleep(0.2)
+            server.kill()
+        assert {task.result() for task in waiting} == {"told"}
+
+
+async def test_a_redis_that_does_not_answer_is_given_up_in_time(server: RedisServer) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        async with opened(RedisSettings(url=url, timeout_s=0.2)) as store, asyncio.timeout(5):
+            with pytest.raises(ViewsUnavailable, match="Timeout"):
+                await store.position()
+
+
+# --- few connections ----------------------------------------------------------------------------
+
+
+def clients(server: RedisServer) -> int:
+    return command(server, "CLIENT LIST").count("name=yardmaster")
+
+
+async def test_a_thousand_who_wait_take_one_connection(server: RedisServer) -> None:
+    async with opened(settings_of(server, max_connections=4)) as store:
+        async with asyncio.TaskGroup() as group:
+            waiting = [group.create_task(store.reach(at(1), 20)) for _ in range(500)]
+            waiting += [group.create_task(store.changed(at(0), 20)) for _ in range(500)]
+            await asyncio.sleep(0.5)
+            assert clients(server) <= 5
+            await put(store, 1)
+        assert all(task.result() for task in waiting)
+
+
+async def test_more_callers_than_connections_wait_for_one_but_not_for_ever(
+    server: RedisServer,
+) -> None:
+    async with opened(settings_of(server, max_connections=2)) as store:
+        await put(store, 1)
+        async with asyncio.TaskGroup() as group:
+            found = [group.create_task(names(store)) for _ in range(50)]
+        assert {tuple(task.result()) for task in found} == {("p1",)}
+        command(server, "CLIENT PAUSE 1500")
+        async with opened(settings_of(server, max_connections=1, timeout_s=0.3)) as busy:
+            results = await asyncio.gather(
+                *(busy.notes() for _ in range(3)), return_exceptions=True
+            )
+        assert all(isinstance(result, ViewsUnavailable) for result in results)
+        assert any("in use" in str(result) for result in results)
+
+
+async def test_a_cancelled_reader_leaves_no_answer_to_another(server: RedisServer) -> None:
+    async with opened(settings_of(server, max_connections=1)) as store:
+        await put(store, 1)
+        for delay in range(30):
+            task = asyncio.get_running_loop().create_task(store.get(ProjectRow, "p1"))
+            await asyncio.sleep(delay * 0.0001)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            assert await store.position() == at(1)
+
+
+# --- empty, old, of another --------------------------------------------------------------------
+
+
+async def test_a_flushed_redis_is_at_the_start_and_the_writer_is_told(server: RedisServer) -> None:
+    async with opened(settings_of(server)) as writer, opened(settings_of(server)) as reader:
+        for position in range(1, 4):
+            await put(writer, position, before=position - 1)
+        assert len(await reader.changes(at(1)) or ()) == 2
+        command(server, "FLUSHALL")
+        assert await reader.position() == at(0)
+        assert await reader.changes(at(0)) == []
+        assert await reader.get(ProjectRow, "p1") is None
+        assert not await reader.reach(at(1), 0.05)
+        with pytest.raises(ViewsMoved) as moved:
+            await put(writer, 4, before=3)
+        assert moved.value.fields["found"] == at(0)
+        assert await names(reader) == []
+        await put(writer, 2, before=0)
+        changes = await reader.changes(at(0))
+        assert [one.position for one in changes or ()] == [at(2)]
+
+
+async def test_of_an_old_dump_nothing_newer_is_told(server: RedisServer, tmp_path: Path) -> None:
+    dump = tmp_path / "appendonly.aof"
+    async with opened(settings_of(server)) as writer, opened(settings_of(server)) as reader:
+        await put(writer, 1, before=0)
+        await put(writer, 2, before=1)
+        server.kill()
+        shutil.copy(dump, tmp_path / "old.aof")
+        server.start()
+        await put(writer, 5, before=2)
+        assert [one.position for one in await reader.changes(at(0)) or ()] == [at(1), at(2), at(5)]
+        server.kill()
+        shutil.copy(tmp_path / "old.aof", dump)
+        server.start()
+        assert await reader.position() == at(2)
+        assert not await reader.reach(at(5), 0.05)
+        assert [one.position for one in await reader.changes(at(0)) or ()] == [at(1), at(2)]
+        assert await reader.changes(at(5)) == []
+        with pytest.raises(ViewsMoved):
+            await put(writer, 6, before=5)
+        await put(writer, 3, before=2)
+        await put(writer, 4, before=3)
+        found = await reader.changes(at(0))
+        assert [one.position for one in found or ()] == [at(1), at(2), at(3), at(4)]
+        assert await names(reader) == ["p1", "p2", "p3", "p4"]
+
+
+async def test_two_writers_never_write_over_one_another(redis_server: RedisServer) -> None:
+    settings = own_database(redis_server)
+
+    async def write(store: RedisViewStore) -> int:
+        """Count on from wherever the store is."""
+        done = 0
+        for _ in range(40):
+            position = await store.position()
+            now = position.requests or 0
+            try:
+                await put(store, now + 1, before=now)
+                done += 1
+            except ViewsMoved:
+                pass
+            await store.note([], {"done": done})
+        return done
+
+    async with opened(settings) as one, opened(settings) as other:
+        counts = await asyncio.gather(write(one), write(other))
+        assert await one.position() == at(sum(counts))
+        found = await one.changes(at(0))
+        assert [change.position for change in found or ()] == [
+            at(number) for number in range(1, sum(counts) + 1)
+        ]
+
+
+async def test_what_another_version_wrote_is_named(redis_server: RedisServer) -> None:
+    settings = own_database(redis_server)
+    async with opened(settings) as store:
+        await put(store, 1)
+        where = f"yard:{{main}}:g1:row:{ProjectRow.KIND}"
+        command(redis_server, "SELECT 9", f"HSET {where} p1 '\\n{{}}'")
+        with pytest.raises(ViewsDamaged, match="project"):
+            await store.get(ProjectRow, "p1")
+
+
+# --- what rows share ----------------------------------------------------------------------------
+
+
+def task(facts: JobFacts, index: int) -> TaskRow:
+    return TaskRow(job=facts, index=index, phase=Phase.PENDING)
+
+
+def facts(*, size: int = 0, priority: int = 1) -> JobFacts:
+    return JobFacts(
+        job_id="a" * 12,
+        project="nlp",
+        user="ana",
+        name="train",
+        actor="ana",
+        submitted_at_ms=priority,
+        asked=SubmittedSpec(priority=priority),
+        params=({"text": "x" * size},) if size else (),
+    )
+
+
+async def test_what_the_tasks_of_a_job_share_is_kept_once_and_goes_with_the_last(
+    redis_server: RedisServer,
+) -> None:
+    async with opened(own_database(redis_server)) as store:
+        parts = "yard:{main}:g1:parts"
+        many = [Put(task(facts(size=100_000), index)) for index in range(50)]
+        await store.apply(many, at(1), {})
+        assert "\r\n:2\r\n" in command(redis_server, "SELECT 9", f"HLEN {parts}")
+        changed = facts(size=100_000, priority=2)
+        await store.apply([Put(task(changed, index)) for index in range(49)], at(2), {})
+        assert "\r\n:3\r\n" in command(redis_server, "SELECT 9", f"HLEN {parts}")
+        await store.apply([Put(task(changed, 49))], at(3), {})
+        assert "\r\n:2\r\n" in command(redis_server, "SELECT 9", f"HLEN {parts}")
+        async with opened(own_settings(redis_server)) as reader:
+            page = await reader.page(TaskRow, Query(limit=100))
+        assert [row.job for row in page.rows] == [changed] * 50
+
+
+def own_settings(server: RedisServer) -> RedisSettings:
+    return RedisSettings(url=f"redis://127.0.0.1:{server.port}/9")
+
+
+async def test_a_change_whose_large_part_is_gone_is_not_kept_any_more(
+    redis_server: RedisServer,
+) -> None:
+    settings = own_database(redis_server)
+    async with opened(settings) as store, opened(settings) as reader:
+        await store.apply([Put(task(facts(size=9_000), 0))], at(1), {})
+        await store.apply([Put(task(facts(size=0), 0))], at(2), {})
+        assert await reader.changes(at(0)) is None
+        assert len(await reader.changes(at(1)) or ()) == 1
+
+
+async def test_a_jobs_row_and_its_tasks_share_their_facts(redis_server: RedisServer) -> None:
+    async with opened(own_database(redis_server)) as store:
+        shared = facts()
+        job = JobRow(facts=shared, body_digest="0" * 64, offset=1)
+        await store.apply([Put(job), Put(task(shared, 0))], at(1), {})
+        async with opened(own_settings(redis_server)) as reader:
+            found = await reader.get_all([(JobRow, job.key), (TaskRow, f"{job.key}.0")])
+        row, one = found.rows
+        assert isinstance(row, JobRow)
+        assert isinstance(one, TaskRow)
+        assert row.facts is one.job
+
+
+# --- generations --------------------------------------------------------------------------------
+
+
+async def test_views_are_rebuilt_beside_those_that_are_read(redis_server: RedisServer) -> None:
+    settings = own_database(redis_server)
+    generations = RedisGenerations(settings, "main")
+    async with opened(settings) as live, opened(settings) as reader:
+        await put(live, 1)
+        await put(live, 2)
+        number = await generations.begin()
+        assert (await generations.current(), number) == (1, 2)
+        async with opened(settings, generation=number) as built, asyncio.TaskGroup() as group:
+            await put(built, 1)
+            assert not await generations.switch(number), "it is behind"
+            assert await names(reader) == ["p1", "p2"]
+            waiting = group.create_task(reader.reach(at(3), 10))
+            await built.apply([Put(project("new"))], at(3), {"n": 1})
+            await asyncio.sleep(0.05)
+            assert not waiting.done()
+            assert await generations.switch(number)
+            assert await generations.switch(number), "again changes nothing"
+        assert waiting.result()
+        assert await names(reader) == ["new", "p1"]
+        assert await reader.notes() == {"n": 1}
+        assert [one.position for one in await reader.changes(at(0)) or ()] == [at(1), at(3)]
+        with pytest.raises(ViewsMoved):
+            await put(live, 3, before=2)
+        await put(live, 4, before=3)
+        assert await names(reader) == ["new", "p1", "p4"]
+        with pytest.raises(ViewsMoved):
+            await generations.drop(number)
+        assert await generations.known() == [1, 2]
+        assert await generations.drop_older() > 0
+        assert await generations.known() == [2]
+        assert await names(reader) == ["new", "p1", "p4"]
+        with pytest.raises(ViewsMoved):
+            await generations.switch(1)
+    await generations.close()
+
+
+async def test_views_of_a_future_that_never_was_are_left_by_force(
+    redis_server: RedisServer,
+) -> None:
+    settings = own_database(redis_server)
+    generations = RedisGenerations(settings, "main")
+    async with opened(settings) as store:
+        await put(store, 9)
+        number = await generations.begin()
+        async with opened(settings, generation=number) as built:
+            await put(built, 5)
+        assert not await generations.switch(number)
+        assert await generations.switch(number, even_behind=True)
+        assert await store.position() == at(5)
+        assert await store.changes(at(9)) == []
+    await generations.close()
+
+
+async def test_pages_stay_whole_while_somebody_writes(redis_server: RedisServer) -> None:
+    settings = own_database(redis_server)
+    async with opened(settings) as writer, opened(settings) as reader:
+        for position in range(1, 30):
+            await put(writer, position)
+
+        async def write() -> None:
+            for position in range(30, 90):
+                await put(writer, position)
+
+        async with asyncio.TaskGroup() as group:
+            writing = group.create_task(write())
+            last = 0
+            while not writing.done():
+                page = await reader.page(ProjectRow, Query(limit=1000))
+                shown = page.position.requests or 0
+                assert shown >= last
+                last = shown
+                assert {row.name for row in page.rows} >= {f"p{n}" for n in range(1, shown + 1)}
+
+
+async def test_many_watches_share_their_looks_at_redis(redis_server: RedisServer) -> None:
+    settings = own_database(redis_server)
+
+    def commands() -> int:
+        found = command(redis_server, "INFO stats")
+        return int(found.partition("total_commands_processed:")[2].split()[0])
+
+    async with opened(settings) as writer, opened(settings) as reader:
+        await put(writer, 1)
+        assert len(await reader.changes(at(0)) or ()) == 1
+        before = commands()
+        async with asyncio.TaskGroup() as group:
+            watching = [group.create_task(reader.changes(at(0))) for _ in range(500)]
+            asking = [group.create_task(reader.position()) for _ in range(500)]
+        assert commands() - before < 50
+        assert all(len(task.result() or ()) == 1 for task in watching)
+        assert {task.result() for task in asking} == {at(1)}

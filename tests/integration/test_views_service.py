@@ -1,0 +1,336 @@
+"""The views service as real processes on a real broker and Redis: shared out, killed, emptied."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+
+from tests.support.gateway import TestCell
+from tests.support.kafka_broker import KafkaBroker
+from tests.support.redis_server import RedisServer
+from tests.support.views_service import Story, ViewsWorld
+from yardmaster.projections.redis_settings import RedisSettings
+from yardmaster.projections.redis_wire import Wire
+from yardmaster.projections.rows import JobRow, TaskRow
+from yardmaster.projections.store import Query
+from yardmaster.projections.usage import UsageRow
+from yardmaster.views.faust_app import GROUP
+
+pytestmark = [pytest.mark.kafka, pytest.mark.xdist_group("kafka-views"), pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[KafkaBroker]:
+    with KafkaBroker(tmp_path / "kafka") as broker:
+        yield broker
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path / "redis") as server:
+        yield server
+
+
+@pytest.fixture
+def cells() -> tuple[str, ...]:
+    return ("main",)
+
+
+@pytest.fixture
+async def world(
+    tmp_path: Path, broker: KafkaBroker, redis: RedisServer, cells: tuple[str, ...]
+) -> AsyncIterator[ViewsWorld]:
+    async with ViewsWorld(tmp_path, broker, redis, cells) as world:
+        yield world
+
+
+async def tasks(world: ViewsWorld, cell: str = "main") -> int:
+    return len((await world.store(cell).page(TaskRow, Query(limit=1000))).rows)
+
+
+async def redis_do(world: ViewsWorld, *command: str | bytes) -> Any:
+    wire = Wire(RedisSettings(url=world.redis.url))
+    try:
+        return (await wire.run([command]))[0]
+    finally:
+        await wire.close()
+
+
+async def committed(world: ViewsWorld, offset: int | None) -> bool:
+    """Whether the group comes to acknowledge all requests before an offset."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=world.broker.bootstrap)
+    await admin.start()
+    try:
+        for _ in range(100):
+            found = await admin.list_consumer_group_offsets(GROUP)
+            if any(at.topic == "requests" and to.offset == offset for at, to in found.items()):
+                return True
+            await asyncio.sleep(0.1)
+        return False
+    finally:
+        await admin.close()
+
+
+async def yard(world: ViewsWorld, *args: str) -> tuple[int, str]:
+    """Run the command line beside what goes on; its exit code, and what it said on stdout."""
+
+    def run() -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "yardmaster.cli.main", *args],
+            env=world.environment(),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        print(done.stderr)
+        return done.returncode, done.stdout
+
+    return await asyncio.to_thread(run)
+
+
+async def assert_clean(world: ViewsWorld) -> None:
+    code, said = await yard(world, "replay", "verify", "--views", "-o", "json")
+    assert code == 0, said
+    found = json.loads(said)
+    assert [one["view"] for one in found["views"]] == ["views", "usage"]
+    assert all(one["rows"] for one in found["views"])
+
+
+async def test_a_worker_shows_the_log_and_takes_its_leave_politely(world: ViewsWorld) -> None:
+    story = Story()
+    for _ in range(20):
+        story.job()
+    await world.write(story)
+    world.start("one", YARD_HEALTH_PORT="0")
+    await world.shows(story)
+    assert await tasks(world) == 20
+    # Each job held one GPU for a minute, and the two cycles around it took a second each.
+    usage = await world.store(space="usage").page(UsageRow, Query())
+    assert sum(row.gpu_milli_ms for row in usage.rows) == 20 * 62_000 * 1000
+    await assert_clean(world)
+    # What the group has acknowledged is what Redis shows.
+    story.job()
+    await world.write(story)
+    await world.shows(story)
+    assert await committed(world, story.position.requests) is True
+    assert world.stop("one") == 0
+    assert '"event": "stopping"' in world.said("one")
+
+
+async def test_another_worker_goes_on_when_one_is_killed_or_stops(world: ViewsWorld) -> None:
+    story = Story()
+    story.job()
+    await world.write(story)
+    world.start("one")
+    await world.shows(story)
+    world.start("two")
+    await world.happens(lambda: '"event": "cells"' in world.said("two"))
+    await asyncio.sleep(3)  # it joins the group; whoever gets the cell, both are there
+    for _ in range(3):
+        story.job()
+        await world.write(story)
+        await asyncio.sleep(0.2)
+    world.kill("one")
+    story.job()
+    await world.write(story)
+    assert await world.shows(story) < 20  # a session of 6 s, and the takeover
+    world.start("three")
+    await world.happens(lambda: '"event": "cells"' in world.said("three"))
+    await asyncio.sleep(3)
+    assert world.stop("two") == 0
+    story.job()
+    await world.write(story)
+    assert await world.shows(story) < 6  # it said that it leaves
+    assert await tasks(world) == 6
+    await assert_clean(world)
+
+
+async def test_a_worker_that_was_suspended_changes_nothing_when_it_goes_on(
+    world: ViewsWorld,
+) -> None:
+    story = Story()
+    story.job()
+    await world.write(story)
+    world.start("one")
+    await world.shows(story)
+    world.workers["one"].send_signal(signal.SIGSTOP)
+    world.start("two")
+    for _ in range(5):
+        story.job()
+        await world.write(story)
+    await world.shows(story)
+    world.workers["one"].send_signal(signal.SIGCONT)
+    for _ in range(5):
+        story.job()
+        await world.write(story)
+        await asyncio.sleep(0.2)
+    await world.shows(story)
+    assert await tasks(world) == 11
+    await assert_clean(world)
+
+
+@pytest.mark.parametrize("cells", [("main", "east")])
+async def test_two_cells_are_spread_over_two_workers(world: ViewsWorld) -> None:
+    stories = [Story(cell) for cell in world.cells]
+    for story in stories:
+        story.job()
+        await world.write(story)
+    world.start("one")
+    world.start("two")
+
+    def spread() -> bool:
+        last = []
+        for name in ("one", "two"):
+            lines = [
+                json.loads(line) for line in world.said(name).splitlines() if '"cells"' in line
+            ]
+            last.append(lines[-1]["cells"] if lines else [])
+        return sorted(last) == [["east"], ["main"]]
+
+    await world.happens(spread)
+    for story in stories:
+        story.job()
+        await world.write(story)
+        await world.shows(story)
+    world.kill("one")
+    for story in stories:
+        story.job()
+        await world.write(story)
+        await world.shows(story)
+        assert await tasks(world, story.cell) == 3
+    code, said = await yard(world, "replay", "verify", "--views", "--cell", "east")
+    assert code == 0, said
+
+
+async def test_an_emptied_redis_fills_again_without_a_new_record(world: ViewsWorld) -> None:
+    story = Story()
+    for _ in range(5):
+        story.job()
+    await world.write(story)
+    world.start("one")
+    await world.shows(story)
+    await redis_do(world, "FLUSHALL")
+    await asyncio.sleep(1)
+    await world.shows(story)
+    assert await tasks(world) == 5
+    await assert_clean(world)
+
+
+async def test_a_killed_redis_is_waited_for(world: ViewsWorld) -> None:
+    story = Story()
+    story.job()
+    await world.write(story)
+    world.start("one")
+    await world.shows(story)
+    world.redis.kill()
+    story.job()
+    await world.write(story)
+    await world.happens(lambda: '"views_unavailable"' in world.said("one"))
+    world.redis.start()
+    await world.shows(story)
+    assert '"views_healed"' in world.said("one")
+    await assert_clean(world)
+
+
+async def test_a_broker_that_was_away_is_waited_for(world: ViewsWorld) -> None:
+    story = Story()
+    story.job()
+    await world.write(story)
+    world.start("one")
+    await world.shows(story)
+    world.broker.kill()
+    await asyncio.sleep(12)  # longer than a session
+    world.broker.start()
+    story.job()
+    await world.write(story)
+    await world.shows(story)
+    await assert_clean(world)
+
+
+async def test_views_are_rebuilt_while_events_come(world: ViewsWorld) -> None:
+    story = Story()
+    for _ in range(30):
+        story.job()
+    await world.write(story)
+    world.start("one")
+    await world.shows(story)
+    done = asyncio.Event()
+
+    async def go_on() -> None:
+        while not done.is_set():
+            story.job()
+            await world.write(story)
+            await asyncio.sleep(0.05)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(go_on())
+        code, said = await yard(world, "views", "rebuild", "-o", "json")
+        assert code == 0, said
+        checked = await yard(world, "replay", "verify", "--views")
+        done.set()
+    assert checked[0] == 0, checked[1]
+    document = json.loads(said)
+    assert [one["view"] for one in document["items"]] == ["views", "usage"]
+    assert all(one["generation"] == 2 for one in document["items"])
+    await world.shows(story)
+    assert await tasks(world) == story.jobs
+    assert await redis_do(world, "KEYS", "yard:{main}:g1:*") == []
+    await assert_clean(world)
+
+
+async def test_a_row_that_was_tampered_with_is_named(world: ViewsWorld) -> None:
+    story = Story()
+    for _ in range(3):
+        story.job()
+    await world.write(story)
+    world.start("one")
+    await world.shows(story)
+    world.stop("one")
+    key = "job000000001.0"
+    raw = await redis_do(world, "HGET", "yard:{main}:g1:row:task", key)
+    assert b'"attempt":1' in raw
+    forged = raw.replace(b'"attempt":1', b'"attempt":7')
+    await redis_do(world, "HSET", "yard:{main}:g1:row:task", key, forged)
+    code, said = await yard(world, "replay", "verify", "--views")
+    assert code == 1
+    assert f"DIFFERS: views task {key} differs in attempt" in said
+    await redis_do(world, "HSET", "yard:{main}:g1:row:task", key, raw)
+    await redis_do(world, "HDEL", "yard:{main}:g1:row:job", "job000000002")
+    code, said = await yard(world, "replay", "verify", "--views")
+    assert code == 1
+    assert "job job000000002 is missing" in said
+    assert JobRow.KIND == "job"
+
+
+async def test_the_command_line_reads_the_log_on_kafka(world: ViewsWorld) -> None:
+    cell = await TestCell(log=world.log).start()
+    task = f"{await cell.submit()}.0"
+    await cell.starts(task)
+    await cell.finishes(task)
+    code, said = await yard(world, "log", "stat", "-o", "json")
+    assert code == 0, said
+    counted = {row["topic"]: row["records"] for row in json.loads(said)["items"]}
+    assert counted["requests"] == (await cell.store.position()).requests
+    code, said = await yard(world, "log", "dump", "--type", "TaskSubmitted")
+    assert code == 0, said
+    assert json.loads(said)["type"] == "TaskSubmitted"
+    code, said = await yard(world, "log", "tail", "-n", "1")
+    assert code == 0, said
+    code, said = await yard(world, "replay", "at", "--all", "-o", "json")
+    assert code == 0, said
+    assert [one["task_id"] for one in json.loads(said)["tasks"]] == [task]
+    code, said = await yard(world, "replay", "verify", "-o", "json")
+    assert code == 0, said
+    assert json.loads(said)["log"] == f"kafka://{world.broker.bootstrap}"
+    position = str(await cell.store.position())
+    code, said = await yard(world, "explain", task, "--at", position, "-o", "json")
+    assert code == 0, said
+    assert json.loads(said)["phase"] == "succeeded"

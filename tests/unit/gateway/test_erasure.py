@@ -1,0 +1,253 @@
+"""`POST /v1/jobs/{id}/erase`: who may, when, what is gone afterwards, and what a crash leaves."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.support.gateway import TestCell
+from tests.support.views import telemetry
+from tests.unit.gateway.test_operating import state
+from yardmaster.eventlog.errors import AppendOutcomeUnknown, LogUnavailable
+from yardmaster.eventlog.memory import MemoryLog
+from yardmaster.eventlog.port import EventLog, Partition, Record
+from yardmaster.gateway.ticker import DetailsTicker
+from yardmaster.projections.memory import MemoryViewStore
+from yardmaster.projections.rows import OutputRow
+from yardmaster.projections.store import Put
+from yardmaster.runtime.clock import ManualClock
+from yardmaster.schemas.events.admissions import DetailsErasedV1
+from yardmaster.schemas.events.requests import EraseRequestedV1
+from yardmaster.schemas.topics import DETAILS
+from yardmaster.views.follower import Follower, Metrics, Views
+
+SECRET = "hunter2-of-ana"
+DETAILS_PLACE = Partition(DETAILS.name)
+
+
+async def ended_job(cell: TestCell, **spec: Any) -> str:
+    """A job of many words, some of them a secret, that has ended; one note came with it."""
+    job = await cell.submit(
+        name=SECRET,
+        labels={"team": SECRET},
+        run={"command": ["echo", SECRET], "env": {"WHO": SECRET}},
+        **spec,
+    )
+    await cell.starts(f"{job}.0")
+    paused = {"reason": f"{SECRET} is away"}
+    await cell.call("POST", f"/v1/tasks/{job}.0/pause", token="nlp", status=202, json=paused)
+    await cell.call("POST", f"/v1/tasks/{job}.0/resume", token="nlp", status=202, json={})
+    await cell.call("POST", f"/v1/jobs/{job}/cancel", token="nlp", status=202, json=paused)
+    await cell.finishes(f"{job}.0")
+    assert (await cell.call("GET", f"/v1/tasks/{job}.0"))["phase"] == "cancelled"
+    return job
+
+
+async def erase(cell: TestCell, job: str, *, token: str = "admin", status: int = 202) -> Any:
+    return await cell.call("POST", f"/v1/jobs/{job}/erase", token=token, status=status)
+
+
+async def in_details(log: EventLog) -> bytes:
+    stored = await log.read(DETAILS_PLACE, 0, max_records=1000)
+    return b"\n".join(one.record.value or b"" for one in stored)
+
+
+async def everything_shown(cell: TestCell, job: str) -> str:
+    """What all reads about a job say, its requests and the log's records included."""
+    texts = []
+    for path in (
+        *("/v1/jobs", f"/v1/jobs/{job}", "/v1/tasks", f"/v1/tasks/{job}.0"),
+        *(f"/v1/tasks/{job}.0/events", f"/v1/tasks/{job}.0/explain"),
+        *(f"/v1/tasks/{job}.0/attempts", "/v1/events?limit=1000", "/v1/nodes"),
+        *(f"/v1/requests/main.{offset}" for offset in range(6, 11)),
+    ):
+        async with cell.client() as client:
+            response = await client.get(path)
+        assert response.status_code in (200, 404), f"{path}: {response.text}"
+        texts.append(response.text)
+    return "\n".join(texts)
+
+
+async def test_what_was_said_of_a_job_is_gone_from_the_log_and_from_all_that_is_shown(
+    cell: TestCell,
+) -> None:
+    job = await ended_job(cell)
+    assert SECRET in await everything_shown(cell, job)
+    assert (await in_details(cell.log)).count(SECRET.encode()) >= 3
+    answer = await erase(cell, job)
+    assert await state(cell, answer) == "accepted"
+    assert SECRET.encode() not in await in_details(cell.log)
+    assert SECRET not in await everything_shown(cell, job)
+    shown = await cell.call("GET", f"/v1/jobs/{job}")
+    assert (shown["erased"], shown["name"], shown["labels"], shown["run"]) == (True, job, {}, None)
+    assert [e for e in await cell.events("admissions") if isinstance(e, DetailsErasedV1)]
+
+
+async def test_views_made_anew_after_an_erasure_never_saw_what_is_gone(cell: TestCell) -> None:
+    job = await ended_job(cell)
+    await erase(cell, job)
+    cell.store = MemoryViewStore("main", cell.clock)
+    views = Views(cell.store, cell.store)
+    follower = Follower(cell.log, views, "main", 0, Metrics(telemetry("views")))
+    await follower.start()
+    await follower.catch_up()
+    cell.app.state.gateway.ports = replace(cell.ports, views=cell.store)
+    cell.follower = follower
+    assert SECRET not in await everything_shown(cell, job)
+    assert (await cell.call("GET", f"/v1/jobs/{job}"))["erased"]
+
+
+async def test_output_of_an_erased_job_is_shown_no_more(cell: TestCell) -> None:
+    job = await ended_job(cell)
+    row = OutputRow(task_id=f"{job}.0", attempt=1, first=0, last=0)
+    await cell.store.note([Put(row)], {})
+    await cell.call("GET", f"/v1/tasks/{job}.0/logs")
+    await erase(cell, job)
+    await cell.call("GET", f"/v1/tasks/{job}.0/logs", status=404)
+    assert await cell.store.get(OutputRow, f"{job}.0/1") is None
+
+
+async def test_a_job_that_has_not_ended_is_not_erased(cell: TestCell) -> None:
+    job = await cell.submit(name=SECRET)
+    starting = await erase(cell, job, status=409)
+    await cell.starts(f"{job}.0")
+    running = await erase(cell, job, status=409)
+    assert (starting["code"], running["code"]) == ("wrong_phase", "wrong_phase")
+    assert SECRET.encode() in await in_details(cell.log)
+
+
+async def test_a_refused_job_is_erased_like_one_that_ran(cell: TestCell) -> None:
+    job = await cell.submit(name=SECRET, pools=["ghost"])
+    await erase(cell, job)
+    assert SECRET.encode() not in await in_details(cell.log)
+    assert SECRET not in await everything_shown(cell, job)
+
+
+@pytest.mark.parametrize("token", ["nlp", "nlp2", "viewer", "research"])
+async def test_erasing_takes_an_operator_or_an_admin_of_the_project(
+    cell: TestCell, token: str
+) -> None:
+    job = await ended_job(cell)
+    problem = await erase(cell, job, token=token, status=403)
+    assert problem["code"] == "forbidden"
+    await erase(cell, job, token="vision", status=404)
+    await erase(cell, job, token="operator")
+
+
+async def test_an_erasure_is_repeated_without_harm(cell: TestCell) -> None:
+    job = await ended_job(cell)
+    first, second = await erase(cell, job), await erase(cell, job)
+    assert [await state(cell, one) for one in (first, second)] == ["accepted", "accepted"]
+
+
+async def test_a_gateway_that_dies_before_it_recorded_the_request_left_nothing_to_be_done_by_others(
+    cell: TestCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tombstone comes first; whoever got no answer asks again, and then it is recorded."""
+    job = await ended_job(cell)
+    append = cell.log.append
+
+    async def dies(partition: Partition, batch: Any) -> int:
+        if partition.topic == "requests":
+            raise AppendOutcomeUnknown(topic="requests", found="the gateway is gone")
+        return await append(partition, batch)
+
+    monkeypatch.setattr(cell.log, "append", dies)
+    problem = await cell.call(
+        "POST", f"/v1/jobs/{job}/erase", token="admin", status=504, settle=False
+    )
+    assert problem["code"] == "outcome_unknown"
+    monkeypatch.undo()
+    assert SECRET.encode() not in await in_details(cell.log)
+    await cell.settle()
+    assert not (await cell.call("GET", f"/v1/jobs/{job}"))["erased"]
+    await erase(cell, job)
+    assert (await cell.call("GET", f"/v1/jobs/{job}"))["erased"]
+
+
+async def test_the_request_names_a_tombstone_that_lies_in_details_already(cell: TestCell) -> None:
+    job = await ended_job(cell)
+    await erase(cell, job)
+    (asked,) = [e for e in await cell.events("requests") if isinstance(e, EraseRequestedV1)]
+    (found,) = await cell.log.read(DETAILS_PLACE, asked.tombstone, max_records=1)
+    assert (found.offset, found.record) == (asked.tombstone, Record(job.encode(), None))
+
+
+# The ticker ----------------------------------------------------------------------------------
+
+
+class Ticking:
+    """A ticker that looks every minute."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.log = MemoryLog(self.clock)
+        self.telemetry = telemetry("gateway")
+        self.ticker = DetailsTicker(
+            *(self.log, self.clock, self.telemetry), partition=0, every_s=60
+        )
+
+    async def minute(self) -> int:
+        """The end of `details` after one more look."""
+        self.clock.advance(60)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return await self.log.end(DETAILS_PLACE)
+
+
+async def test_a_quiet_partition_of_details_is_written_to_and_a_busy_or_empty_one_is_not() -> None:
+    cell = Ticking()
+    await cell.log.create_topics([DETAILS])
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(cell.ticker.run())
+        assert [await cell.minute() for _ in range(3)] == [0, 0, 0], "nothing there to compact"
+        await cell.log.append(DETAILS_PLACE, [Record(b"job", b"details")])
+        assert await cell.minute() == 1, "somebody else wrote since the last look"
+        assert [await cell.minute() for _ in range(2)] == [2, 3]
+        await cell.log.append(DETAILS_PLACE, [Record(b"job", None)])
+        assert await cell.minute() == 4
+        running.cancel()
+    assert cell.telemetry.registry.get_sample_value("yard_gateway_details_ticks_total") == 2
+
+
+async def test_of_two_gateways_one_ticks() -> None:
+    cell = Ticking()
+    await cell.log.create_topics([DETAILS])
+    await cell.log.append(DETAILS_PLACE, [Record(b"job", b"details")])
+    other = DetailsTicker(*(cell.log, cell.clock, telemetry("two")), partition=0, every_s=60)
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(cell.ticker.run())
+        await cell.minute()
+        cell.clock.advance(30)
+        second = group.create_task(other.run())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        cell.clock.advance(30)
+        ends = [await cell.minute() for _ in range(4)]
+        first.cancel()
+        second.cancel()
+    assert ends[-1] - ends[0] == 3, "one record a minute"
+
+
+async def test_a_log_that_is_away_costs_a_look_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cell = Ticking()
+    await cell.log.create_topics([DETAILS])
+    await cell.log.append(DETAILS_PLACE, [Record(b"job", b"details")])
+
+    async def away(partition: Partition) -> int:
+        raise LogUnavailable(found="away")
+
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(cell.ticker.run())
+        await cell.minute()
+        with monkeypatch.context() as patched:
+            patched.setattr(cell.log, "end", away)
+            cell.clock.advance(60)
+            for _ in range(20):
+                await asyncio.sleep(0)
+        before = await cell.log.end(DETAILS_PLACE)
+        assert await cell.minute() == before + 1
+        running.cancel()

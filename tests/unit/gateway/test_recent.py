@@ -1,0 +1,70 @@
+"""Submissions found in the log itself."""
+
+from tests.support import logs
+from yardmaster.eventlog.codec import encode
+from yardmaster.eventlog.memory import MemoryLog
+from yardmaster.eventlog.port import Partition, Record
+from yardmaster.gateway.recent import RecentSubmissions, Submission
+from yardmaster.runtime.clock import SystemClock
+from yardmaster.schemas.envelope import Actor, ActorKind, Envelope
+from yardmaster.schemas.topics import REQUESTS
+
+PLACE = Partition(REQUESTS.name)
+
+
+def record(job: str, seq: int, *, source: str = "gateway/g", epoch: int = 1) -> Record:
+    event = logs.submitted(job)
+    envelope = Envelope(
+        type=event.TYPE,
+        version=event.VERSION,
+        source=source,
+        epoch=epoch,
+        seq=seq,
+        subject=job,
+        time_ms=1,
+        actor=Actor(kind=ActorKind.USER, id="ana"),
+        data=event,
+    )
+    return encode(envelope, "main")
+
+
+async def a_log(*records: Record) -> MemoryLog:
+    log = MemoryLog(SystemClock())
+    await log.create_topics([REQUESTS])
+    if records:
+        await log.append(PLACE, records)
+    return log
+
+
+def job(number: int) -> str:
+    return f"{number:012d}"
+
+
+async def test_a_submission_is_found_as_soon_as_it_is_in_the_log() -> None:
+    log = await a_log()
+    recent = RecentSubmissions(log, PLACE, most=10)
+    assert await recent.find(job(1)) is None
+    await log.append(PLACE, [Record(b"main", b"nonsense"), record(job(1), 0)])
+    found = await recent.find(job(1))
+    assert found == Submission(logs.submitted(job(1)).body_digest, 1, 1)
+    await log.append(PLACE, [record(job(1), 1)])
+    assert await recent.find(job(1)) == found, "the first one counts"
+
+
+async def test_only_the_newest_requests_are_kept() -> None:
+    log = await a_log(*(record(job(number), number) for number in range(50)))
+    recent = RecentSubmissions(log, PLACE, most=10)
+    assert await recent.find(job(39)) is None
+    assert await recent.find(job(40)) is not None
+    await log.append(PLACE, [record(job(50), 50)])
+    assert await recent.find(job(40)) is None
+    assert await recent.find(job(41)) is not None
+
+
+async def test_what_landed_late_is_no_submission_because_quota_takes_it_for_a_repeat() -> None:
+    log = await a_log(record(job(1), 5), record(job(2), 4), record(job(3), 9, source="gateway/h"))
+    recent = RecentSubmissions(log, PLACE, most=10)
+    assert await recent.find(job(2)) is None
+    assert await recent.find(job(3)) is not None
+    await log.append(PLACE, [record(job(2), 0, epoch=2)])
+    assert await recent.find(job(2)) is not None
