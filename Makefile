@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+UP_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,10 +12,10 @@ CHECKED := $(wildcard libs services cli tests bench)
 UV := $(shell command -v uv 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format schemas golden bench lock clean
+.PHONY: help install demo up down demo-up test lint format schemas golden bench lock clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## make .venv with everything, as requirements.lock pins it
 
@@ -37,6 +38,15 @@ $(STAMP): requirements.lock pyproject.toml $(addsuffix /pyproject.toml,$(MEMBERS
 
 demo: install ## run a small cluster in one process and watch it schedule
 	$(BIN)/yard demo
+
+up: install ## start Kafka, Redis and every service by itself; UP_ARGS="--local --agents 4"
+	$(BIN)/yard up $(UP_ARGS)
+
+down: ## stop what make up started, tasks too; UP_ARGS=--purge removes its data
+	$(BIN)/yard down $(UP_ARGS)
+
+demo-up: install ## play the demo on what make up started
+	$(BIN)/yard demo --running
 
 test: install ## run every test; PYTEST_ARGS="-n 2 --dist loadgroup" spreads them
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

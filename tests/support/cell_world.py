@@ -3,7 +3,7 @@
 import asyncio
 import io
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,14 @@ from yardmaster.core.admission.machine import QuotaMachine
 from yardmaster.core.scheduling.machine import SchedulerMachine
 from yardmaster.core.scheduling.policies import check
 from yardmaster.eventlog.codec import decode, encode
+from yardmaster.eventlog.errors import UnknownTopic
 from yardmaster.eventlog.memory import MemoryLog
 from yardmaster.eventlog.port import Partition, Record
 from yardmaster.eventlog.snapshots import SnapshotStore
 from yardmaster.runtime.chance import SeededChance
 from yardmaster.runtime.clock import ManualClock
 from yardmaster.runtime.replay import verify
-from yardmaster.runtime.service import Ports, run_machine
+from yardmaster.runtime.service import Ports, candidate
 from yardmaster.runtime.settings import RuntimeSettings, SnapshotLimits
 from yardmaster.runtime.telemetry import Telemetry
 from yardmaster.scheduler import main as scheduler
@@ -83,7 +84,9 @@ class World:
         limits = RuntimeSettings(snapshot=SnapshotLimits(every_cycles=3), **settings)
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(run_machine(QuotaMachine(check), self.ports("quota"), limits)),
+                group.create_task(
+                    candidate(QuotaMachine(check), self.ports("quota"), limits).run()
+                ),
                 group.create_task(scheduler.run(self.ports("scheduler"), limits)),
             ]
             yield
@@ -125,6 +128,16 @@ class World:
             self.clock.advance(0.02)
             for _ in range(20):
                 await asyncio.sleep(0)
+
+    async def relayed(self, node: str, count: int) -> list[Event]:
+        """Wait until the relay, which looks at snapshots in a thread, has given a node so many."""
+        for _ in range(5_000):
+            with suppress(UnknownTopic):
+                if len(found := await self.assigned(node)) >= count:
+                    return found
+            self.clock.advance(0.02)
+            await asyncio.sleep(0.002)
+        raise AssertionError(f"{node} was not given {count} decisions")
 
     async def assigned(self, node: str) -> list[Event]:
         """What the relay gave a node."""

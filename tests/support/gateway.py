@@ -21,6 +21,7 @@ from yardmaster.gateway.auth import Identity, StaticTokens
 from yardmaster.gateway.context import GatewayPorts
 from yardmaster.gateway.rights import Binding, Caller
 from yardmaster.gateway.settings import GatewaySettings
+from yardmaster.projections.fold import USAGE
 from yardmaster.projections.memory import MemoryViewStore
 from yardmaster.runtime.chance import SeededChance
 from yardmaster.runtime.clock import Clock, SystemClock
@@ -43,7 +44,7 @@ from yardmaster.schemas.events.requests import (
     ProjectConfig,
 )
 from yardmaster.schemas.topics import TOPICS
-from yardmaster.views.follower import Follower, Views
+from yardmaster.views.follower import Follower, Metrics, Views
 
 CELL = "main"
 JSON = {"Content-Type": "application/json"}
@@ -82,6 +83,7 @@ class TestCell:
         self.clock = clock or SystemClock()
         self.log: EventLog = log or MemoryLog(self.clock)
         self.store = MemoryViewStore(CELL, self.clock)
+        self.usage = MemoryViewStore(CELL, self.clock)
         self.chance = SeededChance(3)
         defaults: dict[str, Any] = {"view_wait_s": 0.05, "max_wait_s": 0.05, "stream_s": 0.2}
         self.settings = GatewaySettings(**(defaults | settings))
@@ -92,11 +94,12 @@ class TestCell:
             clock=self.clock,
             chance=self.chance,
             telemetry=telemetry("gateway"),
+            usage=self.usage,
         )
         self.app = create_app(self.ports, self.settings)
-        self.follower = Follower(
-            self.log, Views(self.store, self.store), CELL, 0, telemetry("views")
-        )
+        metrics = Metrics(telemetry("views"))
+        self.follower = Follower(self.log, Views(self.store, self.store), CELL, 0, metrics)
+        self.meter = Follower(self.log, Views(self.usage, self.usage), CELL, 0, metrics, fold=USAGE)
         self.leaders: list[Leader[Any]] = []
         self._seqs: dict[str, int] = {}
 
@@ -133,6 +136,7 @@ class TestCell:
             await self.write("requests", "gateway/setup", event, subject, user="setup")
         await self.joins("n1")
         await self.follower.start()
+        await self.meter.start()
         for machine in (QuotaMachine(check), SchedulerMachine()):
             self.leaders.append(self._leader(machine))
         for leader in self.leaders:
@@ -159,6 +163,7 @@ class TestCell:
             if not any(stepped):
                 break
         await self.follower.catch_up()
+        await self.meter.catch_up()
 
     async def write(
         self, topic: str, source: str, event: Event, subject: str, *, user: str | None = None

@@ -16,21 +16,27 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 
 from tests.support import witness
+from tests.support.audit import audit_log
+from yardmaster.core.scheduling.machine import SchedulerMachine
 from yardmaster.eventlog.codec import decode
 from yardmaster.eventlog.port import EventLog, Partition
 from yardmaster.eventlog.sqlite import SqliteLog
+from yardmaster.runtime import replay
 from yardmaster.runtime.clock import SystemClock
 from yardmaster.schemas.envelope import Event
-from yardmaster.schemas.events.decisions import TaskEndedV1
+from yardmaster.schemas.events.admissions import TaskAdmittedV1, TaskRejectedV1
+from yardmaster.schemas.events.decisions import SlotsAllocatedV1, TaskEndedV1
+from yardmaster.schemas.events.requests import TaskSubmittedV1
 
 DEADLINE_S = 120.0
 
@@ -211,10 +217,21 @@ class Promise:
     tries: int = 0
 
 
+class Served(Protocol):
+    """What users call."""
+
+    @property
+    def server(self) -> str:
+        """Where it serves, whenever it does."""
+
+    def token(self) -> str:
+        """What callers send."""
+
+
 class Users(threading.Thread):
     """Submit one job after another, for as long as they are let, whatever happens to the server."""
 
-    def __init__(self, dev: KilledDev, jobs: Iterator[Promise], every_s: float) -> None:
+    def __init__(self, dev: Served, jobs: Iterator[Promise], every_s: float) -> None:
         super().__init__(daemon=True)
         self.dev = dev
         self.jobs = jobs
@@ -345,3 +362,49 @@ def workload(folder: Path, chance: random.Random) -> Iterator[Promise]:
                 what = sleep(chance.uniform(0.0, 1.0))
         body["run"] = {"command": witness.command(folder, *what)}
         yield Promise(f"key-{number}", body, cancel)
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What a log says of promises that it kept."""
+
+    #: How many tasks were in each phase, at each moment that was asked for.
+    phases: list[Counter[str]]
+    decided: list[Event]
+    allocated: dict[tuple[str, int], SlotsAllocatedV1]
+
+
+async def proof_of(log: EventLog, promises: Iterable[Promise], moments: Iterable[int]) -> Proof:
+    """What the log says of the promises and of moments (ms); fails when it breaks one."""
+    requests = await events(log, "requests")
+    verdicts = await events(log, "admissions")
+    decided = await events(log, "decisions")
+    findings = await audit_log(log)
+    submitted = Counter(e.job_id for e in requests if isinstance(e, TaskSubmittedV1))
+    admitted = Counter(e.job_id for e in verdicts if isinstance(e, TaskAdmittedV1))
+    ended = Counter(e.task_id for e in decided if isinstance(e, TaskEndedV1))
+    for promise in promises:
+        assert submitted[promise.job_id] >= 1, f"acknowledged and lost: {promise}"
+        assert admitted[promise.job_id] == 1, f"not judged exactly once: {promise}"
+        for task in promise.task_ids:
+            assert ended[task] == 1, f"{task} ended {ended[task]} times: {promise}"
+    assert not [e for e in verdicts if isinstance(e, TaskRejectedV1)]
+    assert findings == (), "\n".join(map(str, findings[:20]))
+    allocated = {(e.task_id, e.attempt): e for e in decided if isinstance(e, SlotsAllocatedV1)}
+    return Proof([await _phases(log, at_ms) for at_ms in moments], decided, allocated)
+
+
+async def _phases(log: EventLog, at_ms: int) -> Counter[str]:
+    then = await replay.at(log, SchedulerMachine(), "main", time_ms=at_ms)
+    return Counter(task.phase.name.lower() for task in then.state.tasks.values())
+
+
+def assert_resumed_where_saved(folder: Path, allocated: dict[Any, SlotsAllocatedV1]) -> int:
+    """Tasks found the checkpoint that the scheduler gave them; how many went on from one."""
+    resumed = 0
+    for line in (folder / "resumed").read_text().splitlines():
+        task, attempt, step = line.split()
+        given = allocated[task, int(attempt)].checkpoint
+        assert int(step) == (given.step if given is not None else 0), line
+        resumed += int(step) > 0
+    return resumed

@@ -1,17 +1,47 @@
-"""Fixtures that every test may ask for."""
+"""Fixtures that every test may ask for.
+
+Kafka and Redis are containers wherever Docker and their images are (`containers`), else processes.
+"""
 
 from collections.abc import Iterator
 
 import pytest
 
+from tests.support import containers
+from tests.support.containers import KafkaContainer, RedisContainer
 from tests.support.kafka_broker import KafkaBroker
+from tests.support.redis_server import RedisServer
 
 
 @pytest.fixture(scope="session")
-def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+def kafka_broker(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[KafkaBroker | KafkaContainer]:
     """A running broker, one for the session (under xdist: one a worker; group tests by `kafka`).
 
-    Use topics of your own, and do not stop it: a test that kills one makes its own KafkaBroker.
+    Use its `bootstrap` and topics of your own, and do not stop it: a test that kills one makes its
+    own KafkaBroker.
     """
-    with KafkaBroker(tmp_path_factory.mktemp("kafka")) as broker:
-        yield broker
+    if containers.is_there(containers.KAFKA_IMAGE):
+        with KafkaContainer() as container:
+            yield container
+    else:
+        with KafkaBroker(tmp_path_factory.mktemp("kafka")) as broker:
+            yield broker
+
+
+@pytest.fixture(scope="session")
+def redis_server(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[RedisServer | RedisContainer]:
+    """A running Redis without a password, one for the session, empty at first.
+
+    Use its `url` and cells of your own, and do not stop or flush it: a test that does makes its own
+    RedisServer.
+    """
+    if containers.is_there(containers.REDIS_IMAGE):
+        with RedisContainer() as container:
+            yield container
+    else:
+        with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+            yield server

@@ -4,11 +4,13 @@ from io import StringIO
 
 from tests.support.logs import LogBuilder
 from yardmaster.eventlog.memory import MemoryLog
+from yardmaster.projections.cached import CachedReader
+from yardmaster.projections.fold import VIEWS, Fold
 from yardmaster.projections.memory import MemoryViewStore
 from yardmaster.runtime.clock import ManualClock
 from yardmaster.runtime.telemetry import Telemetry
 from yardmaster.schemas.topics import TOPICS
-from yardmaster.views.follower import Follower, Views
+from yardmaster.views.follower import Follower, Metrics, Views
 
 
 def telemetry(service: str = "views") -> Telemetry:
@@ -17,22 +19,38 @@ def telemetry(service: str = "views") -> Telemetry:
 
 
 class Followed:
-    """A hand-made log in a real one, and the views that follow it."""
+    """A hand-made log in a real one, and the views that follow it; `cached`: as if elsewhere."""
 
-    def __init__(self, builder: LogBuilder) -> None:
+    def __init__(
+        self, builder: LogBuilder, *, fold: Fold = VIEWS, cached: int = 0, max_unsaved: int = 1000
+    ) -> None:
         self.builder = builder
         self.clock = ManualClock()
         self.log = MemoryLog(self.clock)
         self.store = MemoryViewStore(builder.cell, self.clock)
+        self.fold = fold
+        self.max_unsaved = max_unsaved
+        self.cache = CachedReader(self.store, max_rows=cached) if cached else None
         self.written = 0
         self.follower: Follower | None = None
+
+    def another(self) -> Follower:
+        """A follower into the same store."""
+        return Follower(
+            self.log,
+            Views(self.store, self.store if self.cache is None else self.cache),
+            self.builder.cell,
+            0,
+            Metrics(telemetry()),
+            fold=self.fold,
+            max_unsaved=self.max_unsaved,
+        )
 
     async def catch_up(self) -> MemoryViewStore:
         """Write what the builder has beyond what was written before, and follow it."""
         if self.follower is None:
             await self.log.create_topics(tuple(TOPICS.values()))
-            views = Views(self.store, self.store)
-            self.follower = Follower(self.log, views, self.builder.cell, 0, telemetry())
+            self.follower = self.another()
             await self.follower.start()
         rest = LogBuilder(self.builder.cell)
         rest.entries = self.builder.entries[self.written :]

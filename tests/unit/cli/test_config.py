@@ -124,3 +124,31 @@ def test_using_a_context_keeps_the_rest_of_the_file(env: dict[str, str]) -> None
     save_current(path, "lab")
     assert load_file(path)["current"] == "lab"
     assert load_file(path)["contexts"]["prod"]["project"] == "nlp"
+
+
+def test_what_yard_up_runs_is_found_where_no_yard_dev_runs(tmp_path: Path) -> None:
+    env = {"XDG_CONFIG_HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path)}
+    up = tmp_path / "yardmaster" / "up"
+    up.mkdir(parents=True)
+    found = {
+        "port": 7450,
+        "token": "t",
+        "pid": os.getpid(),
+        "what": "yard up",
+        "log": "kafka://h:1",
+    }
+    (up / "dev.json").write_text(json.dumps(found))
+    config = resolve(Flags(), env)
+    assert config.server.value == "http://127.0.0.1:7450"
+    assert config.server.source.startswith("yard up")
+    assert config.bearer() == "t"
+    assert config.log == "kafka://h:1"
+    assert config.data_dir == tmp_path / "yardmaster" / "dev"
+    # Another server's log is not asked of the one that runs here.
+    assert resolve(Flags(server="http://else"), env).log is None
+
+    dev = tmp_path / "yardmaster" / "dev"
+    dev.mkdir()
+    (dev / "dev.json").write_text(json.dumps({"port": 1, "token": "d", "pid": os.getpid()}))
+    assert resolve(Flags(), env).server.value == "http://127.0.0.1:1"
+    assert resolve(Flags(), env).log is None

@@ -1,4 +1,4 @@
-"""The embedded mode's own parts: a log's first records, and how the process ends."""
+"""The embedded mode's own parts: how the process ends."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -8,55 +8,9 @@ import pytest
 
 from yardmaster.cli import embedded
 from yardmaster.cli.devdata import DataFolder, PolicySpec, plain_cluster
-from yardmaster.cli.embedded import Options, serve, set_up
+from yardmaster.cli.embedded import Options, serve
 from yardmaster.cli.errors import CliError, Exit
-from yardmaster.eventlog.codec import decode
 from yardmaster.eventlog.errors import LogCorrupt
-from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.eventlog.port import Partition
-from yardmaster.runtime.chance import SeededChance
-from yardmaster.runtime.clock import ManualClock
-from yardmaster.schemas.events.requests import LogCreatedV1, PoolChangeRequestedV1
-
-REQUESTS = Partition("requests")
-
-
-async def test_a_new_log_begins_with_its_identity_and_what_a_first_job_needs() -> None:
-    clock = ManualClock()
-    log = MemoryLog(clock)
-    cluster = plain_cluster(2, 4, PolicySpec(options={"preemption": False}))
-    await set_up(log, clock, SeededChance(1), cluster)
-    events = [decode(stored.record).data for stored in await log.read(REQUESTS, 0)]
-    assert [event.TYPE for event in events] == [
-        "LogCreated",
-        "PoolChangeRequested",
-        "DepartmentChangeRequested",
-        "ProjectChangeRequested",
-    ]
-    assert isinstance(events[0], LogCreatedV1)
-    assert isinstance(events[1], PoolChangeRequestedV1)
-    assert events[1].config.policy.options == {"preemption": False}
-    assert await log.end(Partition("assignments.node-2")) == 0
-
-
-async def test_a_later_start_changes_nothing() -> None:
-    clock = ManualClock()
-    log = MemoryLog(clock)
-    for seed in range(3):
-        await set_up(log, clock, SeededChance(seed), plain_cluster(1, seed, PolicySpec()))
-    assert await log.end(REQUESTS) == 4
-
-
-@pytest.mark.parametrize(
-    "policy", [PolicySpec(name="nonsense"), PolicySpec(options={"nonsense": True})]
-)
-async def test_a_policy_that_is_not_there_is_bad_usage(policy: PolicySpec) -> None:
-    clock = ManualClock()
-    log = MemoryLog(clock)
-    with pytest.raises(CliError) as caught:
-        await set_up(log, clock, SeededChance(1), plain_cluster(1, 1, policy))
-    assert caught.value.exit_code == Exit.USAGE
-    assert await log.end(REQUESTS) == 0
 
 
 def ended(

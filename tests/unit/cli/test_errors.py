@@ -29,6 +29,7 @@ from yardmaster.cli.errors import (
         (428, "precondition_required", 103),
         (429, "rate_limited", 106),
         (503, "view_behind", 106),
+        (503, "views_unavailable", 106),
         (503, "log_unavailable", 106),
         (504, "outcome_unknown", 106),
         (500, "internal", 100),

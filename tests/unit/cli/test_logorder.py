@@ -17,8 +17,9 @@ from tests.support.logs import (
     submitted,
 )
 from yardmaster.cli.errors import BadUsage
-from yardmaster.cli.log import between, count_topics, opened, record_json
+from yardmaster.cli.log import between, count_topics, record_json
 from yardmaster.cli.logorder import Entry, LogOrder
+from yardmaster.cli.logsource import file_source, opened
 from yardmaster.cli.main import run
 from yardmaster.cli.moments import Moment, parse_moment
 from yardmaster.eventlog.memory import MemoryLog
@@ -124,7 +125,7 @@ async def written(path: Path) -> Path:
 
 
 async def test_a_topic_is_counted_by_records_types_and_cycles(tmp_path: Path) -> None:
-    async with opened(await written(tmp_path / "log.db")) as log:
+    async with opened(file_source(await written(tmp_path / "log.db"))) as log:
         rows = {row["topic"]: row for row in await count_topics(log)}
     assert rows["admissions"]["cycles"] == 3
     assert rows["decisions"]["term"] == 1

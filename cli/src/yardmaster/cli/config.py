@@ -9,7 +9,8 @@ contexts:
          token_command: [pass, show, yard]}
 ```
 
-The context `dev` is always there: the embedded mode of this machine, found by its data folder.
+The context `dev` is always there: what runs on this machine, found by its data folder, `yard dev`
+before `yard up`.
 """
 
 import json
@@ -67,6 +68,13 @@ class Config:
     path: Path
     contexts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     token_command: tuple[str, ...] = ()
+    #: What runs on this machine, when it is what the settings name.
+    dev: "DevServer | None" = None
+
+    @property
+    def log(self) -> str | None:
+        """The URL of the log of what runs on this machine, when it is no file of its folder."""
+        return None if self.dev is None else self.dev.log
 
     @property
     def data_dir(self) -> Path:
@@ -108,11 +116,18 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class DevServer:
-    """What a running embedded mode wrote about itself."""
+    """What a running cluster of this machine wrote about itself."""
 
     server: str
     token: str
     pid: int
+    #: What runs there: `yard dev` or `yard up`.
+    what: str = "yard dev"
+    #: Its log's URL, when that is no file of the data folder.
+    log: str | None = None
+    #: Where its tasks find Python, the examples and a folder for checkpoints, when that is not
+    #: where this command finds them: containers have files of their own.
+    programs: Mapping[str, str] | None = None
 
 
 def config_path(env: Mapping[str, str]) -> Path:
@@ -127,8 +142,13 @@ def default_data_dir(env: Mapping[str, str]) -> Path:
     return Path(base).expanduser() / "yardmaster" / "dev"
 
 
+def default_up_dir(env: Mapping[str, str]) -> Path:
+    """Where `yard up` keeps its cluster when nothing says otherwise."""
+    return default_data_dir(env).with_name("up")
+
+
 def read_dev(data_dir: Path) -> DevServer | None:
-    """The embedded mode that runs on a data folder, or None when none does."""
+    """The cluster that runs on a data folder, or None when none does."""
     try:
         text = (data_dir / "dev.json").read_text()
         found = json.loads(text)
@@ -136,10 +156,14 @@ def read_dev(data_dir: Path) -> DevServer | None:
             server=f"http://127.0.0.1:{int(found['port'])}",
             token=str(found["token"]),
             pid=int(found["pid"]),
+            what=str(found.get("what", "yard dev")),
+            log=found.get("log"),
+            programs=found.get("programs"),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return dev if alive(dev.pid) else None
+    # Containers have no process of ours: 0.
+    return dev if dev.pid == 0 or alive(dev.pid) else None
 
 
 def alive(pid: int) -> bool:
@@ -247,7 +271,9 @@ def resolve(flags: Flags, env: Mapping[str, str]) -> Config:
 
     data = pick(flags.data, "--data", "YARD_DATA", Setting(str(default_data_dir(env)), "default"))
     dev = read_dev(Path(data.value or "").expanduser()) if name == DEV else None
-    running = f"yard dev, pid {dev.pid}" if dev else ""
+    if dev is None and name == DEV and data.source == "default":
+        dev = read_dev(default_up_dir(env))
+    running = (f"{dev.what}, pid {dev.pid}" if dev.pid else dev.what) if dev else ""
     server = pick(
         flags.server,
         "--server",
@@ -279,4 +305,5 @@ def resolve(flags: Flags, env: Mapping[str, str]) -> Config:
         path=path,
         contexts=contexts,
         token_command=words,
+        dev=dev if dev is not None and server.value == dev.server else None,
     )

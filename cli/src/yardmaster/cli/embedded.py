@@ -1,14 +1,13 @@
 """The embedded mode: every service in one process over one SQLite file.
 
-The only module that wires several services. Nothing here decides: it opens the log, writes its
-first records when it is new, hands each service its ports and runs them as one group. A service
-that ends, for whatever reason, ends the process with its named error; there is no half of a
-cluster. Ctrl-C and SIGTERM are a polite crash: services are cancelled where they are, tasks live
-on, and the next start goes on from the log.
+The only module that wires several services. Nothing here decides: it opens the log, sets it up when
+it is new, hands each service its ports and runs them as one group. A service that ends, for
+whatever reason, ends the process with its named error; there is no half of a cluster. Ctrl-C and
+SIGTERM are a polite crash: services are cancelled where they are, tasks live on, and the next start
+goes on from the log.
 """
 
 import asyncio
-import json
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
@@ -18,11 +17,10 @@ from typing import Final
 import click
 import httpx
 
-from yardmaster.cli.devdata import Cluster, DataFolder, PolicySpec
+from yardmaster.cli.devdata import Cluster, DataFolder
 from yardmaster.cli.errors import CliError, Exit
-from yardmaster.core.scheduling.policies import check
-from yardmaster.eventlog.codec import encode
-from yardmaster.eventlog.port import EventLog, Partition
+from yardmaster.cli.setup import Site, set_up
+from yardmaster.eventlog.port import EventLog
 from yardmaster.eventlog.snapshots import SnapshotStore
 from yardmaster.eventlog.sqlite import SqliteLog
 from yardmaster.gateway import main as gateway
@@ -39,26 +37,13 @@ from yardmaster.runtime.service import Ports, spare_collections
 from yardmaster.runtime.settings import RuntimeSettings
 from yardmaster.runtime.telemetry import Telemetry
 from yardmaster.scheduler import main as scheduler
-from yardmaster.schemas.envelope import Actor, ActorKind, Envelope, Event
 from yardmaster.schemas.errors import YardmasterError
 from yardmaster.schemas.events.admissions import RoleName, Scope
-from yardmaster.schemas.events.requests import (
-    DepartmentChangeRequestedV1,
-    DepartmentConfig,
-    LogCreatedV1,
-    LogMode,
-    PolicyRef,
-    PoolChangeRequestedV1,
-    PoolConfig,
-    ProjectChangeRequestedV1,
-    ProjectConfig,
-)
-from yardmaster.schemas.topics import REQUESTS, TOPICS, assignments
+from yardmaster.schemas.events.requests import LogMode
 from yardmaster.views import main as views
 from yardmaster.views.follower import Views
 
 CELL: Final = "main"
-DEFAULT: Final = "default"
 HOST: Final = "127.0.0.1"
 #: Longest that the gateway may take from its start to its first good answer, in seconds.
 READY_S: Final = 30.0
@@ -120,12 +105,23 @@ def _shown(error: BaseException) -> str:
     return f"{getattr(error, 'code', type(error).__name__)}: {error}"
 
 
+def site_of(cluster: Cluster) -> Site:
+    """What the embedded mode's log is made for."""
+    return Site(
+        mode=LogMode.EMBEDDED,
+        cells=(CELL,),
+        actor="dev",
+        nodes=tuple(node.name for node in cluster.nodes),
+        policy=cluster.policy,
+    )
+
+
 async def _serve(folder: DataFolder, options: Options, ready: Callable[[str], None]) -> None:
     clock, chance = SystemClock(), SystemChance()
     token = folder.token()
     log = await SqliteLog.open(folder.log, clock)
     try:
-        await set_up(log, clock, chance, options.cluster)
+        await set_up(log, clock, chance, site_of(options.cluster))
         with gateway.listen(HOST, options.port) as listener:
             server = f"http://{HOST}:{listener.getsockname()[1]}"
             services = _services(folder, options, log, clock, chance, token, listener)
@@ -208,11 +204,14 @@ def _services(
 
     runtime = RuntimeSettings(data=folder.path, cell=CELL)
     store = MemoryViewStore(CELL, clock)
+    usage = MemoryViewStore(CELL, clock)
     found: dict[str, Callable[[], Awaitable[object]]] = {
         "quota": lambda: quota.run(machine_ports("quota"), runtime),
         "scheduler": lambda: scheduler.run(machine_ports("scheduler"), runtime),
         "views": lambda: views.run(
-            views.ViewsPorts(log, Views(store, store), clock, telemetry("views")),
+            views.ViewsPorts(
+                log, Views(store, store), clock, telemetry("views"), Views(usage, usage)
+            ),
             views.ViewsSettings(cell=CELL),
         ),
         "gateway": lambda: gateway.run(
@@ -223,9 +222,10 @@ def _services(
                 clock=clock,
                 chance=chance,
                 telemetry=telemetry("gateway"),
+                usage=usage,
             ),
             # Streams are few here, so they can look about more often than in production.
-            GatewaySettings(cell=CELL, instance="dev", bookmark_s=1.0),
+            GatewaySettings(cell=CELL, instance="dev", bookmark_s=1.0, details_tick_s=None),
             listener=listener,
         ),
     }
@@ -274,77 +274,3 @@ def owner() -> Caller:
         credential_id="dev",
         bindings=(Binding(RoleName.OPERATOR, Scope.CELL, CELL),),
     )
-
-
-async def set_up(log: EventLog, clock: Clock, chance: Chance, cluster: Cluster) -> None:
-    """Make the topics, and write the first records into a log that has none.
-
-    They are one batch: LogCreated, then what a first job needs, asked for as a gateway asks: the
-    pool, department and project `default`. So a start that was cut short is repeated whole, and a
-    later one changes nothing.
-    """
-    nodes = [assignments(node.name) for node in cluster.nodes]
-    await log.create_topics([*TOPICS.values(), *nodes])
-    requests = Partition(REQUESTS.name)
-    if await log.end(requests) > 0:
-        return
-    policy = _policy(cluster.policy)
-    created = LogCreatedV1(log_id=chance.hex("log id", 32), mode=LogMode.EMBEDDED, cell=CELL)
-    asked: list[tuple[Event, str, str]] = [
-        (created, CELL, "setup/dev"),
-        (
-            PoolChangeRequestedV1(pool=DEFAULT, config=PoolConfig(policy=policy), if_revision=0),
-            DEFAULT,
-            "gateway/setup",
-        ),
-        (
-            DepartmentChangeRequestedV1(
-                department=DEFAULT, config=DepartmentConfig(), if_revision=0
-            ),
-            DEFAULT,
-            "gateway/setup",
-        ),
-        (
-            ProjectChangeRequestedV1(
-                project=DEFAULT, config=ProjectConfig(department=DEFAULT), if_revision=0
-            ),
-            DEFAULT,
-            "gateway/setup",
-        ),
-    ]
-    now_ms = clock.now_ms()
-    records = [
-        encode(
-            Envelope(
-                type=event.TYPE,
-                version=event.VERSION,
-                source=source,
-                epoch=now_ms,
-                seq=seq,
-                subject=subject,
-                time_ms=now_ms,
-                actor=Actor(kind=ActorKind.SERVICE, id="dev"),
-                data=event,
-            ),
-            CELL,
-        )
-        for seq, (event, subject, source) in enumerate(asked)
-    ]
-    await log.append(requests, records)
-
-
-def _policy(spec: PolicySpec) -> PolicyRef:
-    """The policy of the pool `default`.
-
-    Raises:
-        CliError: no such policy, or it does not take the options.
-    """
-    policy = PolicyRef(name=spec.name, options=dict(spec.options))
-    refused = check(PoolConfig(policy=policy))
-    if refused is not None:
-        raise CliError(
-            f"policy {spec.name} {json.dumps(spec.options)}: {refused.value}",
-            exit_code=Exit.USAGE,
-            hint="policies and their options: docs/policies.md",
-        )
-    return policy

@@ -76,6 +76,7 @@ _BY_CODE: Final[Mapping[str, Exit]] = {
     "idempotency_mismatch": Exit.CONFLICT,
     "rate_limited": Exit.UNREACHABLE,
     "view_behind": Exit.UNREACHABLE,
+    "views_unavailable": Exit.UNREACHABLE,
     "log_unavailable": Exit.UNREACHABLE,
     "outcome_unknown": Exit.UNREACHABLE,
 }

@@ -4,18 +4,17 @@ The gateway answers for now; for any other moment the log itself does (`--at`).
 """
 
 import re
-from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from yardmaster.cli.describe import explain_lines
-from yardmaster.cli.log import on_log
+from yardmaster.cli.logsource import LogSource, log_options, log_source, on_log
 from yardmaster.cli.moments import parse_moment
 from yardmaster.cli.remote import plain
-from yardmaster.cli.replay import CELL
 from yardmaster.cli.session import Session, command, now_ms
 from yardmaster.eventlog.codec import rfc3339
+from yardmaster.eventlog.port import EventLog
 from yardmaster.runtime.explain import AttemptStory, Explanation, PoolWait, explain_at
 
 _WHOLE: Final = re.compile(r"^[0-9a-z]{12}(\.[0-9]{1,4})?$")
@@ -24,20 +23,25 @@ _WHOLE: Final = re.compile(r"^[0-9a-z]{12}(\.[0-9]{1,4})?$")
 @command("explain")
 @click.argument("ref", metavar="REF")
 @click.option("--at", "moment", metavar="T", help="Then: a position, time, -2h or cycle:N.")
-@click.option("--log", "file", metavar="FILE", help="From this log's file instead of a server.")
-def explain(session: Session, ref: str, moment: str | None, file: str | None) -> None:
-    """Say why a task is where it is: each pool's reason with its numbers, the last stop."""
+@log_options
+def explain(
+    session: Session, ref: str, moment: str | None, file: str | None, cell: str | None
+) -> None:
+    """Say why a task is where it is: each pool's reason with its numbers, the last stop.
+
+    With --log, or --at for another moment, the log itself answers instead of a server.
+    """
     out = session.out
     if moment is None and file is None:
         remote = session.remote
         why = plain(remote.client.explain(remote.one_task(ref)))
         out.one(why, lambda: explain_lines(out, why, None), "task_id")
         return
-    then = _then(session, session.log_file(file), ref, moment)
+    then = _then(session, log_source(session, file, cell), ref, moment)
     out.one(then, lambda: explain_lines(out, then, None), "task_id")
 
 
-def _then(session: Session, path: Path, ref: str, moment: str | None) -> dict[str, Any]:
+def _then(session: Session, where: LogSource, ref: str, moment: str | None) -> dict[str, Any]:
     """What the log says of a task at a moment; without one, at its end."""
     if _WHOLE.match(ref):
         task_id = ref if "." in ref else f"{ref}.0"
@@ -47,7 +51,11 @@ def _then(session: Session, path: Path, ref: str, moment: str | None) -> dict[st
     if moment is not None:
         asked = parse_moment(moment, now_ms(), "--at")
         bounds = {"position": asked.position, "time_ms": asked.at_ms, "cycle": asked.cycle}
-    return _as_answer(on_log(path, lambda log: explain_at(log, CELL, task_id, **bounds)))
+
+    async def work(log: EventLog) -> Explanation:
+        return await explain_at(log, where.cell, task_id, partition=where.partition, **bounds)
+
+    return _as_answer(on_log(where, work))
 
 
 def _as_answer(found: Explanation) -> dict[str, Any]:

@@ -1,58 +1,28 @@
 """`yard log dump|tail|stat`: the log itself, not what a service makes of it."""
 
-import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any, Final, TypeVar
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Final
 
 import click
 
 from yardmaster.cli.cells import When
 from yardmaster.cli.logorder import PAGE, Entry, LogOrder, decoded
+from yardmaster.cli.logsource import log_options, log_source, on_log
 from yardmaster.cli.moments import Moment, parse_moment
 from yardmaster.cli.output import Column, Output
 from yardmaster.cli.session import Session, YardCommand, detaching, now_ms
 from yardmaster.eventlog.codec import rfc3339
 from yardmaster.eventlog.port import EventLog, Partition
-from yardmaster.eventlog.sqlite import SqliteLog
-from yardmaster.runtime.clock import SystemClock
 from yardmaster.schemas.envelope import Envelope
 from yardmaster.schemas.events.machine import CycleCommittedV1, TermStartedV1
 from yardmaster.schemas.plain import dump as plain_json
 from yardmaster.schemas.position import Position
 from yardmaster.schemas.topics import INPUT_ORDER, TOPICS
 
-T = TypeVar("T")
-
 #: The longest that `tail -f` waits before it looks whether it was told to stop, in seconds.
 FOLLOW_S: Final = 5.0
-
-
-@asynccontextmanager
-async def opened(path: Path) -> AsyncIterator[EventLog]:
-    """The log file at `path`, which must be there.
-
-    Raises:
-        NotOurLog, LogCorrupt, LogUnavailable.
-    """
-    log = await SqliteLog.open(path, SystemClock(), create=False)
-    try:
-        yield log
-    finally:
-        await log.close()
-
-
-def on_log(path: Path, work: Callable[[EventLog], Awaitable[T]]) -> T:
-    """What `work` makes of the log at `path`."""
-
-    async def run() -> T:
-        async with opened(path) as log:
-            return await work(log)
-
-    return asyncio.run(run())
 
 
 class _LogGroup(click.Group):
@@ -100,7 +70,7 @@ def _wanted(entry: Entry, types: Sequence[str], task: str | None) -> bool:
 
 
 @log.command("dump")
-@click.option("--log", "file", metavar="FILE", help="The log's file.")
+@log_options
 @click.option("--from", "start", metavar="T", help="From a position, time, -2h or cycle:N on.")
 @click.option("--to", "end", metavar="T", help="Up to a position, time, -2h or cycle:N.")
 @click.option("--type", "types", multiple=True, metavar="TYPE", help="Only events of this type.")
@@ -108,6 +78,7 @@ def _wanted(entry: Entry, types: Sequence[str], task: str | None) -> bool:
 def dump(
     session: Session,
     file: str | None,
+    cell: str | None,
     start: str | None,
     end: str | None,
     types: tuple[str, ...],
@@ -117,12 +88,13 @@ def dump(
     now = now_ms()
     first = parse_moment(start, now, "--from") if start else None
     last = parse_moment(end, now, "--to") if end else None
+    where = log_source(session, file, cell)
     out = session.out
     left = out.limit
 
     async def work(source: EventLog) -> None:
         nonlocal left
-        async for entry in between(LogOrder(source), first, last):
+        async for entry in between(LogOrder(source, where.cell, where.partition), first, last):
             if not _wanted(entry, types, task):
                 continue
             if left is not None and left <= 0:
@@ -130,7 +102,7 @@ def dump(
             left = None if left is None else left - 1
             out.say(json.dumps(record_json(entry), ensure_ascii=False))
 
-    on_log(session.log_file(file), work)
+    on_log(where, work)
 
 
 async def between(
@@ -147,21 +119,27 @@ async def between(
 
 
 @log.command("tail")
-@click.option("--log", "file", metavar="FILE", help="The log's file.")
+@log_options
 @click.option("-n", "count", type=click.IntRange(min=0), default=10, help="Records of each topic.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is appended.")
 @click.option("--type", "types", multiple=True, metavar="TYPE", help="Only events of this type.")
 def tail(
-    session: Session, file: str | None, count: int, follow: bool, types: tuple[str, ...]
+    session: Session,
+    file: str | None,
+    cell: str | None,
+    count: int,
+    follow: bool,
+    types: tuple[str, ...],
 ) -> None:
     """Print the newest records of each topic as JSON lines; -f goes on as they are appended."""
+    where = log_source(session, file, cell)
     out = session.out
 
     async def work(source: EventLog) -> None:
-        ends = {Partition(topic): 0 for topic in INPUT_ORDER}
+        ends = {where.at(topic): 0 for topic in INPUT_ORDER}
         for partition in ends:
             ends[partition] = max(0, await source.end(partition) - count)
-        position = Position.start("main")
+        position = Position.start(where.cell)
         while True:
             for partition in ends:
                 while page := await source.read(partition, ends[partition], max_records=PAGE):
@@ -176,16 +154,16 @@ def tail(
             await source.wait(ends, FOLLOW_S)
 
     with detaching("yard log tail -f"):
-        on_log(session.log_file(file), work)
+        on_log(where, work)
 
 
 @log.command("stat")
-@click.option("--log", "file", metavar="FILE", help="The log's file.")
+@log_options
 @click.option("--types", is_flag=True, help="How many of each type of event.")
-def stat(session: Session, file: str | None, types: bool) -> None:
+def stat(session: Session, file: str | None, cell: str | None, types: bool) -> None:
     """Count records, bytes, terms and cycles of each topic."""
-    path = session.log_file(file)
-    counted = on_log(path, count_topics)
+    where = log_source(session, file, cell)
+    counted = on_log(where, lambda source: count_topics(source, where.partition))
     if types:
         _show_types(session.out, counted)
         return
@@ -199,7 +177,7 @@ def stat(session: Session, file: str | None, types: bool) -> None:
         Column("CYCLES", lambda row: row["cycles"], right=True),
         Column("UNDECODABLE", lambda row: row["undecodable"] or None, right=True),
     )
-    session.out.items(counted, columns, name="topic", document={"log": str(path)})
+    session.out.items(counted, columns, name="topic", document={"log": where.shown})
 
 
 def _show_types(out: Output, counted: Sequence[dict[str, Any]]) -> None:
@@ -216,11 +194,11 @@ def _show_types(out: Output, counted: Sequence[dict[str, Any]]) -> None:
     out.items(listed, columns, name="type")
 
 
-async def count_topics(source: EventLog) -> list[dict[str, Any]]:
+async def count_topics(source: EventLog, number: int = 0) -> list[dict[str, Any]]:
     """One entry for each topic of the catalogue: what is in it."""
     found = []
     for topic in TOPICS:
-        partition = Partition(topic)
+        partition = Partition(topic, number)
         row: dict[str, Any] = {
             "topic": topic,
             "records": 0,

@@ -27,14 +27,20 @@ COMMANDS: Final = {
     "pause": ("tasks", "pause", "Stop tasks with a checkpoint and hold them."),
     "resume": ("tasks", "resume", "Let paused tasks run again."),
     "set": ("set", "set_group", "Change a job's priority, weight or bound on slots."),
-    "nodes": ("nodes", "nodes", "List nodes; cordon, uncordon, drain."),
+    "erase": ("erase", "erase", "Erase what was said of ended jobs, and what they ran."),
+    "usage": ("usage", "usage", "GPU time by project, user or pool."),
+    "nodes": ("nodes", "nodes", "List nodes; enrol, revoke, cordon, uncordon, drain."),
     "pools": ("pools", "pools", "List pools; show, create, set, delete."),
     "projects": ("projects", "projects", "List projects; show, create, set, delete."),
     "departments": ("projects", "departments", "List departments; show, create, set, delete."),
     "log": ("log", "log", "Read the log itself: dump, tail, stat."),
     "replay": ("replay", "replay", "The cluster at any moment; verify every decision."),
+    "views": ("views", "views", "Rebuild the views that gateways read."),
     "snapshots": ("snapshots", "snapshots", "List the stored snapshots of the machines."),
     "dev": ("dev", "dev", "Run everything in one process on this machine."),
+    "up": ("up", "up", "Start a cluster: Kafka, Redis, every service by itself."),
+    "down": ("up", "down", "Stop that cluster, and leave nothing behind."),
+    "setup": ("setup", "setup", "Make a log's topics and first records."),
     "demo": ("demo", "demo", "Watch a small cluster at work, in half a minute."),
     "doctor": ("doctor", "doctor", "Say what this machine lacks, and how to get it."),
     "login": ("contexts", "login", "Check and keep a server's address as a context."),
@@ -124,6 +130,7 @@ def _known(error: Exception) -> CliError:
     from yardmaster.cli.remote import api_error
     from yardmaster.client.transport import ApiError
     from yardmaster.eventlog.errors import LogCorrupt, LogTruncated, LogUnavailable, NotOurLog
+    from yardmaster.projections.errors import ViewsUnavailable
     from yardmaster.runtime.errors import UnknownTask
     from yardmaster.schemas.errors import YardmasterError
 
@@ -134,6 +141,7 @@ def _known(error: Exception) -> CliError:
         (LogCorrupt, Exit.CHECK_FAILED),
         (LogTruncated, Exit.CHECK_FAILED),
         (LogUnavailable, Exit.UNREACHABLE),
+        (ViewsUnavailable, Exit.UNREACHABLE),
         (UnknownTask, Exit.NOT_FOUND),
         (YardmasterError, Exit.INTERNAL),
     ]

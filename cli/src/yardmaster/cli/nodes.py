@@ -1,20 +1,29 @@
-"""`yard nodes`: list, show, cordon, uncordon, drain, slots."""
+"""`yard nodes`: list, show, enrol, revoke, cordon, uncordon, drain, slots."""
 
+import json
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 import click
+from pydantic import TypeAdapter, ValidationError
 
 from yardmaster.cli.cells import Gpus
 from yardmaster.cli.errors import BadUsage, CliError, Exit
+from yardmaster.cli.keys import key_digest
 from yardmaster.cli.output import Column
+from yardmaster.cli.pools import explained
 from yardmaster.cli.remote import plain, rows
 from yardmaster.cli.selection import at_time
 from yardmaster.cli.session import NounGroup, Session, detaching, now_ms
 from yardmaster.cli.tables import NODES
-from yardmaster.schemas.api import NodePatch, NodeWish
+from yardmaster.client.transport import ApiError
+from yardmaster.schemas.api import Enrolment, NodePatch, NodeWish
+from yardmaster.schemas.fields import MAX_SLOTS
 from yardmaster.schemas.quantities import duration_s
 
+_ENROLMENT: Final[TypeAdapter[Enrolment]] = TypeAdapter(Enrolment)
 #: Time that tasks which may not be preempted are left by a drain without --deadline.
 DRAIN_DEADLINE: Final = "1h"
 #: Pause between two looks of `drain --wait`, in seconds.
@@ -23,12 +32,12 @@ LOOK_S: Final = 1.0
 
 @click.group("nodes", cls=NounGroup)
 def nodes() -> None:
-    """List nodes; cordon, uncordon, drain."""
+    """List nodes; enrol, revoke, cordon, uncordon, drain."""
 
 
 @nodes.command("ls")
 @click.option("--pool", metavar="NAME", help="Of this pool.")
-@click.option("--state", metavar="STATE", help="ready, cordoned, draining, gone or lost.")
+@click.option("--state", metavar="STATE", help="enrolled, ready, cordoned, draining, ...")
 def ls(session: Session, pool: str | None, state: str | None) -> None:
     """List nodes: what they have, what is used, when they were last heard."""
     page = session.remote.client.nodes(pool=pool, state=state, limit=1000)
@@ -56,6 +65,92 @@ def slots(session: Session, name: str) -> None:
     )
     node = plain(session.remote.client.node(name))
     session.out.items(node["slots"], columns, name="index")
+
+
+@nodes.command("enrol")
+@click.argument("name")
+@click.option("--pool", required=True, metavar="NAME", help="The pool that it may join.")
+@click.option(
+    *("--gpus", "gpus"),
+    required=True,
+    type=click.IntRange(0, MAX_SLOTS),
+    metavar="N",
+    help="GPUs that it may have at most.",
+)
+@click.option("--type", "node_type", metavar="TYPE", help="The type it must be of; default: any.")
+@click.option(
+    "--label", "labels", multiple=True, metavar="KEY=VALUE", help="A label that it may have."
+)
+@click.option("--address", metavar="HOST", help="The address it must have; default: any.")
+@click.option(
+    *("--key", "keys"),
+    multiple=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Its Ed25519 public key; two while one follows the other.",
+)
+@click.option("--if-match", metavar="ETAG", help="Only if nobody changed it since.")
+def enrol(
+    session: Session,
+    name: str,
+    pool: str,
+    gpus: int,
+    node_type: str | None,
+    labels: tuple[str, ...],
+    address: str | None,
+    keys: tuple[Path, ...],
+    if_match: str | None,
+) -> None:
+    """Make a node known: only what is enrolled may join, once the first node is."""
+    body = {
+        **{"pool": pool, "gpus": gpus, "node_type": node_type, "address": address},
+        **{"labels": _labels(labels), "keys": [key_digest(path) for path in keys]},
+    }
+    try:
+        enrolment = _ENROLMENT.validate_json(json.dumps(body))
+    except ValidationError as error:
+        raise BadUsage(explained(error)) from None
+    remote = session.remote
+    known = if_match or _enrolment_tag(session, name)
+    accepted = remote.client.put_enrolment(name, enrolment, if_match=known, create=known is None)
+    remote.settle(accepted, name, session.out)
+    session.out.say(name)
+    if known is None:
+        session.out.note(f"{name} may join now: start its agent (again, if it runs)")
+
+
+def _labels(pairs: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise BadUsage(f"--label {pair}: expected KEY=VALUE")
+        found[key] = value
+    return found
+
+
+def _enrolment_tag(session: Session, name: str) -> str | None:
+    """The ETag of what a node may claim; None where it is not enrolled."""
+    client = session.remote.client
+    try:
+        return f'"{client.enrolment(name).revision}"'
+    except ApiError as error:
+        if error.status == 404:
+            return None
+        raise
+
+
+@nodes.command("revoke")
+@click.argument("name")
+@click.option("--if-match", metavar="ETAG", help="Only if nobody changed it since.")
+def revoke(session: Session, name: str, if_match: str | None) -> None:
+    """Trust a node no more: stop what it runs without grace, and let it not join again.
+
+    To let tasks save their work, drain it first.
+    """
+    remote = session.remote
+    remote.settle(remote.client.delete_enrolment(name, if_match=if_match), name, session.out)
+    session.out.say(name)
 
 
 def _wish(session: Session, name: str, wish: NodePatch) -> None:

@@ -12,7 +12,7 @@ import click
 
 from yardmaster.cli.cells import Gpus, When
 from yardmaster.cli.errors import Exit
-from yardmaster.cli.log import on_log
+from yardmaster.cli.logsource import LogSource, log_options, log_source, on_log
 from yardmaster.cli.moments import parse_moment
 from yardmaster.cli.output import Column, Output
 from yardmaster.cli.session import Session, YardCommand, now_ms
@@ -27,7 +27,6 @@ from yardmaster.eventlog.port import EventLog
 from yardmaster.runtime import replay as replaying
 from yardmaster.schemas.plain import dump as plain_json
 
-CELL: Final = "main"
 _AGO: Final = re.compile(r"^-[0-9]")
 
 
@@ -56,11 +55,16 @@ def replay() -> None:
 
 @replay.command("at", cls=_AtCommand)
 @click.argument("moment", metavar="T", required=False)
-@click.option("--log", "file", metavar="FILE", help="The log's file.")
+@log_options
 @click.option("--all", "everything", is_flag=True, help="Ended tasks too.")
 @click.option("--nodes", "nodes_only", is_flag=True, help="Only the nodes.")
 def at(
-    session: Session, moment: str | None, file: str | None, everything: bool, nodes_only: bool
+    session: Session,
+    moment: str | None,
+    file: str | None,
+    cell: str | None,
+    everything: bool,
+    nodes_only: bool,
 ) -> None:
     """Show the cluster as the scheduler saw it at T: a position, a time, -2h or cycle:88121."""
     bounds: dict[str, Any] = {}
@@ -68,10 +72,14 @@ def at(
         asked = parse_moment(moment, now_ms(), "T")
         bounds = {"position": asked.position, "time_ms": asked.at_ms, "cycle": asked.cycle}
 
-    async def work(source: EventLog) -> replaying.Replayed[ClusterState]:
-        return await replaying.at(source, SchedulerMachine(), CELL, **bounds)
+    where = log_source(session, file, cell)
 
-    found = on_log(session.log_file(file), work)
+    async def work(source: EventLog) -> replaying.Replayed[ClusterState]:
+        return await replaying.at(
+            source, SchedulerMachine(), where.cell, partition=where.partition, **bounds
+        )
+
+    found = on_log(where, work)
     _show_state(session.out, found, everything=everything, nodes_only=nodes_only)
 
 
@@ -149,6 +157,7 @@ def _node_row(node: Node) -> dict[str, Any]:
     state = node.state.name.lower()
     if node.state is NodeState.UP:
         state = "draining" if node.drain_ms else "cordoned" if node.cordoned else "ready"
+        state = "revoked" if node.revoked_ms else "barred" if node.barred else state
     return {
         "name": node.name,
         "pool": node.pool.name if node.pool is not None else None,
@@ -186,24 +195,55 @@ def _task_row(task: Task) -> dict[str, Any]:
 
 
 @replay.command("verify")
-@click.option("--log", "file", metavar="FILE", help="The log's file.")
-def verify(session: Session, file: str | None) -> int:
+@log_options
+@click.option("--views", is_flag=True, help="Compare what gateways read with the log instead.")
+@click.option("--redis", metavar="URL", help="Where the views are (also: YARD_REDIS__URL).")
+def verify(
+    session: Session, file: str | None, cell: str | None, views: bool, redis: str | None
+) -> int:
     """Derive every decision of a log again, check the chain, and audit its promises.
 
-    Exit code 1 when something differs; the first record that does is named.
+    With --views: fold the log into views and compare every row that Redis has, at the position it
+    has. Exit code 1 when something differs; what does is named. Services may run meanwhile.
     """
-    path = session.log_file(file)
+    where = log_source(session, file, cell)
     started = time.monotonic()
+    if views:
+        return _verify_views(session, where, redis, started)
 
     async def work(source: EventLog) -> replaying.Report:
-        return await replaying.verify(source, machines(), CELL)
+        return await replaying.verify(source, machines(), where.cell, partition=where.partition)
 
-    report = on_log(path, work)
+    report = on_log(where, work)
     took_s = time.monotonic() - started
     session.out.one(
-        _report_json(report, str(path), took_s), lambda: _report_lines(report, took_s), "ok"
+        _report_json(report, where.shown, took_s), lambda: _report_lines(report, took_s), "ok"
     )
     return int(Exit.DONE if report.ok else Exit.CHECK_FAILED)
+
+
+def _verify_views(session: Session, where: LogSource, redis: str | None, started: float) -> int:
+    # Imported here: what follows a log into Redis is a service of its own.
+    from yardmaster.cli import views
+
+    found = views.redis_settings(redis)
+    done = on_log(where, lambda source: views.compare(source, where, found))
+    took_s = time.monotonic() - started
+    ok = all(one.ok for one in done)
+    document = {
+        "ok": ok,
+        "log": where.shown,
+        "redis": found.url,
+        "seconds": round(took_s, 3),
+        "views": views.compared_json(done),
+    }
+
+    def text() -> list[str]:
+        verdict = "ok: the views show what the log says" if ok else "NOT ok"
+        return [*views.compared_lines(done), f"{verdict} ({took_s:.2f} s)"]
+
+    session.out.one(document, text, "ok")
+    return int(Exit.DONE if ok else Exit.CHECK_FAILED)
 
 
 def _report_json(report: replaying.Report, path: str, took_s: float) -> dict[str, Any]:

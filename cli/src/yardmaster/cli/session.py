@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from yardmaster.cli.remote import Remote
 
 _SHARED: Final = "Output and connection"
+_EXPORTED: Final = {"server": "YARD_SERVER", "context": "YARD_CONTEXT", "data": "YARD_DATA"}
 
 
 class Session:
@@ -42,6 +43,12 @@ class Session:
             data=self._shared.get("data"),
         )
         return configuration.resolve(flags, os.environ)
+
+    def export(self) -> None:
+        """Let commands that this process runs have the connection that was asked of this one."""
+        for flag, variable in _EXPORTED.items():
+            if self._shared.get(flag) is not None:
+                os.environ[variable] = str(self._shared[flag])
 
     @cached_property
     def out(self) -> Output:
@@ -117,7 +124,7 @@ def _shared_options() -> list[click.Option]:
         click.Option(["-v", "--verbose"], is_flag=True, help="Say more about what is done."),
         click.Option(["--server"], metavar="URL", help="The gateway's address."),
         click.Option(["--context"], metavar="NAME", help="Which of the config file's contexts."),
-        click.Option(["--data"], metavar="DIR", help="Data folder of the embedded mode."),
+        click.Option(["--data"], metavar="DIR", help="Data folder of what runs here."),
     ]
 
 

@@ -61,6 +61,8 @@ def submit(session: Session, file: str | None, command: tuple[str, ...], **given
     text, source = _text(file, bool(command or given["script"]))
     here = session.config.context.value == DEV
     folder = str(Path.cwd())
+    dev = session.config.dev
+    contained = dev is not None and dev.programs is not None
     spec = build(
         text,
         source,
@@ -68,8 +70,9 @@ def submit(session: Session, file: str | None, command: tuple[str, ...], **given
         sets=given["sets"],
         command=command,
         project=session.config.project.value or ("default" if here else None),
-        # The embedded mode's nodes are this machine: a program finds the files that its user sees.
-        folder=folder if here and len(folder) <= MAX_FOLDER else None,
+        # The nodes are this machine: a program finds the files that its user sees. Containers have
+        # files of their own.
+        folder=folder if here and not contained and len(folder) <= MAX_FOLDER else None,
     )
     deadline = deadline_after(given["timeout"])
     remote, out = session.remote, session.out

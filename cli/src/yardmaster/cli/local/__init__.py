@@ -1,0 +1,1 @@
+"""A whole cluster on this machine without containers: broker, Redis and every service a process."""

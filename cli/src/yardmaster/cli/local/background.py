@@ -1,0 +1,284 @@
+"""`yard up --local` and `yard down`: start the supervisor, tell it what is wanted, end it."""
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from yardmaster.cli.datalock import lock_owner, withdraw, write_private
+from yardmaster.cli.errors import BadUsage, CliError, Exit
+from yardmaster.cli.local.broker import classpath
+from yardmaster.cli.local.layout import DataLayout, read_json
+from yardmaster.cli.local.leftovers import MARK, end, end_tasks, of_cluster, of_tasks
+from yardmaster.cli.local.plan import Wanted
+from yardmaster.cli.local.ports import HOST, is_free
+from yardmaster.cli.local.redis_server import redis_program
+from yardmaster.cli.output import Output
+
+#: Longest that a start and a stop may take, in seconds; usually 20 and 5, on two cores.
+UP_LIMIT_S: Final = 400.0
+DOWN_LIMIT_S: Final = 120.0
+GRACE_S: Final = 10.0
+LOOK_S: Final = 0.1
+ANSWER_S: Final = 2.0
+
+
+def wanted(data: DataLayout) -> Wanted:
+    """What the folder's cluster is to be, as last said."""
+    found = read_json(data.path / "up.json").get("wanted")
+    try:
+        return Wanted.of_json(found) if found else Wanted()
+    except (KeyError, TypeError):
+        return Wanted()
+
+
+def ports(data: DataLayout) -> dict[str, int]:
+    """The ports of the folder's cluster; empty when it never had one."""
+    found = read_json(data.path / "up.json").get("ports")
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def runs(data: DataLayout) -> int | None:
+    """The supervisor's pid, when one runs on the folder."""
+    owner = lock_owner(data.path)
+    return owner if owner is not None and _is_supervisor(data, owner) else None
+
+
+def _is_supervisor(data: DataLayout, pid: int) -> bool:
+    state = read_json(data.path / "state.json")
+    if state.get("pid") == pid:
+        return True
+    return any(each.pid == pid for each in of_cluster(data.path))
+
+
+def up(out: Output, data: DataLayout, want: Wanted, where: dict[str, int]) -> None:
+    """Start a cluster, or make the one that runs what is wanted; returns when all is healthy.
+
+    Raises:
+        CliError: a port is taken, a process does not come up.
+    """
+    began_s = time.monotonic()
+    pid = runs(data)
+    if pid is not None:
+        known = ports(data)
+        if known != where:
+            raise BadUsage(
+                "a cluster that runs keeps its ports: " + ", ".join(_differ(known, where)),
+                hint="yard down, then yard up with the new ones",
+            )
+        _write(data, want, where)
+        os.kill(pid, signal.SIGHUP)
+        out.note(f"a cluster runs on {data.path} (supervisor {pid}); it is made as asked")
+    else:
+        _clear(out, data)
+        _check_ports(want, where)
+        _check_programs(out)
+        _write(data, want, where)
+        (data.path / "state.json").unlink(missing_ok=True)
+        pid = _begin(data)
+    _until(data, lambda: _all_ready(data, want), pid)
+    _report(out, data, time.monotonic() - began_s)
+
+
+def _differ(known: dict[str, int], asked: dict[str, int]) -> list[str]:
+    return [f"{name} {known.get(name)}" for name, port in asked.items() if known.get(name) != port]
+
+
+def _write(data: DataLayout, want: Wanted, where: dict[str, int]) -> None:
+    data.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_private(
+        data.path / "up.json", json.dumps({"wanted": want.json(), "ports": where}, indent=1) + "\n"
+    )
+
+
+def _clear(out: Output, data: DataLayout) -> None:
+    """End what a supervisor that was killed left behind."""
+    found = [*of_cluster(data.path), *of_tasks(data.agents)]
+    if found:
+        out.note(f"{len(found)} processes of an earlier cluster that was not stopped are ended")
+        _end_all(data)
+
+
+def _check_ports(want: Wanted, where: dict[str, int]) -> None:
+    gateways = [where["gateway"] + n for n in range(want.counts.gateway * len(want.cells))]
+    asked = {"--kafka-port": [where["kafka"]], "--controller-port": [where["controller"]]}
+    asked |= {"--redis-port": [where["redis"]], "--gateway-port": gateways}
+    for flag, wished in asked.items():
+        for port in wished:
+            if not is_free(port):
+                raise CliError(
+                    f"port {port} of {HOST} is taken",
+                    exit_code=Exit.CONFLICT,
+                    hint=f"choose another with {flag}, or stop what listens there",
+                )
+
+
+def _check_programs(out: Output) -> None:
+    """Find Redis and Kafka before anything starts; the broker's jars come at the first start."""
+    redis_program()
+    out.note("starting; the first time the broker is fetched (54 MB)")
+    classpath()
+
+
+def _begin(data: DataLayout) -> int:
+    """Start the supervisor in a session of its own; its pid."""
+    data.logs.mkdir(exist_ok=True)
+    with (data.logs / "supervisor.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "yardmaster.cli.local.supervisor", str(data.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, MARK: str(data.path)},
+            cwd=data.path,
+            start_new_session=True,
+        )
+    return process.pid
+
+
+def _until(data: DataLayout, there: Callable[[], list[str]], pid: int) -> None:
+    """Wait until nothing is missing.
+
+    Raises:
+        CliError: the supervisor ended, a process was given up, or it took too long.
+    """
+    deadline = time.monotonic() + UP_LIMIT_S
+    while missing := there():
+        state = read_json(data.path / "state.json")
+        if state.get("failed") or not _lives(pid):
+            why = state.get("failed") or _tail(data, "supervisor")
+            raise CliError(
+                f"the cluster did not come up: {why}",
+                exit_code=Exit.INTERNAL,
+                hint=f"what every process said: {data.logs}",
+            )
+        if time.monotonic() > deadline:
+            raise CliError(
+                f"not all of it is healthy after {UP_LIMIT_S:.0f} s: {'; '.join(missing)}",
+                exit_code=Exit.TIMEOUT,
+                hint=f"what every process said: {data.logs}; yard down ends the rest",
+            )
+        time.sleep(LOOK_S)
+
+
+def _lives(pid: int) -> bool:
+    """The supervisor runs; it may be this process's child, and then a zombie when it ended."""
+    try:
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            return False
+    except ChildProcessError:
+        pass
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _all_ready(data: DataLayout, want: Wanted) -> list[str]:
+    """What is still missing, in words."""
+    state = read_json(data.path / "state.json")
+    if not state.get("set_up"):
+        return ["the log is not set up yet"]
+    if Wanted.of_json(state["wanted"]) != want:
+        return ["the supervisor has not taken over what is wanted"]
+    missing = []
+    for row in state["processes"]:
+        if row["state"] != "running":
+            missing.append(f"{row['name']}: {row['state']}")
+        elif row.get("health"):
+            why = _not_ready(row["health"])
+            if why is not None:
+                missing.append(f"{row['name']}: {why}")
+    return missing
+
+
+def _not_ready(url: str) -> str | None:
+    host, _, port = url.removeprefix("http://").partition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=ANSWER_S)
+    try:
+        connection.request("GET", "/readyz")
+        answer = connection.getresponse()
+        body = answer.read().decode(errors="replace")
+    except (OSError, http.client.HTTPException) as error:
+        return str(error)
+    finally:
+        connection.close()
+    return None if answer.status == http.HTTPStatus.OK else body.strip()
+
+
+def _report(out: Output, data: DataLayout, took_s: float) -> None:
+    state = read_json(data.path / "state.json")
+    where: dict[str, int] = state["ports"]
+    rows: list[dict[str, Any]] = state["processes"]
+    places = {"kafka": f"{HOST}:{where['kafka']}", "redis": f"redis://{HOST}:{where['redis']}/0"}
+    out.say(f"yard up: {len(rows)} processes, data in {data.path}")
+    for row in rows:
+        place = places.get(row["name"]) or row.get("health") or ""
+        if row.get("port"):
+            place = f"http://{HOST}:{row['port']}, health {place}"
+        again = f", started again {row['restarts']} times" if row["restarts"] else ""
+        out.say(f"  {row['name']:<12} pid {row['pid']:<8} {place}{again}")
+    out.note(f"all healthy after {took_s:.0f} s; what each says is in {data.logs}")
+    out.note(f"hint: {pointing(data)}yard submit -- COMMAND; yard down stops it, tasks too")
+
+
+def pointing(data: DataLayout) -> str:
+    """What to put before `yard` so that it finds this cluster: nothing in the usual folder."""
+    from yardmaster.cli.config import default_up_dir
+
+    usual = default_up_dir(os.environ).absolute()
+    return "" if data.path == usual else f"YARD_DATA={data.path} "
+
+
+def down(out: Output, data: DataLayout, *, purge: bool) -> None:
+    """Stop the cluster in order; then nothing of it runs.
+
+    Raises:
+        CliError: something cannot be ended.
+    """
+    began_s = time.monotonic()
+    pid = runs(data)
+    tasks = len(of_tasks(data.agents))
+    if pid is not None:
+        os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + DOWN_LIMIT_S
+        while lock_owner(data.path) is not None and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
+    left = _end_all(data)
+    withdraw(data.path)
+    if left:
+        raise CliError(
+            f"{left} processes do not end", exit_code=Exit.INTERNAL, hint="they hang in the kernel"
+        )
+    took_s = time.monotonic() - began_s
+    if pid is None:
+        out.note(f"no cluster ran on {data.path}")
+    else:
+        ended = f", {tasks} processes of tasks among them" if tasks else ""
+        out.say(f"yard down: everything has ended{ended}, in {took_s:.0f} s")
+    if purge:
+        shutil.rmtree(data.path, ignore_errors=True)
+        out.note(f"removed: {data.path}")
+    elif pid is not None:
+        out.note(f"the log stays in {data.path}; yard up goes on with it, --purge removes it")
+
+
+def _end_all(data: DataLayout) -> int:
+    """End whatever carries the cluster's mark, tasks last; how many are left."""
+    end(of_cluster(data.path), GRACE_S)
+    end_tasks(data.agents)
+    return len(of_cluster(data.path)) + len(of_tasks(data.agents))
+
+
+def _tail(data: DataLayout, name: str) -> str:
+    try:
+        return (data.logs / f"{name}.log").read_text(errors="replace")[-2000:]
+    except FileNotFoundError:
+        return "it said nothing"

@@ -1,0 +1,167 @@
+"""Processes of a cluster that nobody holds any more, found in /proc, and their end.
+
+A cluster's processes carry `YARDMASTER_UP=<data folder>` in their environment. Not Redis, which
+overwrites its own, and not tasks, which get one of their own from their agent: a task hangs on its
+runner, which has the attempt's directory as its argument, and carries that directory in
+`YARD_STOP_FILE`.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+MARK: Final = "YARDMASTER_UP"
+_PROC: Final = Path("/proc")
+_ENDED: Final = (b"Z", b"X", b"x")
+LOOK_S: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A process: what the kernel says, and when it started, so that no other is taken for it."""
+
+    pid: int
+    parent: int
+    session: int
+    started: int
+
+
+def of_cluster(data: Path) -> list[Seen]:
+    """The cluster's own processes that live, this one excepted."""
+    mark = f"{MARK}={data}\0".encode()
+    return [
+        each
+        for each in _living()
+        if each.pid != os.getpid() and (_carries(each.pid, mark) or _is_redis(each.pid, data))
+    ]
+
+
+def of_tasks(agents: Path) -> list[Seen]:
+    """Runners and tasks of the agents whose data lie in the folder `agents`, or in one below it."""
+    living = list(_living())
+    folder = str(agents).encode()
+    found = {
+        each.pid: each
+        for each in living
+        if _is_runner(each.pid, folder) or _carries(each.pid, b"YARD_STOP_FILE=" + folder + b"/")
+    }
+    children: dict[int, list[Seen]] = {}
+    for each in living:
+        children.setdefault(each.parent, []).append(each)
+    ahead = list(found)
+    while ahead:
+        for child in children.get(ahead.pop(), ()):
+            if child.pid not in found:
+                found[child.pid] = child
+                ahead.append(child.pid)
+    sessions = {pid for pid, each in found.items() if each.session == pid}
+    found |= {each.pid: each for each in living if each.session in sessions}
+    found.pop(os.getpid(), None)
+    return list(found.values())
+
+
+def end_tasks(agents: Path, limit_s: float = 10.0) -> int:
+    """Kill all tasks of the agents in a folder, as when their machine lost power; how many.
+
+    Runners are stopped first, so that none writes an exit that never was.
+    """
+    ended: set[tuple[int, int]] = set()
+    deadline = time.monotonic() + limit_s
+    while living := of_tasks(agents):
+        for runner in living:
+            if _is_runner(runner.pid, str(agents).encode()):
+                send(runner, signal.SIGSTOP)
+        others = [each for each in living if not _is_runner(each.pid, str(agents).encode())]
+        for each in others or living:
+            send(each, signal.SIGKILL)
+        ended |= {(each.pid, each.started) for each in living}
+        if time.monotonic() > deadline:
+            break
+        time.sleep(LOOK_S)
+    return len(ended)
+
+
+def end(found: Iterable[Seen], grace_s: float) -> None:
+    """Ask processes to stop, and kill what is left after `grace_s` seconds."""
+    waiting = [each for each in found if send(each, signal.SIGTERM)]
+    deadline = time.monotonic() + grace_s
+    while waiting := [each for each in waiting if lives(each)]:
+        if time.monotonic() > deadline:
+            for each in waiting:
+                send(each, signal.SIGKILL)
+            deadline = time.monotonic() + grace_s
+        time.sleep(LOOK_S)
+
+
+def lives(process: Seen) -> bool:
+    """That very process is there and runs."""
+    now = _look(process.pid)
+    return now is not None and now.started == process.started
+
+
+def send(process: Seen, number: int) -> bool:
+    """Signal that process and no other; whether it was there."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except OSError:
+        return False
+    try:
+        # The descriptor pins whoever has the pid now: only then is it certain who that is.
+        if not lives(process):
+            return False
+        signal.pidfd_send_signal(descriptor, number)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _living() -> Iterable[Seen]:
+    for entry in os.listdir(_PROC):
+        if entry.isdecimal() and (seen := _look(int(entry))) is not None:
+            yield seen
+
+
+def _look(pid: int) -> Seen | None:
+    try:
+        stat = (_PROC / str(pid) / "stat").read_bytes()
+    except OSError:
+        return None
+    fields = stat.rpartition(b")")[2].split()
+    if len(fields) < 20 or fields[0] in _ENDED:
+        return None
+    return Seen(pid, int(fields[1]), int(fields[3]), int(fields[19]))
+
+
+def _carries(pid: int, mark: bytes) -> bool:
+    try:
+        environ = (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return False
+    return environ.startswith(mark) or b"\0" + mark in environ
+
+
+def _is_redis(pid: int, data: Path) -> bool:
+    """Redis shows its title where its environment was."""
+    try:
+        program = os.readlink(_PROC / str(pid) / "exe")
+        return Path(program).name == "redis-server" and os.readlink(
+            _PROC / str(pid) / "cwd"
+        ) == str((data / "redis").resolve())
+    except OSError:
+        return False
+
+
+def _is_runner(pid: int, folder: bytes) -> bool:
+    try:
+        words = (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return any(word.endswith(b"/runner.py") for word in words) and any(
+        word.startswith(folder + b"/") for word in words
+    )

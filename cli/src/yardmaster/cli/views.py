@@ -1,0 +1,178 @@
+"""`yard views rebuild`, and what `yard replay verify --views` adds: views against the log.
+
+Beside the embedded mode the only module that uses a service's own code: the follower that the views
+service runs is what rebuilds views, and what they are compared with.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from io import StringIO
+from typing import Any
+
+import click
+from pydantic import ValidationError
+
+from yardmaster.cli.errors import BadUsage
+from yardmaster.cli.logsource import LogSource, log_options, log_source, opened
+from yardmaster.cli.output import Output
+from yardmaster.cli.session import NounGroup, Session
+from yardmaster.eventlog.port import EventLog
+from yardmaster.projections.fold import FOLDS
+from yardmaster.projections.redis import RedisViewStore
+from yardmaster.projections.redis_settings import RedisSettings
+from yardmaster.runtime.clock import SystemClock
+from yardmaster.runtime.telemetry import Telemetry
+from yardmaster.views.compare import Compared, Comparison
+from yardmaster.views.follower import Metrics
+from yardmaster.views.rebuild import Rebuild, Rebuilt
+from yardmaster.views.settings import ViewsSettings
+
+
+@click.group("views", cls=NounGroup)
+def views() -> None:
+    """The views that gateways read: rebuild them from the log."""
+
+
+@views.command("rebuild")
+@log_options
+@click.option("--redis", metavar="URL", help="Where the views are (also: YARD_REDIS__URL).")
+@click.option("--only", type=click.Choice(tuple(FOLDS)), help="The views, or metered usage, alone.")
+def rebuild(
+    session: Session, file: str | None, cell: str | None, redis: str | None, only: str | None
+) -> None:
+    """Build the views anew from the log, beside those that are read, and switch; nothing stops."""
+    where = log_source(session, file, cell)
+    found = redis_settings(redis)
+    done = asyncio.run(_rebuild(session.out, where, found, [only] if only else list(FOLDS)))
+    items = [
+        {
+            "view": one.view,
+            "generation": one.generation,
+            "position": str(one.position),
+            "records": one.folded,
+            "keys_dropped": one.dropped,
+        }
+        for one in done
+    ]
+    session.out.one(
+        {"items": items},
+        lambda: [
+            f"{one.view}: {one.folded} records folded, up to {one.position}; generation "
+            f"{one.generation} is read now, {one.dropped} keys of older ones are gone"
+            for one in done
+        ],
+        "items",
+    )
+
+
+async def _rebuild(
+    out: Output, where: LogSource, redis: RedisSettings, names: Sequence[str]
+) -> list[Rebuilt]:
+    done = []
+    clock = SystemClock()
+
+    def tell(now: Rebuilt) -> None:
+        share = 100 * now.folded // now.records if now.records else 100
+        out.note(f"{now.view}: {now.folded} of {now.records} records, {share} %")
+
+    async with opened(where) as log:
+        metrics = _metrics(clock)
+        for name in names:
+            work = Rebuild(
+                log=log,
+                redis=redis,
+                cell=where.cell,
+                partition=where.partition,
+                fold=FOLDS[name],
+                clock=clock,
+                metrics=metrics,
+            )
+            done.append(await work.run(tell))
+    return done
+
+
+def redis_settings(url: str | None) -> RedisSettings:
+    """Where the views are: as given, else as the services are told.
+
+    Raises:
+        BadUsage: the settings cannot be.
+    """
+    try:
+        known = ViewsSettings().redis
+        if url is None:
+            return known
+        given = {name: getattr(known, name) for name in type(known).model_fields}
+        return RedisSettings(**{**given, "url": url})
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)[0]
+        name = "--redis" if url is not None else "YARD_" + "__".join(map(str, found["loc"])).upper()
+        raise BadUsage(f"{name}: {found['msg']}") from None
+
+
+async def compare(log: EventLog, where: LogSource, redis: RedisSettings) -> list[Compared]:
+    """Every row of Redis against the log.
+
+    Raises: what `Comparison.run` raises.
+    """
+    clock = SystemClock()
+    metrics = _metrics(clock)
+    done = []
+    for name, fold in FOLDS.items():
+        store = RedisViewStore(redis, where.cell, clock, space=name)
+        try:
+            work = Comparison(
+                log=log,
+                store=store,
+                cell=where.cell,
+                partition=where.partition,
+                fold=fold,
+                clock=clock,
+                metrics=metrics,
+            )
+            done.append(await work.run())
+        finally:
+            await store.close()
+    return done
+
+
+def compared_json(done: Sequence[Compared]) -> list[dict[str, Any]]:
+    """What was compared, as part of a report."""
+    return [
+        {
+            "view": one.view,
+            "ok": one.ok,
+            "position": str(one.position),
+            "rows": one.rows,
+            "differing": one.differing,
+            "differences": [
+                {
+                    "kind": each.kind,
+                    "key": each.key,
+                    "found": each.found,
+                    "position": str(each.position),
+                }
+                for each in one.differences
+            ],
+        }
+        for one in done
+    ]
+
+
+def compared_lines(done: Sequence[Compared]) -> list[str]:
+    """The same, for people."""
+    lines = []
+    for one in done:
+        lines += [
+            f"DIFFERS: {one.view} {each.kind} {each.key} {each.found} (at {each.position})"
+            for each in one.differences
+        ]
+        more = one.differing - len(one.differences)
+        if more:
+            lines.append(f"   and {more} more")
+        verdict = "none differs" if one.ok else f"{one.differing} differ"
+        lines.append(f"{one.view}: {one.rows} rows compared up to {one.position}, {verdict}")
+    return lines
+
+
+def _metrics(clock: SystemClock) -> Metrics:
+    return Metrics(Telemetry("views", now_ms=clock.now_ms, stream=StringIO(), quiet=True))

@@ -1,0 +1,393 @@
+"""A whole cluster of real processes on a real broker and Redis, for tests that are hard on it.
+
+Every service is `python -m yardmaster.<service>.main` on free ports, set up by its environment as
+`yard up --local` does it, but nobody starts again what ends: the test does. At the end nothing of
+it is left: no service, no runner, no task.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from tests.support.audit import audit_log
+from yardmaster.cli.local.fleet import KAFKA, READY_LIMIT_S, REDIS, Fleet, Member
+from yardmaster.cli.local.layout import DataLayout
+from yardmaster.cli.local.leftovers import MARK, end, of_cluster, of_tasks
+from yardmaster.cli.local.plan import Counts, FreePorts, Wanted
+from yardmaster.cli.local.process import ServiceProcess
+from yardmaster.client.api import ApiError, Client
+from yardmaster.core.admission.machine import QuotaMachine
+from yardmaster.core.machine import Machine
+from yardmaster.core.scheduling.machine import SchedulerMachine
+from yardmaster.core.scheduling.policies import check
+from yardmaster.eventlog.codec import decode
+from yardmaster.eventlog.kafka import KafkaLog
+from yardmaster.eventlog.kafka_settings import KafkaSettings
+from yardmaster.eventlog.port import EventLog, Partition
+from yardmaster.runtime import replay
+from yardmaster.runtime.clock import SystemClock
+from yardmaster.schemas.api import JobSpec, Phase, Task
+from yardmaster.schemas.envelope import Event
+from yardmaster.schemas.events.decisions import TaskEndedV1
+
+T = TypeVar("T")
+
+#: Longest wait for one thing to happen, in seconds.
+DEADLINE_S = 180.0
+LOOK_S = 0.05
+#: Answers after which the same request is made again.
+TRY_AGAIN = (0, 429, 502, 503, 504)
+
+
+class Cluster:
+    """The processes of one cluster, by name: kafka, redis, quota-1, scheduler-2, agent-n1, ...
+
+    Args:
+        env: more environment, by a process's name, its service (`scheduler`), or `*` for all.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        gateways: int = 1,
+        quotas: int = 2,
+        schedulers: int = 2,
+        views: int = 2,
+        agents: int = 3,
+        slots: int = 4,
+        cells: Sequence[str] = ("main",),
+        env: Mapping[str, Mapping[str, str]] | None = None,
+        kafka_settings: Mapping[str, str] | None = None,
+        redis_settings: Mapping[str, str] | None = None,
+        kafka_proxied: Mapping[str, tuple[int, int]] | None = None,
+    ) -> None:
+        self.folder = folder.absolute()
+        self.data = DataLayout(self.folder / "data")
+        counts = Counts(
+            gateway=gateways, quota=quotas, scheduler=schedulers, views=views, agent=agents
+        )
+        marked = {"*": {MARK: str(self.data.path), **(env or {}).get("*", {})}}
+        self.fleet = Fleet(
+            self.data,
+            Wanted(counts=counts, cells=tuple(cells), slots=slots),
+            FreePorts(),
+            env={**(env or {}), **marked},
+            kafka_settings=kafka_settings,
+            redis_settings=redis_settings,
+            kafka_proxied=kafka_proxied,
+        )
+        self._clients: dict[str, Client] = {}
+
+    # --- as a whole -----------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        try:
+            self.start_all()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def start_all(self) -> None:
+        """Start everything, and wait until all is ready."""
+        self.fleet.until_set_up(self.fleet.begin_infrastructure())
+        self.fleet.begin_services()
+        self.fleet.until_ready()
+
+    def close(self) -> None:
+        """Kill everything; fails when something of it lives on."""
+        for client in self._clients.values():
+            client.close()
+        self._clients.clear()
+        self.fleet.kill()
+        end(of_cluster(self.data.path), 1.0)
+        assert of_tasks(self.data.agents) == [], "tasks live on"
+
+    @property
+    def names(self) -> list[str]:
+        """Every process, those that others rest on first."""
+        return list(self.fleet.members)
+
+    # --- one process ----------------------------------------------------------------------------
+
+    def member(self, name: str) -> Member:
+        """A process by its name."""
+        return self.fleet.members[name]
+
+    def service(self, name: str) -> ServiceProcess:
+        """A service's process by its name."""
+        return self.fleet.services[name]
+
+    def pid(self, name: str) -> int:
+        """The process's id."""
+        process = self.member(name).process
+        assert process is not None, f"{name} does not run"
+        return process.pid
+
+    def lives(self, name: str) -> bool:
+        """The process is there; stopped counts."""
+        return self.member(name).running
+
+    def start(self, name: str, *, wait: bool = True) -> None:
+        """Start a process that ended, and wait until it is ready."""
+        member = self.member(name)
+        member.begin()
+        if wait:
+            self.until_ready(name)
+
+    def until_ready(self, name: str, limit_s: float = READY_LIMIT_S) -> None:
+        """Wait until a process is ready."""
+        member = self.member(name)
+        if isinstance(member, ServiceProcess):
+            member.until_ready(limit_s)
+        else:
+            member.until_ready()
+
+    def why_not(self, name: str) -> str | None:
+        """Why a service is not ready, in its own words; None when it is."""
+        return self.service(name).why_not()
+
+    def kill9(self, name: str) -> None:
+        """SIGKILL, and wait until it is gone; its tasks live on."""
+        self.member(name).kill()
+
+    def stop(self, name: str) -> None:
+        """SIGSTOP: it is there and does nothing."""
+        os.kill(self.pid(name), signal.SIGSTOP)
+
+    def cont(self, name: str) -> None:
+        """SIGCONT."""
+        os.kill(self.pid(name), signal.SIGCONT)
+
+    def terminate(self, name: str) -> int:
+        """SIGTERM, and wait for its end; its exit code (of kafka and redis: 0)."""
+        member = self.member(name)
+        if isinstance(member, ServiceProcess):
+            code = member.stop()
+            assert code is not None, f"{name} does not run"
+            return code
+        member.stop()
+        return 0
+
+    def exit_code(self, name: str, limit_s: float = 30.0) -> int:
+        """Wait until a process ends by itself; its exit code."""
+        process = self.member(name).process
+        assert process is not None, f"{name} does not run"
+        return process.wait(limit_s)
+
+    def log(self, name: str) -> str:
+        """All that a process said, over all its lives."""
+        path = self.data.logs / f"{name}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def tails(self, names: Iterable[str] | None = None, size: int = 1500) -> str:
+        """The last that processes said, for failures."""
+        wanted = self.names if names is None else names
+        return "\n".join(f"--- {name}\n{self.log(name)[-size:]}" for name in wanted)
+
+    def health_url(self, name: str) -> str:
+        """Where a service's `/livez`, `/readyz` and `/metrics` are."""
+        return self.service(name).plan.health_url
+
+    def restart(self, name: str) -> None:
+        """kill -9, then start, and wait until it is ready."""
+        self.kill9(name)
+        self.start(name)
+
+    # --- addresses ------------------------------------------------------------------------------
+
+    @property
+    def bootstrap(self) -> str:
+        """The broker, `host:port`."""
+        return self.fleet.broker.bootstrap
+
+    @property
+    def log_url(self) -> str:
+        """The log, for `--log`."""
+        return f"kafka://{self.bootstrap}"
+
+    @property
+    def redis_url(self) -> str:
+        """Redis, without its password (`redis_password`)."""
+        return self.fleet.redis.url
+
+    @property
+    def redis_password(self) -> str:
+        """Redis' password."""
+        return self.data.redis_password()
+
+    def url(self, gateway: str = "gateway-1") -> str:
+        """Where a gateway serves."""
+        return f"http://127.0.0.1:{self.service(gateway).plan.port}"
+
+    @property
+    def server(self) -> str:
+        """Where the first gateway serves."""
+        return self.url()
+
+    def token(self) -> str:
+        """What callers send."""
+        return self.data.token()
+
+    # --- the gateway's callers ------------------------------------------------------------------
+
+    def client(self, gateway: str = "gateway-1") -> Client:
+        """A client of a gateway; kept."""
+        if gateway not in self._clients:
+            self._clients[gateway] = Client(
+                self.url(gateway),
+                self.token(),
+                sleep=time.sleep,
+                new_key=lambda: os.urandom(16).hex(),
+            )
+        return self._clients[gateway]
+
+    def submit(
+        self,
+        command: Sequence[str] = ("true",),
+        *,
+        key: str | None = None,
+        gateway: str = "gateway-1",
+        **spec: Any,
+    ) -> list[str]:
+        """Submit a job, with the same key until it is acknowledged; its tasks' ids.
+
+        `spec` is the job file's, beside `run.command`: `resources={"gpus": 1}`, `replicas=2`, ...
+        """
+        key = key or os.urandom(16).hex()
+        body = {"project": "default", "run": {"command": list(command)}, **spec}
+        body.setdefault("resources", {"gpus": 1})
+        job = JobSpec.model_validate(body)
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            try:
+                return list(self.client(gateway).submit(job, idempotency_key=key).task_ids)
+            except ApiError as error:
+                if error.status not in TRY_AGAIN or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.1)
+
+    def submit_many(
+        self, count: int, command: Callable[[int], Sequence[str]], **spec: Any
+    ) -> list[str]:
+        """Submit `count` jobs, one after another; all their tasks' ids."""
+        return [task for i in range(count) for task in self.submit(command(i), **spec)]
+
+    def tasks(self, gateway: str = "gateway-1") -> dict[str, Task]:
+        """All tasks as the gateway shows them, by id."""
+        return {task.task_id: task for task in self.client(gateway).all_tasks()}
+
+    def until_phases(
+        self, ids: Iterable[str], *phases: Phase, limit_s: float = DEADLINE_S
+    ) -> dict[str, Task]:
+        """Wait until the gateway shows each task in one of these phases."""
+        wanted = set(ids)
+
+        def there() -> dict[str, Task] | None:
+            with suppress(ApiError):
+                found = self.tasks()
+                if all(i in found and found[i].phase in phases for i in wanted):
+                    return found
+            return None
+
+        return self.until(there, f"{len(wanted)} tasks are {phases}", limit_s)
+
+    # --- the log --------------------------------------------------------------------------------
+
+    async def open_log(self) -> KafkaLog:
+        """A handle on the log; the caller closes it."""
+        return await KafkaLog.open(KafkaSettings(bootstrap=self.bootstrap), SystemClock())
+
+    def on_log(self, work: Callable[[EventLog], Awaitable[T]]) -> T:
+        """What `work` makes of the log; not from within an event loop."""
+
+        async def run() -> T:
+            log = await self.open_log()
+            try:
+                return await work(log)
+            finally:
+                await log.close()
+
+        return asyncio.run(run())
+
+    def events(self, topic: str, number: int = 0) -> list[Event]:
+        """All events of a topic's partition, as far as they can be decoded."""
+
+        async def read(log: EventLog) -> list[Event]:
+            found: list[Event] = []
+            offset = 0
+            while stored := await log.read(Partition(topic, number), offset, max_records=5000):
+                found += [decode(each.record).data for each in stored]
+                offset = stored[-1].offset + 1
+            return found
+
+        return self.on_log(read)
+
+    def ended(self, number: int = 0) -> dict[str, TaskEndedV1]:
+        """The tasks that the log has an end for, by id."""
+        decided = self.events("decisions", number)
+        return {e.task_id: e for e in decided if isinstance(e, TaskEndedV1)}
+
+    def until_ended(
+        self, ids: Iterable[str], limit_s: float = DEADLINE_S, number: int = 0
+    ) -> dict[str, TaskEndedV1]:
+        """Wait until the log has an end for each of these tasks."""
+        wanted = set(ids)
+
+        def there() -> dict[str, TaskEndedV1] | None:
+            found = self.ended(number)
+            return found if wanted <= found.keys() else None
+
+        return self.until(there, f"{len(wanted)} tasks have ended", limit_s, look_s=0.5)
+
+    def prove(self, *, honest_agents: bool = True) -> None:
+        """Every promise holds over the log of each cell, and every decision is derived again."""
+
+        async def verify(log: EventLog) -> list[str]:
+            wrong: list[str] = []
+            for number, cell in enumerate(self.fleet.wanted.cells):
+                found = await audit_log(log, honest_agents=honest_agents, partition=number)
+                machines: list[Machine[Any]] = [QuotaMachine(check), SchedulerMachine()]
+                report = await replay.verify(log, machines, cell, partition=number)
+                wrong += [f"{cell}: {each}" for each in (*found, *report.findings)]
+                wrong += [f"{cell}: {each}" for each in report.promises]
+            return wrong
+
+        wrong = self.on_log(verify)
+        assert not wrong, "the log breaks promises:\n" + "\n".join(wrong[:20])
+
+    # --- waiting --------------------------------------------------------------------------------
+
+    def until(
+        self,
+        there: Callable[[], T | None],
+        what: str,
+        limit_s: float = DEADLINE_S,
+        look_s: float = LOOK_S,
+    ) -> T:
+        """Wait until `there` gives something true; it. Fails with what all processes said last."""
+        deadline = time.monotonic() + limit_s
+        while not (found := there()):
+            assert time.monotonic() < deadline, (
+                f"waited {limit_s:.0f} s for this: {what}\n{self.tails()}"
+            )
+            time.sleep(look_s)
+        return found
+
+
+__all__ = ["KAFKA", "REDIS", "Cluster"]

@@ -1,0 +1,107 @@
+"""Kafka and Redis in containers, for the suites that run on them wherever Docker is.
+
+Images are those of compose: `YARD_UP_KAFKA_IMAGE` and `YARD_UP_REDIS_IMAGE` name others, such as CI
+builds. Tests fetch none by themselves: without the image (or Docker) the same suites run on the
+processes of `kafka_broker` and `redis_server`, but in CI a missing one is a failure.
+"""
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Final, Self
+
+import docker
+import pytest
+from docker.errors import DockerException, ImageNotFound
+from testcontainers.core.config import testcontainers_config
+from testcontainers.core.container import DockerContainer
+from testcontainers.core.wait_strategies import LogMessageWaitStrategy
+
+from yardmaster.cli.local.broker import KAFKA_VERSION
+from yardmaster.cli.local.ports import HOST, free_ports
+
+# What watches over containers is an image from a registry; here each is stopped by who started it.
+testcontainers_config.ryuk_disabled = True
+
+START: Final = Path(__file__).parents[2] / "deploy" / "kafka" / "start.sh"
+KAFKA_IMAGE: Final = os.environ.get("YARD_UP_KAFKA_IMAGE", f"apache/kafka:{KAFKA_VERSION}")
+REDIS_IMAGE: Final = os.environ.get("YARD_UP_REDIS_IMAGE", "redis:8")
+START_LIMIT_S: Final = 120
+IN_CI: Final = os.environ.get("CI") == "true"
+
+
+class LoopbackContainer(DockerContainer):
+    """A container that is reached on this machine alone; it leaves nothing behind."""
+
+    def __init__(self, image: str, container_port: int, ready: str) -> None:
+        super().__init__(image)
+        # Kafka's clients are told the address, so it is chosen before the container starts.
+        self.port = free_ports(1)[0]
+        self.ports[str(container_port)] = (HOST, self.port)  # type: ignore[assignment]
+        self.waiting_for(LogMessageWaitStrategy(ready).with_startup_timeout(START_LIMIT_S))
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.stop()
+            raise
+
+
+class KafkaContainer(LoopbackContainer):
+    """A broker from an image with the plain Apache layout, reached at `bootstrap`.
+
+    Its data are gone with it.
+    """
+
+    def __init__(self, image: str = KAFKA_IMAGE) -> None:
+        super().__init__(image, 9092, "Kafka Server started")
+        self.with_volume_mapping(str(START), "/etc/yardmaster/start.sh", "ro")
+        self.with_envs(
+            KAFKA_INSIDE="localhost:9292",
+            KAFKA_OUTSIDE=self.bootstrap,
+            KAFKA_HEAP_OPTS="-Xmx512m",
+            KAFKA_JVM_PERFORMANCE_OPTS="-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+            LOG_DIR="/tmp",
+        )
+        self.with_command(["sh", "/etc/yardmaster/start.sh"])
+
+    @property
+    def bootstrap(self) -> str:
+        """host:port for clients."""
+        return f"{HOST}:{self.port}"
+
+
+class RedisContainer(LoopbackContainer):
+    """Redis without a password, which keeps nothing on disk, reached at `url`."""
+
+    password: Final = None
+
+    def __init__(self, image: str = REDIS_IMAGE) -> None:
+        super().__init__(image, 6379, "Ready to accept connections")
+        self.with_command(["redis-server", "--protected-mode", "no", "--save", ""])
+
+    @property
+    def url(self) -> str:
+        """For clients."""
+        return f"redis://{HOST}:{self.port}/0"
+
+
+@cache
+def is_there(image: str) -> bool:
+    """Whether containers of this image can be run here; in CI they have to."""
+    try:
+        client = docker.from_env()
+        try:
+            client.images.get(image)
+        finally:
+            client.close()
+    except ImageNotFound:
+        found = f"Docker has no image {image}"
+    except DockerException as error:
+        found = f"Docker does not answer: {error}"
+    else:
+        return True
+    if IN_CI:
+        pytest.fail(f"{found}; .ci/run starts Docker and builds the images")
+    return False

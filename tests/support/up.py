@@ -1,0 +1,103 @@
+"""`yard up` and `yard down` as a person calls them, for tests of both forms."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.support.yard_cli import Said
+from yardmaster.cli.local.leftovers import of_cluster, of_tasks
+from yardmaster.cli.local.ports import free_ports, is_free
+
+#: Health ports lie this far apart at most.
+SPAN = 60
+
+
+def free_span(size: int) -> int:
+    """The first of so many ports in a row on which nobody listens."""
+    for first in free_ports(50):
+        if first + size < 65_000 and all(is_free(first + n) for n in range(size)):
+            return first
+    raise AssertionError(f"there are no {size} free ports in a row")
+
+
+class Up:
+    """A data folder, ports of its own, and the commands that are given to it.
+
+    `form` is `--local` or `--compose`; containers are told apart from others' by the folder.
+    """
+
+    def __init__(self, folder: Path, form: str) -> None:
+        self.folder = folder
+        self.form = form
+        self.data = folder / "data"
+        kafka, controller, redis = free_ports(3)
+        self.ports = {
+            "gateway": free_span(10),
+            "health": free_span(SPAN),
+            "kafka": kafka,
+            "controller": controller,
+            "redis": redis,
+        }
+        # Which images compose takes is said by the same variables to whoever runs the tests.
+        clean = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("YARD_") or name.startswith("YARD_UP_")
+        }
+        self.env = {
+            **clean,
+            "YARD_DATA": str(self.data),
+            "XDG_CONFIG_HOME": str(folder / "config"),
+            "NO_COLOR": "1",
+        }
+
+    def yard(self, *words: str, code: int | None = 0) -> Said:
+        """A command in a process of its own."""
+        done = subprocess.run(
+            [sys.executable, "-m", "yardmaster.cli.main", *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env=self.env,
+            cwd=self.folder,
+            timeout=300,
+            check=False,
+        )
+        said = Said(done.returncode, done.stdout, done.stderr)
+        assert code is None or said.code == code, (
+            f"yard {' '.join(words)}: exit {said.code}, expected {code}\n{said.out}\n{said.err}\n"
+            f"{self.words()}"
+        )
+        return said
+
+    def up(self, *words: str, code: int = 0) -> Said:
+        """`yard up` in this form on the ports of this test."""
+        ports = [f"--{name}-port={port}" for name, port in self.ports.items()]
+        return self.yard("up", self.form, *ports, *words, code=code)
+
+    def words(self) -> str:
+        """The last that every process said, for failures."""
+        logs = sorted((self.data / "logs").glob("*.log"))
+        return "\n".join(
+            f"--- {log.name}\n{log.read_text(errors='replace')[-1500:]}" for log in logs
+        )
+
+    def processes(self) -> dict[str, dict[str, Any]]:
+        """What the supervisor says of each process."""
+        state = json.loads((self.data / "state.json").read_text())
+        return {row["name"]: row for row in state["processes"]}
+
+    def pids(self) -> dict[str, int]:
+        """The process ids, by name."""
+        return {name: row["pid"] for name, row in self.processes().items()}
+
+    def assert_nothing_left(self) -> None:
+        """No process, no task, nobody who listens."""
+        assert of_cluster(self.data) == []
+        assert of_tasks(self.data / "agents") == []
+        taken = [port for port in self.ports.values() if not is_free(port)]
+        assert taken == []
+        assert not (self.data / "dev.json").exists()
