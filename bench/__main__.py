@@ -5,6 +5,7 @@ not slow the next.
 """
 
 import argparse
+import asyncio
 import json
 import os
 import platform
@@ -19,7 +20,7 @@ from typing import Any
 from bench.timing import Row
 
 RESULTS = Path(__file__).parent / "results"
-GROUPS = ("core", "logs", "embedded")
+GROUPS = ("core", "logs", "embedded", "cluster")
 FOOTER = """\
 In timed sections the garbage collector is off and what lives is frozen (services freeze what they
 restored and collect rarely). value: by the clock; cpu: the same by this process's processor time,
@@ -65,6 +66,16 @@ def _embedded(quick: bool) -> list[Row]:
     return embedded.rows(quick)
 
 
+def _cluster(name: str, *arguments: Any) -> Callable[[bool], list[Row]]:
+    def run(quick: bool) -> list[Row]:
+        from bench import cluster
+
+        found: list[Row] = asyncio.run(getattr(cluster, name)(*arguments))
+        return found
+
+    return run
+
+
 #: (name, group, whether `--quick` runs it too, what to run)
 PARTS: Sequence[tuple[str, str, bool, Callable[[bool], list[Row]]]] = (
     ("memory", "logs", True, _log("memory")),
@@ -90,6 +101,12 @@ PARTS: Sequence[tuple[str, str, bool, Callable[[bool], list[Row]]]] = (
         _peer("A6, 1,000 nodes, 10 queues, 320,000 queued", "a6", (1_000, 10, 320_000), 2_986),
     ),
     ("embedded", "embedded", True, _embedded),
+    ("latency-100", "cluster", True, _cluster("latency", 100, 200)),
+    ("latency-5k", "cluster", False, _cluster("latency", 5_000, 200)),
+    ("saturation-1", "cluster", True, _cluster("saturation", 2_000, 1, 32)),
+    ("saturation-100", "cluster", False, _cluster("saturation", 20_000, 100, 16)),
+    ("takeover", "cluster", False, _cluster("takeover", 3)),
+    ("restart-100k", "cluster", False, _cluster("restart", 100_000)),
 )
 
 

@@ -37,6 +37,21 @@ def test_a_job_is_submitted_listed_shown_read_and_waited_for(dev: Dev) -> None:
     assert "default" in dev.yard("show", job, "--spec").out
 
 
+def test_usage_says_who_held_how_much(dev: Dev) -> None:
+    before = _held(dev)
+    dev.yard("submit", "--gpus", "1", "--wait", "--timeout", "45s", "--", "sleep", "0.3")
+    assert _held(dev) >= before + 300
+    assert dev.yard("usage", "--from", "-1d", "--by", "pool", "-o", "name").lines == ["default"]
+    listed = dev.yard("usage", "--by", "user", "--bucket", "day", "-o", "csv").lines
+    assert listed[0].split(",")[:2] == ["start", "user"]
+    dev.yard("usage", "--from", "yesterday", code=2)
+
+
+def _held(dev: Dev) -> int:
+    items = json.loads(dev.yard("usage", "-o", "json").out)["items"]
+    return sum(row["gpu_milli_seconds"] for row in items if row["name"] == "default")
+
+
 def test_a_job_file_runs_with_a_set_over_it(dev: Dev) -> None:
     text = "version: 1\nname: filed\nrun: {script: 'echo $WHO'}\n"
     (dev.folder / "job.yaml").write_text(text)

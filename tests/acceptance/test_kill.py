@@ -11,31 +11,26 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.audit import audit_log
 from tests.support.killed_cell import (
     KilledDev,
     Promise,
+    Proof,
     Users,
     all_ended,
-    events,
+    assert_resumed_where_saved,
+    proof_of,
     until,
     workload,
 )
 from tests.support.witness import assert_witness_clean
 from tests.support.witness import command as witness_command
-from yardmaster.core.scheduling.machine import SchedulerMachine
-from yardmaster.eventlog.port import EventLog
 from yardmaster.eventlog.sqlite import SqliteLog
-from yardmaster.runtime import replay
 from yardmaster.runtime.clock import SystemClock
-from yardmaster.schemas.events.admissions import TaskAdmittedV1, TaskRejectedV1
-from yardmaster.schemas.events.decisions import SlotsAllocatedV1, TaskEndedV1
+from yardmaster.schemas.events.decisions import TaskEndedV1
 from yardmaster.schemas.events.machine import TermStartedV1
-from yardmaster.schemas.events.requests import TaskSubmittedV1
 
 KILLS = 20
 #: Longest life of a process that is to be killed, in seconds from when it serves.
@@ -73,45 +68,13 @@ def settle(dev: KilledDev, promises: list[Promise]) -> None:
     dev.kill()
 
 
-async def prove(dev: KilledDev, promises: list[Promise]) -> dict[str, Any]:
+async def prove(dev: KilledDev, promises: list[Promise]) -> Proof:
     """What the log says of the promises; fails when it breaks one."""
     log = await SqliteLog.open(dev.data / "log.db", SystemClock(), create=False)
     try:
-        requests = await events(log, "requests")
-        verdicts = await events(log, "admissions")
-        decided = await events(log, "decisions")
-        findings = await audit_log(log)
-        phases = [await _phases(log, at_ms) for at_ms in dev.kills[:-1]]
+        return await proof_of(log, promises, dev.kills[:-1])
     finally:
         await log.close()
-    submitted = Counter(e.job_id for e in requests if isinstance(e, TaskSubmittedV1))
-    admitted = Counter(e.job_id for e in verdicts if isinstance(e, TaskAdmittedV1))
-    ended = Counter(e.task_id for e in decided if isinstance(e, TaskEndedV1))
-    for promise in promises:
-        assert submitted[promise.job_id] >= 1, f"acknowledged and lost: {promise}"
-        assert admitted[promise.job_id] == 1, f"not judged exactly once: {promise}"
-        for task in promise.task_ids:
-            assert ended[task] == 1, f"{task} ended {ended[task]} times: {promise}"
-    assert not [e for e in verdicts if isinstance(e, TaskRejectedV1)]
-    assert findings == (), "\n".join(map(str, findings[:20]))
-    allocated = {(e.task_id, e.attempt): e for e in decided if isinstance(e, SlotsAllocatedV1)}
-    return {"phases": phases, "decided": decided, "verdicts": verdicts, "allocated": allocated}
-
-
-async def _phases(log: EventLog, at_ms: int) -> Counter[str]:
-    then = await replay.at(log, SchedulerMachine(), "main", time_ms=at_ms)
-    return Counter(task.phase.name.lower() for task in then.state.tasks.values())
-
-
-def assert_resumed_where_saved(folder: Path, allocated: dict[Any, SlotsAllocatedV1]) -> int:
-    """Tasks found the checkpoint that the scheduler gave them; how many went on from one."""
-    resumed = 0
-    for line in (folder / "resumed").read_text().splitlines():
-        task, attempt, step = line.split()
-        given = allocated[task, int(attempt)].checkpoint
-        assert int(step) == (given.step if given is not None else 0), line
-        resumed += int(step) > 0
-    return resumed
 
 
 def test_twenty_kills_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
@@ -138,9 +101,9 @@ def test_twenty_kills_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
         said = dev.yard("replay", "verify")
         assert said.returncode == 0, f"seed {seed}: {said.stdout}{said.stderr}"
     testimony = assert_witness_clean(folder)
-    resumed = assert_resumed_where_saved(folder, found["allocated"])
-    at_kills: Counter[str] = sum(found["phases"], Counter())
-    terms = sum(isinstance(e, TermStartedV1) for e in found["decided"])
+    resumed = assert_resumed_where_saved(folder, found.allocated)
+    at_kills: Counter[str] = sum(found.phases, Counter())
+    terms = sum(isinstance(e, TermStartedV1) for e in found.decided)
     print(
         f"{len(promises)} jobs, {sum(p.tries for p in promises)} calls, {terms} terms, "
         f"{len(testimony.starts)} starts, {resumed} resumed; at the kills: {dict(at_kills)}"
@@ -206,9 +169,9 @@ def test_a_kill_in_the_middle_of_a_start_starts_nothing_twice(tmp_path: Path) ->
         said = dev.yard("replay", "verify")
         assert said.returncode == 0, f"seed {seed}: {said.stdout}{said.stderr}"
     testimony = assert_witness_clean(folder)
-    ends = Counter(str(e.outcome) for e in found["decided"] if isinstance(e, TaskEndedV1))
+    ends = Counter(str(e.outcome) for e in found.decided if isinstance(e, TaskEndedV1))
     assert ends == {"succeeded": 75}, "a kill between starts fails no task"
-    again = sum(attempt > 1 for _, attempt in found["allocated"])
+    again = sum(attempt > 1 for _, attempt in found.allocated)
     print(f"killed at {dict(killed_at)}: {len(testimony.starts)} starts, {again} later attempts")
     assert min(killed_at[stage] for stage in STAGES) > 0, killed_at
     assert len(testimony.starts) >= 90

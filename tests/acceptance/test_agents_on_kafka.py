@@ -1,0 +1,183 @@
+"""Agents as processes on a real broker: the broker goes away, agents are killed, ledgers get lost.
+
+SAFETY: S1 to S11 over the log; at most one start of an attempt; no slot held twice.
+"""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+
+from tests.support.cluster import Cluster
+from tests.support.desk import Desk
+from tests.support.witness import assert_witness_clean, read_witness
+from tests.support.witness import command as witnessed
+from yardmaster.eventlog.port import Partition
+from yardmaster.schemas.events.decisions import LossCause, NodeLostV1, Outcome
+from yardmaster.schemas.events.expiring import Stream, TaskOutputV1
+from yardmaster.schemas.events.node_events import NodeJoinedV1, TaskStartedV1
+from yardmaster.schemas.events.requests import Fence
+from yardmaster.schemas.topics import assignments
+
+AWAY_S = 30.0
+#: Counts aloud until told to end.
+COUNT = 'at=0; while [ ! -e "$1" ]; do echo $((at += 1)); sleep 0.2; done; echo end'
+
+pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("kafka")]
+
+
+def cluster_of(folder: Path, **n2: str) -> Cluster:
+    """Two nodes of four slots; no gateway and no views. `n2`: more of that agent's environment."""
+    return Cluster(
+        folder,
+        gateways=0,
+        views=0,
+        quotas=1,
+        schedulers=1,
+        agents=2,
+        env={"agent": {"YARD_AGENT_HEARTBEAT_S": "1"}, "agent-n2": n2},
+    )
+
+
+def incarnations(cluster: Cluster, node: str) -> list[str]:
+    joins = [e for e in cluster.events("node-events") if isinstance(e, NodeJoinedV1)]
+    return list(dict.fromkeys(e.incarnation for e in joins if e.node == node))
+
+
+def test_tasks_run_on_while_the_broker_is_away_for_longer_than_a_node_may_be(
+    tmp_path: Path,
+) -> None:
+    go, seen = tmp_path / "go", tmp_path / "witness"
+    with cluster_of(tmp_path, YARD_AGENT_POOL="fenced") as cluster:
+        desk = Desk(cluster)
+        desk.pool("default", node_timeout_s=20)
+        desk.pool("fenced", node_timeout_s=60, fence=Fence.KILL)
+        counting = witnessed(seen, "sh", "-c", COUNT, "count", str(go))
+        running = desk.submit(counting, tasks=2)
+        running += desk.submit(counting, pool="fenced", tasks=2)
+        waiting = desk.submit(witnessed(seen, "sleep", "0.5"), tasks=8)
+        cluster.until(
+            lambda: {s.task for s in read_witness(seen).starts} >= set(running), "they run"
+        )
+        cluster.kill9("kafka")
+        gone = time.monotonic()
+        cluster.until(lambda: cluster.why_not("agent-n1"), "its agent says that it is not ready")
+        time.sleep(AWAY_S - (time.monotonic() - gone))
+        assert not [s for s in read_witness(seen).starts if s.task in running and s.end_ns]
+        cluster.start("kafka")
+        back = time.monotonic()
+        for name in ("agent-n1", "agent-n2"):
+            cluster.until_ready(name)
+        ready_s = time.monotonic() - back
+        go.touch()
+        ends = cluster.until_ended([*running, *waiting])
+        assert {(e.outcome, e.attempt) for e in ends.values()} == {(Outcome.SUCCEEDED, 1)}
+        assert not [e for e in cluster.events("decisions") if isinstance(e, NodeLostV1)]
+        cluster.prove()
+        assert_witness_clean(seen)
+        assert_all_said(cluster, running)
+    print(f"agents ready {ready_s:.1f} s after the broker was back")
+
+
+def assert_all_said(cluster: Cluster, tasks: list[str]) -> None:
+    """What tasks said while the broker was away reached the log, whole, in order and once."""
+    pieces: dict[str, dict[int, str]] = {task: {} for task in tasks}
+
+    def said() -> bool:
+        for event in cluster.events("task-logs"):
+            if isinstance(event, TaskOutputV1) and event.task_id in pieces:
+                assert event.stream is Stream.STDOUT, event
+                assert pieces[event.task_id].setdefault(event.seq, event.text) == event.text
+        return all(whole(task).endswith("end") for task in tasks)
+
+    def whole(task: str) -> str:
+        return "".join(pieces[task][seq] for seq in sorted(pieces[task])).strip()
+
+    cluster.until(said, "all of the output is there", look_s=0.5)
+    for task in tasks:
+        *numbers, _ = whole(task).split()
+        assert len(numbers) > AWAY_S, "it went on while the broker was away"
+        assert numbers == [str(n + 1) for n in range(len(numbers))]
+
+
+def test_agents_that_are_killed_start_nothing_twice(tmp_path: Path) -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    seen = tmp_path / "witness"
+    with cluster_of(tmp_path) as cluster:
+        desk = Desk(cluster)
+        tasks = desk.submit(witnessed(seen, "sleep", "0.5"), tasks=24)
+        tasks += desk.submit(witnessed(seen, "sleep", "5"), tasks=6)
+        for _ in range(6):
+            name = chance.choice(["agent-n1", "agent-n2"])
+            time.sleep(chance.uniform(0.2, 1.5))
+            if chance.random() < 0.3:
+                cluster.until_ready(name)
+                assert cluster.terminate(name) == 0, "asked to stop, it does; its tasks run on"
+            else:
+                cluster.kill9(name)
+            cluster.start(name, wait=chance.random() < 0.5)
+        cluster.until_ready("agent-n1")
+        cluster.until_ready("agent-n2")
+        ends = cluster.until_ended(tasks)
+        # Killed before it started one, an agent gives it back; killed after, it finds it again.
+        assert {e.outcome for e in ends.values()} == {Outcome.SUCCEEDED}
+        assert len(incarnations(cluster, "n1")) == len(incarnations(cluster, "n2")) == 1
+        cluster.prove()
+        testimony = assert_witness_clean(seen)
+    assert len(testimony.starts) == len(tasks)
+
+
+def test_a_node_that_lost_its_ledger_or_its_assignments_begins_anew(tmp_path: Path) -> None:
+    go, seen = tmp_path / "go", tmp_path / "witness"
+    with cluster_of(tmp_path) as cluster:
+        desk = Desk(cluster)
+        desk.pool("default", node_timeout_s=600)
+        until_told = witnessed(seen, "sh", "-c", 'while [ ! -e "$1" ]; do sleep 0.1; done', "x")
+        tasks = desk.submit([*until_told, str(go)], tasks=6)
+        cluster.until(lambda: len(read_witness(seen).starts) == 6, "they run")
+        running = Counter(start.node for start in read_witness(seen).starts)
+        (full, _), (half, held) = running.most_common()
+        assert (running[full], held) == (4, 2), "the fullest node is taken first"
+
+        # Retention takes what a node has not read: there may have been a stop among it.
+        cluster.kill9(f"agent-{half}")
+        unread = desk.submit(["true"], tasks=2)
+        place = Partition(assignments(half).name)
+        cluster.on_log(lambda log: log.wait({place: held}, 60))
+        asyncio.run(delete_all(cluster.bootstrap, place.topic))
+        cluster.start(f"agent-{half}")
+        cluster.until(lambda: len(incarnations(cluster, half)) == 2, "it joins anew")
+
+        # A ledger is wiped: what this node ran is killed, and no assignment of before is followed.
+        cluster.kill9(f"agent-{full}")
+        (cluster.data.agents / full / "ledger").unlink()
+        cluster.start(f"agent-{full}")
+        cluster.until(lambda: len(incarnations(cluster, full)) == 2, "it joins anew")
+
+        go.touch()
+        ends = cluster.until_ended([*tasks, *unread])
+        assert {e.outcome for e in ends.values()} == {Outcome.SUCCEEDED}
+        decided = cluster.events("decisions")
+        lost = {(e.node, e.cause) for e in decided if isinstance(e, NodeLostV1)}
+        assert lost == {(full, LossCause.REPLACED), (half, LossCause.REPLACED)}
+        started = [e for e in cluster.events("node-events") if isinstance(e, TaskStartedV1)]
+        assert {e.attempt for e in started if e.task_id in unread} == {2}
+        cluster.prove()
+        assert_witness_clean(seen)
+
+
+async def delete_all(bootstrap: str, topic: str) -> None:
+    """What retention does in time: nothing that is there now stays."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(before_offset=-1)})
+    finally:
+        await admin.close()

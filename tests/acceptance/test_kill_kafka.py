@@ -1,0 +1,161 @@
+"""kill -9 of every service, of the broker and of Redis, with hundreds of tasks on real Kafka.
+
+SAFETY: S1 to S10 over the log; at most one start of a replica of an attempt; no slot held twice.
+LIVENESS: every task that was acknowledged reaches its end.
+"""
+
+import os
+import random
+import time
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.cluster import KAFKA, REDIS, Cluster
+from tests.support.killed_cell import (
+    Promise,
+    Users,
+    assert_resumed_where_saved,
+    proof_of,
+    workload,
+)
+from tests.support.witness import assert_witness_clean
+from tests.support.witness import command as witness_command
+from yardmaster.client.api import ApiError
+from yardmaster.core.scheduling.entities import Phase
+
+#: Tasks that are not ended, at every moment of a test that something is killed.
+TASKS = 200
+#: Jobs of the least urgent, BULK tasks each, that keep it so.
+BULK_JOBS = 4
+BULK = 75
+BULK_TASK_S = 4
+AWAY_S = 30.0
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600), pytest.mark.xdist_group("kill_kafka")]
+
+
+def _seed() -> int:
+    """Another one each time; `YARDMASTER_KILL_SEED` repeats the moments of an earlier run."""
+    given = os.environ.get("YARDMASTER_KILL_SEED")
+    return int(given) if given else random.SystemRandom().randrange(1 << 32)
+
+
+class Ordeal:
+    """A cluster under work, who is killed in it and when, and the proof that it stood it."""
+
+    def __init__(self, cluster: Cluster, folder: Path, seed: int) -> None:
+        self.cluster = cluster
+        self.chance = random.Random(seed)
+        self.moments: list[int] = []
+        self.outages: list[str] = []
+        self._witness = folder
+        body = {
+            "project": "default",
+            "priority": 99,
+            "tasks": {"count": BULK},
+            "resources": {"gpus": 1},
+            "run": {"command": witness_command(folder, "sleep", str(BULK_TASK_S))},
+        }
+        self.bulk = [Promise(f"bulk-{number}", body) for number in range(BULK_JOBS)]
+        self.users = Users(
+            cluster, iter([*self.bulk, *islice(workload(folder, self.chance), 120)]), every_s=0.35
+        )
+        self.users.start()
+        cluster.until(lambda: self.waiting() > TASKS, f"{TASKS} tasks wait", look_s=0.5)
+
+    def waiting(self) -> int:
+        """Tasks that the gateway shows as pending."""
+        try:
+            return sum(task.phase == "pending" for task in self.cluster.tasks().values())
+        except ApiError:
+            return 0
+
+    def note(self, what: str) -> None:
+        """Something is killed now."""
+        assert self.users.failed is None, self.users.failed
+        self.moments.append(time.time_ns() // 1_000_000)
+        self.outages.append(what)
+
+    def kill(self, *names: str, away_s: float = 0.0) -> None:
+        """SIGKILL at a random moment, all at once; back after a while, and ready again."""
+        time.sleep(self.chance.uniform(0.2, 1.2))
+        self.note("+".join(names))
+        for name in names:
+            self.cluster.kill9(name)
+        time.sleep(away_s)
+        for name in names:
+            self.cluster.start(name, wait=False)
+        for name in names:
+            self.cluster.until_ready(name)
+
+    def prove(self) -> None:
+        """Let all end; nothing was lost, nothing happened twice, every decision derives again."""
+        cluster = self.cluster
+        promises = self.users.done()
+        for promise in self.bulk[BULK_JOBS // 2 :]:
+            cluster.client().cancel(promise.job_id, immediate=True)
+        wanted = [task for promise in promises for task in promise.task_ids]
+        ended = cluster.until_ended(wanted)
+        found = cluster.on_log(lambda log: proof_of(log, promises, self.moments))
+        cluster.prove()
+        testimony = assert_witness_clean(self._witness)
+        resumed = assert_resumed_where_saved(self._witness, found.allocated)
+        open_tasks = [_open(phases) for phases in found.phases]
+        at_kills: Counter[str] = sum(found.phases, Counter())
+        print(
+            f"killed: {self.outages}; {len(promises)} jobs, {len(wanted)} tasks, "
+            f"{sum(p.tries for p in promises)} calls, {len(testimony.starts)} starts, {resumed} "
+            f"resumed, open at the kills: {open_tasks}, in phases {dict(at_kills)}, "
+            f"ends: {dict(Counter(str(e.outcome) for e in ended.values()))}"
+        )
+        # That there was something to lose.
+        assert min(open_tasks) >= TASKS, open_tasks
+        assert {"pending", "running", "stopping"} <= set(at_kills), at_kills
+        assert resumed > 0
+
+
+def _open(phases: Counter[str]) -> int:
+    return sum(phases[phase.name.lower()] for phase in Phase if not phase.final)
+
+
+def test_services_killed_one_after_another_and_two_at_once_lose_nothing(tmp_path: Path) -> None:
+    seed = _seed()
+    print(f"YARDMASTER_KILL_SEED={seed}")
+    with Cluster(tmp_path, slots=4) as cluster:
+        ordeal = Ordeal(cluster, tmp_path / "witness", seed)
+        services = [name for name in cluster.names if name not in (KAFKA, REDIS)]
+        for name in ordeal.chance.sample(services, len(services)):
+            ordeal.kill(name)
+        for pair in (
+            ("scheduler-1", "scheduler-2"),
+            ("quota-1", "agent-n1"),
+            ("scheduler-1", "agent-n2"),
+            ("quota-2", "scheduler-2"),
+            ("gateway-1", "views-1"),
+        ):
+            ordeal.kill(*pair)
+        ordeal.prove()
+
+
+def test_the_broker_and_redis_killed_or_away_for_half_a_minute_lose_nothing(
+    tmp_path: Path,
+) -> None:
+    seed = _seed()
+    print(f"YARDMASTER_KILL_SEED={seed}")
+    with Cluster(tmp_path, slots=4) as cluster:
+        ordeal = Ordeal(cluster, tmp_path / "witness", seed)
+        ordeal.kill(REDIS)
+        ordeal.kill(KAFKA)
+        ordeal.kill(KAFKA, "scheduler-1")
+        pids = {name: cluster.pid(name) for name in cluster.names if name != KAFKA}
+        running = httpx.get(f"{cluster.health_url('agent-n1')}/livez", timeout=5).status_code
+        assert running == 200
+        ordeal.kill(KAFKA, away_s=AWAY_S)
+        ordeal.kill(KAFKA, REDIS)
+        same = {name: cluster.pid(name) for name in pids if name not in (REDIS, "scheduler-1")}
+        assert same == {name: pids[name] for name in same}, "a service ended for want of a broker"
+        ordeal.prove()

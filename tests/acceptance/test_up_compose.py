@@ -1,0 +1,144 @@
+"""`make up` in containers: the services' own images, scaled by a number, and nothing left of it."""
+
+import json
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import containers
+from tests.support.up import Up
+from yardmaster.cli.local import compose
+from yardmaster.cli.local.layout import DataLayout
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.kafka, pytest.mark.xdist_group("up")]
+
+STARTED = {
+    *("kafka-1", "redis-1", "setup-1", "gateway-1", "quota-1", "quota-2", "scheduler-1"),
+    *("scheduler-2", "views-1", "views-2", "agent-n1-1", "agent-n2-1", "agent-n3-1"),
+}
+
+
+class Containers(Up):
+    """A cluster in containers."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, "--compose")
+        self.project = compose.project(DataLayout(self.data))
+
+    def docker(self, *words: str) -> str:
+        """What a command of docker says."""
+        done = subprocess.run(
+            ["docker", *words], capture_output=True, text=True, timeout=60, check=True
+        )
+        return done.stdout
+
+    def ours(self, kind: str, *words: str) -> list[str]:
+        """Ids of what compose made of a kind: containers (`ps --all`), volumes, networks."""
+        label = f"label=com.docker.compose.project={self.project}"
+        return self.docker(kind, *words, "--quiet", "--filter", label).split()
+
+    def inspected(self) -> dict[str, dict[str, Any]]:
+        """What Docker says of each container, by its service and number."""
+        found = {}
+        for one in json.loads(self.docker("inspect", *self.ours("ps", "--all"))):
+            labels = one["Config"]["Labels"]
+            service = labels["com.docker.compose.service"]
+            found[f"{service}-{labels['com.docker.compose.container-number']}"] = one
+        return found
+
+    def words(self) -> str:
+        """The last that every container said, for failures."""
+        said = []
+        for name, one in self.inspected().items() if self.ours("ps", "--all") else ():
+            done = subprocess.run(
+                ["docker", "logs", "--tail", "15", one["Id"]],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,
+            )
+            said.append(f"--- {name}\n{done.stdout}")
+        return "\n".join(said)
+
+    def assert_nothing_left(self) -> None:
+        """No container, no network, no volume, nobody who listens."""
+        super().assert_nothing_left()
+        assert self.ours("ps", "--all") == []
+        assert self.ours("network", "ls") == []
+        assert self.ours("volume", "ls") == []
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Containers]:
+    """Nothing runs yet; at the end nothing runs any more."""
+    if not containers.is_there(containers.KAFKA_IMAGE) or not compose.is_there():
+        pytest.skip("needs Docker, compose and the images")
+    found = Containers(tmp_path)
+    volumes = set(found.docker("volume", "ls", "--quiet").split())
+    try:
+        yield found
+    finally:
+        found.yard("down", code=None)
+        found.assert_nothing_left()
+    assert set(found.docker("volume", "ls", "--quiet").split()) <= volumes
+
+
+def gateways(cluster: Containers) -> list[str]:
+    """Where each gateway is reached, the first first."""
+    found = []
+    for name, one in sorted(cluster.inspected().items()):
+        if name.startswith("gateway-"):
+            (at,) = one["NetworkSettings"]["Ports"]["7450/tcp"]
+            found.append(f"http://{at['HostIp']}:{at['HostPort']}")
+    return found
+
+
+def test_the_demo_passes_it_scales_and_down_leaves_nothing_behind(cluster: Containers) -> None:
+    cluster.up()
+    started = cluster.inspected()
+    assert started.keys() == STARTED
+    for name, one in started.items():
+        assert one["Config"]["User"] == "10001:10001", name
+        assert one["HostConfig"]["ReadonlyRootfs"], name
+        assert one["HostConfig"]["CapDrop"] == ["ALL"], name
+
+    played = cluster.yard("demo", "--running")
+    assert "7 of 7 tasks succeeded" in played.out
+    assert "every decision was derived again" in played.out
+    assert "NOT" not in played.out
+
+    # One number, and nothing else, changes; what ran goes on as it was.
+    cluster.up("--gateways", "3")
+    scaled = cluster.inspected()
+    assert scaled.keys() == STARTED | {"gateway-2", "gateway-3"}
+    assert {name: scaled[name]["Id"] for name in STARTED - {"setup-1"}} == {
+        name: started[name]["Id"] for name in STARTED - {"setup-1"}
+    }
+    token = (cluster.data / "token").read_text().strip()
+    assert len(set(gateways(cluster))) == 3
+    for server in gateways(cluster):
+        asked = urllib.request.Request(f"{server}/v1/nodes")
+        asked.add_header("Authorization", f"Bearer {token}")
+        with urllib.request.urlopen(asked, timeout=10) as answer:
+            nodes = json.load(answer)["items"]
+        assert [node["name"] for node in nodes] == ["n1", "n2", "n3"]
+
+    # A password is in no argument and no environment of any container.
+    password = (cluster.data / "redis" / "password").read_text().strip()
+    for secret in (password, token):
+        assert secret not in json.dumps(scaled)
+        assert secret not in "".join(cluster.docker("top", one["Id"]) for one in running(scaled))
+
+    cluster.yard("down")
+    cluster.assert_nothing_left()
+    assert (cluster.data / "kafka" / "data").is_dir()
+    cluster.yard("down", "--purge")
+    assert not cluster.data.exists()
+
+
+def running(found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    return [one for one in found.values() if one["State"]["Running"]]

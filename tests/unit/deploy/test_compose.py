@@ -1,0 +1,93 @@
+"""deploy/compose and the Dockerfiles: hardened, no values of secrets, an image for each service."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[3]
+SERVICES = ROOT / "services"
+DOCKERFILES = [*sorted(SERVICES.glob("*/Dockerfile")), ROOT / "cli" / "Dockerfile"]
+
+
+def compose() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((ROOT / "deploy/compose/compose.yaml").read_text())
+    return found
+
+
+def test_every_service_has_an_image_of_its_own() -> None:
+    assert {path.parent for path in DOCKERFILES} >= {
+        path.parent for path in SERVICES.glob("*/pyproject.toml")
+    }
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.parent.name)
+def test_an_image_is_lean_and_its_process_is_no_root(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("FROM ${BASE}") == 2  # what builds is left behind
+    assert "USER 10001:10001" in text
+    assert re.search(r'^ENTRYPOINT \["[a-z-]+"\]$', text, re.MULTILINE), "signals reach it"
+    member = path.parent.relative_to(ROOT)
+    assert f"RUN sh install.sh {member}\n" in text
+    script = re.search(r'ENTRYPOINT \["([a-z-]+)"\]', text)
+    assert script is not None
+    assert f"\n{script[1]} = " in (path.parent / "pyproject.toml").read_text()
+    if member != Path("cli"):
+        assert "HEALTHCHECK" in text
+
+
+def test_the_counts_are_those_of_make_up() -> None:
+    services = compose()["services"]
+    scaled = {name: one.get("deploy", {}).get("replicas", 1) for name, one in services.items()}
+    assert scaled == {
+        **{"kafka": 1, "redis": 1, "setup": 1, "gateway": 1, "quota": 2, "scheduler": 2},
+        **{"views": 2, "agent-n1": 1, "agent-n2": 1, "agent-n3": 1},
+    }
+
+
+def test_every_container_is_hardened() -> None:
+    for name, one in compose()["services"].items():
+        assert one["read_only"] is True, name
+        assert one["cap_drop"] == ["ALL"], name
+        assert one["security_opt"] == ["no-new-privileges:true"], name
+        assert one["user"] == "${YARD_UP_USER:-10001:10001}", name
+        assert not one.keys() & {"privileged", "network_mode", "pid", "cap_add"}, name
+
+
+def test_ports_are_published_on_an_address_that_is_this_machines_by_default() -> None:
+    for name, one in compose()["services"].items():
+        for port in one.get("ports", []):
+            assert port.startswith("${YARD_UP_ADDRESS:-127.0.0.1}:"), name
+
+
+def test_secrets_are_files_and_never_in_the_environment() -> None:
+    found = compose()
+    assert all(one["file"].startswith("${YARD_UP_DATA") for one in found["secrets"].values())
+    for name, one in found["services"].items():
+        for variable, value in one.get("environment", {}).items():
+            if re.search("PASSWORD|TOKEN|SECRET", variable):
+                assert variable.endswith("_FILE"), f"{name}: {variable}"
+                assert str(value).startswith("/run/secrets/"), name
+
+
+def test_everything_waits_for_setup_which_waits_for_the_broker() -> None:
+    services = compose()["services"]
+    done = {"setup": {"condition": "service_completed_successfully"}}
+    for name, one in services.items():
+        expected: object = None if name in ("kafka", "redis") else done
+        if name == "setup":
+            expected = {"kafka": {"condition": "service_healthy"}}
+        assert one.get("depends_on") == expected, name
+
+
+def test_who_is_scaled_has_no_name_port_or_folder_that_two_would_share_in_anger() -> None:
+    services = compose()["services"]
+    for name in ("gateway", "quota", "scheduler", "views"):
+        assert "container_name" not in services[name]
+        assert "hostname" not in services[name]
+    (port,) = services["gateway"]["ports"]
+    assert "${YARD_UP_GATEWAY_PORTS:-7450-7459}:7450" in port
+    folders = [volume for n in "123" for volume in services[f"agent-n{n}"]["volumes"]]
+    assert len({folder for folder in folders if folder.endswith("/var/lib/yardmaster")}) == 3

@@ -1,0 +1,277 @@
+"""deploy/k8s: what is rendered is valid, hardened, probed, and talks only to whom it must."""
+
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[3]
+K8S = ROOT / "deploy" / "k8s"
+FOLDERS = ["base", "overlays/three-brokers"]
+WORKLOADS = {"Deployment", "StatefulSet", "DaemonSet", "Job"}
+SERVICES = {"gateway", "quota", "scheduler", "views", "agent"}
+
+#: Who may open a connection to whom, and on which port; nobody else may to anything.
+TALKS = {
+    ("gateway", "kafka", 9292),
+    ("quota", "kafka", 9292),
+    ("scheduler", "kafka", 9292),
+    ("views", "kafka", 9292),
+    ("setup", "kafka", 9292),
+    ("agent", "kafka", 9292),
+    ("kafka", "kafka", 9292),
+    ("kafka", "kafka", 9093),
+    ("gateway", "redis", 6379),
+    ("views", "redis", 6379),
+    ("agent", "agent", 29600),
+}
+
+Resource = Mapping[str, Any]
+
+pytestmark = pytest.mark.parametrize("folder", FOLDERS)
+
+
+@cache
+def rendered(folder: str) -> tuple[Resource, ...]:
+    done = subprocess.run(
+        [ROOT / "deploy" / "ci" / "kustomize.sh", K8S / folder],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    if done.returncode == 3:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 0, done.stderr
+    return tuple(yaml.safe_load_all(done.stdout))
+
+
+def of_kind(folder: str, *kinds: str) -> Iterator[Resource]:
+    yield from (one for one in rendered(folder) if one["kind"] in kinds)
+
+
+def named(folder: str, kind: str, name: str) -> Resource:
+    return next(one for one in of_kind(folder, kind) if one["metadata"]["name"] == name)
+
+
+def workloads(folder: str) -> Iterator[tuple[str, Resource, Resource]]:
+    """Every workload: its name, itself, its pods' template."""
+    for one in of_kind(folder, *WORKLOADS):
+        yield one["metadata"]["name"], one, one["spec"]["template"]
+
+
+def containers(folder: str) -> Iterator[tuple[str, Resource]]:
+    for name, _, template in workloads(folder):
+        for one in [*template["spec"]["containers"], *template["spec"].get("initContainers", [])]:
+            yield f"{name}/{one['name']}", one
+
+
+def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    """As Kubernetes matches labels; operators other than In are not used here."""
+    wanted = selector.get("matchLabels", {}).items()
+    within = selector.get("matchExpressions", [])
+    assert all(one["operator"] == "In" for one in within)
+    return all(labels.get(key) == value for key, value in wanted) and all(
+        labels.get(one["key"]) in one["values"] for one in within
+    )
+
+
+def settings_of(folder: str, name: str) -> dict[str, str]:
+    """The generated ConfigMap whose name begins so."""
+    return next(
+        one["data"]
+        for one in of_kind(folder, "ConfigMap")
+        if one["metadata"]["name"].rpartition("-")[0] == name
+    )
+
+
+def test_every_resource_is_valid_and_has_no_unknown_field(folder: str) -> None:
+    assert len(rendered(folder)) > 30
+    for resource in rendered(folder):
+        kubernetes_validate.validate(resource, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_every_service_and_what_it_stands_on_is_there(folder: str) -> None:
+    found = {name: one["kind"] for name, one, _ in workloads(folder)}
+    assert found == {
+        "gateway": "Deployment",
+        "quota": "Deployment",
+        "scheduler": "Deployment",
+        "views": "Deployment",
+        "agent": "DaemonSet",
+        "setup": "Job",
+        "kafka": "StatefulSet",
+        "redis": "StatefulSet",
+    }
+    for name in ("quota", "scheduler", "views", "gateway"):
+        assert named(folder, "Deployment", name)["spec"]["replicas"] == 2
+
+
+def test_agents_run_on_nodes_with_gpus_only(folder: str) -> None:
+    spec = named(folder, "DaemonSet", "agent")["spec"]
+    assert spec["template"]["spec"]["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
+    assert spec["updateStrategy"] == {"type": "OnDelete"}  # an update must not end tasks
+
+
+def test_every_container_that_goes_on_has_probes(folder: str) -> None:
+    for name, one in containers(folder):
+        if name == "setup/setup":
+            continue
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            assert probe in one, (name, probe)
+        if name.partition("/")[0] in SERVICES:
+            assert one["livenessProbe"]["httpGet"] == {"path": "/livez", "port": "health"}
+            assert one["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "health"}
+            assert {"name": "health", "containerPort": 7500} in one["ports"], name
+
+
+def test_every_container_says_what_it_needs_and_where_its_memory_ends(folder: str) -> None:
+    for name, one in containers(folder):
+        assert one["resources"]["requests"].keys() == {"cpu", "memory"}, name
+        assert "memory" in one["resources"]["limits"], name
+
+
+def test_every_container_is_hardened(folder: str) -> None:
+    for name, one in containers(folder):
+        assert one["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }, name
+
+
+def test_every_pod_is_hardened_and_has_no_account_token(folder: str) -> None:
+    for name, _, template in workloads(folder):
+        pod = template["spec"]
+        context = pod["securityContext"]
+        assert context["runAsNonRoot"] is True, name
+        assert context["runAsUser"] >= 1000, name
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert pod["automountServiceAccountToken"] is False, name
+        assert pod["serviceAccountName"] == name
+        account = named(folder, "ServiceAccount", name)
+        assert account["automountServiceAccountToken"] is False, name
+        assert not any("hostPath" in volume for volume in pod.get("volumes", [])), name
+        assert not pod.keys() & {"hostNetwork", "hostPID", "hostIPC"}, name
+    levels = named(folder, "Namespace", "yardmaster")["metadata"]["labels"]
+    assert levels["pod-security.kubernetes.io/enforce"] == "restricted"
+
+
+def test_every_deployment_and_set_has_a_disruption_budget(folder: str) -> None:
+    budgets = [one["spec"] for one in of_kind(folder, "PodDisruptionBudget")]
+    for name, one, template in workloads(folder):
+        if one["kind"] in ("Deployment", "StatefulSet"):
+            labels = template["metadata"]["labels"]
+            found = [budget for budget in budgets if selects(budget["selector"], labels)]
+            assert [budget["maxUnavailable"] for budget in found] == [1], name
+
+
+def test_a_selector_selects_its_own_pods_only(folder: str) -> None:
+    labels = {name: template["metadata"]["labels"] for name, _, template in workloads(folder)}
+    for name, one, _ in workloads(folder):
+        if one["kind"] != "Job":
+            selector = one["spec"]["selector"]
+            assert [pod for pod in labels if selects(selector, labels[pod])] == [name]
+    for service in of_kind(folder, "Service"):
+        selector = {"matchLabels": service["spec"]["selector"]}
+        assert len([pod for pod in labels if selects(selector, labels[pod])]) == 1
+
+
+def test_pods_talk_to_whom_they_must_and_to_nobody_else(folder: str) -> None:
+    labels = {name: template["metadata"]["labels"] for name, _, template in workloads(folder)}
+    policies = [one["spec"] for one in of_kind(folder, "NetworkPolicy")]
+    for name in labels:
+        for way in ("Ingress", "Egress"):
+            assert any(
+                way in policy["policyTypes"] and selects(policy["podSelector"], labels[name])
+                for policy in policies
+            ), (name, way)
+
+    def allowed(way: str, other: str) -> set[tuple[str, str, int]]:
+        return {
+            (pod, peer, port["port"])
+            for policy in policies
+            for rule in policy.get(way, [])
+            for end in rule[other]
+            if "podSelector" in end
+            for pod in labels
+            if selects(policy["podSelector"], labels[pod])
+            for peer in labels
+            if selects(end["podSelector"], labels[peer])
+            for port in rule["ports"]
+        }
+
+    assert allowed("egress", "to") == TALKS
+    assert {(peer, pod, port) for pod, peer, port in allowed("ingress", "from")} == TALKS
+
+
+def test_from_outside_only_callers_and_metrics_come_in(folder: str) -> None:
+    outside = [
+        (sorted(end["namespaceSelector"]["matchLabels"]), [port["port"] for port in rule["ports"]])
+        for one in of_kind(folder, "NetworkPolicy")
+        for rule in one["spec"].get("ingress", [])
+        for end in rule["from"]
+        if "namespaceSelector" in end
+    ]
+    assert sorted(outside) == [(["yardmaster/callers"], [7450]), (["yardmaster/metrics"], [7500])]
+
+
+def test_secrets_are_named_and_never_there(folder: str) -> None:
+    assert list(of_kind(folder, "Secret")) == []
+    mounted: set[str] = set()
+    for name, _, template in workloads(folder):
+        mounted |= {
+            volume["secret"]["secretName"]
+            for volume in template["spec"].get("volumes", [])
+            if "secret" in volume
+        }
+        for one in template["spec"]["containers"]:
+            for variable in one.get("env", []):
+                secret = "secretKeyRef" in variable.get("valueFrom", {})
+                assert not secret, f"{name}: a secret in the environment"
+    assert mounted == {"yardmaster-redis", "yardmaster-tokens"}
+    for settings in of_kind(folder, "ConfigMap"):
+        assert not any("PASSWORD" in key for key in settings["data"])
+
+
+def test_mounts_have_volumes_and_configuration_exists(folder: str) -> None:
+    maps = {one["metadata"]["name"] for one in of_kind(folder, "ConfigMap")}
+    for name, one, template in workloads(folder):
+        claims = [
+            claim["metadata"]["name"] for claim in one["spec"].get("volumeClaimTemplates", [])
+        ]
+        volumes = {volume["name"]: volume for volume in template["spec"].get("volumes", [])}
+        for container in template["spec"]["containers"]:
+            used = [mount["name"] for mount in container["volumeMounts"]]
+            assert sorted(used) == sorted([*volumes, *claims]), name
+            asked: Sequence[Mapping[str, Any]] = container.get("envFrom", [])
+            assert {source["configMapRef"]["name"] for source in asked} <= maps, name
+        for volume in volumes.values():
+            if "configMap" in volume:
+                assert volume["configMap"]["name"] in maps, name
+
+
+def test_images_have_a_version_and_no_registry(folder: str) -> None:
+    for name, one in containers(folder):
+        image, _, version = one["image"].partition(":")
+        assert version not in ("", "latest"), name
+        assert "." not in image, name
+
+
+def test_topics_are_kept_as_often_as_there_are_brokers(folder: str) -> None:
+    brokers = named(folder, "StatefulSet", "kafka")["spec"]["replicas"]
+    kafka, services = settings_of(folder, "kafka"), settings_of(folder, "yardmaster")
+    expected = (3, 2) if folder.endswith("three-brokers") else (1, 1)
+    assert brokers == expected[0]
+    assert (int(kafka["KAFKA_REPLICATION"]), int(kafka["KAFKA_MIN_ISR"])) == expected
+    assert (
+        int(services["YARD_KAFKA__REPLICATION_FACTOR"]),
+        int(services["YARD_KAFKA__MIN_INSYNC_REPLICAS"]),
+    ) == expected
+    voters = [voter.partition("@")[2] for voter in kafka["KAFKA_VOTERS"].split(",")]
+    assert voters == [f"kafka-{n}.kafka-brokers:9093" for n in range(brokers)]
