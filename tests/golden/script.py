@@ -3,7 +3,8 @@
 A script is blocks, parted by blank lines. A block is commands, a line `----` and the decisions that
 followed; lines that start with `#` say what it is about. Commands:
 
-    pool main preemption=no start_timeout=10     node n1 gpus=4 [pool= type= cpus= memory= life=]
+    pool main preemption=no start_timeout=10     pool main node_timeout=60 fence=kill
+    node n1 gpus=4 [pool= type= cpus= memory= life=]
     submit train replicas=2 gpus=3 [any field of a spec; gpus=0.5: a share; fixed: not preemptible]
     starts|ends|exits|releases|never-starts TASK [replica=] [code=] [signal=] [done]
     checkpoint TASK step=     cancel|pause|resume TASK [now]     priority|weight|max-slots JOB N
@@ -104,6 +105,8 @@ def _task(name: str) -> tuple[str, int]:
 
 def _pool(cell: Cell, name: str, **options: Any) -> None:
     own = {f"{k}_s" if k.endswith("_timeout") else k: v for k, v in options.items()}
+    if "fence" in own:
+        own["fence"] = req.Fence(own["fence"])
     cell.pool(name, **own)
 
 

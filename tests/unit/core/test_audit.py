@@ -30,6 +30,7 @@ from tests.support.logs import (
 from yardmaster.core import commit as committed
 from yardmaster.core.audit import Audit, Finding, audit
 from yardmaster.core.audit import chain as audited
+from yardmaster.core.fencing import fence_of
 from yardmaster.eventlog.errors import UnknownTopic
 from yardmaster.eventlog.port import Partition, StoredRecord
 from yardmaster.schemas.events.admissions import (
@@ -60,6 +61,7 @@ from yardmaster.schemas.events.requests import (
     CancelRequestedV1,
     Enrolment,
     EraseRequestedV1,
+    Fence,
     NodeDrainRequestedV1,
     NodeEnrolRequestedV1,
     NodeRevokeRequestedV1,
@@ -603,6 +605,25 @@ def test_s3_a_revoked_node_is_lost_and_one_that_is_not_is_not(log: LogBuilder) -
     assert not found(log)
     log.scheduler.cycle(lost("n2", cause=LossCause.REVOKED))
     expect_one(log, "S3", "counts as revoked, but its enrolment was not")
+
+
+@pytest.mark.parametrize("fence", list(Fence))
+def test_s4_a_revoked_node_is_not_lost_while_what_it_runs_has_a_fence(
+    log: LogBuilder, fence: Fence
+) -> None:
+    for name in ("n1", "n2"):
+        enrol(log, name)
+    pool = pool_configured(revision=2, node_timeout_s=60, fence=fence)
+    log.judged(PoolChangeRequestedV1(pool="default", config=pool.config), pool)
+    admit(log, JOB)
+    fence_s = fence_of(pool.config)
+    log.scheduler.cycle(dataclasses.replace(allocated(A, placed("n1", 0)), fence_s=fence_s))
+    revoke(log, "n1")
+    log.scheduler.cycle(lost("n1", (A, 0), cause=LossCause.REVOKED), requeued(A), after_ms=3600_000)
+    if fence_s is None:
+        assert not found(log)
+    else:
+        expect_one(log, "S4", f"while {A} may run on there for 54 s")
 
 
 def test_s10_what_a_revoked_node_runs_is_stopped_at_once(log: LogBuilder) -> None:

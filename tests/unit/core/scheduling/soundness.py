@@ -14,6 +14,7 @@ from yardmaster.core.scheduling.entities import (
     LIMITED,
     Group,
     Node,
+    NodeState,
     Phase,
     Pool,
     ReplicaState,
@@ -38,6 +39,9 @@ def assert_sound(state: ClusterState) -> None:
         at = node.pool.name if node.pool is not None else ""
         expected = bool(at) and barred(state.enrolled, node, at)
         assert node.barred == expected, f"{node.name}: expected barred to be {expected}"
+        assert not node.revoked or state.revoked.get(node.name) is node, f"{node.name}: forgotten"
+        forgotten = node.silent_ms and node.state is NodeState.UP
+        assert not forgotten or node.name in state.node_attention, f"{node.name}: stale silence"
     _digest(state)
 
 

@@ -8,6 +8,7 @@ from tests.unit.core.scheduling.reading import kinds, only, running, waits
 from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster.core.testing import Cell
 from yardmaster.schemas.events import decisions as dec
+from yardmaster.schemas.events import requests as req
 from yardmaster.schemas.reasons import RefusalCode
 
 SECOND = "1" * 12
@@ -177,6 +178,119 @@ def test_a_revoked_node_may_hold_on_for_as_long_as_its_pool_says_now() -> None:
     assert kinds(cell.cycle(after_s=60)) == []
     assert kinds(cell.cycle(after_s=59.9)) == []
     assert "NodeLost" in kinds(cell.cycle(after_s=0.1))
+
+
+@pytest.mark.parametrize("timeout_s", [20, 120], ids=["shorter", "longer"])
+@pytest.mark.parametrize("restarts", [False, True], ids=["folded", "restored"])
+def test_a_snapshot_changes_nothing_about_when_a_revoked_node_is_lost(
+    timeout_s: int, restarts: bool
+) -> None:
+    cell = closed("n1")
+    cell.submit("job")
+    running(cell, "job")
+    cell.revoke("n1")
+    cell.cycle()
+    cell.pool("main", node_timeout_s=timeout_s)
+    cell.cycle(after_s=1)
+    if restarts:
+        cell.restart()
+    revoked_ms = cell.state.nodes["n1"].revoked_ms
+    assert cell.machine.due_ms(cell.state) == revoked_ms + timeout_s * 1000
+    assert kinds(cell.cycle(after_s=timeout_s - 2)) == []
+    assert only(cell.cycle(after_s=1), dec.NodeLostV1).cause == "revoked"
+    assert_sound(cell.state)
+
+
+def test_a_timeout_that_is_over_when_it_is_shortened_loses_a_revoked_node_at_once() -> None:
+    cell = closed("n1")
+    cell.submit("job")
+    running(cell, "job")
+    cell.revoke("n1")
+    cell.cycle()
+    assert kinds(cell.cycle(after_s=30)) == []
+    cell.pool("main", node_timeout_s=20)
+    assert only(cell.cycle(), dec.NodeLostV1).cause == "revoked"
+
+
+@pytest.mark.parametrize("restarts", [False, True], ids=["folded", "restored"])
+def test_a_revoked_node_keeps_the_time_it_had_when_what_had_a_fence_is_gone(
+    restarts: bool,
+) -> None:
+    cell = fenced()
+    cell.pool("main", node_timeout_s=60)
+    cell.submit("plain")
+    running(cell, "plain")
+    cell.revoke("n1")
+    cell.cycle()
+    cell.cycle(after_s=30)
+    if restarts:
+        cell.restart()
+    cell.ends("job")
+    cell.cycle()
+    assert kinds(cell.cycle(after_s=29)) == []
+    assert only(cell.cycle(after_s=1), dec.NodeLostV1).cause == "revoked"
+
+
+def fenced() -> Cell:
+    """A node of a pool with `fence: kill` that runs a job."""
+    cell = closed("n1")
+    cell.pool("main", node_timeout_s=60, fence=req.Fence.KILL)
+    cell.submit("job")
+    running(cell, "job")
+    run = cell.task("job").run
+    assert run is not None
+    assert run.fence_s == 54
+    return cell
+
+
+def test_a_revoked_node_is_not_lost_by_time_while_what_it_runs_has_a_fence() -> None:
+    cell = fenced()
+    cell.revoke("n1")
+    assert kinds(cell.cycle()) == ["StopRequested"]
+    assert kinds(cell.cycle(after_s=3600)) == []
+    assert cell.machine.due_ms(cell.state) is None
+    cell.restart()
+    assert kinds(cell.cycle(after_s=3600)) == []
+    cell.ends("job")
+    assert only(cell.cycle(), dec.NodeLostV1).cause == "revoked"
+    assert_sound(cell.state)
+
+
+def test_a_revoked_node_whose_fence_has_run_out_is_lost_by_its_silence() -> None:
+    cell = fenced()
+    cell.revoke("n1")
+    cell.cycle()
+    heard_ms = cell.now_ms
+    lost = only(cell.cycle(after_s=61, silent={"n1": heard_ms}), dec.NodeLostV1)
+    assert lost.cause == "silent"
+
+
+@pytest.mark.parametrize("how", ["lost", "left"])
+def test_a_node_revoked_while_it_was_away_is_the_same_after_a_restart(how: str) -> None:
+    cell = closed("n1", "n2")
+    if how == "left":
+        cell.leaves("n1")
+        cell.cycle()
+    else:
+        heard_ms = cell.now_ms
+        cell.cycle(after_s=60, silent={"n1": heard_ms})
+    assert cell.state.nodes["n1"].state.name == how.upper()
+    cell.revoke("n1")
+    cell.cycle()
+    assert_sound(cell.state)
+    digest = cell.state.digest()
+    cell.restart()
+    assert cell.state.digest() == digest
+    assert cell.settled() == []
+
+
+def test_a_silence_that_passed_does_not_lose_a_node_that_is_revoked_later() -> None:
+    cell = closed("n1")
+    cell.submit("job")
+    running(cell, "job")
+    cell.cycle(silent={"n1": cell.now_ms - 30_000})
+    cell.revoke("n1")
+    assert kinds(cell.cycle(after_s=600)) == ["StopRequested"]
 
 
 def test_the_last_revocation_does_not_open_the_cell_again() -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 from tests.unit.core.scheduling.reading import all_of, kinds, only, running, started, waits
 from tests.unit.core.scheduling.soundness import assert_sound
+from yardmaster.core.scheduling.entities import NodeState
 from yardmaster.core.testing import Cell
 from yardmaster.schemas.envelope import Event
 from yardmaster.schemas.events import decisions as dec
@@ -54,6 +55,16 @@ def test_a_node_is_not_lost_before_its_timeout() -> None:
     cell = cell_with()
     assert kinds(silent(cell, "n1", 59.999)) == ["NodeSilenceObserved"]
     assert cell.phase("job") == "running"
+
+
+def test_a_silence_that_did_not_lose_its_node_is_forgotten_and_observed_anew() -> None:
+    cell = cell_with()
+    heard_ms = cell.now_ms - 59_000
+    cell.cycle(silent={"n1": heard_ms})
+    assert cell.state.nodes["n1"].silent_ms == 0
+    assert_sound(cell.state)
+    lost = only(cell.cycle(after_s=1, silent={"n1": heard_ms}), dec.NodeLostV1)
+    assert lost.last_heard_at_ms == heard_ms
 
 
 def test_the_time_that_a_lost_attempt_ran_counts_against_its_limit() -> None:
@@ -145,10 +156,13 @@ def test_a_restarted_agent_is_still_the_same_node() -> None:
 
 def test_a_join_ends_the_silence() -> None:
     cell = cell_with()
-    silent(cell, "n1", 30)
+    cell.submit("other")
+    cell.cycle(silent={"n1": cell.now_ms - 30_000}, limit=1)
+    assert not cell.complete
+    assert cell.state.nodes["n1"].silent_ms
     cell.node("n1", gpus=2)
-    cell.cycle()
-    assert cell.state.nodes["n1"].silent_ms == 0
+    cell.cycle(after_s=60)
+    assert cell.state.nodes["n1"].state is NodeState.UP
 
 
 def test_a_node_replaced_while_tasks_run_on_it_is_lost_first() -> None:

@@ -149,7 +149,9 @@ def test_a_restart_forgets_nothing_that_was_observed() -> None:
     cell.node("n1")
     cell.submit("job")
     running(cell, "job")
-    cell.cycle(silent={"n1": cell.now_ms - 30_000})
+    cell.submit("other")
+    cell.cycle(silent={"n1": cell.now_ms - 30_000}, limit=1)
+    assert not cell.complete
     restarted(cell)
     assert cell.state.nodes["n1"].silent_ms == cell.now_ms - 30_000
     assert cell.state.sources["node/n1"][0] == 1

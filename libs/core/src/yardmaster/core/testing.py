@@ -129,10 +129,10 @@ class Cell:
     # Inputs
 
     def pool(self, name: str, *, policy: str = "priority", **options: Any) -> None:
-        """Configure a pool; `placement`, `node_timeout_s`, `start_timeout_s` are the pool's own."""
+        """Configure a pool; `placement`, `fence` and the timeouts are the pool's own."""
         own = {
             key: options.pop(key)
-            for key in ("placement", "node_timeout_s", "start_timeout_s")
+            for key in ("placement", "node_timeout_s", "start_timeout_s", "fence")
             if key in options
         }
         known = self.state.pools.get(name)

@@ -397,6 +397,8 @@ class Decisions:
             self.report.add("S3", seen, f"{who} counts as replaced, but no other has joined")
         if body.cause is LossCause.REVOKED and cluster.enrolled.get(body.node, who) is not None:
             self.report.add("S3", seen, f"{who} counts as revoked, but its enrolment was not")
+        if body.cause is LossCause.REVOKED:
+            self._keeps_fences(seen, who, body, silent_ms=0)
         if body.cause is LossCause.SILENT:
             self._silent(seen, who, body)
         held = sorted(
@@ -447,10 +449,14 @@ class Decisions:
                 f"{who} is lost after {cluster.now_ms - heard_ms} ms of silence, node_timeout of "
                 f"its pool is {config.node_timeout_s} s",
             )
+        self._keeps_fences(seen, who, body, silent_ms=cluster.now_ms - heard_ms)
+
+    def _keeps_fences(self, seen: Seen, who: str, body: NodeLostV1, *, silent_ms: int) -> None:
+        """What is closed with a node runs no more, if it has a fence: that counts silence alone."""
+        cluster = self.cluster
         for (task_id, _), incarnation in cluster.on_node.get(body.node, {}).items():
             attempt = cluster.task(task_id).attempt
             fence_s = attempt.fence_s if attempt is not None else None
-            silent_ms = cluster.now_ms - heard_ms
             if incarnation == body.incarnation and fence_s and silent_ms <= fence_s * 1000:
                 self.report.add(
                     "S4",

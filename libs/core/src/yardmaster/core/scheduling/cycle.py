@@ -7,7 +7,6 @@ from yardmaster.core.scheduling.appliers.nodes import install
 from yardmaster.core.scheduling.entities import (
     Due,
     Group,
-    Node,
     NodeState,
     Phase,
     Pool,
@@ -21,13 +20,15 @@ def begin(state: ClusterState, cycle: int, now_ms: int) -> ClusterState:
     state.cycle = cycle
     state.now_ms = max(state.now_ms, now_ms)
     state.restless = False
+    # Looked at in every cycle, since by when one is to have let go changes with what it holds and
+    # with its pool. So the log alone says when it is lost, not what was looked at since a snapshot.
+    state.revoked = {name: node for name, node in state.revoked.items() if node.revoked}
+    state.node_attention.update(state.revoked)
     while state.deadlines and state.deadlines[0][0] <= state.now_ms:
         _, due, name, attempt = heappop(state.deadlines)
         if due == Due.DRAIN:
             for task in state.node(name).open.values():
                 note(state, task)
-        elif due == Due.REVOCATION:
-            _look_at_revoked(state, state.node(name))
         elif due == Due.PROTECTION:
             pool = state.pool(name)
             for group in pool.protected:
@@ -45,29 +46,20 @@ def begin(state: ClusterState, cycle: int, now_ms: int) -> ClusterState:
     return state
 
 
-def _look_at_revoked(state: ClusterState, node: Node) -> None:
-    when_ms = node.revoked_ms + node.timeout_s * 1000
-    if not node.revoked_ms or node.state is not NodeState.UP:
-        return
-    if when_ms > state.now_ms:
-        # Its pool gives it more time than it did.
-        state.deadline(when_ms, Due.REVOCATION, node.name)
-    else:
-        state.node_attention[node.name] = node
-
-
 def due_ms(state: ClusterState) -> int | None:
     """When time alone calls for a cycle: now, the soonest deadline that still means something, or
     never.
     """
     if state.restless:
         return state.now_ms
+    whens = [when for node in state.revoked.values() if (when := node.forfeit_ms) is not None]
     while state.deadlines:
         when, due, name, attempt = state.deadlines[0]
         if _holds(state, when, due, name, attempt):
-            return when
+            whens.append(when)
+            break
         heappop(state.deadlines)
-    return None
+    return min(whens, default=None)
 
 
 def _until_ms(pool: Pool, group: Group) -> int:
@@ -78,9 +70,6 @@ def _holds(state: ClusterState, when_ms: int, due: int, name: str, attempt: int)
     if due == Due.DRAIN:
         node = state.nodes.get(name)
         return node is not None and bool(node.drain_ms and node.open)
-    if due == Due.REVOCATION:
-        node = state.nodes.get(name)
-        return node is not None and bool(node.revoked_ms) and node.state is NodeState.UP
     if due == Due.PROTECTION:
         pool = state.pools[name]
         return any(_until_ms(pool, group) <= when_ms for group in pool.protected)
@@ -101,7 +90,8 @@ def settle(state: ClusterState, *, complete: bool) -> ClusterState:
     Groups that wait for their victims stay awake, because what they were promised has to be kept
     from others in every cycle until they have it; meanwhile they stay awake in the pools they like
     less, which were passed over. A node that waited for its old incarnation to be
-    lost is taken in here, which calls for another cycle at once.
+    lost is taken in here, which calls for another cycle at once. A silence that did not lose its
+    node is forgotten: the node may be heard again, and is observed anew while it is not.
     """
     for group in state.emptied:
         if not group.queue.live:
@@ -118,6 +108,9 @@ def settle(state: ClusterState, *, complete: bool) -> ClusterState:
         if node.pending is not None and not node.open:
             install(state, node, node.pending)
             state.restless = True
+        if node.silent_ms and node.state is NodeState.UP:
+            node.silent_ms = 0
+            state.dirty[node] = None
     state.attention.clear()
     state.node_attention.clear()
     for pool in state.pools.values():

@@ -468,6 +468,26 @@ class Node:
         return max(timeout_s, least_timeout_s(fence_s)) if fence_s else timeout_s
 
     @property
+    def revoked(self) -> bool:
+        """Whether it is here still, and trusted no more."""
+        return self.revoked_ms > 0 and self.state is NodeState.UP
+
+    @property
+    def forfeit_ms(self) -> int | None:
+        """When it is lost for being revoked, whatever it still holds; None: never by time alone.
+
+        What has a fence may run for as long as heartbeats are acknowledged, which a revocation does
+        not end: such a node is lost when it has let go, or by its silence.
+        """
+        if not self.revoked:
+            return None
+        if not self.open:
+            return self.revoked_ms
+        if any(task.run.fence_s for task in self.open.values() if task.run):
+            return None
+        return self.revoked_ms + self.timeout_s * 1000
+
+    @property
     def empty_ms(self) -> int:
         """When it is to be empty; 0: it need not be."""
         return self.revoked_ms or self.drain_ms
@@ -555,7 +575,6 @@ class Due(IntEnum):
     HOLD = 2
     DRAIN = 3
     PROTECTION = 4
-    REVOCATION = 5
 
 
 def class_of(waits: dict[str, tuple[Wait, int, int]], pools: tuple[str, ...]) -> WaitClass | None:

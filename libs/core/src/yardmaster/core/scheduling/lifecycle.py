@@ -78,7 +78,8 @@ def _why_lost(state: ClusterState, node: Node) -> LossCause | None:
     timeout_ms = node.timeout_s * 1000
     if node.silent_ms > 0 and state.now_ms - node.silent_ms >= timeout_ms:
         return LossCause.SILENT
-    if node.revoked_ms and (not node.open or state.now_ms - node.revoked_ms >= timeout_ms):
+    forfeit_ms = node.forfeit_ms
+    if forfeit_ms is not None and forfeit_ms <= state.now_ms:
         return LossCause.REVOKED
     return None
 

@@ -269,9 +269,8 @@ def _load_node(state: ClusterState, row: Plain) -> None:
         install_room(state, node, state.pools[row["pool"]])
     if node.drain_ms:
         state.deadline(node.drain_ms, Due.DRAIN, node.name)
-    if node.revoked_ms and node.state is NodeState.UP:
-        # As early as may be: what it runs is not known here yet, and a look too early is harmless.
-        state.deadline(node.revoked_ms, Due.REVOCATION, node.name)
+    if node.revoked:
+        state.revoked[node.name] = node
 
 
 def _load_job(state: ClusterState, row: Plain) -> list[Task]:

@@ -50,7 +50,7 @@ class ClusterState:
         *("attention", "cell", "cycle", "deadlines", "departments", "dirty", "emptied"),
         *("enrolled", "jobs", "tasks"),
         *("journal", "next_job", "next_node", "node_attention", "nodes", "now_ms", "pools"),
-        *("projects", "restless", "sources", "total"),
+        *("projects", "restless", "revoked", "sources", "total"),
     )
 
     def __init__(self, cell: str) -> None:
@@ -65,6 +65,8 @@ class ClusterState:
         self.nodes: dict[str, Node] = {}
         #: Nodes that were ever enrolled; while there is none, any node may join.
         self.enrolled: dict[str, Enrolled] = {}
+        #: Nodes that were revoked while they were up (derived); some may be gone since.
+        self.revoked: dict[str, Node] = {}
         self.next_job = 0
         self.next_node = 0
         #: (when, what, id, attempt), soonest first; entries that no longer hold are skipped.

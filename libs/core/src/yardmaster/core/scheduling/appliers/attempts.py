@@ -6,7 +6,6 @@ from yardmaster.core.scheduling.entities import (
     Due,
     Job,
     Node,
-    NodeState,
     Phase,
     Pool,
     ReplicaState,
@@ -138,8 +137,6 @@ def close_replica(
         state.vacate(node, task, placement, promised=run.stop is not None)
     else:
         node.open.pop((task.id, replica), None)
-    if node.revoked_ms and not node.open and node.state is NodeState.UP:
-        state.node_attention[node.name] = node
     if replica == 0 and run.port is not None:
         release_port(node, run.port)
     state.charge(task, pool, -milli)

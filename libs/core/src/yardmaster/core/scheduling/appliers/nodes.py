@@ -72,15 +72,17 @@ def node_revoked_v1(state: ClusterState, event: adm.NodeRevokedV1, _: str) -> No
     row.config = None
     state.dirty[row] = None
     node = state.nodes.get(event.node)
-    if node is None or node.state is not NodeState.UP:
+    if node is None:
         return
-    node.revoked_ms = state.now_ms
     # It may have asked to join anew, when it still might.
     node.pending = None
-    state.node_attention[node.name] = node
-    state.deadline(node.revoked_ms + node.timeout_s * 1000, Due.REVOCATION, node.name)
-    for task in node.open.values():
-        note(state, task)
+    state.dirty[node] = None
+    if node.state is NodeState.UP:
+        node.revoked_ms = state.now_ms
+        state.revoked[node.name] = state.node_attention[node.name] = node
+        for task in node.open.values():
+            note(state, task)
+    # Also one that is gone: what a snapshot leads to says so of all.
     _bar(state, node)
 
 
