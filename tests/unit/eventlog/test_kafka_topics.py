@@ -70,3 +70,12 @@ async def test_one_that_stays_without_a_leader_is_unavailable_not_unknown(
 async def test_a_topic_that_this_client_may_not_see_is_said_at_once(log: KafkaLog) -> None:
     with pytest.raises(LogUnavailable, match="TopicAuthorizationFailed"):
         await answered(log, (29, []))
+
+
+async def test_partitions_that_were_added_are_found(log: KafkaLog) -> None:
+    east = Partition("assignments.n1", 1)
+    await log._admin.close()
+    log._admin = Brokers((0, (1,)), (0, (1, 1)))
+    with pytest.raises(UnknownTopic):
+        await log._require(east)
+    await log._require(east)

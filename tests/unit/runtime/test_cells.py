@@ -275,3 +275,23 @@ async def test_samples_and_lines_of_a_cell_say_which(world: World) -> None:
     assert 'yard_toy_cycle_seconds_bucket{cell="east",le="0.001"}' in text
     lines = [json.loads(line) for line in replica.lines.getvalue().splitlines()]
     assert {line["cell"] for line in lines if line["event"] == "term_started"} == set(CELLS)
+
+
+async def test_a_leader_that_must_restore_leaves_its_cell_to_the_standby(world: World) -> None:
+    plan = FaultPlan(world.clock, [Fault(topic="admissions", nth=3, kind=FaultKind.LOST)])
+    first, second = Replica(world, FaultyLog(world.log.handle(), plan)), Replica(world)
+    async with running(first):
+        await led(world, (first, set(CELLS)))
+        async with running(second):
+            await until(lambda: len(first.leads()) == len(second.leads()) == 1, world.clock)
+            (cell,) = first.leads()
+            await world.ask(cell)
+            await until(lambda: (cell, "append_outcome_unknown") in first.codes(), world.clock)
+            # It pauses before it restores: meanwhile the standby takes the cell.
+            await until(lambda: cell in second.leads())
+
+
+def test_each_cell_knows_of_how_many_cells_the_log_is() -> None:
+    assert [one.partitions for one in RuntimeSettings(cells=CELLS).served()] == [2, 2]
+    assert [one.partitions for one in RuntimeSettings().served()] == [1]
+    assert RuntimeSettings(partition=2).partitions == 3

@@ -7,7 +7,7 @@ from typing import Any
 
 from yardmaster.eventlog.membership import MemoryGroup, MemoryMembership
 from yardmaster.runtime.clock import ManualClock
-from yardmaster.runtime.election import GroupElection
+from yardmaster.runtime.election import GroupElection, SoleCandidate
 
 PAUSE_S = 6.0
 
@@ -137,3 +137,24 @@ async def test_a_stopped_machine_leaves_its_cell_to_another() -> None:
     async with waiting(second.election.won()) as won:
         first.election.withdraw()
         await won
+
+
+async def test_who_restores_anew_leaves_its_cell_to_who_stands_by() -> None:
+    group, clock = MemoryGroup(), ManualClock()
+    first, second = Replica(group, clock), Replica(group, clock)
+    await first.election.won()
+    async with waiting(second.election.won()) as won:
+        assert not won.done()
+        first.election.rest()
+        await won
+    assert first.member.assigned.partitions == set()
+
+
+async def test_who_restored_anew_and_is_alone_wins_again() -> None:
+    replica = Replica(MemoryGroup(), ManualClock())
+    await replica.election.won()
+    replica.election.rest()
+    await replica.election.won()
+    sole = SoleCandidate()
+    sole.rest()
+    await sole.won()

@@ -67,3 +67,14 @@ def test_an_exception_brings_its_trace(rig: Rig) -> None:
         rig.logger.exception("failed")
     (line,) = rig.lines()
     assert "OSError: gone" in str(line["trace"])
+
+
+def test_what_cannot_be_written_is_no_failure_of_the_library(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rig.handler.emit(logging.makeLogRecord({"msg": "two: %s %s", "args": ("one",)}))
+    assert "Logging error" in capsys.readouterr().err
+    rig.out.close()
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    rig.complain("a")
+    assert capsys.readouterr().err == ""

@@ -243,6 +243,8 @@ class KafkaLog:
         await asyncio.wait([sent.done], timeout=max(0.0, left_s))
         if not sent.done.done():
             await self._abandon(sent.producer)
+            # It may have been deleted, or have no leader: the next call asks.
+            self._topics.pop(topic, None)
             waited = f"not acknowledged within {self._settings.append_timeout_s:g} s"
             raise AppendOutcomeUnknown(topic=topic, found=waited)
         try:
@@ -444,7 +446,8 @@ class KafkaLog:
         await producer.abandon()
 
     async def _require(self, partition: Partition) -> None:
-        if partition.topic not in self._topics:
+        if partition.number >= self._topics.get(partition.topic, 0):
+            self._topics.pop(partition.topic, None)
             await self._bounded(lambda: self._look({partition.topic}))
         self._open()
         if not 0 <= partition.number < self._topics.get(partition.topic, 0):

@@ -26,6 +26,7 @@ from aiokafka.coordinator.protocol import (
     ConsumerProtocolMemberMetadata,
 )
 from aiokafka.errors import ConsumerStoppedError, KafkaError
+from aiokafka.protocol.group import LeaveGroupRequest
 from pydantic_core import from_json, to_json
 
 from yardmaster.eventlog.errors import LogClosed
@@ -163,9 +164,10 @@ class KafkaMembership:
                         await self._consumer.getmany(timeout_ms=LOOK_MS)
                 except Exception as error:  # noqa: BLE001 a leader must not fall with its client
                     self._told(_said(error))
-                    if self._consumer is not None:
-                        await self._consumer.leave()
-                        self._consumer = None
+                    # Taken first: cancelled while it leaves, it is not used again.
+                    consumer, self._consumer = self._consumer, None
+                    if consumer is not None:
+                        await consumer.leave()
                     await self._clock.sleep(RETRY_S)
 
     def give(self, partitions: Iterable[int]) -> None:
@@ -252,11 +254,20 @@ class _Consumer(AIOKafkaConsumer):  # type: ignore[misc]
         try:
             async with asyncio.timeout(LEAVE_S):
                 await self.stop()
+        except asyncio.CancelledError:
+            await self._abandon()
+            raise
         except Exception:  # noqa: BLE001 it is thrown away, and must not hold up who does it
             await self._abandon()
 
     async def _abandon(self) -> None:
         coordinator, fetcher = self._coordinator, self._fetcher
+        if coordinator is not None and coordinator.coordinator_id and coordinator.member_id:
+            # Over another connection: a broker answers this one's join first.
+            request = LeaveGroupRequest(coordinator.group_id, coordinator.member_id)
+            with suppress(Exception):
+                async with asyncio.timeout(LEAVE_S / 2):
+                    await self._client.send(coordinator.coordinator_id, request)
         with suppress(Exception):
             async with asyncio.timeout(LEAVE_S):
                 if coordinator is not None:

@@ -165,6 +165,9 @@ class Candidate(Generic[S]):
     def _goes_on_after(self, error: YardmasterError) -> bool:
         """Note why leading ended; False when starting over would end the same way."""
         metrics, retry = self._metrics, self._settings.retry
+        if not isinstance(error, Fenced):
+            # Who stands by has its state; here it is restored first.
+            self._election.rest()
         self._pause_s = min(max(2 * self._pause_s, retry.first_pause_s), retry.longest_pause_s)
         match error:
             case Fenced():

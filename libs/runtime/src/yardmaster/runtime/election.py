@@ -20,6 +20,9 @@ class Election(Protocol):
     def step_back(self) -> None:
         """Another leader was seen: do not win again by oneself."""
 
+    def rest(self) -> None:
+        """The candidate restores anew: another may lead meanwhile; `won` stands again."""
+
     def withdraw(self) -> None:
         """The candidate's machine has stopped: it can lead no more."""
 
@@ -46,6 +49,9 @@ class SoleCandidate:
     def step_back(self) -> None:
         """Stay standby."""
         self._may_lead.clear()
+
+    def rest(self) -> None:
+        """There is no other."""
 
     def withdraw(self) -> None:
         """Stay standby."""
@@ -99,6 +105,11 @@ class GroupElection:
         """Another leader was seen: what the group said before is not believed without asking."""
         self._fenced_under = self._membership.assigned.number
 
+    def rest(self) -> None:
+        """Let another member have the partition; what the group said before stands no more."""
+        self.step_back()
+        self._membership.withdraw(self._partition)
+
     def withdraw(self) -> None:
         """Let another member have the partition."""
         self._membership.withdraw(self._partition)
@@ -133,6 +144,9 @@ class ManualElection:
     def step_back(self) -> None:
         """As if deposed."""
         self.depose()
+
+    def rest(self) -> None:
+        """It is elected until it is deposed."""
 
     def withdraw(self) -> None:
         """As if deposed."""

@@ -46,7 +46,17 @@ class LibraryLogs(logging.Handler):
             root.setLevel(level)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line, unless its like was written a moment ago."""
+        """Write a line, unless its like was written a moment ago.
+
+        One that cannot be written, since its arguments do not fit its text or nobody takes what
+        this process says, is no failure of who logged it.
+        """
+        try:
+            self._say(record)
+        except Exception:  # noqa: BLE001 as every handler of logging's own
+            self.handleError(record)
+
+    def _say(self, record: logging.LogRecord) -> None:
         library = record.name.partition(".")[0]
         self._lines.labels(library).inc()
         place, now_s = (record.pathname, record.lineno), self._monotonic_s()

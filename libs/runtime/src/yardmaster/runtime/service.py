@@ -62,6 +62,9 @@ class Ports:
     #: A candidate's election, by the number of its cell's partition.
     elections: Callable[[int], Election] = lambda partition: SoleCandidate()
     health: Health = field(default_factory=Health)
+    #: Opens a handle of its own for what runs beside a leader: an append that times out has the
+    #: handle's producer thrown away, and it must not be the leader's. None: `log` does.
+    another_log: Callable[[], Awaitable[EventLog]] | None = None
     #: Told whenever the machine has restored its state; a process of its own has
     #: `spare_collections` here.
     restored: Callable[[], object] = lambda: None
@@ -132,6 +135,11 @@ def kafka_settings(settings: LogSettings) -> KafkaSettings:
     return settings.kafka.settings(settings.log_url.removeprefix("kafka://"), "yardmaster")
 
 
+def on_kafka(settings: LogSettings) -> bool:
+    """Whether the log is on Kafka."""
+    return settings.log_url.startswith("kafka:")
+
+
 async def open_ports(
     process: "Process", settings: RuntimeSettings, membership: Membership | None = None
 ) -> Ports:
@@ -156,6 +164,7 @@ async def open_ports(
         health=process.health,
         elections=election,
         snapshots=SnapshotStore(settings.snapshots_url),
+        another_log=partial(process.open_log, settings) if on_kafka(settings) else None,
         restored=spare_collections,
     )
 
@@ -212,7 +221,7 @@ def group_of(
 
     Raises: SecretUnreadable, TlsUnusable.
     """
-    if not settings.log_url.startswith("kafka:"):
+    if not on_kafka(settings):
         return None
     from yardmaster.eventlog.kafka_membership import KafkaMembership
 

@@ -8,7 +8,15 @@ Every limit has a name, a default and a metric (`metrics.py`). Environment varia
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -235,11 +243,21 @@ class RuntimeSettings(SharedSettings):
         """Where snapshots are, the default filled in."""
         return self.snapshots or str(self.data / "snapshots")
 
+    #: Of one of the `served`: how many cells there are.
+    _cells: int = PrivateAttr(default=0)
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions every topic has: the log's number of cells, as far as it is known."""
+        return max(self._cells, len(self.cells), self.partition + 1)
+
     def served(self) -> tuple[Self, ...]:
         """These settings for each of the cells, one by one."""
         if not self.cells:
             return (self,)
-        return tuple(
-            self.model_copy(update={"cell": cell, "partition": number, "cells": ()})
-            for number, cell in enumerate(self.cells)
-        )
+        served = []
+        for number, cell in enumerate(self.cells):
+            one = self.model_copy(update={"cell": cell, "partition": number, "cells": ()})
+            one._cells = len(self.cells)
+            served.append(one)
+        return tuple(served)

@@ -40,7 +40,7 @@ from yardmaster.runtime.inputs import Refused, Upstream, judge, refused_ranges
 from yardmaster.schemas.envelope import Envelope, Event
 from yardmaster.schemas.errors import SchemaError, YardmasterError
 from yardmaster.schemas.events.admissions import DetailsErasedV1
-from yardmaster.schemas.events.details import RequestNotedV1
+from yardmaster.schemas.events.details import JobDetailedV1, RequestNotedV1
 from yardmaster.schemas.events.machine import InputRange
 from yardmaster.schemas.events.requests import DetailsRef
 from yardmaster.schemas.topics import DETAILS, INPUT_ORDER
@@ -444,8 +444,13 @@ def _as_written(stored: StoredRecord) -> bool:
     if envelope is None:
         return False
     data = envelope.data
-    key = f"note.{data.salt}" if isinstance(data, RequestNotedV1) else envelope.subject
-    return stored.record.key == key.encode()
+    keys = [envelope.subject]
+    if isinstance(data, RequestNotedV1):
+        keys = [f"note.{data.salt}"]
+    elif isinstance(data, JobDetailedV1):
+        # So that a repeat, where nobody could say that it is one, takes no other's place.
+        keys.append(f"{envelope.subject}.{data.salt}")
+    return stored.record.key in [key.encode() for key in keys]
 
 
 async def audit_log(log: EventLog, partition: int = 0) -> tuple[audit.Finding, ...]:

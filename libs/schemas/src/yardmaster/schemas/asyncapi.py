@@ -125,7 +125,8 @@ def _channel(name: str, topic: Topic) -> Json:
     if name == ASSIGNMENTS:
         channel["parameters"] = {"node": {"description": "The node's name."}}
         channel["x-yardmaster"]["headers"] = {
-            "yard_offset": "The record's offset in `decisions`; a copy may come more than once."
+            "yard_offset": "The record's offset in `decisions`; a copy may come more than once.",
+            "yard_behind": "The relay's own: from this offset on some node misses copies.",
         }
     return channel
 

@@ -53,6 +53,7 @@ async def schedule(ports: Ports, settings: RuntimeSettings) -> NoReturn:
     limits = settings.shell if isinstance(settings, Settings) else ShellLimits()
     metrics = ShellMetrics(ports.telemetry)
     machine = candidate(SchedulerMachine(), ports, settings)
+    nodes_log = await ports.another_log() if ports.another_log else None
 
     def beside(leader: Leader[ClusterState]) -> Sequence[Work]:
         fold = leader.fold
@@ -63,6 +64,8 @@ async def schedule(ports: Ports, settings: RuntimeSettings) -> NoReturn:
             limits=limits,
             metrics=metrics,
             partition=settings.partition,
+            partitions=settings.partitions,
+            nodes_log=nodes_log or ports.log,
             snapshots=ports.snapshots,
         )
         fold.listeners.append(relay.heard)
@@ -77,7 +80,11 @@ async def schedule(ports: Ports, settings: RuntimeSettings) -> NoReturn:
         )
         return relay.run(sorted(known_nodes(fold.state)), fold.origin), watch.run()
 
-    await machine.run(beside)
+    try:
+        await machine.run(beside)
+    finally:
+        if nodes_log is not None:
+            await nodes_log.close()
 
 
 def main() -> int:

@@ -12,6 +12,9 @@ class ShellMetrics:
         self.relayed = counter("relayed", "Decisions copied to nodes' topics.")
         self.relay_lag = gauge("relay_lag", "Records of decisions not relayed yet.")
         self.relay_retries = counter("relay_retries", "Appends to nodes' topics tried again.")
+        self.relay_behind = gauge(
+            "relay_behind", "Nodes whose topic takes nothing; they miss copies."
+        )
         self.topics = gauge("assignment_topics", "Nodes whose topic is known to be there.")
         self.heartbeats = counter("heartbeats", "Heartbeats heard.")
         self.heartbeats_ignored = counter(

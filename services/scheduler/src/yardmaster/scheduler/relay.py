@@ -5,10 +5,16 @@ and headers, and `yard_offset`, where it lies in `decisions`. Copies may come mo
 know an attempt they have. Its position is in what it wrote: it goes on with the cycle of the
 highest `yard_offset` there is, and copies that whole cycle again, since it may have been copied to
 some nodes only.
+
+A node whose topic takes nothing holds up no other: after `relay_tries` it is *behind*. Kept of it
+is the first batch that it misses, which is tried again and again; the rest is read from the log
+anew once its topic takes that one. Copies made meanwhile say in `yard_behind` from which offset on
+a node misses something, and whoever takes over goes on from there.
 """
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from pydantic_core import from_json
@@ -34,7 +40,7 @@ from yardmaster.runtime.waiting import first_of, together
 from yardmaster.scheduler.metrics import ShellMetrics
 from yardmaster.scheduler.settings import ShellLimits
 from yardmaster.schemas.envelope import Envelope, Event
-from yardmaster.schemas.errors import SchemaError
+from yardmaster.schemas.errors import SchemaError, YardmasterError
 from yardmaster.schemas.events.admissions import NodeEnrolledV1
 from yardmaster.schemas.events.decisions import (
     AllocationRevokedV1,
@@ -47,7 +53,18 @@ from yardmaster.schemas.events.node_events import NodeJoinedV1
 from yardmaster.schemas.topics import DECISIONS, assignments
 
 OFFSET_HEADER: Final = "yard_offset"
+BEHIND_HEADER: Final = "yard_behind"
 MACHINE: Final = "scheduler"
+#: What a node's topic may answer, and another's not.
+_FAILURES: Final = (AppendOutcomeUnknown, BatchTooLarge, LogUnavailable, UnknownTopic)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """A cycle's copies for one node; `first` is the offset of the first of them."""
+
+    first: int
+    records: Sequence[Record]
 
 
 def concerned(event: Event) -> Iterable[str]:
@@ -75,20 +92,35 @@ class Relay:
         limits: ShellLimits,
         metrics: ShellMetrics,
         partition: int = 0,
+        partitions: int = 1,
+        nodes_log: EventLog | None = None,
         snapshots: SnapshotStore | None = None,
     ) -> None:
+        """`nodes_log`: a handle for the nodes' topics, whose failures are not `log`'s."""
         self._log = log
+        self._nodes_log = nodes_log or log
         self._cell = cell
         self._clock = clock
         self._limits = limits
         self._metrics = metrics
         self._number = partition
+        #: Of every node's topic: a node may be named in any cell, and may move.
+        self._partitions = max(partitions, partition + 1)
         self._snapshots = snapshots
         self._slots = asyncio.Semaphore(limits.max_appends)
+        #: For nodes that are behind: those that are not do not wait for them.
+        self._late_slots = asyncio.Semaphore(limits.max_appends)
         #: Nodes whose topic is there; those in `_joined` are to get one.
         self._known: set[str] = set()
         self._joined: dict[str, None] = {}
         self._wake = asyncio.Event()
+        #: Nodes whose topic takes nothing, each with the first batch that it misses.
+        self._behind: dict[str, _Batch] = {}
+        self._lag = asyncio.Event()
+        #: A reader from before anything that a node misses.
+        self._origin: Mapping[str, Any] | None = None
+        #: The end of the newest cycle that was given to the nodes that are not behind.
+        self._handled = -1
 
     def heard(self, accepted: Sequence[Envelope[Event]], counted: CountedCycle) -> None:
         """A cycle counts; nodes that joined or were enrolled in it get a topic.
@@ -111,50 +143,51 @@ class Relay:
             ForeignRecord, ChainBroken, LogTruncated, LogUnavailable, LogClosed.
         """
         self._joined.update(dict.fromkeys(nodes))
-        await self._create_topics()
-        reached = await self._highest_relayed()
-        reader = await self._reader_before(reached, origin)
-        cursor = Cursor(
-            self._log, Partition(DECISIONS.name, self._number), reader.next, self._limits.max_read
-        )
-        records: dict[int, Record] = {}
+        self._origin = origin
+        follow = self._follow(sorted(self._joined))
+        await first_of(follow, self._make_topics(), self._catch_up_for_ever())
+        raise AssertionError("none of them ends")
+
+    async def _follow(self, nodes: Sequence[str]) -> NoReturn:
+        """Give each cycle that counts to all nodes that are not behind."""
+        reached = await self._highest_relayed(nodes)
+        reader = await self._reader_before(reached, self._origin)
+        cycles = self._cycles(reader)
         self._metrics.telemetry.info("relay_started", reached=reached, start=reader.next)
         while True:
-            await self._create_topics()
-            while await cursor.fill(1):
-                stored = cursor.pop()
-                try:
-                    envelope = decode_own(stored.record, self._cell)
-                except SchemaError as error:
-                    raise foreign(stored, error) from error
-                counted = reader.feed(stored.offset, digest_of(stored.record), envelope)
-                records[stored.offset] = stored.record
-                if counted is None:
-                    continue
-                if counted.offset >= reached:
-                    await self._relay(counted, records)
-                records.clear()
-                self._metrics.relay_lag.set(len(cursor))
-            self._wake.clear()
-            if not self._joined:
-                await first_of(
-                    self._log.wait({cursor.partition: cursor.end}, self._limits.idle_wait_s),
-                    self._wake.wait(),
-                )
+            found = await cycles.next()
+            if found is None:
+                if not self._behind:
+                    self._origin = reader.dump()
+                await cycles.wait(self._limits.idle_wait_s)
+                continue
+            counted, records = found
+            if counted.offset >= reached:
+                await self._relay(counted, records)
+            self._metrics.relay_lag.set(cycles.ahead)
 
     async def _relay(self, counted: CountedCycle, records: Mapping[int, Record]) -> None:
-        """Copy one cycle; returns when every copy is in the log."""
+        """Copy one cycle; returns when every copy is in the log, or its node is behind."""
+        copies = self._copies(counted, records)
+        # Between these two nobody else runs: a node that catches up does so as far as this says.
+        self._handled = counted.offset
+        given = {node: batch for node, batch in copies.items() if node not in self._behind}
+        if given:
+            with self._span(counted):
+                await together(*(self._give(node, batch) for node, batch in given.items()))
+
+    def _copies(self, counted: CountedCycle, records: Mapping[int, Record]) -> Mapping[str, _Batch]:
+        """What each node is to get of a cycle."""
         copies: dict[str, list[Record]] = {}
+        first: dict[str, int] = {}
         for offset, envelope in counted.decisions:
             for node in concerned(envelope.data):
                 record = records[offset]
                 header = (OFFSET_HEADER, str(offset).encode())
                 copy = Record(record.key, record.value, (*record.headers, header))
                 copies.setdefault(node, []).append(copy)
-        if copies:
-            with self._span(counted):
-                await together(*(self._put(node, batch) for node, batch in copies.items()))
-            self._metrics.relayed.inc(sum(map(len, copies.values())))
+                first.setdefault(node, offset)
+        return {node: _Batch(first[node], batch) for node, batch in copies.items()}
 
     def _span(self, counted: CountedCycle) -> Span:
         """From reading a cycle back to its last copy, for those of its decisions with a context."""
@@ -165,65 +198,168 @@ class Relay:
         about: About = {"yard.cell": self._cell, "yard.cycle": counted.commit.cycle}
         return batch_span(tracer, "scheduler relay", linked, start=tracer.now(), about=about)
 
-    async def _put(self, node: str, batch: Sequence[Record]) -> None:
-        """Append to a node's topic, again and again: to repeat is safe, to leave out is not."""
-        place = self._place(node)
-        while batch:
-            try:
-                async with self._slots:
-                    await self._log.append(place, batch)
+    async def _give(self, node: str, batch: _Batch) -> None:
+        """Append to a node's topic: to repeat is safe, to leave out is not. Or it is behind."""
+        for tries in range(1, self._limits.relay_tries + 1):
+            error = await self._taken(node, batch, self._slots)
+            if error is None:
                 return
-            except BatchTooLarge:
-                if len(batch) == 1:
-                    raise
-                half = len(batch) // 2
-                await self._put(node, batch[:half])
-                batch = batch[half:]
-            except UnknownTopic:
-                self._known.discard(node)
-                self._joined[node] = None
-                await self._create_topics()
-            except (AppendOutcomeUnknown, LogUnavailable) as error:
-                self._metrics.relay_retries.inc()
-                self._metrics.telemetry.warn("relay_retry", topic=place.topic, code=error.code)
+            topic = assignments(node).name
+            self._metrics.telemetry.warn(
+                "relay_retry", topic=topic, tries=tries, code=error.code, found=str(error)
+            )
+            if tries < self._limits.relay_tries:
                 await self._clock.sleep(self._limits.relay_pause_s)
+        self._miss(node, batch)
+        self._metrics.telemetry.warn("relay_behind", node=node, offset=batch.first)
 
-    async def _create_topics(self) -> None:
-        new = [node for node in self._joined if node not in self._known]
-        if new:
-            topics = [assignments(node) for node in new]
-            await self._log.create_topics(topics, partitions=self._number + 1)
-        self._known.update(new)
-        # What joined meanwhile stays.
-        for node in new:
-            self._joined.pop(node, None)
-        self._joined = {node: None for node in self._joined if node not in self._known}
-        self._metrics.topics.set(len(self._known))
+    def _miss(self, node: str, batch: _Batch) -> None:
+        self._behind[node] = batch
+        self._lag.set()
+        self._metrics.relay_behind.set(len(self._behind))
+
+    async def _taken(
+        self, node: str, batch: _Batch, slots: asyncio.Semaphore
+    ) -> YardmasterError | None:
+        """Append once; what went wrong."""
+        records = batch.records
+        if self._behind:
+            first = min(missed.first for missed in self._behind.values())
+            header = (BEHIND_HEADER, str(first).encode())
+            records = [Record(r.key, r.value, (*r.headers, header)) for r in records]
+        try:
+            async with slots:
+                await self._append(node, records)
+        except _FAILURES as error:
+            self._metrics.relay_retries.inc()
+            return error
+        self._metrics.relayed.inc(len(records))
+        return None
+
+    async def _append(self, node: str, records: Sequence[Record]) -> None:
+        place = self._place(node)
+        try:
+            await self._nodes_log.append(place, records)
+        except BatchTooLarge:
+            if len(records) == 1:
+                raise
+            half = len(records) // 2
+            await self._append(node, records[:half])
+            await self._append(node, records[half:])
+        except UnknownTopic:
+            self._known.discard(node)
+            await self._nodes_log.create_topics([assignments(node)], self._partitions)
+            await self._nodes_log.append(place, records)
+            self._known.add(node)
+
+    # Topics
+
+    async def _make_topics(self) -> NoReturn:
+        """Make the topics of nodes that join; brokers that refuse one hold up no relaying."""
+        while True:
+            self._wake.clear()
+            new = [node for node in self._joined if node not in self._known]
+            try:
+                if new:
+                    topics = [assignments(node) for node in new]
+                    await self._nodes_log.create_topics(topics, self._partitions)
+            except LogUnavailable as error:
+                self._metrics.telemetry.warn(
+                    "topics_not_made", nodes=len(new), first=new[0], found=str(error)
+                )
+                await self._clock.sleep(self._limits.relay_pause_s)
+                continue
+            self._known.update(new)
+            # What joined meanwhile stays.
+            self._joined = {node: None for node in self._joined if node not in self._known}
+            self._metrics.topics.set(len(self._known))
+            if not self._joined:
+                await self._wake.wait()
+
+    # Nodes that are behind
+
+    async def _catch_up_for_ever(self) -> NoReturn:
+        while True:
+            await self._lag.wait()
+            await self._clock.sleep(self._limits.relay_pause_s)
+            await self._catch_up()
+            if not self._behind:
+                self._lag.clear()
+
+    async def _catch_up(self) -> None:
+        """Give nodes that are behind what they miss, in order, where their topics take it now."""
+        #: The newest offset that each has now.
+        back: dict[str, int] = {}
+
+        async def give(node: str, batch: _Batch) -> None:
+            if await self._taken(node, batch, self._late_slots) is None:
+                back[node] = batch.first
+            else:
+                self._miss(node, batch)
+                back.pop(node, None)
+
+        await together(*(give(node, batch) for node, batch in [*self._behind.items()]))
+        if not back:
+            return
+        cycles = self._cycles(await self._reader_before(min(back.values()), self._origin))
+        while back and (found := await cycles.next()) is not None:
+            counted, records = found
+            copies = self._copies(counted, records)
+            due = [node for node in back if node in copies and copies[node].first > back[node]]
+            await together(*(give(node, copies[node]) for node in due))
+            if counted.offset >= self._handled:
+                for node in back:
+                    del self._behind[node]
+                self._metrics.relay_behind.set(len(self._behind))
+                self._metrics.telemetry.info("relay_caught_up", nodes=len(back))
+                return
 
     # Where to go on
 
-    async def _highest_relayed(self) -> int:
-        """The highest `yard_offset` in any node's topic; -1 without one."""
-        highest = [-1]
+    def _cycles(self, reader: CommitReader) -> "_Cycles":
+        place = Partition(DECISIONS.name, self._number)
+        cursor = Cursor(self._log, place, reader.next, self._limits.max_read)
+        return _Cycles(self._log, cursor, reader)
 
-        async def look(node: str) -> None:
-            async with self._slots:
-                highest.append(await self._last_relayed(self._place(node)))
+    async def _highest_relayed(self, nodes: Sequence[str]) -> int:
+        """Where what was relayed ends: the highest `yard_offset` in any node's topic, -1 without.
 
-        await together(*(look(node) for node in sorted(self._known)))
-        return max(highest)
+        Lower where a node was behind then. A topic that cannot be read now is left out where
+        others say something: that takes the relay back too far rather than not far enough.
+        """
+        found: list[tuple[int, int]] = [(-1, 1)]
+        unread = nodes
+        while True:
+            failed: list[str] = []
 
-    async def _last_relayed(self, place: Partition) -> int:
-        end = await self._log.end(place)
-        if end == 0:
-            return -1
+            async def look(node: str, failed: list[str] = failed) -> None:
+                try:
+                    async with self._slots:
+                        found.append(await self._last_relayed(self._place(node)))
+                except LogUnavailable:
+                    failed.append(node)
+
+            await together(*(look(node) for node in unread))
+            highest, behind = max(found)
+            if not failed or highest >= 0:
+                return -behind
+            self._metrics.telemetry.warn("relay_unread", nodes=len(failed), first=failed[0])
+            await self._clock.sleep(self._limits.relay_pause_s)
+            unread = failed
+
+    async def _last_relayed(self, place: Partition) -> tuple[int, int]:
+        """The offset that a topic's newest copy says, and minus that from which on to go on."""
         try:
-            last = await self._log.read(place, end - 1, max_records=1)
-        except OffsetGone:
-            return -1
+            end = await self._nodes_log.end(place)
+            last = await self._nodes_log.read(place, end - 1, max_records=1) if end else ()
+        except (OffsetGone, UnknownTopic):
+            last = ()
         headers = dict(last[-1].record.headers) if last else {}
-        text = headers.get(OFFSET_HEADER, b"")
-        return int(text) if text.isdigit() else -1
+        offset, behind = (
+            int(text) if (text := headers.get(name, b"")).isdigit() else -1
+            for name in (OFFSET_HEADER, BEHIND_HEADER)
+        )
+        return offset, -(behind if behind >= 0 else offset)
 
     async def _reader_before(self, reached: int, origin: Mapping[str, Any] | None) -> CommitReader:
         """A reader that starts no later than the cycle in which `reached` lies."""
@@ -256,3 +392,37 @@ class Relay:
 
     def _place(self, node: str) -> Partition:
         return Partition(assignments(node).name, self._number)
+
+
+class _Cycles:
+    """The cycles of `decisions` that count, one after another, with the records they are of."""
+
+    def __init__(self, log: EventLog, cursor: Cursor, reader: CommitReader) -> None:
+        self._log = log
+        self._cursor = cursor
+        self._reader = reader
+        self._records: dict[int, Record] = {}
+
+    @property
+    def ahead(self) -> int:
+        """Records that were read and not given yet."""
+        return len(self._cursor)
+
+    async def next(self) -> tuple[CountedCycle, Mapping[int, Record]] | None:
+        """The next; None where the log has no more now."""
+        while await self._cursor.fill(1):
+            stored = self._cursor.pop()
+            try:
+                envelope = decode_own(stored.record, self._reader.cell)
+            except SchemaError as error:
+                raise foreign(stored, error) from error
+            counted = self._reader.feed(stored.offset, digest_of(stored.record), envelope)
+            self._records[stored.offset] = stored.record
+            if counted is not None:
+                records, self._records = self._records, {}
+                return counted, records
+        return None
+
+    async def wait(self, timeout_s: float) -> None:
+        """Wait for more, not for ever."""
+        await self._log.wait({self._cursor.partition: self._cursor.end}, timeout_s)

@@ -17,6 +17,8 @@ class ShellLimits(BaseModel):
     max_appends: Annotated[int, Field(ge=1, le=1_000)] = 32
     #: After an append to a node's topic failed, until it is tried again.
     relay_pause_s: Annotated[float, Field(gt=0)] = 0.5
+    #: So many tries, then the node is behind and the others go on without it.
+    relay_tries: Annotated[int, Field(ge=1, le=1_000)] = 2
     #: How often nodes are looked at for silence.
     silence_check_s: Annotated[float, Field(gt=0)] = 1.0
     #: Heartbeats should have been read to their end so lately; what goes beyond is no silence.

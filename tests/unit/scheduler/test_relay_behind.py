@@ -1,0 +1,213 @@
+"""The relay when topics of nodes take nothing: the others go on, and nothing is left out."""
+
+import asyncio
+import io
+from collections.abc import Sequence
+
+import pytest
+
+from tests.support.logs import allocated, placed
+from tests.unit.scheduler.test_relay import Rig, running, settled, task
+from yardmaster.eventlog.errors import AppendOutcomeUnknown, LogClosed, LogUnavailable
+from yardmaster.eventlog.memory import MemoryLog
+from yardmaster.eventlog.port import EventLog, Partition, Record, StoredRecord
+from yardmaster.runtime.chance import SeededChance
+from yardmaster.runtime.service import Ports
+from yardmaster.runtime.settings import RuntimeSettings
+from yardmaster.runtime.telemetry import Telemetry
+from yardmaster.scheduler.main import schedule
+from yardmaster.scheduler.metrics import ShellMetrics
+from yardmaster.scheduler.relay import BEHIND_HEADER, Relay
+from yardmaster.scheduler.settings import ShellLimits
+from yardmaster.schemas.topics import TOPICS, Topic, assignments
+
+
+class NodesLog(MemoryLog):
+    """A handle on the nodes' topics, some of which are `shut`, and a count of its calls."""
+
+    def __init__(self, rig: Rig) -> None:
+        super().__init__(rig.clock, rig.log._shared)
+        self.shut: set[str] = set()
+        self.refuses = False
+        self.created: list[tuple[str, int]] = []
+
+    def _check(self, topic: str) -> None:
+        if topic in self.shut:
+            raise LogUnavailable(found="LeaderNotAvailableError")
+
+    async def create_topics(self, topics: Sequence[Topic], partitions: int = 1) -> None:
+        self.created += [(topic.name, partitions) for topic in topics]
+        assert len(self.created) < 50, "it loops without a pause"
+        if self.refuses:
+            raise LogUnavailable(found="TopicAuthorizationFailedError")
+        await super().create_topics(topics, partitions)
+
+    async def append(self, partition: Partition, batch: Sequence[Record]) -> int:
+        if partition.topic in self.shut:
+            raise AppendOutcomeUnknown(topic=partition.topic, found="not acknowledged")
+        return await super().append(partition, batch)
+
+    async def end(self, partition: Partition) -> int:
+        self._check(partition.topic)
+        return await super().end(partition)
+
+    async def read(
+        self, partition: Partition, offset: int, *, max_records: int = 1000
+    ) -> Sequence[StoredRecord]:
+        self._check(partition.topic)
+        return await super().read(partition, offset, max_records=max_records)
+
+
+class World(Rig):
+    """A rig whose relay has a handle of its own for the nodes' topics."""
+
+    async def create(self) -> "World":
+        await super().create()
+        self.nodes = NodesLog(self)
+        self.cycles = 0
+        self.metrics: list[ShellMetrics] = []
+        return self
+
+    def start(
+        self, log: MemoryLog | None = None, *, partition: int = 0, partitions: int = 1
+    ) -> Relay:
+        found = self.relay()
+        self.metrics.append(found._metrics)
+        return Relay(
+            log or self.log,
+            "main",
+            clock=self.clock,
+            limits=ShellLimits(),
+            metrics=found._metrics,
+            partition=partition,
+            partitions=partitions,
+            nodes_log=self.nodes,
+        )
+
+    async def place(self, *nodes: str) -> int:
+        """A cycle with an allocation on each node; the first one's offset."""
+        self.cycles += 1
+        self.builder.scheduler.cycle(
+            *(
+                allocated(task(10 * self.cycles + number), placed(node, number))
+                for number, node in enumerate(nodes)
+            )
+        )
+        await self.write()
+        # The last record is the commit.
+        return self.builder.end("decisions") - 1 - len(nodes)
+
+    async def seconds(self, count: float) -> None:
+        for _ in range(int(count * 4)):
+            await settled(self)
+            self.clock.advance(0.25)
+        await settled(self)
+
+
+@pytest.fixture
+async def world() -> World:
+    return await World().create()
+
+
+async def test_a_nodes_topic_is_made_for_all_cells(world: World) -> None:
+    await world.place("b")
+    async with running(world.start(partition=0, partitions=3), ["a"]):
+        await world.seconds(1)
+    assert await world.log.end(Partition("assignments.a", 2)) == 0
+    assert await world.log.end(Partition("assignments.b", 2)) == 0
+
+
+async def test_a_topic_made_for_fewer_cells_stops_no_cell_and_no_loop_runs_hot(
+    world: World,
+) -> None:
+    await world.log.create_topics([assignments("n1")], 1)
+    log = MemoryLog(world.clock)
+    await log.create_topics(list(TOPICS.values()), 2)
+    world.builder.scheduler.cycle(
+        allocated(task(1), placed("n1", 0)), allocated(task(2), placed("n2", 0))
+    )
+    for entry in world.builder.of("decisions"):
+        await log.append(Partition("decisions", 1), [entry.record])
+    relay = world.start(log, partition=1, partitions=2)
+    async with running(relay, ["n1"]):
+        await world.seconds(4)
+    assert await world.log.end(Partition("assignments.n2", 1)) == 1
+    assert set(relay._behind) == {"n1"}
+    assert 1 < world.metrics[0].relay_retries._value.get() < 12
+
+
+async def test_a_node_whose_topic_takes_nothing_holds_up_no_other(world: World) -> None:
+    relay = world.start()
+    async with running(relay, ["a", "b"]):
+        await world.seconds(1)
+        world.nodes.shut = {"assignments.a"}
+        missed = [await world.place("a", "b")]
+        for _ in range(3):
+            await world.seconds(1)
+            missed.append(await world.place("a", "b"))
+        await world.seconds(2)
+        assert len(await world.relayed("b")) == 4
+        assert await world.relayed("a") == []
+        assert world.metrics[0].relay_behind._value.get() == 1
+        world.nodes.shut = set()
+        await world.seconds(2)
+        assert await world.relayed("a") == missed, "all, in order"
+        assert world.metrics[0].relay_behind._value.get() == 0
+        later = await world.place("a")
+        await world.seconds(1)
+        assert await world.relayed("a") == [*missed, later]
+
+
+async def test_who_takes_over_gives_a_node_what_it_missed_before(world: World) -> None:
+    async with running(world.start(), ["a", "b"]):
+        await world.seconds(1)
+        world.nodes.shut = {"assignments.a"}
+        missed = await world.place("a")
+        await world.seconds(2)
+        await world.place("b")
+        await world.seconds(1)
+    (copy,) = await world.copies("b")
+    assert dict(copy.record.headers)[BEHIND_HEADER] == str(missed).encode()
+    # The takeover finds the topic still away; then it is back.
+    async with running(world.start(), ["a", "b"]):
+        await world.seconds(2)
+        assert len(set(await world.relayed("b"))) == 1
+        world.nodes.shut = set()
+        await world.seconds(2)
+    assert set(await world.relayed("a")) == {missed}
+
+
+async def test_topics_that_cannot_be_made_end_no_leadership(world: World) -> None:
+    await world.log.create_topics([assignments("a")])
+    world.nodes.refuses = True
+    at = await world.place("a")
+    async with running(world.start(), ["a", "new"]):
+        await world.seconds(2)
+        assert await world.relayed("a") == [at]
+        world.nodes.refuses = False
+        await world.seconds(1)
+        assert await world.log.end(Partition("assignments.new")) == 0
+
+
+async def test_the_relay_has_a_handle_of_its_own_and_closes_it(world: World) -> None:
+    opened: list[MemoryLog] = []
+
+    async def another_log() -> EventLog:
+        opened.append(world.log.handle())
+        return opened[-1]
+
+    ports = Ports(
+        log=world.log,
+        clock=world.clock,
+        chance=SeededChance(1),
+        telemetry=Telemetry("scheduler", now_ms=world.clock.now_ms, stream=io.StringIO()),
+        another_log=another_log,
+    )
+    async with asyncio.TaskGroup() as group:
+        work = group.create_task(schedule(ports, RuntimeSettings()))
+        await world.seconds(1)
+        assert not work.done()
+        work.cancel()
+    (log,) = opened
+    with pytest.raises(LogClosed):
+        await log.end(Partition("decisions"))
