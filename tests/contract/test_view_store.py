@@ -109,6 +109,25 @@ async def test_what_expires_is_kept_without_a_position_and_is_watched_by_nobody(
     assert await store.changes(at(0)) == []
 
 
+async def test_a_writer_that_is_elsewhere_than_it_thinks_is_told(store: ViewStore) -> None:
+    assert await store.begin() == at(0)
+    await store.apply([Put(project("nlp"))], at(1), {}, before=at(0))
+    await store.check(at(1))
+    seen = [Put(SeenRow(node="n1", at_ms=5))]
+    for wrong in (
+        store.apply([], at(2), {}, before=at(0)),
+        store.check(at(0)),
+        store.note(seen, {"heartbeats": 7}, before=at(0)),
+        store.note(seen, {"heartbeats": 7}, before=at(1), noted={"heartbeats": 6}),
+    ):
+        with pytest.raises(ViewsMoved):
+            await wrong
+    assert await store.get(SeenRow, "n1") is None
+    await store.note(seen, {"heartbeats": 7}, before=at(1), noted={"heartbeats": None})
+    await store.note(seen, {"heartbeats": 9}, before=at(1), noted={"heartbeats": 7})
+    assert (await store.position(), await store.notes()) == (at(1), {"heartbeats": 9})
+
+
 async def test_a_deleted_row_is_in_no_list(store: ViewStore) -> None:
     await put(store, 1, project("nlp"), project("vision"))
     await store.apply([Delete(project("nlp")), Delete(project("ads"))], at(2), {})

@@ -66,7 +66,13 @@ async def test_output_that_waits_for_the_log_is_bounded_on_disk_too(world: Agent
         log.deaf_to = {"task-logs"}
         task = await world.allocate(sh("echo first; while :; do echo more of it; done"))
         await world.until(TaskStartedV1, task)
-        (stdout,) = world.data_dir.glob("replicas/*/stdout")
+        (replica,) = world.data_dir.glob("replicas/*")
+        stdout = replica / "stdout"
+        for _ in range(400):
+            # The command's process opens it, which has yet to come when it is known.
+            if stdout.exists():
+                break
+            await asyncio.sleep(0.05)
         sizes = []
         for _ in range(20):
             await asyncio.sleep(0.1)

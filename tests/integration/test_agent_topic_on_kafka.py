@@ -34,7 +34,7 @@ async def test_the_agent_finds_the_topic_that_the_relay_made_meanwhile(
         async with asyncio.TaskGroup() as group:
             looking = group.create_task(find_topic(ports, world.settings, agents))
             async with asyncio.timeout(30):
-                while "node" not in ports.health.reasons:
+                while "topic" not in ports.health.reasons:
                     await clock.sleep(0.05)
             assert not looking.done()
             await relays.create_topics([assignments(node)])

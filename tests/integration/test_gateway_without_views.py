@@ -180,14 +180,14 @@ async def test_a_key_that_was_used_long_ago_is_found_in_the_views(server: RedisS
 async def test_a_watch_ends_whole_when_redis_goes_and_resumes_when_it_is_back(
     server: RedisServer,
 ) -> None:
-    async with cell_on(server, stream_s=30.0, bookmark_s=10.0) as cell:
+    async with cell_on(server, stream_s=30.0, bookmark_s=10.0, view_wait_s=20.0) as cell:
         await cell.submit()
 
         async def watch(after: str | None = None) -> list[tuple[str, str | None]]:
             headers = {} if after is None else {"Last-Event-ID": after}
             async with cell.client() as client:
                 response = await client.get("/v1/watch", headers=headers)
-            assert response.status_code == 200
+            assert response.status_code == 200, response.text
             found = [part.splitlines() for part in response.text.split("\n\n") if part]
             return [
                 (lines[0].removeprefix("event: "), lines[1].removeprefix("id: ")) for lines in found
@@ -266,9 +266,46 @@ async def test_a_flushed_redis_is_filled_again_and_min_position_waits(server: Re
             behind = await client.get("/v1/jobs", params={"min_position": position})
             assert behind.json()["code"] == "view_behind"
             assert (await client.get("/readyz")).json()["status"] == "degraded"
+            change = await client.put(
+                "/v1/projects/nlp", json={"department": "research"}, headers={"If-Match": '"1"'}
+            )
+            assert change.json()["code"] == "views_unavailable"
+        for path in ("/v1/jobs", f"/v1/jobs/{job}", f"/v1/tasks/{job}.0", "/v1/pools"):
+            await refused(cell, path)
         await cell.settle()
         found = await cell.call("GET", f"/v1/jobs/{job}", params={"min_position": position})
         assert found["job_id"] == job
+
+
+async def test_a_redis_that_is_flushed_in_the_middle_of_a_wait_has_lost_no_task(
+    server: RedisServer,
+) -> None:
+    async with cell_on(server, max_wait_s=2.0) as cell:
+        job = await cell.submit()
+        async with asyncio.TaskGroup() as group:
+            path = f"/v1/tasks/{job}.0?wait_for=ended&timeout_s=2"
+            waiting = group.create_task(refused(cell, path))
+            await somebody_waits(server)
+            command(server, "FLUSHALL")
+        assert waiting.result()["status"] == 503
+
+
+async def test_without_redis_a_key_that_may_be_an_old_one_is_refused(server: RedisServer) -> None:
+    async with cell_on(server, recent_requests=2) as cell:
+        job = await cell.submit_keyed("old")
+        for _ in range(4):
+            await cell.submit()
+        details = await cell.log.end(Partition("details"))
+        server.kill()
+        cell.projected = False
+        async with cell.client("nlp") as client:
+            again = await client.post("/v1/jobs", json=JOB, headers={"Idempotency-Key": "old"})
+        assert (again.status_code, again.json()["code"]) == (503, "views_unavailable")
+        assert await cell.log.end(Partition("details")) == details
+        server.start()
+        cell.projected = True
+        await cell.settle()
+        assert await cell.submit_keyed("old") == job
 
 
 def test_every_operation_says_that_the_views_may_be_away() -> None:

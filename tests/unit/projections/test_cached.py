@@ -207,3 +207,22 @@ async def test_a_store_that_was_emptied_shows_without_a_new_record() -> None:
         await follower.check()
     assert follower.position != Position.start("main")
     assert await follower.start() == Position.start("main")
+
+
+async def test_rows_that_no_step_reads_again_are_not_kept_at_hand() -> None:
+    followed = Followed(story(), cached=10_000)
+    store = await followed.catch_up()
+    cache = followed.cache
+    assert cache is not None
+    kinds = {kind for kind, _ in cache._rows}
+    assert CycleRow.KIND not in kinds
+    assert RequestRow.KIND not in kinds, "all were judged"
+    assert JobRow.KIND in kinds
+    assert store.rows(CycleRow)
+    # They are there, though everything else is known to be at hand.
+    with pytest.raises(NotLoaded) as missing:
+        cache.find(RequestRow, "1")
+    await cache.load(missing.value)
+    assert cache.find(RequestRow, "1") == store.find(RequestRow, "1")
+    assert cache.find(JobRow, "nobody's") is None
+    assert (cache.loaded, cache.evicted) == (1, 0)

@@ -1,26 +1,44 @@
 """Metered usage: what is billed, to whom, in which hours; repeats and restarts change nothing."""
 
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import logs
-from tests.support.logs import LogBuilder
+from tests.support.logs import LogBuilder, Writer
 from tests.support.views import Followed
+from yardmaster.projections.errors import ViewsUnavailable
 from yardmaster.projections.fold import USAGE
 from yardmaster.projections.memory import MemoryViewStore
-from yardmaster.projections.metered import Asked, Metered, bucket_of, metered
+from yardmaster.projections.metered import MAX_TRIES, Asked, Metered, bucket_of, metered
 from yardmaster.projections.queries import EVERYTHING, Sight
-from yardmaster.projections.usage import HOUR_MS, HeldRow, OwnerRow, UsageRow, hours
+from yardmaster.projections.rows import R
+from yardmaster.projections.store import Found, Page, Query, Wanted
+from yardmaster.projections.usage import (
+    HOUR_MS,
+    HeldRow,
+    OwnerRow,
+    SubmissionRow,
+    UsageRow,
+    hours,
+)
 from yardmaster.schemas.api import UsageBucket, UsageBy
+from yardmaster.schemas.envelope import ActorKind
+from yardmaster.schemas.events.admissions import TaskRejectedV1
 from yardmaster.schemas.events.decisions import (
     LossCause,
     NodeLostV1,
+    Outcome,
     SlotsAllocatedV1,
+    TaskEndedV1,
 )
 from yardmaster.schemas.events.node_events import ReplicaRef, SlotsReleasedV1
 from yardmaster.schemas.instants import parse_rfc3339
+from yardmaster.schemas.reasons import AdmissionCode, EndCode, RefusalCode
 
 START = logs.START_MS
 JOB = "a" * 12
@@ -121,9 +139,57 @@ async def test_what_is_released_twice_is_billed_once() -> None:
     assert used(await counted(log)) == {0: 1_000_000}
 
 
+def ended(task: str) -> TaskEndedV1:
+    return TaskEndedV1(task_id=task, attempt=1, outcome=Outcome.SUCCEEDED, code=EndCode.EXIT)
+
+
 async def test_a_job_is_forgotten_when_its_tasks_have_ended() -> None:
     log = begun(JOB)
     assert list((await counted(log)).rows(OwnerRow)) == [JOB]
+    log.scheduler.cycle(ended(TASK))
+    assert not (await counted(log)).rows(OwnerRow)
+
+
+@pytest.mark.parametrize("cached", [0, 3])
+@pytest.mark.parametrize("how", ["refused", "rejected"])
+async def test_a_submission_that_did_not_count_says_nothing_of_the_one_that_did(
+    how: str, cached: int
+) -> None:
+    log = begun()
+    at = log.end("requests")
+    cause = log.request(logs.submitted(JOB))
+    if how == "rejected":
+        verdict = TaskRejectedV1(job_id=JOB, code=AdmissionCode.PROJECT_UNKNOWN)
+        log.quota.cycle((verdict, cause))
+        refused = []
+    else:
+        log.request(logs.submitted(JOB))
+        refused = [("requests", at + each, RefusalCode.CONTRADICTION) for each in (0, 1)]
+    log.gateway = Writer(log, "gateway/gw-2", ActorKind.USER)
+    second = log.request(logs.submitted(JOB, tasks=3))
+    log.quota.cycle((logs.admitted(JOB, tasks=3), second), refused=refused)
+    for index in range(3):
+        task = f"{JOB}.{index}"
+        log.scheduler.cycle(logs.allocated(task, logs.placed("n1", 0)))
+        log.claim(logs.released(task, "n1"))
+        log.scheduler.cycle(ended(task), after_ms=1_000)
+    store = await counted(log, cached=cached)
+    (row,) = store.rows(UsageRow).values()
+    assert (row.user, row.gpu_milli_ms) == ("gw-2", 3 * 1000 * 1_000)
+    assert not store.rows(OwnerRow)
+    assert not store.rows(SubmissionRow)
+
+
+async def test_a_record_that_was_written_twice_is_one_submission() -> None:
+    log = begun()
+    at = log.end("requests")
+    cause = log.request(logs.submitted(JOB))
+    log.append("requests", log.of("requests")[at].record)
+    refused = [("requests", at + 1, RefusalCode.REPEATED)]
+    log.quota.cycle((logs.admitted(JOB), cause), refused=refused)
+    store = await counted(log)
+    assert list(store.rows(OwnerRow)) == [JOB]
+    assert not store.rows(SubmissionRow)
 
 
 def lost(node: str, *closed: tuple[str, int, int]) -> NodeLostV1:
@@ -258,6 +324,76 @@ async def test_what_is_held_counts_up_to_now_or_to_the_end_of_the_window() -> No
     two_hours = Asked.window(START, START + 2 * HOUR_MS, UsageBy.POOL, None)
     found = await metered(store, two_hours, EVERYTHING, later)
     assert total(found) == {"default": HOUR_MS}
+
+
+class Busy(MemoryViewStore):
+    """A store in which something happens before each look at rows."""
+
+    happens: Iterator[Callable[[], Awaitable[object]]] = iter(())
+
+    async def page(self, kind: type[R], query: Query) -> Page[R]:
+        if kind is UsageRow:
+            await self.next()
+        return await super().page(kind, query)
+
+    async def get_all(self, wanted: Sequence[Wanted]) -> Found:
+        await self.next()
+        return await super().get_all(wanted)
+
+    async def next(self) -> None:
+        """What happens next."""
+        step = next(self.happens, None)
+        if step is not None:
+            await step()
+
+
+async def busy(log: LogBuilder) -> tuple[Followed, Busy]:
+    followed = Followed(log, fold=USAGE)
+    followed.store = Busy(log.cell, followed.clock)
+    await followed.catch_up()
+    return followed, followed.store
+
+
+@pytest.mark.parametrize("quiet", range(3))
+async def test_what_is_given_back_while_it_is_counted_counts_once(quiet: int) -> None:
+    jobs = [f"{number:012d}" for number in range(3)]
+    log = begun(*jobs)
+    for number, job in enumerate(jobs):
+        log.scheduler.cycle(logs.allocated(f"{job}.0", logs.placed("n1", number)), after_ms=0)
+    followed, store = await busy(log)
+    now_ms = log.now_ms + HOUR_MS + 5
+
+    async def release(job: str) -> None:
+        log.claim(logs.released(f"{job}.0", "n1"))
+        log.scheduler.cycle(after_ms=now_ms - log.now_ms)
+        await followed.catch_up()
+
+    async def nothing() -> None:
+        """Nobody gives anything back."""
+
+    store.happens = iter([nothing] * quiet + [partial(release, job) for job in jobs])
+    asked = Asked.window(START, now_ms, UsageBy.PROJECT, None)
+    found = await metered(store, asked, EVERYTHING, now_ms)
+    assert total(found) == {"nlp": 3 * (HOUR_MS + 5)}
+    assert (await store.position()).covers(found.position)
+
+
+async def test_usage_that_never_holds_still_is_said_to_be_unavailable() -> None:
+    jobs = [f"{number:012d}" for number in range(MAX_TRIES + 2)]
+    log = begun(*jobs)
+    for number, job in enumerate(jobs):
+        log.scheduler.cycle(logs.allocated(f"{job}.0", logs.placed("n1", number)))
+    followed, store = await busy(log)
+
+    async def release(job: str) -> None:
+        log.claim(logs.released(f"{job}.0", "n1"))
+        log.scheduler.cycle()
+        await followed.catch_up()
+
+    store.happens = iter([partial(release, job) for job in jobs])
+    asked = Asked.window(START, log.now_ms, UsageBy.PROJECT, None)
+    with pytest.raises(ViewsUnavailable):
+        await metered(store, asked, EVERYTHING, log.now_ms)
 
 
 async def test_only_projects_that_may_be_seen_are_counted() -> None:

@@ -18,9 +18,11 @@ from yardmaster.projections.rows import JobRow, NodeRow, RequestRow, TaskRow
 from yardmaster.projections.store import Query
 from yardmaster.runtime.clock import ManualClock
 from yardmaster.schemas.api import Phase
+from yardmaster.schemas.events.admissions import TaskRejectedV1
 from yardmaster.schemas.position import Position
+from yardmaster.schemas.reasons import AdmissionCode
 from yardmaster.schemas.topics import TOPICS
-from yardmaster.views.follower import Views
+from yardmaster.views.follower import MAX_TASKS, Views
 from yardmaster.views.main import ViewsPorts, ViewsSettings, run
 
 JOB = "a" * 12
@@ -244,3 +246,33 @@ async def test_what_is_far_behind_is_caught_up_in_rounds() -> None:
     assert len(reached) > 2
     assert reached[-1] == await whole.position()
     assert await rows(followed.store) == await rows(whole)
+
+
+async def test_a_step_of_requests_ends_after_so_many_tasks() -> None:
+    log = LogBuilder()
+    log.request(logs.log_created())
+    log.quota.cycle(logs.pool_configured(), logs.department(), logs.project())
+    jobs = [f"{number:012d}" for number in range(5)]
+    causes = [log.request(logs.submitted(job, tasks=MAX_TASKS // 2)) for job in jobs]
+    followed = Followed(log)
+    steps: list[tuple[int, int]] = []
+    apply = followed.store.apply
+
+    async def noting(changes: Any, position: Position, notes: Any, **known: Any) -> None:
+        tasks = sum(isinstance(change.row, TaskRow) for change in changes)
+        steps.append((position.requests or 0, tasks))
+        await apply(changes, position, notes, **known)
+
+    followed.store.apply = noting  # type: ignore[method-assign]
+    await followed.catch_up()
+    halves = [(3, MAX_TASKS), (5, MAX_TASKS), (6, MAX_TASKS // 2)]
+    assert [each for each in steps if each[1]] == halves
+
+    # Also where a cycle of quota's takes them all.
+    rejected = TaskRejectedV1(job_id=jobs[0], code=AdmissionCode.PROJECT_UNKNOWN)
+    log.quota.cycle((rejected, causes[0]))
+    anew = Followed(log)
+    await anew.catch_up()
+    assert await anew.store.position() == Position(
+        cell="main", requests=6, admissions=7, node_events=0, decisions=0
+    )

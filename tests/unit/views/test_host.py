@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from io import StringIO
 from typing import Any
 
 import pytest
@@ -15,11 +16,13 @@ from yardmaster.eventlog.codec import encode
 from yardmaster.eventlog.memory import MemoryLog
 from yardmaster.eventlog.port import Partition
 from yardmaster.projections.cached import CachedReader
-from yardmaster.projections.errors import ViewsUnavailable
+from yardmaster.projections.errors import ViewsDamaged, ViewsMoved, ViewsUnavailable
 from yardmaster.projections.memory import MemoryViewStore
-from yardmaster.projections.store import Found
+from yardmaster.projections.rows import NodeRow, Row
+from yardmaster.projections.store import Found, Put
 from yardmaster.runtime.clock import ManualClock
 from yardmaster.runtime.health import Health
+from yardmaster.runtime.telemetry import Telemetry
 from yardmaster.schemas.events.expiring import NodeHeartbeatV1
 from yardmaster.schemas.position import Position
 from yardmaster.schemas.topics import HEARTBEATS, TOPICS
@@ -37,6 +40,7 @@ class Away(MemoryViewStore):
         super().__init__("main", clock)
         self.away = False
         self.clock = clock
+        self.generation = self.begun = 1
 
     def _reached(self) -> None:
         if self.away:
@@ -55,16 +59,34 @@ class Away(MemoryViewStore):
         return await super().get_all(wanted)
 
     async def apply(self, *what: Any, **known: Any) -> None:
-        self._reached()
+        self._fence()
         await super().apply(*what, **known)
 
-    async def note(self, *what: Any) -> None:
+    async def note(self, *what: Any, **known: Any) -> None:
+        self._fence()
+        await super().note(*what, **known)
+
+    async def begin(self) -> Position:
+        self.begun = self.generation
+        return await super().begin()
+
+    async def check(self, before: Position) -> None:
+        self._fence()
+        await super().check(before)
+
+    def _fence(self) -> None:
         self._reached()
-        await super().note(*what)
+        if self.begun != self.generation:
+            raise ViewsMoved(found=self.generation, expected=self.begun)
 
     def lose(self) -> None:
         """Everything is gone."""
         super().__init__("main", self.clock)
+
+    def rebuild(self, row: Row) -> None:
+        """Other rows at the very same position."""
+        self.generation += 1
+        self._change([Put(row)])
 
 
 class World:
@@ -192,6 +214,24 @@ async def test_heartbeats_that_keep_coming_do_not_hide_that_a_store_was_emptied(
     assert host._metrics.moved._value.get() == 1
 
 
+async def test_a_store_that_was_rebuilt_at_the_same_position_is_noticed(world: World) -> None:
+    await world.write(25)
+    host = world.host()
+
+    async def change() -> None:
+        await world.happens(lambda: host.progress.position.covers(world.store._position))
+        node = world.store.find(NodeRow, "n1")
+        assert node is not None
+        world.store.rebuild(replace(node, reason="repaired"))
+        await world.write()
+
+    await until(world, host, change)
+    node = world.store.find(NodeRow, "n1")
+    assert node is not None
+    assert node.reason == "repaired"
+    assert host._metrics.moved._value.get() == 1
+
+
 async def test_a_store_that_was_restored_old_is_brought_up_to_date(world: World) -> None:
     older = World()
     await older.write(25)
@@ -274,6 +314,55 @@ async def test_who_waits_for_a_cell_that_is_taken_away_is_told() -> None:
         assert waiting.result() is False
         assert await cells.covered(7, "views", "requests", 0) is False
         running.cancel()
+
+
+async def test_a_cell_that_stops_leaves_the_others_alone() -> None:
+    served: list[int] = []
+    broken = {0, 1}
+
+    async def serve(partition: int, cell: str, progress: Mapping[str, Progress]) -> None:
+        served.append(partition)
+        if partition in broken:
+            raise ViewsDamaged(kind="job", found=f"{cell} is odd")
+        await asyncio.Event().wait()
+
+    health, out = Health(), StringIO()
+    told = Telemetry("views", now_ms=lambda: 0, stream=out)
+    cells = Cells({0: "main", 1: "east", 2: "west"}, serve, told, health)
+
+    def stopped(cell: str) -> bool:
+        return f'yard_views_stopped{{cell="{cell}"}} 1.0' in told.exposition().decode()
+
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(cells.run())
+        cells.give(frozenset({0, 2}))
+        await settle()
+        assert served == [0, 2]
+        assert not running.done()
+        assert stopped("main")
+        assert "main is odd" in health.reasons["cell main"]
+        assert await cells.covered(0, "views", "requests", 0) is False
+        assert "cell_stopped" in out.getvalue()
+
+        # Given anew, it is tried again, also where both were said at once.
+        broken.discard(0)
+        cells.give(frozenset({2}))
+        cells.give(frozenset({0, 2}))
+        await settle()
+        assert served == [0, 2, 0]
+        assert not health.reasons
+        assert not stopped("main")
+        running.cancel()
+
+
+async def test_a_worker_none_of_whose_cells_is_left_ends() -> None:
+    async def serve(partition: int, cell: str, progress: Mapping[str, Progress]) -> None:
+        raise ViewsDamaged(kind="job", found=f"{cell} is odd")
+
+    cells = Cells({0: "main", 1: "east"}, serve, telemetry(), Health())
+    cells.give(frozenset({0, 1}))
+    with pytest.raises(ViewsDamaged, match="main is odd"):
+        await cells.run()
 
 
 async def settle() -> None:

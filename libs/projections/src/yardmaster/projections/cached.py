@@ -37,8 +37,10 @@ class CachedReader:
         #: What was asked for by facet, for the length of one step.
         self._having: dict[tuple[str, Facet], tuple[str, ...]] = {}
         self._unsaved: dict[_Key, Change] = {}
-        #: All rows of the store are at hand: it was empty once, and none went since.
+        #: All rows of the store are at hand: it was empty once, and none went since, but for rows
+        #: of these kinds, which were settled.
         self._complete = False
+        self._settled: set[str] = set()
         #: Counts for metrics: rows loaded, and rows let go for want of room.
         self.loaded = 0
         self.evicted = 0
@@ -68,7 +70,7 @@ class CachedReader:
         try:
             row = self._rows[at]
         except KeyError:
-            if self._complete:
+            if self._complete and kind.KIND not in self._settled:
                 return None
             raise NotLoaded(((kind, key),)) from None
         self._rows.move_to_end(at)
@@ -101,12 +103,11 @@ class CachedReader:
 
         Raises: ViewsUnavailable.
         """
-        if self._complete:
-            return
         absent = {
             (kind.KIND, key): (kind, key)
             for kind, key in wanted
             if (kind.KIND, key) not in self._rows
+            and not (self._complete and kind.KIND not in self._settled)
         }
         keys = list(absent.values())
         for start in range(0, len(keys), MAX_LOADED):
@@ -126,7 +127,11 @@ class CachedReader:
             self._unsaved[at] = change
 
     def saved(self) -> None:
-        """What was unsaved is in the store."""
+        """What was unsaved is in the store; what of it is settled is at hand no more."""
+        for at, change in self._unsaved.items():
+            if isinstance(change, Put) and change.row.settled:
+                self._rows.pop(at, None)
+                self._settled.add(change.kind)
         self._unsaved.clear()
         while len(self._rows) > self._max_rows:
             self._rows.popitem(last=False)
@@ -138,6 +143,7 @@ class CachedReader:
         self._rows.clear()
         self._having.clear()
         self._unsaved.clear()
+        self._settled.clear()
         self._complete = empty
 
     async def _load_having(self, kind: type[R], facet: Facet) -> None:

@@ -2,6 +2,7 @@
 
 ```
 ViewsError   ViewsUnavailable  ViewsMoved  ViewsDamaged  TooMuchUsage
+ViewsUnavailable   ViewsUnfinished
 ```
 
 `NotLoaded` is no error: by it a step asks for rows.
@@ -23,9 +24,15 @@ class ViewsError(YardmasterError):
 
 
 class ViewsUnavailable(ViewsError):
-    """The views' store cannot be reached: {found}. The log is not concerned; try again."""
+    """The views' store cannot be used: {found}. The log is not concerned; try again."""
 
     code = "views_unavailable"
+
+
+class ViewsUnfinished(ViewsUnavailable):
+    """The views are at {found}, before {wanted}: they were lost, or are new, and are being filled.
+    The log is not concerned; try again.
+    """
 
 
 class ViewsMoved(ViewsError):

@@ -82,6 +82,6 @@ USAGE: Final[Fold] = Fold(
     name="usage",
     step=usage.UsageStep,
     likely_read=usage.likely_read,
-    kinds=(usage.UsageRow, usage.HeldRow, usage.OwnerRow),
+    kinds=(usage.UsageRow, usage.HeldRow, usage.SubmissionRow, usage.OwnerRow),
 )
 FOLDS: Final[dict[str, Fold]] = {fold.name: fold for fold in (VIEWS, USAGE)}

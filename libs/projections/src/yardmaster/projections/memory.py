@@ -210,8 +210,30 @@ class MemoryViewStore:
             if waiter.position is None or position.covers(waiter.position):
                 waiter.wake.set()
 
-    async def note(self, changes: Sequence[Change], notes: Mapping[str, Any]) -> None:
+    async def begin(self) -> Position:
+        """Be its writer: what the rows cover; no others come in their place."""
+        return await self.position()
+
+    async def check(self, before: Position) -> None:
+        """See that the store is where its writer left it."""
+        found = await self.position()
+        if found != before:
+            raise ViewsMoved(found=found, expected=before)
+
+    async def note(
+        self,
+        changes: Sequence[Change],
+        notes: Mapping[str, Any],
+        *,
+        before: Position | None = None,
+        noted: Mapping[str, Any] | None = None,
+    ) -> None:
         """Make changes that no position counts."""
+        if before is not None and before != self._position:
+            raise ViewsMoved(found=self._position, expected=before)
+        for name, value in (noted or {}).items():
+            if self._notes.get(name) != value:
+                raise ViewsMoved(found=f"{name} {self._notes.get(name)}", expected=value)
         self._change(changes)
         self._notes.update(notes)
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from yardmaster.projections.errors import TooMuchUsage
+from yardmaster.projections.errors import TooMuchUsage, ViewsUnavailable
 from yardmaster.projections.queries import Sight
 from yardmaster.projections.rows import R
-from yardmaster.projections.store import Query, ViewStore
+from yardmaster.projections.store import Query, ViewStore, Wanted
 from yardmaster.projections.usage import HOUR_MS, HeldRow, UsageRow, held
 from yardmaster.schemas.api import UsageBucket, UsageBy
 from yardmaster.schemas.position import Position
@@ -20,8 +20,8 @@ from yardmaster.schemas.position import Position
 #: Rows that one answer may rest on; a row is an hour of a project's user in a pool.
 MAX_ROWS: Final = 200_000
 _PAGE: Final = 1_000
-#: Rows lie on several pages: how often they are read in the hope that nothing changes between.
-_TRIES: Final = 3
+#: How often what was held is looked at again, in the hope that nothing of it is given back.
+MAX_TRIES: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,50 +66,66 @@ def bucket_of(at_ms: int, bucket: UsageBucket | None, window_ms: int) -> int:
 
 
 async def metered(store: ViewStore, asked: Asked, sight: Sight, now_ms: int) -> Metered:
-    """Usage as a caller may see it; of a busy cell in which rows changed meanwhile, nearly so.
+    """Usage as a caller may see it.
+
+    Rows lie on several pages, and what is given back meanwhile moves from what is held to what is
+    used. So at the end all that was held is looked at again, together with the hours of what is
+    held no more, at one position: until nothing more of it was given back than those hours know of.
 
     Raises:
         TooMuchUsage: it rests on more than `MAX_ROWS` rows.
+        ViewsUnavailable: too much was given back during each of `MAX_TRIES` looks; or the store is
+            away.
     """
-    for _ in range(_TRIES - 1):
-        before = await store.position()
-        found = await _metered(store, asked, sight, now_ms)
-        if found.position == before:
-            return found
-    return await _metered(store, asked, sight, now_ms)
-
-
-async def _metered(store: ViewStore, asked: Asked, sight: Sight, now_ms: int) -> Metered:
+    held_rows, position = await _all(store, HeldRow, sight, 0, None)
+    used_rows, _ = await _all(store, UsageRow, sight, asked.from_ms, asked.to_ms)
+    used = {row.key: row for row in used_rows}
+    # The log's time may be ahead of this clock, by less than an hour.
+    until_ms = min(asked.to_ms, now_ms + HOUR_MS)
+    gone: list[HeldRow] = []
+    for _ in range(MAX_TRIES):
+        hours = {row.key: None for one in gone for row in held(one, asked.from_ms, until_ms)}
+        wanted: list[Wanted] = [(HeldRow, one.key) for one in held_rows]
+        found = (await store.get_all([*wanted, *((UsageRow, key) for key in hours)])).rows
+        used |= {row.key: row for row in found if isinstance(row, UsageRow)}
+        there = {row.key for row in found if isinstance(row, HeldRow)}
+        closed = [one for one in held_rows if one.key not in there]
+        if not closed:
+            break
+        held_rows = [one for one in held_rows if one.key in there]
+        gone += closed
+    else:
+        raise ViewsUnavailable(found=f"usage changed during each of {MAX_TRIES} looks at it")
     sums: dict[tuple[int, str], int] = {}
-
-    def add(row: UsageRow) -> None:
-        start = bucket_of(row.hour_ms, asked.bucket, asked.from_ms)
-        at = (start, str(getattr(row, asked.by)))
-        sums[at] = sums.get(at, 0) + row.gpu_milli_ms
-
-    held_rows, _ = await _all(store, HeldRow, sight, 0, None)
-    used_rows, position = await _all(store, UsageRow, sight, asked.from_ms, asked.to_ms)
-    for used in used_rows:
-        add(used)
     for one in held_rows:
-        for used in held(one, asked.from_ms, min(asked.to_ms, now_ms)):
-            add(used)
+        for row in held(one, asked.from_ms, min(asked.to_ms, now_ms)):
+            _add(sums, row, asked)
+    for row in used.values():
+        _add(sums, row, asked)
     ordered = sorted((start, name, count) for (start, name), count in sums.items())
     return Metered(tuple(ordered), position)
+
+
+def _add(sums: dict[tuple[int, str], int], row: UsageRow, asked: Asked) -> None:
+    start = bucket_of(row.hour_ms, asked.bucket, asked.from_ms)
+    at = (start, str(getattr(row, asked.by)))
+    sums[at] = sums.get(at, 0) + row.gpu_milli_ms
 
 
 async def _all(
     store: ViewStore, kind: type[R], sight: Sight, since_ms: int, until_ms: int | None
 ) -> tuple[list[R], Position]:
-    """All rows of a kind that may be seen, from a time on up to another."""
+    """All rows of a kind that may be seen, from a time on up to another, and what all cover."""
     facets = {} if sight.projects is None else {"project": sight.projects}
     rows: list[R] = []
+    first: Position | None = None
     query = Query(facets=facets, since_ms=since_ms, limit=_PAGE)
     while True:
         page = await store.page(kind, query)
+        first = first or page.position
         rows += (row for row in page.rows if until_ms is None or row.order[0] < until_ms)
         if len(rows) > MAX_ROWS:
             raise TooMuchUsage(limit=MAX_ROWS)
         if page.next is None or (until_ms is not None and page.next[0] >= until_ms):
-            return rows, page.position
+            return rows, first
         query = Query(facets=facets, since_ms=since_ms, after=page.next, limit=_PAGE)

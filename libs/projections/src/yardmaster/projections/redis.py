@@ -24,7 +24,7 @@ from yardmaster.projections.redis_settings import RedisSettings
 from yardmaster.projections.redis_ticks import Clock, Ticks
 from yardmaster.projections.redis_view import RedisView
 from yardmaster.projections.redis_wire import EXEC, MULTI, UNWATCH, Link, Wire
-from yardmaster.projections.redis_write import NO_NEWS, Write, notes_of, told
+from yardmaster.projections.redis_write import NO_NEWS, Fence, Write, notes_of, told
 from yardmaster.projections.row_codec import RowCodec
 from yardmaster.projections.rows import R, Row
 from yardmaster.projections.store import Change, ChangeSet, Found, Page, Query, Wanted
@@ -60,6 +60,8 @@ class RedisViewStore:
         # Half of what an answer may take, so that hearing nothing is no failure.
         self._ticks = Ticks(self._wire, self._view, clock, settings.timeout_s / 2)
         self._kept = KeptChanges(self._view)
+        #: The generation that counted when its writer began; None: nobody did.
+        self._begun: int | None = None
 
     async def close(self) -> None:
         """Hang up; whoever still waits is told that the store is gone."""
@@ -86,29 +88,56 @@ class RedisViewStore:
         """Make all changes at once, with their position.
 
         Raises:
-            ViewsMoved: the store is not at `before`; nothing was changed.
+            ViewsMoved: the store is not at `before`, or another generation counts than when its
+                writer began; nothing was changed.
             ViewsUnavailable: it may have been made, or not; `position` tells.
         """
-        await self._write(changes, notes, position, before)
+        await self._write(changes, notes, position, Fence(before))
 
-    async def note(self, changes: Sequence[Change], notes: Mapping[str, Any]) -> None:
-        """Make changes that no position counts.
+    async def begin(self) -> Position:
+        """Be its writer, of the generation that counts now; what its rows cover.
 
         Raises: ViewsUnavailable.
         """
-        await self._write(changes, notes, None, None)
+        seen = await self._view.look(lambda _: [])
+        self._begun = seen.keys.generation
+        return seen.head.position
+
+    async def check(self, before: Position) -> None:
+        """See that the store is where its writer left it, in the generation that it began.
+
+        Raises: ViewsMoved, ViewsUnavailable.
+        """
+        seen = await self._view.look(lambda _: [])
+        Fence(before).check(seen.head, seen.keys.generation, self._begun)
+
+    async def note(
+        self,
+        changes: Sequence[Change],
+        notes: Mapping[str, Any],
+        *,
+        before: Position | None = None,
+        noted: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Make changes that no position counts.
+
+        Raises:
+            ViewsMoved: see `apply`; or a note of `noted` is another.
+            ViewsUnavailable.
+        """
+        await self._write(changes, notes, None, Fence(before, noted or {}))
 
     async def _write(
         self,
         changes: Sequence[Change],
         notes: Mapping[str, Any],
         position: Position | None,
-        before: Position | None,
+        fence: Fence,
     ) -> None:
         write = Write(changes, self._view.codec)
         async with self._wire.link() as link:
             try:
-                written = await self._attempt(link, write, notes, position, before)
+                written = await self._attempt(link, write, notes, position, fence)
             except _Unsent as unsent:
                 if not link.was_idle:
                     raise unsent.error from unsent.error.__cause__
@@ -120,7 +149,7 @@ class RedisViewStore:
             tries += 1
             async with self._wire.link() as link:
                 try:
-                    written = await self._attempt(link, write, notes, position, before)
+                    written = await self._attempt(link, write, notes, position, fence)
                 except _Unsent as unsent:
                     raise unsent.error from unsent.error.__cause__
         self._view.codec.trim()
@@ -131,7 +160,7 @@ class RedisViewStore:
         write: Write,
         notes: Mapping[str, Any],
         position: Position | None,
-        before: Position | None,
+        fence: Fence,
     ) -> bool:
         """Look, plan, write; False when another write came between, or another generation.
 
@@ -151,10 +180,15 @@ class RedisViewStore:
             if head is None:
                 await link.run([UNWATCH])
                 return False
-            if before is not None and head.position != before:
+            try:
+                fence.check(head, keys.generation, self._begun)
+                if fence.notes:
+                    (noted,) = await link.run([("HMGET", keys.notes, *fence.notes)])
+                    fence.check_notes(noted)
+            except ViewsMoved:
                 await link.run([UNWATCH])
-                raise ViewsMoved(found=head.position, expected=before)
-            if before is None and position is not None and head.position.covers(position):
+                raise
+            if fence.before is None and position is not None and head.position.covers(position):
                 await link.run([UNWATCH])
                 return True
             plan = write.plan(keys, answers)

@@ -167,14 +167,9 @@ class Ticks:
         view = self._view
         for _ in range(2):
             keys = view.keys
-            *_, (found, ticks) = await link.run(
-                [
-                    ("MULTI",),
-                    ("MGET", view.pointer, keys.head),
-                    ("XREVRANGE", redis_keys.ticks(view.cell), "+", "-", "COUNT", 1),
-                    ("EXEC",),
-                ]
-            )
+            where = (view.pointer, keys.head)
+            newest = ("XREVRANGE", redis_keys.ticks(view.cell), "+", "-", "COUNT", 1)
+            found, ticks = await link.read(where, [("MGET", *where), newest])
             head = view.follow(keys, found)
             if head is not None:
                 self._heard = ticks[0][0] if ticks else b"0"

@@ -123,9 +123,8 @@ class RedisView:
         """
         for _ in range(MAX_TRIES):
             keys = self.keys
-            found, *answers = await self.wire.transact(
-                [("MGET", self.pointer, keys.head), *commands(keys)]
-            )
+            where = (self.pointer, keys.head)
+            found, *answers = await self.wire.read(where, [("MGET", *where), *commands(keys)])
             head = self.follow(keys, found)
             if head is not None:
                 return Seen(keys, head, answers)

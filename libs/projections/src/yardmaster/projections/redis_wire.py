@@ -6,13 +6,13 @@ and needs nothing of the server but MULTI, WATCH and EXEC. A connection on which
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from hiredis import pack_command
 from redis.asyncio.connection import Connection, SSLConnection
-from redis.exceptions import ExecAbortError, RedisError, ResponseError
+from redis.exceptions import ExecAbortError, OutOfMemoryError, RedisError, ResponseError
 
 from yardmaster.projections.errors import ViewsUnavailable
 from yardmaster.projections.redis_settings import RedisSettings
@@ -24,6 +24,8 @@ Command = tuple[str | bytes | int, ...]
 MULTI: Final[Command] = ("MULTI",)
 EXEC: Final[Command] = ("EXEC",)
 UNWATCH: Final[Command] = ("UNWATCH",)
+#: How often a read of several commands is tried in a Redis that is full.
+MAX_READS: Final = 8
 
 
 class Link:
@@ -67,6 +69,24 @@ class Link:
         self.sound = True
         return answers
 
+    async def read(self, watched: Sequence[str], commands: Sequence[Command]) -> list[Any]:
+        """Answers to commands that read, all of one moment; every write changes one of `watched`.
+
+        Raises: ViewsUnavailable.
+        """
+        try:
+            found: list[Any] = (await self.run([MULTI, *commands, EXEC]))[-1]
+            return found
+        except ViewsUnavailable as error:
+            if not isinstance(error.__cause__, OutOfMemoryError):
+                raise
+        # A full Redis queues nothing, not even what reads; but it says whether a key has changed.
+        for _ in range(MAX_READS):
+            _, *found, _, same = await self.run([("WATCH", *watched), *commands, MULTI, EXEC])
+            if same is not None:
+                return found
+        raise ViewsUnavailable(found=f"they changed under each of {MAX_READS} reads")
+
     async def close(self) -> None:
         """Hang up, without waiting for the other side."""
         self.sound = False
@@ -74,7 +94,10 @@ class Link:
 
 
 def _told(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    said = " ".join(str(error).split())[:300] or type(error).__name__
+    if isinstance(error, OutOfMemoryError):
+        return f"Redis is full, it reads but does not write until maxmemory is raised ({said})"
+    return said
 
 
 class Wire:
@@ -91,23 +114,24 @@ class Wire:
 
         Raises: ViewsUnavailable.
         """
+        return await self._twice(lambda link: link.run(commands))
+
+    async def read(self, watched: Sequence[str], commands: Sequence[Command]) -> list[Any]:
+        """See `Link.read`.
+
+        Raises: ViewsUnavailable.
+        """
+        return await self._twice(lambda link: link.read(watched, commands))
+
+    async def _twice(self, ask: Callable[[Link], Awaitable[list[Any]]]) -> list[Any]:
         async with self.link() as link:
             try:
-                return await link.run(commands)
+                return await ask(link)
             except ViewsUnavailable:
                 if not link.was_idle:
                     raise
         async with self.link() as link:
-            return await link.run(commands)
-
-    async def transact(self, commands: Sequence[Command]) -> list[Any]:
-        """Read by several commands at one moment; their answers.
-
-        Raises: ViewsUnavailable.
-        """
-        answers = await self.run([MULTI, *commands, EXEC])
-        found: list[Any] = answers[-1]
-        return found
+            return await ask(link)
 
     @asynccontextmanager
     async def link(self) -> AsyncIterator[Link]:

@@ -5,14 +5,16 @@ each row (`idx:`), as bytes that need no decoding, and read under the same WATCH
 Rows and lists are written with as few commands as there are keys.
 """
 
+import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from pydantic_core import to_json
 
 from yardmaster.projections import redis_keys
+from yardmaster.projections.errors import ViewsMoved
 from yardmaster.projections.redis_head import Head
 from yardmaster.projections.redis_keys import Keys
 from yardmaster.projections.redis_wire import Command
@@ -201,6 +203,37 @@ class Plan:
 def _cut(command: str, key: str, arguments: Sequence[str | bytes]) -> Iterator[Command]:
     for at in range(0, len(arguments), MAX_ARGUMENTS):
         yield (command, key, *arguments[at : at + MAX_ARGUMENTS])
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Where a writer believes the store to be, and which notes there."""
+
+    #: None: wherever it is.
+    before: Position | None
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+    def check(self, head: Head, generation: int, begun: int | None) -> None:
+        """Compare it with what counts; `begun` is the generation that counted at first.
+
+        Raises: ViewsMoved.
+        """
+        if self.before is None:
+            return
+        if begun is not None and generation != begun:
+            raise ViewsMoved(found=f"generation {generation}", expected=f"generation {begun}")
+        if head.position != self.before:
+            raise ViewsMoved(found=head.position, expected=self.before)
+
+    def check_notes(self, found: Sequence[bytes | None]) -> None:
+        """Compare notes with what is there.
+
+        Raises: ViewsMoved.
+        """
+        for (name, note), raw in zip(self.notes.items(), found, strict=True):
+            there = None if raw is None else json.loads(raw)
+            if there != note:
+                raise ViewsMoved(found=f"{name} {there}", expected=note)
 
 
 def notes_of(keys: Keys, notes: Mapping[str, Any]) -> Iterator[Command]:

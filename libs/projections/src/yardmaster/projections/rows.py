@@ -57,6 +57,11 @@ class Row:
         """What lists are filtered by."""
         return ()
 
+    @property
+    def settled(self) -> bool:
+        """Hardly any later step reads it: its writer does not keep it at hand."""
+        return False
+
 
 R = TypeVar("R", bound=Row)
 
@@ -490,6 +495,11 @@ class RequestRow(Row):
             *((("noted", self.subject.partition(".")[0]),) if noted else ()),
         )
 
+    @property
+    def settled(self) -> bool:
+        """It was judged."""
+        return self.state is not RequestState.RECORDED
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CycleRow(Row):
@@ -509,6 +519,11 @@ class CycleRow(Row):
     def order(self) -> Order:
         """By number."""
         return (self.commit.cycle, "", 0)
+
+    @property
+    def settled(self) -> bool:
+        """It never changes."""
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

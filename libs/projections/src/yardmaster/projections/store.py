@@ -151,13 +151,40 @@ class ViewStore(Protocol):
         says `before`: where it believes the store to be.
 
         Raises:
-            ViewsMoved: the store is not at `before`; nothing was changed.
+            ViewsMoved: the store is not at `before`, or other rows count than when its writer
+                began; nothing was changed.
         """
 
-    async def note(self, changes: Sequence[Change], notes: Mapping[str, Any]) -> None:
+    async def begin(self) -> Position:
+        """Be its writer from here on: what the rows cover.
+
+        A write that says `before` counts only while these are the rows that do: others may come
+        in their place (a rebuild), and be at the very same position.
+        """
+
+    async def check(self, before: Position) -> None:
+        """See that the store is where its writer left it, and that its rows still count.
+
+        Raises:
+            ViewsMoved: they do not, or are elsewhere.
+        """
+
+    async def note(
+        self,
+        changes: Sequence[Change],
+        notes: Mapping[str, Any],
+        *,
+        before: Position | None = None,
+        noted: Mapping[str, Any] | None = None,
+    ) -> None:
         """Make changes that no position counts (what expires: heartbeats, output), and keep notes.
 
-        No watch reports them.
+        No watch reports them. `noted` are notes as the writer believes them to be, as `before` is
+        of the position; None for one that is not there.
+
+        Raises:
+            ViewsMoved: the store is not at `before`, or one of `noted` is another; nothing was
+                changed.
         """
 
     async def reach(self, position: Position, timeout_s: float) -> bool:

@@ -19,10 +19,16 @@ from yardmaster.projections.project import Details
 from yardmaster.projections.rows import Facet, Order, R, Row
 from yardmaster.projections.store import Change, Delete, Put, ViewReader, Wanted
 from yardmaster.schemas.envelope import Envelope, Event
+from yardmaster.schemas.events.admissions import (
+    RequestRefusedV1,
+    TaskAdmittedV1,
+    TaskRejectedV1,
+)
 from yardmaster.schemas.events.decisions import NodeLostV1, SlotsAllocatedV1, TaskEndedV1
 from yardmaster.schemas.events.machine import CycleCommittedV1
 from yardmaster.schemas.events.node_events import SlotsReleasedV1
 from yardmaster.schemas.events.requests import TaskSubmittedV1
+from yardmaster.schemas.topics import REQUESTS
 
 HOUR_MS: Final = 3_600_000
 
@@ -89,10 +95,32 @@ class HeldRow(Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnerRow(Row):
-    """Whose a job is, until its tasks have ended; of one that was rejected for ever, as nothing
-    says that it will not be submitted again.
+class SubmissionRow(Row):
+    """Who submitted a job, until quota says what it makes of it.
+
+    Several may bear one job's id, of which quota refuses all but one: so none is the job's yet.
     """
+
+    KIND: ClassVar[str] = "submission"
+
+    record_id: str
+    offset: int
+    user: str
+
+    @property
+    def key(self) -> str:
+        """The record's identity: a verdict names it."""
+        return self.record_id
+
+    @property
+    def facets(self) -> tuple[Facet, ...]:
+        """Where it lies: a cycle that refuses records names no more of them."""
+        return (("offset", str(self.offset)),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerRow(Row):
+    """Whose a job is, from its admission until its tasks have ended."""
 
     KIND: ClassVar[str] = "owner"
 
@@ -155,7 +183,13 @@ class UsageStep:
         with self._asking:
             match data:
                 case TaskSubmittedV1():
-                    self._submitted(data, envelope.actor.id)
+                    self._submitted(offset, envelope)
+                case TaskAdmittedV1():
+                    self._admitted(data, envelope.cause or "")
+                case TaskRejectedV1():
+                    self._judged(envelope.cause or "")
+                case RequestRefusedV1(request_type=TaskSubmittedV1.TYPE):
+                    self._judged(envelope.cause or "")
                 case SlotsAllocatedV1():
                     self._allocated(data)
                 case SlotsReleasedV1():
@@ -166,7 +200,13 @@ class UsageStep:
                     self._ended(data.task_id.partition(".")[0])
 
     def refuse(self, commit: CycleCommittedV1) -> None:
-        """A request refused as a record starts nothing that could be metered."""
+        """Before a cycle's decisions: forget submissions that it refused as records."""
+        for one in commit.refused:
+            if one.topic == REQUESTS.name:
+                for offset in range(one.first, one.last + 1):
+                    with self._asking:
+                        for row in self._view.having(SubmissionRow, ("offset", str(offset))):
+                            self._drop(row)
 
     def commit(self, topic: str, offset: int, commit: CycleCommittedV1) -> None:
         """The end of a cycle changes nothing."""
@@ -192,9 +232,23 @@ class UsageStep:
     def _drop(self, row: Row) -> None:
         self._rows[row.KIND, row.key] = Delete(row)
 
-    def _submitted(self, data: TaskSubmittedV1, user: str) -> None:
-        if self._find(OwnerRow, data.job_id) is None:
-            self._put(OwnerRow(job_id=data.job_id, user=user, left=data.spec.tasks))
+    def _submitted(self, offset: int, envelope: Envelope[Event]) -> None:
+        # A record that was written twice is two, of which the first counts.
+        if self._find(SubmissionRow, envelope.id) is None:
+            user = envelope.actor.id
+            self._put(SubmissionRow(record_id=envelope.id, offset=offset, user=user))
+
+    def _judged(self, cause: str) -> SubmissionRow | None:
+        row = self._find(SubmissionRow, cause)
+        if row is not None:
+            self._drop(row)
+        return row
+
+    def _admitted(self, data: TaskAdmittedV1, cause: str) -> None:
+        submission = self._judged(cause)
+        if submission is None:
+            raise ImpossibleEvent(event=data.TYPE, found=f"nobody submitted job {data.job_id}")
+        self._put(OwnerRow(job_id=data.job_id, user=submission.user, left=data.spec.tasks))
 
     def _ended(self, job_id: str) -> None:
         owner = self._find(OwnerRow, job_id)
@@ -209,7 +263,7 @@ class UsageStep:
         job_id = data.task_id.partition(".")[0]
         owner = self._find(OwnerRow, job_id)
         if owner is None:
-            raise ImpossibleEvent(event=data.TYPE, found=f"nobody submitted job {job_id}")
+            raise ImpossibleEvent(event=data.TYPE, found=f"job {job_id} was not admitted")
         for placement in data.placements:
             milli = placement.gpu_milli * len(placement.slots)
             if milli:
@@ -253,7 +307,9 @@ def likely_read(envelope: Envelope[Event]) -> list[Wanted]:
     data: Any = envelope.data
     match data:
         case TaskSubmittedV1():
-            return [(OwnerRow, data.job_id)]
+            return [(SubmissionRow, envelope.id)]
+        case TaskAdmittedV1() | TaskRejectedV1():
+            return [(SubmissionRow, envelope.cause or "")]
         case SlotsAllocatedV1() | TaskEndedV1():
             return [(OwnerRow, data.task_id.partition(".")[0])]
         case SlotsReleasedV1():

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from fastapi import Depends, Header, Query, Request, Response
@@ -15,6 +15,7 @@ from yardmaster.eventlog.errors import LogUnavailable
 from yardmaster.eventlog.port import EventLog, Partition
 from yardmaster.gateway import errors
 from yardmaster.gateway.auth import MAX_TOKEN, Identity
+from yardmaster.gateway.covered import CoveredViews
 from yardmaster.gateway.limits import RateLimit
 from yardmaster.gateway.recent import RecentSubmissions
 from yardmaster.gateway.rights import Action, Caller, allowed, named, sees_all
@@ -62,7 +63,11 @@ class Gateway:
     """One gateway: its ports and settings, and what it keeps in memory (nothing that matters)."""
 
     def __init__(self, ports: GatewayPorts, settings: GatewaySettings) -> None:
-        self.ports = ports
+        place = (ports.log, settings.cell, settings.partition)
+        #: Reading them says so while they were lost and are being filled again.
+        self.views = CoveredViews(ports.views, *place)
+        self.usage = None if ports.usage is None else CoveredViews(ports.usage, *place)
+        self.ports = replace(ports, views=self.views, usage=self.usage)
         self.settings = settings
         self.cell = settings.cell
         self.writer = RequestWriter(
@@ -86,9 +91,6 @@ class Gateway:
         self.streams = ports.telemetry.gauge("streams_open", "Watches and followed output")
         self.without_views = ports.telemetry.counter(
             "requests_without_views", "Requests refused, the views being unavailable"
-        )
-        self.blind_submits = ports.telemetry.counter(
-            "submits_without_views", "Submits whose key was looked up among recent requests only"
         )
         self.recent = RecentSubmissions(
             ports.log,
@@ -137,23 +139,20 @@ class Gateway:
                 seen.add(row.name)
         return Sight(frozenset(seen))
 
-    async def reached(self, wanted: Position | None, store: ViewStore | None = None) -> Position:
+    async def reached(self, wanted: Position | None, store: CoveredViews | None = None) -> Position:
         """The position of the views, or of another store, which covers `wanted` after a wait.
 
         Raises:
             PositionUnknown: the log has no such position.
             ViewBehind: the views have not got there in time.
+            ViewsUnfinished: they cover less than they did.
         """
-        views = store if store is not None else self.ports.views
-        if wanted is None:
-            return await views.position()
-        position = await views.position()
-        if not position.covers(wanted):
+        views = store if store is not None else self.views
+        if wanted is not None and not (await views.store.position()).covers(wanted):
             await self.known(wanted)
             if not await views.reach(wanted, self.settings.view_wait_s):
-                raise errors.ViewBehind(position=wanted, reached=await views.position())
-            position = await views.position()
-        return position
+                raise errors.ViewBehind(position=wanted, reached=await views.store.position())
+        return await views.whole(self.settings.view_wait_s)
 
     async def known(self, wanted: Position) -> None:
         """Check that the log has a position.
@@ -338,7 +337,7 @@ async def a_reading(
     """Wait until the views cover what the caller has seen, and say what they cover.
 
     Raises:
-        Malformed, PositionUnknown, ViewBehind.
+        Malformed, PositionUnknown, ViewBehind, ViewsUnfinished.
     """
     wanted = parsed(min_position if min_position is not None else yard_min_position)
     position = await gateway.reached(wanted)

@@ -23,11 +23,12 @@ from yardmaster.gateway.jobs import find_job
 from yardmaster.gateway.problems import documented
 from yardmaster.gateway.rights import Action
 from yardmaster.gateway.writes import Ask, Key, key_of, submit_requests
+from yardmaster.projections.project import details_of
 from yardmaster.projections.rows import JobRow, RequestRow
 from yardmaster.projections.store import Query
 from yardmaster.schemas.api import Accepted
 from yardmaster.schemas.errors import SchemaError
-from yardmaster.schemas.events.requests import CancelRequestedV1, EraseRequestedV1, PauseRequestedV1
+from yardmaster.schemas.events.requests import EraseRequestedV1
 from yardmaster.schemas.topics import DETAILS, REQUESTS
 
 router = APIRouter(tags=["jobs"])
@@ -63,6 +64,9 @@ async def erase_job(
     )
     _ended(row)
     keys = [key async for key in _note_keys(reading, row.key)]
+    own = await _key_of_details(reading, row.offset)
+    if own is not None and own != row.key:
+        keys.append(own)
     offset = await gateway.writer.erase([*keys, row.key])
     event = EraseRequestedV1(job_id=row.key, partition=gateway.settings.partition, tombstone=offset)
     return await submit_requests(gateway, [(event, row.key)], asker, response)
@@ -80,7 +84,7 @@ async def _note_keys(reading: Reading, job_id: str) -> AsyncIterator[str]:
     while True:
         page = await reading.store.page(RequestRow, query)
         for row in page.rows:
-            key = await _note_key(reading, row.offset)
+            key = await _key_of_details(reading, row.offset)
             if key is not None:
                 yield key
         if page.next is None:
@@ -88,8 +92,8 @@ async def _note_keys(reading: Reading, job_id: str) -> AsyncIterator[str]:
         query = Query(facets=query.facets, limit=PAGE, after=page.next)
 
 
-async def _note_key(reading: Reading, offset: int) -> str | None:
-    """The key of the note that came with the request at an offset; None when it is gone."""
+async def _key_of_details(reading: Reading, offset: int) -> str | None:
+    """The key of what the request at an offset has in `details`; None when it is gone."""
     gateway = reading.gateway
     log, number = gateway.ports.log, gateway.settings.partition
     requests = await log.read(Partition(REQUESTS.name, number), offset, max_records=1)
@@ -97,9 +101,9 @@ async def _note_key(reading: Reading, offset: int) -> str | None:
         event = decode(requests[0].record).data
     except (SchemaError, IndexError):
         return None
-    if not isinstance(event, CancelRequestedV1 | PauseRequestedV1) or event.note is None:
+    where = details_of(event)
+    if where is None:
         return None
-    where = event.note
     try:
         found = await log.read(
             Partition(DETAILS.name, where.partition), where.offset, max_records=1

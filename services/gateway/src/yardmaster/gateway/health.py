@@ -36,14 +36,15 @@ async def health_of(gateway: Gateway) -> Health:
     except LogError as error:
         return Health(status="not_ready", found=str(error))
     try:
-        seen = await queries.log(gateway.ports.views, gateway.cell)
+        seen = await queries.log(gateway.views.store, gateway.cell)
+        if seen is None:
+            # Views that were there and are not were lost, and are being filled again.
+            found = "the views have not seen the log's first record"
+            return Health(status="degraded" if gateway.seen_views else "not_ready", found=found)
+        gateway.seen_views = True
+        await gateway.views.position()
     except ViewsError:
         return Health(status="degraded", found=AWAY)
-    if seen is None:
-        # Views that were there and are not were lost, and are being filled again.
-        found = "the views have not seen the log's first record"
-        return Health(status="degraded" if gateway.seen_views else "not_ready", found=found)
-    gateway.seen_views = True
     return Health(status="ready")
 
 

@@ -25,7 +25,7 @@ from yardmaster.gateway.writes import (
     submit_requests,
 )
 from yardmaster.projections import queries
-from yardmaster.projections.errors import ViewsError
+from yardmaster.projections.errors import ViewsUnavailable
 from yardmaster.projections.queries import Filters
 from yardmaster.projections.rows import JobRow
 from yardmaster.schemas.api import (
@@ -97,21 +97,23 @@ async def submit_job(
     """Record a job: 202 says that it will be judged, not what the verdict is.
 
     The same key and body again give the same answer; the same key with another body is refused.
-    The views are not needed: while they are away, a key that was last used long ago is taken for a
-    new one, and quota judges.
+    While the views are away it goes on. A key that may have been used before the newest requests
+    that a gateway knows by itself is then judged by quota alone.
     """
     await _may_submit(gateway, caller, spec.project)
     key = key_of(gateway, idempotency_key, response)
     log, _ = await gateway.log_created()
     id_ = submission.job_id(log.log_id, spec.project, caller.user, key)
     async with gateway.one_at_a_time(id_):
-        known = await _submitted_before(gateway, id_) if idempotency_key is not None else None
+        known, sure = None, True
+        if idempotency_key is not None:
+            known, sure = await _submitted_before(gateway, id_)
         if known is not None:
             if known.body_digest != submission.body_digest(spec, key):
                 raise errors.IdempotencyMismatch(key=key, job_id=id_)
             offset, tasks = known.offset, known.tasks
         else:
-            offset, tasks = await _record(gateway, spec, id_, key, asker)
+            offset, tasks = await _record(gateway, spec, id_, key, asker, sure)
     position = str(Position(cell=gateway.cell, requests=offset + 1))
     response.headers["Yard-Position"] = position
     ids = [f"{id_}.{index}" for index in range(tasks)]
@@ -128,35 +130,40 @@ async def _may_submit(gateway: Gateway, caller: Caller, project: str) -> None:
         return
     department: str | None = None
     if named(caller.bindings, Scope.DEPARTMENT):
-        row = await queries.project(gateway.ports.views, project)
+        await gateway.reached(None)
+        row = await queries.project(gateway.views, project)
         department = row.config.department if row is not None else None
     may(caller, Action.SUBMIT, project=project, department=department)
 
 
-async def _submitted_before(gateway: Gateway, id_: str) -> Submission | None:
-    """The job of a key that was used before.
-
-    A second submission under a key would replace the details of the first, so it must be seen.
-    """
+async def _submitted_before(gateway: Gateway, id_: str) -> tuple[Submission | None, bool]:
+    """The job of a key that was used before, and whether it is sure that there is no other."""
     known = await gateway.recent.find(id_)
-    if known is not None:
-        return known
+    if known is not None or gateway.recent.oldest == 0:
+        return known, True
+    older = Position(cell=gateway.cell, requests=gateway.recent.oldest)
     try:
-        row = await gateway.ports.views.get(JobRow, id_)
-    except ViewsError:
-        gateway.blind_submits.inc()
-        return None
-    if row is None:
-        return None
-    return Submission(row.body_digest, row.offset, row.facts.asked.tasks)
+        found = await gateway.views.store.get_all([(JobRow, id_)])
+    except ViewsUnavailable:
+        return None, False
+    row = found.rows[0]
+    if isinstance(row, JobRow):
+        return Submission(row.body_digest, row.offset, row.facts.asked.tasks), True
+    return None, found.position.covers(older)
 
 
 async def _record(
-    gateway: Gateway, spec: JobSpec, id_: str, key: str, asker: Asker
+    gateway: Gateway, spec: JobSpec, id_: str, key: str, asker: Asker, sure: bool
 ) -> tuple[int, int]:
+    """Record a job and its details; unless it is `sure` that the job is new, those apart.
+
+    Under the job's own key they would take the place of an earlier submission's, which that one's
+    record names, while quota refuses this one as a repeat.
+    """
     salt = gateway.ports.chance.hex("details salt", 32)
     details = submission.details(spec, id_, asker.caller.user, salt)
-    ref = await gateway.writer.detail(details, id_, id_, asker)
+    place = id_ if sure else f"{id_}.{salt}"
+    ref = await gateway.writer.detail(details, place, id_, asker)
     event = submission.request(spec, id_, key, ref)
     return await gateway.writer.record([(event, id_)], asker), event.spec.tasks
 

@@ -42,6 +42,8 @@ class RecentSubmissions:
         self._most = most
         self._lock = asyncio.Lock()
         self._next = 0
+        #: The offset from which on every submission was seen at the last look.
+        self.oldest = 0
         self._jobs: OrderedDict[str, Submission] = OrderedDict()
         #: The newest record of each source; quota takes none that is not above it.
         self._sources: OrderedDict[str, tuple[int, int]] = OrderedDict()
@@ -58,8 +60,8 @@ class RecentSubmissions:
                 self._next = end - self._most
             while self._next < end:
                 await self._read(min(MAX_READ, end - self._next))
-            oldest = end - self._most
-            while self._jobs and next(iter(self._jobs.values())).offset < oldest:
+            self.oldest = max(0, end - self._most)
+            while self._jobs and next(iter(self._jobs.values())).offset < self.oldest:
                 self._jobs.popitem(last=False)
             return self._jobs.get(job_id)
 

@@ -42,7 +42,7 @@ async def read_usage(
 
     Without `from` it is 30 days, without `to` up to now. What is held still counts up to then.
     """
-    store = gateway.ports.usage
+    store = gateway.usage
     if store is None:
         raise errors.NotFound(what="usage: this cluster meters none")
     await gateway.reached(parsed(min_position or yard_min_position), store)

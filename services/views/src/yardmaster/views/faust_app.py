@@ -3,8 +3,9 @@
 Faust owns who follows which cell; the follower reads the log by position, because the order across
 topics is the commits' and no consumer group's (docs/decisions/0008-views-host.md). So the two
 agents, one a projection, get the records of `requests` alone: a partition of it is a cell, and a
-request is acknowledged when the store covers it. What the group has committed is in Redis, and the
-group's lag is the views'.
+request is acknowledged when the store covers it, or when this worker does not follow its cell: then
+it is another's to commit, or the cell has stopped. What the group has committed decides nothing:
+where a follower goes on is in Redis, and the group's lag is that of the cells that are followed.
 
 Nothing is lost or doubled by what a group does: each write says where it believes the store to be.
 """
@@ -118,7 +119,7 @@ def make_app(settings: ViewsSettings, kafka: KafkaSettings, cells: Cells) -> fau
 async def serve(process: Process, settings: ViewsSettings) -> None:
     """Be a worker until cancelled.
 
-    Raises: what `Host.run` raises.
+    Raises: what `Cells.run` raises.
     """
     kafka = kafka_settings(settings)
     # What is at hand of rows lives long, as a machine's state does.
@@ -126,7 +127,7 @@ async def serve(process: Process, settings: ViewsSettings) -> None:
     log = await process.open_log(settings)
     try:
         workers = _Workers(process, settings, log)
-        cells = Cells(settings.partitions, workers.serve, process.telemetry)
+        cells = Cells(settings.partitions, workers.serve, process.telemetry, process.health)
         group = Group(lambda: make_app(settings, kafka, cells), process, settings)
         await first_of(cells.run(), group.run())
     finally:

@@ -22,7 +22,7 @@ from yardmaster.eventlog.codec import decode
 from yardmaster.eventlog.errors import LogError, LogTruncated, OffsetGone, ReadPastEnd
 from yardmaster.eventlog.port import EventLog, Partition, StoredRecord
 from yardmaster.projections.cached import CachedReader
-from yardmaster.projections.errors import NotLoaded, ViewsMoved
+from yardmaster.projections.errors import NotLoaded
 from yardmaster.projections.fold import VIEWS, Fold, FoldStep
 from yardmaster.projections.project import Details, details_of
 from yardmaster.projections.store import Change, ViewReader, ViewStore
@@ -33,13 +33,15 @@ from yardmaster.runtime.tracing import MAX_LINKS, About, batch_span, contexts
 from yardmaster.schemas.envelope import Envelope, Event
 from yardmaster.schemas.errors import SchemaError
 from yardmaster.schemas.events.details import JobDetailedV1, RequestNotedV1
-from yardmaster.schemas.events.requests import DetailsRef
+from yardmaster.schemas.events.requests import DetailsRef, TaskSubmittedV1
 from yardmaster.schemas.position import Position
 from yardmaster.schemas.topics import ADMISSIONS, DECISIONS, DETAILS, NODE_EVENTS, REQUESTS
 from yardmaster.views.beside import Beside
 
 #: Records read at once, and the most that one step of `requests` takes.
 MAX_READ: Final = 500
+#: Tasks that one step of `requests` submits, above which it ends: at most one submission more.
+MAX_TASKS: Final = 10_000
 #: Rows that are changed and not saved; with more, several steps are no longer one write.
 MAX_UNSAVED: Final = 2_000
 
@@ -113,7 +115,7 @@ class Follower:
 
     async def start(self) -> Position:
         """Go on where the store is, and say where; one that is empty starts at the log's start."""
-        position = await self._store.position()
+        position = await self._store.begin()
         notes = await self._store.notes()
         if self._cache is not None:
             self._cache.forget(empty=position == Position.start(self.cell))
@@ -165,19 +167,17 @@ class Follower:
         batch_span(tracer, f"{self.name} step", self._linked, start=began, about=about).end()
         self._linked = []
         if self._beside is not None:
-            await self._beside.catch_up()
+            await self._beside.catch_up(self._saved)
         return self._saved
 
     async def check(self) -> None:
         """See that the store is still where it was left: what lost it has no other way to tell.
 
         Raises:
-            ViewsMoved: it is elsewhere; `start` again.
+            ViewsMoved: it is elsewhere, or was rebuilt; `start` again.
             ViewsUnavailable.
         """
-        found = await self._store.position()
-        if found != self._saved:
-            raise ViewsMoved(found=found, expected=self._saved)
+        await self._store.check(self._saved)
 
     def ends(self) -> Mapping[Partition, int]:
         """What to wait for: the next record of every topic that brings something new."""
@@ -207,7 +207,11 @@ class Follower:
     # --- requests -------------------------------------------------------------------------------
 
     async def _take_requests(self, until: int | None = None) -> bool:
-        """Project requests read so far, at least up to `until`; False when there was none."""
+        """Project requests read so far, `until` is the next one; False when there was none.
+
+        Each request could be a step of its own, so one step ends after `MAX_READ` of them or
+        `MAX_TASKS` tasks, whichever comes first; who wants all up to `until` calls again.
+        """
         offset = self._requests.offset
         wanted = 1 if until is None else until - offset
         most = MAX_READ
@@ -219,12 +223,16 @@ class Follower:
         if found == 0:
             return False
         taken: list[_Taken] = []
+        tasks = 0
         for _ in range(found):
             stored = self._requests.pop()
             envelope = self._claim(stored)
             if envelope is not None:
                 details = await self._details(envelope) if self._fold.details else None
                 taken.append((REQUESTS.name, stored.offset, envelope, details))
+                tasks += _tasks(envelope.data)
+            if tasks >= MAX_TASKS:
+                break
 
         def step() -> FoldStep:
             step = self._fold.step(self._reader)
@@ -281,7 +289,11 @@ class Follower:
         return (self._position.of(topic) or 0) < (self._until.of(topic) or 0)
 
     async def _take_admissions(self) -> bool:
-        """Project quota's next counted cycle; False when there is none."""
+        """Project quota's next counted cycle; False when there is none.
+
+        A cycle is one step, however much it says: what quota decides in one (`max_decisions`, of
+        jobs of at most 10,000 tasks) is what a worker must have room for.
+        """
         counted = await self._machines[ADMISSIONS.name].next()
         if counted is None:
             return False
@@ -403,6 +415,10 @@ class Follower:
 
     def _cursor(self, topic: str, offset: int) -> Cursor:
         return Cursor(self._log, Partition(topic, self._number), offset, MAX_READ)
+
+
+def _tasks(event: Event) -> int:
+    return event.spec.tasks if isinstance(event, TaskSubmittedV1) else 0
 
 
 class _Machine:

@@ -61,6 +61,13 @@ class Group:
         except Exception as error:  # noqa: BLE001 whatever Faust fell over, another one is made
             return f"{type(error).__name__}: {error}"
         finally:
-            # It says to the group that it leaves; a broker that is away would be waited for.
-            await first_of(app.stop(), self._process.clock.sleep(STOP_S))
+            await self._stop(app)
         return f"{type(app.crash_reason).__name__}: {app.crash_reason}"
+
+    async def _stop(self, app: faust.App) -> None:
+        """Say to the group that it leaves; a broker that is away would be waited for."""
+        try:
+            await first_of(app.stop(), self._process.clock.sleep(STOP_S))
+        except Exception as error:  # noqa: BLE001 what fell may fall once more; another one is made
+            found = f"{type(error).__name__}: {error}"
+            self._process.telemetry.warn("group_not_left", found=found)

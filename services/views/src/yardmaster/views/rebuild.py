@@ -5,11 +5,13 @@ between leaves a generation that nobody reads; the next rebuild drops it.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from yardmaster.eventlog.port import EventLog
 from yardmaster.projections.cached import CachedReader
+from yardmaster.projections.errors import ViewsUnavailable
 from yardmaster.projections.fold import Fold
 from yardmaster.projections.redis import RedisViewStore
 from yardmaster.projections.redis_generations import RedisGenerations
@@ -97,11 +99,22 @@ class Rebuild:
     ) -> None:
         await follower.start()
         for _ in range(MAX_TRIES):
-            await follower.catch_up()
+            await self._fill(follower, generations, generation)
             if await generations.switch(generation):
                 return
         # Whoever asks for a position waits a moment for it; the worker goes on from here.
         await generations.switch(generation, even_behind=True)
+
+    async def _fill(
+        self, follower: Follower, generations: RedisGenerations, generation: int
+    ) -> None:
+        """Catch up, or leave nothing: in a full Redis it would be in the way of what is read."""
+        try:
+            await follower.catch_up()
+        except ViewsUnavailable:
+            with suppress(ViewsUnavailable):
+                await generations.drop(generation)
+            raise
 
     async def _tell(
         self, follower: Follower, generation: int, tell: Callable[[Rebuilt], None]

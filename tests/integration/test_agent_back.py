@@ -1,0 +1,117 @@
+"""Agents that come back to a machine that lost power, or while their log is away."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.node_agent import DEADLINE_S, AgentWorld, sh
+from yardmaster.cli.local.leftovers import end_tasks
+from yardmaster.eventlog.errors import LogUnavailable
+from yardmaster.node_agent.agent import run
+from yardmaster.node_agent.errors import LedgerInUse
+from yardmaster.node_agent.executors import procfs
+from yardmaster.schemas.events.node_events import CheckpointDoneV1, TaskExitedV1
+
+#: Runs until a test says so.
+UNTIL_GO = "echo pid $$; until [ -e ../../../go ]; do sleep 0.05; done; exit 4"
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[AgentWorld]:
+    world = await AgentWorld(tmp_path / "n1").open()
+    yield world
+    await world.assert_honest()
+    await world.log.close()
+
+
+def alive(pid: int) -> bool:
+    seen = procfs.look(pid)
+    return seen is not None and not seen.ended
+
+
+async def test_what_ended_with_the_machine_is_lost_with_the_node_and_did_not_fail(
+    world: AgentWorld,
+) -> None:
+    note = '{"uri":"s3://a/b","step":7}'
+    async with world.agent() as old:
+        over = await world.allocate(sh(UNTIL_GO))
+        pid = int((await world.until_output(over, "pid")).split()[1])
+        script = f"echo ready; until [ -e ../../../go ]; do sleep 0.05; done; echo '{note}' > "
+        lost = await world.allocate(sh(script + "../checkpoint.json; echo last; sleep 1000"))
+        await world.until_output(lost, "ready")
+    (world.data_dir / "go").touch()
+    (written,) = world.data_dir.glob(f"replicas/{lost}.1.0/stdout")
+    deadline = world.clock.monotonic_s() + DEADLINE_S
+    while alive(pid) or "last" not in written.read_text():
+        assert world.clock.monotonic_s() < deadline
+        await asyncio.sleep(0.02)
+    assert end_tasks(world.data_dir) > 0
+    async with world.agent() as new:
+        assert (new.incarnation != old.incarnation, new.running) == (True, ())
+        assert (await world.exit_of(over)).exit_code == 4, "its end is known, and told before"
+        assert [c.step for c in await world.of_type(CheckpointDoneV1, lost)] == [7]
+        assert "last" in await world.output(lost)
+        kinds = [e.type for e in await world.envelopes()]
+        assert kinds.index("SlotsReleased") < len(kinds) - 1 - kinds[::-1].index("NodeJoined")
+        after = await world.allocate(sh("true"))
+        await world.ended(after)
+    assert not await world.of_type(TaskExitedV1, lost), "nobody says how it ended"
+
+
+async def test_a_runner_that_was_killed_alone_while_no_agent_lived_ended_its_task(
+    world: AgentWorld,
+) -> None:
+    async with world.agent() as old:
+        task = await world.allocate(sh("echo parent $PPID self $$; sleep 1000"))
+        words = (await world.until_output(task, "self")).split()
+        other = await world.allocate(sh(UNTIL_GO))
+        await world.until_output(other, "pid")
+    os.kill(int(words[1]), signal.SIGKILL)
+    async with world.agent() as new:
+        assert new.incarnation == old.incarnation, "the machine did not lose power: others live"
+        assert (await world.exit_of(task)).signal == signal.SIGKILL
+        assert not alive(int(words[3]))
+        (world.data_dir / "go").touch()
+        assert (await world.exit_of(other)).exit_code == 4
+
+
+class Gone:
+    """A log that nobody reaches."""
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*_: object, **__: object) -> None:
+            raise LogUnavailable(found="gone")
+
+        return call
+
+
+async def test_an_agent_that_starts_while_the_log_is_away_carries_out_what_it_knows(
+    world: AgentWorld,
+) -> None:
+    async with world.agent():
+        script = "trap '' TERM; echo pid $$; while :; do sleep 0.05 || :; done"
+        task = await world.allocate(sh(script))
+        pid = int((await world.until_output(task, "pid")).split()[1])
+        await world.stop(task, grace_s=2)
+        deadline = world.clock.monotonic_s() + DEADLINE_S
+        while b'"deadline_ms"' not in (world.data_dir / "ledger").read_bytes():
+            assert world.clock.monotonic_s() < deadline
+            await asyncio.sleep(0.02)
+    assert alive(pid)
+    async with asyncio.TaskGroup() as group:
+        agent = group.create_task(run(replace(world.ports(), log=Gone()), world.settings))
+        deadline = world.clock.monotonic_s() + DEADLINE_S
+        while alive(pid):
+            assert world.clock.monotonic_s() < deadline, "its grace is over"
+            await asyncio.sleep(0.02)
+        with pytest.raises(LedgerInUse):
+            await run(world.ports(), world.settings)
+        agent.cancel()
+    async with world.agent():
+        assert (await world.exit_of(task)).signal == signal.SIGKILL

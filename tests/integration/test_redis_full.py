@@ -1,0 +1,113 @@
+"""A Redis that may take no more memory refuses writes by name and is read on; nothing is lost."""
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.redis_server import RedisServer
+from tests.support.redis_views import command
+from tests.support.views import telemetry
+from tests.unit.projections.test_cached import story
+from yardmaster.eventlog.memory import MemoryLog
+from yardmaster.projections.cached import CachedReader
+from yardmaster.projections.errors import ViewsUnavailable
+from yardmaster.projections.fold import VIEWS
+from yardmaster.projections.redis import RedisViewStore
+from yardmaster.projections.redis_generations import RedisGenerations
+from yardmaster.projections.redis_settings import RedisSettings
+from yardmaster.projections.rows import JobRow, TaskRow
+from yardmaster.projections.store import Query
+from yardmaster.runtime.clock import SystemClock
+from yardmaster.schemas.topics import TOPICS
+from yardmaster.views import rebuild
+from yardmaster.views.follower import Follower, Metrics, Views
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+async def log() -> MemoryLog:
+    log = MemoryLog(SystemClock())
+    await log.create_topics(tuple(TOPICS.values()))
+    await story().write_to(log)
+    return log
+
+
+@pytest.fixture
+async def store(server: RedisServer) -> AsyncIterator[RedisViewStore]:
+    store = RedisViewStore(RedisSettings(url=server.url), "main", SystemClock())
+    yield store
+    await store.close()
+
+
+def fill(server: RedisServer) -> None:
+    """It has more than it may have."""
+    assert command(server, "CONFIG SET maxmemory 100kb") == "+OK\r\n"
+
+
+def make_room(server: RedisServer) -> None:
+    assert command(server, "CONFIG SET maxmemory 100mb") == "+OK\r\n"
+
+
+def follower(log: MemoryLog, store: RedisViewStore) -> Follower:
+    return Follower(log, Views(store, CachedReader(store)), "main", 0, Metrics(telemetry()))
+
+
+async def test_a_full_redis_is_named_is_read_on_and_is_written_when_it_has_room(
+    server: RedisServer, log: MemoryLog, store: RedisViewStore
+) -> None:
+    worker = follower(log, store)
+    await worker.start()
+    await worker.catch_up(steps=2)
+    before = await store.position()
+    fill(server)
+    for _ in range(2):
+        with pytest.raises(ViewsUnavailable, match=r"Redis is full.*maxmemory"):
+            await worker.catch_up()
+        assert await store.position() == before
+        assert (await store.page(JobRow, Query())).rows
+        assert not await store.reach(worker.position.at("requests", 99), 0.05)
+        await worker.start()
+    make_room(server)
+    await worker.catch_up()
+    assert len((await store.page(TaskRow, Query(limit=100))).rows) == 6
+
+
+async def test_a_rebuild_that_finds_no_room_leaves_nothing_and_the_views_as_they_were(
+    server: RedisServer, log: MemoryLog, store: RedisViewStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = follower(log, store)
+    await worker.start()
+    await worker.catch_up()
+    apply = RedisViewStore.apply
+
+    async def then_full(self: RedisViewStore, *what: Any, **known: Any) -> None:
+        await apply(self, *what, **known)
+        fill(server)
+
+    monkeypatch.setattr(RedisViewStore, "apply", then_full)
+    monkeypatch.setattr(rebuild, "MAX_UNSAVED", 1)
+    settings = RedisSettings(url=server.url)
+    work = rebuild.Rebuild(
+        log=log,
+        redis=settings,
+        cell="main",
+        partition=0,
+        fold=VIEWS,
+        clock=SystemClock(),
+        metrics=Metrics(telemetry()),
+    )
+    with pytest.raises(ViewsUnavailable, match="Redis is full"):
+        await work.run(lambda _: None)
+    generations = RedisGenerations(settings, "main")
+    try:
+        assert await generations.known() == [1]
+    finally:
+        await generations.close()
+    assert await store.position() == worker.position

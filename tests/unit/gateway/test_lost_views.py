@@ -1,0 +1,196 @@
+"""Views that were lost and are being filled again: what they lack is not taken for missing."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.support.gateway import CALLERS, CELL, TestCell, caller, test_cell
+from tests.support.views import telemetry
+from yardmaster.core.admission.machine import QuotaMachine
+from yardmaster.core.scheduling.policies import check
+from yardmaster.eventlog.port import Partition
+from yardmaster.gateway.app import create_app
+from yardmaster.gateway.auth import StaticTokens
+from yardmaster.gateway.context import Gateway
+from yardmaster.gateway.covered import CoveredViews
+from yardmaster.projections.errors import ViewsUnfinished
+from yardmaster.projections.memory import MemoryViewStore
+from yardmaster.schemas.events.admissions import RoleName, Scope
+from yardmaster.schemas.position import Position
+from yardmaster.schemas.topics import DETAILS
+from yardmaster.views.follower import Follower, Metrics, Views
+
+JOB: dict[str, Any] = {"project": "nlp", "run": {"command": ["true"]}}
+#: A user by a role on the department of nlp.
+ROSS = caller("ross", RoleName.USER, Scope.DEPARTMENT, "research")
+
+
+def lose(*stores: MemoryViewStore) -> None:
+    """Empty stores; whoever waits for a change looks at once."""
+    for store in stores:
+        waiters, clock = store._waiters, store._clock
+        MemoryViewStore.__init__(store, CELL, clock)
+        store._waiters = waiters
+        for waiter in waiters.values():
+            waiter.wake.set()
+
+
+async def refill(cell: TestCell, until: Position | None = None) -> None:
+    for follower in (cell.follower, cell.meter):
+        await follower.start()
+        await follower.catch_up(until)
+
+
+def part_of(cell: TestCell, requests: int) -> Position:
+    return Position.start(CELL).at("requests", requests)
+
+
+def start_another_gateway(cell: TestCell) -> None:
+    ports = replace(cell.ports, telemetry=telemetry("gateway"))
+    cell.app = create_app(ports, cell.settings)
+
+
+async def unavailable(cell: TestCell, method: str, path: str, **what: Any) -> None:
+    async with cell.client(what.pop("token", "operator")) as client:
+        response = await client.request(method, path, **what)
+    assert response.status_code == 503, f"{method} {path}: {response.text[:300]}"
+    assert response.json()["code"] == "views_unavailable"
+    assert response.headers["Retry-After"] == "1"
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["known", "fresh"])
+async def test_reads_say_so_until_lost_views_are_whole(fresh: bool) -> None:
+    identity = StaticTokens({**CALLERS, "dept": ROSS})
+    async with test_cell(identity=identity, view_wait_s=0.01) as cell:
+        job = await cell.submit()
+        etag = (await cell.call("GET", "/v1/projects/nlp"))["revision"]
+        await cell.call("GET", "/v1/usage")
+        await cell.call("GET", "/readyz", token=None)
+        if fresh:
+            start_another_gateway(cell)
+        lose(cell.store, cell.usage)
+        for requests in (0, 3, None):
+            if requests is None:
+                await refill(cell)
+                break
+            await refill(cell, part_of(cell, requests))
+            for path in (
+                *("jobs", "tasks", f"jobs/{job}", f"tasks/{job}.0", "nodes/n1", "pools"),
+                *(f"tasks/{job}.0?wait_for=ended", "projects/nlp", "usage", "watch"),
+            ):
+                await unavailable(cell, "GET", f"/v1/{path}")
+            await unavailable(cell, "GET", "/v1/jobs", token="dept")
+            match = {"If-Match": f'"{etag}"'}
+            config = {"department": "research"}
+            await unavailable(cell, "PUT", "/v1/projects/nlp", json=config, headers=match)
+            await unavailable(cell, "POST", "/v1/jobs", json=JOB, token="dept")
+            await unavailable(cell, "POST", f"/v1/jobs/{job}/erase")
+            if not fresh:
+                ready = await cell.call("GET", "/readyz", settle=False, token=None)
+                assert ready["status"] == "degraded"
+        assert (await cell.call("GET", f"/v1/jobs/{job}"))["job_id"] == job
+        assert (await cell.call("GET", "/readyz", token=None))["status"] == "ready"
+        await cell.call("POST", "/v1/jobs", json=JOB, token="dept", status=202)
+
+
+async def test_a_read_waits_a_while_for_what_was_lost() -> None:
+    async with test_cell(view_wait_s=10.0) as cell:
+        job = await cell.submit()
+        await cell.call("GET", "/v1/jobs")
+        lose(cell.store)
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(cell.call("GET", f"/v1/jobs/{job}", settle=False))
+            await asyncio.sleep(0.05)
+            group.create_task(refill(cell))
+        assert reading.result()["job_id"] == job
+
+
+async def test_what_is_lost_in_the_middle_of_a_wait_is_not_gone() -> None:
+    async with test_cell(max_wait_s=10.0) as cell:
+        job = await cell.submit()
+        async with asyncio.TaskGroup() as group:
+            wait = unavailable(cell, "GET", f"/v1/tasks/{job}.0?wait_for=ended&timeout_s=10")
+            group.create_task(wait)
+            await asyncio.sleep(0.2)
+            assert cell.store._waiters, "it waits"
+            lose(cell.store)
+        await refill(cell)
+
+
+async def test_a_gateway_compares_with_the_log_once_and_then_shows_views_that_stand_still(
+    cell: TestCell,
+) -> None:
+    await cell.submit()
+    # A leader that has begun a term and committed nothing is nothing that views cover.
+    leader = cell._leader(QuotaMachine(check))
+    await leader.fold.catch_up()
+    await leader.take_term()
+    start_another_gateway(cell)
+    before = await cell.call("GET", "/v1/jobs", settle=False)
+    await cell.call("POST", "/v1/jobs", token="nlp", status=202, json=JOB, settle=False)
+    after = await cell.call("GET", "/v1/jobs", settle=False)
+    assert after["position"] == before["position"]
+    cell.leaders[0] = leader
+
+
+async def test_a_position_that_the_log_took_back_is_not_waited_for(cell: TestCell) -> None:
+    store = MemoryViewStore(CELL, cell.clock)
+    views = CoveredViews(store, cell.log, CELL, 0)
+    end = await cell.log.end(Partition("requests"))
+    follower = Follower(cell.log, Views(store, store), CELL, 0, Metrics(telemetry("views")))
+    await follower.start()
+    reached = await follower.catch_up()
+    await store.apply([], reached.at("requests", end + 1), {})
+    await views.position()
+    lose(store)
+    with pytest.raises(ViewsUnfinished):
+        await views.position()
+    await follower.start()
+    await follower.catch_up()
+    assert await views.position() == reached
+
+
+# --- submits ------------------------------------------------------------------------------------
+
+
+async def ends(cell: TestCell) -> tuple[int, int]:
+    requests, details = Partition("requests"), Partition("details")
+    return await cell.log.end(requests), await cell.log.end(details)
+
+
+def keyed(key: str) -> dict[str, Any]:
+    return {"json": JOB, "headers": {"Idempotency-Key": key}, "token": "nlp"}
+
+
+async def test_a_key_that_only_lost_views_could_know_is_judged_by_quota_alone() -> None:
+    async with test_cell(recent_requests=3, view_wait_s=0.01) as cell:
+        job = (await cell.call("POST", "/v1/jobs", status=202, **keyed("old")))["job_id"]
+        for _ in range(5):
+            await cell.submit()
+        before = await ends(cell)
+        lose(cell.store)
+        repeat = await cell.call("POST", "/v1/jobs", status=202, settle=False, **keyed("old"))
+        assert repeat["job_id"] == job
+        await cell.call("POST", "/v1/jobs", status=202, settle=False, **keyed("new"))
+        assert await ends(cell) == (before[0] + 2, before[1] + 2), "both were recorded"
+        details = await cell.log.read(Partition(DETAILS.name), 0)
+        keys = [stored.record.key.decode() for stored in details]
+        assert keys.count(job) == 1, "the repeat's details take the place of the first's"
+        assert sum(key.startswith(f"{job}.") for key in keys) == 1
+        await refill(cell)
+        again = await cell.call("POST", "/v1/jobs", status=202, settle=False, **keyed("old"))
+        assert again["job_id"] == job
+        assert await ends(cell) == (before[0] + 2, before[1] + 2)
+
+
+async def test_while_the_gateway_knows_all_requests_a_key_needs_no_views(cell: TestCell) -> None:
+    job = (await cell.call("POST", "/v1/jobs", status=202, **keyed("old")))["job_id"]
+    lose(cell.store)
+    again = await cell.call("POST", "/v1/jobs", status=202, settle=False, **keyed("old"))
+    other = await cell.call("POST", "/v1/jobs", status=202, settle=False, **keyed("new"))
+    assert again["job_id"] == job != other["job_id"]
+    gateway: Gateway = cell.app.state.gateway
+    assert gateway.recent.oldest == 0
+    await refill(cell)

@@ -1,0 +1,127 @@
+"""Heartbeats and output: whose note counts, and what stays erased."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support import logs
+from tests.support.events import sample
+from tests.support.logs import LogBuilder
+from tests.support.views import Followed
+from yardmaster.eventlog.codec import encode
+from yardmaster.eventlog.port import Partition
+from yardmaster.projections.errors import ViewsMoved
+from yardmaster.projections.rows import JobRow, OutputRow
+from yardmaster.schemas.events import admissions as a
+from yardmaster.schemas.events.expiring import TaskOutputV1
+from yardmaster.schemas.topics import TASK_LOGS
+from yardmaster.views.follower import Follower
+
+JOB = "a" * 12
+TASK = f"{JOB}.0"
+KEY = f"{TASK}/1"
+
+
+class Said:
+    """A cell with a job, of which a node says something."""
+
+    def __init__(self) -> None:
+        self.builder = LogBuilder()
+        self.builder.request(logs.log_created())
+        self.builder.quota.cycle(logs.pool_configured(), logs.department(), logs.project())
+        self.builder.claim(logs.joined("n1"))
+        self.builder.scheduler.cycle()
+        self.builder.judged(logs.submitted(JOB), logs.admitted(JOB))
+        self.builder.scheduler.cycle(logs.allocated(TASK, logs.placed("n1", 0)))
+        self.followed = Followed(self.builder)
+        self.seq = 0
+
+    async def says(self) -> int:
+        """A piece of output; where it lies."""
+        self.seq += 1
+        data = replace(sample(TaskOutputV1).data, task_id=TASK, attempt=1, node="n1")
+        envelope = replace(sample(TaskOutputV1), data=data, source="node/n1", seq=self.seq)
+        return await self.followed.log.append(Partition(TASK_LOGS.name), [encode(envelope, TASK)])
+
+    async def another(self) -> Follower:
+        """A worker that knows what there is now."""
+        follower = self.followed.another()
+        await follower.start()
+        return follower
+
+    def output(self) -> OutputRow | None:
+        return self.followed.store.find(OutputRow, KEY)
+
+
+@pytest.fixture
+async def said() -> Said:
+    said = Said()
+    await said.followed.catch_up()
+    return said
+
+
+async def test_a_worker_that_is_late_does_not_set_back_where_output_ends(said: Said) -> None:
+    late = await said.another()
+    first = await said.says()
+    get_all = said.followed.store.get_all
+
+    async def overtaken(wanted):
+        """Another worker notes all there is after the late one has looked."""
+        said.followed.store.get_all = get_all  # type: ignore[method-assign]
+        found = await get_all(wanted)
+        await said.followed.catch_up()
+        await said.says()
+        await said.followed.catch_up()
+        return found
+
+    said.followed.store.get_all = overtaken  # type: ignore[method-assign]
+    with pytest.raises(ViewsMoved):
+        await late.catch_up()
+    assert said.output() == OutputRow(task_id=TASK, attempt=1, first=first, last=first + 1)
+    assert (await said.followed.store.notes())[TASK_LOGS.name] == first + 2
+    await late.start()
+    last = await said.says()
+    await late.catch_up()
+    assert said.output() == OutputRow(task_id=TASK, attempt=1, first=first, last=last)
+
+
+async def test_output_of_a_job_that_is_erased_does_not_come_back(said: Said) -> None:
+    await said.says()
+    await said.followed.catch_up()
+    assert isinstance(said.output(), OutputRow)
+    said.builder.quota.cycle(a.DetailsErasedV1(job_id=JOB))
+    await said.followed.catch_up()
+    assert said.output() is None
+    last = await said.says()
+    await said.followed.catch_up()
+    assert said.output() is None
+    assert (await said.followed.store.notes())[TASK_LOGS.name] == last + 1
+
+    # Nor where all is folded anew, output after what erased it.
+    anew = Followed(said.builder)
+    anew.log = said.followed.log
+    follower = anew.another()
+    await follower.start()
+    await follower.catch_up()
+    job = anew.store.find(JobRow, JOB)
+    assert job is not None
+    assert job.facts.erased
+    assert anew.store.find(OutputRow, KEY) is None
+
+
+async def test_a_worker_that_is_late_brings_no_erased_output_back(said: Said) -> None:
+    await said.says()
+    late = await said.another()
+    get_all = said.followed.store.get_all
+
+    async def overtaken(wanted):
+        said.followed.store.get_all = get_all  # type: ignore[method-assign]
+        found = await get_all(wanted)
+        said.builder.quota.cycle(a.DetailsErasedV1(job_id=JOB))
+        await said.followed.catch_up()
+        return found
+
+    said.followed.store.get_all = overtaken  # type: ignore[method-assign]
+    with pytest.raises(ViewsMoved):
+        await late.catch_up()
+    assert said.output() is None
