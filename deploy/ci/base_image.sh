@@ -8,6 +8,10 @@ readonly IMAGE=${1:?usage: base_image.sh IMAGE}
 readonly PACKAGES=python3,python3-venv,ca-certificates
 
 readonly TRUST=/etc/ssl/certs/ca-certificates.crt
+if [[ ! -f ${TRUST} && $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
+  apt-get -qq update
+  DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends ca-certificates >/dev/null
+fi
 made_of=$(cat "$0" "${TRUST}" | sha256sum | cut -c 1-16)
 
 if [[ $(docker image inspect --format '{{index .Config.Labels "made-of"}}' "${IMAGE}" 2>/dev/null) == "${made_of}" ]]; then
@@ -21,9 +25,17 @@ fi
 
 # shellcheck disable=SC1091
 release=$(. /etc/os-release && echo "${VERSION_CODENAME}")
-# shellcheck disable=SC2016
-sources=$(apt-get indextargets --format 'deb $(REPO_URI) $(CODENAME) main' 'Created-By: Packages' 'Component: main' |
-  awk -v release="${release}" '$3 == release || index($3, release "-") == 1' | sort -u)
+mirrors() {
+  # shellcheck disable=SC2016
+  apt-get indextargets --format 'deb $(REPO_URI) $(CODENAME) main' 'Created-By: Packages' 'Component: main' |
+    awk -v release="${release}" '$3 == release || index($3, release "-") == 1' | sort -u
+}
+sources=$(mirrors)
+if [[ -z ${sources} ]]; then
+  # Where lists were never fetched, or were thrown away, apt knows no release's name.
+  apt-get -qq update
+  sources=$(mirrors)
+fi
 if [[ -z ${sources} ]]; then
   echo "base_image.sh: the machine's package manager names no mirror of ${release} main" >&2
   exit 1

@@ -28,6 +28,20 @@ install_packages() {
   echo "installing ${missing[*]}"
   apt-get -qq update
   DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "${missing[@]}" >/dev/null
+  # Newer releases have the command in a package of its own, which the engine's only recommends.
+  command -v docker >/dev/null ||
+    DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends docker-cli >/dev/null
+}
+
+# An engine that somebody else began, such as the package as it was installed, comes up by itself. One
+# that is dead but not reaped looks alike, so that nobody waits long.
+others_come_up() {
+  for ((i = 0; i < 50; i++)); do
+    answers && return 0
+    grep -qsx dockerd /proc/[0-9]*/comm || return 1
+    sleep 0.2
+  done
+  return 1
 }
 
 # An engine that was killed leaves files that name its processes; one that is no more, or only waits to
@@ -60,7 +74,7 @@ start() {
     return
   fi
   install_packages
-  answers && return
+  others_come_up && return
   mkdir -p "${STATE}"
   remove_stale "${STATE}/engine.pid"
   remove_stale /run/docker/containerd/containerd.pid

@@ -10,5 +10,9 @@ dir ${REDIS_DATA:-/data}
 save 60 1000
 # The views are made anew from the log when they are lost: no record of each write.
 appendonly no
+# A full Redis refuses writes by name and is read on. Without a ceiling it would be killed, and nothing
+# in it may be evicted: what views have is all or it is wrong.
+maxmemory ${REDIS_MAXMEMORY:-1gb}
+maxmemory-policy noeviction
 user default on >$(cat "${REDIS_PASSWORD_FILE:-/run/secrets/redis_password}") ~* &* +@all -@scripting
 END

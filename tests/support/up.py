@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -9,16 +10,21 @@ from typing import Any
 
 from tests.support.yard_cli import Said
 from yardmaster.cli.local.leftovers import of_cluster, of_tasks
-from yardmaster.cli.local.ports import free_ports, is_free
+from yardmaster.cli.local.ports import is_free
 
 #: Health ports lie this far apart at most.
 SPAN = 60
+#: A port that clients get for a connection of theirs may be taken at any moment; these are not
+#: given out so. Gangs have theirs above.
+BELOW_CLIENTS = (10_000, 29_000)
 
 
 def free_span(size: int) -> int:
-    """The first of so many ports in a row on which nobody listens."""
-    for first in free_ports(50):
-        if first + size < 65_000 and all(is_free(first + n) for n in range(size)):
+    """The first of so many ports in a row on which nobody listens, where no client gets one."""
+    chance = random.SystemRandom()
+    for _ in range(200):
+        first = chance.randrange(*BELOW_CLIENTS)
+        if all(is_free(first + n) for n in range(size)):
             return first
     raise AssertionError(f"there are no {size} free ports in a row")
 
@@ -33,13 +39,13 @@ class Up:
         self.folder = folder
         self.form = form
         self.data = folder / "data"
-        kafka, controller, redis = free_ports(3)
+        first = free_span(SPAN + 20)
         self.ports = {
-            "gateway": free_span(10),
-            "health": free_span(SPAN),
-            "kafka": kafka,
-            "controller": controller,
-            "redis": redis,
+            "gateway": first,
+            "kafka": first + 10,
+            "controller": first + 11,
+            "redis": first + 12,
+            "health": first + 20,
         }
         # Which images compose takes is said by the same variables to whoever runs the tests.
         clean = {

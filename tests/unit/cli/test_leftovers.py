@@ -1,6 +1,7 @@
 """What a cluster leaves is found by what it carries, and nothing else is touched."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -8,6 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
+from yardmaster.cli.local import leftovers
 from yardmaster.cli.local.leftovers import MARK, end, end_tasks, of_cluster, of_tasks
 
 #: A stand-in for a node agent's runner: it has the attempt's folder as its argument, starts the
@@ -69,3 +73,19 @@ def test_tasks_end_with_their_children_and_no_exit_is_written(tmp_path: Path) ->
         assert runner.wait(5) < 0
     assert of_tasks(tmp_path / "agents") == []
     assert not (attempt / "exit").exists()
+
+
+def test_what_cannot_be_killed_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[int] = []
+
+    def send(_: leftovers.Seen, number: int) -> bool:
+        said.append(number)
+        return True
+
+    monkeypatch.setattr(leftovers, "send", send)
+    with running(*say_and_sleep(), **{MARK: str(tmp_path)}) as mine:
+        end(of_cluster(tmp_path), 0.2)
+        assert said == [signal.SIGTERM, signal.SIGKILL]
+        assert [each.pid for each in of_cluster(tmp_path)] == [mine.pid], "who asks next sees it"

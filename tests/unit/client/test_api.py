@@ -68,6 +68,7 @@ def test_a_submission_carries_token_body_and_key() -> None:
         httpx.ConnectError("refused"),
         httpx.ReadTimeout("slow"),
         problem(503, "log_unavailable"),
+        problem(503, "views_unavailable"),
         problem(504, "outcome_unknown"),
         problem(429, "rate_limited"),
     ],

@@ -56,6 +56,22 @@ def test_every_container_is_hardened() -> None:
         assert not one.keys() & {"privileged", "network_mode", "pid", "cap_add"}, name
 
 
+def test_tasks_have_memory_to_share() -> None:
+    for name, one in compose()["services"].items():
+        assert ("shm_size" in one) is name.startswith("agent-"), name
+
+
+def test_health_checks_cost_little() -> None:
+    """Each is a process of its own, and there may be dozens of containers."""
+    for path in DOCKERFILES:
+        for every in re.findall(r"^HEALTHCHECK --interval=([0-9]+)s", path.read_text(), re.M):
+            assert int(every) >= 10, path
+    for name, one in compose()["services"].items():
+        if "healthcheck" in one:
+            assert int(one["healthcheck"]["interval"].rstrip("s")) >= 5, name
+            assert "python" not in " ".join(one["healthcheck"]["test"]), name
+
+
 def test_ports_are_published_on_an_address_that_is_this_machines_by_default() -> None:
     for name, one in compose()["services"].items():
         for port in one.get("ports", []):

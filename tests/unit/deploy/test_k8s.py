@@ -1,5 +1,6 @@
 """deploy/k8s: what is rendered is valid, hardened, probed, and talks only to whom it must."""
 
+import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -16,6 +17,8 @@ FOLDERS = ["base", "overlays/three-brokers"]
 WORKLOADS = {"Deployment", "StatefulSet", "DaemonSet", "Job"}
 SERVICES = {"gateway", "quota", "scheduler", "views", "agent"}
 
+#: Every port: what a rule without one lets through.
+ALL = 0
 #: Who may open a connection to whom, and on which port; nobody else may to anything.
 TALKS = {
     ("gateway", "kafka", 9292),
@@ -28,8 +31,11 @@ TALKS = {
     ("kafka", "kafka", 9093),
     ("gateway", "redis", 6379),
     ("views", "redis", 6379),
-    ("agent", "agent", 29600),
+    ("agent", "agent", ALL),  # whatever ports a gang's replicas pick
 }
+
+#: The oldest Kubernetes that it is made for.
+OLDEST = "1.30"
 
 Resource = Mapping[str, Any]
 
@@ -81,6 +87,11 @@ def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     )
 
 
+def gibibytes(amount: str) -> float:
+    """As Kubernetes and Redis write it."""
+    return int(re.fullmatch(r"([0-9]+)(Gi|gb)", amount)[1])  # type: ignore[index]
+
+
 def settings_of(folder: str, name: str) -> dict[str, str]:
     """The generated ConfigMap whose name begins so."""
     return next(
@@ -92,8 +103,11 @@ def settings_of(folder: str, name: str) -> dict[str, str]:
 
 def test_every_resource_is_valid_and_has_no_unknown_field(folder: str) -> None:
     assert len(rendered(folder)) > 30
+    readme = (ROOT / "deploy" / "README.md").read_text()
+    assert f"Kubernetes {OLDEST} or newer" in readme
     for resource in rendered(folder):
-        kubernetes_validate.validate(resource, kubernetes_validate.latest_version(), strict=True)
+        for version in (OLDEST, kubernetes_validate.latest_version()):
+            kubernetes_validate.validate(resource, version, strict=True)
 
 
 def test_every_service_and_what_it_stands_on_is_there(folder: str) -> None:
@@ -116,6 +130,31 @@ def test_agents_run_on_nodes_with_gpus_only(folder: str) -> None:
     spec = named(folder, "DaemonSet", "agent")["spec"]
     assert spec["template"]["spec"]["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
     assert spec["updateStrategy"] == {"type": "OnDelete"}  # an update must not end tasks
+
+
+def test_tasks_have_memory_to_share_within_the_agents_limit(folder: str) -> None:
+    pod = named(folder, "DaemonSet", "agent")["spec"]["template"]["spec"]
+    (agent,) = pod["containers"]
+    mounts = {mount["mountPath"]: mount["name"] for mount in agent["volumeMounts"]}
+    (shared,) = [one for one in pod["volumes"] if one["name"] == mounts["/dev/shm"]]
+    assert shared["emptyDir"]["medium"] == "Memory"
+    limit = gibibytes(agent["resources"]["limits"]["memory"])
+    assert 1 <= gibibytes(shared["emptyDir"]["sizeLimit"]) <= limit / 2
+
+
+def test_redis_is_full_before_it_is_killed(folder: str) -> None:
+    template = named(folder, "StatefulSet", "redis")["spec"]["template"]
+    (redis,) = template["spec"]["containers"]
+    (most,) = [one["value"] for one in redis["env"] if one["name"] == "REDIS_MAXMEMORY"]
+    # A dump is written by a copy of the process, which shares most of its memory.
+    assert 1.5 * gibibytes(most) <= gibibytes(redis["resources"]["limits"]["memory"])
+    start = settings_of(folder, "redis-start")["start.sh"]
+    assert "\nmaxmemory ${REDIS_MAXMEMORY:-1gb}\n" in start
+    assert "\nmaxmemory-policy noeviction\n" in start
+
+
+def test_an_update_gives_a_broker_time_to_catch_up_before_the_next(folder: str) -> None:
+    assert named(folder, "StatefulSet", "kafka")["spec"]["minReadySeconds"] >= 60
 
 
 def test_every_container_that_goes_on_has_probes(folder: str) -> None:
@@ -194,7 +233,7 @@ def test_pods_talk_to_whom_they_must_and_to_nobody_else(folder: str) -> None:
 
     def allowed(way: str, other: str) -> set[tuple[str, str, int]]:
         return {
-            (pod, peer, port["port"])
+            (pod, peer, port.get("port", ALL))
             for policy in policies
             for rule in policy.get(way, [])
             for end in rule[other]
@@ -207,6 +246,11 @@ def test_pods_talk_to_whom_they_must_and_to_nobody_else(folder: str) -> None:
         }
 
     assert allowed("egress", "to") == TALKS
+    assert all(
+        rule["ports"] and all(port["protocol"] in ("TCP", "UDP") for port in rule["ports"])
+        for policy in policies
+        for rule in [*policy.get("egress", []), *policy.get("ingress", [])]
+    )
     assert {(peer, pod, port) for pod, peer, port in allowed("ingress", "from")} == TALKS
 
 

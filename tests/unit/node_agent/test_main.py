@@ -1,12 +1,25 @@
 """The agent's settings and its entry point."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from yardmaster.node_agent.main import main
-from yardmaster.node_agent.settings import Settings
+from yardmaster.core.fencing import LEAST_FENCE_S
+from yardmaster.eventlog.errors import NotOurLog
+from yardmaster.eventlog.port import EventLog
+from yardmaster.node_agent import main as entry
+from yardmaster.node_agent.errors import LedgerInUse
+from yardmaster.node_agent.ledger import FileLedger
+from yardmaster.node_agent.main import main, serve
+from yardmaster.node_agent.settings import MAX_HEARTBEAT_S, Settings
+from yardmaster.runtime.chance import SystemChance
+from yardmaster.runtime.clock import SystemClock
+from yardmaster.runtime.health import Health
+from yardmaster.runtime.service import Process
+from yardmaster.runtime.settings import LogSettings
+from yardmaster.runtime.telemetry import Telemetry
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +65,7 @@ def test_what_is_said_for_all_services_holds_for_the_agent(monkeypatch: pytest.M
         {"port_first": 30_000, "port_last": 20_000},
         {"gpus": 3, "devices": ("0",)},
         {"heartbeat_s": 0},
+        {"heartbeat_s": MAX_HEARTBEAT_S + 0.1},
         {"max_replicas": 100_000},
         {"unknown": 1},
     ],
@@ -59,3 +73,58 @@ def test_what_is_said_for_all_services_holds_for_the_agent(monkeypatch: pytest.M
 def test_settings_that_cannot_be_are_refused(wrong: dict[str, object], tmp_path: Path) -> None:
     with pytest.raises(ValidationError):
         Settings.model_validate({"node": "n1", "data_dir": tmp_path, **wrong})
+
+
+def test_a_heartbeat_that_comes_late_ends_nothing_under_the_shortest_fence() -> None:
+    assert MAX_HEARTBEAT_S == LEAST_FENCE_S / 2
+
+
+class Away(Process):
+    """A process whose log does not answer at its start, or is none."""
+
+    found: Exception | None = None
+
+    async def open_log(self, settings: LogSettings) -> EventLog:
+        if self.found is not None:
+            raise self.found
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+class NoLog(Away):
+    found = NotOurLog(path="there", found="something else")
+
+
+def process(cls: type[Process]) -> Process:
+    clock = SystemClock()
+    telemetry = Telemetry("node_agent", now_ms=clock.now_ms, quiet=True)
+    return cls(clock, SystemChance(), telemetry, Health())
+
+
+async def test_an_agent_works_though_its_log_does_not_answer_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entry, "HEAD_START_S", 0.01)
+    settings = Settings(node="n1", data_dir=tmp_path, gpus=0)
+    ledger = FileLedger(tmp_path / "ledger")
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(serve(process(Away), settings))
+        async with asyncio.timeout(20):
+            while not _in_use(ledger):  # noqa: ASYNC110 nobody says when
+                await asyncio.sleep(0.02)
+        serving.cancel()
+
+
+def _in_use(ledger: FileLedger) -> bool:
+    try:
+        ledger.load()
+    except LedgerInUse:
+        return True
+    ledger.close()
+    return False
+
+
+async def test_an_agent_ends_where_there_is_no_log(tmp_path: Path) -> None:
+    settings = Settings(node="n1", data_dir=tmp_path, gpus=0)
+    with pytest.raises(NotOurLog):
+        await serve(process(NoLog), settings)

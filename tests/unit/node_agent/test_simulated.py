@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.node_agent import AgentWorld, sh
-from yardmaster.node_agent.agent import Ports, simulated_ports
+from yardmaster.node_agent.agent import Ports, run, simulated_ports
 from yardmaster.node_agent.book import ReplicaKey
 from yardmaster.node_agent.errors import ExecutorFailed
 from yardmaster.node_agent.executors.port import Launch
@@ -34,13 +34,14 @@ class Machine:
     clock: ManualClock
     ledger: MemoryLedger
     executor: SimulatedExecutor
+    seed: int = 1
 
     def ports(self) -> Ports:
         return simulated_ports(
             self.world.settings,
             log=self.world.log,
             clock=self.clock,
-            chance=SeededChance(1),
+            chance=SeededChance(self.seed),
             telemetry=Telemetry("node_agent", now_ms=self.clock.now_ms, quiet=True),
             ledger=self.ledger,
             executor=self.executor,
@@ -140,19 +141,37 @@ async def test_it_goes_on_while_no_agent_lives(machine: Machine) -> None:
     await world.assert_honest()
 
 
-async def test_a_machine_without_power_loses_what_ran_and_says_so(machine: Machine) -> None:
+async def test_what_a_machine_without_power_ran_is_lost_with_its_incarnation(
+    machine: Machine,
+) -> None:
     world = machine.world
-    async with world.agent(machine.ports()):
+    async with world.agent(machine.ports()) as old:
         task = await world.allocate(sh("x", env={"SIM_SECONDS": "500"}))
         await machine.after(1)
     machine.ledger.crash()
-    machine.executor = SimulatedExecutor(machine.clock)
-    async with world.agent(machine.ports()) as joined:
-        assert joined.running == ()
-        await machine.after(1)
-        assert [e.signal for e in await world.of_type(TaskExitedV1, task)] == [9]
-        assert [e.never_started for e in await world.of_type(SlotsReleasedV1, task)] == [False]
+    machine.executor, machine.seed = SimulatedExecutor(machine.clock), 2
+    async with asyncio.TaskGroup() as group:
+        agent = group.create_task(run(machine.ports(), world.settings))
+        await machine.after(2)
+        new = (await world.of_type(NodeJoinedV1))[-1]
+        assert (new.incarnation != old.incarnation, new.running) == (True, ())
+        agent.cancel()
+    assert not await world.of_type(TaskExitedV1, task), "it did not fail"
+    assert not await world.of_type(SlotsReleasedV1, task)
     await world.assert_honest()
+
+
+async def test_a_node_that_was_given_nothing_asks_to_join_again(machine: Machine) -> None:
+    world = machine.world
+    world.configure(ask_again_s=20)
+    async with world.agent(machine.ports()) as joined:
+        await machine.after(19)
+        assert len(await world.of_type(NodeJoinedV1)) == 1
+        await machine.after(22)
+        assert await world.of_type(NodeJoinedV1) == [joined] * 3
+        await world.allocate(sh("x", env={"SIM_SECONDS": "1"}))
+        await machine.after(60)
+        assert await world.of_type(NodeJoinedV1) == [joined] * 3, "it is in"
 
 
 async def test_a_lost_node_ends_everything(machine: Machine) -> None:

@@ -53,7 +53,7 @@ async def test_the_topic_that_is_there_is_taken(tmp_path: Path) -> None:
     await waiting.log.create_topics([assignments("n1")])
     waiting.log.shut = True
     await waiting.find()
-    assert not waiting.ports.health.reasons.get("node")
+    assert not waiting.ports.health.reasons.get("topic")
 
 
 async def test_where_agents_may_make_topics_it_makes_its_own(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ async def test_it_waits_until_its_node_is_enrolled_and_says_so(
         looking = group.create_task(waiting.find())
         await waiting.seconds(30)
         assert not looking.done()
-        said = waiting.ports.health.reasons["node"]
+        said = waiting.ports.health.reasons["topic"]
         assert "assignments.n1" in said
         assert "yard nodes enrol n1 --pool default" in said
         waiting.log.shut = False
@@ -105,3 +105,15 @@ async def test_it_gives_up_with_a_named_error(tmp_path: Path) -> None:
         assert not looking.done()
         await waiting.seconds(5)
         assert looking.done()
+
+
+async def test_a_topic_made_for_fewer_cells_is_waited_for_and_said(tmp_path: Path) -> None:
+    waiting = Waiting(tmp_path, partition=1)
+    waiting.log.shut = False
+    await waiting.log.create_topics([assignments("n1")], 1)
+    async with asyncio.TaskGroup() as group:
+        looking = group.create_task(waiting.find())
+        await waiting.seconds(10)
+        assert not looking.done()
+        assert "has no partition 1" in waiting.ports.health.reasons["topic"]
+        looking.cancel()

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from typing import Any, Final
 
 from yardmaster.cli.datalock import lock_owner, withdraw, write_private
@@ -61,7 +60,7 @@ def up(out: Output, data: DataLayout, want: Wanted, where: dict[str, int]) -> No
     """Start a cluster, or make the one that runs what is wanted; returns when all is healthy.
 
     Raises:
-        CliError: a port is taken, a process does not come up.
+        CliError: a port is taken, a process does not come up, or what runs cannot become this.
     """
     began_s = time.monotonic()
     pid = runs(data)
@@ -71,6 +70,12 @@ def up(out: Output, data: DataLayout, want: Wanted, where: dict[str, int]) -> No
             raise BadUsage(
                 "a cluster that runs keeps its ports: " + ", ".join(_differ(known, where)),
                 hint="yard down, then yard up with the new ones",
+            )
+        if want.cells != (here := wanted(data).cells):
+            # The topics were made with a partition for each of them.
+            raise BadUsage(
+                f"a cluster that runs keeps its cells: {','.join(here)}",
+                hint="yard up --data DIR --cells NAME,NAME starts another cluster, with its own",
             )
         _write(data, want, where)
         os.kill(pid, signal.SIGHUP)
@@ -82,7 +87,7 @@ def up(out: Output, data: DataLayout, want: Wanted, where: dict[str, int]) -> No
         _write(data, want, where)
         (data.path / "state.json").unlink(missing_ok=True)
         pid = _begin(data)
-    _until(data, lambda: _all_ready(data, want), pid)
+    _until(data, want, pid)
     _report(out, data, time.monotonic() - began_s)
 
 
@@ -142,14 +147,14 @@ def _begin(data: DataLayout) -> int:
     return process.pid
 
 
-def _until(data: DataLayout, there: Callable[[], list[str]], pid: int) -> None:
-    """Wait until nothing is missing.
+def _until(data: DataLayout, want: Wanted, pid: int) -> None:
+    """Wait until nothing that is wanted is missing.
 
     Raises:
         CliError: the supervisor ended, a process was given up, or it took too long.
     """
     deadline = time.monotonic() + UP_LIMIT_S
-    while missing := there():
+    while missing := _all_ready(data, want):
         state = read_json(data.path / "state.json")
         if state.get("failed") or not _lives(pid):
             why = state.get("failed") or _tail(data, "supervisor")
@@ -158,6 +163,13 @@ def _until(data: DataLayout, there: Callable[[], list[str]], pid: int) -> None:
                 exit_code=Exit.INTERNAL,
                 hint=f"what every process said: {data.logs}",
             )
+        if given_up := _given_up(state, want):
+            raise CliError(
+                f"ended again and again, and is not started any more: {', '.join(given_up)}\n"
+                f"{_tail(data, given_up[0])}",
+                exit_code=Exit.INTERNAL,
+                hint=f"what every process said: {data.logs}; yard down ends the rest",
+            )
         if time.monotonic() > deadline:
             raise CliError(
                 f"not all of it is healthy after {UP_LIMIT_S:.0f} s: {'; '.join(missing)}",
@@ -165,6 +177,13 @@ def _until(data: DataLayout, there: Callable[[], list[str]], pid: int) -> None:
                 hint=f"what every process said: {data.logs}; yard down ends the rest",
             )
         time.sleep(LOOK_S)
+
+
+def _given_up(state: dict[str, Any], want: Wanted) -> list[str]:
+    """Processes that will not come up; none while the supervisor holds what was wanted before."""
+    if not state.get("wanted") or Wanted.of_json(state["wanted"]) != want:
+        return []
+    return [row["name"] for row in state["processes"] if row["state"] == "given_up"]
 
 
 def _lives(pid: int) -> bool:

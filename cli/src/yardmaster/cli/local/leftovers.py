@@ -86,11 +86,18 @@ def end_tasks(agents: Path, limit_s: float = 10.0) -> int:
 
 
 def end(found: Iterable[Seen], grace_s: float) -> None:
-    """Ask processes to stop, and kill what is left after `grace_s` seconds."""
+    """Ask processes to stop, and kill what is left after `grace_s` seconds.
+
+    What survives that for as long again hangs in the kernel: it is left, for who looks next.
+    """
     waiting = [each for each in found if send(each, signal.SIGTERM)]
     deadline = time.monotonic() + grace_s
+    killed = False
     while waiting := [each for each in waiting if lives(each)]:
         if time.monotonic() > deadline:
+            if killed:
+                return
+            killed = True
             for each in waiting:
                 send(each, signal.SIGKILL)
             deadline = time.monotonic() + grace_s

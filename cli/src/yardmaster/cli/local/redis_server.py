@@ -24,6 +24,8 @@ STOP_LIMIT_S: Final = 10.0
 LOOK_S: Final = 0.02
 ANSWER_S: Final = 1.0
 PORT_TRIES: Final = 3
+#: What it may take of the machine's memory.
+MAX_MEMORY: Final = "1gb"
 
 
 class RedisFailed(Exception):
@@ -195,6 +197,9 @@ class RedisServer:
             "daemonize": "no",
             "appendonly": "no",
             "save": '""',
+            # Full, it refuses writes by name, and forgets nothing.
+            "maxmemory": MAX_MEMORY,
+            "maxmemory-policy": "noeviction",
         } | self._settings
         if self.password is not None:
             settings["requirepass"] = f'"{self.password}"'

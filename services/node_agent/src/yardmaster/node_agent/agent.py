@@ -11,6 +11,11 @@ again.
 A log that is away ends nothing either, for however long: calls are tried again, ever slower up to
 `retry.longest_pause_s`, tasks run on (but for those under a fence, see `lease`), what happened to
 them is in the ledger and what they say in their files, up to `output_limit_bytes` of each replica.
+An agent that is started meanwhile looks after what its ledger holds at once; only one that has no
+ledger waits.
+
+What a machine that lost power ran counts as lost with it: an agent that finds nothing alive of what
+its ledger holds, and not how all of it ended, tells what it knows and joins anew.
 """
 
 import asyncio
@@ -55,6 +60,9 @@ SCHEMA_VERSION: Final = 1
 #: Hexadecimal digits of an incarnation.
 INCARNATION_DIGITS: Final = 12
 
+#: What the ledger holds, and its process where there was one.
+Adopted = tuple[Supervision, Process | None]
+
 
 async def run(ports: Ports, settings: Settings) -> None:
     """Be the agent of one node until cancelled.
@@ -62,6 +70,7 @@ async def run(ports: Ports, settings: Settings) -> None:
     Raises:
         LedgerCorrupt, LedgerInUse, LedgerUnwritable: nothing may be started without a ledger.
         AssignmentUnreadable: a newer scheduler's record.
+        NotEnrolled: the node's topic did not come in time.
         ExecutorFailed: what an earlier life left cannot be ended.
         LogError: what time does not heal, such as a log that is another one.
     """
@@ -69,7 +78,6 @@ async def run(ports: Ports, settings: Settings) -> None:
     for_ever = settings.retry.model_copy(update={"attempts": 0})
     patient = PatientLog(ports.log, ports.clock, for_ever, metrics.log_retries)
     ports.health.say("node", "not joined yet")
-    await find_topic(ports, settings, patient)
     try:
         book = ports.ledger.load()
         if book is not None and book.head.node != settings.node:
@@ -111,11 +119,23 @@ def _held(book: Book) -> list[Replica]:
     return [r for r in book.replicas.values() if r.held or not r.ended_told]
 
 
+def _lost(adopted: list[Adopted]) -> list[Adopted]:
+    """The replicas that a loss of power ended, or who killed all of a node's processes.
+
+    Nobody saw them end, and nothing lives of what the node held. Where other tasks live a runner
+    was killed alone, and its task with it: that is the task's end.
+    """
+    if any(process is not None and process.is_alive() for _, process in adopted):
+        return []
+    return [each for each in adopted if each[0].ended_unseen(each[1])]
+
+
 async def _begin_anew(
     ports: Ports, settings: Settings, metrics: AgentMetrics, log: PatientLog, old: Head | None
 ) -> Book:
     """End all that earlier ledgers left, then begin a ledger at the end of the assignments."""
     killed = await ports.executor.sweep()
+    await find_topic(ports, settings, log)
     topic = Partition(assignments(settings.node).name, settings.partition)
     end = await log.end(topic)
     head = Head(
@@ -168,14 +188,17 @@ class _Incarnation:
                 await self._listen(api)
             shop = self._open(api.port)
             adopted = await self._adopt(shop)
+            if lost := _lost(adopted):
+                await self._settle(shop, lost, [each for each in adopted if each not in lost])
             self._join(shop, adopted)
             follower = Follower(
                 shop, self._metrics, begin=self._supervise_new, supervisions=self._supervisions
             )
             work: list[Coroutine[Any, Any, object]] = [
                 shop.reporter.run(),
-                follower.run(),
+                self._follow(follower),
                 self._beat(shop),
+                self._ask_again(shop),
                 self._lease.watch(),
                 self._until_over(),
             ]
@@ -242,8 +265,8 @@ class _Incarnation:
             )
         return shop
 
-    async def _adopt(self, shop: Shop) -> list[tuple[Supervision, Process | None]]:
-        adopted: list[tuple[Supervision, Process | None]] = []
+    async def _adopt(self, shop: Shop) -> list[Adopted]:
+        adopted: list[Adopted] = []
         for replica in list(self._book.replicas.values()):
             if replica.state is ReplicaState.RELEASED and replica.ended_told:
                 continue
@@ -253,7 +276,26 @@ class _Incarnation:
             adopted.append((supervision, process))
         return adopted
 
-    def _join(self, shop: Shop, adopted: list[tuple[Supervision, Process | None]]) -> None:
+    async def _settle(self, shop: Shop, lost: list[Adopted], ended: list[Adopted]) -> NoReturn:
+        """Tell what is known of a life that a loss of power ended; nothing new is taken meanwhile.
+
+        Raises: IncarnationOver.
+        """
+
+        async def until_told() -> NoReturn:
+            await together(*(supervision.abandon(process) for supervision, process in lost))
+            while not (
+                all(supervision.replica.ended_told for supervision, _ in ended)
+                and all(supervision.replica.known_told for supervision, _ in lost)
+            ):
+                await self._ports.clock.sleep(self._settings.tick_s)
+            raise IncarnationOver(f"{len(lost)} replicas ended with the machine, or its agent")
+
+        self._ports.health.say("node", "tells what became of its last life")
+        await self._look_after(ended, [shop.reporter.run(), until_told()])
+        raise AssertionError("what waits for the end raises")
+
+    def _join(self, shop: Shop, adopted: list[Adopted]) -> None:
         offer, settings = self.head.offer, self._settings
         running = sorted(s.replica.key for s, process in adopted if process is not None)
         event = NodeJoinedV1(
@@ -282,12 +324,26 @@ class _Incarnation:
     def _has_joined(self) -> None:
         self._ports.health.say("node")
 
+    async def _ask_again(self, shop: Shop) -> None:
+        """Ask to join again, slowly, for as long as the node was given nothing.
+
+        One that the cell refuses hears nothing of it, and may be enrolled at any time. To ask again
+        as a node that is in changes nothing.
+        """
+        while not self._book.replicas and self._book.forgotten_through < 0:
+            await self._ports.clock.sleep(self._settings.ask_again_s)
+            if not self._book.replicas:
+                self._join(shop, [])
+
+    async def _follow(self, follower: Follower) -> None:
+        """Follow the assignments, once there is a log and a topic of them."""
+        await find_topic(self._ports, self._settings, self._log)
+        await follower.run()
+
     # --- replicas ------------------------------------------------------------------------------
 
     async def _look_after(
-        self,
-        adopted: list[tuple[Supervision, Process | None]],
-        work: list[Coroutine[Any, Any, object]],
+        self, adopted: list[Adopted], work: list[Coroutine[Any, Any, object]]
     ) -> None:
         """Own the tasks of all supervisions, while the rest of the agent works."""
         async with asyncio.TaskGroup() as group:

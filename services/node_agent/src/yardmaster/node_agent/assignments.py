@@ -37,6 +37,8 @@ MAX_RECORDS: Final = 200
 WAIT_S: Final = 30.0
 #: The relay's header: the record's offset in `decisions`.
 OFFSET_HEADER: Final = "yard_offset"
+#: What the relay adds to a record; the second is its own affair.
+RELAY_HEADERS: Final = (OFFSET_HEADER, "yard_behind")
 #: Hexadecimal digits of an attempt's token: 256 bits.
 TOKEN_DIGITS: Final = 64
 
@@ -109,7 +111,7 @@ class Follower:
         """The event, and its offset in `decisions` (-1: the relay did not say)."""
         record = stored.record
         given = dict(record.headers).get(OFFSET_HEADER, b"")
-        own = tuple(header for header in record.headers if header[0] != OFFSET_HEADER)
+        own = tuple(header for header in record.headers if header[0] not in RELAY_HEADERS)
         try:
             envelope = decode(Record(record.key, record.value, own))
         except SchemaError as error:

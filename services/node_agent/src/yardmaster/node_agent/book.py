@@ -202,6 +202,11 @@ class Replica:
         return self.state is not ReplicaState.RELEASED
 
     @property
+    def known_told(self) -> bool:
+        """The log has what is known of it, its end aside."""
+        return self.started_told and self.checkpoint_told
+
+    @property
     def alive(self) -> bool:
         """A process of it is known, and may still be there."""
         return self.state in (ReplicaState.STARTED, ReplicaState.EXITED)

@@ -2,19 +2,30 @@
 
 `YARD_LOG` says where the log is, `YARD_AGENT_NODE`, `YARD_AGENT_DATA_DIR` and the rest of
 `Settings` what the node is. Any signal that ends it is fine: tasks run on and are found again at
-the next start. It is ready once it has joined, while its heartbeats arrive.
+the next start. It is ready once its joining is in the log, while its heartbeats arrive. Whether the
+cell lets the node in is the scheduler's to say: `yard nodes list` shows it.
 """
 
 import sys
+from typing import Final
 
 from yardmaster.node_agent.agent import host_ports, run
+from yardmaster.node_agent.log_to_come import LogToCome
 from yardmaster.node_agent.settings import Settings
+from yardmaster.node_agent.waiting import happens_within
 from yardmaster.runtime.service import Process, run_process
+from yardmaster.runtime.waiting import together
+
+#: How long the agent lets the log open before it starts without.
+HEAD_START_S: Final = 2.0
 
 
 async def serve(process: Process, settings: Settings) -> None:
-    """Be the agent until cancelled; raises what `agent.run` and `open_log` raise."""
-    log = await process.open_log(settings)
+    """Be the agent until cancelled; raises what `agent.run` and `open_log` raise.
+
+    A log that is away is waited for beside the agent, which looks after what runs here meanwhile.
+    """
+    log = LogToCome()
     ports = host_ports(
         settings,
         log=log,
@@ -23,8 +34,16 @@ async def serve(process: Process, settings: Settings) -> None:
         telemetry=process.telemetry,
         health=process.health,
     )
-    try:
+
+    async def come() -> None:
+        log.is_there(await process.open_log(settings))
+
+    async def work() -> None:
+        await happens_within(process.clock, HEAD_START_S, log.opened)
         await run(ports, settings)
+
+    try:
+        await together(come(), work())
     finally:
         await log.close()
 

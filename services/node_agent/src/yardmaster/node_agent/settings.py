@@ -1,7 +1,7 @@
 """How one node's agent is set up: `YARD_AGENT_*` in its environment, or by keyword."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
@@ -12,6 +12,10 @@ from yardmaster.schemas.fields import MAX_SLOTS, Address, Labels, Name, Port
 Milli = Annotated[int, Field(ge=0)]
 PositiveSeconds = Annotated[float, Field(gt=0)]
 PositiveInt = Annotated[int, Field(gt=0)]
+
+#: The longest time between two heartbeats: half the shortest fence (`core.fencing.LEAST_FENCE_S`),
+#: so that one that comes late does not end what runs.
+MAX_HEARTBEAT_S: Final = 2.5
 
 
 class Settings(LogSettings):
@@ -56,8 +60,10 @@ class Settings(LogSettings):
     #: how long it waits for one before it ends.
     make_topic: bool = True
     topic_wait_s: PositiveSeconds = 600.0
-    #: Between two heartbeats.
+    #: Between two heartbeats; at most MAX_HEARTBEAT_S.
     heartbeat_s: PositiveSeconds = 2.0
+    #: A node that was given nothing yet asks to join again after so long: a refusal is not told.
+    ask_again_s: PositiveSeconds = 60.0
     #: Between two looks at a task's output and checkpoint file.
     tick_s: PositiveSeconds = 0.25
     #: Output of one replica that reaches the log, and that waits for it on disk; the rest is
@@ -84,6 +90,16 @@ class Settings(LogSettings):
     @classmethod
     def _absolute(cls, path: Path | None) -> Path | None:
         return None if path is None else path.absolute()
+
+    @field_validator("heartbeat_s")
+    @classmethod
+    def _often_enough(cls, seconds: float) -> float:
+        if seconds > MAX_HEARTBEAT_S:
+            raise ValueError(
+                f"at most {MAX_HEARTBEAT_S} s between heartbeats: "
+                "in a pool with a fence all that runs would be killed for want of them"
+            )
+        return seconds
 
     @model_validator(mode="after")
     def _consistent(self) -> "Settings":

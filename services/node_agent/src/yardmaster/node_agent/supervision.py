@@ -228,6 +228,22 @@ class Supervision:
             self._report_all()
             await self._follow(process)
 
+    def ended_unseen(self, process: Process | None) -> bool:
+        """It ran, and nobody will ever say how it ended."""
+        replica = self.replica
+        if not replica.held or replica.identity is None or replica.exit is not None:
+            return False
+        return process is None or process.vanished()
+
+    async def abandon(self, process: Process | None) -> None:
+        """End what is left of one that ended unseen, and tell all of it but its end."""
+        self._report_all()
+        if process is not None:
+            await self._clear_away(process)
+            self._look_at_checkpoint(process)
+            self._output.say("it ended with the machine, or its agent, and is lost with the node")
+            await self._drain(process)
+
     async def _launch(self) -> Launch:
         shop, assignment = self._shop, self.replica.assignment
         details, self._context = await read_details(shop.ports.log, assignment)

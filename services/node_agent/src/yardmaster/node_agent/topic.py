@@ -19,7 +19,7 @@ LOOK_S: Final = 2.0
 
 
 async def find_topic(ports: Ports, settings: Settings, patient: EventLog) -> None:
-    """Return once the node's topic is there.
+    """Return once the node's topic is there; a log that is away is waited for without an end.
 
     Raises:
         NotEnrolled: it did not come in time.
@@ -32,20 +32,29 @@ async def find_topic(ports: Ports, settings: Settings, patient: EventLog) -> Non
     while True:
         try:
             await patient.end(place)
-            return
+            break
         except UnknownTopic:
             pass
+        small = False
         if settings.make_topic and await _made(ports, settings):
-            return
+            try:
+                await patient.end(place)
+                break
+            except UnknownTopic:
+                # Another cell's agent made it, for fewer cells than there are.
+                small = True
         waited_s = ports.clock.monotonic_s() - started_s
         if waited_s >= settings.topic_wait_s:
             raise NotEnrolled(node=settings.node, topic=topic.name, waited_s=round(waited_s))
         if not said:
             said = True
             hint = f"yard nodes enrol {settings.node} --pool {settings.pool}"
-            ports.health.say("node", f"waits for its topic {topic.name}: {hint}")
+            if small:
+                hint = f"it has no partition {settings.partition}: `kafka-topics --alter` adds one"
+            ports.health.say("topic", f"waits for its topic {topic.name}: {hint}")
             ports.telemetry.warn("waits_for_topic", topic=topic.name, hint=hint)
         await ports.clock.sleep(LOOK_S)
+    ports.health.say("topic")
 
 
 async def _made(ports: Ports, settings: Settings) -> bool:

@@ -62,6 +62,9 @@ class Process(Protocol):
     async def gone(self) -> None:
         """Wait until nothing of the replica is left, in any group or session; kills nothing."""
 
+    def vanished(self) -> bool:
+        """Nobody saw how its main process ended, if it did, and nobody will."""
+
     def is_alive(self) -> bool:
         """The main process is there: the same boot, pid and start, so never another of its pid."""
 

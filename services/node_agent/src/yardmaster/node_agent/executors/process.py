@@ -133,6 +133,11 @@ class RealProcess:
         while procfs.members(None, self.identity, self._mark):
             await self._clock.sleep(SWEEP_S)
 
+    def vanished(self) -> bool:
+        """The runner is gone, and wrote no exit."""
+        running = self._runner is not None and procfs.alive(self._runner)
+        return not running and _exit(self._directory) is None
+
     def is_alive(self) -> bool:
         """The main process is there."""
         return procfs.alive(self.identity)

@@ -53,6 +53,10 @@ class SimulatedProcess:
         """It leaves nothing behind."""
         await self.exited()
 
+    def vanished(self) -> bool:
+        """The executor sees every end."""
+        return False
+
     def is_alive(self) -> bool:
         """Its time is not over."""
         return not self._over()
