@@ -51,7 +51,8 @@ def test_one_that_does_not_come_up_says_why(tmp_path: Path) -> None:
     assert not server.running
 
 
-def test_it_has_a_ceiling_and_forgets_nothing(redis_server: RedisServer) -> None:
-    said = say(redis_server, "CONFIG GET maxmemory", "CONFIG GET maxmemory-policy")
+def test_it_has_a_ceiling_and_forgets_nothing(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server:
+        said = say(server, "CONFIG GET maxmemory", "CONFIG GET maxmemory-policy")
     assert said.endswith("\r\nmaxmemory-policy\r\n$10\r\nnoeviction\r\n")
     assert f"\r\n{2**30}\r\n" in said

@@ -177,6 +177,21 @@ async def test_a_submission_that_was_no_valid_record_makes_room_for_the_next() -
     assert (job.offset, job.phases) == (2, {Phase.PENDING: 1})
 
 
+async def test_of_many_submissions_under_an_id_the_first_valid_record_shows() -> None:
+    log = cell()
+    for tasks in (3, 2, 1, 4):
+        submit(log, tasks=tasks)
+    log.quota.cycle(
+        (logs.admitted(JOB), log.of("requests")[3].envelope.id),  # type: ignore[union-attr]
+        refused=[("requests", offset, RefusalCode.REPEATED) for offset in (1, 2)],
+    )
+    store = await viewed(log)
+    job = await store.get(JobRow, JOB)
+    assert job is not None
+    assert (job.offset, job.again, job.phases) == (3, None, {Phase.PENDING: 1})
+    assert await store.get(TaskRow, f"{JOB}.1") is None
+
+
 async def test_a_submission_that_was_no_valid_record_is_gone_when_none_follows() -> None:
     log = cell()
     submit(log)

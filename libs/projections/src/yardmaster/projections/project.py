@@ -41,6 +41,9 @@ from yardmaster.schemas.events.machine import CycleCommittedV1, SnapshotTakenV1,
 from yardmaster.schemas.reasons import RefusalCode
 from yardmaster.schemas.topics import DECISIONS, REQUESTS
 
+#: Submissions of one id that are kept while none is judged. Who got no answer tries a few times,
+#: and a gateway knows those that it sees in the log.
+MAX_AGAIN: Final = 64
 #: What a record in `details` says, where the event at hand refers to one that is not erased.
 Details = JobDetailedV1 | RequestNotedV1 | None
 Projection = Callable[[Draft, Envelope[Any], Details], None]
@@ -260,9 +263,16 @@ def _task_submitted_v1(
     first = draft.find(JobRow, data.job_id)
     if first is None:
         _appear(draft, job)
-    elif first.again is None and first.facts.spec is None:
+    elif first.facts.spec is None:
         # The same key again: only the first counts, unless it turns out to be no valid record.
-        draft.put(replace(first, again=job))
+        draft.put(_followed_by(first, job, MAX_AGAIN))
+
+
+def _followed_by(job: JobRow, last: JobRow, room: int) -> JobRow:
+    """The job with one more submission of its id behind those that wait for its verdict."""
+    if job.again is None:
+        return replace(job, again=last)
+    return job if room == 1 else replace(job, again=_followed_by(job.again, last, room - 1))
 
 
 def _nothing(draft: Draft, envelope: Envelope[Any], details: Details) -> None:

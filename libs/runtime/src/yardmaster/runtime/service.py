@@ -63,7 +63,8 @@ class Ports:
     elections: Callable[[int], Election] = lambda partition: SoleCandidate()
     health: Health = field(default_factory=Health)
     #: Opens a handle of its own for what runs beside a leader: an append that times out has the
-    #: handle's producer thrown away, and it must not be the leader's. None: `log` does.
+    #: handle's producer thrown away, and it must not be the leader's. Whoever made the ports closes
+    #: it. None: `log` does.
     another_log: Callable[[], Awaitable[EventLog]] | None = None
     #: Told whenever the machine has restored its state; a process of its own has
     #: `spare_collections` here.
@@ -164,7 +165,6 @@ async def open_ports(
         health=process.health,
         elections=election,
         snapshots=SnapshotStore(settings.snapshots_url),
-        another_log=partial(process.open_log, settings) if on_kafka(settings) else None,
         restored=spare_collections,
     )
 
@@ -251,13 +251,22 @@ def run_machine_process(
     async def serve(process: Process, loaded: R) -> None:
         membership = group_of(process, loaded, service, own)
         ports = await open_ports(process, loaded, membership)
+        opened = [ports.log]
+
+        async def another_log() -> EventLog:
+            opened.append(await process.open_log(loaded))
+            return opened[-1]
+
+        if on_kafka(loaded):
+            ports = replace(ports, another_log=another_log)
         try:
             await run(ports, loaded)
         finally:
             # First of all, so that another takes over at once.
             if membership is not None:
                 await membership.close()
-            await ports.log.close()
+            for log in opened:
+                await log.close()
 
     return run_process(settings, service, serve)
 

@@ -80,11 +80,7 @@ async def schedule(ports: Ports, settings: RuntimeSettings) -> NoReturn:
         )
         return relay.run(sorted(known_nodes(fold.state)), fold.origin), watch.run()
 
-    try:
-        await machine.run(beside)
-    finally:
-        if nodes_log is not None:
-            await nodes_log.close()
+    await machine.run(beside)
 
 
 def main() -> int:
