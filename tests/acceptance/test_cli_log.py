@@ -180,7 +180,7 @@ def test_a_second_process_is_refused_and_sigterm_is_a_clean_stop(tmp_path: Path)
     with running_dev(tmp_path) as dev:
         assert dev.process is not None
         said = dev.yard("dev", code=103)
-        assert f"another yard dev (pid {dev.process.pid}) runs on" in said.err
+        assert f"another yard dev or yard up (pid {dev.process.pid}) runs on" in said.err
         assert dev.stop(signal.SIGTERM) == 0
 
 
