@@ -20,6 +20,7 @@ from tests.support.killed_cell import (
     Users,
     assert_resumed_where_saved,
     proof_of,
+    steps,
     workload,
 )
 from tests.support.witness import assert_witness_clean
@@ -58,7 +59,9 @@ class Ordeal:
             "priority": 99,
             "tasks": {"count": BULK},
             "resources": {"gpus": 1},
-            "run": {"command": witness_command(folder, "sleep", str(BULK_TASK_S))},
+            "stop": {"grace": "10s"},
+            # Whoever comes with more right stops some of these, which go on where they were.
+            "run": {"command": witness_command(folder, *steps(folder, 10 * BULK_TASK_S))},
         }
         self.bulk = [Promise(f"bulk-{number}", body) for number in range(BULK_JOBS)]
         self.users = Users(
@@ -114,7 +117,8 @@ class Ordeal:
         )
         # That there was something to lose.
         assert min(open_tasks) >= TASKS, open_tasks
-        assert {"pending", "running"} <= set(at_kills), at_kills
+        assert {"pending", "running", "stopping"} <= set(at_kills), at_kills
+        assert resumed > 0
 
 
 def _open(phases: Counter[str]) -> int:

@@ -320,15 +320,16 @@ done
 """
 
 
+def steps(folder: Path, count: int) -> list[str]:
+    """A command of so many tenths of a second that goes on from its last checkpoint."""
+    return ["sh", "-c", _STEPS, "steps", str(count), str(folder / "resumed")]
+
+
 def workload(folder: Path, chance: random.Random) -> Iterator[Promise]:
     """Jobs of every kind, under a witness in `folder`, without end."""
-    resumed = folder / "resumed"
 
     def sleep(seconds: float) -> list[str]:
         return ["sleep", f"{seconds:.2f}"]
-
-    def steps(count: int) -> list[str]:
-        return ["sh", "-c", _STEPS, "steps", str(count), str(resumed)]
 
     number = 0
     while True:
@@ -339,7 +340,7 @@ def workload(folder: Path, chance: random.Random) -> Iterator[Promise]:
         # The first of each kind come early, the rest by chance.
         match number if number <= 8 else chance.choice([1, 1, 1, 2, 3, 3, 3, 4, 5, 6, 7, 8, 9, 10]):
             case 1 | 2:
-                what = steps(chance.randrange(15, 40))
+                what = steps(folder, chance.randrange(15, 40))
                 body |= {"priority": 90, "stop": {"grace": "10s"}}
             case 3:
                 body |= {"replicas": 2, "priority": 5, "resources": {"gpus": 2}}
