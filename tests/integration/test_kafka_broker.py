@@ -1,5 +1,6 @@
 """The broker that other tests rest on serves, and keeps what it acknowledged when killed."""
 
+import socket
 import uuid
 from pathlib import Path
 
@@ -8,6 +9,8 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from tests.support.kafka_broker import KafkaBroker
+from yardmaster.cli.local import broker as local_broker
+from yardmaster.cli.local.ports import HOST, free_ports
 
 pytestmark = [pytest.mark.kafka, pytest.mark.xdist_group("kafka")]
 
@@ -69,3 +72,16 @@ async def test_another_process_takes_over_a_folder_with_its_records_and_address(
     with KafkaBroker(tmp_path) as second:
         assert second.bootstrap == before
         assert await read(before, topic, 1) == [b"kept"]
+
+
+def test_a_port_that_another_took_meanwhile_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server((HOST, 0)) as other:
+        taken = other.getsockname()[1]
+        chosen = iter([taken, *free_ports(3)])
+        monkeypatch.setattr(
+            local_broker, "free_ports", lambda count: [next(chosen) for _ in range(count)]
+        )
+        with KafkaBroker(tmp_path) as broker:
+            assert broker.bootstrap != f"{HOST}:{taken}"

@@ -213,7 +213,7 @@ async def test_what_the_machines_trace_is_derived_again_by_verify(
     async with cell(tmp_path, traced(collector)) as running:
         for _ in range(3):
             assert (await running.submit(traceparent=CALLER)).status_code == 202
-        await running.until(lambda: len(running.said("node_agent", "replica_started")) >= 1)
+        await running.until(lambda: len(running.said("node_agent", "replica_started")) == 3)
     records = await running.log.read(Partition(ADMISSIONS.name), 0)
     admitted = [one for one in (decode(each.record) for each in records) if one.cause]
     traced_ones = [one.type for one in admitted if trace_id_of(one.traceparent) == TRACE]

@@ -17,6 +17,7 @@ from testcontainers.core.config import testcontainers_config
 from testcontainers.core.container import DockerContainer
 from testcontainers.core.wait_strategies import LogMessageWaitStrategy
 
+from tests.support.leftovers import let_go
 from yardmaster.cli.local.broker import KAFKA_VERSION
 from yardmaster.cli.local.ports import HOST, free_ports
 
@@ -102,6 +103,7 @@ def is_there(image: str) -> bool:
         found = f"Docker does not answer: {error}"
     else:
         return True
+    let_go()
     if IN_CI:
         pytest.fail(f"{found}; .ci/run starts Docker and builds the images")
     return False

@@ -3,8 +3,6 @@
 Kafka and Redis are containers wherever Docker and their images are (`containers`), else processes.
 """
 
-import gc
-import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from tests.support import containers
 from tests.support.containers import KafkaContainer, RedisContainer
 from tests.support.kafka_broker import KafkaBroker
+from tests.support.leftovers import let_go
 from tests.support.redis_server import RedisServer
 
 
@@ -51,12 +50,7 @@ def redis_server(
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """After a test with a broker, let go of what aiokafka left half open when the broker went.
-
-    Else the collector finds those sockets during whatever test comes next, which then fails.
-    """
+    """After a test with a broker, let go of what aiokafka left half open when the broker went."""
     yield
     if item.get_closest_marker("kafka") is not None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)
-            gc.collect()
+        let_go()

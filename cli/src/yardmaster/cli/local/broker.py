@@ -36,6 +36,8 @@ STARTED: Final = b"Kafka Server started"
 START_LIMIT_S: Final = 60.0
 STOP_LIMIT_S: Final = 30.0
 PORT_TRIES: Final = 3
+#: Of what went wrong, so many lines are shown: an orderly end is talkative.
+WRONG_LINES: Final = 10
 
 
 class BrokerFailed(Exception):
@@ -119,10 +121,8 @@ class KafkaBroker:
         Raises: BrokerFailed when it ended instead.
         """
         assert self._process is not None, "ready() follows begin()"
-        with self.log_file.open("rb") as log:
-            log.seek(self._log_begins)
-            if STARTED in log.read():
-                return True
+        if STARTED in self._said():
+            return True
         if self._process.poll() is not None:
             self.kill()
             raise BrokerFailed(f"the broker ended:\n{self.tail()}")
@@ -139,7 +139,7 @@ class KafkaBroker:
                 return
             except BrokerFailed:
                 # Another process may have taken a port between our look and the broker's.
-                clash = "Address already in use" in self.tail()
+                clash = b"Address already in use" in self._said()
                 if not left or not clash or self._chosen != (0, 0) or not self._fresh:
                     raise
                 self._take_up(anew=True)
@@ -154,8 +154,16 @@ class KafkaBroker:
         self._end(signal.SIGKILL)
 
     def tail(self) -> str:
-        """The last it said, for errors."""
-        return self.log_file.read_text(errors="replace")[-4000:]
+        """What went wrong since the last start, as far as it said so, and the last it said."""
+        said = self._said().decode(errors="replace")
+        wrong = [line for line in said.splitlines() if "ERROR" in line or "Exception" in line]
+        return "\n".join([*wrong[:WRONG_LINES], said[-2000:]])
+
+    def _said(self) -> bytes:
+        """All it said since the last start."""
+        with self.log_file.open("rb") as log:
+            log.seek(self._log_begins)
+            return log.read()
 
     def __enter__(self) -> Self:
         self.start()
