@@ -37,6 +37,8 @@ RUN_S: Final = 1.0
 FOR_EVER_S: Final = 1e9
 LIMIT_S: Final = 300.0
 LOOK_S: Final = 0.05
+#: Between the beginnings of two submits whose latency is measured.
+PACE_S: Final = 0.2
 #: Tasks of one job, at most.
 MAX_TASKS: Final = 10_000
 SERVICES: Final = ("kafka", "redis", "gateway-1", "quota-1", "scheduler-1", "views-1")
@@ -135,10 +137,17 @@ async def latency(nodes: int, submits: int) -> list[Row]:
             answered = time.monotonic()
             return answered - start, await bench.placed(tasks) - start
 
+        async def paced() -> tuple[float, float]:
+            began = time.monotonic()
+            took = await one()
+            await asyncio.sleep(began + PACE_S - time.monotonic())
+            return took
+
         for _ in range(10):
-            await one()
+            await paced()
+        hops = await _hops(bench, submits)
         before = bench.cpu_s()
-        lone = [await one() for _ in range(submits)]
+        lone = [await paced() for _ in range(submits)]
         took = {name: (at - before[name]) / submits for name, at in bench.cpu_s().items()}
         views = RedisViewStore(_redis(bench.cluster), CELL, SystemClock())
         lags = [await _lag(bench, views) for _ in range(submits // 4)]
@@ -146,6 +155,8 @@ async def latency(nodes: int, submits: int) -> list[Row]:
     name = f"{nodes:,} nodes, half full: "
     answers, places = ([pair[i] * 1000 for pair in lone] for i in (0, 1))
     return [
+        Row(f"{name}one hop of a record beside it, p50", quantile(hops, 0.5), "ms"),
+        Row(f"{name}one hop of a record beside it, p99", quantile(hops, 0.99), "ms"),
         Row(f"{name}submit -> answer, p50", quantile(answers, 0.5), "ms"),
         Row(f"{name}submit -> answer, p99", quantile(answers, 0.99), "ms"),
         Row(f"{name}submit -> SlotsAllocated, p50", quantile(places, 0.5), "ms", "15"),
@@ -154,6 +165,29 @@ async def latency(nodes: int, submits: int) -> list[Row]:
         Row(f"{name}SlotsAllocated -> view, p99", quantile(lags, 0.99), "ms"),
         *(Row(f"{name}processor a submit, {of}", s * 1000, "ms") for of, s in took.items()),
     ]
+
+
+async def _hops(bench: Bench, count: int) -> list[float]:
+    """Milliseconds from the append of a record until another handle has it, at the same pace.
+
+    A submit takes three, one after another: request, admission, decision.
+    """
+    topic = Topic(name="bench-hops", key="cell", writers=(), readers=())
+    await bench.log.create_topics([topic])
+    where, other = Partition(topic.name), await bench.cluster.open_log()
+    record = Record(key=b"main", value=b"x" * 400)
+    took: list[float] = []
+    for offset in range(count + 1):
+        waiting = asyncio.create_task(other.wait({where: offset}, LIMIT_S))
+        await asyncio.sleep(PACE_S / 2)
+        start = time.monotonic()
+        await bench.log.append(where, [record])
+        await waiting
+        assert await other.read(where, offset, at_hand=True)
+        took.append((time.monotonic() - start) * 1000)
+        await asyncio.sleep(PACE_S / 2)
+    await other.close()
+    return took[1:]
 
 
 def _redis(cluster: Cluster) -> RedisSettings:

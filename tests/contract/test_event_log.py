@@ -252,6 +252,27 @@ async def test_every_call_on_a_closed_handle_says_so(subject: Subject) -> None:
             await call
 
 
+async def test_the_newest_record_of_many_partitions(subject: Subject) -> None:
+    log, first = await subject.with_topic()
+    _, second = await subject.with_topic()
+    _, empty = await subject.with_topic()
+    none = Partition("nowhere")
+    beyond = Partition(first.topic, 99)
+    await log.append(first, records(3))
+    await log.append(second, records(1, "other"))
+    found = await log.newest([first, second, empty, none, beyond])
+    assert {place: stored and stored.record.value for place, stored in found.items()} == {
+        first: b"r2",
+        second: b"other0",
+        empty: None,
+        none: None,
+        beyond: None,
+    }
+    await log.append(first, records(1, "later"))
+    assert await log.newest([first]) == {first: (await log.read(first, 3))[0]}
+    assert await log.newest([]) == {}
+
+
 async def test_waiting_ends_when_a_record_comes_from_the_same_handle(subject: Subject) -> None:
     log, partition = await subject.with_topic()
     async with asyncio.TaskGroup() as group:
@@ -282,6 +303,20 @@ async def test_waiting_ends_at_once_when_the_record_is_there(subject: Subject) -
     for offset in (2, 0):
         assert await log.wait({partition: offset}, 30)
     assert values(await log.read(partition, 0)) == [b"r0", b"r1", b"r2"]
+
+
+async def test_what_was_waited_for_is_at_hand(subject: Subject) -> None:
+    log, partition = await subject.with_topic()
+    other = await subject.open()
+    await log.append(partition, records(1))
+    assert await log.wait({partition: 0}, 30)
+    assert values(await log.read(partition, 0, at_hand=True)) == [b"r0"]
+    for offset in range(1, 4):
+        assert not await log.read(partition, offset, at_hand=True)
+        await other.append(partition, records(1, str(offset)))
+        assert await log.wait({partition: offset}, 30)
+        found = await log.read(partition, offset, at_hand=True)
+        assert values(found) == [f"{offset}0".encode()]
 
 
 async def test_waiting_for_any_of_several_partitions(subject: Subject) -> None:

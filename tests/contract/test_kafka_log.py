@@ -5,14 +5,19 @@ import uuid
 from collections.abc import AsyncIterator
 
 import pytest
-from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.record.util import calc_crc32c
 
 from tests.contract.conftest import topic
 from tests.support.kafka_broker import KafkaBroker
-from yardmaster.eventlog.errors import AppendOutcomeUnknown, BatchTooLarge, LogUnavailable
+from yardmaster.eventlog.errors import (
+    AppendOutcomeUnknown,
+    BatchTooLarge,
+    LogUnavailable,
+    OffsetGone,
+)
 from yardmaster.eventlog.kafka import KafkaLog, KafkaSettings
 from yardmaster.eventlog.port import Partition, Record, StoredRecord
 from yardmaster.runtime.clock import SystemClock
@@ -239,3 +244,30 @@ async def test_many_readers_of_one_handle_get_what_they_ask_for(log: KafkaLog) -
         for offset in range(0, 480, 24):
             for at in partitions:
                 group.create_task(read(at, offset))
+
+
+async def test_who_takes_what_is_at_hand_is_told_what_retention_removed(
+    kafka_broker: KafkaBroker, log: KafkaLog
+) -> None:
+    made = topic(f"test-{uuid.uuid4().hex}")
+    await log.create_topics([made])
+    at = Partition(made.name)
+    await log.append(at, batch("first", 3))
+    assert await log.wait({at: 2}, 30)
+    await log.append(at, batch("second", 3))
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka_broker.bootstrap)
+    await admin.start()
+    try:
+        before = RecordsToDelete(before_offset=5)
+        await admin.delete_records({TopicPartition(made.name, 0): before})
+    finally:
+        await admin.close()
+
+    async def follow() -> None:
+        while not await log.read(at, 0, at_hand=True):
+            await log.wait({at: 0}, 5.0)
+
+    with pytest.raises(OffsetGone, match="starts at 5"):
+        await asyncio.wait_for(follow(), 30)
+    assert await log.wait({at: 5}, 30)
+    assert len(await log.read(at, 5, at_hand=True)) == 1

@@ -451,12 +451,17 @@ class Away(Deaf):
         self.away_for = 3
 
     async def read(
-        self, partition: Partition, offset: int, *, max_records: int = 1000
+        self,
+        partition: Partition,
+        offset: int,
+        *,
+        max_records: int = 1000,
+        at_hand: bool = False,
     ) -> Sequence[StoredRecord]:
         if partition.topic == "details" and self.away_for:
             self.away_for -= 1
             raise LogUnavailable(found="away")
-        return await self._inner.read(partition, offset, max_records=max_records)
+        return await self._inner.read(partition, offset, max_records=max_records, at_hand=at_hand)
 
 
 async def test_an_agent_outlives_a_log_that_cannot_be_read_for_a_moment(world: AgentWorld) -> None:

@@ -50,17 +50,29 @@ class Portions:
         self._reads = 0
 
     async def read(
-        self, partition: Partition, offset: int, *, max_records: int = 1000
+        self,
+        partition: Partition,
+        offset: int,
+        *,
+        max_records: int = 1000,
+        at_hand: bool = False,
     ) -> Sequence[StoredRecord]:
         self._reads += 1
+        if at_hand and self._reads % 2:
+            return ()
         most = min(max_records, self._sizes[self._reads % len(self._sizes)])
-        return await self._inner.read(partition, offset, max_records=most)
+        return await self._inner.read(partition, offset, max_records=most, at_hand=at_hand)
 
     async def append(self, partition: Partition, batch: Sequence[Record]) -> int:
         return await self._inner.append(partition, batch)
 
     async def end(self, partition: Partition) -> int:
         return await self._inner.end(partition)
+
+    async def newest(
+        self, partitions: Sequence[Partition]
+    ) -> Mapping[Partition, StoredRecord | None]:
+        return await self._inner.newest(partitions)
 
     async def wait(self, ends: Mapping[Partition, int], timeout_s: float) -> bool:
         return await self._inner.wait(ends, timeout_s)

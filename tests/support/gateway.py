@@ -27,6 +27,7 @@ from yardmaster.runtime.chance import SeededChance
 from yardmaster.runtime.clock import Clock, SystemClock
 from yardmaster.runtime.cycle import Leader
 from yardmaster.runtime.fold import Fold
+from yardmaster.runtime.inputs import Upstream
 from yardmaster.runtime.metrics import RuntimeMetrics
 from yardmaster.runtime.observations import Observations
 from yardmaster.runtime.settings import CycleLimits
@@ -159,11 +160,18 @@ class TestCell:
     async def settle(self) -> None:
         """Let quota, the scheduler and the views take all there is."""
         for _ in range(8):
-            stepped = [await leader.step() for leader in self.leaders]
+            stepped = [await self._step(leader) for leader in self.leaders]
             if not any(stepped):
                 break
         await self.follower.catch_up()
         await self.meter.catch_up()
+
+    async def _step(self, leader: Leader[Any]) -> bool:
+        """One cycle with all that the log has; by itself it takes what has been sent to it."""
+        for source in leader.fold.inputs.values():
+            cursor = source.cursor if isinstance(source, Upstream) else source
+            await cursor.fill(CycleLimits().max_inputs)
+        return await leader.step()
 
     async def write(
         self, topic: str, source: str, event: Event, subject: str, *, user: str | None = None

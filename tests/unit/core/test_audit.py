@@ -1073,7 +1073,12 @@ class _Held:
         self.log = log
 
     async def read(
-        self, partition: Partition, offset: int, *, max_records: int = 1000
+        self,
+        partition: Partition,
+        offset: int,
+        *,
+        max_records: int = 1000,
+        at_hand: bool = False,
     ) -> list[StoredRecord]:
         if not self.log.of(partition.topic):
             raise UnknownTopic(topic=partition.topic, partition=partition.number)

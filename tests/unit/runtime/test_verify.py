@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from hashlib import sha256
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -197,8 +198,8 @@ class Holed:
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
 
-    async def read(self, partition: Partition, offset: int, *, max_records: int = 1000) -> object:
-        found = await self._inner.read(partition, offset, max_records=max_records)
+    async def read(self, partition: Partition, offset: int, **how: Any) -> object:
+        found = await self._inner.read(partition, offset, **how)
         if any((r.partition, r.offset) == self._place for r in found):
             raise LogCorrupt(path="x", found="a hole", partition=partition, offset=self._place[1])
         return found

@@ -52,10 +52,15 @@ class NodesLog(MemoryLog):
         return await super().end(partition)
 
     async def read(
-        self, partition: Partition, offset: int, *, max_records: int = 1000
+        self,
+        partition: Partition,
+        offset: int,
+        *,
+        max_records: int = 1000,
+        at_hand: bool = False,
     ) -> Sequence[StoredRecord]:
         self._check(partition.topic)
-        return await super().read(partition, offset, max_records=max_records)
+        return await super().read(partition, offset, max_records=max_records, at_hand=at_hand)
 
 
 class World(Rig):

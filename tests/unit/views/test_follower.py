@@ -182,12 +182,12 @@ class FlakyLog(MemoryLog):
 
     reads = 0
 
-    async def read(self, partition, offset, *, max_records=1000):
+    async def read(self, partition, offset, **how):
         if partition.topic == "decisions":
             self.reads += 1
             if self.reads % 2:
                 raise LogUnavailable(found="a broker restarts")
-        return await super().read(partition, offset, max_records=max_records)
+        return await super().read(partition, offset, **how)
 
 
 async def test_the_service_survives_a_log_that_is_away_for_a_while() -> None:

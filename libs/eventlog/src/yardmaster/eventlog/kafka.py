@@ -52,7 +52,13 @@ from yardmaster.eventlog.errors import (
     UnknownTopic,
 )
 from yardmaster.eventlog.kafka_access import check_access
-from yardmaster.eventlog.kafka_clients import FETCH_BYTES, FETCH_WAIT_MS, Cursor, Producer
+from yardmaster.eventlog.kafka_clients import (
+    FETCH_BYTES,
+    FETCH_WAIT_MS,
+    Cursor,
+    Producer,
+    newest_records,
+)
 from yardmaster.eventlog.kafka_settings import KafkaSettings, topic_settings
 from yardmaster.eventlog.metrics import NO_METRICS, LogMetrics
 from yardmaster.eventlog.port import Clock, Partition, Record, StoredRecord, batch_bytes
@@ -268,7 +274,12 @@ class KafkaLog:
         return base + append.first
 
     async def read(
-        self, partition: Partition, offset: int, *, max_records: int = 1000
+        self,
+        partition: Partition,
+        offset: int,
+        *,
+        max_records: int = 1000,
+        at_hand: bool = False,
     ) -> Sequence[StoredRecord]:
         """Records from `offset` on."""
         self._open()
@@ -280,6 +291,8 @@ class KafkaLog:
             async with self._cursor(partition, offset) as cursor:
                 if await cursor.fill(max_records, 0):
                     return cursor.take(max_records)
+                if at_hand and cursor.followed:
+                    return ()
                 end = await self._end(partition)
                 if offset > end:
                     raise ReadPastEnd(topic=partition.topic, offset=offset, end=end)
@@ -305,6 +318,13 @@ class KafkaLog:
         await self._require(partition)
 
         return await self._bounded(lambda: self._end(partition))
+
+    async def newest(
+        self, partitions: Sequence[Partition]
+    ) -> Mapping[Partition, StoredRecord | None]:
+        """The newest record of each partition."""
+        self._open()
+        return await self._bounded(lambda: self._newest(partitions))
 
     async def wait(self, ends: Mapping[Partition, int], timeout_s: float) -> bool:
         """Wait until a partition has a record at or after the offset given for it."""
@@ -411,6 +431,24 @@ class KafkaLog:
                     await oldest.close()
             else:
                 await cursor.close()
+
+    async def _newest(
+        self, partitions: Sequence[Partition]
+    ) -> Mapping[Partition, StoredRecord | None]:
+        led: dict[str, set[int]] = {}
+        known: set[Partition] = set()
+        for found in await self._admin.describe_topics(sorted({p.topic for p in partitions})):
+            topic, error = found["topic"], for_code(found["error_code"])
+            if error in (UnknownTopicOrPartitionError, InvalidTopicError):
+                continue
+            if error not in (NoError, LeaderNotAvailableError):
+                raise error(topic)
+            known.update(Partition(topic, each["partition"]) for each in found["partitions"])
+            led[topic] = {e["partition"] for e in found["partitions"] if e["leader"] >= 0}
+        ready = [each for each in partitions if each.number in led.get(each.topic, ())]
+        records = await newest_records(ready, self._client) if ready else {}
+        asked = {*ready, *(each for each in partitions if each not in known)}
+        return {each: records.get(each) for each in partitions if each in asked}
 
     async def _end(self, partition: Partition) -> int:
         at = TopicPartition(partition.topic, partition.number)

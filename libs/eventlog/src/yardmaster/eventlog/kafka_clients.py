@@ -1,13 +1,14 @@
 """aiokafka's clients as `kafka` needs them: a producer to throw away, a consumer at one offset."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import CorruptRecordException, KafkaError, ProducerClosed, for_code
 from aiokafka.protocol.fetch import FetchRequest
+from aiokafka.structs import ConsumerRecord
 
 from yardmaster.eventlog.kafka_records import UnreadableBatch, records
 from yardmaster.eventlog.port import Partition, StoredRecord, stored_record
@@ -68,12 +69,55 @@ class Producer(AIOKafkaProducer):  # type: ignore[misc]
                 await self.client.close()
 
 
+async def newest_records(
+    partitions: Sequence[Partition], client: Mapping[str, Any]
+) -> dict[Partition, StoredRecord]:
+    """The newest record of each partition that has one, all by one consumer; each has a leader.
+
+    Raises: KafkaError.
+    """
+    found: dict[Partition, StoredRecord] = {}
+    consumer = AIOKafkaConsumer(group_id=None, enable_auto_commit=False, **client)
+    await consumer.start()
+    try:
+        places = {TopicPartition(each.topic, each.number): each for each in partitions}
+        consumer.assign([*places])
+        first = await consumer.beginning_offsets([*places])
+        end = await consumer.end_offsets([*places])
+        wanted = {at for at in places if first[at] < end[at]}
+        consumer.assign([*wanted])
+        for at in wanted:
+            consumer.seek(at, end[at] - 1)
+        while wanted:
+            for at, records in (await consumer.getmany(timeout_ms=FETCH_WAIT_MS)).items():
+                found[places[at]] = _stored(places[at], records[-1])
+                wanted.discard(at)
+    finally:
+        with suppress(KafkaError, OSError, TimeoutError):
+            async with asyncio.timeout(ABANDON_S):
+                await consumer.stop()
+    return found
+
+
+def _stored(partition: Partition, record: ConsumerRecord) -> StoredRecord:
+    return stored_record(
+        partition,
+        record.offset,
+        record.timestamp,
+        record.key or b"",
+        record.value,
+        tuple((name, value or b"") for name, value in record.headers),
+    )
+
+
 class Cursor:
     """One consumer at one offset; `position` is the offset of the next record it gives."""
 
     def __init__(self, partition: Partition, consumer: AIOKafkaConsumer) -> None:
         self.partition = partition
         self.position = -1
+        #: It was at its position before: what comes there, or why nothing can, is on its way.
+        self.followed = False
         self._at = TopicPartition(partition.topic, partition.number)
         self._consumer = consumer
         self._ahead: list[StoredRecord] = []
@@ -85,7 +129,8 @@ class Cursor:
 
     def seek(self, offset: int) -> None:
         """Go to `offset`; whether it exists, fetching will show (OffsetOutOfRangeError)."""
-        if offset != self.position:
+        self.followed = offset == self.position
+        if not self.followed:
             self._consumer.seek(self._at, offset)
             self.position = offset
             self._ahead = []
@@ -100,17 +145,7 @@ class Cursor:
             except (CorruptRecordException, UnicodeDecodeError) as error:
                 await self._fetch_leniently(error)
                 return bool(self._ahead)
-            self._ahead = [
-                stored_record(
-                    self.partition,
-                    record.offset,
-                    record.timestamp,
-                    record.key or b"",
-                    record.value,
-                    tuple((name, value or b"") for name, value in record.headers),
-                )
-                for record in found.get(self._at, ())
-            ]
+            self._ahead = [_stored(self.partition, record) for record in found.get(self._at, ())]
         return bool(self._ahead)
 
     async def _fetch_leniently(self, error: Exception) -> None:

@@ -125,7 +125,12 @@ class MemoryLog:
         return offset
 
     async def read(
-        self, partition: Partition, offset: int, *, max_records: int = 1000
+        self,
+        partition: Partition,
+        offset: int,
+        *,
+        max_records: int = 1000,
+        at_hand: bool = False,
     ) -> Sequence[StoredRecord]:
         """Records from `offset` on."""
         sequence = self._sequence(partition)
@@ -138,6 +143,17 @@ class MemoryLog:
     async def end(self, partition: Partition) -> int:
         """The offset that the next record will get."""
         return self._sequence(partition).next
+
+    async def newest(
+        self, partitions: Sequence[Partition]
+    ) -> Mapping[Partition, StoredRecord | None]:
+        """The newest record of each partition."""
+        self._open()
+        sequences = ((place, self._shared.sequences.get(place)) for place in partitions)
+        return {
+            place: sequence.records[-1] if sequence is not None and sequence.records else None
+            for place, sequence in sequences
+        }
 
     async def wait(self, ends: Mapping[Partition, int], timeout_s: float) -> bool:
         """Wait until a partition has a record at or after the offset given for it."""

@@ -100,10 +100,15 @@ class MeteredLog:
         return offset
 
     async def read(
-        self, partition: Partition, offset: int, *, max_records: int = 1000
+        self,
+        partition: Partition,
+        offset: int,
+        *,
+        max_records: int = 1000,
+        at_hand: bool = False,
     ) -> Sequence[StoredRecord]:
         """Records from `offset` on."""
-        found = await self._log.read(partition, offset, max_records=max_records)
+        found = await self._log.read(partition, offset, max_records=max_records, at_hand=at_hand)
         if found:
             self._metrics.read(partition.topic, len(found))
         return found
@@ -111,6 +116,12 @@ class MeteredLog:
     async def end(self, partition: Partition) -> int:
         """The offset that the next record will get."""
         return await self._log.end(partition)
+
+    async def newest(
+        self, partitions: Sequence[Partition]
+    ) -> Mapping[Partition, StoredRecord | None]:
+        """The newest record of each partition."""
+        return await self._log.newest(partitions)
 
     async def wait(self, ends: Mapping[Partition, int], timeout_s: float) -> bool:
         """Wait for records."""

@@ -144,7 +144,12 @@ class EventLog(Protocol):
         """
 
     async def read(
-        self, partition: Partition, offset: int, *, max_records: int = 1000
+        self,
+        partition: Partition,
+        offset: int,
+        *,
+        max_records: int = 1000,
+        at_hand: bool = False,
     ) -> Sequence[StoredRecord]:
         """Records from `offset` on, in order, at most `max_records`; none when `offset` is the end.
 
@@ -152,6 +157,9 @@ class EventLog(Protocol):
         none says that `offset` is the end. In a compacted topic offsets may have gaps: the first
         record returned may lie after `offset`, and of records with one key at least the newest is
         there, a tombstone included.
+
+        With `at_hand` none may come though there are some: the log is not asked, if that takes a
+        way, but gives what it has been sent. `wait` ends when there is something at hand.
 
         Raises:
             ReadPastEnd: `offset` is greater than the end.
@@ -165,6 +173,18 @@ class EventLog(Protocol):
 
         Raises:
             UnknownTopic, LogUnavailable, LogClosed.
+        """
+
+    async def newest(
+        self, partitions: Sequence[Partition]
+    ) -> Mapping[Partition, StoredRecord | None]:
+        """The newest record of each partition, None where there is none or no such partition.
+
+        For thousands of partitions, which together cost about as much as one. Left out are those
+        that cannot be read now, while others can.
+
+        Raises:
+            LogUnavailable, LogClosed.
         """
 
     async def wait(self, ends: Mapping[Partition, int], timeout_s: float) -> bool:

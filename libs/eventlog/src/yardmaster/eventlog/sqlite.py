@@ -26,6 +26,8 @@ from yardmaster.eventlog.errors import (
     LogClosed,
     LogError,
     LogUnavailable,
+    OffsetGone,
+    UnknownTopic,
 )
 from yardmaster.eventlog.port import Clock, Partition, Record, StoredRecord, batch_bytes
 from yardmaster.eventlog.sqlite_file import LogFile, StoredPartition, Write
@@ -386,18 +388,37 @@ class SqliteLog:
             self.appends_waiting -= 1
 
     async def read(
-        self, partition: Partition, offset: int, *, max_records: int = 1000
+        self,
+        partition: Partition,
+        offset: int,
+        *,
+        max_records: int = 1000,
+        at_hand: bool = False,
     ) -> Sequence[StoredRecord]:
         """Records from `offset` on."""
         self._open()
         stored = await self._find(partition)
         return await self._reader.do(lambda file: file.read(stored, offset, max_records))
 
+    async def _newest(self, partition: Partition) -> StoredRecord | None:
+        try:
+            end = await self.end(partition)
+            found = await self.read(partition, end - 1, max_records=1) if end else ()
+        except (UnknownTopic, OffsetGone):
+            return None
+        return found[0] if found else None
+
     async def end(self, partition: Partition) -> int:
         """The offset that the next record will get."""
         self._open()
         stored = await self._find(partition)
         return await self._reader.do(lambda file: file.end(stored))
+
+    async def newest(
+        self, partitions: Sequence[Partition]
+    ) -> Mapping[Partition, StoredRecord | None]:
+        """The newest record of each partition."""
+        return {place: await self._newest(place) for place in partitions}
 
     async def wait(self, ends: Mapping[Partition, int], timeout_s: float) -> bool:
         """Wait until a partition has a record at or after the offset given for it."""

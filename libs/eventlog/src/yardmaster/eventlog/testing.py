@@ -198,16 +198,28 @@ class FaultyLog:
         raise AppendOutcomeUnknown(topic=partition.topic, found=f"planned: {fault.kind}")
 
     async def read(
-        self, partition: Partition, offset: int, *, max_records: int = 1000
+        self,
+        partition: Partition,
+        offset: int,
+        *,
+        max_records: int = 1000,
+        at_hand: bool = False,
     ) -> Sequence[StoredRecord]:
         """Records from `offset` on."""
         await self._plan.step()
-        return await self._inner.read(partition, offset, max_records=max_records)
+        return await self._inner.read(partition, offset, max_records=max_records, at_hand=at_hand)
 
     async def end(self, partition: Partition) -> int:
         """The offset that the next record will get."""
         await self._plan.step()
         return await self._inner.end(partition)
+
+    async def newest(
+        self, partitions: Sequence[Partition]
+    ) -> Mapping[Partition, StoredRecord | None]:
+        """The newest record of each partition."""
+        await self._plan.step()
+        return await self._inner.newest(partitions)
 
     async def wait(self, ends: Mapping[Partition, int], timeout_s: float) -> bool:
         """Wait until a partition has a record at or after the offset given for it."""

@@ -141,7 +141,7 @@ class Leader(Generic[S]):
             observed = self._observations.first(max(1, limits.max_decisions // 2))
             whole = await self._read_inputs()
             if not whole and not self._called_for(now_ms):
-                await self.look_for_others()
+                await self.look_for_others(at_hand=True)
                 return False
         self._last_start_s = started_s
         fold.begin(fold.reader.cycle + 1, now_ms)
@@ -178,14 +178,14 @@ class Leader(Generic[S]):
             self._after_cycle()
         return True
 
-    async def look_for_others(self) -> None:
-        """Read what others wrote into the own topic; done while idle.
+    async def look_for_others(self, *, at_hand: bool = False) -> None:
+        """Read what others wrote into the own topic, or what of it is at hand (while idle).
 
         Raises:
             Fenced: a higher term.
         """
         fold = self.fold
-        while await fold.cursor.fill(1):
+        while await fold.cursor.fill(1, at_hand=at_hand):
             fold.feed(fold.cursor.pop())
         self._metrics.dropped.set(fold.reader.dropped)
         if fold.reader.term != self.term:
@@ -239,14 +239,14 @@ class Leader(Generic[S]):
         """Read ahead; returns the whole cycles of other machines that are there."""
         whole = {}
         for source in self.fold.inputs.values():
-            there = await _cursor(source).fill(self._limits.max_inputs)
+            there = await _cursor(source).fill(self._limits.max_inputs, at_hand=True)
             # What was read ahead may end within a cycle whose rest is there too.
             while there and isinstance(source, Upstream):
                 taken = source.take_counted(self._limits.max_inputs)
                 if taken is not None:
                     whole[source] = taken
                     break
-                there = await source.cursor.fill(1)
+                there = await source.cursor.fill(1, at_hand=True)
         return whole
 
     def _take_inputs(self, whole: dict[Upstream, Taken]) -> list[Taken]:
@@ -358,8 +358,11 @@ class Leader(Generic[S]):
         mine = dict(zip(offsets, range(len(records)), strict=True))
         counted: CountedCycle | None = None
         while fold.reader.next <= offsets[-1]:
-            if not await fold.cursor.fill(1):
-                raise LogTruncated(found=f"{fold.own} has no offset {offsets[-1]} any more")
+            if not await fold.cursor.fill(1, at_hand=True):
+                # It is on its way: waiting for it costs less than asking where the log ends.
+                await fold.log.wait({fold.own: fold.cursor.end}, self._limits.idle_wait_s)
+                if not await fold.cursor.fill(1):
+                    raise LogTruncated(found=f"{fold.own} has no offset {offsets[-1]} any more")
             stored = fold.cursor.pop()
             index = mine.get(stored.offset)
             known = index is not None and stored.record == records[index]

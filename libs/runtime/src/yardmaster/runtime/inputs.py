@@ -136,15 +136,18 @@ class Cursor:
         self.offset += 1
         return self._buffer.popleft()
 
-    async def fill(self, count: int) -> int:
+    async def fill(self, count: int, *, at_hand: bool = False) -> int:
         """Read until `count` records can be taken, or the end is reached; returns how many can.
+
+        With `at_hand`, what the log has not been sent yet is left to the next `wait`.
 
         Raises:
             LogTruncated: the log ends before what is already known of it.
             LogCorrupt: a record is missing.
         """
         while len(self._buffer) < count:
-            records = await self._read(max(self._ahead, count - len(self._buffer)))
+            most = max(self._ahead, count - len(self._buffer))
+            records = await self._read(most, at_hand=at_hand)
             if not records:
                 break
             if records[0].offset != self.end or records[-1].offset != self.end + len(records) - 1:
@@ -160,9 +163,11 @@ class Cursor:
             self._buffer.extend(records)
         return len(self._buffer)
 
-    async def _read(self, count: int) -> Sequence[StoredRecord]:
+    async def _read(self, count: int, *, at_hand: bool) -> Sequence[StoredRecord]:
         try:
-            return await self._log.read(self.partition, self.end, max_records=count)
+            return await self._log.read(
+                self.partition, self.end, max_records=count, at_hand=at_hand
+            )
         except ReadPastEnd as error:
             raise LogTruncated(
                 found=f"{self.partition} ends before offset {self.end}, which was read before"

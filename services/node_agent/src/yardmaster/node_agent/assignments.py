@@ -71,7 +71,9 @@ class Follower:
         log, book = self._shop.ports.log, self._shop.book
         while True:
             try:
-                records = await log.read(self._partition, book.reached, max_records=MAX_RECORDS)
+                records = await log.read(
+                    self._partition, book.reached, max_records=MAX_RECORDS, at_hand=True
+                )
             except OffsetGone as error:
                 # What was removed may have been a stop: whatever runs here may be held by others
                 # now.

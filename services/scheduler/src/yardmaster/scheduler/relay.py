@@ -25,12 +25,11 @@ from yardmaster.eventlog.errors import (
     AppendOutcomeUnknown,
     BatchTooLarge,
     LogUnavailable,
-    OffsetGone,
     SnapshotCorrupt,
     SnapshotsUnavailable,
     UnknownTopic,
 )
-from yardmaster.eventlog.port import EventLog, Partition, Record
+from yardmaster.eventlog.port import EventLog, Partition, Record, StoredRecord
 from yardmaster.eventlog.snapshots import SnapshotStore
 from yardmaster.runtime.batch import decode_own, digest_of
 from yardmaster.runtime.clock import Clock
@@ -155,7 +154,7 @@ class Relay:
         cycles = self._cycles(reader)
         self._metrics.telemetry.info("relay_started", reached=reached, start=reader.next)
         while True:
-            found = await cycles.next()
+            found = await cycles.next(at_hand=True)
             if found is None:
                 if not self._behind:
                     self._origin = reader.dump()
@@ -327,39 +326,18 @@ class Relay:
         Lower where a node was behind then. A topic that cannot be read now is left out where
         others say something: that takes the relay back too far rather than not far enough.
         """
-        found: list[tuple[int, int]] = [(-1, 1)]
-        unread = nodes
+        places = [self._place(node) for node in nodes]
         while True:
-            failed: list[str] = []
-
-            async def look(node: str, failed: list[str] = failed) -> None:
-                try:
-                    async with self._slots:
-                        found.append(await self._last_relayed(self._place(node)))
-                except LogUnavailable:
-                    failed.append(node)
-
-            await together(*(look(node) for node in unread))
-            highest, behind = max(found)
-            if not failed or highest >= 0:
+            try:
+                newest = await self._nodes_log.newest(places)
+            except LogUnavailable:
+                newest = {}
+            highest, behind = max(map(_relayed, newest.values()), default=(-1, 1))
+            unread = [place.topic for place in places if place not in newest]
+            if not unread or highest >= 0:
                 return -behind
-            self._metrics.telemetry.warn("relay_unread", nodes=len(failed), first=failed[0])
+            self._metrics.telemetry.warn("relay_unread", topics=len(unread), first=unread[0])
             await self._clock.sleep(self._limits.relay_pause_s)
-            unread = failed
-
-    async def _last_relayed(self, place: Partition) -> tuple[int, int]:
-        """The offset that a topic's newest copy says, and minus that from which on to go on."""
-        try:
-            end = await self._nodes_log.end(place)
-            last = await self._nodes_log.read(place, end - 1, max_records=1) if end else ()
-        except (OffsetGone, UnknownTopic):
-            last = ()
-        headers = dict(last[-1].record.headers) if last else {}
-        offset, behind = (
-            int(text) if (text := headers.get(name, b"")).isdigit() else -1
-            for name in (OFFSET_HEADER, BEHIND_HEADER)
-        )
-        return offset, -(behind if behind >= 0 else offset)
 
     async def _reader_before(self, reached: int, origin: Mapping[str, Any] | None) -> CommitReader:
         """A reader that starts no later than the cycle in which `reached` lies."""
@@ -394,6 +372,16 @@ class Relay:
         return Partition(assignments(node).name, self._number)
 
 
+def _relayed(last: StoredRecord | None) -> tuple[int, int]:
+    """The offset that a topic's newest copy says, and minus that from which on to go on."""
+    headers = dict(last.record.headers) if last is not None else {}
+    offset, behind = (
+        int(text) if (text := headers.get(name, b"")).isdigit() else -1
+        for name in (OFFSET_HEADER, BEHIND_HEADER)
+    )
+    return offset, -(behind if behind >= 0 else offset)
+
+
 class _Cycles:
     """The cycles of `decisions` that count, one after another, with the records they are of."""
 
@@ -408,9 +396,11 @@ class _Cycles:
         """Records that were read and not given yet."""
         return len(self._cursor)
 
-    async def next(self) -> tuple[CountedCycle, Mapping[int, Record]] | None:
-        """The next; None where the log has no more now."""
-        while await self._cursor.fill(1):
+    async def next(
+        self, *, at_hand: bool = False
+    ) -> tuple[CountedCycle, Mapping[int, Record]] | None:
+        """The next; None where the log has no more now, or none at hand."""
+        while await self._cursor.fill(1, at_hand=at_hand):
             stored = self._cursor.pop()
             try:
                 envelope = decode_own(stored.record, self._reader.cell)

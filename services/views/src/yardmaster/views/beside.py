@@ -49,23 +49,25 @@ class Beside:
         """The next record of each topic."""
         return {Partition(topic, self._number): offset for topic, offset in self._next.items()}
 
-    async def catch_up(self, before: Position) -> None:
-        """Note all that is there; `before` is where the views are.
+    async def catch_up(self, before: Position, *, at_hand: bool = False) -> None:
+        """Note all that is there, or at hand; `before` is where the views are.
 
         Raises:
             ViewsMoved: the views, or what is noted, are elsewhere; `start` again.
             ViewsUnavailable, LogError.
         """
         for topic in TOPICS:
-            while await self._take(topic, before):
+            while await self._take(topic, before, at_hand=at_hand):
                 pass
 
-    async def _take(self, topic: str, before: Position) -> bool:
+    async def _take(self, topic: str, before: Position, *, at_hand: bool) -> bool:
         """Note the next records of a topic; False when there is nothing new."""
         offset = self._next[topic]
         partition = Partition(topic, self._number)
         try:
-            records = await self._log.read(partition, offset, max_records=self._max_read)
+            records = await self._log.read(
+                partition, offset, max_records=self._max_read, at_hand=at_hand
+            )
         except OffsetGone as gone:
             start = gone.fields.get("start")
             self._next[topic] = start if isinstance(start, int) else offset + 1

@@ -171,6 +171,7 @@ class _Workers:
                         process.telemetry,
                         self._host_metrics,
                         settings,
+                        interval_s=settings.usage_interval_s if fold is USAGE else 0.0,
                         health=process.health,
                         progress=progress[name],
                     )

@@ -38,9 +38,11 @@ class Host:
         metrics: HostMetrics,
         settings: ViewsSettings,
         *,
+        interval_s: float = 0.0,
         health: Health | None = None,
         progress: Progress | None = None,
     ) -> None:
+        """`interval_s`: between the beginnings of two rounds, at least."""
         self.progress = progress or Progress(Position.start(follower.cell))
         self._follower = follower
         self._log = log
@@ -48,6 +50,7 @@ class Host:
         self._telemetry = telemetry
         self._metrics = metrics
         self._settings = settings
+        self._interval_s = interval_s
         self._health = health
         self._part = f"{follower.name} {follower.cell}"
         self._pause_s = 0.0
@@ -93,9 +96,13 @@ class Host:
             self._health.say(self._part)
 
     async def _round(self) -> None:
-        self.progress.reached(await self._follower.catch_up(steps=MAX_STEPS))
+        began_s = self._clock.monotonic_s()
+        self.progress.reached(await self._follower.catch_up(steps=MAX_STEPS, at_hand=True))
         self._well()
         await self._measure()
+        left_s = began_s + self._interval_s - self._clock.monotonic_s()
+        if left_s > 0:
+            await self._clock.sleep(left_s)
         idle_wait_s = self._settings.idle_wait_s
         more = await self._log.wait(self._follower.ends(), idle_wait_s)
         # Heartbeats always come, and move no position: a store that was lost meanwhile shows in

@@ -41,6 +41,14 @@ async def run(ports: ViewsPorts, settings: ViewsSettings) -> None:
     for fold, views in stores:
         follower = Follower(ports.log, views, settings.cell, settings.partition, metrics, fold=fold)
         hosts.append(
-            Host(follower, ports.log, ports.clock, ports.telemetry, host_metrics, settings)
+            Host(
+                follower,
+                ports.log,
+                ports.clock,
+                ports.telemetry,
+                host_metrics,
+                settings,
+                interval_s=settings.usage_interval_s if fold is USAGE else 0.0,
+            )
         )
     await together(*(host.run() for host in hosts))

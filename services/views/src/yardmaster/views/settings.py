@@ -19,8 +19,10 @@ class ViewsSettings(SharedSettings):
     redis: RedisSettings = RedisSettings()
     #: Without a new record, how long until the log and the store are looked at anyway.
     idle_wait_s: Annotated[float, Field(gt=0, le=600)] = 5.0
+    #: How often what was used is metered: nobody waits for it, and fewer, larger rounds cost less.
+    usage_interval_s: Annotated[float, Field(ge=0, le=600)] = 1.0
     #: How often what is behind is counted.
-    measure_s: Annotated[float, Field(gt=0, le=600)] = 1.0
+    measure_s: Annotated[float, Field(gt=0, le=600)] = 5.0
     #: Rows that a follower keeps at hand, so as not to ask the store for them.
     max_cached_rows: Annotated[int, Field(ge=1_000, le=10_000_000)] = MAX_ROWS
     #: Rows that are changed and not written; with more, steps are no longer one write.
