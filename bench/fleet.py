@@ -29,7 +29,7 @@ CELL: Final = "main"
 BOOT: Final = "0" * 8
 LIFE: Final = "0" * 12
 #: Records of one append.
-BATCH: Final = 200
+BATCH: Final = 100
 #: Between two appends of reports: about what an agent takes from assignment to process.
 TICK_S: Final = 0.005
 BEAT_S: Final = 10.0

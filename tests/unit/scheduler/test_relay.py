@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -167,7 +168,7 @@ async def test_nodes_that_join_get_a_topic_before_anything_is_placed_there(rig: 
         await settled(rig)
         claim = rig.builder.claim(joined("new")).envelope
         assert claim is not None
-        relay.heard([claim], None)  # type: ignore[arg-type]
+        relay.heard([claim], SimpleNamespace(decisions=()))  # type: ignore[arg-type]
         await settled(rig)
         assert await rig.log.end(Partition("assignments.new")) == 0
 
@@ -184,7 +185,7 @@ async def test_a_node_that_is_enrolled_gets_a_topic_so_that_its_agent_can_start(
         )
         verdict = rig.builder.of("admissions")[-2]
         assert verdict.envelope is not None
-        relay.heard([verdict.envelope], None)  # type: ignore[arg-type]
+        relay.heard([verdict.envelope], SimpleNamespace(decisions=()))  # type: ignore[arg-type]
         await settled(rig)
         assert await rig.log.end(Partition("assignments.new")) == 0
 

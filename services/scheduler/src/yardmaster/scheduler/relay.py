@@ -13,7 +13,8 @@ a node misses something, and whoever takes over goes on from there.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -54,6 +55,9 @@ from yardmaster.schemas.topics import DECISIONS, assignments
 OFFSET_HEADER: Final = "yard_offset"
 BEHIND_HEADER: Final = "yard_behind"
 MACHINE: Final = "scheduler"
+#: Decisions that the leader has decoded and the relay has not come to yet; older ones are decoded
+#: again.
+MAX_DECODED: Final = 20_000
 #: What a node's topic may answer, and another's not.
 _FAILURES: Final = (AppendOutcomeUnknown, BatchTooLarge, LogUnavailable, UnknownTopic)
 
@@ -113,6 +117,8 @@ class Relay:
         self._known: set[str] = set()
         self._joined: dict[str, None] = {}
         self._wake = asyncio.Event()
+        #: By offset: decisions that the leader has read back.
+        self._decoded: OrderedDict[int, Envelope[Event]] = OrderedDict()
         #: Nodes whose topic takes nothing, each with the first batch that it misses.
         self._behind: dict[str, _Batch] = {}
         self._lag = asyncio.Event()
@@ -125,7 +131,11 @@ class Relay:
         """A cycle counts; nodes that joined or were enrolled in it get a topic.
 
         Who joined, before anything is placed there; who is enrolled, so that its agent can start.
+        What was decided in it need not be decoded a second time.
         """
+        self._decoded.update(counted.decisions)
+        while len(self._decoded) > MAX_DECODED:
+            self._decoded.popitem(last=False)
         for envelope in accepted:
             event = envelope.data
             if isinstance(event, NodeJoinedV1 | NodeEnrolledV1) and event.node not in self._known:
@@ -318,7 +328,7 @@ class Relay:
     def _cycles(self, reader: CommitReader) -> "_Cycles":
         place = Partition(DECISIONS.name, self._number)
         cursor = Cursor(self._log, place, reader.next, self._limits.max_read)
-        return _Cycles(self._log, cursor, reader)
+        return _Cycles(self._log, cursor, reader, self._decoded)
 
     async def _highest_relayed(self, nodes: Sequence[str]) -> int:
         """Where what was relayed ends: the highest `yard_offset` in any node's topic, -1 without.
@@ -385,10 +395,17 @@ def _relayed(last: StoredRecord | None) -> tuple[int, int]:
 class _Cycles:
     """The cycles of `decisions` that count, one after another, with the records they are of."""
 
-    def __init__(self, log: EventLog, cursor: Cursor, reader: CommitReader) -> None:
+    def __init__(
+        self,
+        log: EventLog,
+        cursor: Cursor,
+        reader: CommitReader,
+        decoded: MutableMapping[int, Envelope[Event]],
+    ) -> None:
         self._log = log
         self._cursor = cursor
         self._reader = reader
+        self._decoded = decoded
         self._records: dict[int, Record] = {}
 
     @property
@@ -402,10 +419,12 @@ class _Cycles:
         """The next; None where the log has no more now, or none at hand."""
         while await self._cursor.fill(1, at_hand=at_hand):
             stored = self._cursor.pop()
-            try:
-                envelope = decode_own(stored.record, self._reader.cell)
-            except SchemaError as error:
-                raise foreign(stored, error) from error
+            envelope = self._decoded.pop(stored.offset, None)
+            if envelope is None:
+                try:
+                    envelope = decode_own(stored.record, self._reader.cell)
+                except SchemaError as error:
+                    raise foreign(stored, error) from error
             counted = self._reader.feed(stored.offset, digest_of(stored.record), envelope)
             self._records[stored.offset] = stored.record
             if counted is not None:
