@@ -68,7 +68,11 @@ class Bench:
         if tasks > 1:
             body["tasks"] = {"count": tasks}
         key = {"Idempotency-Key": f"bench-{os.getpid()}-{self._key:08d}"}
-        answer = await self.client.post("/v1/jobs", json=body, headers=key)
+        try:
+            answer = await self.client.post("/v1/jobs", json=body, headers=key)
+        except httpx.TransportError:
+            # One that was kept open may be closed as it is used; the key makes a repeat safe.
+            answer = await self.client.post("/v1/jobs", json=body, headers=key)
         answer.raise_for_status()
         found: list[str] = answer.json()["task_ids"]
         return found
@@ -81,6 +85,22 @@ class Bench:
                 self.fleet.bell.clear()
                 await self.fleet.bell.wait()
         return max(self.fleet.placed[task] for task in tasks)
+
+    async def calm(self, nodes: int) -> None:
+        """Wait until every node has its topic, and all that was placed has reached it."""
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                answer = await self.client.get(f"{self.cluster.health_url('scheduler-1')}/metrics")
+                found = {
+                    line.partition("{")[0].partition(" ")[0]: float(line.rpartition(" ")[2])
+                    for line in answer.text.splitlines()
+                    if line.startswith("yard_scheduler_")
+                }
+                topics = found["yard_scheduler_assignment_topics"]
+                if topics >= nodes and found["yard_scheduler_relay_lag"] == 0:
+                    break
+                await asyncio.sleep(1.0)
+        await asyncio.sleep(2.0)
 
     def cpu_s(self) -> dict[str, float]:
         """Seconds of processor time that each process has taken."""
@@ -129,7 +149,7 @@ async def latency(nodes: int, submits: int) -> list[Row]:
         for first in range(0, half, MAX_TASKS):
             await bench.placed(await bench.submit(min(MAX_TASKS, half - first)))
         bench.fleet.run_for(RUN_S)
-        await asyncio.sleep(2.0)
+        await bench.calm(nodes)
 
         async def one() -> tuple[float, float]:
             start = time.monotonic()

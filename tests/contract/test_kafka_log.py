@@ -12,6 +12,7 @@ from aiokafka.record.util import calc_crc32c
 
 from tests.contract.conftest import topic
 from tests.support.kafka_broker import KafkaBroker
+from yardmaster.eventlog import kafka
 from yardmaster.eventlog.errors import (
     AppendOutcomeUnknown,
     BatchTooLarge,
@@ -271,3 +272,14 @@ async def test_who_takes_what_is_at_hand_is_told_what_retention_removed(
         await asyncio.wait_for(follow(), 30)
     assert await log.wait({at: 5}, 30)
     assert len(await log.read(at, 5, at_hand=True)) == 1
+
+
+async def test_more_topics_than_one_request_takes_are_made(
+    log: KafkaLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka, "TOPICS_AT_ONCE", 2)
+    mark = uuid.uuid4().hex[:8]
+    topics = [topic(f"some{number}{mark}") for number in range(5)]
+    await log.create_topics(topics)
+    for each in topics:
+        assert await log.append(Partition(each.name), batch("first", 1)) == 0

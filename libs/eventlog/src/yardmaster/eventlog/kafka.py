@@ -76,6 +76,8 @@ MAX_BATCH_BYTES: Final = 16 * MIB
 IDLE_CURSORS: Final = 32
 IDLE_CURSORS_OF_PARTITION: Final = 3
 RETRY_S: Final = 0.1
+#: Topics asked for in one request; controllers refuse those that make 10,000 records of their own.
+TOPICS_AT_ONCE: Final = 200
 
 
 @dataclass(slots=True, eq=False)
@@ -158,6 +160,10 @@ class KafkaLog:
     async def create_topics(self, topics: Sequence[Topic], partitions: int = 1) -> None:
         """Make topics that are not there yet, and wait until each partition has a leader."""
         self._open()
+        for first in range(0, len(topics), TOPICS_AT_ONCE):
+            await self._create_topics(topics[first : first + TOPICS_AT_ONCE], partitions)
+
+    async def _create_topics(self, topics: Sequence[Topic], partitions: int) -> None:
         new = [
             NewTopic(
                 name=topic.name,
@@ -175,10 +181,9 @@ class KafkaLog:
                 if code and error is not TopicAlreadyExistsError:
                     raise error(f"{name}: {about}")
 
-        if new:
-            await self._bounded(create)
-            await self._bounded(lambda: self._led({topic.name for topic in topics}))
-            self._limits |= {topic.name: topic.max_batch_bytes for topic in topics}
+        await self._bounded(create)
+        await self._bounded(lambda: self._led({topic.name for topic in topics}))
+        self._limits |= {topic.name: topic.max_batch_bytes for topic in topics}
 
     async def append(self, partition: Partition, batch: Sequence[Record]) -> int:
         """Append `batch` whole; return the offset of its first record when all replicas have it."""
