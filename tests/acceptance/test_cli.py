@@ -225,6 +225,7 @@ def test_gpus_of_a_node_are_put_out_of_use_and_back(dev: Dev) -> None:
     assert "slots 0 disabled: ecc" in dev.yard("nodes", "-o", "wide").out
     dev.yard("nodes", "slots", "node-1", "--disable", "1", "--enable", "1", code=2)
     dev.yard("nodes", "slots", "node-1", "--disable", "2", code=2)
+    dev.yard("nodes", "slots", "node-1", "--enable", "0", "--stop", code=2)
     dev.yard("nodes", "slots", "node-1", "--enable", "all")
     assert dev.reach(f"{job}.0", "running")["nodes"] == ["node-1"]
     dev.yard("cancel", job, "--now")

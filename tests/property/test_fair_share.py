@@ -75,7 +75,8 @@ def test_everybody_ends_with_what_the_division_gives_him(
         demand = len(job.tasks) * 1000
         if job.max_slots_milli is not None:
             demand = min(demand, job.max_slots_milli)
-        claims.append(Claim(job.weight, demand, 0, 1000))
+        # Rounding leaves a fraction with who holds it.
+        claims.append(Claim(job.weight, demand, 0, 1000, held=job.used_milli))
     offers = VARIANTS[variant](sum(gpus) * 1000, claims)
     assert [job.used_milli for job in left] == offers
     assert sum(offers) == min(sum(gpus) * 1000, sum(claim.demand for claim in claims))

@@ -72,9 +72,10 @@ def slots(
 ) -> None:
     """List a node's GPUs and who holds them; put some out of use, or back."""
     client = session.remote.client
+    if disable is None and (stop or reason):
+        # They would hold for all slots that stay out of use.
+        raise BadUsage("--stop and --reason go with --disable")
     if disable is None and enable is None:
-        if stop or reason:
-            raise BadUsage("--stop and --reason go with --disable")
         _list_slots(session, name)
         return
     # Before what it is laid over: a change in between is then refused, not undone.

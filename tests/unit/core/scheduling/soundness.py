@@ -21,6 +21,7 @@ from yardmaster.core.scheduling.entities import (
     blocks,
 )
 from yardmaster.core.scheduling.indexes import FreeIndex, Room
+from yardmaster.core.scheduling.parties import asked_by
 from yardmaster.core.scheduling.policies import divides
 from yardmaster.core.scheduling.state import MODULUS, ClusterState, Entity
 from yardmaster.schemas.reasons import WaitCode
@@ -172,6 +173,14 @@ def _rooms(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
     expected = {job: {t: m for t, m in by_task.items() if m} for job, by_task in held.items()}
     assert counted == {job: by_task for job, by_task in expected.items() if by_task}
     assert all(h.milli == sum(h.tasks.values()) for h in pool.held.values())
+    assert pool.held_milli == sum(h.milli for h in pool.held.values())
+    of_project = [(p, j, h) for p, of in pool.holders.items() for j, h in of.jobs.items()]
+    assert all(j.project is p and pool.held[j] is h for p, j, h in of_project)
+    assert len(of_project) == len(pool.held)
+    for project, holders in pool.holders.items():
+        kept = asked_by(project, holders)
+        holders.asked = None
+        assert kept == asked_by(project, holders), f"what {project.name} asks for is off"
     stopping = [t for t in tasks if t.run and t.run.pool is pool and t.run.stop and t.run.open]
     assert pool.stopping == len(stopping)
     for lane in (0, 1):
@@ -283,6 +292,9 @@ def _queues(pool: Pool, tasks: list[Task]) -> None:
                 protected.add(group)
         assert {p: set(groups) for p, groups in lane.blocked.items()} == blocked
         assert lane.mask == sum(1 << priority for priority in blocked)
+        kept = dict(lane.firsts)
+        lane.firsts.clear()
+        assert all(p in blocked and lane.first(p) is first for p, first in kept.items())
         assert set(lane.behind) == behind
         assert {g for g in pool.protected if g.shape.lane == number} == protected
         for entry in limited:

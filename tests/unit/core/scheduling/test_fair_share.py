@@ -153,6 +153,61 @@ def test_what_could_never_start_counts_for_nothing() -> None:
     assert waits(cell, "typed").code == "no_matching_node"
 
 
+@pytest.mark.parametrize("variant", ["demand_proportional", "max_min"])
+@pytest.mark.parametrize("most", [1, 4])
+def test_nobody_is_stopped_for_what_is_more_than_its_bound(variant: str, most: int) -> None:
+    cell = shared(variant=variant)
+    cell.submit("free", tasks=8)
+    cell.cycle()
+    all_start(cell)
+    cell.cycle()
+    cell.submit("huge", gpus=8, max_slots_milli=most * 1000)
+    assert stopped(cell.settled()) == []
+    assert waits(cell, "huge").code == "exceeds_max_slots"
+
+
+def test_what_is_more_than_its_bound_counts_for_nothing() -> None:
+    cell = shared()
+    cell.submit("huge", gpus=8, max_slots_milli=4000)
+    cell.submit("free", tasks=8)
+    assert len(started(cell.cycle())) == 8
+
+
+def test_as_the_code_computes_a_bound_counts_also_where_no_task_fits_in_it() -> None:
+    cell = shared(variant="max_min")
+    cell.submit("huge", gpus=8, max_slots_milli=4000)
+    cell.submit("free", tasks=8)
+    assert len(started(cell.cycle())) == 4
+
+
+def test_a_bound_lets_ask_for_whole_tasks_only() -> None:
+    cell = shared()
+    cell.submit("free", tasks=8)
+    cell.cycle()
+    all_start(cell)
+    cell.cycle()
+    cell.submit("pairs", gpus=2, tasks=9, max_slots_milli=3000)
+    obeyed(cell)
+    assert (held(cell, "free"), held(cell, "pairs")) == (6, 2)
+    assert waits(cell, "pairs").code == "at_max_slots"
+
+
+def test_nothing_is_given_back_for_who_is_at_a_limit_elsewhere() -> None:
+    cell = Cell(policy="fair_share", variant="max_min", among="project")
+    cell.pool("other")
+    cell.node("n1", gpus=8)
+    cell.node("o1", gpus=8, pool="other")
+    cell.entitle("p", limit_milli=8000)
+    cell.submit("here", project="q", tasks=8)
+    cell.submit("there", project="p", pools=("other",), gpus=6)
+    cell.cycle()
+    all_start(cell)
+    cell.cycle()
+    cell.submit("gang", project="p", gpus=4)
+    assert stopped(cell.settled()) == []
+    assert waits(cell, "gang").code == "at_limit"
+
+
 def test_what_has_no_room_beside_tasks_that_stay_counts_for_nothing() -> None:
     cell = shared(4)
     cell.submit("shell", preemptible=False)
@@ -316,6 +371,75 @@ def test_what_is_above_a_lowered_bound_is_given_back_whoever_waits() -> None:
     assert held(cell, "job") == 4
 
 
+def test_what_is_above_a_bound_is_given_back_also_within_its_minimum_run_time() -> None:
+    cell = shared(8)
+    cell.submit("job", tasks=8, min_runtime_s=60)
+    cell.cycle()
+    all_start(cell)
+    cell.cycle()
+    cell.set_max_slots("job", 4)
+    assert len(stopped(cell.settled())) == 4
+
+
+def test_a_bound_over_two_shared_pools_is_enforced_once() -> None:
+    cell = shared(4)
+    cell.pool("side", policy="fair_share")
+    cell.node("s1", gpus=4, pool="side")
+    cell.submit("job", tasks=8, pools=("main", "side"))
+    cell.cycle()
+    all_start(cell)
+    cell.cycle()
+    assert held(cell, "job") == 8
+    cell.set_max_slots("job", 4)
+    assert len(stopped(cell.settled())) == 4
+    obeyed(cell)
+    assert held(cell, "job") == 4
+
+
+def test_what_stops_already_and_could_not_be_preempted_counts_as_given_back() -> None:
+    cell = shared(4, among="project")
+    cell.entitle("p")
+    cell.submit("shell", gpus=2, preemptible=False, project="p")
+    cell.submit("array", tasks=2, project="p")
+    cell.cycle()
+    all_start(cell)
+    cell.cycle()
+    cell.cancel("shell")
+    cell.entitle("p", quotas={"main": req.Quota(limit_milli=2000)})
+    cell.cycle()
+    assert cell.phase("shell") == "stopping"
+    assert {cell.phase("array", index) for index in (0, 1)} == {"running"}
+
+
+@pytest.mark.parametrize("variant", ["demand_proportional", "max_min"])
+@pytest.mark.parametrize("gangs", [1, 2])
+def test_what_is_given_back_makes_those_fit_who_get_it(variant: str, gangs: int) -> None:
+    cell = Cell(policy="fair_share", placement="worst_fit", variant=variant)
+    for number in range(4):
+        cell.node(f"n{number}", gpus=2)
+    cell.submit("singles", tasks=8)
+    cell.cycle()
+    all_start(cell)
+    cell.cycle()
+    cell.submit("pairs", gpus=2, tasks=gangs, weight=gangs)
+    obeyed(cell)
+    cell.settled()
+    assert held(cell, "pairs") == 2 * gangs
+    assert held(cell, "singles") == 8 - 2 * gangs
+    assert cell.settled() == []
+
+
+def test_a_gang_on_unequal_nodes_counts_where_it_fits_but_would_not_on_all_of_them() -> None:
+    cell = Cell(policy="fair_share", unequal_gangs=True)
+    cell.node("n5", gpus=5)
+    cell.submit("five", gpus=5)
+    running(cell, "five")
+    cell.node("n4", gpus=4)
+    cell.node("n3", gpus=3)
+    cell.submit("seven", gpus=7, layout=req.Layout.WHOLE_NODES)
+    assert started(cell.settled()) == ["seven"]
+
+
 def test_a_party_does_not_start_what_it_gives_back() -> None:
     cell = shared(4, variant="max_min")
     cell.submit("first", gpus=2, tasks=4)
@@ -393,6 +517,18 @@ def test_who_fails_because_he_can_never_start_is_counted_no_more() -> None:
     obeyed(cell)
     assert (held(cell, "ten"), held(cell, "thirty")) == (2, 6)
     assert cell.settled() == []
+
+
+def test_no_task_is_stopped_to_move_what_is_left_of_rounding() -> None:
+    cell = shared(3, among="project")
+    cell.submit("one", project="p", tasks=50)
+    cell.submit("two", project="q", tasks=50)
+    cell.cycle()
+    all_start(cell)
+    cell.cycle()
+    for number in range(6):
+        cell.submit(f"more{number}x", project="qp"[number % 2], tasks=2)
+        assert stopped(cell.settled()) == []
 
 
 def test_a_node_that_joins_or_goes_moves_shares() -> None:

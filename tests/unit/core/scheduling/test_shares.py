@@ -104,6 +104,36 @@ def test_shares_of_gpus_are_divided_in_the_grain_of_what_is_asked_for(divide: Di
     assert divide(1000, [Claim(1, 3000, 0, 1000), Claim(1, 3000, 0, 1000)]) == [1000, 0]
 
 
+@both
+def test_a_fraction_that_one_asks_for_leaves_the_others_whole_slots(divide: Division) -> None:
+    jobs = [Claim(1, 10_000, 0, 1000, 1000) for _ in range(8)]
+    offers = divide(15_000, [*jobs, Claim(1, 500, 0, 500, 500)])
+    assert sorted(offers) == [500, 1000, 1000, 2000, 2000, 2000, 2000, 2000, 2000]
+
+
+def test_what_makes_no_whole_task_goes_to_who_can_use_it() -> None:
+    pairs = Claim(1, 20_000, 0, 2000, 2000)
+    assert gpus(*demand_proportional(10_000, [pairs, claim(20)])) == [4, 6]
+
+
+@pytest.mark.parametrize("held", [(2, 1), (1, 2)])
+def test_a_fraction_goes_to_who_holds_it_already(held: tuple[int, int]) -> None:
+    for demands in ((50, 52), (52, 50), (60, 50), (50, 60)):
+        asked = [
+            Claim(1, demand * 1000, held=each * 1000)
+            for demand, each in zip(demands, held, strict=True)
+        ]
+        assert gpus(*demand_proportional(3000, asked)) == list(held)
+
+
+def test_what_is_fixed_is_counted_in_one_step_however_much_it_is() -> None:
+    many = 10**12
+    claims = [Claim(1, many + 1000, many, 1000), Claim(1, 999, 999)]
+    assert max_min(many + 1000, claims) == [many + 1, 999]
+    claims = [Claim(1, many, many // 2, 1), Claim(3, many, 0, 1), Claim(2, many, many // 4, 1)]
+    assert sum(max_min(many, claims)) == many
+
+
 # A share in which no task fits
 
 
@@ -131,7 +161,12 @@ def test_the_youngest_return_theirs_first_until_the_older_have_enough(divide: Di
     assert gpus(*divide(8000, claims)) == [4, 4, 0, 0, 0]
 
 
-@both
-def test_what_is_fixed_is_no_room_for_another_task(divide: Division) -> None:
-    offers = gpus(*divide(8000, [claim(8, fixed=3, least=4), claim(20, least=1)]))
-    assert offers == [3, 5]
+def test_what_is_fixed_is_no_room_for_another_task() -> None:
+    claims = [claim(8, fixed=3, least=4), claim(20, least=1)]
+    assert gpus(*demand_proportional(8000, claims)) == [3, 5]
+
+
+def test_by_max_min_what_is_fixed_counts_as_room_for_a_task_as_determined_has_it() -> None:
+    claims = [claim(8, fixed=3, least=4), claim(20, least=1)]
+    assert gpus(*max_min(8000, claims)) == [4, 4]
+    assert gpus(*max_min(6000, [claim(8, fixed=2, least=4), claim(20, least=1)])) == [2, 4]

@@ -9,7 +9,8 @@ from enum import IntEnum
 from typing import Any, Final
 
 from yardmaster.core.fencing import least_timeout_s
-from yardmaster.core.scheduling.indexes import FreeIndex, QueueKey, Room, TaskLine, TaskQueue
+from yardmaster.core.scheduling.indexes import FreeIndex, Room
+from yardmaster.core.scheduling.queues import QueueKey, TaskLine, TaskQueue
 from yardmaster.core.scheduling.shapes import Shape, shape_of
 from yardmaster.schemas.events.admissions import AdmittedSpec
 from yardmaster.schemas.events.decisions import Checkpoint, Outcome, Placement
@@ -289,7 +290,12 @@ class Job:
 
     def _reshape(self) -> None:
         bound = self.alone or self.max_slots_milli is not None
-        self.shape = shape_of(self.id, self.project.name, self.spec, bound=bound)
+        before, self.shape = (
+            self.shape,
+            shape_of(self.id, self.project.name, self.spec, bound=bound),
+        )
+        if before is not self.shape:
+            self.project.reshaped += 1
 
     def facts(self) -> tuple[object, ...]:
         """All that a digest covers."""
@@ -377,17 +383,38 @@ class Holding:
         self.tasks: dict[Task, int] = {}
 
 
+class Holders:
+    """The jobs of a project that hold something of one pool."""
+
+    __slots__ = ("asked", "jobs")
+
+    def __init__(self) -> None:
+        self.jobs: dict[Job, Holding] = {}
+        #: What they ask for, worked out when it is wanted (`parties.py`); None: it changed.
+        self.asked: tuple[int, Any] | None = None
+
+
 class Lane:
     """Which priorities of a pool wait for room, GPU tasks and others apart."""
 
-    __slots__ = ("behind", "blocked", "mask")
+    __slots__ = ("behind", "blocked", "firsts", "mask")
 
     def __init__(self) -> None:
         #: priority -> groups that wait for room.
         self.blocked: dict[int, dict[Group, None]] = {}
+        #: The first task of all these, of the priorities for which somebody asked since they last
+        #: changed.
+        self.firsts: dict[int, Task | None] = {}
         #: Bit p is set when a group of priority p waits for room.
         self.mask = 0
         self.behind: dict[Group, None] = {}
+
+    def first(self, priority: int) -> Task | None:
+        """The first task of that priority that waits for room."""
+        if priority not in self.firsts:
+            tasks = (next(group.queue.in_order(), None) for group in self.blocked[priority])
+            self.firsts[priority] = min((task for task in tasks if task), default=None)
+        return self.firsts[priority]
 
 
 class Pool:
@@ -395,6 +422,7 @@ class Pool:
 
     __slots__ = (
         *("awake", "config", "firm", "firm_changes", "future", "groups", "hash", "held", "idle"),
+        *("held_milli", "holders"),
         *("lanes", "name", "news", "over", "per_job", "reshare", "reshare_next", "shares"),
         *(
             "nodes",
@@ -425,6 +453,9 @@ class Pool:
         self.firm_changes = 0
         #: Jobs that hold GPUs of it.
         self.held: dict[Job, Holding] = {}
+        #: The same by project, and all that is held.
+        self.holders: dict[Project, Holders] = {}
+        self.held_milli = 0
         #: Whether its policy gives out shares, and whether among jobs (derived).
         self.shares = self.per_job = False
         #: What its shares rest on changed: they are to be looked at in the next cycle; or in the
@@ -621,10 +652,12 @@ class Department:
 class Project:
     """A level of quota below a department."""
 
-    __slots__ = ("config", "department", "hash", "name", "revision", "used_milli")
+    __slots__ = ("config", "department", "hash", "name", "reshaped", "revision", "used_milli")
 
     def __init__(self, name: str, department: Department) -> None:
         self.name = name
+        #: Counts changes of whose tasks its jobs' tasks are equal to.
+        self.reshaped = 0
         self.department = department
         self.config: ProjectConfig | None = None
         self.revision = 0

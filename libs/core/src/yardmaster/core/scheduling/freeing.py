@@ -2,7 +2,7 @@
 back.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from yardmaster.core.scheduling.draft import Draft
 from yardmaster.core.scheduling.entities import Pool, ReplicaState, Task
@@ -24,14 +24,62 @@ class Freeing:
 
     def fewest(self, task: Task, victims: Iterable[Task]) -> list[Task]:
         """The fewest of `victims`, tried in their order, with whom gone the task fits."""
-        shape = task.job.shape
-        tried: list[Task] = []
+        changes = self._future.changes
         with self._draft.trial():
-            for victim in victims:
-                self._lend(victim)
-                tried.append(victim)
-                if self._room_on(victim, shape) and self._place(shape) is not None:
-                    return self._hand_back(shape, tried)
+            needed = self._try(task.job.shape, victims)
+        # All is as it was.
+        self._future.changes = changes
+        return needed
+
+    def for_all(
+        self,
+        tasks: Iterable[Task],
+        victims: Sequence[Task],
+        allowed: Callable[[Sequence[Task]], bool],
+    ) -> list[Task]:
+        """Of `victims` those with whom gone the tasks fit, up to the first that cannot be helped.
+
+        All of a set, what went before included, must be `allowed` together. They are tried in their
+        order, then node by node.
+        """
+        changes = self._future.changes
+        journal = self._draft.state.journal
+        assert journal is not None
+        chosen: list[Task] = []
+        with self._draft.trial():
+            for task in tasks:
+                shape = task.job.shape
+                places = self._place(shape)
+                if places is None:
+                    rest = [victim for victim in victims if victim not in chosen]
+                    for some in (rest, *self._by_node(rest)):
+                        mark = len(journal)
+                        needed = self._try(shape, some)
+                        if needed and allowed([*chosen, *needed]):
+                            chosen += needed
+                            places = self._place(shape)
+                            break
+                        self._draft.state.undo(mark)
+                if places is None:
+                    break
+                self.keep(shape, places)
+        self._future.changes = changes
+        return chosen
+
+    def _by_node(self, victims: Iterable[Task]) -> Iterator[list[Task]]:
+        found: dict[int, list[Task]] = {}
+        for victim in victims:
+            for ordinal in dict.fromkeys(self._ordinals(victim)):
+                found.setdefault(ordinal, []).append(victim)
+        yield from found.values()
+
+    def _try(self, shape: Shape, victims: Iterable[Task]) -> list[Task]:
+        tried: list[Task] = []
+        for victim in victims:
+            self._lend(victim)
+            tried.append(victim)
+            if self._room_on(victim, shape) and self._place(shape) is not None:
+                return self._hand_back(shape, tried)
         return []
 
     def keep(self, shape: Shape, places: Iterable[Place]) -> None:
@@ -49,17 +97,29 @@ class Freeing:
     def _hand_back(self, shape: Shape, tried: list[Task]) -> list[Task]:
         """Spare whom it helps nothing to stop, the most valuable first."""
         needed = [tried[-1]]
+        rooms = self._future.rooms
+        used: set[int] = set()
         for victim in reversed(tried[:-1]):
-            places = self._place(shape)
-            assert places is not None
-            used = {room.ordinal for room, _ in places}
+            if not used:
+                used = self._used(shape)
+            ordinals = self._ordinals(victim)
             self._lend(victim, back=True)
-            if used.isdisjoint(self._ordinals(victim)):
+            if used.isdisjoint(ordinals):
+                # Only a room that still has a place could now be the better choice.
+                if any(rooms[ordinal].holds(shape) for ordinal in ordinals):
+                    used = set()
                 continue
-            if self._place(shape) is None:
+            after = self._used(shape)
+            if after:
+                used = after
+            else:
                 self._lend(victim)
                 needed.append(victim)
         return needed[::-1]
+
+    def _used(self, shape: Shape) -> set[int]:
+        """The rooms where the task would be placed."""
+        return {room.ordinal for room, _ in self._place(shape) or ()}
 
     def _ordinals(self, victim: Task) -> list[int]:
         run = victim.run

@@ -1,5 +1,4 @@
-"""Indexes that make a cycle's cost follow the change: free capacity by how much is free, queues by
-order.
+"""What is free on a pool's nodes, indexed by how much it is: a cycle's cost follows the change.
 
 `FreeIndex` answers "which node could hold this" with a few operations on integers used as bit sets,
 one bit a node. A set of 10,000 nodes is 1.25 kB: intersecting two of them takes less time than one
@@ -7,24 +6,16 @@ step of a search in a sorted list, the lowest bit is a defined choice, and node 
 just more sets.
 """
 
-from bisect import insort
-from collections.abc import Iterable, Iterator
-from heapq import merge
-from itertools import islice
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from typing import Final
 
 from yardmaster.core.scheduling.shapes import WHOLE, Shape
 from yardmaster.schemas.events.decisions import Placement
-
-if TYPE_CHECKING:
-    from yardmaster.core.scheduling.entities import Task
 
 #: Shared slots are indexed by how many of these (gpu_milli) they have free.
 STEP: Final = 50
 #: Levels of a quantity: the number of its binary digits.
 LEVELS: Final = 54
-#: Tasks that left may be passed over so many times before they are taken out.
-FEW: Final = 32
 #: Places for tasks without GPUs on a node of a pool that does not bound them.
 UNBOUNDED: Final = 1 << 30
 
@@ -163,11 +154,13 @@ class FreeIndex:
 
     __slots__ = (
         *("available", "cpu", "free_milli", "memory", "of_type", "rooms", "shared", "whole"),
-        *("idle", "most_gpuless", "named", "of_size", "places"),
+        *("changes", "idle", "most_gpuless", "named", "of_size", "places"),
         "_stale",
     )
 
     def __init__(self) -> None:
+        #: Counts what was taken and given: while it is the same, so is the answer to a question.
+        self.changes = 0
         #: Rooms by node ordinal.
         self.rooms: dict[int, Room] = {}
         #: Nodes that take tasks: up and not cordoned.
@@ -282,6 +275,7 @@ class FreeIndex:
         replicas: int,
     ) -> None:
         """Add to what is free in a room: give (one replica), or with negative amounts take."""
+        self.changes += 1
         room.cpu_milli += cpu
         room.memory_mib += memory
         if slots:
@@ -412,6 +406,16 @@ class FreeIndex:
             mask &= ~self._crowded()
         return mask
 
+    def roomy(self, shape: Shape) -> int:
+        """Candidates, less those that have too few whole GPUs for one replica."""
+        mask = self.candidates(shape)
+        if shape.gpus and shape.gpu_milli == WHOLE:
+            enough = 0
+            for found in self.whole[shape.gpus :]:
+                enough |= found
+            mask &= enough
+        return mask
+
     def _crowded(self) -> int:
         """Nodes that take no more tasks without GPUs."""
         mask = 0
@@ -474,154 +478,3 @@ def _or_more(levels: list[int]) -> list[int]:
     for level in range(len(levels) - 1, 0, -1):
         levels[level - 1] |= levels[level]
     return levels
-
-
-QueueKey = tuple[int, int, int]
-Entry = tuple[QueueKey, "Task"]
-
-
-class TaskLine:
-    """Tasks in an order, whose entries are dropped late.
-
-    Most come in order and are appended; those that do not (requeued tasks) go into a second, sorted
-    list. A task that leaves keeps its entry until it comes to the front or until most entries are
-    dead, so leaving and coming back (a decision tried and taken back) costs nothing.
-    """
-
-    __slots__ = ("_early", "_head", "_held", "_kept", "_line")
-
-    def __init__(self) -> None:
-        self._line: list[Entry] = []
-        #: Entries of `_line` before this are gone.
-        self._head = 0
-        self._early: list[Entry] = []
-        #: Tasks that have an entry.
-        self._held: set[Task] = set()
-        #: How many entries the last clean-up kept.
-        self._kept = 0
-
-    def alive(self, task: "Task") -> bool:
-        """Whether a task's entry counts."""
-        raise NotImplementedError
-
-    def add(self, task: "Task") -> None:
-        """Give a task an entry, unless it still has one."""
-        if task in self._held:
-            return
-        self._held.add(task)
-        entry = (task.key, task)
-        line = self._line
-        if not line or line[-1][0] < entry[0]:
-            line.append(entry)
-        else:
-            insort(self._early, entry)
-
-    def prune(self) -> None:
-        """Remove dead entries: those in front, and all of them once they may be the most."""
-        line, early, head = self._line, self._early, self._head
-        while head < len(line) and not self.alive(line[head][1]):
-            self._held.discard(line[head][1])
-            head += 1
-        self._head = head
-        while early and not self.alive(early[0][1]):
-            self._held.discard(early.pop(0)[1])
-        if len(line) + len(early) > 64 + 2 * self._kept:
-            merged = merge(line[head:], early) if early else iter(line[head:])
-            self._line = [entry for entry in merged if self.alive(entry[1])]
-            self._early = []
-            self._head = 0
-            self._held = {task for _, task in self._line}
-            self._kept = len(self._line)
-
-    def in_order(self) -> Iterator["Task"]:
-        """The tasks that count, first to last; tasks may leave meanwhile, none may come."""
-        # By index: `islice` would walk over all the entries that are gone.
-        line: Iterator[Entry] = map(self._line.__getitem__, range(self._head, len(self._line)))
-        for _, task in merge(line, self._early) if self._early else line:
-            if self.alive(task):
-                yield task
-
-    def in_reverse(self) -> Iterator["Task"]:
-        """The tasks that count, last to first; tasks may leave meanwhile, none may come."""
-        line: Iterator[Entry] = islice(reversed(self._line), len(self._line) - self._head)
-        if self._early:
-            line = merge(line, reversed(self._early), reverse=True)
-        for _, task in line:
-            if self.alive(task):
-                yield task
-
-    def backwards(self) -> "Backwards":
-        """The tasks that count now, last to first, to be gone through several times."""
-        line: Iterator[Entry] = reversed(self._line[self._head :])
-        early = self._early
-        return Backwards(self, merge(line, reversed([*early]), reverse=True) if early else line)
-
-    @property
-    def foremost(self) -> "Task | None":
-        """The task of the first entry, which outside a draft is the first that counts."""
-        line, early = self._line, self._early
-        if self._head == len(line):
-            return early[0][1] if early else None
-        first = line[self._head]
-        return min(first, early[0])[1] if early else first[1]
-
-
-class Backwards:
-    """A line as it was, from its end, as often as somebody asks in a cycle.
-
-    It is read no further than anybody went. Tasks that leave meanwhile are passed over once or a
-    few times, not each time; those that come are not met.
-    """
-
-    __slots__ = ("_gone", "_line", "_met", "_rest")
-
-    def __init__(self, line: TaskLine, entries: Iterator[Entry]) -> None:
-        self._line = line
-        self._rest = entries
-        self._met: list[Task] = []
-        #: How many of these had left when they were last gone through.
-        self._gone = 0
-
-    def __iter__(self) -> Iterator["Task"]:
-        alive = self._line.alive
-        if self._gone > max(FEW, len(self._met) >> 4):
-            self._met = [task for task in self._met if alive(task)]
-        self._gone = 0
-        met = self._met
-        at = 0
-        while True:
-            if at == len(met):
-                entry = next(self._rest, None)
-                if entry is None:
-                    return
-                met.append(entry[1])
-            task = met[at]
-            at += 1
-            if alive(task):
-                yield task
-            else:
-                self._gone += 1
-
-
-class TaskQueue(TaskLine):
-    """Waiting tasks that are equal but for their place in the queue."""
-
-    __slots__ = ("live",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        #: How many tasks wait.
-        self.live = 0
-
-    def alive(self, task: "Task") -> bool:
-        """Whether the task still waits here."""
-        return task.queue is self
-
-    def push(self, task: "Task") -> None:
-        """Let a task wait; its place is its key's."""
-        self.live += 1
-        self.add(task)
-
-    def drop(self) -> None:
-        """Count a task out; its entry stays until `prune`."""
-        self.live -= 1

@@ -5,21 +5,24 @@ fit were every preemptible task of the pool gone, so that somebody who comes to 
 No more than its bounds let it hold: where the jobs of a project or the projects of a department ask
 for more than a limit above them, the limit is divided among them first, as the pool is.
 
-Costs a step for each job that holds something and each group that waits, and is asked for once a
-cycle at most.
+Costs a step for each party that holds something, each group that waits, and each job that holds
+something in a project whose holdings changed; it is asked for once a cycle at most.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import Final
 
-from yardmaster.core.scheduling.entities import Department, Job, Pool, Project
-from yardmaster.core.scheduling.placement import place, strategy_of
+from yardmaster.core.scheduling.entities import Department, Holders, Job, Pool, Project, Task
+from yardmaster.core.scheduling.placement import idle_sizes, place, strategy_of
 from yardmaster.core.scheduling.shapes import Shape
 from yardmaster.core.scheduling.shares import Claim, Division
+from yardmaster.core.scheduling.waits import sums_up
 from yardmaster.schemas.events.requests import Quota
 
 Party = Job | Project
+Pools = Mapping[str, Pool]
 
 AMONG: Final = ("job", "project")
 
@@ -31,10 +34,12 @@ class Share:
     party: Party
     age: tuple[int, int]
     #: What it asks for within its bounds, of that what cannot be taken away, and the smallest task
-    #: that can (0: none).
+    #: that can (0: none); all that can are multiples of `size`.
     demand: int = 0
     fixed: int = 0
     least: int = 0
+    size: int = 0
+    held: int = 0
     offer: int = 0
 
     @property
@@ -45,15 +50,25 @@ class Share:
     @property
     def claim(self) -> Claim:
         """What it asks for, for a division."""
-        return Claim(self.weight, self.demand, self.fixed, self.least)
+        return Claim(self.weight, self.demand, self.fixed, self.least, self.size, self.held)
 
-    def add(self, age: tuple[int, int], demand: int, fixed: int, least: int) -> None:
+    def add(self, other: "Share") -> None:
         """Count something more that it holds or could have."""
-        self.age = min(self.age, age)
-        self.demand += demand
-        self.fixed += fixed
-        if least:
-            self.least = min(self.least, least) if self.least else least
+        self.age = min(self.age, other.age)
+        self.demand += other.demand
+        self.fixed += other.fixed
+        self.size = gcd(self.size, other.size)
+        if other.least:
+            self.least = min(self.least, other.least) if self.least else other.least
+
+    def cut(self, most: int, *, whole_tasks: bool) -> None:
+        """Let it ask for no more than that, above what is fixed perhaps for whole tasks only."""
+        if self.demand <= most:
+            return
+        above = max(0, most - self.fixed)
+        if whole_tasks and self.size:
+            above = above - above % self.size if above >= self.least else 0
+        self.demand = self.fixed + above
 
 
 def weight_of(party: Party) -> int:
@@ -76,13 +91,32 @@ def held_by(pool: Pool, party: Party) -> int:
     return holding.milli if holding is not None else 0
 
 
-def bound_of(pool: Pool, party: Party) -> int | None:
-    """The most a party may hold of a pool, by its own bounds and with what it holds elsewhere."""
+def bound_of(pool: Pool, party: Party, pools: Pools) -> int | None:
+    """The most a party may hold of a pool, by its own bounds and with what it holds elsewhere; what
+    is stopping there is as good as gone, so that a bound over pools is not enforced in each.
+    """
     if isinstance(party, Job):
         if party.max_slots_milli is None:
             return None
-        return max(0, party.max_slots_milli - party.used_milli + held_by(pool, party))
-    return _limit_of(pool, party)
+        elsewhere = 0
+        if party.used_milli > held_by(pool, party):
+            others = (pools[name] for name in party.shape.pools if name != pool.name)
+            elsewhere = sum(_staying(other, party) for other in others)
+        return max(0, party.max_slots_milli - elsewhere)
+    return _limit_of(pool, party, pools)
+
+
+def _staying(pool: Pool, job: Job) -> int:
+    holding = pool.held.get(job)
+    if holding is None:
+        return 0
+    return sum(milli for task, milli in holding.tasks.items() if not leaving(task))
+
+
+def leaving(task: Task) -> bool:
+    """Whether what a task holds is being given back."""
+    run = task.run
+    return run is None or run.stop is not None or run.ended
 
 
 def could_fit(pool: Pool, shape: Shape) -> bool:
@@ -93,56 +127,94 @@ def could_fit(pool: Pool, shape: Shape) -> bool:
     now = (pool.topology, pool.firm_changes)
     if known is None or known[0] != now:
         fits = place(pool.firm, shape, strategy_of(pool.config)) is not None
+        if not fits and shape.whole_nodes and pool.config.unequal_gangs:
+            # There more room may fit where all of it does not.
+            fits = sums_up(shape.gpus, idle_sizes(pool.firm, shape))
         known = pool.policy_cache[key] = (now, fits)
     found: bool = known[1]
     return found
 
 
-def shares_of(pool: Pool, among: str, divide: Division) -> list[Share]:
-    """What each party of a pool is offered, oldest first."""
-    rows = _asked(pool)
-    for share in rows.values():
-        _cap(share, bound_of(pool, share.party))
+def shares_of(
+    pool: Pool, pools: Pools, among: str, divide: Division, *, whole_tasks: bool
+) -> list[Share]:
+    """What each party of a pool is offered, oldest first; `pools` are all that there are.
+
+    With `whole_tasks` a bound lets a party ask for as many tasks as it holds, else for all of it.
+    """
+    rows = _asked(pool, pools, whole_tasks=whole_tasks)
+    _cap(pool, rows, pools, whole_tasks=whole_tasks)
     if among == "project":
         rows = _by_project(rows)
-        for share in rows.values():
-            _cap(share, bound_of(pool, share.party))
+        _cap(pool, rows, pools, whole_tasks=whole_tasks)
     shares = sorted(rows.values(), key=lambda share: share.age)
+    for share in shares:
+        share.held = held_by(pool, share.party)
     if among == "job":
-        _divide_limits(pool, shares, divide, projects=True)
-    _divide_limits(pool, shares, divide, projects=False)
-    capacity = pool.idle.free_milli + sum(holding.milli for holding in pool.held.values())
+        _divide_limits(pool, pools, shares, divide, projects=True, whole_tasks=whole_tasks)
+    _divide_limits(pool, pools, shares, divide, projects=False, whole_tasks=whole_tasks)
+    capacity = pool.idle.free_milli + pool.held_milli
     for share, offer in zip(shares, divide(capacity, [s.claim for s in shares]), strict=True):
         share.offer = offer
     return shares
 
 
-def _asked(pool: Pool) -> dict[Party, Share]:
+def _asked(pool: Pool, pools: Pools, *, whole_tasks: bool) -> dict[Party, Share]:
     # By job where its tasks are equal to no other's, else by project.
     rows: dict[Party, Share] = {}
-
-    def count(job: Job, demand: int, fixed: int, least: int) -> None:
-        party: Party = job if job.shape.job_id is not None else job.project
-        age = (job.submitted_ms, job.seq)
-        share = rows.get(party)
-        if share is None:
-            share = rows[party] = Share(party, age)
-        share.add(age, demand, fixed, least)
-
+    limits: dict[Project, list[int | None]] = {}
     for group in pool.groups.values():
         shape, waiting = group.shape, group.queue.live
         if shape.lane and waiting and could_fit(pool, shape):
             asked = shape.total_gpu_milli
-            count(next(group.queue.in_order()).job, waiting * asked, 0, asked)
-    for job, holding in pool.held.items():
-        asked = job.shape.total_gpu_milli
-        # Whole tasks also where a gang is half gone: it is to come back.
-        demand = len(holding.tasks) * asked
-        if job.spec.preemptible:
-            count(job, demand, 0, asked)
-        else:
-            count(job, demand, demand, 0)
+            job = next(group.queue.in_order()).job
+            if whole_tasks:
+                project = job.project
+                if project not in limits:
+                    owners = (project, project.department)
+                    limits[project] = [_limit_of(pool, owner, pools) for owner in owners]
+                bounds = (bound_of(pool, job, pools), *limits[project])
+                if any(bound is not None and asked > bound for bound in bounds):
+                    # It cannot run, or not as long as what they hold elsewhere does.
+                    continue
+            _count(rows, job, waiting * asked, 0, asked)
+    for project, holders in pool.holders.items():
+        for share in asked_by(project, holders).values():
+            _row(rows, share.party, share.age).add(share)
     return rows
+
+
+def asked_by(project: Project, holders: Holders) -> dict[Party, Share]:
+    """What those who hold something ask for, by job where its tasks are equal to no other's, else
+    together; kept until that changes, since there may be thousands.
+    """
+    kept = holders.asked
+    if kept is None or kept[0] != project.reshaped:
+        rows: dict[Party, Share] = {}
+        for job, holding in holders.jobs.items():
+            asked = job.shape.total_gpu_milli
+            # Whole tasks also where a gang is half gone: it is to come back.
+            demand = len(holding.tasks) * asked
+            if job.spec.preemptible:
+                _count(rows, job, demand, 0, asked)
+            else:
+                _count(rows, job, demand, demand, 0)
+        kept = holders.asked = (project.reshaped, rows)
+    found: dict[Party, Share] = kept[1]
+    return found
+
+
+def _count(rows: dict[Party, Share], job: Job, demand: int, fixed: int, least: int) -> None:
+    party: Party = job if job.shape.job_id is not None else job.project
+    age = (job.submitted_ms, job.seq)
+    _row(rows, party, age).add(Share(party, age, demand, fixed, least, least))
+
+
+def _row(rows: dict[Party, Share], party: Party, age: tuple[int, int]) -> Share:
+    share = rows.get(party)
+    if share is None:
+        share = rows[party] = Share(party, age)
+    return share
 
 
 def _by_project(rows: dict[Party, Share]) -> dict[Party, Share]:
@@ -152,17 +224,25 @@ def _by_project(rows: dict[Party, Share]) -> dict[Party, Share]:
         whole = found.get(project)
         if whole is None:
             whole = found[project] = Share(project, share.age)
-        whole.add(share.age, share.demand, share.fixed, share.least)
+        whole.add(share)
     return found
 
 
-def _cap(share: Share, most: int | None) -> None:
-    if most is not None:
-        share.demand = max(share.fixed, min(share.demand, most))
+def _cap(pool: Pool, rows: dict[Party, Share], pools: Pools, *, whole_tasks: bool) -> None:
+    for share in rows.values():
+        most = bound_of(pool, share.party, pools)
+        if most is not None:
+            share.cut(most, whole_tasks=whole_tasks)
 
 
 def _divide_limits(
-    pool: Pool, shares: Sequence[Share], divide: Division, *, projects: bool
+    pool: Pool,
+    pools: Pools,
+    shares: Sequence[Share],
+    divide: Division,
+    *,
+    projects: bool,
+    whole_tasks: bool,
 ) -> None:
     below: dict[Project | Department, list[Share]] = {}
     for share in shares:
@@ -172,14 +252,14 @@ def _divide_limits(
         if owner.config is not None:
             below.setdefault(owner, []).append(share)
     for owner, rows in below.items():
-        limit = _limit_of(pool, owner)
+        limit = _limit_of(pool, owner, pools)
         if limit is None or sum(share.demand for share in rows) <= limit:
             continue
         for share, part in zip(rows, divide(limit, [s.claim for s in rows]), strict=True):
-            share.demand = part
+            share.cut(part, whole_tasks=whole_tasks)
 
 
-def _limit_of(pool: Pool, owner: Project | Department) -> int | None:
+def _limit_of(pool: Pool, owner: Project | Department, pools: Pools) -> int | None:
     config = owner.config
     if config is None:
         return None
@@ -188,7 +268,12 @@ def _limit_of(pool: Pool, owner: Project | Department) -> int | None:
     if isinstance(owner, Project) and owner.config is not None:
         whole = owner.config.limit_milli
         if whole is not None:
-            elsewhere = sum(owner.used_milli.values()) - owner.used_milli.get(pool.name, 0)
+            elsewhere = sum(
+                _staying(pools[name], job)
+                for name, milli in owner.used_milli.items()
+                if milli and name != pool.name
+                for job in pools[name].holders[owner].jobs
+            )
             left = max(0, whole - elsewhere)
             limit = left if limit is None else min(limit, left)
     return limit

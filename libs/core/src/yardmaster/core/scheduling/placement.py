@@ -1,7 +1,7 @@
 """Where a task is placed: strategies that order rooms, and the placing of whole gangs.
 
-A strategy is a function from an index and a shape to the rooms that hold one replica, best first.
-Every pool may use every strategy, whatever its policy.
+A strategy is a function from an index, a shape and a set of nodes to those of their rooms that hold
+one replica, best first. Every pool may use every strategy, whatever its policy.
 
 Replicas of a gang are equal, so filling one room after another finds a place for all of them
 whenever there is one: what a room can hold does not depend on the others.
@@ -23,7 +23,7 @@ from yardmaster.core.scheduling.indexes import STEP, FreeIndex, Room
 from yardmaster.core.scheduling.shapes import WHOLE, Shape
 from yardmaster.schemas.events.requests import PoolConfig
 
-Chooser = Callable[[FreeIndex, Shape], Iterator[Room]]
+Chooser = Callable[[FreeIndex, Shape, int], Iterator[Room]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +59,13 @@ def _by_free(index: FreeIndex, shape: Shape, mask: int, counts: Iterable[int]) -
             yield from _rooms(index, shape, found)
 
 
-def best_fit(index: FreeIndex, shape: Shape) -> Iterator[Room]:
+def best_fit(index: FreeIndex, shape: Shape, within: int = -1) -> Iterator[Room]:
     """Rooms with the fewest free GPUs first, so that whole nodes stay free for those who need them.
 
     A share of a GPU goes to the fullest shared slot that has room, then to the fullest node. A task
     without GPUs goes to the fullest node in use, then to the idle node with the most of its kind.
     """
-    mask = index.candidates(shape)
+    mask = index.candidates(shape) & within
     if not mask:
         return
     if not shape.gpus:
@@ -83,13 +83,13 @@ def best_fit(index: FreeIndex, shape: Shape) -> Iterator[Room]:
     yield from _by_free(index, shape, mask, range(least, len(index.whole)))
 
 
-def worst_fit(index: FreeIndex, shape: Shape) -> Iterator[Room]:
+def worst_fit(index: FreeIndex, shape: Shape, within: int = -1) -> Iterator[Room]:
     """Rooms with the largest part of their GPUs free first, so that load spreads.
 
     For a task without GPUs that of a node with no GPU in use is the part of its places that is left
     for such tasks.
     """
-    mask = index.candidates(shape)
+    mask = index.candidates(shape) & within
     if not mask:
         return
     if shape.gpus:
@@ -175,16 +175,17 @@ def place(
     promised).
     """
     if shape.replicas == 1:
-        for room in choose.rooms(index, shape):
+        for room in choose.rooms(index, shape, _within(also, shape)):
             if also is None or also.rooms[room.ordinal].holds(shape):
                 return [(room, room.pick(shape))]
         return _on_idle_nodes(index, shape, choose, also) if shape.whole_nodes else None
     if shape.total_gpu_milli > index.free_milli:
         return None
+    before = [(view, view.changes) for view in (index, also) if view is not None]
     places: list[Place] = []
     used: list[tuple[FreeIndex, Room, tuple[int, ...]]] = []
     while len(places) < shape.replicas:
-        chosen = _first(choose.rooms(index, shape), shape, also)
+        chosen = _first(choose.rooms(index, shape, _within(also, shape)), shape, also)
         if chosen is None:
             break
         views = [(index, chosen)]
@@ -198,12 +199,38 @@ def place(
                 used.append((view, one, slots))
     for view, one, slots in reversed(used):
         view.give(one, slots, shape.gpu_milli, shape.cpu_milli, shape.memory_mib)
+    for view, changes in before:
+        view.changes = changes
     return places if len(places) == shape.replicas else None
+
+
+def _within(also: FreeIndex | None, shape: Shape) -> int:
+    # The nodes that are worth a look in the other index: it may have room on few of them.
+    return -1 if also is None else also.roomy(shape)
 
 
 def _on_idle_nodes(
     index: FreeIndex, shape: Shape, choose: Strategy, also: FreeIndex | None
 ) -> list[Place] | None:
+    groups = _idle_nodes(index, shape, also)
+    counts = {size: found.bit_count() for size, found in groups.items()}
+    nodes = nodes_for(shape.gpus, counts, unequal=choose.unequal)
+    if nodes is None:
+        return None
+    return [
+        (room, tuple(i for i, free in enumerate(room.slots) if free == WHOLE))
+        for size, count in nodes
+        for room in islice(_each(index, groups[size]), count)
+    ]
+
+
+def idle_sizes(index: FreeIndex, shape: Shape) -> dict[int, int]:
+    """How many idle nodes of a size a gang on whole nodes may take, largest first."""
+    groups = _idle_nodes(index, shape, None)
+    return {size: found.bit_count() for size, found in groups.items()}
+
+
+def _idle_nodes(index: FreeIndex, shape: Shape, also: FreeIndex | None) -> dict[int, int]:
     mask = index.candidates(shape) & index.idle
     if also is not None:
         mask &= also.candidates(shape) & also.idle
@@ -216,15 +243,7 @@ def _on_idle_nodes(
             found = _supporting(index, also, shape, found)
         if found:
             groups[size] = found
-    counts = {size: found.bit_count() for size, found in groups.items()}
-    nodes = nodes_for(shape.gpus, counts, unequal=choose.unequal)
-    if nodes is None:
-        return None
-    return [
-        (room, tuple(i for i, free in enumerate(room.slots) if free == WHOLE))
-        for size, count in nodes
-        for room in islice(_each(index, groups[size]), count)
-    ]
+    return groups
 
 
 def _each(index: FreeIndex, mask: int) -> Iterator[Room]:

@@ -19,11 +19,12 @@ from yardmaster.core.fencing import fence_of
 from yardmaster.core.scheduling.draft import Draft
 from yardmaster.core.scheduling.entities import Group, Pool, Task, class_of
 from yardmaster.core.scheduling.freeing import Freeing
-from yardmaster.core.scheduling.indexes import Room
+from yardmaster.core.scheduling.indexes import FreeIndex, Room
 from yardmaster.core.scheduling.limits import Promises, limit_reached
 from yardmaster.core.scheduling.placement import Place, place, strategy_of
 from yardmaster.core.scheduling.policies import options_of, policy_of
 from yardmaster.core.scheduling.policy import PoolView
+from yardmaster.core.scheduling.shapes import Fit, Shape
 from yardmaster.core.scheduling.waits import no_room
 from yardmaster.schemas.events.decisions import (
     Outcome,
@@ -89,7 +90,8 @@ class PoolPass:
         self.choose = strategy_of(pool.config)
         self.freeing = Freeing(draft, pool, self.choose)
         self.fence_s = fence_of(pool.config)
-        self.view = PoolView(draft.state, pool, options_of(pool.config.policy), promises)
+        options = options_of(pool.config.policy)
+        self.view = PoolView(draft.state, pool, options, promises, make_room=self.freeing.for_all)
         self.done: set[Group] = set()
         #: Slots were promised to tasks whose victims are still stopping.
         self.promised = False
@@ -101,6 +103,10 @@ class PoolPass:
         #: Tasks that this cycle placed, which it does not stop for others.
         self._placed: set[Task] = set()
         self._started = False
+        #: By index and what is asked for: after how many changes there was no room for it.
+        self._nowhere: dict[tuple[FreeIndex, Fit], int] = {}
+        #: The reasons of those without room, and after how many changes.
+        self._no_room: dict[Fit, tuple[int, Wait]] = {}
         #: Where the last of the equals being considered was placed, if the next one goes there too.
         self._room: Room | None = None
 
@@ -252,7 +258,7 @@ class PoolPass:
         if turn:
             return self._claim(group, task, held)
         if held is not None:
-            places = place(self.pool.future, shape, self.choose)
+            places = self._place(self.pool.future, shape)
             if places is None:
                 return Answer.SECOND_TURN
             self._hold_back(group, task, places, held)
@@ -262,7 +268,7 @@ class PoolPass:
         if room is not None and room.holds(shape) and also is None:
             self._start(task, [(room, room.pick(shape))])
             return Answer.SERVED
-        places = place(self.pool.idle, shape, self.choose, also)
+        places = self._place(self.pool.idle, shape, also)
         if places is None:
             # What an earlier cycle promised is kept from equals that come now.
             kept = self._promised_before(group) and self._keep_what_is_freed(group, task)
@@ -287,9 +293,35 @@ class PoolPass:
             self._promise(task, places)
             self._wait_for_victims(group, task, len(victims))
             return Answer.SERVED
-        wait = held or self.policy.protected(self.view, task) or no_room(self.pool, shape)
+        wait = held or self.policy.protected(self.view, task) or self._why_no_room(shape)
         self._wait(group, task, wait)
         return Answer.WAITS
+
+    def _place(
+        self, index: FreeIndex, shape: Shape, also: FreeIndex | None = None
+    ) -> list[Place] | None:
+        """A place for a task; where its equals found none, and nothing has changed, it is not
+        looked for again.
+        """
+        if self.choose.unequal:
+            # There less room may fit where more does not.
+            return place(index, shape, self.choose, also)
+        key = (index, shape.fit)
+        if self._nowhere.get(key) == index.changes:
+            return None
+        places = place(index, shape, self.choose)
+        if places is None:
+            self._nowhere[key] = index.changes
+        elif also is not None:
+            return place(index, shape, self.choose, also)
+        return places
+
+    def _why_no_room(self, shape: Shape) -> Wait:
+        changes = self.pool.idle.changes
+        known = self._no_room.get(shape.fit)
+        if known is None or known[0] != changes:
+            known = self._no_room[shape.fit] = changes, no_room(self.pool, shape)
+        return known[1]
 
     def _promised_before(self, group: Group) -> bool:
         known = group.waits.get(self.pool.name)
@@ -301,7 +333,7 @@ class PoolPass:
             return True  # others are stopped for it in a pool that it likes better
         if not self.pool.stopping:
             return False
-        places = place(self.pool.future, group.shape, self.choose)
+        places = self._place(self.pool.future, group.shape)
         if places is None:
             return False
         self._promise(task, places)

@@ -13,7 +13,7 @@ no other job's. Where a task is placed is the pool's own choice (`placement.py`)
 and jobs hold under every policy (`limits.py`).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,8 @@ from yardmaster.schemas.reasons import Start, Stop, Wait
 
 #: Smaller is considered first; those of one pool must be comparable, and should differ.
 OrderKey = tuple[Any, ...]
+#: Who waits, who can be stopped, whether so many may be: who is to be.
+MakeRoom = Callable[[Iterable[Task], Sequence[Task], Callable[[Sequence[Task]], bool]], list[Task]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class PoolView:
     promises: Promises = field(default_factory=Promises)
     #: What the policy has worked out for this cycle.
     memo: dict[Any, Any] = field(default_factory=dict)
+    #: Of running tasks those with whom gone waiting ones fit (`Freeing.for_all`).
+    make_room: MakeRoom | None = None
 
 
 def never(_: Any) -> bool:

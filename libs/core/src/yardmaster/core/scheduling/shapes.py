@@ -21,6 +21,8 @@ Asked = tuple[
 ]
 #: Whether on whole nodes; nodes to avoid. None: neither is asked for.
 Where = tuple[bool, tuple[str, ...]] | None
+#: What decides on which nodes a task fits, on whomever's behalf.
+Fit = tuple[object, ...]
 
 
 class Shape:
@@ -61,8 +63,7 @@ class Shape:
         self.replicas, self.gpus, self.gpu_milli, self.cpu_milli, self.memory_mib = asked[5:10]
         self.job_id = asked[10]
         self.whole_nodes, self.avoid_nodes = where or (False, ())
-        #: What decides on which nodes it fits, on whomever's behalf.
-        self.fit = (*asked[5:10], self.node_types, where)
+        self.fit: Fit = (*asked[5:10], self.node_types, where)
         self.replica_gpu_milli = self.gpus * self.gpu_milli
         self.total_gpu_milli = self.replicas * self.replica_gpu_milli
         #: 0: asks for no GPU; 1: asks for GPUs. The two never block each other.

@@ -8,11 +8,12 @@ Both variants offer nobody more than he asks for, and nobody less than what is `
 tasks that cannot be stopped); what is fixed counts as part of the share. And both know that a share
 in which not one task fits helps nobody (a gang of 8 that is offered 5, while another gets the other
 3): once all is given out, whoever was offered less than his smallest task returns it, the youngest
-first, until the others can use theirs.
+first, until the others can use theirs. `max_min` counts what is fixed as part of that offer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import pairwise
 from math import gcd
 from typing import Final
@@ -32,6 +33,10 @@ class Claim:
     demand: int
     fixed: int = 0
     least: int = 0
+    #: What is not fixed is of use in multiples of this (0: any part is).
+    size: int = 0
+    #: What he holds now: it is not taken from him to round somebody else up.
+    held: int = 0
 
 
 Division = Callable[[int, Sequence[Claim]], list[int]]
@@ -52,7 +57,9 @@ def max_min(capacity: int, claims: Sequence[Claim]) -> list[int]:
             break
         while not filling.left and filling.give_one_up():
             pass
-    return [offer * grain for offer in filling.offers]
+    # Whole slots that make no task of several stay where they are, as Determined leaves them.
+    sizes = [gcd(WHOLE, c.size) if c.size else 0 for c in claims]
+    return _in_whole_tasks([offer * grain for offer in filling.offers], claims, sizes)
 
 
 class _Filling:
@@ -96,7 +103,21 @@ class _Filling:
             if self.offers[i] >= self.demands[i]:
                 self._close(i)
             i = self._next[i]
+        if moved and self.left == at_first:
+            self._count_ahead()
         return moved
+
+    def _count_ahead(self) -> None:
+        """Skip the rounds like the last one, in which all that was offered was fixed already."""
+        parts: dict[int, int] = {}
+        i = self._next[self._ring]
+        while i != self._ring:
+            part = max(1, self.left * self.claims[i].weight // self.weight) if self.weight else 1
+            parts[i] = min(part, self.left, self.demands[i] - self.offers[i])
+            i = self._next[i]
+        rounds = min(self.ahead[i] // part for i, part in parts.items())
+        for i, part in parts.items():
+            self.ahead[i] -= rounds * part
 
     def _close(self, i: int) -> None:
         before, after = self._last[i], self._next[i]
@@ -104,7 +125,8 @@ class _Filling:
         self.weight -= self.claims[i].weight
 
     def give_one_up(self) -> bool:
-        """Take back what the youngest was offered who can use nothing of it; whether there is one.
+        """Take back what the youngest was offered whose offer, what is fixed included, is less than
+        his smallest task, as Determined compares them; whether there is one.
 
         Offers only grow, so who can use his now can later: nobody is asked twice.
         """
@@ -112,7 +134,7 @@ class _Filling:
             self._oldest_asked -= 1
             i = self._oldest_asked
             part = self.offers[i] - self.fixed[i]
-            if self.offers[i] < self.demands[i] and part < self.leasts[i]:
+            if self.offers[i] < self.demands[i] and self.offers[i] < self.leasts[i]:
                 self._close(i)
                 self.offers[i] = self.fixed[i]
                 self.left += part
@@ -157,7 +179,45 @@ def demand_proportional(capacity: int, claims: Sequence[Claim]) -> list[int]:
             part = min(pot, c.demand // grain - offers[i])
             offers[i] += part
             pot -= part
-    return [offer * grain for offer in offers]
+    return _in_whole_tasks([offer * grain for offer in offers], claims, [c.size for c in claims])
+
+
+def _in_whole_tasks(offers: list[int], claims: Sequence[Claim], sizes: list[int]) -> list[int]:
+    """What of each offer above what is fixed makes no whole size of his goes to those who can make
+    one of it.
+    """
+    parts = [
+        (offer - c.fixed) % size if size and offer < c.demand else 0
+        for offer, c, size in zip(offers, claims, sizes, strict=True)
+    ]
+    pot = sum(parts)
+    if not pot:
+        return offers
+    offers = [offer - part for offer, part in zip(offers, parts, strict=True)]
+    order = [i for i, c in enumerate(claims) if offers[i] < c.demand]
+    # Who would get nothing, who holds it already, the largest part of a task.
+    order.sort(
+        key=lambda i: (
+            offers[i] > 0,
+            claims[i].held <= offers[i],
+            -Fraction(parts[i], sizes[i] or WHOLE),
+        )
+    )
+    while order:
+        share = pot // len(order)
+        given = []
+        for i in order:
+            claim = claims[i]
+            size = sizes[i] or 1
+            least = max(size, claim.least - (offers[i] - claim.fixed))
+            part = min(max(least, share - share % size), claim.demand - offers[i])
+            if part <= pot:
+                offers[i] += part
+                pot -= part
+                if offers[i] < claim.demand:
+                    given.append(i)
+        order = given
+    return offers
 
 
 def _proportional(capacity: int, claims: Sequence[Claim], grain: int) -> list[int]:
@@ -194,7 +254,17 @@ def _proportional(capacity: int, claims: Sequence[Claim], grain: int) -> list[in
         rest = left - sum(offers[i] for i in free)
         # Who would get nothing comes before the largest fraction: else a small demand beside a
         # large one would wait for as long as that lasts.
-        by_remainder = sorted(free, key=lambda i: (offers[i] > 0, -(left * pulls[i] % pull)))
+        # Then who can start his first task with it, and who holds it: no task is stopped to move a
+        # fraction.
+        firsts = [c.fixed + c.least == (o + 1) * grain for c, o in zip(claims, offers, strict=True)]
+        holds = [c.held == (o + 1) * grain for c, o in zip(claims, offers, strict=True)]
+        by_remainder = sorted(
+            free,
+            key=lambda i: (
+                *(offers[i] > 0, not firsts[i], not holds[i]),
+                -(left * pulls[i] % pull),
+            ),
+        )
         for i in by_remainder[:rest]:
             offers[i] += 1
     return offers

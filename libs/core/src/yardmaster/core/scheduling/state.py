@@ -24,6 +24,7 @@ from yardmaster.core.scheduling.entities import (
     Due,
     Enrolled,
     Group,
+    Holders,
     Holding,
     Job,
     Node,
@@ -222,6 +223,7 @@ class ClusterState:
         blocked = lane.blocked.get(group.priority)
         if blocked is not None and group in blocked:
             del blocked[group]
+            lane.firsts.pop(group.priority, None)
             if not blocked:
                 del lane.blocked[group.priority]
                 lane.mask &= ~(1 << group.priority)
@@ -238,6 +240,7 @@ class ClusterState:
         lane = pool.lanes[group.shape.lane]
         if blocks(group, code):
             lane.blocked.setdefault(group.priority, {})[group] = None
+            lane.firsts.pop(group.priority, None)
             lane.mask |= 1 << group.priority
         elif code in BEHIND:
             lane.behind[group] = None
@@ -316,6 +319,7 @@ class ClusterState:
         task.group = None
         task.queue = None
         group.queue.drop()
+        self._forget_first(group)
         if not group.queue.live:
             for name in group.shape.pools:
                 self._unfile(self.pools[name], group)
@@ -324,9 +328,14 @@ class ClusterState:
         task.group = group
         task.queue = group.queue
         group.queue.push(task)
+        self._forget_first(group)
         if group.queue.live == 1:
             for name in group.shape.pools:
                 self._file(self.pools[name], group)
+
+    def _forget_first(self, group: Group) -> None:
+        for name in group.shape.pools:
+            self.pools[name].lanes[group.shape.lane].firsts.pop(group.priority, None)
 
     def forget(self, group: Group) -> None:
         """Let go of a group in which nobody waits."""
@@ -415,9 +424,15 @@ class ClusterState:
         self.dirty[project.department] = None
 
     def _hold(self, task: Task, pool: Pool, milli: int) -> None:
-        holding = pool.held.get(task.job)
+        job = task.job
+        pool.held_milli += milli
+        holders = pool.holders.get(job.project)
+        if holders is None:
+            holders = pool.holders[job.project] = Holders()
+        holders.asked = None
+        holding = pool.held.get(job)
         if holding is None:
-            holding = pool.held[task.job] = Holding()
+            holding = pool.held[job] = holders.jobs[job] = Holding()
         holding.milli += milli
         left = holding.tasks.get(task, 0) + milli
         if left:
@@ -425,7 +440,10 @@ class ClusterState:
             return
         del holding.tasks[task]
         if not holding.tasks:
-            del pool.held[task.job]
+            del pool.held[job]
+            del holders.jobs[job]
+            if not holders.jobs:
+                del pool.holders[job.project]
 
     def open_room(self, node: Node) -> None:
         """Let tasks be placed on a node, or not, as its state says."""

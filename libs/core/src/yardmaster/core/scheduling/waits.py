@@ -16,7 +16,7 @@ from yardmaster.schemas.reasons import Wait, WaitCode
 
 def no_room(pool: Pool, shape: Shape) -> Wait:
     """The reason that `shape`, which did not fit, gets."""
-    key = ("no_room", shape.id)
+    key = ("no_room", shape.fit)
     kept = pool.policy_cache.get(key)
     if kept is None or kept[0] != pool.topology:
         kept = (pool.topology, _lasting(pool, shape))
@@ -136,10 +136,11 @@ def _possible(pool: Pool, shape: Shape, nodes: Sequence[Node], *, disabled: bool
         return True
     if nodes_for(shape.gpus, counts, unequal=False) is not None:
         return True
-    return pool.config is not None and pool.config.unequal_gangs and _sums_up(shape.gpus, counts)
+    return pool.config is not None and pool.config.unequal_gangs and sums_up(shape.gpus, counts)
 
 
-def _sums_up(gpus: int, counts: Mapping[int, int]) -> bool:
+def sums_up(gpus: int, counts: Mapping[int, int]) -> bool:
+    """Whether some of so many nodes of each size have just that many GPUs together."""
     # Bit n is set when some of the nodes have n GPUs together. If those alone are idle, one after
     # another fits, also where it does not with more of them.
     sums = 1

@@ -13,24 +13,29 @@ pool is full, what cannot be stopped is counted once, and starts use up room as 
 - Tasks without GPUs are apart: first come, first served.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import ClassVar, Final, Literal
 
 from pydantic import ConfigDict
 
 from yardmaster.core.scheduling.entities import Group, Project, Task
+from yardmaster.core.scheduling.limits import limit_reached
 from yardmaster.core.scheduling.parties import (
     Party,
     Share,
     bound_of,
     could_fit,
     held_by,
+    leaving,
     party_of,
     shares_of,
 )
 from yardmaster.core.scheduling.policy import OrderKey, Policy, PoolView
 from yardmaster.core.scheduling.protection import protected_until_ms
+from yardmaster.core.scheduling.queues import QueueKey
+from yardmaster.core.scheduling.shapes import WHOLE
 from yardmaster.core.scheduling.shares import VARIANTS
 from yardmaster.core.scheduling.waits import no_room
 from yardmaster.schemas.fields import CLOSED
@@ -52,7 +57,11 @@ def _shares(view: PoolView) -> dict[Party, Share]:
     found: dict[Party, Share] | None = view.memo.get("shares")
     if found is None:
         options = view.options
-        shares = shares_of(view.pool, options.among, VARIANTS[options.variant])
+        divide = VARIANTS[options.variant]
+        # As Determined's code counts: also what no task of a party makes of its bound.
+        whole_tasks = options.variant != "max_min"
+        pools = view.state.pools
+        shares = shares_of(view.pool, pools, options.among, divide, whole_tasks=whole_tasks)
         found = view.memo["shares"] = {share.party: share for share in shares}
     return found
 
@@ -116,41 +125,109 @@ def over_a_share(view: PoolView) -> Iterator[tuple[Task, Stop]]:
     over = [s for s in _shares(view).values() if held_by(view.pool, s.party) > s.offer]
     if not over:
         return
-    taker = _taker(view)
-    holders: dict[Party, list[Task]] = {share.party: [] for share in over}
-    for job, holding in view.pool.held.items():
-        tasks = holders.get(party_of(job, view.options.among))
-        if tasks is not None and job.spec.preemptible:
-            tasks.extend(holding.tasks)
-    for share in over:
-        bound = bound_of(view.pool, share.party)
+    takers = _takers(view)
+    taker = takers[0][1] if takers else None
+    givers = {share.party: _giver(view, share) for share in over}
+    first = _of_use(view, givers, takers)
+    for giver in givers.values():
+        share = giver.share
+        used = held_by(view.pool, share.party)
+        bound = bound_of(view.pool, share.party, view.state.pools)
         most = share.offer if taker is not None else bound
-        if most is not None:
-            yield from _given_back(view, share, most, holders[share.party], taker)
-
-
-def _given_back(
-    view: PoolView, share: Share, most: int, tasks: list[Task], taker: Task | None
-) -> Iterator[tuple[Task, Stop]]:
-    held = view.pool.held
-    left = used = held_by(view.pool, share.party)
-    tasks.sort(reverse=view.options.variant == "demand_proportional")
-    staying = []
-    for task in tasks:
-        run = task.run
-        if run is None or run.stop is not None or run.ended:
-            left -= held[task.job].tasks[task]
-        else:
-            staying.append(task)
-    for task in staying:
-        if left <= most:
-            return
-        until_ms = protected_until_ms(view.state, task)
-        if until_ms > view.state.now_ms:
-            view.memo.setdefault("protected", []).append(until_ms)
+        if most is None:
             continue
-        left -= held[task.job].tasks[task]
-        yield task, _stop(view, share, used, taker)
+        giver.tasks.sort(key=lambda task: task not in first)
+        for task in giver.tasks:
+            if giver.left <= most:
+                break
+            until_ms = protected_until_ms(view.state, task)
+            # Who is above a bound of his own gives back at once: nothing would come back to it.
+            if until_ms > view.state.now_ms and (bound is None or giver.left <= bound):
+                view.memo.setdefault("protected", []).append(until_ms)
+                continue
+            giver.left -= view.pool.held[task.job].tasks[task]
+            yield task, _stop(view, share, used, taker)
+
+
+@dataclass(slots=True)
+class Giver:
+    """A party that holds more than its share: what it holds less what is stopping, and which tasks
+    can be stopped.
+    """
+
+    share: Share
+    left: int
+    tasks: list[Task] = field(default_factory=list)
+
+
+def _giver(view: PoolView, share: Share) -> Giver:
+    party = share.party
+    if isinstance(party, Project):
+        holders = view.pool.holders.get(party)
+        jobs = list(holders.jobs) if holders is not None else []
+    else:
+        jobs = [party] if party in view.pool.held else []
+    giver = Giver(share, held_by(view.pool, party))
+    for job in jobs:
+        for task, milli in view.pool.held[job].tasks.items():
+            if leaving(task):
+                giver.left -= milli
+            elif job.spec.preemptible:
+                giver.tasks.append(task)
+    giver.tasks.sort(key=_key, reverse=view.options.variant == "demand_proportional")
+    return giver
+
+
+def _of_use(
+    view: PoolView, givers: Mapping[Party, Giver], takers: list[tuple[Group, Task, int]]
+) -> set[Task]:
+    """Of what can be given back, what makes those fit who are to get it."""
+    # Any slot is as good as another to who asks for one.
+    if view.make_room is None or all(_is_one_slot(group) for group, _, _ in takers):
+        return set()
+    now_ms = view.state.now_ms
+    held = view.pool.held
+    victims = [
+        task
+        for giver in givers.values()
+        if giver.left > giver.share.offer
+        for task in giver.tasks
+        if protected_until_ms(view.state, task) <= now_ms
+    ]
+
+    def allowed(chosen: Sequence[Task]) -> bool:
+        sizes: dict[Party, list[int]] = {}
+        for task in chosen:
+            party = party_of(task.job, view.options.among)
+            sizes.setdefault(party, []).append(held[task.job].tasks[task])
+        return all(
+            sum(milli) - max(milli) < givers[party].left - givers[party].share.offer
+            for party, milli in sizes.items()
+        )
+
+    return set(view.make_room(_in_turn(view, takers), victims, allowed))
+
+
+def _is_one_slot(group: Group) -> bool:
+    shape = group.shape
+    elsewhere = shape.node_types or shape.avoid_nodes or shape.cpu_milli or shape.memory_mib
+    return shape.total_gpu_milli == shape.gpu_milli == WHOLE and not elsewhere
+
+
+def _in_turn(view: PoolView, takers: list[tuple[Group, Task, int]]) -> Iterator[Task]:
+    rooms: dict[Party, int] = {}
+    for group, _, room in takers:
+        party = _party(view, group)
+        for task in group.queue.in_order():
+            left = rooms.get(party, room) - group.shape.total_gpu_milli
+            if left < 0:
+                break
+            rooms[party] = left
+            yield task
+
+
+def _key(task: Task) -> QueueKey:
+    return task.key
 
 
 def _stop(view: PoolView, share: Share, used: int, taker: Task | None) -> Stop:
@@ -173,10 +250,12 @@ def _stop(view: PoolView, share: Share, used: int, taker: Task | None) -> Stop:
     )
 
 
-def _taker(view: PoolView) -> Task | None:
-    """The first task that waits on behalf of a party below its share, rather one that has room."""
+def _takers(view: PoolView) -> list[tuple[Group, Task, int]]:
+    """Who waits on behalf of parties below their shares, with the first task and what is left of
+    the share; first those for whom that is enough.
+    """
     shares = _shares(view)
-    best: tuple[tuple[bool, OrderKey], Task] | None = None
+    found: list[tuple[tuple[bool, OrderKey], tuple[Group, Task, int]]] = []
     for group in view.pool.groups.values():
         if not group.shape.lane or not group.queue.live:
             continue
@@ -184,10 +263,12 @@ def _taker(view: PoolView) -> Task | None:
         room = share.offer - _used(view, share.party) if share is not None else 0
         if room > 0 and could_fit(view.pool, group.shape):
             task = next(group.queue.in_order())
+            if limit_reached(view.pool, task.job, group, view.promises) is not None:
+                continue
             key = (group.shape.total_gpu_milli > room, least_asked_first(view, group, task))
-            if best is None or key < best[0]:
-                best = key, task
-    return best[1] if best is not None else None
+            found.append((key, (group, task, room)))
+    found.sort(key=itemgetter(0))
+    return [taker for _, taker in found]
 
 
 def soonest_unprotected(view: PoolView, task: Task) -> Wait | None:

@@ -68,10 +68,7 @@ def nothing_better_is_passed(view: PoolView, group: Group) -> Wait | None:
         return None
     ahead = (better & -better).bit_length() - 1
     code = WaitCode.BEHIND_TASK if not view.options.preemption else WaitCode.BACKFILL_NOT_ALLOWED
-    first = min(
-        (task for g in lane.blocked[ahead] if (task := next(g.queue.in_order(), None))),
-        default=None,
-    )
+    first = lane.first(ahead)
     return Wait(
         code=code,
         numbers={"priority": group.priority, "priority_ahead": ahead},
@@ -141,15 +138,22 @@ def soonest_unprotected(view: PoolView, task: Task) -> Wait | None:
 
 def for_better_priority(_: PoolView, victim: Task, task: Task) -> Stop:
     """Why `victim` is stopped for `task`."""
+    job, of = victim.job, task.job
+    asked = of.shape.total_gpu_milli
+    return _stop(task.id, of.priority, asked, job.priority, job.shape.total_gpu_milli)
+
+
+@lru_cache(maxsize=256)
+def _stop(task_id: str, own: int, asked: int, priority: int, held: int) -> Stop:
     return Stop(
         code=StopCode.PRIORITY,
-        rule="better_priority" if task.job.priority < victim.job.priority else "earlier_submission",
-        for_task=task.id,
+        rule="better_priority" if own < priority else "earlier_submission",
+        for_task=task_id,
         numbers={
-            "priority": victim.job.priority,
-            "for_priority": task.job.priority,
-            "held_milli": victim.job.shape.total_gpu_milli,
-            "asked_milli": task.job.shape.total_gpu_milli,
+            "priority": priority,
+            "for_priority": own,
+            "held_milli": held,
+            "asked_milli": asked,
         },
     )
 
