@@ -20,7 +20,7 @@ from typing import Any
 from bench.timing import Row
 
 RESULTS = Path(__file__).parent / "results"
-GROUPS = ("core", "logs", "embedded", "cluster")
+GROUPS = ("core", "policies", "logs", "embedded", "cluster")
 FOOTER = """\
 In timed sections the garbage collector is off and what lives is frozen (services freeze what they
 restored and collect rarely). value: by the clock; cpu: the same by this process's processor time,
@@ -46,6 +46,16 @@ def _peer(
         from bench import core
 
         return [core.peer(label, getattr(core, name)(*arguments), ms)]
+
+    return run
+
+
+def _policy(name: str, *arguments: Any) -> Callable[[bool], list[Row]]:
+    def run(quick: bool) -> list[Row]:
+        from bench import policies
+
+        found: list[Row] = getattr(policies, name)(*arguments)
+        return found
 
     return run
 
@@ -76,6 +86,15 @@ def _cluster(name: str, *arguments: Any) -> Callable[[bool], list[Row]]:
     return run
 
 
+#: Determined's policies: label, its planner's milliseconds, which share of them is aimed at, ours.
+DETERMINED: Sequence[tuple[str, float, float, dict[str, Any]]] = (
+    ("priority alone", 185, 1, {"preemption": False}),
+    ("preemption", 3_243, 0.1, {}),
+    ("max_min", 146, 1, {"policy": "fair_share", "among": "project", "variant": "max_min"}),
+    ("fair share", 146, 1, {"policy": "fair_share", "among": "project"}),
+)
+PENDING = (1_000, 10_000, 100_000)
+
 #: (name, group, whether `--quick` runs it too, what to run)
 PARTS: Sequence[tuple[str, str, bool, Callable[[bool], list[Row]]]] = (
     ("memory", "logs", True, _log("memory")),
@@ -100,6 +119,25 @@ PARTS: Sequence[tuple[str, str, bool, Callable[[bool], list[Row]]]] = (
         *("a6", "core", False),
         _peer("A6, 1,000 nodes, 10 queues, 320,000 queued", "a6", (1_000, 10, 320_000), 2_986),
     ),
+    *(
+        (f"determined-{label}", "policies", True, _policy("determined", label, ms, share, policy))
+        for label, ms, share, policy in DETERMINED
+    ),
+    *(
+        (
+            *(f"determined-{label}-{pending}", "policies", pending < PENDING[-1]),
+            _policy("determined_cycles", label, pending, policy),
+        )
+        for label, _, _, policy in DETERMINED
+        for pending in PENDING
+    ),
+    ("k1-small", "policies", True, _policy("k1", 100, 500, 107, 1)),
+    ("k1", "policies", False, _policy("k1", 1_000, 5_000, 4_683, 0.1)),
+    *((f"k1-{n}", "policies", n < PENDING[-1], _policy("k1_cycles", n)) for n in PENDING),
+    ("k3", "policies", True, _policy("k3")),
+    ("a7-small", "policies", True, _policy("a7", 100, 28_800, 355, 1)),
+    ("a7", "policies", False, _policy("a7", 1_000, 288_000, 5_021, 0.1)),
+    *((f"a7-{n}", "policies", False, _policy("a7_cycles", n)) for n in PENDING),
     ("embedded", "embedded", True, _embedded),
     ("latency-100", "cluster", True, _cluster("latency", 100, 200)),
     ("latency-5k", "cluster", False, _cluster("latency", 5_000, 200)),

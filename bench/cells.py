@@ -1,16 +1,27 @@
 """Cells to measure on: nodes and admitted jobs applied to a state, as replay would."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from yardmaster.core.machine import Verdict
+from yardmaster.core.scheduling.entities import Task
 from yardmaster.core.scheduling.machine import SchedulerMachine
 from yardmaster.core.scheduling.state import ClusterState
 from yardmaster.core.testing import DETAILS, START_MS, admitted_spec
+from yardmaster.schemas.envelope import Event
 from yardmaster.schemas.events.admissions import AdmittedSpec, PoolConfiguredV1, TaskAdmittedV1
-from yardmaster.schemas.events.node_events import NodeJoinedV1
+from yardmaster.schemas.events.node_events import (
+    NodeJoinedV1,
+    SlotsReleasedV1,
+    TaskExitedV1,
+    TaskStartedV1,
+)
 from yardmaster.schemas.events.requests import PolicyRef, PoolConfig
 
 MACHINE = SchedulerMachine()
+
+#: Events, each with the identity of its record.
+Events = list[tuple[Event, str]]
 
 
 def job_id(number: int) -> str:
@@ -18,10 +29,10 @@ def job_id(number: int) -> str:
     return f"{number:012d}"
 
 
-def cell(nodes: int, gpus: int, **options: bool) -> ClusterState:
+def cell(nodes: int, gpus: int, *, policy: str = "priority", **options: Any) -> ClusterState:
     """A cell with one pool of empty nodes."""
     state = MACHINE.initial("main")
-    config = PoolConfig(policy=PolicyRef(name="priority", options=dict(options)))
+    config = PoolConfig(policy=PolicyRef(name=policy, options=dict(options)))
     MACHINE.apply(state, PoolConfiguredV1(pool="main", revision=1, config=config), "")
     for number in range(nodes):
         MACHINE.apply(state, joined(number, gpus), "")
@@ -77,3 +88,43 @@ def commit(state: ClusterState, verdict: Verdict) -> None:
     for decision in verdict.decisions:
         MACHINE.apply(state, decision.event, "")
     MACHINE.settle(state, complete=verdict.complete)
+
+
+def started(task: Task, seq: int) -> Events:
+    """Every replica of a running task starts; `seq` is that of the records."""
+    return [
+        (TaskStartedV1(**about, boot_id="0" * 8, pid=1, process_started=1), _record(about, seq))
+        for about in _replicas(task)
+    ]
+
+
+def left(task: Task, seq: int) -> Events:
+    """Every replica of a running task exits with 0 and gives its slots back; `seq` is that of its
+    first record.
+    """
+    return [
+        pair
+        for about in _replicas(task)
+        for pair in (
+            (TaskExitedV1(**about, exit_code=0), _record(about, seq)),
+            (SlotsReleasedV1(**about), _record(about, seq + 1)),
+        )
+    ]
+
+
+def _replicas(task: Task) -> list[dict[str, Any]]:
+    assert task.run is not None
+    return [
+        {
+            "task_id": task.id,
+            "attempt": task.attempt,
+            "replica": placement.replica,
+            "node": placement.node,
+            "incarnation": placement.incarnation,
+        }
+        for placement in task.run.placements
+    ]
+
+
+def _record(about: dict[str, Any], seq: int) -> str:
+    return f"node/{about['node']}/1/{seq}"

@@ -6,17 +6,24 @@ made, then rolled back. A4: the index of nodes built from nodes that are full of
 equal queues on an empty cluster, one round until it is full. Peer figures: Go on a 2-core machine.
 """
 
-from typing import Any
-
-from bench.cells import MACHINE, admit, admitted, cell, commit, job_id, one_gpu
+from bench.cells import (
+    MACHINE,
+    Events,
+    admit,
+    admitted,
+    cell,
+    commit,
+    job_id,
+    left,
+    one_gpu,
+    started,
+)
 from bench.timing import Row, Took, best, collector_off, quantile, shortest, timed
 from yardmaster.core.scheduling import snapshot
 from yardmaster.core.scheduling.draft import Draft
 from yardmaster.core.scheduling.plan import plan
 from yardmaster.core.scheduling.state import ClusterState
 from yardmaster.core.testing import START_MS
-from yardmaster.schemas.envelope import Event
-from yardmaster.schemas.events import node_events as nev
 from yardmaster.schemas.events.admissions import CancelAcceptedV1
 from yardmaster.schemas.resources import Resources
 
@@ -25,8 +32,6 @@ NO_LIMIT = 10**9
 WAVE = 1_000
 #: Cycles after one event of which the median is told.
 CYCLES = 200
-
-Events = list[tuple[Event, str]]
 
 
 def placed_and_rolled_back(state: ClusterState) -> int:
@@ -131,21 +136,7 @@ def _lives(first: int) -> Events:
 def _leaves(state: ClusterState, number: int) -> Events:
     """The first task of job `number` starts, exits with 0 and gives its slots back."""
     task = state.task(f"{job_id(number)}.0")
-    assert task.run is not None
-    node = task.run.placements[0].node
-    about: dict[str, Any] = {
-        "task_id": task.id,
-        "attempt": 1,
-        "replica": 0,
-        "node": node,
-        "incarnation": "0" * 12,
-    }
-    events = (
-        nev.TaskStartedV1(**about, boot_id="0" * 8, pid=1, process_started=1),
-        nev.TaskExitedV1(**about, exit_code=0),
-        nev.SlotsReleasedV1(**about),
-    )
-    return [(event, f"node/{node}/1/{3 * number + i}") for i, event in enumerate(events)]
+    return started(task, 3 * number) + left(task, 3 * number + 1)
 
 
 # decide
@@ -177,22 +168,21 @@ def cycles(nodes: int, pending: int) -> list[Row]:
     with collector_off():
         if pending > places:
             releases = [_leaves(state, i) for i in range(CYCLES)]
-            rows.append(_cycles_after("release", state, releases, 2, size))
+            rows.append(cycles_after("release", state, releases, 2, size))
         submits: list[Events] = [
             [(admitted(pending + i, one_gpu()), f"quota/main.000000000000/1/{pending + i}")]
             for i in range(CYCLES)
         ]
-        rows.append(_cycles_after("submit", state, submits, 302, size))
+        rows.append(cycles_after("submit", state, submits, 302, size))
         cancels: list[Events] = [
             [(CancelAcceptedV1(job_id=job_id(pending - 1 - i)), "")] for i in range(CYCLES)
         ]
-        rows.append(_cycles_after("cancel", state, cancels, 602, size))
+        rows.append(cycles_after("cancel", state, cancels, 602, size))
     return rows
 
 
-def _cycles_after(
-    what: str, state: ClusterState, steps: list[Events], first: int, size: str
-) -> Row:
+def cycles_after(what: str, state: ClusterState, steps: list[Events], first: int, size: str) -> Row:
+    """What a cycle after each of `steps` costs, the median; `first` is the first one's number."""
     costs = [
         timed(lambda i=i, events=events: _one_cycle(state, first + i, events))  # type: ignore[misc]
         for i, events in enumerate(steps)

@@ -209,6 +209,42 @@ def test_a_drain_moves_tasks_off_a_node(dev: Dev) -> None:
     dev.yard("wait", job, code=107)
 
 
+def test_gpus_of_a_node_are_put_out_of_use_and_back(dev: Dev) -> None:
+    job = dev.submit("--gpus", "2", "--avoid-node", "node-2", "--grace", "5s", "--", "sleep", "600")
+    assert dev.reach(f"{job}.0", "running")["nodes"] == ["node-1"]
+    dev.yard("nodes", "slots", "node-1", "--disable", "0", "--stop", "--reason", "ecc")
+    waiting = dev.reach(f"{job}.0", "pending")
+    assert waiting["attempt"] == 1
+    until(
+        lambda: (dev.task(f"{job}.0")["wait"] or {}).get("code") == "nodes_unavailable",
+        "it waits for the GPU",
+    )
+    assert "slot_disabled" in dev.yard("show", job).out
+    listed = dev.yard("nodes", "slots", "node-1", "-o", "csv").lines
+    assert [row["state"] for row in csv.DictReader(listed)] == ["disabled", "enabled"]
+    assert "slots 0 disabled: ecc" in dev.yard("nodes", "-o", "wide").out
+    dev.yard("nodes", "slots", "node-1", "--disable", "1", "--enable", "1", code=2)
+    dev.yard("nodes", "slots", "node-1", "--disable", "2", code=2)
+    dev.yard("nodes", "slots", "node-1", "--enable", "0", "--stop", code=2)
+    dev.yard("nodes", "slots", "node-1", "--enable", "all")
+    assert dev.reach(f"{job}.0", "running")["nodes"] == ["node-1"]
+    dev.yard("cancel", job, "--now")
+    dev.yard("wait", job, code=107)
+
+
+def test_a_task_is_laid_over_whole_nodes_and_its_processes_know(dev: Dev) -> None:
+    say = "echo $RANK of $WORLD_SIZE, $PET_NPROC_PER_NODE each"
+    job = dev.submit("--gpus", "4", "--replicas", "auto", "--", "sh", "-c", say)
+    dev.yard("wait", job, "--timeout", "45s")
+    for replica in ("0", "1"):
+        said = dev.yard("logs", job, "--replica", replica).out
+        assert f"{replica} of 2, 2 each" in said
+    assert "4 GPU on one node or whole ones" in dev.yard("show", job).out
+    never = dev.submit("--gpus", "3", "--replicas", "auto", "--", "true")
+    assert dev.yard("wait", never, code=105).err
+    dev.yard("cancel", never)
+
+
 def test_priority_is_changed_and_the_queue_follows(dev: Dev) -> None:
     first = dev.submit("--gpus", "64", "--priority", "50", "--", "true")
     second = dev.submit("--gpus", "64", "--priority", "60", "--", "true")

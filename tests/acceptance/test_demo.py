@@ -11,15 +11,27 @@ from tests.support.yard_cli import Dev
 pytestmark = pytest.mark.xdist_group("cli")
 
 
-def test_the_demo_shows_preemption_resume_and_proof_within_a_minute(tmp_path: Path) -> None:
+def test_the_demo_shows_all_seven_steps_and_their_proof_within_a_minute(tmp_path: Path) -> None:
     dev = Dev(tmp_path)
     started_s = time.monotonic()
     said = dev.yard("demo")
     took_s = time.monotonic() - started_s
     assert took_s < 60, f"the demo took {took_s:.0f} s"
+    steps = re.findall(r"^# (\d)\. ", said.out, re.MULTILINE)
+    assert steps == [str(number) for number in range(1, 8)]
+    for state in (
+        "8 of 8 GPUs | search 8 | waiting: 12 search (insufficient_free)",
+        "8 of 8 GPUs | search 4 | gang 4 | waiting: 16 search",
+        "| notebook 1\n",
+        "1 of 8 GPUs | notebook 1 | waiting: 1 all (insufficient_free)",
+        "5 of 8 GPUs | notebook 1 | late 4 | waiting: 1 all (insufficient_free)",
+        "8 of 8 GPUs | all 8 | waiting: 1 late (insufficient_free)",
+    ):
+        assert state in said.out
     assert re.search(r"^resumed from step [1-9]\d* \(attempt 2\)$", said.out, re.MULTILINE)
     assert re.search(r"^rank 1 of 2 on node-", said.out, re.MULTILINE)
-    assert "5 of 5 tasks succeeded" in said.out
+    assert "4 points were stopped for the gang, each with a checkpoint" in said.out
+    assert "6 of 6 tasks that nobody cancelled succeeded" in said.out
     assert "every decision was derived again" in said.out
     assert "NOT" not in said.out
     assert "\x1b" not in said.out

@@ -10,8 +10,8 @@ followed; lines that start with `#` say what it is about. Commands:
     checkpoint TASK step=     cancel|pause|resume TASK [now]     priority|weight|max-slots JOB N
     project p [department=] limit=     department d limit=
     enrol NODE gpus=4 [pool= node_type=]     revoke NODE     erase JOB
-    cordon|uncordon NODE     drain NODE within=60s     silent NODE for=60s     leaves NODE
-    wait 10s     cycle     settle
+    cordon|uncordon NODE     drain NODE within=60s     disable NODE slots=0,3 [stop=yes]
+    silent NODE for=60s     leaves NODE     wait 10s     cycle     settle
 
 A task is named by its job, and its index where the job has several: `array.3`.
 """
@@ -133,7 +133,9 @@ def _submit(cell: Cell, name: str, *flags: str, **spec: Any) -> None:
             spec[field] = spec.pop(word)
     if "max_slots" in spec:
         spec["max_slots_milli"] = _milli(spec.pop("max_slots"))
-    for several in ("pools", "node_types"):
+    if "layout" in spec:
+        spec["layout"] = req.Layout(spec["layout"])
+    for several in ("pools", "node_types", "avoid_nodes"):
         if isinstance(spec.get(several), str):
             spec[several] = (spec[several],)
     if "unschedulable" in spec:
@@ -180,6 +182,11 @@ def _project(cell: Cell, name: str, department: str = "d", limit: float | None =
     cell.entitle(name, department=department, limit_milli=milli)
 
 
+def _disable(cell: Cell, node: str, slots: Any = (), stop: bool = False) -> None:
+    several = slots if isinstance(slots, tuple) else (slots,)
+    cell.disable(node, *(int(slot) for slot in several), stop=stop)
+
+
 def _silent(cell: Cell, node: str, **how: int) -> None:
     cell.__dict__.setdefault("silent", {})[node] = how["for"] * 1000
 
@@ -206,6 +213,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "max-slots": lambda cell, job, to: cell.set_max_slots(job, int(to)),
     "project": _project,
     "department": lambda cell, name, limit: cell.entitle_department(name, main=_milli(limit)),
+    "disable": _disable,
     "cordon": lambda cell, node: cell.cordon(node),
     "uncordon": lambda cell, node: cell.uncordon(node),
     "drain": lambda cell, node, within: cell.drain(node, within_s=within),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.unit.core.scheduling.soundness import assert_sound
-from yardmaster.core.scheduling.entities import NodeState, ReplicaState, Task
+from yardmaster.core.scheduling.entities import Node, NodeState, ReplicaState, Task
 from yardmaster.core.testing import Apply, Cell, Settle
 from yardmaster.schemas.envelope import Event
 from yardmaster.schemas.events import decisions as dec
@@ -167,6 +167,7 @@ class World:
         again.cycles, again.now_ms = self.cell.cycles, self.cell.now_ms
         for pool in again.state.pools.values():
             again.state.wake_all(pool)
+            pool.reshare = pool.shares
         for task in again.state.tasks.values():
             again.state.attention[task.id] = task
         again._inputs.clear()
@@ -226,9 +227,37 @@ class World:
                 assert node.pool.name == event.pool
                 types = task.job.spec.node_types
                 assert not types or node.node_type in types
-                assert len(set(placement.slots)) == task.job.spec.resources.gpus
+                assert node.name not in task.job.spec.avoid_nodes
+                assert not set(placement.slots) & set(node.disabled), f"{task.id} on a bad slot"
+                self._laid_as_asked(event, node, placement)
+            config = run.pool.config
+            if config is None or config.policy.name != "priority":
+                continue
             passed = [p for p in run.pool.stopping_for[run.lane] if p < task.job.priority]
             assert not passed, f"{task.id} starts past tasks that slots are being freed for"
+
+    def _laid_as_asked(
+        self, event: dec.SlotsAllocatedV1, node: Node, placement: dec.Placement
+    ) -> None:
+        """A replica has the GPUs it asked for; of several on whole nodes each has all of its
+        node's, alone.
+        """
+        task = self.cell.state.task(event.task_id)
+        gpus = len(set(placement.slots))
+        assert node.pool is not None
+        assert node.pool.config is not None
+        most = node.pool.config.gpuless_per_node
+        if not gpus and most is not None:
+            held = [t.run.placements[r] for (_, r), t in node.open.items() if t.run is not None]
+            assert sum(not p.slots for p in held) <= most, f"{node.name} has too many"
+        if not task.job.shape.whole_nodes or len(event.placements) == 1:
+            assert gpus == task.job.spec.resources.gpus
+            return
+        users = {t for (_, r), t in node.open.items() if t.run and t.run.placements[r].slots}
+        assert gpus == node.idle.size, f"{task.id} has a part of {node.name}"
+        assert users == {task}, f"{task.id} is not alone on {node.name}"
+        if not node.pool.config.unequal_gangs:
+            assert {len(p.slots) for p in event.placements} == {gpus}
 
     def _nothing_early(self, decided: Sequence[Event]) -> None:
         """S10."""

@@ -59,6 +59,8 @@ pool_configs = st.builds(
     policy=st.builds(r.PolicyRef, name=st.sampled_from(["priority", "odd"])),
     default_priority=priorities,
     max_grace_s=st.integers(0, 100),
+    unequal_gangs=st.booleans(),
+    gpuless_per_node=st.none() | st.integers(0, 2),
 )
 project_configs = st.builds(
     r.ProjectConfig,
@@ -90,6 +92,8 @@ VALUES = {
     "enrolment": st.builds(r.Enrolment, pool=pools, gpus=st.sampled_from([0, 8])),
     "partition": st.just(0),
     "tombstone": st.integers(0, 5),
+    "disabled": st.sampled_from([(), (0,), (1, 3)]),
+    "stop": st.booleans(),
 }
 JUDGED_OF_JOBS = (
     *(r.CancelRequestedV1, r.PauseRequestedV1, r.ResumeRequestedV1),

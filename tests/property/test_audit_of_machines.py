@@ -26,6 +26,7 @@ from yardmaster.core.admission.machine import QuotaMachine
 from yardmaster.core.audit import Audit
 from yardmaster.core.machine import Decision, Machine
 from yardmaster.core.scheduling.machine import SchedulerMachine
+from yardmaster.core.scheduling.policies import POLICIES
 from yardmaster.schemas.events.decisions import (
     AllocationRevokedV1,
     NodeLostV1,
@@ -57,7 +58,6 @@ from yardmaster.schemas.events.requests import (
 )
 from yardmaster.schemas.resources import Resources
 
-POOL = PoolConfig(policy=PolicyRef(name="priority"), node_timeout_s=30, start_timeout_s=60)
 NODES = [f"n{i}" for i in range(4)]
 Key = tuple[str, int, int]
 
@@ -119,10 +119,14 @@ class World:
         self.running: dict[Key, dict[str, Any]] = {}
         log = self.log
         log.request(log_created())
-        log.request(PoolChangeRequestedV1(pool="default", config=POOL))
-        config = department(quotas={"default": Quota(limit_milli=14_000)}).department
-        assert config is not None
-        log.request(DepartmentChangeRequestedV1(department="research", config=config))
+        # The policies take turns, twice for each policy: with nodes enrolled and without.
+        name, version = list(POLICIES)[seed // 2 % len(POLICIES)]
+        ref = PolicyRef(name=name, version=version)
+        config = PoolConfig(policy=ref, node_timeout_s=30, start_timeout_s=60)
+        log.request(PoolChangeRequestedV1(pool="default", config=config))
+        limited = department(quotas={"default": Quota(limit_milli=14_000)}).department
+        assert limited is not None
+        log.request(DepartmentChangeRequestedV1(department="research", config=limited))
         for name, limit in (("nlp", 9000), ("vision", None)):
             of = project(pools=("default",), limit_milli=limit).project
             assert of is not None

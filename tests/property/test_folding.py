@@ -21,7 +21,7 @@ from tests.support.toy_cell import CELL, ToyCell
 from yardmaster.core.admission.machine import QuotaMachine
 from yardmaster.core.machine import Decision, Machine
 from yardmaster.core.scheduling.machine import SchedulerMachine
-from yardmaster.core.scheduling.policies import check
+from yardmaster.core.scheduling.policies import POLICIES, check
 from yardmaster.eventlog.codec import decode, encode
 from yardmaster.eventlog.errors import AppendOutcomeUnknown, LogUnavailable
 from yardmaster.eventlog.port import EventLog, Partition, Record, StoredRecord
@@ -32,6 +32,7 @@ from yardmaster.runtime.errors import Fenced
 from yardmaster.runtime.fold import Fold
 from yardmaster.schemas.envelope import Envelope
 from yardmaster.schemas.events import EVENTS
+from yardmaster.schemas.events import requests as req
 from yardmaster.schemas.topics import Topic
 
 MACHINES = ("quota", "scheduler")
@@ -164,6 +165,7 @@ class Plan:
     """What Hypothesis chose."""
 
     seed: int
+    policy: req.PolicyRef
     ticks: int
     again: set[int]
     faults: list[Fault]
@@ -176,6 +178,10 @@ class Plan:
 plans = st.builds(
     Plan,
     seed=st.integers(0, 2**32),
+    policy=st.sampled_from(
+        [req.PolicyRef(name=name, version=version) for name, version in POLICIES]
+        + [req.PolicyRef(name="fair_share", options={"among": "project", "variant": "max_min"})]
+    ),
     ticks=st.integers(5, 60),
     again=st.sets(st.integers(0, 6), max_size=3),
     faults=st.lists(
@@ -207,7 +213,7 @@ async def tell(plan: Plan) -> Told:
     faults = FaultPlan(cell.clock, plan.faults)
     log = Portions(FaultyLog(cell.log, faults), plan.portions)
     racers = {name: Racer(cell, log, name, plan.limits) for name in MACHINES}
-    world = HonestWorld(plan.seed, cell.clock.now_ms())
+    world = HonestWorld(plan.seed, cell.clock.now_ms(), plan.policy)
     world.begin()
     requested: list[Record] = []
     claimed: list[Record] = []

@@ -4,6 +4,7 @@ Histories of all its input events over few names, so that they meet. See `schedu
 the cell under test has to bear, and for what is checked after every cycle.
 """
 
+from dataclasses import fields
 from typing import Any
 
 from hypothesis import settings
@@ -12,14 +13,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.property.scheduling_world import World
 from yardmaster.core.scheduling.entities import ReplicaState
+from yardmaster.core.scheduling.policies import POLICIES
+from yardmaster.core.scheduling.policy import Policy
 from yardmaster.core.scheduling.state import ClusterState
 from yardmaster.core.testing import fold
+from yardmaster.schemas import plain
 from yardmaster.schemas.events import admissions as adm
 from yardmaster.schemas.events import node_events as nev
 from yardmaster.schemas.events import requests as req
 from yardmaster.schemas.resources import Resources
 
 NODES = ("n1", "n2", "n3")
+#: GPUs of nodes over which a gang may be laid.
+EQUAL = [[2, 2, 2], [3, 3], [2, 2, 3]]
 MOST_JOBS = 20
 OPEN = (ReplicaState.ALLOCATED, ReplicaState.STARTED, ReplicaState.EXITED)
 
@@ -67,11 +73,31 @@ unusual = st.one_of(
     st.fixed_dictionaries({"max_restarts": st.integers(1, 2)}),
     st.just({"unschedulable": req.Unschedulable.FAIL}),
     st.just({"exit_zero": req.ExitZero.FINISHED}),
+    st.fixed_dictionaries({"avoid_nodes": st.sampled_from([("n1",), ("n1", "n2"), ("n2", "n3")])}),
+    st.builds(
+        lambda gpus, cpu_milli: {
+            "layout": req.Layout.WHOLE_NODES,
+            "replicas": 1,
+            "resources": Resources(gpus=gpus, gpu_milli=1000, cpu_milli=cpu_milli),
+        },
+        st.sampled_from([2, 3, 4, 4, 6, 9]),
+        st.sampled_from([0, 0, 3000]),
+    ),
     st.fixed_dictionaries({"grace_s": st.sampled_from([0, 5])}),
 )
 specs = st.builds(
     lambda *parts: {k: v for part in parts for k, v in part.items()}, plain_specs, unusual, unusual
 )
+
+
+def _configured(policy: Policy) -> st.SearchStrategy[dict[str, Any]]:
+    options: Any = policy.options
+    chosen = st.builds(options, **{each.name: ... for each in fields(options)})
+    return chosen.map(lambda made: {"policy": policy.name, **plain.dump(made)})
+
+
+#: A policy with any of its options; what holds, holds for all of them.
+policies = st.sampled_from(list(POLICIES.values())).flatmap(_configured)
 
 
 class Histories(RuleBasedStateMachine):
@@ -89,12 +115,12 @@ class Histories(RuleBasedStateMachine):
         return self.world.cell.state
 
     @initialize(
-        gpus=st.lists(st.integers(1, 3), min_size=1, max_size=3),
-        options=st.sampled_from([{}, {}, {"preemption": False}, {"backfill": False}]),
+        gpus=st.lists(st.integers(1, 3), min_size=1, max_size=3) | st.sampled_from(EQUAL),
+        options=policies,
         jobs=st.lists(specs, min_size=2, max_size=5),
     )
     def some_cluster(
-        self, gpus: list[int], options: dict[str, bool], jobs: list[dict[str, Any]]
+        self, gpus: list[int], options: dict[str, Any], jobs: list[dict[str, Any]]
     ) -> None:
         self.world.both("pool", "side")
         self.world.both("pool", "main", **options)
@@ -172,14 +198,17 @@ class Histories(RuleBasedStateMachine):
 
     @rule(
         pool=st.sampled_from(["main", "side"]),
-        preemption=st.sampled_from([True, True, False]),
-        backfill=st.booleans(),
+        options=policies,
         placement=st.sampled_from(["best_fit", "worst_fit"]),
+        unequal_gangs=st.booleans(),
+        gpuless_per_node=st.sampled_from([None, None, 0, 1, 2]),
         timeout_s=st.sampled_from([30, 60]),
     )
-    def configure_pool(self, pool: str, timeout_s: int, **options: Any) -> None:
+    def configure_pool(
+        self, pool: str, timeout_s: int, options: dict[str, Any], **settings: Any
+    ) -> None:
         timeouts = {"node_timeout_s": timeout_s, "start_timeout_s": timeout_s}
-        self.world.both("pool", pool, **timeouts, **options)
+        self.world.both("pool", pool, **timeouts, **settings, **options)
 
     @rule(
         name=st.sampled_from(["p", "q", "department d", "department e", "spare pool"]),
@@ -221,7 +250,7 @@ class Histories(RuleBasedStateMachine):
         how=st.sampled_from(
             [
                 *("again", "leave", "cordon", "uncordon", "uncordon", "drain", "silent"),
-                *("enrol", "enrol", "revoke"),
+                *("enrol", "enrol", "revoke", "disable", "disable", "empty", "enable"),
             ]
         ),
         for_s=st.sampled_from([1, 40, 70]),
@@ -232,6 +261,9 @@ class Histories(RuleBasedStateMachine):
             self.world.both(how, name)
         elif how == "drain":
             self.world.both("drain", name, within_s=for_s)
+        elif how in ("disable", "empty", "enable"):
+            slots = {1: (0,), 40: (1, 2), 70: (2, 7)}[for_s] if how != "enable" else ()
+            self.world.both("disable", name, *slots, stop=how == "empty")
         elif how == "enrol":
             self._enrol(name, gpus={1: 1, 40: 2, 70: 3}[for_s])
         elif how == "revoke":

@@ -31,6 +31,8 @@ BY_NAME: Final[Mapping[str, Any]] = {
     "rule": "better_priority",
     "node_type": "sxm",
     "node_types": ["sxm"],
+    "avoid_nodes": ["gpu-03"],
+    "disabled": [0, 3],
     "placement": "best_fit",
     "address": "gpu-07.cluster.example",
     "uri": "s3://runs/4kq7/step-12000",
@@ -116,12 +118,27 @@ def _options(body: Json) -> None:
     body["options"] = BY_NAME["options"]
 
 
+def _layout(body: Json) -> None:
+    replicas = {body.get("replicas_min", 1), body.get("replicas_max", 1)}
+    milli = body.get("resources", {}).get("gpu_milli", 0)
+    if replicas != {1} or milli not in (0, 1000):
+        body.pop("layout", None)
+
+
+def _ascending(body: Json) -> None:
+    if "disabled" in body:
+        body["disabled"] = sorted(set(body["disabled"]))
+
+
 #: Rules between fields, which JSON Schema does not say; by the name of the definition.
 REPAIRS: Final[Mapping[str, Callable[[Json], None]]] = {
     "TaskExited": _exited,
     "Run": _run,
     "Resources": _resources,
     "PolicyRef": _options,
+    "SubmittedSpec": _layout,
+    "NodeSlotsChangeRequested": _ascending,
+    "NodeSlotsChanged": _ascending,
 }
 
 

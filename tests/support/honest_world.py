@@ -39,9 +39,7 @@ from yardmaster.schemas.events.node_events import (
 )
 from yardmaster.schemas.resources import Resources
 
-POOL = req.PoolConfig(
-    policy=req.PolicyRef(name="priority"), node_timeout_s=30, start_timeout_s=60, max_grace_s=120
-)
+PRIORITY = req.PolicyRef(name="priority")
 POOLS = ("default", "spare")
 NODES = ("n0", "n1", "n2", "n3")
 Key = tuple[str, int, int]
@@ -50,8 +48,11 @@ Key = tuple[str, int, int]
 class HonestWorld:
     """What happens outside the machines."""
 
-    def __init__(self, seed: int, now_ms: int) -> None:
+    def __init__(self, seed: int, now_ms: int, policy: req.PolicyRef = PRIORITY) -> None:
         self.chance = random.Random(seed)
+        self.pool_config = req.PoolConfig(
+            policy=policy, node_timeout_s=30, start_timeout_s=60, max_grace_s=120
+        )
         self.pen = LogBuilder(now_ms=now_ms)
         self.requests: list[Envelope[Any]] = []
         self.claims: list[Envelope[Any]] = []
@@ -94,7 +95,7 @@ class HonestWorld:
         """The log's first records: pools, a department, two projects, nodes."""
         self.ask(log_created())
         for pool in POOLS:
-            self.ask(req.PoolChangeRequestedV1(pool=pool, config=POOL))
+            self.ask(req.PoolChangeRequestedV1(pool=pool, config=self.pool_config))
         quotas = {"default": req.Quota(limit_milli=14_000)}
         config = department(quotas=quotas).department
         assert config is not None
@@ -273,7 +274,7 @@ class HonestWorld:
         config = project(pools=POOLS, limit_milli=limit).project
         assert config is not None
         events: list[Event] = [
-            req.PoolChangeRequestedV1(pool="extra", config=POOL),
+            req.PoolChangeRequestedV1(pool="extra", config=self.pool_config),
             req.PoolDeletionRequestedV1(pool="extra"),
             req.DepartmentChangeRequestedV1(department="other", config=req.DepartmentConfig()),
             req.DepartmentDeletionRequestedV1(department="other"),

@@ -134,6 +134,15 @@ def test_needs_names_fractions_and_elastic_gangs() -> None:
     assert needs(task(resources=none, replicas_min=1, replicas_max=1)) == "0 GPU, 0.5 CPU, 512 MiB"
 
 
+def test_needs_says_where_all_gpus_of_a_task_are_laid() -> None:
+    asked = {"gpus": 16, "gpu_milli": 1000, "cpu_milli": 4000, "memory_mib": 0}
+    whole = {"replicas_min": 1, "replicas_max": 1, "layout": "whole_nodes"}
+    shown = needs(task(resources=asked, **whole))
+    assert shown == "16 GPU on one node or whole ones, each with 4 CPU"
+    asked = {**asked, "cpu_milli": 0}
+    assert needs(task(resources=asked, **whole)) == "16 GPU on one node or whole ones"
+
+
 def test_numbers_have_their_units() -> None:
     values = {"limit_s": 7200, "until_at_ms": NOW_MS, "victims": 2, "free_milli": 500}
     assert numbers(values) == "limit 2h, until 10:30:00Z, victims 2, free 0.5"

@@ -114,7 +114,7 @@ def test_every_flag_sets_the_key_it_says() -> None:
         "min_runtime": "1m", "time_limit": "2h", "max_restarts": "1", "unschedulable": "fail",
         "signal": "INT", "grace": "30s", "exit_zero": "finished", "start_from": "s3://b/x",
         "image": "team/train:1", "working_dir": "/srv", "env": ("A=1",), "secret": ("T=nlp/hf",),
-        "label": ("team=x",), "script": "echo hi",
+        "label": ("team=x",), "script": "echo hi", "avoid_node": ("n1", "n2"),
     }  # fmt: skip
     left_out = {"matrix"}  # tasks and matrix exclude each other; tested below
     assert {flag.parameter for flag in FLAGS} == samples.keys() | left_out
@@ -125,6 +125,13 @@ def test_every_flag_sets_the_key_it_says() -> None:
     assert spec.stop.grace == "30s"
     assert spec.run.env == {"A": "1"}
     assert spec.pools == ["a", "b"]
+    assert spec.avoid_nodes == ["n1", "n2"]
+
+
+def test_replicas_auto_is_a_word_of_file_and_flag() -> None:
+    assert job(PLAIN + "replicas: auto\nresources: {gpus: 16}\n").replicas == "auto"
+    assert job(PLAIN, replicas="auto", gpus="16").replicas == "auto"
+    assert "job.yaml:3: replicas: should be 'auto'" in failure(PLAIN + "replicas: whole\n").message
 
 
 def test_a_matrix_on_the_command_line_takes_numbers_as_people_write_them() -> None:

@@ -32,6 +32,12 @@ def test_a_limit_can_be_lifted() -> None:
     assert lay({"limit_milli": 1000}, ["max-slots=none"], PROJECT) == {"limit_milli": None}
 
 
+def test_a_pool_says_how_it_places() -> None:
+    pairs = ["unequal-gangs=true", "gpuless-per-node=100"]
+    assert lay({}, pairs, POOL) == {"unequal_gangs": True, "gpuless_per_node": 100}
+    assert lay({}, ["gpuless-per-node=none"], POOL) == {"gpuless_per_node": None}
+
+
 @pytest.mark.parametrize(
     ("pair", "said"),
     [

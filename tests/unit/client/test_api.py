@@ -9,7 +9,7 @@ import pytest
 
 from yardmaster.client.api import ApiError, Client
 from yardmaster.client.transport import MAX_TRIES, events
-from yardmaster.schemas.api import JobSpec, NodePatch, NodeWish, PoolConfig
+from yardmaster.schemas.api import JobSpec, NodePatch, NodeSlots, NodeWish, PoolConfig
 from yardmaster.schemas.events.requests import PolicyRef
 from yardmaster.schemas.job_file import JobRun
 
@@ -194,6 +194,11 @@ CALLS: list[tuple[Callable[[Client], object], str, str]] = [
         lambda c: c.patch_node("n1", NodePatch(state=NodeWish.READY), if_match="*"),
         "PATCH",
         "/v1/nodes/n1",
+    ),
+    (
+        lambda c: c.put_slots("n1", NodeSlots(disabled=[0]), if_match="*"),
+        "PUT",
+        "/v1/nodes/n1/slots",
     ),
     (lambda c: c.delete_pool("p/../q", if_match="*"), "DELETE", "/v1/pools/p%2F..%2Fq"),
     (

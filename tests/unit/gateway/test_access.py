@@ -110,6 +110,7 @@ async def test_submitting_takes_a_role_in_the_project(cell: TestCell, token: str
 
 OPERATING = [
     ("PATCH", "/v1/nodes/n1", {"state": "cordoned"}),
+    ("PUT", "/v1/nodes/n1/slots", {"disabled": [0]}),
     ("PUT", "/v1/nodes/n1/enrolment", {"pool": "h100", "gpus": 8}),
     ("DELETE", "/v1/nodes/n1/enrolment", None),
     ("PUT", "/v1/pools/p", {"policy": {"name": "priority"}}),

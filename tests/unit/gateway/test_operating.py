@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.support.gateway import TestCell
+from yardmaster.schemas.events.requests import NodeSlotsChangeRequestedV1
 
 POOL = {"policy": {"name": "priority", "options": {"preemption": False}}, "default_priority": 50}
 
@@ -155,6 +156,39 @@ async def test_a_wish_for_a_node_that_cannot_be_meant_is_refused(
     cell: TestCell, body: dict[str, Any]
 ) -> None:
     await cell.call("PATCH", "/v1/nodes/n1", status=422, json=body, headers={"If-Match": "*"})
+
+
+async def test_slots_of_a_node_are_disabled_with_a_reason_and_taken_back(cell: TestCell) -> None:
+    path, node = "/v1/nodes/n1/slots", "/v1/nodes/n1"
+    before = await tag(cell, node)
+    body = {"disabled": [3, 0, 3], "stop": True, "reason": "ecc"}
+    await cell.call("PUT", path, status=428, json=body)
+    await cell.call("PUT", path, status=202, json=body, headers={"If-Match": before})
+    shown = await cell.call("GET", node)
+    assert (shown["disabled_slots"], shown["disabled_reason"]) == ([0, 3], "ecc")
+    assert (shown["state"], shown["gpu_milli_free"]) == ("ready", 2000)
+    assert [slot["disabled"] for slot in shown["slots"]] == [True, False, False, True]
+    assert await tag(cell, node) != before
+    await cell.call("PUT", path, status=412, json=body, headers={"If-Match": before})
+    asked = [e for e in await cell.events("requests") if isinstance(e, NodeSlotsChangeRequestedV1)]
+    assert [(e.node, e.disabled, e.stop) for e in asked] == [("n1", (0, 3), True)]
+    await cell.call(
+        "PUT", path, status=202, json={"disabled": []}, headers={"If-Match": await tag(cell, node)}
+    )
+    shown = await cell.call("GET", node)
+    assert (shown["disabled_slots"], shown["disabled_reason"]) == ([], None)
+    assert (await tag(cell, node), shown["gpu_milli_free"]) == (before, 4000)
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"disabled": [4]}, {"disabled": [-1]}, {"disabled": "0"}, {"disabled": [1024]}]
+)
+async def test_slots_that_a_node_does_not_have_are_refused(
+    cell: TestCell, body: dict[str, Any]
+) -> None:
+    match = {"If-Match": "*"}
+    await cell.call("PUT", "/v1/nodes/n1/slots", status=422, json=body, headers=match)
+    await cell.call("PUT", "/v1/nodes/n9/slots", status=404, json={"disabled": []}, headers=match)
 
 
 async def test_nodes_are_listed_by_pool_and_state(cell: TestCell) -> None:

@@ -53,6 +53,15 @@ def test_a_body_digest_is_of_what_is_said_not_how() -> None:
     assert one != digest('{"project":"nlp","run":{"command":["a"]},"resources":{"gpus":1}}', "l")
 
 
+def test_a_body_digest_stays_what_it_was_when_the_job_file_learns_more() -> None:
+    body = '{"project":"nlp","run":{"command":["a"]}}'
+    assert body_digest(parse_job(body), "k").startswith("d398a72e49ac")
+    assert body_digest(parse_job(body[:-1] + ',"avoid_nodes":[]}'), "k").startswith("d398a72e49ac")
+    assert not body_digest(parse_job(body[:-1] + ',"avoid_nodes":["n1"]}'), "k").startswith(
+        "d398a72e49ac"
+    )
+
+
 # --- the writer ---------------------------------------------------------------------------------
 
 

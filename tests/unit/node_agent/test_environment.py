@@ -63,6 +63,16 @@ def test_a_gang_meets_on_the_port_that_is_held_for_it() -> None:
     assert (env["MASTER_ADDR"], env["PET_MASTER_PORT"]) == ("gpu-07", "29601")
 
 
+def test_a_gang_on_nodes_of_unequal_size_has_the_processes_of_each_nodes_gpus() -> None:
+    for replica, slots, local in ((0, (0, 1), "2"), (1, (2,), "1")):
+        key = replace(assignment().key, replica=replica)
+        laid = replace(assignment(), key=key, replicas=2, slots=slots, gpu_milli=1000)
+        env = environment(laid)
+        assert (env["PET_NNODES"], env["PET_NODE_RANK"]) == ("2", str(replica))
+        assert (env["WORLD_SIZE"], env["YARD_REPLICAS"]) == ("2", "2")
+        assert env["PET_NPROC_PER_NODE"] == local
+
+
 def test_fractions_are_limited_where_an_mps_daemon_enforces_it() -> None:
     assert not [name for name in environment() if "MPS" in name]
     env = environment(facts=replace(FACTS, mps=True))

@@ -333,6 +333,17 @@ async def test_a_preempted_task_is_pending_again_with_its_checkpoint() -> None:
     assert attempt.stopping.stop.for_task == f"{'b' * 12}.0"
 
 
+async def test_disabled_slots_stay_with_a_node_whatever_joins_under_its_name() -> None:
+    log = cell()
+    what: dict[str, Any] = {"node": "n1", "disabled": (0, 3), "stop": True}
+    log.judged(r.NodeSlotsChangeRequestedV1(**what), a.NodeSlotsChangedV1(**what))
+    log.claim(logs.joined("n1", life=2))
+    log.scheduler.cycle()
+    store = await viewed(log)
+    row = await node(store)
+    assert (row.disabled, row.disabled_reason, row.state) == ((0, 3), None, NodeState.READY)
+
+
 async def test_a_lost_node_frees_its_slots_and_comes_back_empty() -> None:
     log = cell()
     running(log)

@@ -7,6 +7,7 @@ import pytest
 from tests.support import logs
 from tests.support.logs import LogBuilder
 from tests.support.views import viewed
+from yardmaster.core.scheduling.shapes import shape_id
 from yardmaster.projections import queries
 from yardmaster.projections.memory import MemoryViewStore
 from yardmaster.projections.queries import BadCursor, Filters, Sight, WaitFinder
@@ -171,6 +172,33 @@ async def test_one_recorded_wait_answers_for_all_tasks_of_a_shape() -> None:
         ]
         assert explained.pools[0].numbers["short_milli"] == 1000
         assert explained.unblock == "running tasks end"
+
+
+async def test_where_a_pool_is_divided_among_jobs_a_job_waits_by_itself() -> None:
+    log, store = await populated()
+    row = await store.get(TaskRow, f"{C}.0")
+    assert row is not None
+    spec, shared = row.job.spec, row.job.shape
+    assert spec is not None
+    assert shared is not None
+    own = shape_id(C, row.job.project, spec, bound=True)
+    numbers = {"fair_share_milli": 0, "weight": 1, "used_milli": 0, "asked_milli": 1000}
+    recorded = {
+        shared: Wait(code=WaitCode.BACKFILL_NOT_ALLOWED),
+        own: Wait(code=WaitCode.OVER_FAIR_SHARE, numbers=numbers),
+    }
+    for shape in (shared, own, shared):
+        wait = recorded[shape]
+        log.scheduler.cycle(
+            d.TaskUnschedulableV1(
+                task_id=f"{C}.0", shape=shape, priority=42, pool="default", wait=wait
+            )
+        )
+        found = await waits(await viewed(log), f"{C}.0")
+        assert found is not None
+        row_of_wait = found.recorded[0][1]
+        assert row_of_wait is not None
+        assert row_of_wait.wait.code == wait.code, "the last record says how it waits"
 
 
 async def test_tasks_beyond_max_concurrent_wait_for_those_before_them() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from yardmaster.schemas.events.details import StopSignal
-from yardmaster.schemas.events.requests import ExitZero, Kind, Unschedulable
+from yardmaster.schemas.events.requests import ExitZero, Kind, Layout, SubmittedSpec, Unschedulable
 from yardmaster.schemas.job_file import (
     JobSpec,
     name_of,
@@ -191,6 +191,42 @@ def test_what_runs_is_what_was_written() -> None:
 def test_a_job_without_a_name_is_named_after_its_program(run: Any, name: str) -> None:
     assert name_of(parse(run=run)) == name
     assert name_of(parse(name="mine")) == "mine"
+
+
+def test_replicas_auto_lays_all_gpus_of_a_task_over_whole_nodes() -> None:
+    asked = submitted_spec(parse(replicas="auto", resources={"gpus": 16, "cpus": 4}))
+    assert (asked.layout, asked.replicas_min, asked.replicas_max) == (Layout.WHOLE_NODES, 1, 1)
+    assert (asked.resources.gpus, asked.resources.cpu_milli) == (16, 4000)
+    assert submitted_spec(parse(replicas=2)).layout is Layout.REPLICAS
+    assert submitted_spec(parse(replicas={"min": 1, "max": 2})).layout is Layout.REPLICAS
+
+
+@pytest.mark.parametrize("gpus", [0.5, {"count": 2, "fraction": 0.5}])
+def test_replicas_auto_is_for_whole_gpus(gpus: Any) -> None:
+    assert "is for whole GPUs" in refused(replicas="auto", resources={"gpus": gpus})
+
+
+def test_replicas_are_a_number_a_range_or_auto_and_no_mixture() -> None:
+    assert "'auto'" in refused(replicas="whole")
+    assert "valid integer" in refused(replicas={"min": "auto", "max": 4})
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"replicas_min": 2, "replicas_max": 2},
+        {"replicas_max": 4},
+        {"resources": Resources(gpus=2, gpu_milli=500)},
+    ],
+)
+def test_a_request_for_whole_nodes_says_no_number_of_replicas_and_no_shares(spec: Any) -> None:
+    with pytest.raises(ValueError, match="whole nodes"):
+        SubmittedSpec(layout=Layout.WHOLE_NODES, **spec)
+
+
+def test_nodes_to_avoid_are_named_once() -> None:
+    assert submitted_spec(parse(avoid_nodes=["n1", "n2"])).avoid_nodes == ("n1", "n2")
+    assert "named twice" in refused(avoid_nodes=["n1", "n1"])
 
 
 @given(

@@ -64,6 +64,9 @@ def needs(task: Row) -> str:
     if asked.get("memory_mib"):
         parts.append(mebibytes(asked["memory_mib"]))
     low, high = task["replicas_min"], task["replicas_max"]
+    if task.get("layout") == "whole_nodes":
+        each = f", each with {', '.join(parts[1:])}" if parts[1:] else ""
+        return f"{parts[0]} on one node or whole ones{each}"
     if high == 1:
         return ", ".join(parts)
     count = f"{low}" if low == high else f"{low} to {high}"
@@ -74,7 +77,8 @@ def task_lines(out: Output, task: Row, attempts: Sequence[Row]) -> list[str]:
     """`yard show TASK`."""
     lines = [_title(task)]
     pools = ", ".join(task["pools"]) or NOTHING
-    lines.append(_labelled("Needs", f"{needs(task)}   pools {pools}"))
+    avoided = f"   not on {', '.join(task['avoid_nodes'])}" if task.get("avoid_nodes") else ""
+    lines.append(_labelled("Needs", f"{needs(task)}   pools {pools}{avoided}"))
     if task.get("params"):
         point = ", ".join(f"{key}={value}" for key, value in task["params"].items())
         lines.append(_labelled("Params", plain(point)))
@@ -204,6 +208,7 @@ def job_lines(out: Output, job: Row, task_table: Sequence[str]) -> list[str]:
         "resources": spec["resources"],
         "replicas_min": spec["replicas_min"],
         "replicas_max": spec["replicas_max"],
+        "layout": spec.get("layout"),
     }
     pools = ", ".join(spec.get("pools") or ()) or NOTHING
     text = f"{needs(shape)} each   pools {pools}"

@@ -37,7 +37,7 @@ _MODELS: Final[Mapping[Path, type[BaseModel]]] = {
     ("run",): JobRun,
 }
 #: Words by which pydantic names a branch of a union; no keys of the file.
-_BRANCHES: Final = frozenset({"number", "shares", "range", "str", "int", "float", "bool"})
+_BRANCHES: Final = frozenset({"number", "shares", "range", "word", "str", "int", "float", "bool"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +82,21 @@ FLAGS: Final = (
         text=True,
     ),
     Flag("node-type", ("node_types",), "Type of node to run on.", "NAME", many=True, text=True),
+    Flag(
+        "avoid-node",
+        ("avoid_nodes",),
+        "Node never to run on; again for another.",
+        "NAME",
+        many=True,
+        text=True,
+    ),
     Flag("gpus", ("resources", "gpus"), "GPUs of one replica: 8, 0.5.", "N"),
     Flag("cpus", ("resources", "cpus"), "CPUs of one replica.", "N"),
     Flag("memory", ("resources", "memory"), "Memory of one replica: 256Gi.", "SIZE", text=True),
     Flag(
         "replicas",
         ("replicas",),
-        "Gang size, all or nothing; MIN:MAX is elastic.",
+        "Gang size, all or nothing; MIN:MAX is elastic; auto: as many nodes as --gpus take.",
         "N",
         read=_replicas,
     ),

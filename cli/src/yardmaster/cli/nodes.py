@@ -19,7 +19,7 @@ from yardmaster.cli.selection import at_time
 from yardmaster.cli.session import NounGroup, Session, detaching, now_ms
 from yardmaster.cli.tables import NODES
 from yardmaster.client.transport import ApiError
-from yardmaster.schemas.api import Enrolment, NodePatch, NodeWish
+from yardmaster.schemas.api import Enrolment, NodePatch, NodeSlots, NodeWish
 from yardmaster.schemas.fields import MAX_SLOTS
 from yardmaster.schemas.quantities import duration_s
 
@@ -56,10 +56,52 @@ def show(session: Session, name: str) -> None:
 
 @nodes.command("slots")
 @click.argument("name")
-def slots(session: Session, name: str) -> None:
-    """List a node's GPUs and who holds them."""
+@click.option("--disable", metavar="N,...", help="Start nothing new on these GPUs.")
+@click.option("--enable", metavar="N,...|all", help="Let these take tasks again.")
+@click.option("--stop", is_flag=True, help="Stop what runs on the disabled ones, with grace.")
+@click.option("--reason", metavar="TEXT", help="Why; shown to everybody.")
+@click.option("--if-match", metavar="ETAG", help="Only if nobody changed the node since.")
+def slots(
+    session: Session,
+    name: str,
+    disable: str | None,
+    enable: str | None,
+    stop: bool,
+    reason: str | None,
+    if_match: str | None,
+) -> None:
+    """List a node's GPUs and who holds them; put some out of use, or back."""
+    client = session.remote.client
+    if disable is None and (stop or reason):
+        # They would hold for all slots that stay out of use.
+        raise BadUsage("--stop and --reason go with --disable")
+    if disable is None and enable is None:
+        _list_slots(session, name)
+        return
+    # Before what it is laid over: a change in between is then refused, not undone.
+    tag = if_match or client.etag(f"/v1/nodes/{name}")
+    known = set(client.node(name).disabled_slots)
+    back = known if enable == "all" else _indexes("--enable", enable)
+    more = _indexes("--disable", disable)
+    if both := sorted(back & more):
+        raise BadUsage(f"slot {both[0]} is to be disabled and enabled")
+    wish = NodeSlots(disabled=sorted((known - back) | more), stop=stop, reason=reason)
+    session.remote.settle(client.put_slots(name, wish, if_match=tag), name, session.out)
+    session.out.say(name)
+
+
+def _indexes(flag: str, text: str | None) -> set[int]:
+    parts = [part.strip() for part in (text or "").split(",") if part.strip()]
+    for part in parts:
+        if not part.isdecimal() or int(part) >= MAX_SLOTS:
+            raise BadUsage(f"{flag} {part}: expected numbers of slots, from 0 on")
+    return {int(part) for part in parts}
+
+
+def _list_slots(session: Session, name: str) -> None:
     columns = (
         Column("SLOT", lambda row: row["index"], right=True),
+        Column("STATE", lambda row: "disabled" if row["disabled"] else "enabled"),
         Column("USED", lambda row: Gpus(row["gpu_milli_used"], 1), right=True),
         Column("TASKS", lambda row: ",".join(row["tasks"]) or None),
     )

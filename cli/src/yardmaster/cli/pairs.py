@@ -11,6 +11,8 @@ from yardmaster.cli.yamltree import nearest, scalar
 from yardmaster.schemas.quantities import duration_s, milli
 
 Body = dict[str, Any]
+#: Words for a bound that there is not.
+NO_BOUND: Final = ("none", "unlimited", "-")
 
 
 def _text(text: str) -> Any:
@@ -26,9 +28,13 @@ def _names(text: str) -> Any:
 
 
 def _gpus(text: str) -> Any:
-    if text in ("none", "unlimited", "-"):
+    if text in NO_BOUND:
         return None
     return milli(float(text), "GPUs")
+
+
+def _bound(text: str) -> Any:
+    return None if text in NO_BOUND else int(text)
 
 
 def _seconds(text: str) -> Any:
@@ -46,6 +52,8 @@ POOL: Final[Mapping[str, Reader]] = {
     "start-timeout": (("start_timeout_s",), _seconds),
     "max-grace": (("max_grace_s",), _seconds),
     "fence": (("fence",), _text),
+    "unequal-gangs": (("unequal_gangs",), scalar),
+    "gpuless-per-node": (("gpuless_per_node",), _bound),
 }
 PROJECT: Final[Mapping[str, Reader]] = {
     "department": (("department",), _text),

@@ -104,6 +104,9 @@ def _node_reason(row: Row) -> Cell:
     parts = [row["reason"]] if row.get("reason") else []
     if row.get("deadline_at"):
         parts.append(f"until {row['deadline_at'][11:16]}")
+    if row.get("disabled_slots"):
+        why = f": {row['disabled_reason']}" if row.get("disabled_reason") else ""
+        parts.append(f"slots {','.join(map(str, row['disabled_slots']))} disabled{why}")
     return ", ".join(parts) or None
 
 

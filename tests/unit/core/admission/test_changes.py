@@ -317,6 +317,15 @@ def test_a_node_that_takes_tasks_cannot_be_uncordoned():
     refused(desk.one(uncordon), AdmissionCode.WRONG_PHASE)
 
 
+def test_slots_of_any_node_are_put_out_of_use_as_it_was_asked():
+    desk = Desk()
+    for disabled, stop in (((0, 3), True), ((), False)):
+        verdict = desk.one(
+            r.NodeSlotsChangeRequestedV1(node="gpu-07", disabled=disabled, stop=stop)
+        )
+        assert verdict == a.NodeSlotsChangedV1(node="gpu-07", disabled=disabled, stop=stop)
+
+
 # Enrolment -----------------------------------------------------------------------------------
 
 

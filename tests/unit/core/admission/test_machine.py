@@ -232,6 +232,14 @@ def test_what_is_no_dump_at_all_is_refused_by_name(dump):
         QuotaMachine().load(CELL, dump)
 
 
+def test_what_a_pool_could_not_say_at_first_counts_in_the_digest_where_it_is_said():
+    digests = {
+        Desk(pool("default", **said)).state.digest()
+        for said in ({}, {"unequal_gangs": True}, {"gpuless_per_node": 0})
+    }
+    assert len(digests) == 3
+
+
 def test_the_digest_of_a_known_history_is_what_it_was():
     """Logs outlive versions: a digest that changes makes every log written before look touched."""
     known = "77e812ec2f581f59359b0a029a81607d7068d4c3ec19f4e12c2ec63c3c59d825"

@@ -25,6 +25,7 @@ from yardmaster.schemas.events.requests import (
     CancelRequestedV1,
     ExitZero,
     Kind,
+    Layout,
     Quota,
     Unschedulable,
 )
@@ -58,6 +59,14 @@ def test_an_admitted_job_has_every_default_resolved():
     assert spec.exit_zero is ExitZero.STOPPED
     assert (spec.tasks, spec.replicas_min, spec.replicas_max) == (3, 1, 1)
     assert spec.resources == gpus(2)
+
+
+def test_where_a_job_is_laid_is_as_it_asked_and_nodes_to_avoid_are_in_one_order():
+    desk = Desk(*CELL_SETUP)
+    spec = admitted(desk, job(layout=Layout.WHOLE_NODES, avoid_nodes=("n2", "n10", "n2")))
+    assert (spec.layout, spec.avoid_nodes) == (Layout.WHOLE_NODES, ("n10", "n2"))
+    spec = admitted(desk, job(OTHER))
+    assert (spec.layout, spec.avoid_nodes) == (Layout.REPLICAS, ())
 
 
 @pytest.mark.parametrize("kind", list(Kind))

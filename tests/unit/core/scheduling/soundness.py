@@ -10,7 +10,6 @@ from typing import Any
 from yardmaster.core.scheduling.enrolment import barred
 from yardmaster.core.scheduling.entities import (
     BEHIND,
-    BLOCKING,
     LIMITED,
     Group,
     Node,
@@ -19,8 +18,11 @@ from yardmaster.core.scheduling.entities import (
     Pool,
     ReplicaState,
     Task,
+    blocks,
 )
 from yardmaster.core.scheduling.indexes import FreeIndex, Room
+from yardmaster.core.scheduling.parties import asked_by
+from yardmaster.core.scheduling.policies import divides
 from yardmaster.core.scheduling.state import MODULUS, ClusterState, Entity
 from yardmaster.schemas.reasons import WaitCode
 
@@ -54,8 +56,14 @@ def _tasks(state: ClusterState, tasks: list[Task]) -> None:
             assert not task.phase.final, f"{task.id} is over and has an attempt"
             assert run.number == task.attempt
             shape = task.job.shape
-            assert len(run.placements) == shape.replicas, f"{task.id} is not whole"
-            assert [p.replica for p in run.placements] == list(range(shape.replicas))
+            placed = len(run.placements)
+            if shape.whole_nodes:
+                gpus = [len(p.slots) for p in run.placements]
+                assert sum(gpus) == shape.gpus, f"{task.id} is not whole"
+                assert len({p.node for p in run.placements}) == placed, f"{task.id} is torn apart"
+            else:
+                assert placed == shape.replicas, f"{task.id} is not whole"
+            assert [p.replica for p in run.placements] == list(range(placed))
             open_ = sum(1 for was in run.replicas if was < ReplicaState.RELEASED)
             assert run.open == open_, f"{task.id} counts {run.open} open replicas, has {open_}"
         ready = (
@@ -65,6 +73,7 @@ def _tasks(state: ClusterState, tasks: list[Task]) -> None:
             and not (task.paused or task.cancelled or task.job.erased)
             and task.held_until_ms <= state.now_ms
         )
+        assert job_is_alone(state, task) == task.job.alone
         assert (task.group is not None) == ready, (
             f"{task.id}: ready {ready}, in a queue {not ready}"
         )
@@ -75,6 +84,12 @@ def _tasks(state: ClusterState, tasks: list[Task]) -> None:
         assert live <= most
         left = [t for t in job.tasks if not t.released and not t.phase.final]
         assert not left or live == most, f"{job.id} holds tasks back with {live} of {most} live"
+
+
+def job_is_alone(state: ClusterState, task: Task) -> bool:
+    """Whether a pool that the task may use is divided among jobs."""
+    pools = [state.pools[name] for name in task.job.spec.pools if name in state.pools]
+    return any(divides(pool.config)[1] for pool in pools)
 
 
 def _slots(state: ClusterState, tasks: list[Task]) -> None:
@@ -134,14 +149,38 @@ def _sums(state: ClusterState, tasks: list[Task]) -> None:
 
 
 def _rooms(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
-    for label, index in (("idle", pool.idle), ("future", pool.future)):
+    for label, index in (("idle", pool.idle), ("future", pool.future), ("firm", pool.firm)):
         index.flush()
         rebuilt = FreeIndex()
+        rebuilt.bound_gpuless(pool.config.gpuless_per_node if pool.config is not None else None)
         for node in pool.nodes.values():
-            rebuilt.add(_room(node, label, tasks), node.node_type)
+            room, gpuless = _room(node, label, tasks)
+            rebuilt.add(room, node.node_type, node.name)
+            room.places -= gpuless
+            rebuilt._index(room)
             if node.usable:
-                rebuilt.open_node(rebuilt.rooms[node.ordinal])
+                rebuilt.open_node(room)
         assert contents(index) == contents(rebuilt), f"{label} of {pool.name} is off"
+    assert (pool.shares, pool.per_job) == divides(pool.config)
+    assert pool.shares or not (pool.reshare or pool.reshare_next)
+    held: dict[str, dict[str, int]] = {}
+    for task, replica in _open(tasks):
+        if task.run is not None and task.run.pool is pool:
+            placement = task.run.placements[replica]
+            by_task = held.setdefault(task.job.id, Counter())
+            by_task[task.id] += placement.gpu_milli * len(placement.slots)
+    counted = {j.id: {t.id: m for t, m in h.tasks.items()} for j, h in pool.held.items()}
+    expected = {job: {t: m for t, m in by_task.items() if m} for job, by_task in held.items()}
+    assert counted == {job: by_task for job, by_task in expected.items() if by_task}
+    assert all(h.milli == sum(h.tasks.values()) for h in pool.held.values())
+    assert pool.held_milli == sum(h.milli for h in pool.held.values())
+    of_project = [(p, j, h) for p, of in pool.holders.items() for j, h in of.jobs.items()]
+    assert all(j.project is p and pool.held[j] is h for p, j, h in of_project)
+    assert len(of_project) == len(pool.held)
+    for project, holders in pool.holders.items():
+        kept = asked_by(project, holders)
+        holders.asked = None
+        assert kept == asked_by(project, holders), f"what {project.name} asks for is off"
     stopping = [t for t in tasks if t.run and t.run.pool is pool and t.run.stop and t.run.open]
     assert pool.stopping == len(stopping)
     for lane in (0, 1):
@@ -153,32 +192,46 @@ def _rooms(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
         assert pool.stopping_for[lane] == promised
 
 
-def _room(node: Node, label: str, tasks: list[Task]) -> Room:
+def _room(node: Node, label: str, tasks: list[Task]) -> tuple[Room, int]:
+    """The node's room, and how many replicas without GPUs are in it."""
     room = Room(node.ordinal, node.gpus, node.cpu_milli, node.memory_mib)
+    room.disabled = tuple(slot for slot in node.disabled if slot < node.gpus)
+    gpuless = 0
+    for slot in room.disabled:
+        room.slots[slot] -= 1000
     for task, replica in _open(tasks):
         run = task.run
         assert run is not None
         placement = run.placements[replica]
         if placement.node != node.name or (label == "future" and run.stop is not None):
             continue
+        if label == "firm" and task.job.spec.preemptible:
+            continue
         for slot in placement.slots:
             room.slots[slot] -= placement.gpu_milli
         room.cpu_milli -= placement.cpu_milli
         room.memory_mib -= placement.memory_mib
-    assert min([*room.slots, room.cpu_milli, room.memory_mib]) >= 0, f"{node.name} is overbooked"
+        gpuless += not placement.slots
+    slots = [free for slot, free in enumerate(room.slots) if slot not in room.disabled]
+    assert min([*slots, room.cpu_milli, room.memory_mib]) >= 0, f"{node.name} is overbooked"
     room.whole = room.slots.count(1000)
-    room.shared = max((free for free in room.slots if free < 1000), default=0)
-    return room
+    room.shared = max((free for free in room.slots if 0 <= free < 1000), default=0)
+    return room, gpuless
 
 
 def contents(index: FreeIndex) -> dict[str, Any]:
     """All that a free index answers from."""
     return {
         "rooms": {
-            o: (r.slots, r.whole, r.shared, r.cpu_milli, r.memory_mib)
+            o: (r.slots, r.whole, r.shared, r.cpu_milli, r.memory_mib, r.places, r.disabled)
             for o, r in sorted(index.rooms.items())
         },
         "available": index.available,
+        "idle": index.idle,
+        "of_size": {size: bits for size, bits in sorted(index.of_size.items()) if bits},
+        "named": dict(sorted(index.named.items())),
+        "places": dict(sorted(index.places.items())),
+        "most_gpuless": index.most_gpuless,
         "of_type": {name: bits for name, bits in sorted(index.of_type.items()) if bits},
         "free_milli": index.free_milli,
         "whole": {count: bits for count, bits in enumerate(index.whole) if bits},
@@ -215,6 +268,13 @@ def _queues(pool: Pool, tasks: list[Task]) -> None:
         assert group.queue.live == len(members[key])
         assert list(group.queue.in_order()) == sorted(members[key])
         assert group.queue.foremost is min(members[key]), "the first entry does not wait"
+    over = {
+        group
+        for group in pool.groups.values()
+        if (record := group.waits.get(pool.name)) is not None
+        and record[0].code is WaitCode.OVER_FAIR_SHARE
+    }
+    assert set(pool.over) == over, "a group over its share would not be woken"
     for number, lane in enumerate(pool.lanes):
         blocked: dict[int, set[Group]] = {}
         behind, limited, protected = set(), set(), set()
@@ -222,7 +282,7 @@ def _queues(pool: Pool, tasks: list[Task]) -> None:
             record = group.waits.get(pool.name)
             if record is None or group.shape.lane != number:
                 continue
-            if record[0].code in BLOCKING:
+            if blocks(group, record[0].code):
                 blocked.setdefault(group.priority, set()).add(group)
             if record[0].code in BEHIND:
                 behind.add(group)
@@ -232,6 +292,9 @@ def _queues(pool: Pool, tasks: list[Task]) -> None:
                 protected.add(group)
         assert {p: set(groups) for p, groups in lane.blocked.items()} == blocked
         assert lane.mask == sum(1 << priority for priority in blocked)
+        kept = dict(lane.firsts)
+        lane.firsts.clear()
+        assert all(p in blocked and lane.first(p) is first for p, first in kept.items())
         assert set(lane.behind) == behind
         assert {g for g in pool.protected if g.shape.lane == number} == protected
         for entry in limited:

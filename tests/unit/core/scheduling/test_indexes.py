@@ -1,15 +1,14 @@
-"""The free index against a scan of all rooms, and task lines against sorting."""
+"""The free index against a scan of all rooms."""
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from yardmaster.core.scheduling.entities import Department, Job, Project, Task
-from yardmaster.core.scheduling.indexes import FreeIndex, Room, TaskQueue
+from yardmaster.core.scheduling.indexes import FreeIndex, Room
 from yardmaster.core.scheduling.placement import best_fit, worst_fit
 from yardmaster.core.scheduling.shapes import WHOLE, Shape, shape_of
-from yardmaster.core.testing import DETAILS, admitted_spec
+from yardmaster.core.testing import admitted_spec
 from yardmaster.schemas.resources import Resources
 
 TYPES = ("any", "sxm")
@@ -127,17 +126,27 @@ def test_rooms_come_in_the_order_of_the_strategy(
     model = Model(offers)
     for change in changes:
         model.step(*change)
-    if asked.gpu_milli in (0, WHOLE):
+    if asked.gpu_milli == WHOLE:
         fewest_first = [r.whole for r in best_fit(model.index, asked)]
         assert fewest_first == sorted(fewest_first)
+    elif not asked.gpus:
+        used_first = [
+            (r.idle, r.places if r.idle else r.whole) for r in best_fit(model.index, asked)
+        ]
+        assert used_first == sorted(used_first)
     else:
         fullest = next(iter(best_fit(model.index, asked)), None)
         shared = [r for r in model.fitting(asked) if r.shared >= asked.gpu_milli]
         if asked.gpus == 1 and shared:
             assert fullest is not None
             assert fullest.shared // 50 == min(r.shared // 50 for r in shared)
-    most_first = [r.whole for r in worst_fit(model.index, asked)]
-    assert most_first == sorted(most_first, reverse=True)
+    emptiest_first = [
+        r.places / model.index.most_gpuless
+        if r.idle and not asked.gpus
+        else r.whole / (r.size or 1)
+        for r in worst_fit(model.index, asked)
+    ]
+    assert emptiest_first == sorted(emptiest_first, reverse=True)
 
 
 @given(nodes, steps)
@@ -198,57 +207,46 @@ def test_what_was_taken_twice_of_a_slot_is_given_back_in_any_order() -> None:
         assert (room.slots, room.whole, room.shared) == ([1000, 1000], 2, 0)
 
 
-# Lines of tasks
-
-
-def tasks_of(submitted_ms: list[int]) -> list[Task]:
-    """A task for each time of submission."""
-    project = Project("p", Department("d"))
-    return [
-        Task(Job(f"j{seq}", seq, project, admitted_spec(), when, DETAILS), 0)
-        for seq, when in enumerate(submitted_ms)
-    ]
-
-
-@given(
-    st.lists(st.integers(0, 5), min_size=1, max_size=12),
-    st.lists(st.tuples(st.booleans(), st.integers(0, 11), st.booleans()), max_size=60),
+disabling = st.lists(
+    st.one_of(
+        st.tuples(st.just("disable"), st.sets(st.integers(0, 2)), st.integers(0, 1)),
+        st.tuples(st.sampled_from(["take", "give"]), st.just(set()), st.integers(0, 5)),
+        st.tuples(st.just("look"), st.just(set()), st.just(0)),
+    ),
+    max_size=20,
 )
-def test_a_line_is_in_order_whatever_comes_and_goes(
-    submitted_ms: list[int], changes: list[tuple[bool, int, bool]]
+
+
+@given(disabling)
+@example([("disable", {1}, 1), ("look", set(), 0), ("take", set(), 1), ("disable", set(), 1)])
+@example([("disable", {1}, 1), ("look", set(), 0), ("disable", set(), 1), ("take", set(), 1)])
+def test_what_is_idle_is_so_however_slots_were_disabled_taken_and_given_back(
+    changes: list[tuple[str, set[int], int]],
 ) -> None:
-    tasks = tasks_of(submitted_ms)
-    queue = TaskQueue()
-    waiting: set[int] = set()
-    for comes, number, prune in changes:
-        task = tasks[number % len(tasks)]
-        if comes and task.queue is None:
-            task.queue = queue
-            queue.push(task)
-            waiting.add(task.job.seq)
-        elif not comes and task.queue is queue:
-            task.queue = None
-            queue.drop()
-            waiting.discard(task.job.seq)
-        if prune:
-            queue.prune()
-            first = min((tasks[n] for n in waiting), default=None)
-            assert queue.foremost is first
-        expected = sorted(tasks[n] for n in waiting)
-        assert queue.live == len(expected)
-        assert list(queue.in_order()) == expected
-        assert list(queue.in_reverse()) == expected[::-1]
-
-
-def test_a_line_does_not_keep_those_who_left() -> None:
-    tasks = tasks_of(list(range(2000)))
-    queue = TaskQueue()
-    for task in tasks:
-        task.queue = queue
-        queue.push(task)
-        if task.job.seq % 10:
-            task.queue = None
-            queue.drop()
-        queue.prune()
-    assert len(queue._line) + len(queue._early) <= 64 + 2 * 200 + 1
-    assert len(list(queue.in_order())) == 200
+    index = FreeIndex()
+    rooms = [Room(0, 3, 0, 0), Room(1, 2, 0, 0)]
+    for room in rooms:
+        index.add(room, "any")
+        index.open_node(room)
+    held: list[tuple[Room, int]] = []
+    for what, slots, number in changes:
+        room = rooms[number % 2]
+        if what == "disable":
+            index.disable(room, tuple(sorted(s for s in slots if s < len(room.slots))))
+        elif what == "take" and room.whole:
+            held.append((room, room.slots.index(WHOLE)))
+            index.take(room, (held[-1][1],), WHOLE, 0, 0)
+        elif what == "give" and held:
+            owner, slot = held.pop(number % len(held))
+            index.give(owner, (slot,), WHOLE, 0, 0)
+        elif what == "look":
+            index.flush()
+    index.flush()
+    for room in rooms:
+        used = {slot for owner, slot in held if owner is room}
+        enabled = set(range(len(room.slots))) - set(room.disabled)
+        assert bool(index.idle >> room.ordinal & 1) == (bool(enabled) and not used)
+        assert index.of_size[len(enabled)] >> room.ordinal & 1
+        assert room.whole == len(enabled - used)
+    free = sum(r.whole for r in rooms) * WHOLE
+    assert index.free_milli == free

@@ -301,6 +301,7 @@ def test_a_bound_is_free_again_when_a_promise_is_given_up() -> None:
     cell.submit("low", gpus=4, priority=60)
     cell.cycle()
     cell.submit("top", project="q", gpus=6, priority=1)
+    cell.cycle()
     cell.submit("small", project="q", gpus=2, priority=1)
     cell.cycle()
     assert waits(cell, "small").code == "at_limit"

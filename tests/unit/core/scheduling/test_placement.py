@@ -125,7 +125,7 @@ def test_with_a_second_index_a_gang_needs_room_in_both(
 
 
 def test_a_gang_prefers_one_node_that_holds_all_of_it_only_if_it_comes_first() -> None:
-    index = index_of([([1000], 0, 0), ([1000] * 4, 0, 0)])
+    index = index_of([([1000, 0], 0, 0), ([1000] * 4, 0, 0)])
     pair = shape(Resources(gpus=1, gpu_milli=1000), replicas=2)
     best = place(index, pair, strategy("best_fit"))
     worst = place(index, pair, strategy("worst_fit"))

@@ -130,6 +130,7 @@ def promised() -> Cell:
     cell.submit("low", priority=90)
     running(cell, "low")
     cell.submit("top", gpus=2, priority=5)
+    cell.cycle()
     cell.submit("equal", priority=5)
     cell.cycle()
     assert waits(cell, "top").code == "waiting_for_victims"

@@ -289,3 +289,107 @@ def test_changing_the_policys_options_takes_effect_and_touches_nothing_that_runs
     cell.cycle()
     cell.pool("main", preemption=True)
     assert stopped(cell.cycle()) == ["low"]
+
+
+def test_all_of_one_priority_that_fit_start_before_others_are_stopped_for_the_rest() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=2)
+    cell.node("n2", gpus=1)
+    cell.submit("low", priority=90)
+    cell.cycle()
+    assert cell.where("low") == [("n2", (0,))]
+    cell.node("n3", gpus=2)
+    cell.submit("full", gpus=2, preemptible=False)
+    cell.cycle()
+    cell.submit("big", replicas=3, preemptible=False)
+    cell.submit("small")
+    decided = cell.cycle()
+    assert started(decided) == ["sma"]
+    assert stopped(decided) == [], "without the GPU that `small` took the other does not help"
+
+
+def test_what_starts_in_a_cycle_is_not_stopped_in_it() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=2)
+    cell.submit("low", priority=90)
+    cell.cycle()
+    cell.submit("pair", gpus=2)
+    cell.submit("one")
+    decided = cell.cycle()
+    assert (started(decided), stopped(decided)) == (["one"], [])
+
+
+def test_tasks_of_one_job_do_not_stop_each_other() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=2)
+    cell.submit("many", tasks=3, max_concurrent=2)
+    cell.cycle()
+    cell.starts("many", 0)
+    cell.starts("many", 1)
+    cell.ends("many", 0, exit_code=0)
+    cell.submit("hold", priority=1, preemptible=False)
+    cell.cycle()
+    assert [cell.phase("many", index) for index in range(3)] == ["succeeded", "running", "pending"]
+    cell.pause("many", 1)
+    cell.cycle()
+    cell.ends("many", 1)
+    cell.cycle()
+    assert cell.phase("many", 2) == "starting"
+    cell.resume("many", 1)
+    assert stopped(cell.cycle()) == [], "the earlier task of the same job waits"
+
+
+def test_what_may_not_start_yet_may_have_others_stopped_meanwhile() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=2)
+    cell.node("n2", gpus=2)
+    cell.submit("worst", gpus=2, priority=90)
+    cell.submit("bad", gpus=2, priority=80)
+    cell.cycle()
+    cell.submit("top", gpus=2, priority=1)
+    cell.submit("mid", gpus=2, priority=40)
+    decided = cell.cycle()
+    assert (started(decided), stopped(decided)) == ([], ["wor", "bad"])
+    assert [cell.wait(name) for name in ("top", "mid")] == ["waiting_for_victims"] * 2
+    cell.never_starts("bad")
+    assert started(cell.cycle()) == ["top"], "whichever is free first"
+    cell.never_starts("worst")
+    assert started(cell.cycle()) == ["mid"]
+
+
+def test_what_is_kept_for_one_that_may_not_start_yet_is_not_asked_for_twice() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=4)
+    cell.submit("low", gpus=1, priority=90)
+    cell.submit("bad", gpus=3, priority=80)
+    cell.cycle()
+    cell.submit("top", gpus=3, priority=1)
+    cell.submit("mid", gpus=1, priority=40)
+    cell.submit("late", gpus=1, priority=40)
+    decided = cell.cycle()
+    assert stopped(decided) == ["bad", "low"]
+    assert cell.wait("mid") == "waiting_for_victims"
+    assert cell.settled() == []
+
+
+@pytest.mark.parametrize("options", [{"preemption": False}, {"backfill": False}])
+def test_what_no_node_can_hold_goes_first_all_the_same(options: dict[str, Any]) -> None:
+    cell = Cell(**options)
+    cell.node("n1", gpus=2)
+    cell.submit("huge", gpus=4, priority=10)
+    cell.submit("low", priority=50)
+    assert started(cell.cycle()) == []
+    assert [cell.wait(name) for name in ("huge", "low")] == [
+        "exceeds_every_node",
+        "behind_task" if options == {"preemption": False} else "backfill_not_allowed",
+    ]
+    cell.node("n2", gpus=4)
+    assert started(cell.cycle()) == ["hug", "low"]
+
+
+def test_what_no_node_of_one_pool_can_hold_holds_back_nobody_where_it_has_another() -> None:
+    cell = Cell(preemption=False)
+    cell.node("n1", gpus=2)
+    cell.submit("huge", gpus=4, priority=10, pools=("main", "side"))
+    cell.submit("low", priority=50)
+    assert started(cell.cycle()) == ["low"]

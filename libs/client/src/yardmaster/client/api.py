@@ -31,6 +31,7 @@ from yardmaster.schemas.api import (
     Node,
     NodeEnrolment,
     NodePatch,
+    NodeSlots,
     Pool,
     PoolConfig,
     Project,
@@ -244,6 +245,11 @@ class Client:
         return self._write(
             "PATCH", path, Accepted, body, {"If-Match": if_match or self._etag(path)}
         )
+
+    def put_slots(self, name: str, wish: NodeSlots, *, if_match: str | None = None) -> Accepted:
+        """Put slots of a node out of use, and all its others back."""
+        tag = if_match or self._etag(f"/v1/nodes/{_part(name)}")
+        return self._put(f"/v1/nodes/{_part(name)}/slots", wish, tag, False)
 
     def enrolment(self, node: str, *, min_position: str | None = None) -> NodeEnrolment:
         """What a node may claim when it joins."""

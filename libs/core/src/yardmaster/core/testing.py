@@ -8,7 +8,7 @@ agents pass through `refusal` first, as in production.
 import itertools
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from yardmaster.core.machine import Decision
@@ -25,6 +25,7 @@ from yardmaster.schemas.resources import Resources
 
 DETAILS: Final = req.DetailsRef(offset=0, digest="0" * 64)
 START_MS: Final = 1_700_000_000_000
+POOL_SETTINGS: Final = {field.name for field in fields(req.PoolConfig)} - {"policy"}
 
 
 def admitted_spec(**changes: Any) -> adm.AdmittedSpec:
@@ -129,12 +130,8 @@ class Cell:
     # Inputs
 
     def pool(self, name: str, *, policy: str = "priority", **options: Any) -> None:
-        """Configure a pool; `placement`, `fence` and the timeouts are the pool's own."""
-        own = {
-            key: options.pop(key)
-            for key in ("placement", "node_timeout_s", "start_timeout_s", "fence")
-            if key in options
-        }
+        """Configure a pool; what is no setting of the pool is an option of its policy."""
+        own = {key: options.pop(key) for key in POOL_SETTINGS & options.keys()}
         known = self.state.pools.get(name)
         config = req.PoolConfig(policy=req.PolicyRef(name=policy, options=options), **own)
         revision = known.revision + 1 if known is not None else 1
@@ -335,6 +332,10 @@ class Cell:
         deadline_ms = self.now_ms + within_s * 1000
         self.admission(adm.NodeDrainingV1(node=node, deadline_at_ms=deadline_ms))
 
+    def disable(self, node: str, *slots: int, stop: bool = False) -> None:
+        """Nothing new starts on these slots of a node, and on all its others it may."""
+        self.admission(adm.NodeSlotsChangedV1(node=node, disabled=slots, stop=stop))
+
     def enrol(self, node: str, gpus: int = 8, *, pool: str = "main", **more: Any) -> None:
         """A node may join a pool with so many GPUs; from the first one on no others may."""
         revisions = self._revisions.setdefault(f"node/{node}", itertools.count(1))
@@ -390,9 +391,7 @@ class Cell:
         verdict = machine.decide(self.state, limit=limit, observed=observed)
         assert machine.dump(self.state) == before, "deciding changed the state"
         for decision in verdict.decisions:
-            self.state = machine.apply(self.state, decision.event, "")
-            self.history.append(decision.event)
-            self.steps.append(Apply(decision.event, ""))
+            self._apply(decision.event)
             self.applied(decision.event)
         digest = machine.digest(self.state)
         assert digest == verdict.state_digest, "decisions did not give the state they promised"
@@ -400,6 +399,28 @@ class Cell:
         self.steps.append(Settle(verdict.complete))
         self.complete = verdict.complete
         return [decision.event for decision in verdict.decisions]
+
+    def recorded(self, decisions: Iterable[Event]) -> None:
+        """Take the inputs so far, and `decisions` as what a cycle, cut at its limit, decided.
+
+        Puts a cell into a state that a leader left behind: who runs where, and who still has to be
+        considered.
+        """
+        self.cycles += 1
+        self.state = self.machine.begin(self.state, self.cycles, self.now_ms)
+        self.steps.append(Begin(self.cycles, self.now_ms))
+        inputs, self._inputs = self._inputs, []
+        for event, record_id in inputs:
+            self._take(event, record_id)
+        for event in decisions:
+            self._apply(event)
+        self.state = self.machine.settle(self.state, complete=False)
+        self.steps.append(Settle(False))
+
+    def _apply(self, decision: Event) -> None:
+        self.state = self.machine.apply(self.state, decision, "")
+        self.history.append(decision)
+        self.steps.append(Apply(decision, ""))
 
     def _take(self, event: Event, record_id: str) -> None:
         if "node-events" in event.TOPICS:

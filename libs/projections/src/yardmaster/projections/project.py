@@ -140,7 +140,11 @@ def details_of(event: Event) -> r.DetailsRef | None:
         return event.details
     if isinstance(
         event,
-        r.CancelRequestedV1 | r.PauseRequestedV1 | r.NodeCordonRequestedV1 | r.NodeDrainRequestedV1,
+        r.CancelRequestedV1
+        | r.PauseRequestedV1
+        | r.NodeCordonRequestedV1
+        | r.NodeDrainRequestedV1
+        | r.NodeSlotsChangeRequestedV1,
     ):
         return event.note
     return None
@@ -430,6 +434,19 @@ def _node_changed_v1(draft: Draft, envelope: Envelope[Any], _: Details) -> None:
     )
 
 
+def _node_slots_changed_v1(
+    draft: Draft, envelope: Envelope[a.NodeSlotsChangedV1], _: Details
+) -> None:
+    data = envelope.data
+    node = draft.find(NodeRow, data.node) or NodeRow(name=data.node)
+    request = draft.request(envelope.cause or "")
+    draft.change_node(
+        node,
+        disabled=data.disabled,
+        disabled_reason=request.note if request is not None and data.disabled else None,
+    )
+
+
 def _node_enrolled_v1(draft: Draft, envelope: Envelope[a.NodeEnrolledV1], _: Details) -> None:
     data = envelope.data
     first = draft.find(TallyRow, ENROLLED) is None
@@ -472,6 +489,7 @@ PROJECTED: Final[Mapping[type[Event], Projection]] = {
     r.NodeCordonRequestedV1: _nothing,
     r.NodeUncordonRequestedV1: _nothing,
     r.NodeDrainRequestedV1: _nothing,
+    r.NodeSlotsChangeRequestedV1: _nothing,
     r.NodeEnrolRequestedV1: _nothing,
     r.NodeRevokeRequestedV1: _nothing,
     r.EraseRequestedV1: _nothing,
@@ -490,6 +508,7 @@ PROJECTED: Final[Mapping[type[Event], Projection]] = {
     a.NodeCordonedV1: _node_changed_v1,
     a.NodeUncordonedV1: _node_changed_v1,
     a.NodeDrainingV1: _node_changed_v1,
+    a.NodeSlotsChangedV1: _node_slots_changed_v1,
     a.NodeEnrolledV1: _node_enrolled_v1,
     a.NodeRevokedV1: _node_revoked_v1,
     a.DetailsErasedV1: _details_erased_v1,

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from yardmaster.core.scheduling.shapes import shape_id
 from yardmaster.projections.rows import (
     AttemptRow,
     DepartmentRow,
@@ -257,10 +258,15 @@ class WaitFinder:
             if last is not None and row.index > last:
                 numbers = {"limit": spec.max_concurrent, "used": spec.max_concurrent}
                 return Waits(held=Held("at_max_concurrent", numbers))
-        found = [
-            (pool, await self._wait(f"{pool}/{row.job.shape}/{spec.priority}"))
-            for pool in spec.pools
-        ]
+        # Where a pool is divided among jobs, a job waits by itself; whether it is now, the last
+        # record says.
+        own = shape_id(row.job.job_id, row.job.project, spec, bound=True)
+        shapes = dict.fromkeys((row.job.shape, own))
+        found = []
+        for pool in spec.pools:
+            waits = [await self._wait(f"{pool}/{shape}/{spec.priority}") for shape in shapes]
+            known = [wait for wait in waits if wait is not None]
+            found.append((pool, max(known, key=lambda wait: wait.cycle, default=None)))
         return Waits(recorded=tuple(found))
 
     async def _wait(self, key: str) -> WaitRow | None:

@@ -290,6 +290,9 @@ class NodeRow(Row):
     cordoned: bool = False
     deadline_at_ms: int | None = None
     reason: str | None = None
+    #: Slots on which nothing new starts, and why.
+    disabled: tuple[int, ...] = ()
+    disabled_reason: str | None = None
     #: What it may claim; None: it was not enrolled, or was `revoked`.
     enrolment: Enrolment | None = None
     enrolment_revision: int = 0

@@ -43,6 +43,7 @@ _UNBLOCK: Final[Mapping[str, str]] = {
     WaitCode.NODES_UNAVAILABLE: "cordoned or lost nodes come back",
     WaitCode.WAITING_FOR_VICTIMS: "tasks that were asked to stop release their slots",
     WaitCode.BEHIND_TASK: "the more urgent task ahead starts",
+    WaitCode.OVER_FAIR_SHARE: "tasks of the same party end, or others ask for less",
     WaitCode.AT_LIMIT: "tasks under the same limit end",
     WaitCode.AT_MAX_SLOTS: "tasks of the same job end",
     WaitCode.AT_MAX_CONCURRENT: "earlier tasks of the same job end",
@@ -131,6 +132,8 @@ class Presenter:
             resources=asked.resources,
             replicas_min=asked.replicas_min,
             replicas_max=asked.replicas_max,
+            layout=asked.layout,
+            avoid_nodes=list(asked.avoid_nodes),
             gpu_milli=row.gpu_milli,
             attempt=row.attempt,
             restarts=row.restarts,
@@ -314,6 +317,7 @@ class Presenter:
         if offer is None:
             raise ValueError(f"node {row.name} is neither enrolled nor here")
         gpus = joined.gpus if joined is not None else 0
+        disabled = [index for index in row.disabled if index < gpus]
         names: list[str] = []
         used = [0] * gpus
         holders: list[list[str]] = [[] for _ in range(gpus)]
@@ -335,14 +339,19 @@ class Presenter:
             deadline_at=moment(row.deadline_at_ms),
             gpus=gpus,
             gpu_milli_used=sum(used),
-            gpu_milli_free=1000 * gpus - sum(used),
+            gpu_milli_free=sum(1000 - used[i] for i in range(gpus) if i not in disabled),
             gpu_memory_mib=joined.gpu_memory_mib if joined is not None else 0,
             cpu_milli=joined.cpu_milli if joined is not None else 0,
             cpu_milli_used=sum(p.cpu_milli for p in row.held.values()),
             memory_mib=joined.memory_mib if joined is not None else 0,
             memory_mib_used=sum(p.memory_mib for p in row.held.values()),
             slots=[
-                api.Slot(index=index, gpu_milli_used=used[index], tasks=holders[index])
+                api.Slot(
+                    index=index,
+                    gpu_milli_used=used[index],
+                    tasks=holders[index],
+                    disabled=index in disabled,
+                )
                 for index in range(gpus)
             ],
             tasks=names,
@@ -353,6 +362,8 @@ class Presenter:
             joined_at=None if joined is None else rfc3339(row.joined_at_ms),
             seen_at=moment(await queries.seen_ms(self._store, row.name)),
             enrolment=row.enrolment,
+            disabled_slots=list(row.disabled),
+            disabled_reason=row.disabled_reason,
         )
 
     async def pool(self, row: PoolRow) -> api.Pool:

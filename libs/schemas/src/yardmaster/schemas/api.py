@@ -17,13 +17,23 @@ from yardmaster.schemas.events.requests import (
     DepartmentConfig,
     Enrolment,
     Kind,
+    Layout,
     LogMode,
     PoolConfig,
     ProjectConfig,
     Quota,
     SubmittedSpec,
 )
-from yardmaster.schemas.fields import JobId, Millis, Name, Numbers, Priority, TaskId
+from yardmaster.schemas.fields import (
+    MAX_SLOTS,
+    JobId,
+    Millis,
+    Name,
+    Numbers,
+    Priority,
+    SlotIndex,
+    TaskId,
+)
 from yardmaster.schemas.job_file import Amount, Closed, JobSpec, parse_job
 from yardmaster.schemas.position import POSITION_PATTERN
 from yardmaster.schemas.reasons import WaitClass
@@ -53,6 +63,7 @@ __all__ = [
     "Node",
     "NodeEnrolment",
     "NodePatch",
+    "NodeSlots",
     "NodeState",
     "NodeWish",
     "Phase",
@@ -205,6 +216,17 @@ class NodePatch(Closed):
         return self
 
 
+class NodeSlots(Closed):
+    """The slots of a node on which nothing new is to start, all of them; on its others it may.
+
+    `stop`: what runs on them is stopped, with grace; else it runs on.
+    """
+
+    disabled: Annotated[list[SlotIndex], Field(max_length=MAX_SLOTS)]
+    stop: bool = False
+    reason: Reason | None = None
+
+
 # --- answers to writes --------------------------------------------------------------------------
 
 
@@ -317,6 +339,8 @@ class Task(Answer):
     resources: Resources
     replicas_min: int
     replicas_max: int
+    layout: Layout = Layout.REPLICAS
+    avoid_nodes: list[str] = Field(default_factory=list)
     gpu_milli: int
     attempt: int
     restarts: int
@@ -432,6 +456,7 @@ class Slot(Answer):
     index: int
     gpu_milli_used: int
     tasks: list[str]
+    disabled: bool = False
 
 
 class NodeEnrolment(Answer):
@@ -468,6 +493,8 @@ class Node(Answer):
     joined_at: At | None
     seen_at: At | None
     enrolment: Enrolment | None = None
+    disabled_slots: list[int] = Field(default_factory=list)
+    disabled_reason: str | None = None
 
 
 class Pool(Answer):

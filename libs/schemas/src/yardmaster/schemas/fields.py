@@ -5,6 +5,7 @@ patterned, integers stay below 2^53 (exact in every JSON reader), sequences have
 """
 
 import re
+from itertools import pairwise
 from typing import Annotated, Final
 
 from pydantic import AfterValidator, ConfigDict, Field, JsonValue
@@ -29,6 +30,10 @@ Millis = Annotated[int, Field(ge=0, le=253_402_300_799_999)]
 Seconds = Annotated[int, Field(ge=0, le=10 * 365 * 86_400)]
 Priority = Annotated[int, Field(ge=1, le=99)]
 SlotIndex = Annotated[int, Field(ge=0, lt=MAX_SLOTS)]
+#: Slots of a node, ascending, each once.
+SlotSet = Annotated[
+    tuple[SlotIndex, ...], Field(max_length=MAX_SLOTS), AfterValidator(lambda v: _ascending(v))
+]
 GpuMilli = Annotated[int, Field(ge=0, le=1000)]
 Port = Annotated[int, Field(ge=1, le=65_535)]
 ReplicaIndex = Annotated[int, Field(ge=0, lt=MAX_REPLICAS)]
@@ -100,6 +105,12 @@ def _bounded(value: JsonValue, depth: int = 1) -> JsonValue:
     elif isinstance(value, int) and abs(value) > MAX_INT:
         raise ValueError("an integer of 2^53 or more")
     return value
+
+
+def _ascending(slots: tuple[int, ...]) -> tuple[int, ...]:
+    if any(a >= b for a, b in pairwise(slots)):
+        raise ValueError("slots are given ascending, each once")
+    return slots
 
 
 #: Plain JSON that a policy's own closed model parses; bounded here, meant there.

@@ -25,6 +25,7 @@ from yardmaster.schemas.events.details import EnvName, Run, StopSignal
 from yardmaster.schemas.events.requests import (
     ExitZero,
     Kind,
+    Layout,
     Role,
     SubmittedSpec,
     Unschedulable,
@@ -116,7 +117,10 @@ Gpus = Annotated[
 
 
 class JobResources(Closed):
-    """What one replica asks for. `gpus` is a number (0.5 is half of one) or {count, fraction}."""
+    """What one replica asks for. `gpus` is a number (0.5 is half of one) or {count, fraction}.
+
+    With `replicas: auto` the GPUs are those of the whole task.
+    """
 
     gpus: Gpus = 0
     cpus: Amount = 0
@@ -155,12 +159,16 @@ class ReplicaRange(Closed):
 
 
 def _replica_form(value: Any) -> str:
-    return "range" if isinstance(value, dict | ReplicaRange) else "number"
+    if isinstance(value, dict | ReplicaRange):
+        return "range"
+    return "word" if isinstance(value, str) else "number"
 
 
+#: `auto`: one on a single node that holds the whole task, else one on each of several idle nodes.
 Replicas = Annotated[
     Annotated[Annotated[int, Field(ge=1, le=MAX_REPLICAS)], Tag("number")]
-    | Annotated[ReplicaRange, Tag("range")],
+    | Annotated[ReplicaRange, Tag("range")]
+    | Annotated[Literal["auto"], Tag("word")],
     Discriminator(_replica_form),
 ]
 
@@ -247,6 +255,7 @@ class JobSpec(Closed):
     max_slots: Annotated[Amount, Field(gt=0)] | None = None
     pools: Annotated[list[Name], Field(max_length=64)] = Field(default_factory=list)
     node_types: Annotated[list[Name], Field(max_length=64)] = Field(default_factory=list)
+    avoid_nodes: Annotated[list[Name], Field(max_length=64)] = Field(default_factory=list)
     resources: JobResources = JobResources()
     replicas: Replicas = 1
     tasks: JobTasks | None = None
@@ -276,6 +285,10 @@ class JobSpec(Closed):
             raise ValueError("a pool is named twice")
         if len(set(self.node_types)) < len(self.node_types):
             raise ValueError("a node type is named twice")
+        if len(set(self.avoid_nodes)) < len(self.avoid_nodes):
+            raise ValueError("a node to avoid is named twice")
+        if self.replicas == "auto" and resources_of(self).gpu_milli not in (0, 1000):
+            raise ValueError("replicas: auto is for whole GPUs; give a number of replicas")
         return self
 
 
@@ -302,10 +315,17 @@ def resources_of(spec: JobSpec) -> Resources:
     )
 
 
+def _replicas(spec: JobSpec) -> tuple[int, int]:
+    """At least and at most how many."""
+    replicas = spec.replicas
+    if isinstance(replicas, ReplicaRange):
+        return replicas.min, replicas.max
+    return (1, 1) if replicas == "auto" else (replicas, replicas)
+
+
 def submitted_spec(spec: JobSpec) -> SubmittedSpec:
     """What decides of a job, in integers; None is left to the defaults of project and pool."""
-    low = spec.replicas.min if isinstance(spec.replicas, ReplicaRange) else spec.replicas
-    high = spec.replicas.max if isinstance(spec.replicas, ReplicaRange) else spec.replicas
+    low, high = _replicas(spec)
     return SubmittedSpec(
         kind=spec.kind,
         role=spec.role,
@@ -327,6 +347,8 @@ def submitted_spec(spec: JobSpec) -> SubmittedSpec:
         grace_s=None if spec.stop.grace is None else duration_s(spec.stop.grace),
         exit_zero=spec.stop.exit_zero,
         checkpoint_uri=spec.checkpoint.start_from if spec.checkpoint else None,
+        layout=Layout.WHOLE_NODES if spec.replicas == "auto" else Layout.REPLICAS,
+        avoid_nodes=tuple(spec.avoid_nodes),
     )
 
 

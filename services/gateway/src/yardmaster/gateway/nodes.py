@@ -1,4 +1,4 @@
-"""`/v1/nodes`: read, cordon, drain, take back."""
+"""`/v1/nodes`: read, cordon, drain, take back, put slots out of use."""
 
 from hashlib import sha256
 from typing import Annotated
@@ -15,11 +15,20 @@ from yardmaster.gateway.rights import Action
 from yardmaster.gateway.writes import Ask, IfMatch, condition, etag, note, submit_requests
 from yardmaster.projections.queries import Filters
 from yardmaster.projections.rows import NodeRow
-from yardmaster.schemas.api import Accepted, FieldError, List, Node, NodePatch, NodeWish
+from yardmaster.schemas.api import (
+    Accepted,
+    FieldError,
+    List,
+    Node,
+    NodePatch,
+    NodeSlots,
+    NodeWish,
+)
 from yardmaster.schemas.envelope import Event
 from yardmaster.schemas.events.requests import (
     NodeCordonRequestedV1,
     NodeDrainRequestedV1,
+    NodeSlotsChangeRequestedV1,
     NodeUncordonRequestedV1,
 )
 from yardmaster.schemas.instants import parse_rfc3339
@@ -30,6 +39,8 @@ router = APIRouter(tags=["nodes"])
 def _tag(row: NodeRow) -> str:
     """What operators change of a node has no revision in the log, so its ETag is a digest of it."""
     wish = f"{row.cordoned}|{row.deadline_at_ms}|{row.reason}"
+    if row.disabled:
+        wish += f"|{row.disabled}|{row.disabled_reason}"
     return sha256(wish.encode()).hexdigest()[:16]
 
 
@@ -106,6 +117,43 @@ async def change_node(
             event = NodeCordonRequestedV1(node=name, note=ref)
         else:
             event = NodeDrainRequestedV1(node=name, deadline_at_ms=deadline_ms, note=ref)
+    return await submit_requests(reading.gateway, [(event, name)], asker, response)
+
+
+@router.put(
+    "/nodes/{name}/slots",
+    operation_id="change_node_slots",
+    status_code=202,
+    response_model=Accepted,
+    openapi_extra=takes(NodeSlots),
+    responses=documented(
+        *("forbidden", "not_found", "version_mismatch", "too_large", "unsupported_media_type"),
+        *("invalid_spec", "precondition_required", "busy", "outcome_unknown"),
+    ),
+)
+async def change_node_slots(
+    reading: Read,
+    response: Response,
+    asker: Ask,
+    name: str,
+    wish: Annotated[NodeSlots, Depends(body_of(NodeSlots))],
+    if_match: IfMatch = None,
+) -> Accepted:
+    """Put slots of a node out of use, and all its others back; `If-Match` is the node's ETag."""
+    may(reading.caller, Action.OPERATE)
+    row = await _find(reading, name)
+    condition(f"node {name}", _tag(row), if_match)
+    offer = row.offer
+    gpus = offer.gpus if offer is not None else 0
+    for place, slot in enumerate(wish.disabled):
+        if slot >= gpus and slot not in row.disabled:
+            detail = f"{name} has {gpus} slots, counted from 0"
+            field = FieldError(pointer=f"/disabled/{place}", code="value_error", detail=detail)
+            raise invalid([field])
+    ref = await note(reading.gateway, wish.reason, name, asker)
+    event = NodeSlotsChangeRequestedV1(
+        node=name, disabled=tuple(sorted(set(wish.disabled))), stop=wish.stop, note=ref
+    )
     return await submit_requests(reading.gateway, [(event, name)], asker, response)
 
 

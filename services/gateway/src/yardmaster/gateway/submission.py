@@ -38,9 +38,13 @@ def body_digest(spec: JobSpec, key: str) -> str:
     """64 hex digits that two descriptions under one key share when they say the same.
 
     Keyed, because it is kept for ever and the description is not: without the idempotency key,
-    which no log holds, nobody can try descriptions out against it.
+    which no log holds, nobody can try descriptions out against it. What a job file could not say
+    when the first of them were kept counts only where it is said.
     """
-    plain = to_json(_sorted(spec.model_dump(mode="json")))
+    described = spec.model_dump(mode="json")
+    if not spec.avoid_nodes:
+        del described["avoid_nodes"]
+    plain = to_json(_sorted(described))
     return hmac.digest(key.encode(), plain, "sha256").hex()
 
 

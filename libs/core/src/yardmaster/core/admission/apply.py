@@ -52,6 +52,7 @@ JUDGED: Final[frozenset[type[Event]]] = frozenset(
         *(r.ProjectChangeRequestedV1, r.ProjectDeletionRequestedV1),
         *(r.NodeCordonRequestedV1, r.NodeUncordonRequestedV1, r.NodeDrainRequestedV1),
         *(r.NodeEnrolRequestedV1, r.NodeRevokeRequestedV1, r.EraseRequestedV1),
+        r.NodeSlotsChangeRequestedV1,
     }
 )
 
@@ -290,6 +291,12 @@ def _details_erased_v1(
     """Quota keeps nothing of what was erased but a digest that is keyed."""
 
 
+def _node_slots_changed_v1(
+    state: AdmissionState, verdict: a.NodeSlotsChangedV1, request: r.NodeSlotsChangeRequestedV1
+) -> None:
+    """Nothing that quota judges rests on a node's slots."""
+
+
 _ENTITLEMENTS = (
     r.DepartmentChangeRequestedV1
     | r.DepartmentDeletionRequestedV1
@@ -320,6 +327,11 @@ VERDICTS: Final[Mapping[type[Event], tuple[Any, tuple[str, ...], Verdict]]] = {
     a.NodeCordonedV1: (r.NodeCordonRequestedV1, ("node",), _node_cordoned_v1),
     a.NodeUncordonedV1: (r.NodeUncordonRequestedV1, ("node",), _node_uncordoned_v1),
     a.NodeDrainingV1: (r.NodeDrainRequestedV1, ("node", "deadline_at_ms"), _node_draining_v1),
+    a.NodeSlotsChangedV1: (
+        r.NodeSlotsChangeRequestedV1,
+        ("node", "disabled", "stop"),
+        _node_slots_changed_v1,
+    ),
     a.NodeEnrolledV1: (r.NodeEnrolRequestedV1, ("node", "enrolment"), _node_enrolled_v1),
     a.NodeRevokedV1: (r.NodeRevokeRequestedV1, ("node",), _node_revoked_v1),
     a.DetailsErasedV1: (r.EraseRequestedV1, ("job_id",), _details_erased_v1),

@@ -300,6 +300,11 @@ def judge_drain(state: AdmissionState, request: r.NodeDrainRequestedV1) -> Event
     return a.NodeDrainingV1(node=request.node, deadline_at_ms=request.deadline_at_ms)
 
 
+def judge_slots(state: AdmissionState, request: r.NodeSlotsChangeRequestedV1) -> Event:
+    """Any node and slots: quota does not hear what a node has, and it may join with more."""
+    return a.NodeSlotsChangedV1(node=request.node, disabled=request.disabled, stop=request.stop)
+
+
 def judge_enrolment(state: AdmissionState, request: r.NodeEnrolRequestedV1) -> Event:
     """Its pool exists. A revoked node is as one that was never enrolled, but for its revision."""
     row = state.enrolled.get(request.node)

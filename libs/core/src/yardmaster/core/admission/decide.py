@@ -33,6 +33,7 @@ JUDGES: Final[Mapping[type[Event], Callable[[AdmissionState, Any], Event]]] = {
     r.NodeCordonRequestedV1: changes.judge_cordon,
     r.NodeUncordonRequestedV1: changes.judge_uncordon,
     r.NodeDrainRequestedV1: changes.judge_drain,
+    r.NodeSlotsChangeRequestedV1: changes.judge_slots,
     r.NodeEnrolRequestedV1: changes.judge_enrolment,
     r.NodeRevokeRequestedV1: changes.judge_revocation,
     r.EraseRequestedV1: changes.judge_erasure,

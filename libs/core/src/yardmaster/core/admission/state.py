@@ -128,9 +128,19 @@ class Pending:
     taken_ms: int
 
 
+#: What a configuration could not say at first, and what it then meant: where it means that still,
+#: the digest is the one that older logs have.
+_SINCE: Final = {"unequal_gangs": False, "gpuless_per_node": None}
+
+
 def _config_line(row: Pool | Department | Project | Enrolled) -> str:
     """Canonical JSON: the same whichever way the configuration's keys came."""
-    config = json.dumps(plain.dump(row.config), sort_keys=True, separators=(",", ":"))
+    said = {
+        key: value
+        for key, value in plain.dump(row.config).items()
+        if key not in _SINCE or value != _SINCE[key]
+    }
+    config = json.dumps(said, sort_keys=True, separators=(",", ":"))
     return f"{row.revision}|{config}"
 
 

@@ -185,4 +185,7 @@ def _resolved(
         grace_s=min(grace_s, *(pool.max_grace_s for pool in configs)),
         exit_zero=spec.exit_zero or ExitZero.STOPPED,
         checkpoint_uri=spec.checkpoint_uri,
+        layout=spec.layout,
+        # In one order, so that jobs that avoid the same nodes are equal.
+        avoid_nodes=tuple(sorted(set(spec.avoid_nodes))),
     )

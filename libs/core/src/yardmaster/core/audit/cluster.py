@@ -21,6 +21,7 @@ from yardmaster.schemas.events.admissions import (
     NodeDrainingV1,
     NodeEnrolledV1,
     NodeRevokedV1,
+    NodeSlotsChangedV1,
     NodeUncordonedV1,
     PoolConfiguredV1,
     PoolDeletedV1,
@@ -122,6 +123,9 @@ class Cluster:
         self.tasks: dict[str, Task] = {}
         self.nodes: dict[str, Node] = {}
         self.drains: dict[str, int] = {}
+        #: Slots of a node on which nothing new starts; of them those whose tasks are to stop.
+        self.disabled: dict[str, tuple[int, ...]] = {}
+        self.emptied: dict[str, tuple[int, ...]] = {}
         #: Nodes that were ever enrolled; None: revoked. While there is none, any node may join.
         self.enrolled: dict[str, Enrolment | None] = {}
         self.pools: dict[str, PoolConfig] = {}
@@ -204,6 +208,9 @@ class Cluster:
                 self.drains[body.node] = body.deadline_at_ms
             case NodeUncordonedV1():
                 self.drains.pop(body.node, None)
+            case NodeSlotsChangedV1():
+                self.disabled[body.node] = body.disabled
+                self.emptied[body.node] = body.disabled if body.stop else ()
             case NodeEnrolledV1():
                 self.enrolled[body.node] = body.enrolment
             case NodeRevokedV1():

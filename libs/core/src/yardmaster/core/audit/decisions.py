@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from yardmaster.core.audit.cluster import Attempt, Cluster, Job
 from yardmaster.core.audit.findings import Seen
+from yardmaster.core.audit.placements import gang_fault, place_fault
 from yardmaster.schemas.envelope import Envelope
 from yardmaster.schemas.events.decisions import (
     AllocationRevokedV1,
@@ -26,12 +27,11 @@ from yardmaster.schemas.events.decisions import (
     TaskEndedV1,
     TaskRequeuedV1,
 )
-from yardmaster.schemas.events.requests import Fence
+from yardmaster.schemas.events.requests import Fence, Layout
 from yardmaster.schemas.reasons import Stop, StopCode
 
 #: The policy that promises S6's first half.
 QUOTA_POLICY: Final = "quota"
-SLOT_MILLI: Final = 1000
 
 
 class Decisions:
@@ -72,7 +72,9 @@ class Decisions:
         for task_id, attempt in list(cluster.torn.items()):
             assert attempt.torn is not None
             since, what = attempt.torn
-            whole = len(attempt.open) >= attempt.job.spec.replicas_min
+            spec = attempt.job.spec
+            laid = spec.layout is Layout.WHOLE_NODES
+            whole = len(attempt.open) >= (attempt.replicas if laid else spec.replicas_min)
             if attempt.stopped or whole:
                 del cluster.torn[task_id]
                 attempt.torn = None if whole else attempt.torn
@@ -142,66 +144,22 @@ class Decisions:
         task.attempt = attempt
         cluster.open(attempt)
         for placement in body.placements:
-            if not self._fits(seen, f"{who} replica {placement.replica}", body.pool, placement):
+            name = f"{who} replica {placement.replica}"
+            if not self._fits(seen, name, job, body.pool, placement):
                 break
 
     def _gang(self, seen: Seen, who: str, body: SlotsAllocatedV1, job: Job) -> None:
-        spec = job.spec
-        replicas = [p.replica for p in body.placements]
-        if replicas != list(range(len(replicas))) or not (
-            spec.replicas_min <= len(replicas) <= spec.replicas_max
-        ):
-            self.report.add(
-                "S5",
-                seen,
-                f"{who}: expected {spec.replicas_min} to {spec.replicas_max} replicas from 0 on, "
-                f"found {replicas[:16]}",
-            )
-            return
-        asked = spec.resources
-        for p in body.placements:
-            given = (len(set(p.slots)), p.gpu_milli, p.cpu_milli, p.memory_mib)
-            wanted = (asked.gpus, asked.gpu_milli, asked.cpu_milli, asked.memory_mib)
-            if given != wanted or len(p.slots) != asked.gpus:
-                self.report.add(
-                    "S5",
-                    seen,
-                    f"{who} replica {p.replica}: expected (slots, gpu_milli, cpu_milli, "
-                    f"memory_mib) {wanted}, found {given}",
-                )
-                return
+        """S5, with the attempt not yet counted."""
+        fault = gang_fault(self.cluster, body, job)
+        if fault is not None:
+            self.report.add("S5", seen, f"{who}{fault}")
 
-    def _fits(self, seen: Seen, who: str, pool: str, p: Placement) -> bool:
+    def _fits(self, seen: Seen, who: str, job: Job, pool: str, p: Placement) -> bool:
         """S3, with the placement already counted."""
-        cluster = self.cluster
-        node = cluster.nodes.get(p.node)
-        if node is None or not node.up or node.incarnation != p.incarnation or node.pool != pool:
-            found = "unknown" if node is None else f"{node.incarnation} of pool {node.pool}"
-            state = "" if node is None or node.up else ", gone"
-            message = f"node {p.node}: expected {p.incarnation} of pool {pool}, is {found}{state}"
-        elif beyond := cluster.beyond_enrolment(p.node):
-            message = beyond
-        elif any(slot >= node.gpus for slot in p.slots):
-            message = f"node {p.node} has {node.gpus} slots, given are {list(p.slots)[:16]}"
-        elif over := [s for s in p.slots if cluster.slots[p.node, s] > SLOT_MILLI]:
-            held = cluster.slots[p.node, over[0]]
-            others = sorted(
-                f"{task}/{replica}"
-                for task, replica in cluster.on_node[p.node]
-                if (a := cluster.task(task).attempt) and over[0] in a.open[replica].slots
-            )
-            message = (
-                f"node {p.node} slot {over[0]}: expected at most {SLOT_MILLI} gpu_milli open, "
-                f"found {held} ({', '.join(others)})"
-            )
-        elif cluster.cpu[p.node] > node.cpu_milli:
-            message = f"node {p.node}: {cluster.cpu[p.node]} of {node.cpu_milli} cpu_milli open"
-        elif cluster.memory[p.node] > node.memory_mib:
-            message = f"node {p.node}: {cluster.memory[p.node]} of {node.memory_mib} MiB open"
-        else:
-            return True
-        self.report.add("S3", seen, f"{who}: {message}")
-        return False
+        fault = place_fault(self.cluster, job, pool, p)
+        if fault is not None:
+            self.report.add("S3", seen, f"{who}: {fault}")
+        return fault is None
 
     def _levels(self, seen: Seen, who: str, attempt: Attempt) -> None:
         """S6, with the attempt not yet counted."""
@@ -322,6 +280,15 @@ class Decisions:
                         "S10",
                         seen,
                         f"{who} is drained at {cluster.now_ms} ms, deadlines of its nodes: {known}",
+                    )
+            case StopCode.SLOT_DISABLED:
+                held = [
+                    set(p.slots) & set(cluster.emptied.get(p.node, ()))
+                    for p in attempt.open.values()
+                ]
+                if not any(held):
+                    self.report.add(
+                        "S10", seen, f"{who} is stopped, but holds no slot that is to be emptied"
                     )
             case _:
                 pass

@@ -50,6 +50,7 @@ APPLIERS: Final[Mapping[type[Event], Applier]] = {
     adm.NodeCordonedV1: nodes.node_cordoned_v1,
     adm.NodeUncordonedV1: nodes.node_uncordoned_v1,
     adm.NodeDrainingV1: nodes.node_draining_v1,
+    adm.NodeSlotsChangedV1: nodes.node_slots_changed_v1,
     adm.NodeEnrolledV1: nodes.node_enrolled_v1,
     adm.NodeRevokedV1: nodes.node_revoked_v1,
     adm.DetailsErasedV1: jobs.details_erased_v1,

@@ -90,7 +90,8 @@ def settle(state: ClusterState, *, complete: bool) -> ClusterState:
     Groups that wait for their victims stay awake, because what they were promised has to be kept
     from others in every cycle until they have it; meanwhile they stay awake in the pools they like
     less, which were passed over. A node that waited for its old incarnation to be
-    lost is taken in here, which calls for another cycle at once. A silence that did not lose its
+    lost is taken in here, which calls for another cycle at once, as does what this cycle itself
+    changed of what shares rest on. A silence that did not lose its
     node is forgotten: the node may be heard again, and is observed anew while it is not.
     """
     for group in state.emptied:
@@ -104,6 +105,10 @@ def settle(state: ClusterState, *, complete: bool) -> ClusterState:
         pool.recheck = False
     if not complete:
         return state
+    for pool in state.pools.values():
+        pool.reshare = pool.reshare_next
+        pool.reshare_next = False
+        state.restless |= pool.reshare
     for node in state.node_attention.values():
         if node.pending is not None and not node.open:
             install(state, node, node.pending)

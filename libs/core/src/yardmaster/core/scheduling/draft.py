@@ -26,7 +26,7 @@ class Draft:
         self.state = state
         self.limit = limit
         self.decisions: list[Decision] = []
-        self._recheck: list[Pool] = []
+        self._before: list[tuple[Pool, bool, bool, bool]] = []
 
     def __enter__(self) -> "Draft":
         if self.state.journal is not None:
@@ -35,15 +35,20 @@ class Draft:
         for pool in self.state.pools.values():
             pool.news.clear()
         # Not journaled, since a pass clears it: it is as it was for whoever applies the decisions.
-        self._recheck = [pool for pool in self.state.pools.values() if pool.recheck]
+        self._before = [
+            (pool, pool.recheck, pool.reshare, pool.reshare_next)
+            for pool in self.state.pools.values()
+        ]
         return self
 
     def __exit__(self, *_: object) -> None:
         self.state.undo()
         self.state.journal = None
-        for pool in self.state.pools.values():
+        for pool, recheck, reshare, reshare_next in self._before:
             pool.news.clear()
-            pool.recheck = pool in self._recheck
+            pool.recheck = recheck
+            pool.reshare = reshare
+            pool.reshare_next = reshare_next
 
     def room_for(self, decisions: int) -> None:
         """Make sure that so many decisions that belong together still fit.

@@ -9,7 +9,8 @@ from enum import IntEnum
 from typing import Any, Final
 
 from yardmaster.core.fencing import least_timeout_s
-from yardmaster.core.scheduling.indexes import FreeIndex, QueueKey, Room, TaskLine, TaskQueue
+from yardmaster.core.scheduling.indexes import FreeIndex, Room
+from yardmaster.core.scheduling.queues import QueueKey, TaskLine, TaskQueue
 from yardmaster.core.scheduling.shapes import Shape, shape_of
 from yardmaster.schemas.events.admissions import AdmittedSpec
 from yardmaster.schemas.events.decisions import Checkpoint, Outcome, Placement
@@ -238,7 +239,8 @@ class Job:
     """What was submitted: tasks that share a spec."""
 
     __slots__ = (
-        *("department", "details", "erased", "hash", "id", "live", "max_slots_milli", "next_index"),
+        *("alone", "department", "details", "erased", "hash", "id", "live", "max_slots_milli"),
+        "next_index",
         *("priority", "project", "revision", "seq", "shape", "spec", "submitted_ms", "tasks"),
         *("used_milli", "weight"),
     )
@@ -263,6 +265,8 @@ class Job:
         self.weight = spec.weight
         self.max_slots_milli = spec.max_slots_milli
         self.revision = 1
+        #: Whether a pool that it may use is divided among jobs (derived).
+        self.alone = False
         self.shape = shape_of(id_, project.name, spec)
         self.tasks: list[Task] = []
         #: Index of the first task that max_concurrent still holds back.
@@ -277,8 +281,21 @@ class Job:
     def set_bound(self, max_slots_milli: int | None) -> None:
         """Bound what its tasks hold at once; a job with a bound of its own is equal to no other."""
         self.max_slots_milli = max_slots_milli
-        bound = max_slots_milli is not None
-        self.shape = shape_of(self.id, self.project.name, self.spec, bound=bound)
+        self._reshape()
+
+    def set_alone(self, alone: bool) -> None:
+        """Where pools are divided among jobs, each job's tasks are equal to no other's."""
+        self.alone = alone
+        self._reshape()
+
+    def _reshape(self) -> None:
+        bound = self.alone or self.max_slots_milli is not None
+        before, self.shape = (
+            self.shape,
+            shape_of(self.id, self.project.name, self.spec, bound=bound),
+        )
+        if before is not self.shape:
+            self.project.reshaped += 1
 
     def facts(self) -> tuple[object, ...]:
         """All that a digest covers."""
@@ -326,6 +343,26 @@ BLOCKING: Final = frozenset(
 )
 
 
+#: Codes of a group for which the nodes that there are will never have room.
+IMPOSSIBLE: Final = frozenset(
+    {
+        WaitCode.NO_MATCHING_NODE,
+        WaitCode.EXCEEDS_EVERY_NODE,
+        WaitCode.EXCEEDS_POOL,
+        WaitCode.GANG_INDIVISIBLE,
+        WaitCode.TOPOLOGY_IMPOSSIBLE,
+    }
+)
+
+
+def blocks(group: Group, code: WaitCode) -> bool:
+    """Whether a group that waits for that reason goes before those of worse priority.
+
+    What no node can hold waits for room too, as long as it has nowhere else to go: nodes may come.
+    """
+    return code in BLOCKING or (code in IMPOSSIBLE and len(group.shape.pools) == 1)
+
+
 #: Codes of a group that waits for others of better priority.
 BEHIND: Final = frozenset({WaitCode.BEHIND_TASK, WaitCode.BACKFILL_NOT_ALLOWED})
 
@@ -334,24 +371,59 @@ BEHIND: Final = frozenset({WaitCode.BEHIND_TASK, WaitCode.BACKFILL_NOT_ALLOWED})
 LIMITED: Final = frozenset({WaitCode.AT_LIMIT, WaitCode.AT_MAX_SLOTS, WaitCode.EXCEEDS_LIMIT})
 
 
+class Holding:
+    """What a job's tasks hold of one pool."""
+
+    __slots__ = ("milli", "tasks")
+
+    def __init__(self) -> None:
+        #: gpu_milli of all open replicas.
+        self.milli = 0
+        #: The same by task.
+        self.tasks: dict[Task, int] = {}
+
+
+class Holders:
+    """The jobs of a project that hold something of one pool."""
+
+    __slots__ = ("asked", "jobs")
+
+    def __init__(self) -> None:
+        self.jobs: dict[Job, Holding] = {}
+        #: What they ask for, worked out when it is wanted (`parties.py`); None: it changed.
+        self.asked: tuple[int, Any] | None = None
+
+
 class Lane:
     """Which priorities of a pool wait for room, GPU tasks and others apart."""
 
-    __slots__ = ("behind", "blocked", "mask")
+    __slots__ = ("behind", "blocked", "firsts", "mask")
 
     def __init__(self) -> None:
         #: priority -> groups that wait for room.
         self.blocked: dict[int, dict[Group, None]] = {}
+        #: The first task of all these, of the priorities for which somebody asked since they last
+        #: changed.
+        self.firsts: dict[int, Task | None] = {}
         #: Bit p is set when a group of priority p waits for room.
         self.mask = 0
         self.behind: dict[Group, None] = {}
+
+    def first(self, priority: int) -> Task | None:
+        """The first task of that priority that waits for room."""
+        if priority not in self.firsts:
+            tasks = (next(group.queue.in_order(), None) for group in self.blocked[priority])
+            self.firsts[priority] = min((task for task in tasks if task), default=None)
+        return self.firsts[priority]
 
 
 class Pool:
     """Nodes of a cell with their policy, what is free on them and who waits for it."""
 
     __slots__ = (
-        *("awake", "config", "future", "groups", "hash", "idle", "lanes", "name", "news"),
+        *("awake", "config", "firm", "firm_changes", "future", "groups", "hash", "held", "idle"),
+        *("held_milli", "holders"),
+        *("lanes", "name", "news", "over", "per_job", "reshare", "reshare_next", "shares"),
         *(
             "nodes",
             "protected",
@@ -375,6 +447,22 @@ class Pool:
         self.idle = FreeIndex()
         #: What is free once all that is stopping is gone.
         self.future = FreeIndex()
+        #: What would be free were all preemptible tasks gone.
+        self.firm = FreeIndex()
+        #: Counts changes of that, so that what only depends on it is kept.
+        self.firm_changes = 0
+        #: Jobs that hold GPUs of it.
+        self.held: dict[Job, Holding] = {}
+        #: The same by project, and all that is held.
+        self.holders: dict[Project, Holders] = {}
+        self.held_milli = 0
+        #: Whether its policy gives out shares, and whether among jobs (derived).
+        self.shares = self.per_job = False
+        #: What its shares rest on changed: they are to be looked at in the next cycle; or in the
+        #: one after, since it was the planner that changed it.
+        self.reshare = self.reshare_next = False
+        #: Groups that wait because their party has its share.
+        self.over: dict[Group, None] = {}
         #: (shape id, priority) -> tasks that wait.
         self.groups: dict[tuple[str, int], Group] = {}
         #: Groups to be considered in the next cycle; in `news` those that a running cycle woke.
@@ -400,6 +488,15 @@ class Pool:
         self.policy_cache: dict[Any, Any] = {}
         self.hash = 0
 
+    @property
+    def indexes(self) -> tuple[FreeIndex, ...]:
+        """What is free, in each way of looking at it."""
+        return (self.idle, self.future, self.firm)
+
+    def views(self, node: "Node") -> tuple[tuple[FreeIndex, Room], ...]:
+        """The pool's indexes, each with the node's room in it."""
+        return (self.idle, node.idle), (self.future, node.future), (self.firm, node.firm)
+
     def facts(self) -> tuple[object, ...]:
         """All that a digest covers."""
         return ("pool", self.name, self.revision)
@@ -409,8 +506,9 @@ class Node:
     """A machine with slots."""
 
     __slots__ = (
-        *("address", "barred", "boot_id", "cordoned", "cpu_milli", "dead", "drain_ms", "future"),
-        "gpus",
+        *("address", "barred", "boot_id", "cordoned", "cpu_milli", "dead", "drain_ms", "firm"),
+        "future",
+        *("disabled", "gpus", "stops_disabled"),
         *("hash", "idle", "incarnation", "labels", "memory_mib", "name", "node_type", "open"),
         *("ordinal", "pending", "pool", "port_first", "port_last", "ports", "schema_version"),
         *("revoked_ms", "silent_ms", "state"),
@@ -435,9 +533,14 @@ class Node:
         self.ports: dict[int, int] = {}
         self.idle = Room(ordinal, 0, 0, 0)
         self.future = Room(ordinal, 0, 0, 0)
+        self.firm = Room(ordinal, 0, 0, 0)
         self.cordoned = False
         #: Deadline of a drain; 0: none.
         self.drain_ms = 0
+        #: Slots that an operator put out of use, whatever it has; whether what runs there is to
+        #: stop.
+        self.disabled: tuple[int, ...] = ()
+        self.stops_disabled = False
         #: Its enrolment does not cover it (derived, see enrolment.py).
         self.barred = False
         #: When its enrolment was revoked while it was up; 0: it was not.
@@ -454,6 +557,11 @@ class Node:
     def usable(self) -> bool:
         """Whether new tasks may be placed here."""
         return self.state is NodeState.UP and not self.cordoned and not self.barred
+
+    @property
+    def out_of_use(self) -> tuple[int, ...]:
+        """Which of the slots that it has are disabled."""
+        return tuple(slot for slot in self.disabled if slot < self.gpus)
 
     @property
     def timeout_s(self) -> int:
@@ -500,6 +608,8 @@ class Node:
             *(self.cordoned, self.drain_ms, self.silent_ms, self.idle.slots, self.idle.cpu_milli),
             *(self.idle.memory_mib, self.pending and self.pending.incarnation, self.dead),
             *(self.barred, self.revoked_ms),
+            # Only where there are any: digests are in the log.
+            *((self.disabled, self.stops_disabled) if self.disabled else ()),
         )
 
 
@@ -542,10 +652,12 @@ class Department:
 class Project:
     """A level of quota below a department."""
 
-    __slots__ = ("config", "department", "hash", "name", "revision", "used_milli")
+    __slots__ = ("config", "department", "hash", "name", "reshaped", "revision", "used_milli")
 
     def __init__(self, name: str, department: Department) -> None:
         self.name = name
+        #: Counts changes of whose tasks its jobs' tasks are equal to.
+        self.reshaped = 0
         self.department = department
         self.config: ProjectConfig | None = None
         self.revision = 0

@@ -1,5 +1,4 @@
-"""Indexes that make a cycle's cost follow the change: free capacity by how much is free, queues by
-order.
+"""What is free on a pool's nodes, indexed by how much it is: a cycle's cost follows the change.
 
 `FreeIndex` answers "which node could hold this" with a few operations on integers used as bit sets,
 one bit a node. A set of 10,000 nodes is 1.25 kB: intersecting two of them takes less time than one
@@ -7,39 +6,42 @@ step of a search in a sorted list, the lowest bit is a defined choice, and node 
 just more sets.
 """
 
-from bisect import insort
-from collections.abc import Iterable, Iterator
-from heapq import merge
-from itertools import islice
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from typing import Final
 
 from yardmaster.core.scheduling.shapes import WHOLE, Shape
 from yardmaster.schemas.events.decisions import Placement
-
-if TYPE_CHECKING:
-    from yardmaster.core.scheduling.entities import Task
 
 #: Shared slots are indexed by how many of these (gpu_milli) they have free.
 STEP: Final = 50
 #: Levels of a quantity: the number of its binary digits.
 LEVELS: Final = 54
+#: Places for tasks without GPUs on a node of a pool that does not bound them.
+UNBOUNDED: Final = 1 << 30
 
 
 class Room:
     """What is free on one node, in one view of it.
 
     `slots[i]` is the free gpu_milli of slot i; `whole` counts untouched slots; `shared` is the most
-    that one partly used slot has free.
+    that one partly used slot has free. A disabled slot counts as used up by somebody more: while a
+    task still holds it, less than nothing of it is free.
     """
 
     __slots__ = (
         *("available", "cpu_milli", "memory_mib", "ordinal", "shared", "slots", "stale", "whole"),
-        *("at_cpu", "at_memory", "at_shared", "at_whole"),
+        *("at_cpu", "at_idle", "at_memory", "at_places", "at_shared", "at_whole"),
+        *("disabled", "most_gpuless", "places"),
     )
 
     def __init__(self, ordinal: int, slots: int, cpu_milli: int, memory_mib: int) -> None:
         self.ordinal = ordinal
         self.slots = [WHOLE] * slots
+        #: Slots on which nothing new is placed.
+        self.disabled: tuple[int, ...] = ()
+        #: How many tasks without GPUs it may have; of them it may still take `places`.
+        self.most_gpuless = UNBOUNDED
+        self.places = UNBOUNDED
         self.whole = slots
         self.shared = 0
         self.cpu_milli = cpu_milli
@@ -48,19 +50,42 @@ class Room:
         self.available = False
         self.stale = False
         self.at_whole = self.at_shared = self.at_cpu = self.at_memory = -1
+        self.at_places = UNBOUNDED
+        self.at_idle = False
 
     @property
     def gpu_milli(self) -> int:
         """Free on all slots together."""
-        return sum(self.slots)
+        slots = self.slots
+        if slots and min(slots) < 0:
+            return sum(free for free in slots if free > 0)
+        return sum(slots)
+
+    @property
+    def size(self) -> int:
+        """How many slots it has that are not disabled."""
+        return len(self.slots) - len(self.disabled)
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has GPUs, and none is used."""
+        if self.whole != self.size or not self.whole:
+            return False
+        return not self.disabled or min(self.slots) >= 0
+
+    def supports(self, shape: Shape) -> bool:
+        """Whether it has the CPU and memory for one replica of `shape`."""
+        return self.cpu_milli >= shape.cpu_milli and self.memory_mib >= shape.memory_mib
 
     def holds(self, shape: Shape) -> bool:
         """Whether one replica of `shape` fits."""
         if self.cpu_milli < shape.cpu_milli or self.memory_mib < shape.memory_mib:
             return False
         milli = shape.gpu_milli
-        if milli == WHOLE or not milli:
+        if milli == WHOLE:
             return self.whole >= shape.gpus
+        if not milli:
+            return self.places > 0
         if shape.gpus == 1:
             return self.whole > 0 or self.shared >= milli
         return sum(1 for free in self.slots if free >= milli) >= shape.gpus
@@ -94,10 +119,15 @@ class Room:
         it must `refile`.
         """
         free = self.slots = [WHOLE] * gpus
+        for slot in self.disabled:
+            free[slot] -= WHOLE
+        self.places = self.most_gpuless
         for placement in placed:
             milli = placement.gpu_milli
             for slot in placement.slots:
                 free[slot] -= milli
+            if not placement.slots:
+                self.places -= 1
             cpu_milli -= placement.cpu_milli
             memory_mib -= placement.memory_mib
         self.cpu_milli = cpu_milli
@@ -124,15 +154,27 @@ class FreeIndex:
 
     __slots__ = (
         *("available", "cpu", "free_milli", "memory", "of_type", "rooms", "shared", "whole"),
+        *("changes", "idle", "most_gpuless", "named", "of_size", "places"),
         "_stale",
     )
 
     def __init__(self) -> None:
+        #: Counts what was taken and given: while it is the same, so is the answer to a question.
+        self.changes = 0
         #: Rooms by node ordinal.
         self.rooms: dict[int, Room] = {}
         #: Nodes that take tasks: up and not cordoned.
         self.available = 0
         self.of_type: dict[str, int] = {}
+        #: Nodes by how many slots they have that are not disabled.
+        self.of_size: dict[int, int] = {}
+        #: Node ordinals by name.
+        self.named: dict[str, int] = {}
+        #: Nodes with GPUs of which none is used.
+        self.idle = 0
+        #: Most tasks without GPUs on a node; nodes by how many more they may take.
+        self.most_gpuless = UNBOUNDED
+        self.places: dict[int, int] = {}
         #: Free gpu_milli of the available nodes.
         self.free_milli = 0
         self.whole: list[int] = [0]
@@ -142,22 +184,31 @@ class FreeIndex:
         self.shared = [0] * (WHOLE // STEP + 1)
         self._stale: list[Room] = []
 
-    def add(self, room: Room, node_type: str) -> None:
-        """Take in a node's room; it is not available until `open_node`."""
+    def add(self, room: Room, node_type: str, name: str = "") -> None:
+        """Take in an empty node's room; it is not available until `open_node`."""
         bit = 1 << room.ordinal
         self.rooms[room.ordinal] = room
+        self.named[name] = room.ordinal
         self.of_type[node_type] = self.of_type.get(node_type, 0) | bit
+        self.of_size[room.size] = self.of_size.get(room.size, 0) | bit
         self.whole.extend([0] * (len(room.slots) + 1 - len(self.whole)))
+        room.most_gpuless = room.places = room.at_places = self.most_gpuless
+        self.places[room.places] = self.places.get(room.places, 0) | bit
         room.at_whole = room.at_shared = room.at_cpu = room.at_memory = -1
+        room.at_idle = False
         self._index(room)
 
-    def remove(self, room: Room, node_type: str) -> None:
+    def remove(self, room: Room, node_type: str, name: str = "") -> None:
         """Forget a node's room."""
         self.close_node(room)
         self.flush()
         bit = 1 << room.ordinal
         del self.rooms[room.ordinal]
+        self.named.pop(name, None)
         self.of_type[node_type] &= ~bit
+        self.of_size[room.size] &= ~bit
+        self.idle &= ~bit
+        self._leave_place(room, bit)
         self.whole[room.at_whole] &= ~bit
         _move(self.shared, bit, room.at_shared, -1)
         _move(self.cpu, bit, room.at_cpu, -1)
@@ -177,20 +228,54 @@ class FreeIndex:
             self.available ^= 1 << room.ordinal
             self.free_milli -= room.gpu_milli
 
+    def disable(self, room: Room, slots: tuple[int, ...]) -> None:
+        """Place nothing new on these slots of a room, which has them; on all its others again."""
+        # Filed before and after: what is idle is looked at anew only where one thing changed.
+        self.flush()
+        bit = 1 << room.ordinal
+        self.of_size[room.size] &= ~bit
+        before, room.disabled = room.disabled, slots
+        self.of_size[room.size] = self.of_size.get(room.size, 0) | bit
+        if back := tuple(slot for slot in before if slot not in slots):
+            self.give(room, back, WHOLE, 0, 0)
+        if gone := tuple(slot for slot in slots if slot not in before):
+            self.take(room, gone, WHOLE, 0, 0)
+        self.flush()
+
+    def bound_gpuless(self, most: int | None) -> None:
+        """Let every node have so many tasks without GPUs at once (None: any number)."""
+        before = self.most_gpuless
+        self.most_gpuless = UNBOUNDED if most is None else most
+        if before != self.most_gpuless:
+            self.flush()
+            for room in self.rooms.values():
+                room.most_gpuless = self.most_gpuless
+                room.places += self.most_gpuless - before
+                self._index(room)
+
     def take(
         self, room: Room, slots: tuple[int, ...], gpu_milli: int, cpu_milli: int, memory_mib: int
     ) -> None:
         """Use up part of a room; the caller has checked that it is free."""
-        self.shift(room, slots, -gpu_milli, -cpu_milli, -memory_mib)
+        self.shift(room, slots, -gpu_milli, -cpu_milli, -memory_mib, -1)
 
     def give(
         self, room: Room, slots: tuple[int, ...], gpu_milli: int, cpu_milli: int, memory_mib: int
     ) -> None:
         """Give part of a room back."""
-        self.shift(room, slots, gpu_milli, cpu_milli, memory_mib)
+        self.shift(room, slots, gpu_milli, cpu_milli, memory_mib, 1)
 
-    def shift(self, room: Room, slots: tuple[int, ...], milli: int, cpu: int, memory: int) -> None:
-        """Add to what is free in a room: give, or with negative amounts take."""
+    def shift(
+        self,
+        room: Room,
+        slots: tuple[int, ...],
+        milli: int,
+        cpu: int,
+        memory: int,
+        replicas: int,
+    ) -> None:
+        """Add to what is free in a room: give (one replica), or with negative amounts take."""
+        self.changes += 1
         room.cpu_milli += cpu
         room.memory_mib += memory
         if slots:
@@ -216,7 +301,14 @@ class FreeIndex:
             if not clean:
                 room.recount()
             if room.available:
-                self.free_milli += milli * len(slots)
+                # Of what is taken twice, nothing is free until it was given twice.
+                self.free_milli += (
+                    milli * len(slots)
+                    if clean
+                    else sum(max(free[i], 0) - max(free[i] - milli, 0) for i in slots)
+                )
+        else:
+            room.places += replicas
         if not room.stale:
             room.stale = True
             self._stale.append(room)
@@ -230,11 +322,19 @@ class FreeIndex:
 
     def _index(self, room: Room) -> None:
         bit = 1 << room.ordinal
+        # Only with disabled slots may it be idle or not without a change of what is whole.
+        if (room.at_whole != room.whole or room.disabled) and room.idle != room.at_idle:
+            self.idle ^= bit
+            room.at_idle = not room.at_idle
         if room.at_whole != room.whole:
             if room.at_whole >= 0:
                 self.whole[room.at_whole] ^= bit
             self.whole[room.whole] |= bit
             room.at_whole = room.whole
+        if room.places != room.at_places:
+            self._leave_place(room, bit)
+            self.places[room.places] = self.places.get(room.places, 0) | bit
+            room.at_places = room.places
         level = room.shared // STEP
         if level != room.at_shared:
             _move(self.shared, bit, room.at_shared, level)
@@ -248,6 +348,13 @@ class FreeIndex:
             _move(self.memory, bit, room.at_memory, level)
             room.at_memory = level
 
+    def _leave_place(self, room: Room, bit: int) -> None:
+        left = self.places[room.at_places] & ~bit
+        if left:
+            self.places[room.at_places] = left
+        else:
+            del self.places[room.at_places]
+
     def refile(self) -> None:
         """File every room anew, whatever changed in it; many at once cost less than one by one."""
         self._stale.clear()
@@ -255,6 +362,8 @@ class FreeIndex:
         rooms = self.rooms.values()
         for room in rooms:
             room.stale = False
+            room.at_idle = room.idle
+            room.at_places = room.places
             room.at_whole = room.whole
             room.at_shared = room.shared // STEP
             room.at_cpu = room.cpu_milli.bit_length()
@@ -262,17 +371,26 @@ class FreeIndex:
             if room.available:
                 self.free_milli += room.gpu_milli
         self.whole = _sets(len(self.whole), [(r.at_whole, r.ordinal) for r in rooms])
+        self.idle = _sets(2, [(int(r.at_idle), r.ordinal) for r in rooms])[1]
+        counts = sorted({r.at_places for r in rooms})
+        levels = {count: level for level, count in enumerate(counts)}
+        found = _sets(len(counts), [(levels[r.at_places], r.ordinal) for r in rooms])
+        self.places = dict(zip(counts, found, strict=True))
         self.shared = _or_more(_sets(len(self.shared), [(r.at_shared, r.ordinal) for r in rooms]))
         self.cpu = _or_more(_sets(LEVELS, [(r.at_cpu, r.ordinal) for r in rooms]))
         self.memory = _or_more(_sets(LEVELS, [(r.at_memory, r.ordinal) for r in rooms]))
 
     def matching(self, shape: Shape) -> int:
-        """Nodes of the types that `shape` allows, whatever is free on them."""
-        if not shape.node_types:
-            return -1
-        mask = 0
-        for node_type in shape.node_types:
-            mask |= self.of_type.get(node_type, 0)
+        """Nodes of the types that `shape` allows and does not avoid, whatever is free on them."""
+        mask = -1
+        if shape.node_types:
+            mask = 0
+            for node_type in shape.node_types:
+                mask |= self.of_type.get(node_type, 0)
+        for name in shape.avoid_nodes:
+            ordinal = self.named.get(name)
+            if ordinal is not None:
+                mask &= ~(1 << ordinal)
         return mask
 
     def candidates(self, shape: Shape) -> int:
@@ -284,7 +402,42 @@ class FreeIndex:
             mask &= self.cpu[shape.cpu_milli.bit_length()]
         if shape.memory_mib:
             mask &= self.memory[shape.memory_mib.bit_length()]
+        if not shape.gpus:
+            mask &= ~self._crowded()
         return mask
+
+    def roomy(self, shape: Shape) -> int:
+        """Candidates, less those that have too few whole GPUs for one replica."""
+        mask = self.candidates(shape)
+        if shape.gpus and shape.gpu_milli == WHOLE:
+            enough = 0
+            for found in self.whole[shape.gpus :]:
+                enough |= found
+            mask &= enough
+        return mask
+
+    def _crowded(self) -> int:
+        """Nodes that take no more tasks without GPUs."""
+        mask = 0
+        for places, found in self.places.items():
+            if places <= 0:
+                mask |= found
+        return mask
+
+    def crowded_for(self, shape: Shape) -> bool:
+        """Whether a node that `shape`, which asks for no GPU, may use takes no more of its kind."""
+        if self._stale:
+            self.flush()
+        return bool(self.available & self.matching(shape) & self._crowded())
+
+    def free_for(self, shape: Shape) -> int:
+        """Free gpu_milli of the available nodes that `shape` does not avoid."""
+        free = self.free_milli
+        for name in shape.avoid_nodes:
+            room = self.rooms.get(self.named.get(name, -1))
+            if room is not None and room.available:
+                free -= room.gpu_milli
+        return free
 
     def largest(self, shape: Shape) -> int:
         """The most GPUs (gpu_milli) free on one available node of the right type."""
@@ -325,111 +478,3 @@ def _or_more(levels: list[int]) -> list[int]:
     for level in range(len(levels) - 1, 0, -1):
         levels[level - 1] |= levels[level]
     return levels
-
-
-QueueKey = tuple[int, int, int]
-Entry = tuple[QueueKey, "Task"]
-
-
-class TaskLine:
-    """Tasks in an order, whose entries are dropped late.
-
-    Most come in order and are appended; those that do not (requeued tasks) go into a second, sorted
-    list. A task that leaves keeps its entry until it comes to the front or until most entries are
-    dead, so leaving and coming back (a decision tried and taken back) costs nothing.
-    """
-
-    __slots__ = ("_early", "_head", "_held", "_kept", "_line")
-
-    def __init__(self) -> None:
-        self._line: list[Entry] = []
-        #: Entries of `_line` before this are gone.
-        self._head = 0
-        self._early: list[Entry] = []
-        #: Tasks that have an entry.
-        self._held: set[Task] = set()
-        #: How many entries the last clean-up kept.
-        self._kept = 0
-
-    def alive(self, task: "Task") -> bool:
-        """Whether a task's entry counts."""
-        raise NotImplementedError
-
-    def add(self, task: "Task") -> None:
-        """Give a task an entry, unless it still has one."""
-        if task in self._held:
-            return
-        self._held.add(task)
-        entry = (task.key, task)
-        line = self._line
-        if not line or line[-1][0] < entry[0]:
-            line.append(entry)
-        else:
-            insort(self._early, entry)
-
-    def prune(self) -> None:
-        """Remove dead entries: those in front, and all of them once they may be the most."""
-        line, early, head = self._line, self._early, self._head
-        while head < len(line) and not self.alive(line[head][1]):
-            self._held.discard(line[head][1])
-            head += 1
-        self._head = head
-        while early and not self.alive(early[0][1]):
-            self._held.discard(early.pop(0)[1])
-        if len(line) + len(early) > 64 + 2 * self._kept:
-            merged = merge(line[head:], early) if early else iter(line[head:])
-            self._line = [entry for entry in merged if self.alive(entry[1])]
-            self._early = []
-            self._head = 0
-            self._held = {task for _, task in self._line}
-            self._kept = len(self._line)
-
-    def in_order(self) -> Iterator["Task"]:
-        """The tasks that count, first to last; tasks may leave meanwhile, none may come."""
-        # By index: `islice` would walk over all the entries that are gone.
-        line: Iterator[Entry] = map(self._line.__getitem__, range(self._head, len(self._line)))
-        for _, task in merge(line, self._early) if self._early else line:
-            if self.alive(task):
-                yield task
-
-    def in_reverse(self) -> Iterator["Task"]:
-        """The tasks that count, last to first; tasks may leave meanwhile, none may come."""
-        line: Iterator[Entry] = islice(reversed(self._line), len(self._line) - self._head)
-        if self._early:
-            line = merge(line, reversed(self._early), reverse=True)
-        for _, task in line:
-            if self.alive(task):
-                yield task
-
-    @property
-    def foremost(self) -> "Task | None":
-        """The task of the first entry, which outside a draft is the first that counts."""
-        line, early = self._line, self._early
-        if self._head == len(line):
-            return early[0][1] if early else None
-        first = line[self._head]
-        return min(first, early[0])[1] if early else first[1]
-
-
-class TaskQueue(TaskLine):
-    """Waiting tasks that are equal but for their place in the queue."""
-
-    __slots__ = ("live",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        #: How many tasks wait.
-        self.live = 0
-
-    def alive(self, task: "Task") -> bool:
-        """Whether the task still waits here."""
-        return task.queue is self
-
-    def push(self, task: "Task") -> None:
-        """Let a task wait; its place is its key's."""
-        self.live += 1
-        self.add(task)
-
-    def drop(self) -> None:
-        """Count a task out; its entry stays until `prune`."""
-        self.live -= 1

@@ -165,7 +165,7 @@ def _stop_of_attempt(state: ClusterState, task: Task, run: Attempt) -> Event | N
                 nodes=run.nodes,
                 stop=Stop(code=StopCode.START_TIMEOUT, numbers=numbers),
             )
-    return _drain(state, task, run)
+    return _drain(state, task, run) or _off_disabled(state, task, run)
 
 
 def _drain(state: ClusterState, task: Task, run: Attempt) -> Event | None:
@@ -181,6 +181,18 @@ def _drain(state: ClusterState, task: Task, run: Attempt) -> Event | None:
             left_s = max(0, (empty_ms - state.now_ms) // 1000)
             grace_s = min(task.job.spec.grace_s, left_s)
             return _stop(state, task, run, stop, grace_s=grace_s)
+    return None
+
+
+def _off_disabled(state: ClusterState, task: Task, run: Attempt) -> Event | None:
+    for replica, placement in enumerate(run.placements):
+        node = state.nodes[placement.node]
+        if run.replicas[replica] >= ReplicaState.RELEASED or not node.stops_disabled:
+            continue
+        held = set(placement.slots).intersection(node.disabled)
+        if held and node.incarnation == placement.incarnation:
+            stop = Stop(code=StopCode.SLOT_DISABLED, numbers={"slot": min(held)}, about=node.name)
+            return _stop(state, task, run, stop, grace_s=task.job.spec.grace_s)
     return None
 
 

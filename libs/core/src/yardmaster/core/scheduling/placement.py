@@ -1,32 +1,41 @@
 """Where a task is placed: strategies that order rooms, and the placing of whole gangs.
 
-A strategy is a function from an index and a shape to the rooms that hold one replica, best first.
-Every pool may use every strategy, whatever its policy.
+A strategy is a function from an index, a shape and a set of nodes to those of their rooms that hold
+one replica, best first. Every pool may use every strategy, whatever its policy.
 
 Replicas of a gang are equal, so filling one room after another finds a place for all of them
 whenever there is one: what a room can hold does not depend on the others.
+
+A task on whole nodes goes to one node that holds all of it, chosen by the strategy, else as a gang
+over idle nodes of equal size, largest first, whose size divides what it asks for (after Determined;
+tasks without GPUs do not keep a node from being idle). A pool may allow unequal ones: the largest
+that still fit, one after another.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import islice
 from typing import Final
 
 from yardmaster.core.errors import UnknownPlacement
 from yardmaster.core.scheduling.indexes import STEP, FreeIndex, Room
 from yardmaster.core.scheduling.shapes import WHOLE, Shape
+from yardmaster.schemas.events.requests import PoolConfig
 
-Chooser = Callable[[FreeIndex, Shape], Iterator[Room]]
+Chooser = Callable[[FreeIndex, Shape, int], Iterator[Room]]
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
     """A way to choose rooms. `sticky`: the room just chosen is the choice for an equal task while
-    it holds one.
+    it holds one. `unequal`: gangs on whole nodes may be laid over nodes of unequal size.
     """
 
     name: str
     rooms: Chooser
     sticky: bool = False
+    unequal: bool = False
 
 
 #: One replica's place: the room and its slots.
@@ -50,15 +59,20 @@ def _by_free(index: FreeIndex, shape: Shape, mask: int, counts: Iterable[int]) -
             yield from _rooms(index, shape, found)
 
 
-def best_fit(index: FreeIndex, shape: Shape) -> Iterator[Room]:
+def best_fit(index: FreeIndex, shape: Shape, within: int = -1) -> Iterator[Room]:
     """Rooms with the fewest free GPUs first, so that whole nodes stay free for those who need them.
 
-    A share of a GPU goes to the fullest shared slot that has room, then to the fullest node.
+    A share of a GPU goes to the fullest shared slot that has room, then to the fullest node. A task
+    without GPUs goes to the fullest node in use, then to the idle node with the most of its kind.
     """
-    mask = index.candidates(shape)
+    mask = index.candidates(shape) & within
     if not mask:
         return
-    if 0 < shape.gpu_milli < WHOLE and shape.gpus == 1:
+    if not shape.gpus:
+        for _, found in sorted(_gpuless(index, mask, _free).items()):
+            yield from _rooms(index, shape, found)
+        return
+    if shape.gpu_milli < WHOLE and shape.gpus == 1:
         top = len(index.shared) - 1
         for level in range(shape.gpu_milli // STEP, top + 1):
             found = index.shared[level] & mask
@@ -69,13 +83,60 @@ def best_fit(index: FreeIndex, shape: Shape) -> Iterator[Room]:
     yield from _by_free(index, shape, mask, range(least, len(index.whole)))
 
 
-def worst_fit(index: FreeIndex, shape: Shape) -> Iterator[Room]:
-    """Rooms with the most free GPUs first, so that load spreads."""
-    mask = index.candidates(shape)
+def worst_fit(index: FreeIndex, shape: Shape, within: int = -1) -> Iterator[Room]:
+    """Rooms with the largest part of their GPUs free first, so that load spreads.
+
+    For a task without GPUs that of a node with no GPU in use is the part of its places that is left
+    for such tasks.
+    """
+    mask = index.candidates(shape) & within
     if not mask:
         return
-    least = shape.gpus if shape.gpu_milli == WHOLE else 0
-    yield from _by_free(index, shape, mask, range(len(index.whole) - 1, least - 1, -1))
+    if shape.gpus:
+        levels = _parts(index, mask, shape.gpus if shape.gpu_milli == WHOLE else 0)
+    else:
+        levels = _gpuless(index, mask, _part)
+    for _, found in sorted(levels.items(), reverse=True):
+        yield from _rooms(index, shape, found)
+
+
+def _parts(index: FreeIndex, mask: int, least: int) -> dict[Fraction, int]:
+    # Nodes by which part of their GPUs is free; none of them has fewer than `least`.
+    found: dict[Fraction, int] = {}
+    for count in range(least, len(index.whole)):
+        if having := index.whole[count] & mask:
+            for size, of_size in index.of_size.items():
+                if both := having & of_size:
+                    part = _part(count, size)
+                    found[part] = found.get(part, 0) | both
+    return found
+
+
+def _gpuless(
+    index: FreeIndex, mask: int, score: Callable[[int, int], Fraction]
+) -> dict[Fraction, int]:
+    # Nodes by the score of what is free: GPUs, but on an idle node places for tasks without any.
+    idle = mask & index.idle
+    found: dict[Fraction, int] = {}
+    for count, having in enumerate(index.whole):
+        if used := having & mask & ~idle:
+            for size, of_size in index.of_size.items():
+                if both := used & of_size:
+                    key = score(count, size)
+                    found[key] = found.get(key, 0) | both
+    for places, having in index.places.items():
+        if both := having & idle:
+            key = score(places, index.most_gpuless)
+            found[key] = found.get(key, 0) | both
+    return found
+
+
+def _free(free: int, _: int) -> Fraction:
+    return Fraction(free)
+
+
+def _part(free: int, total: int) -> Fraction:
+    return Fraction(free, total) if total else Fraction(0)
 
 
 PLACEMENTS: Final[Mapping[str, Strategy]] = {
@@ -96,6 +157,15 @@ def strategy(name: str) -> Strategy:
         raise UnknownPlacement(name=name, known=", ".join(PLACEMENTS)) from None
 
 
+def strategy_of(config: PoolConfig) -> Strategy:
+    """How tasks are placed in a pool.
+
+    Raises:
+        UnknownPlacement.
+    """
+    return replace(strategy(config.placement), unequal=config.unequal_gangs)
+
+
 def place(
     index: FreeIndex, shape: Shape, choose: Strategy, also: FreeIndex | None = None
 ) -> list[Place] | None:
@@ -105,16 +175,17 @@ def place(
     promised).
     """
     if shape.replicas == 1:
-        for room in choose.rooms(index, shape):
+        for room in choose.rooms(index, shape, _within(also, shape)):
             if also is None or also.rooms[room.ordinal].holds(shape):
                 return [(room, room.pick(shape))]
-        return None
+        return _on_idle_nodes(index, shape, choose, also) if shape.whole_nodes else None
     if shape.total_gpu_milli > index.free_milli:
         return None
+    before = [(view, view.changes) for view in (index, also) if view is not None]
     places: list[Place] = []
     used: list[tuple[FreeIndex, Room, tuple[int, ...]]] = []
     while len(places) < shape.replicas:
-        chosen = _first(choose.rooms(index, shape), shape, also)
+        chosen = _first(choose.rooms(index, shape, _within(also, shape)), shape, also)
         if chosen is None:
             break
         views = [(index, chosen)]
@@ -128,7 +199,95 @@ def place(
                 used.append((view, one, slots))
     for view, one, slots in reversed(used):
         view.give(one, slots, shape.gpu_milli, shape.cpu_milli, shape.memory_mib)
+    for view, changes in before:
+        view.changes = changes
     return places if len(places) == shape.replicas else None
+
+
+def _within(also: FreeIndex | None, shape: Shape) -> int:
+    # The nodes that are worth a look in the other index: it may have room on few of them.
+    return -1 if also is None else also.roomy(shape)
+
+
+def _on_idle_nodes(
+    index: FreeIndex, shape: Shape, choose: Strategy, also: FreeIndex | None
+) -> list[Place] | None:
+    groups = _idle_nodes(index, shape, also)
+    counts = {size: found.bit_count() for size, found in groups.items()}
+    nodes = nodes_for(shape.gpus, counts, unequal=choose.unequal)
+    if nodes is None:
+        return None
+    return [
+        (room, tuple(i for i, free in enumerate(room.slots) if free == WHOLE))
+        for size, count in nodes
+        for room in islice(_each(index, groups[size]), count)
+    ]
+
+
+def idle_sizes(index: FreeIndex, shape: Shape) -> dict[int, int]:
+    """How many idle nodes of a size a gang on whole nodes may take, largest first."""
+    groups = _idle_nodes(index, shape, None)
+    return {size: found.bit_count() for size, found in groups.items()}
+
+
+def _idle_nodes(index: FreeIndex, shape: Shape, also: FreeIndex | None) -> dict[int, int]:
+    mask = index.candidates(shape) & index.idle
+    if also is not None:
+        mask &= also.candidates(shape) & also.idle
+    # Only which CPU and memory are free has to be looked at one by one.
+    exact = not shape.cpu_milli and not shape.memory_mib
+    groups: dict[int, int] = {}
+    for size in range(len(index.whole) - 1, 0, -1):
+        found = index.whole[size] & mask
+        if found and not exact:
+            found = _supporting(index, also, shape, found)
+        if found:
+            groups[size] = found
+    return groups
+
+
+def _each(index: FreeIndex, mask: int) -> Iterator[Room]:
+    while mask:
+        lowest = mask & -mask
+        yield index.rooms[lowest.bit_length() - 1]
+        mask ^= lowest
+
+
+def _supporting(index: FreeIndex, also: FreeIndex | None, shape: Shape, mask: int) -> int:
+    for room in _each(index, mask):
+        enough = room.supports(shape)
+        if enough and also is not None:
+            enough = also.rooms[room.ordinal].supports(shape)
+        if not enough:
+            mask ^= 1 << room.ordinal
+    return mask
+
+
+def nodes_for(
+    gpus: int, counts: Mapping[int, int], *, unequal: bool
+) -> list[tuple[int, int]] | None:
+    """How many nodes of which sizes hold `gpus` together, all of each; None: there is no such set.
+
+    `counts` says how many idle nodes there are of a size, largest first. Of equal size where that
+    is possible; else, with `unequal`, as many of each as still fit, largest first, without looking
+    back: that finds a way whenever there is one where each size divides the next.
+    """
+    for size, count in counts.items():
+        if gpus % size == 0 and gpus <= count * size:
+            return [(size, gpus // size)]
+    if not unequal:
+        return None
+    taken = []
+    for size, count in counts.items():
+        if number := min(gpus // size, count):
+            taken.append((size, number))
+            gpus -= size * number
+    return None if gpus else taken
+
+
+def helps(room: Room, shape: Shape) -> bool:
+    """Whether a room may be a part of a place for `shape`, as what is free there is now."""
+    return room.holds(shape) or (shape.whole_nodes and room.idle and room.supports(shape))
 
 
 def _first(rooms: Iterator[Room], shape: Shape, also: FreeIndex | None) -> Room | None:
@@ -161,7 +320,9 @@ def _shared_fold(shares: list[int], gpus: int) -> int:
 
 def _fold(room: Room, shape: Shape) -> int:
     most = shape.replicas
-    if shape.gpus:
+    if not shape.gpus:
+        most = min(most, room.places)
+    else:
         milli = shape.gpu_milli
         if milli == WHOLE:
             most = min(most, room.whole // shape.gpus)

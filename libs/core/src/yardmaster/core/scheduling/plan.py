@@ -5,31 +5,51 @@ The same for every policy; what differs are the strategies it asks. Groups come 
 order, each with its first task. A group whose task was placed, or promised the slots of tasks that
 stop, comes back with its next one; a group that got a reason to wait is done, since its tasks are
 equal. So the cost of a pass follows what was woken and what starts, not what waits.
+
+Of those of one rank, all that find room start first; only then are others stopped for the rest, so
+that nobody is stopped for room that an equal takes.
 """
 
 from collections.abc import Iterator
+from enum import Enum, auto
 from heapq import heappop, heappush
+from typing import Any
 
 from yardmaster.core.fencing import fence_of
 from yardmaster.core.scheduling.draft import Draft
-from yardmaster.core.scheduling.entities import Group, Pool, ReplicaState, Task, class_of
+from yardmaster.core.scheduling.entities import Group, Pool, Task, class_of
+from yardmaster.core.scheduling.freeing import Freeing
 from yardmaster.core.scheduling.indexes import FreeIndex, Room
 from yardmaster.core.scheduling.limits import Promises, limit_reached
-from yardmaster.core.scheduling.placement import Place, place, strategy
+from yardmaster.core.scheduling.placement import Place, place, strategy_of
 from yardmaster.core.scheduling.policies import options_of, policy_of
-from yardmaster.core.scheduling.policy import OrderKey, PoolView
+from yardmaster.core.scheduling.policy import PoolView
+from yardmaster.core.scheduling.shapes import Fit, Shape
 from yardmaster.core.scheduling.waits import no_room
 from yardmaster.schemas.events.decisions import (
     Outcome,
     Placement,
     PreemptionRequestedV1,
     SlotsAllocatedV1,
+    StopRequestedV1,
     TaskEndedV1,
     TaskUnschedulableV1,
 )
-from yardmaster.schemas.reasons import EndCode, Wait, WaitClass, WaitCode
+from yardmaster.schemas.reasons import EndCode, Stop, Wait, WaitClass, WaitCode
 
-Waiting = tuple[OrderKey, Group, Task, Iterator[Task]]
+#: First of the policy's key, whether the turn is to start (0) or to have others stopped (1), the
+#: rest of that key.
+LineKey = tuple[Any, ...]
+Waiting = tuple[Group, Task, Iterator[Task], int]
+Entry = tuple[LineKey, int, Waiting]
+
+
+class Answer(Enum):
+    """What came of considering a task, and so of its group."""
+
+    SERVED = auto()  # it was placed, or promised slots: its equal behind it is worth a look
+    SECOND_TURN = auto()  # there is no room for it as things are
+    WAITS = auto()  # a reason is recorded, which holds for its equals
 
 
 def plan(draft: Draft) -> None:
@@ -67,17 +87,26 @@ class PoolPass:
         self.pool = pool
         self.promises = promises
         self.policy = policy_of(pool.config.policy)
-        self.choose = strategy(pool.config.placement)
+        self.choose = strategy_of(pool.config)
+        self.freeing = Freeing(draft, pool, self.choose)
         self.fence_s = fence_of(pool.config)
-        self.view = PoolView(draft.state, pool, options_of(pool.config.policy))
+        options = options_of(pool.config.policy)
+        self.view = PoolView(draft.state, pool, options, promises, make_room=self.freeing.for_all)
         self.done: set[Group] = set()
         #: Slots were promised to tasks whose victims are still stopping.
         self.promised = False
         #: Groups to whose first tasks they were promised: what holds for those behind is no news.
         self._promised_to: set[Group] = set()
-        self._line: list[tuple[OrderKey, int, Waiting]] = []
+        #: Who is to be considered, by turn.
+        self._lines: tuple[list[Entry], list[Entry]] = ([], [])
         self._queued: set[Group] = set()
+        #: Tasks that this cycle placed, which it does not stop for others.
+        self._placed: set[Task] = set()
         self._started = False
+        #: By index and what is asked for: after how many changes there was no room for it.
+        self._nowhere: dict[tuple[FreeIndex, Fit], int] = {}
+        #: The reasons of those without room, and after how many changes.
+        self._no_room: dict[Fit, tuple[int, Wait]] = {}
         #: Where the last of the equals being considered was placed, if the next one goes there too.
         self._room: Room | None = None
 
@@ -87,6 +116,8 @@ class PoolPass:
         """
         if not self._started:
             self._started = True
+            if self.policy.surplus is not None and (self.pool.reshare or self.pool.awake):
+                self._share_out()
             if self.pool.recheck:
                 self.pool.recheck = False
                 self.draft.state.wake_pool(self.pool)
@@ -98,31 +129,56 @@ class PoolPass:
             self._take_news()
         considered = False
         deferred: list[Group] = []
-        while self._line:
-            entry = heappop(self._line)
-            _, _, (_, group, task, rest) = entry
+        while (entry := self._pop(passes, pass_over=pass_over)) is not None:
+            _, _, (group, task, rest, turn) = entry
             if task.group is not group:
                 self._next(group, rest)
                 continue
-            if self._prefers_another(group, passes):
-                if not pass_over:
-                    heappush(self._line, entry)
-                    break
+            if pass_over and self._prefers_another(group, passes):
                 deferred.append(group)
                 self._queued.discard(group)
                 continue
             considered = True
-            self._serve(group, task, rest)
+            self._serve(group, task, rest, turn)
             self._take_news()
         for group in deferred:
             self._line_up(group)
-        if self.pool.recheck and not self._line:
+        if self.pool.recheck and not any(self._lines):
             self.pool.recheck = False
             self.draft.state.wake_pool(self.pool)
             self.draft.state.wake_limited()
             self._take_news()
             considered = True
         return considered
+
+    def _pop(self, passes: "list[PoolPass]", *, pass_over: bool) -> Entry | None:
+        """The next in line; None when there is nobody, or who is next waits for another pool."""
+        first, second = self._lines
+        line = second if not first or (second and second[0] < first[0]) else first
+        if not line or pass_over or not self._prefers_another(line[0][2][0], passes):
+            return heappop(line) if line else None
+        if line is first and second:
+            # An equal that came before has had its first turn, and need not wait with those behind.
+            (rank, _, *place), (other_rank, _, *other_place) = first[0][0], second[0][0]
+            came_before = rank == other_rank and other_place < place
+            if came_before and not self._prefers_another(second[0][2][0], passes):
+                return heappop(second)
+        return None
+
+    def _push(self, group: Group, task: Task, rest: Iterator[Task], turn: int) -> None:
+        key = self._key(group, task, turn)
+        heappush(self._lines[turn], (key, id_order(task), (group, task, rest, turn)))
+
+    def _share_out(self) -> None:
+        """Have given back what is over a share, and wake who may have more of his."""
+        pool = self.pool
+        pool.reshare = False
+        assert self.policy.surplus is not None
+        for victim, stop in self.policy.surplus(self.view):
+            self._stop(victim, stop)
+        for group in list(pool.over):
+            if self.policy.may_start(self.view, group) is None:
+                self.draft.state.wake(pool, group)
 
     def look_at_bounds(self) -> None:
         """Who waits for room and may not have it any more, since others of its owner started, holds
@@ -135,22 +191,29 @@ class PoolPass:
                     if limit_reached(self.pool, task.job, group, self.promises) is not None:
                         self.draft.state.wake(self.pool, group)
 
-    def _serve(self, group: Group, task: Task, rest: Iterator[Task]) -> None:
+    def _serve(self, group: Group, task: Task, rest: Iterator[Task], turn: int) -> None:
         """Consider the group's tasks while they come first in line."""
         self._room = None
-        pool, line = self.pool, self._line
-        while self._consider(group, task):
+        pool = self.pool
+        while (answer := self._consider(group, task, turn)) is Answer.SERVED:
             following = next(rest, None)
             if following is None:
                 self._queued.discard(group)
                 return
             task = following
-            key = self.policy.order(self.view, group, task)
-            if pool.news or (line and line[0][0] < key):
-                heappush(line, (key, id_order(task), (key, group, task, rest)))
+            key = self._key(group, task, turn)
+            if pool.news or any(line and line[0][0] < key for line in self._lines):
+                self._push(group, task, rest, turn)
                 return
+        if answer is Answer.SECOND_TURN:
+            self._push(group, task, rest, 1)
+            return
         self._queued.discard(group)
         self.done.add(group)
+
+    def _key(self, group: Group, task: Task, turn: int) -> LineKey:
+        rank, *place = self.policy.order(self.view, group, task)
+        return rank, turn, *place
 
     def _line_up(self, group: Group) -> None:
         if group not in self._queued and group not in self.done:
@@ -162,8 +225,7 @@ class PoolPass:
         if task is None:
             self._queued.discard(group)
             return
-        key = self.policy.order(self.view, group, task)
-        heappush(self._line, (key, id_order(task), (key, group, task, rest)))
+        self._push(group, task, rest, 0)
 
     def _take_news(self) -> None:
         news = self.pool.news
@@ -184,45 +246,99 @@ class PoolPass:
             for one in passes
         )
 
-    def _consider(self, group: Group, task: Task) -> bool:
-        """Whether the next task of the group is worth a look too."""
+    def _consider(self, group: Group, task: Task, turn: int) -> Answer:
         shape = group.shape
-        job = task.job
-        wait = limit_reached(self.pool, job, group, self.promises)
-        if wait is None:
-            wait = self.policy.may_start(self.view, group)
+        wait = limit_reached(self.pool, task.job, group, self.promises)
+        held = self.policy.may_start(self.view, group) if wait is None else None
+        if held is not None:
+            wait = self.policy.may_claim(self.view, group)
         if wait is not None:
             self._wait(group, task, wait)
-            return False
+            return Answer.WAITS
+        if turn:
+            return self._claim(group, task, held)
+        if held is not None:
+            places = self._place(self.pool.future, shape)
+            if places is None:
+                return Answer.SECOND_TURN
+            self._hold_back(group, task, places, held)
+            return Answer.SERVED
         also = self.pool.future if self.promised else None
         room = self._room
         if room is not None and room.holds(shape) and also is None:
             self._start(task, [(room, room.pick(shape))])
-            return True
-        places = place(self.pool.idle, shape, self.choose, also)
-        if places is not None:
-            self._start(task, places)
-            self._room = places[0][0] if self.choose.sticky and shape.replicas == 1 else None
-            return True
-        if task in self.promises:
-            return True  # others are stopped for it in a pool that it likes better
-        if self.pool.stopping:
-            places = place(self.pool.future, shape, self.choose)
-            if places is not None:
-                self._promise(task, places)
-                self._wait_for_victims(group, task, 0)
-                return True
-        victims = self._find_victims(task)
+            return Answer.SERVED
+        places = self._place(self.pool.idle, shape, also)
+        if places is None:
+            # What an earlier cycle promised is kept from equals that come now.
+            kept = self._promised_before(group) and self._keep_what_is_freed(group, task)
+            return Answer.SERVED if kept else Answer.SECOND_TURN
+        self._start(task, places)
+        self._room = places[0][0] if self.choose.sticky and len(places) == 1 else None
+        return Answer.SERVED
+
+    def _claim(self, group: Group, task: Task, held: Wait | None) -> Answer:
+        """See whether others stop, or can be stopped, so that the task fits; `held`: why it may not
+        start yet even then.
+        """
+        shape = group.shape
+        if self._keep_what_is_freed(group, task):
+            return Answer.SERVED
+        candidates = (v for v in self.policy.victims(self.view, task) if v not in self._placed)
+        victims = self.freeing.fewest(task, candidates)
         if victims:
             self._stop_for(task, victims)
             places = place(self.pool.future, shape, self.choose)
             assert places is not None, "victims were found whose going does not help"
             self._promise(task, places)
             self._wait_for_victims(group, task, len(victims))
-            return True
-        wait = self.policy.protected(self.view, task) or no_room(self.pool, shape)
+            return Answer.SERVED
+        wait = held or self.policy.protected(self.view, task) or self._why_no_room(shape)
         self._wait(group, task, wait)
-        return False
+        return Answer.WAITS
+
+    def _place(
+        self, index: FreeIndex, shape: Shape, also: FreeIndex | None = None
+    ) -> list[Place] | None:
+        """A place for a task; where its equals found none, and nothing has changed, it is not
+        looked for again.
+        """
+        if self.choose.unequal:
+            # There less room may fit where more does not.
+            return place(index, shape, self.choose, also)
+        key = (index, shape.fit)
+        if self._nowhere.get(key) == index.changes:
+            return None
+        places = place(index, shape, self.choose)
+        if places is None:
+            self._nowhere[key] = index.changes
+        elif also is not None:
+            return place(index, shape, self.choose, also)
+        return places
+
+    def _why_no_room(self, shape: Shape) -> Wait:
+        changes = self.pool.idle.changes
+        known = self._no_room.get(shape.fit)
+        if known is None or known[0] != changes:
+            known = self._no_room[shape.fit] = changes, no_room(self.pool, shape)
+        return known[1]
+
+    def _promised_before(self, group: Group) -> bool:
+        known = group.waits.get(self.pool.name)
+        return known is not None and known[0].code is WaitCode.WAITING_FOR_VICTIMS
+
+    def _keep_what_is_freed(self, group: Group, task: Task) -> bool:
+        """Whether the task has the promise of slots of tasks that stop."""
+        if task in self.promises:
+            return True  # others are stopped for it in a pool that it likes better
+        if not self.pool.stopping:
+            return False
+        places = self._place(self.pool.future, group.shape)
+        if places is None:
+            return False
+        self._promise(task, places)
+        self._wait_for_victims(group, task, 0)
+        return True
 
     # Starting
 
@@ -267,100 +383,51 @@ class PoolPass:
         )
         self.promises.drop(task)
         self.draft.record(event, task.id, task.cause)
+        self._placed.add(task)
 
     # Stopping others
 
-    def _find_victims(self, task: Task) -> list[Task]:
-        """The fewest of the policy's victims, tried in its order, with whom gone the task fits."""
-        shape = task.job.shape
-        future = self.pool.future
-        tried: list[Task] = []
-        with self.draft.trial():
-            for victim in self.policy.victims(self.view, task):
-                self._lend(victim)
-                tried.append(victim)
-                if self._room_on(victim, task) and place(future, shape, self.choose) is not None:
-                    return self._hand_back(task, tried)
-        return []
-
-    def _room_on(self, victim: Task, task: Task) -> bool:
-        rooms = self.pool.future.rooms
-        return any(rooms[o].holds(task.job.shape) for o in self._ordinals(victim))
-
-    def _hand_back(self, task: Task, tried: list[Task]) -> list[Task]:
-        """Spare whom it helps nothing to stop, the most valuable first."""
-        shape = task.job.shape
-        future = self.pool.future
-        needed = [tried[-1]]
-        for victim in reversed(tried[:-1]):
-            places = place(future, shape, self.choose)
-            assert places is not None
-            used = {room.ordinal for room, _ in places}
-            self._lend(victim, back=True)
-            if used.isdisjoint(self._ordinals(victim)):
-                continue
-            if place(future, shape, self.choose) is None:
-                self._lend(victim)
-                needed.append(victim)
-        return needed[::-1]
-
-    def _ordinals(self, victim: Task) -> list[int]:
-        run = victim.run
-        assert run is not None
-        nodes = self.draft.state.nodes
-        rooms = self.pool.future.rooms
-        found = (nodes[p.node].ordinal for p in run.placements)
-        return [ordinal for ordinal in found if ordinal in rooms]
-
-    def _lend(self, victim: Task, *, back: bool = False) -> None:
-        run = victim.run
-        assert run is not None
-        for replica, placement in enumerate(run.placements):
-            if run.replicas[replica] >= ReplicaState.RELEASED:
-                continue
-            node = self.draft.state.nodes[placement.node]
-            what = (
-                *(node.future, placement.slots, placement.gpu_milli),
-                *(placement.cpu_milli, placement.memory_mib),
-            )
-            self._shift(self.pool.future, what, give=not back)
-
-    def _shift(self, index: FreeIndex, what: tuple[object, ...], *, give: bool) -> None:
-        do, undo = (index.give, index.take) if give else (index.take, index.give)
-        do(*what)  # type: ignore[arg-type]
-        journal = self.draft.state.journal
-        assert journal is not None
-        journal.append((undo, what))
-
     def _stop_for(self, task: Task, victims: list[Task]) -> None:
         self.draft.room_for(len(victims))
-        now_ms = self.draft.state.now_ms
         for victim in victims:
-            run = victim.run
-            assert run is not None
-            grace_s = victim.job.spec.grace_s
-            event = PreemptionRequestedV1(
-                task_id=victim.id,
-                attempt=run.number,
-                nodes=run.nodes,
-                stop=self.policy.stop_for(self.view, victim, task),
-                grace_s=grace_s,
-                deadline_at_ms=now_ms + grace_s * 1000,
-            )
-            self.draft.record(event, victim.id, task.cause)
+            self._stop(victim, self.policy.stop_for(self.view, victim, task))
+
+    def _stop(self, victim: Task, stop: Stop) -> None:
+        run = victim.run
+        assert run is not None
+        grace_s = victim.job.spec.grace_s
+        # What is stopped for nobody is over a limit of its own.
+        kind = StopRequestedV1 if stop.for_task is None else PreemptionRequestedV1
+        event = kind(
+            task_id=victim.id,
+            attempt=run.number,
+            nodes=run.nodes,
+            stop=stop,
+            grace_s=grace_s,
+            deadline_at_ms=self.draft.state.now_ms + grace_s * 1000,
+        )
+        about = victim if stop.for_task is None else self.draft.state.tasks[stop.for_task]
+        self.draft.record(event, victim.id, about.cause)
 
     def _promise(self, task: Task, places: list[Place]) -> None:
         """Keep what is being freed for `task`, for the rest of this cycle."""
-        shape = task.job.shape
         self.promised = True
         self.promises.add(task, self.pool)
-        for room, slots in places:
-            what = (room, slots, shape.gpu_milli, shape.cpu_milli, shape.memory_mib)
-            self._shift(self.pool.future, what, give=False)
+        self.freeing.keep(task.job.shape, places)
 
     # Waiting
 
+    def _hold_back(self, group: Group, task: Task, places: list[Place], held: Wait) -> None:
+        """Keep room for a task that others go before, so that its equals know how much is left."""
+        self._promise(task, places)
+        # Once others were stopped for its equals, that is what the group waits for.
+        if not self._promised_before(group):
+            self._wait(group, task, held)
+        self._promised_to.add(group)
+
     def _wait_for_victims(self, group: Group, task: Task, victims: int) -> None:
+        if victims:
+            self._promised_to.discard(group)  # more than to be held back
         numbers = {"victims": victims, "asked_milli": group.shape.total_gpu_milli}
         self._wait(group, task, Wait(code=WaitCode.WAITING_FOR_VICTIMS, numbers=numbers))
         self._promised_to.add(group)

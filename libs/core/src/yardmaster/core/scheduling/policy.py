@@ -1,37 +1,52 @@
 """What a policy is: a value made of small strategies. The planner (`plan.py`) asks them, in this
 order.
 
+- `surplus`: what is over a share and has to be given back, whoever asks;
 - `order`: of groups that wait, whose first task is considered first (a sort key, smallest first);
-- `may_start`: what, other than room, keeps a group from starting now;
+- `may_start`: what, other than room, keeps a group from starting now; `may_claim`: what keeps one
+  that may not from being promised what is being freed, and from having others stopped;
 - `victims`: which running tasks may be stopped for a task, in the order in which to try them;
 - `stop_for`: why a victim is stopped, with the numbers of both sides; `start`: why a task starts.
 
-Where a task is placed is the pool's own choice (`placement.py`); limits of projects and jobs hold
-under every policy (`limits.py`).
+`per_job` says whether the policy treats a job as a party of its own, so that its tasks are equal to
+no other job's. Where a task is placed is the pool's own choice (`placement.py`); limits of projects
+and jobs hold under every policy (`limits.py`).
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from yardmaster.core.scheduling.entities import Group, Pool, Task
-from yardmaster.core.scheduling.indexes import QueueKey
+from yardmaster.core.scheduling.limits import Promises
 from yardmaster.core.scheduling.state import ClusterState
 from yardmaster.schemas.reasons import Start, Stop, Wait
 
-#: Smaller is considered first; must differ between groups that wait in one pool.
-OrderKey = tuple[int, QueueKey]
+#: Smaller is considered first; those of one pool must be comparable, and should differ.
+OrderKey = tuple[Any, ...]
+#: Who waits, who can be stopped, whether so many may be: who is to be.
+MakeRoom = Callable[[Iterable[Task], Sequence[Task], Callable[[Sequence[Task]], bool]], list[Task]]
 
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
     """What a strategy may look at: the state as the cycle has made it so far, one pool of it, its
-    options.
+    options, what the cycle has promised.
     """
 
     state: ClusterState
     pool: Pool
     options: Any
+    promises: Promises = field(default_factory=Promises)
+    #: What the policy has worked out for this cycle.
+    memo: dict[Any, Any] = field(default_factory=dict)
+    #: Of running tasks those with whom gone waiting ones fit (`Freeing.for_all`).
+    make_room: MakeRoom | None = None
+
+
+def never(_: Any) -> bool:
+    """`per_job` of policies to which jobs are none of their business."""
+    return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +60,10 @@ class Policy:
     options: type[Any]
     order: Callable[[PoolView, Group, Task], OrderKey]
     may_start: Callable[[PoolView, Group], Wait | None]
+    may_claim: Callable[[PoolView, Group], Wait | None]
     victims: Callable[[PoolView, Task], Iterable[Task]]
     protected: Callable[[PoolView, Task], Wait | None]
     stop_for: Callable[[PoolView, Task, Task], Stop]
     start: Callable[[PoolView, Task], Start]
+    surplus: Callable[[PoolView], Iterable[tuple[Task, Stop]]] | None = None
+    per_job: Callable[[Any], bool] = never

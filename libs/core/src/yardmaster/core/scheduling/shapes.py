@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import Final
 
 from yardmaster.schemas.events.admissions import AdmittedSpec
-from yardmaster.schemas.events.requests import Unschedulable
+from yardmaster.schemas.events.requests import Layout, Unschedulable
 
 WHOLE: Final = 1000
 
@@ -19,6 +19,10 @@ WHOLE: Final = 1000
 Asked = tuple[
     str, tuple[str, ...], tuple[str, ...], bool, bool, int, int, int, int, int, str | None
 ]
+#: Whether on whole nodes; nodes to avoid. None: neither is asked for.
+Where = tuple[bool, tuple[str, ...]] | None
+#: What decides on which nodes a task fits, on whomever's behalf.
+Fit = tuple[object, ...]
 
 
 class Shape:
@@ -27,11 +31,16 @@ class Shape:
     `replicas` times (`gpus` slots of `gpu_milli` each, `cpu_milli`, `memory_mib`) in one of
     `pools`, in order of preference, on nodes of one of `node_types` (empty: any). `job_id` is set
     only for jobs with a bound of their own, whose tasks are equal to no other job's.
+
+    With `whole_nodes` the `gpus` are all of the task's and `replicas` is 1: it is placed on one
+    node, or as a gang of as many replicas as nodes are taken, with CPU and memory for each.
     """
 
     __slots__ = (
+        "avoid_nodes",
         "cpu_milli",
         "fail_when_never",
+        "fit",
         "gpu_milli",
         "gpus",
         "id",
@@ -45,18 +54,23 @@ class Shape:
         "replica_gpu_milli",
         "replicas",
         "total_gpu_milli",
+        "whole_nodes",
     )
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: Asked, where: Where) -> None:
         self.project, self.pools, self.node_types = asked[:3]
         self.preemptible, self.fail_when_never = asked[3:5]
         self.replicas, self.gpus, self.gpu_milli, self.cpu_milli, self.memory_mib = asked[5:10]
         self.job_id = asked[10]
+        self.whole_nodes, self.avoid_nodes = where or (False, ())
+        self.fit: Fit = (*asked[5:10], self.node_types, where)
         self.replica_gpu_milli = self.gpus * self.gpu_milli
         self.total_gpu_milli = self.replicas * self.replica_gpu_milli
         #: 0: asks for no GPU; 1: asks for GPUs. The two never block each other.
         self.lane = 1 if self.gpus else 0
-        self.id = blake2b(repr(asked).encode(), digest_size=8).hexdigest()
+        # Ids are in the log: what asks for neither keeps the one that it always had.
+        told = asked if where is None else (*asked, where)
+        self.id = blake2b(repr(told).encode(), digest_size=8).hexdigest()
 
 
 def shape_of(job_id: str, project: str, spec: AdmittedSpec, *, bound: bool | None = None) -> Shape:
@@ -66,6 +80,9 @@ def shape_of(job_id: str, project: str, spec: AdmittedSpec, *, bound: bool | Non
     its admission.
     """
     resources = spec.resources
+    # What one slot holds is on one node anyway.
+    whole = spec.layout is Layout.WHOLE_NODES and resources.gpus > 1
+    where = (whole, spec.avoid_nodes) if whole or spec.avoid_nodes else None
     bound = spec.max_slots_milli is not None if bound is None else bound
     return _shape(
         (
@@ -73,13 +90,14 @@ def shape_of(job_id: str, project: str, spec: AdmittedSpec, *, bound: bool | Non
             *(spec.unschedulable is Unschedulable.FAIL, spec.replicas_min),
             *(resources.gpus, resources.gpu_milli, resources.cpu_milli, resources.memory_mib),
             job_id if bound else None,
-        )
+        ),
+        where,
     )
 
 
 @lru_cache(maxsize=65_536)
-def _shape(asked: Asked) -> Shape:
-    return Shape(asked)
+def _shape(asked: Asked, where: Where) -> Shape:
+    return Shape(asked, where)
 
 
 def shape_id(job_id: str, project: str, spec: AdmittedSpec, *, bound: bool | None = None) -> str:

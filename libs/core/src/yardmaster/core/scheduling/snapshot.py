@@ -23,6 +23,7 @@ from yardmaster.core.scheduling.entities import (
     Task,
     Victims,
 )
+from yardmaster.core.scheduling.policies import divides
 from yardmaster.core.scheduling.state import ClusterState
 from yardmaster.schemas import plain
 from yardmaster.schemas.errors import SchemaError
@@ -61,7 +62,13 @@ def dump(state: ClusterState) -> Plain:
         "attention": sorted(state.attention),
         "node_attention": sorted(state.node_attention),
         "pools": [
-            {"name": p.name, "revision": p.revision, "config": _or_none(p.config)}
+            {
+                "name": p.name,
+                "revision": p.revision,
+                "config": _or_none(p.config),
+                "reshare": p.reshare,
+                "reshare_next": p.reshare_next,
+            }
             for p in state.pools.values()
         ],
         "departments": [
@@ -108,6 +115,7 @@ def _dump_node(node: Node) -> Plain:
         "drain_ms": node.drain_ms,
         "revoked_ms": node.revoked_ms,
         "silent_ms": node.silent_ms,
+        "disabled": [list(node.disabled), node.stops_disabled],
         "pending": _or_none(node.pending),
     }
 
@@ -206,6 +214,10 @@ def _load(cell: str, dump: Plain) -> ClusterState:
         pool = state.pools[row["name"]] = Pool(row["name"])
         pool.revision = row["revision"]
         pool.config = _maybe(PoolConfig, row["config"])
+        pool.shares, pool.per_job = divides(pool.config)
+        if pool.config is not None:
+            for index in pool.indexes:
+                index.bound_gpuless(pool.config.gpuless_per_node)
     for row in dump["departments"]:
         department = state.departments[row["name"]] = Department(row["name"])
         department.revision = row["revision"]
@@ -232,6 +244,11 @@ def _load(cell: str, dump: Plain) -> ClusterState:
     state.attention = {name: state.task(name) for name in dump["attention"]}
     state.node_attention = {name: state.nodes[name] for name in dump["node_attention"]}
     state.restless = dump["restless"]
+    for row in dump["pools"]:
+        # Snapshots of before pools had shares have neither.
+        pool = state.pools[row["name"]]
+        pool.reshare = row.get("reshare", False)
+        pool.reshare_next = row.get("reshare_next", False)
     for things in (
         *(state.pools, state.departments, state.projects),
         *(state.enrolled, state.nodes, state.jobs),
@@ -263,6 +280,9 @@ def _load_node(state: ClusterState, row: Plain) -> None:
     node.drain_ms = row["drain_ms"]
     node.revoked_ms = row["revoked_ms"]
     node.silent_ms = row["silent_ms"]
+    # Snapshots of before there were any have none.
+    disabled, node.stops_disabled = row.get("disabled", ((), False))
+    node.disabled = tuple(disabled)
     node.pending = _maybe(NodeJoinedV1, row["pending"])
     if row["pool"] is not None:
         node.barred = barred(state.enrolled, node, row["pool"])
@@ -281,6 +301,7 @@ def _load_job(state: ClusterState, row: Plain) -> list[Task]:
     job.priority = row["priority"]
     job.weight = row["weight"]
     job.set_bound(row["max_slots_milli"])
+    job.set_alone(state.alone(spec.pools))
     job.revision = row["revision"]
     job.erased = row["erased"]
     job.next_index = row["next_index"]
@@ -365,17 +386,21 @@ def rebuild_rooms(state: ClusterState) -> None:
     for pool in state.pools.values():
         for node in pool.nodes.values():
             _fill(node)
-        pool.idle.refile()
-        pool.future.refile()
+        for index in pool.indexes:
+            index.refile()
 
 
 def _fill(node: Node) -> None:
     placed: list[Placement] = []
     stopping: list[Placement] = []
+    firm: list[Placement] = []
     for (_, replica), task in node.open.items():
         run = task.run
         assert run is not None
         (placed if run.stop is None else stopping).append(run.placements[replica])
+        if not task.job.spec.preemptible:
+            firm.append(run.placements[replica])
+    node.firm.fill(node.gpus, node.cpu_milli, node.memory_mib, firm)
     node.future.fill(node.gpus, node.cpu_milli, node.memory_mib, placed)
     # Most nodes have nothing that stops, and the same is free now as in the future.
     node.idle.fill(node.gpus, node.cpu_milli, node.memory_mib, (*placed, *stopping))

@@ -10,7 +10,7 @@ time, then the order of admission, then their index; nodes by the order in which
 names by name. The digest is a sum of hashes, one an entity, updated for those that changed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from heapq import heappush
 from typing import Any, Final
@@ -24,11 +24,14 @@ from yardmaster.core.scheduling.entities import (
     Due,
     Enrolled,
     Group,
+    Holders,
+    Holding,
     Job,
     Node,
     Pool,
     Project,
     Task,
+    blocks,
 )
 from yardmaster.core.scheduling.shapes import Shape
 from yardmaster.schemas.events.decisions import Placement
@@ -152,11 +155,12 @@ class ClusterState:
             pool.news.append(group)
 
     def wake_pool(self, pool: Pool) -> None:
-        """Wake the groups that wait for room."""
+        """Wake the groups that wait for room, but those whom freed slots will never do."""
         for lane in pool.lanes:
             for groups in lane.blocked.values():
                 for group in groups:
-                    self.wake(pool, group)
+                    if group.waits[pool.name][0].code in BLOCKING:
+                        self.wake(pool, group)
 
     def wake_behind(self, pool: Pool) -> None:
         """Wake the groups that wait for others to go first."""
@@ -170,6 +174,19 @@ class ClusterState:
             for pool, group in department.limited:
                 self.wake(pool, group)
 
+    def reshare(self, pool: Pool, *, later: bool = False) -> None:
+        """What the pool's shares rest on changed; `later`: by what a planner decided, so that it
+        counts in the next cycle only.
+        """
+        if pool.shares:
+            pool.reshare = True
+            pool.reshare_next |= later
+
+    def reshare_of(self, shape: Shape, *, later: bool = False) -> None:
+        """The same of all pools that tasks of a shape may use."""
+        for name in shape.pools:
+            self.reshare(self.pools[name], later=later)
+
     def wake_all(self, pool: Pool) -> None:
         """Wake every group of a pool: its nodes, policy or entitlements changed."""
         for group in pool.groups.values():
@@ -182,8 +199,8 @@ class ClusterState:
             self.journal.append((self.restore_wait, (pool, group, old)))
         lane = pool.lanes[group.shape.lane]
         before = lane.mask
-        if wait.code is not WaitCode.WAITING_FOR_VICTIMS:
-            self._unpromise(pool, group)
+        if wait.code is not WaitCode.WAITING_FOR_VICTIMS and self._unpromise(pool, group):
+            self.reshare(pool, later=True)
         self.restore_wait(pool, group, (wait, self.now_ms, self.cycle))
         if wait.code is WaitCode.WAITING_FOR_VICTIMS:
             # Also where only the draft woke it: what it was promised is kept in every cycle.
@@ -206,10 +223,12 @@ class ClusterState:
         blocked = lane.blocked.get(group.priority)
         if blocked is not None and group in blocked:
             del blocked[group]
+            lane.firsts.pop(group.priority, None)
             if not blocked:
                 del lane.blocked[group.priority]
                 lane.mask &= ~(1 << group.priority)
         lane.behind.pop(group, None)
+        pool.over.pop(group, None)
         pool.protected.pop(group, None)
         self.projects[group.shape.project].department.limited.pop((pool, group), None)
 
@@ -219,11 +238,14 @@ class ClusterState:
             return
         code = record[0].code
         lane = pool.lanes[group.shape.lane]
-        if code in BLOCKING:
+        if blocks(group, code):
             lane.blocked.setdefault(group.priority, {})[group] = None
+            lane.firsts.pop(group.priority, None)
             lane.mask |= 1 << group.priority
         elif code in BEHIND:
             lane.behind[group] = None
+        elif code is WaitCode.OVER_FAIR_SHARE:
+            pool.over[group] = None
         elif code in LIMITED:
             self.projects[group.shape.project].department.limited[pool, group] = None
         if code is WaitCode.VICTIMS_PROTECTED:
@@ -239,6 +261,7 @@ class ClusterState:
         if self.journal is not None:
             self.journal.append((self._leave, (task,)))
         self._join(task, group)
+        self.reshare_of(shape)
         foremost = group.queue.foremost is task
         for name in shape.pools:
             record = group.waits.get(name)
@@ -277,14 +300,18 @@ class ClusterState:
                 self.emptied[group] = None
         if self.journal is None:
             group.queue.prune()
+        self.reshare_of(group.shape)
         for name in group.shape.pools:
             self._unpromise(self.pools[name], group)
 
-    def _unpromise(self, pool: Pool, group: Group) -> None:
-        """Have others asked again, if the group was promised slots that it may leave to them."""
+    def _unpromise(self, pool: Pool, group: Group) -> bool:
+        """Have others asked again, if the group was promised slots that it may leave to them;
+        whether it was.
+        """
         record = group.waits.get(pool.name)
-        if record is not None and record[0].code is WaitCode.WAITING_FOR_VICTIMS:
-            pool.recheck = True
+        promised = record is not None and record[0].code is WaitCode.WAITING_FOR_VICTIMS
+        pool.recheck |= promised
+        return promised
 
     def _leave(self, task: Task) -> None:
         group = task.group
@@ -292,6 +319,7 @@ class ClusterState:
         task.group = None
         task.queue = None
         group.queue.drop()
+        self._forget_first(group)
         if not group.queue.live:
             for name in group.shape.pools:
                 self._unfile(self.pools[name], group)
@@ -300,9 +328,14 @@ class ClusterState:
         task.group = group
         task.queue = group.queue
         group.queue.push(task)
+        self._forget_first(group)
         if group.queue.live == 1:
             for name in group.shape.pools:
                 self._file(self.pools[name], group)
+
+    def _forget_first(self, group: Group) -> None:
+        for name in group.shape.pools:
+            self.pools[name].lanes[group.shape.lane].firsts.pop(group.priority, None)
 
     def forget(self, group: Group) -> None:
         """Let go of a group in which nobody waits."""
@@ -326,6 +359,10 @@ class ClusterState:
             self.dirty[pool] = None
         return pool
 
+    def alone(self, pools: Iterable[str]) -> bool:
+        """Whether one of these pools is divided among jobs."""
+        return any(name in self.pools and self.pools[name].per_job for name in pools)
+
     def node(self, name: str) -> Node:
         """The node of that name, made when it is first named."""
         node = self.nodes.get(name)
@@ -348,8 +385,11 @@ class ClusterState:
         assert pool is not None
         slots, milli = placement.slots, -placement.gpu_milli
         cpu, memory = -placement.cpu_milli, -placement.memory_mib
-        pool.idle.shift(node.idle, slots, milli, cpu, memory)
-        pool.future.shift(node.future, slots, milli, cpu, memory)
+        pool.idle.shift(node.idle, slots, milli, cpu, memory, -1)
+        pool.future.shift(node.future, slots, milli, cpu, memory, -1)
+        if not task.job.spec.preemptible:
+            pool.firm.shift(node.firm, slots, milli, cpu, memory, -1)
+            pool.firm_changes += 1
         node.open[task.id, placement.replica] = task
         self.dirty[node] = None
 
@@ -359,9 +399,12 @@ class ClusterState:
         assert pool is not None
         slots, milli = placement.slots, placement.gpu_milli
         cpu, memory = placement.cpu_milli, placement.memory_mib
-        pool.idle.shift(node.idle, slots, milli, cpu, memory)
+        pool.idle.shift(node.idle, slots, milli, cpu, memory, 1)
         if not promised:
-            pool.future.shift(node.future, slots, milli, cpu, memory)
+            pool.future.shift(node.future, slots, milli, cpu, memory, 1)
+        if not task.job.spec.preemptible:
+            pool.firm.shift(node.firm, slots, milli, cpu, memory, 1)
+            pool.firm_changes += 1
         node.open.pop((task.id, placement.replica), None)
         self.dirty[node] = None
 
@@ -370,6 +413,8 @@ class ClusterState:
         job = task.job
         project = job.project
         name = pool.name
+        if milli:
+            self._hold(task, pool, milli)
         job.used_milli += milli
         held = project.used_milli
         held[name] = held.get(name, 0) + milli
@@ -378,13 +423,35 @@ class ClusterState:
         held[name] = held.get(name, 0) + milli
         self.dirty[project.department] = None
 
+    def _hold(self, task: Task, pool: Pool, milli: int) -> None:
+        job = task.job
+        pool.held_milli += milli
+        holders = pool.holders.get(job.project)
+        if holders is None:
+            holders = pool.holders[job.project] = Holders()
+        holders.asked = None
+        holding = pool.held.get(job)
+        if holding is None:
+            holding = pool.held[job] = holders.jobs[job] = Holding()
+        holding.milli += milli
+        left = holding.tasks.get(task, 0) + milli
+        if left:
+            holding.tasks[task] = left
+            return
+        del holding.tasks[task]
+        if not holding.tasks:
+            del pool.held[job]
+            del holders.jobs[job]
+            if not holders.jobs:
+                del pool.holders[job.project]
+
     def open_room(self, node: Node) -> None:
         """Let tasks be placed on a node, or not, as its state says."""
         pool = node.pool
         if pool is None:
             return
         pool.topology += 1
-        for index, room in ((pool.idle, node.idle), (pool.future, node.future)):
+        for index, room in pool.views(node):
             if room.ordinal not in index.rooms:
                 continue
             if node.usable:

@@ -14,6 +14,7 @@ from yardmaster.schemas.events.requests import (
     Enrolment,
     ExitZero,
     Kind,
+    Layout,
     PoolConfig,
     ProjectConfig,
     Role,
@@ -39,6 +40,7 @@ from yardmaster.schemas.fields import (
     PrincipalId,
     Priority,
     Seconds,
+    SlotSet,
 )
 from yardmaster.schemas.reasons import AdmissionCode
 from yardmaster.schemas.resources import Resources
@@ -79,6 +81,8 @@ class AdmittedSpec:
     grace_s: Seconds
     exit_zero: ExitZero
     checkpoint_uri: CheckpointUri | None
+    layout: Layout = Layout.REPLICAS
+    avoid_nodes: Names = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,6 +245,19 @@ class NodeDrainingV1(Event):
 
     node: Name
     deadline_at_ms: Millis
+
+
+@event(ADMISSIONS, name="NodeSlotsChanged")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSlotsChangedV1(Event):
+    """Nothing new starts on these slots of the node, whenever it joins; all its others may be used.
+
+    `stop`: what runs on them is stopped, with grace.
+    """
+
+    node: Name
+    disabled: SlotSet = ()
+    stop: bool = False
 
 
 @event(ADMISSIONS, name="UsageRecorded")

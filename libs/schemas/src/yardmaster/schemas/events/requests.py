@@ -28,6 +28,7 @@ from yardmaster.schemas.fields import (
     Positive,
     Priority,
     Seconds,
+    SlotSet,
 )
 from yardmaster.schemas.resources import Resources
 from yardmaster.schemas.topics import REQUESTS
@@ -57,6 +58,17 @@ class Unschedulable(StrEnum):
 
     WAIT = "wait"
     FAIL = "fail"
+
+
+class Layout(StrEnum):
+    """How a task lies on nodes: as the replicas it says, or on one node, else as equal parts.
+
+    `whole_nodes`: its resources' GPUs are all of the task's. What no single node holds is laid over
+    several idle nodes, each with the same number of GPUs, one replica a node.
+    """
+
+    REPLICAS = "replicas"
+    WHOLE_NODES = "whole_nodes"
 
 
 class ExitZero(StrEnum):
@@ -128,6 +140,15 @@ class SubmittedSpec:
     grace_s: Seconds | None = None
     exit_zero: ExitZero | None = None
     checkpoint_uri: CheckpointUri | None = None
+    layout: Layout = Layout.REPLICAS
+    avoid_nodes: Names = ()
+
+    def __post_init__(self) -> None:
+        if self.layout is Layout.WHOLE_NODES:
+            if (self.replicas_min, self.replicas_max) != (1, 1):
+                raise ValueError("a task on whole nodes has as many replicas as it gets nodes")
+            if self.resources.gpu_milli not in (0, 1000):
+                raise ValueError("a task on whole nodes asks for whole GPUs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +169,8 @@ class PoolConfig:
     `placement` names a placement strategy (best_fit, worst_fit). A node silent for `node_timeout_s`
     is lost; an attempt that has not started `start_timeout_s` after its allocation is revoked.
     `fence: kill` takes a `node_timeout_s` that leaves room for the kill before the loss.
+    `unequal_gangs`: tasks on whole nodes may get nodes of unequal size. `gpuless_per_node`: the
+    most tasks without GPUs on a node at once (None: as many as its CPU and memory hold).
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -159,6 +182,8 @@ class PoolConfig:
     start_timeout_s: Annotated[int, Field(ge=1, le=86_400)] = 300
     max_grace_s: Annotated[int, Field(ge=0, le=86_400)] = 3600
     fence: Fence = Fence.NONE
+    unequal_gangs: bool = False
+    gpuless_per_node: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -393,6 +418,20 @@ class NodeDrainRequestedV1(Event):
 
     node: Name
     deadline_at_ms: Millis
+    note: DetailsRef | None = None
+
+
+@event(REQUESTS, name="NodeSlotsChangeRequested")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSlotsChangeRequestedV1(Event):
+    """Nothing new should start on these slots of a node, and on all its others it may.
+
+    `stop`: what runs on them should be stopped, with grace; else it runs on.
+    """
+
+    node: Name
+    disabled: SlotSet = ()
+    stop: bool = False
     note: DetailsRef | None = None
 
 

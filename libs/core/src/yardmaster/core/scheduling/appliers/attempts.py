@@ -140,6 +140,7 @@ def close_replica(
     if replica == 0 and run.port is not None:
         release_port(node, run.port)
     state.charge(task, pool, -milli)
+    state.reshare(pool)
     if run.open == 0:
         _closed(state, task, run)
     note(state, task)

@@ -21,7 +21,7 @@ from yardmaster.core.scheduling.entities import (
 )
 from yardmaster.core.scheduling.state import ClusterState
 from yardmaster.schemas.events import decisions as dec
-from yardmaster.schemas.reasons import Stop, WaitCode
+from yardmaster.schemas.reasons import EndCode, Stop, WaitCode
 
 
 def slots_allocated_v1(state: ClusterState, event: dec.SlotsAllocatedV1, _: str) -> None:
@@ -48,6 +48,11 @@ def slots_allocated_v1(state: ClusterState, event: dec.SlotsAllocatedV1, _: str)
     if run.port is not None:
         hold_port(nodes[event.placements[0].node], run.port)
     state.charge(task, pool, milli)
+    shape = task.job.shape
+    for name in shape.pools:
+        # It asks for nothing elsewhere any more; or what it holds here cannot be taken back.
+        if name != pool.name or not shape.preemptible:
+            state.reshare(state.pools[name], later=True)
     state.dirty[task] = None
     line = victims(pool, task.job.priority) if task.job.spec.preemptible else None
     if line is not None:
@@ -154,6 +159,8 @@ def task_ended_v1(state: ClusterState, event: dec.TaskEndedV1, _: str) -> None:
     state.put(task, "run", None)
     state.dirty[task] = None
     job = task.job
+    if event.code is EndCode.UNSCHEDULABLE:
+        state.reshare_of(job.shape, later=True)
     if task.released:
         state.put(job, "live", job.live - 1)
         release_next(state, job)

@@ -5,8 +5,10 @@ from yardmaster.core.scheduling.appliers.attempts import note, watch_start
 from yardmaster.core.scheduling.entities import (
     Department,
     Phase,
+    Pool,
     Project,
 )
+from yardmaster.core.scheduling.policies import divides
 from yardmaster.core.scheduling.state import ClusterState
 from yardmaster.schemas.events import admissions as adm
 
@@ -17,7 +19,10 @@ def pool_configured_v1(state: ClusterState, event: adm.PoolConfiguredV1, _: str)
         return  # a repeat
     pool.config = event.config
     pool.revision = event.revision
+    for index in pool.indexes:
+        index.bound_gpuless(event.config.gpuless_per_node)
     pool.policy_cache.clear()
+    _follow_policy(state, pool)
     state.dirty[pool] = None
     state.wake_all(pool)
     # Whoever has not started yet is now judged by another timeout.
@@ -28,10 +33,34 @@ def pool_configured_v1(state: ClusterState, event: adm.PoolConfiguredV1, _: str)
                 note(state, task)
 
 
+def _follow_policy(state: ClusterState, pool: Pool) -> None:
+    """What the pool's policy decides of the state itself: who is equal, what is kept of shares."""
+    before = pool.per_job
+    pool.shares, pool.per_job = divides(pool.config)
+    pool.reshare = pool.shares
+    pool.reshare_next = False
+    if pool.per_job == before:
+        return
+    for job in state.jobs.values():
+        alone = state.alone(job.spec.pools)
+        if alone == job.alone:
+            continue
+        waiting = [task for task in job.tasks if task.group is not None]
+        for task in waiting:
+            state.dequeue(task)
+        job.set_alone(alone)
+        state.dirty[job] = None
+        for task in waiting:
+            state.enqueue(task)
+
+
 def pool_deleted_v1(state: ClusterState, event: adm.PoolDeletedV1, _: str) -> None:
     pool = state.pool(event.pool)
     pool.config = None
+    _follow_policy(state, pool)
     pool.revision = 0
+    for index in pool.indexes:
+        index.bound_gpuless(None)
     state.dirty[pool] = None
 
 
@@ -48,6 +77,7 @@ def entitlements_changed_v1(state: ClusterState, event: adm.EntitlementsChangedV
         project.revision = event.revision
         state.dirty[project] = None
     for pool in state.pools.values():
+        state.reshare(pool)
         for group in pool.groups.values():
             owner = state.projects[group.shape.project]
             if event.name in (owner.name, owner.department.name):

@@ -29,6 +29,7 @@ def task_admitted_v1(state: ClusterState, event: adm.TaskAdmittedV1, record_id: 
         event.job_id, state.next_job, project, event.spec, event.submitted_at_ms, event.details
     )
     state.next_job += 1
+    job.set_alone(state.alone(event.spec.pools))
     state.jobs[job.id] = job
     state.dirty[job] = None
     if event.spec.min_runtime_s:
@@ -115,6 +116,7 @@ def weight_changed_v1(state: ClusterState, event: adm.WeightChangedV1, _: str) -
     job.weight = event.weight
     job.revision = event.revision
     state.dirty[job] = None
+    state.reshare_of(job.shape)
     _wake_job(state, job)
 
 
@@ -126,6 +128,7 @@ def max_slots_changed_v1(state: ClusterState, event: adm.MaxSlotsChangedV1, reco
     job.set_bound(event.max_slots_milli)
     job.revision = event.revision
     state.dirty[job] = None
+    state.reshare_of(job.shape)
     for task in waiting:
         task.cause = record_id
         state.enqueue(task)

@@ -44,6 +44,28 @@ def _cordon(state: ClusterState, node: Node, *, cordoned: bool, drain_ms: int) -
         state.wake_all(node.pool)
 
 
+def node_slots_changed_v1(state: ClusterState, event: adm.NodeSlotsChangedV1, _: str) -> None:
+    node = state.node(event.node)
+    node.disabled = event.disabled
+    node.stops_disabled = bool(event.stop and event.disabled)
+    state.dirty[node] = None
+    _disable(node)
+    if node.stops_disabled:
+        for task in node.open.values():
+            note(state, task)
+    if node.pool is not None:
+        node.pool.topology += 1
+        state.wake_all(node.pool)
+
+
+def _disable(node: Node) -> None:
+    """Put the disabled ones of the slots that a node has out of use."""
+    pool = node.pool
+    if pool is not None and node.ordinal in pool.idle.rooms:
+        for index, room in pool.views(node):
+            index.disable(room, node.out_of_use)
+
+
 def node_enrolled_v1(state: ClusterState, event: adm.NodeEnrolledV1, _: str) -> None:
     first = not state.enrolled
     row = state.enrolled.get(event.node)
@@ -143,10 +165,12 @@ def install_room(state: ClusterState, node: Node, pool: Pool) -> None:
     """Give a node an empty room in a pool."""
     node.idle = Room(node.ordinal, node.gpus, node.cpu_milli, node.memory_mib)
     node.future = Room(node.ordinal, node.gpus, node.cpu_milli, node.memory_mib)
+    node.firm = Room(node.ordinal, node.gpus, node.cpu_milli, node.memory_mib)
     node.pool = pool
     pool.nodes[node.ordinal] = node
-    pool.idle.add(node.idle, node.node_type)
-    pool.future.add(node.future, node.node_type)
+    for index, room in pool.views(node):
+        index.add(room, node.node_type, node.name)
+    _disable(node)
     state.open_room(node)
 
 
@@ -156,8 +180,8 @@ def _uninstall(state: ClusterState, node: Node) -> None:
         return
     pool.nodes.pop(node.ordinal, None)
     if node.ordinal in pool.idle.rooms:
-        pool.idle.remove(node.idle, node.node_type)
-        pool.future.remove(node.future, node.node_type)
+        for index, room in pool.views(node):
+            index.remove(room, node.node_type, node.name)
     pool.topology += 1
     node.pool = None
     state.wake_all(pool)
@@ -250,6 +274,9 @@ class _NodeBefore:
                 node.pool.idle.take(node.idle, *what)
                 if run.stop is None:
                     node.pool.future.take(node.future, *what)
+                if not task.job.spec.preemptible:
+                    node.pool.firm.take(node.firm, *what)
+                    node.pool.firm_changes += 1
             state.charge(task, run.pool, placement.gpu_milli * len(placement.slots))
             state.dirty[task] = None
         node.open = self.open

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from yardmaster.core.errors import BadPolicyOptions, UnknownPlacement, UnknownPolicy
 from yardmaster.core.scheduling.placement import strategy
+from yardmaster.core.scheduling.policies.fair_share import FAIR_SHARE
 from yardmaster.core.scheduling.policies.priority import PRIORITY
 from yardmaster.core.scheduling.policy import Policy
 from yardmaster.schemas import plain
@@ -14,7 +15,9 @@ from yardmaster.schemas.errors import SchemaError
 from yardmaster.schemas.events.requests import PolicyRef, PoolConfig
 from yardmaster.schemas.reasons import AdmissionCode
 
-POLICIES: Final[Mapping[tuple[str, int], Policy]] = {(p.name, p.version): p for p in (PRIORITY,)}
+POLICIES: Final[Mapping[tuple[str, int], Policy]] = {
+    (p.name, p.version): p for p in (PRIORITY, FAIR_SHARE)
+}
 
 
 def policy_of(ref: PolicyRef) -> Policy:
@@ -46,6 +49,17 @@ def _options(name: str, version: int, options: str) -> Any:
         return plain.load(policy.options, json.loads(options))
     except SchemaError as error:
         raise BadPolicyOptions(name=name, found=error.fields.get("found")) from None
+
+
+def divides(config: PoolConfig | None) -> tuple[bool, bool]:
+    """Whether a pool's policy gives out shares, and whether it does so among jobs.
+
+    Nothing is said of a policy that is unknown: whoever plans by it stops.
+    """
+    policy = POLICIES.get((config.policy.name, config.policy.version)) if config else None
+    if config is None or policy is None:
+        return False, False
+    return policy.surplus is not None, policy.per_job(options_of(config.policy))
 
 
 def check(config: PoolConfig) -> AdmissionCode | None:

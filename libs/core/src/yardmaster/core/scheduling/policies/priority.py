@@ -6,11 +6,13 @@ task that may not start reserves nothing, and what a task's victims free is kept
 
 - Among equals the earlier submission goes first; a requeued task keeps its place. One that does not
   fit lets equals behind it pass.
-- Nothing of a worse priority starts while a better one waits for room, unless `backfill` (only
-  preemptible tasks, and only with `preemption`, since they can be taken back).
+- Nothing of a worse priority starts while a better one waits for room, also for room that no node
+  has, unless `backfill` (only preemptible tasks, and only with `preemption`, since they can be
+  taken back).
 - With `preemption`, a task that does not fit may have others stopped: of worse priority, worst
-  first, the youngest first; of its own priority only younger ones. Only if it fits then. While
-  slots are being freed for it, nothing of a worse priority starts.
+  first, the youngest first; of its own priority only those of jobs submitted later. Only if it fits
+  then. While slots are being freed for it, nothing of a worse priority starts, though what is
+  preemptible may have others stopped meanwhile.
 - Tasks without GPUs and tasks with GPUs do not block each other.
 """
 
@@ -21,8 +23,10 @@ from typing import ClassVar, Final
 
 from pydantic import ConfigDict
 
-from yardmaster.core.scheduling.entities import Group, Phase, Task
+from yardmaster.core.scheduling.entities import Group, Task
+from yardmaster.core.scheduling.parties import could_fit
 from yardmaster.core.scheduling.policy import OrderKey, Policy, PoolView
+from yardmaster.core.scheduling.protection import protected_until_ms
 from yardmaster.schemas.fields import CLOSED
 from yardmaster.schemas.reasons import Start, Stop, StopCode, Wait, WaitCode
 
@@ -45,25 +49,26 @@ def by_priority(_: PoolView, group: Group, task: Task) -> OrderKey:
 
 
 def nothing_better_waits(view: PoolView, group: Group) -> Wait | None:
-    """Whether a group must wait for one of better priority."""
-    pool = view.pool
-    lane = pool.lanes[group.shape.lane]
-    better = lane.mask & ((1 << group.priority) - 1)
-    ahead = (better & -better).bit_length() - 1 if better else None
-    outstanding = pool.stopping_for[group.shape.lane]
+    """Whether a group must wait for one of better priority, or for whom slots are being freed."""
+    outstanding = view.pool.stopping_for[group.shape.lane]
     stopping_for = min(outstanding) if outstanding else None
     if stopping_for is not None and stopping_for < group.priority:
         numbers = {"priority": group.priority, "priority_ahead": stopping_for}
         return Wait(code=WaitCode.BEHIND_TASK, numbers=numbers)
-    if ahead is None:
+    return nothing_better_is_passed(view, group)
+
+
+def nothing_better_is_passed(view: PoolView, group: Group) -> Wait | None:
+    """Whether a group must let one of better priority, which waits for room, go first."""
+    lane = view.pool.lanes[group.shape.lane]
+    better = lane.mask & ((1 << group.priority) - 1)
+    if not better:
         return None
     if view.options.preemption and view.options.backfill and group.shape.preemptible:
         return None
+    ahead = (better & -better).bit_length() - 1
     code = WaitCode.BEHIND_TASK if not view.options.preemption else WaitCode.BACKFILL_NOT_ALLOWED
-    first = min(
-        (task for g in lane.blocked[ahead] if (task := next(g.queue.in_order(), None))),
-        default=None,
-    )
+    first = lane.first(ahead)
     return Wait(
         code=code,
         numbers={"priority": group.priority, "priority_ahead": ahead},
@@ -73,27 +78,40 @@ def nothing_better_waits(view: PoolView, group: Group) -> Wait | None:
 
 def worse_then_younger(view: PoolView, task: Task) -> Iterator[Task]:
     """Whom `task` may have stopped: worst priority first, youngest first; only younger equals."""
-    if not view.options.preemption:
+    if not view.options.preemption or _hopeless(view, task):
         return
     own = task.job.priority
     for priority in sorted(view.pool.victims, reverse=True):
         if priority < own:
-            return
-        for victim in view.pool.victims[priority].in_reverse():
-            if priority == own and victim.key < task.key:
+            break
+        running = view.memo.get(("victims", priority))
+        if running is None:
+            running = view.pool.victims[priority].backwards()
+            view.memo["victims", priority] = running
+        for victim in running:
+            if priority == own and not _later(victim, task):
                 break
             same_lane = victim.job.shape.lane == task.job.shape.lane
-            if same_lane and _protected_until(view, victim) <= view.state.now_ms:
+            if same_lane and protected_until_ms(view.state, victim) <= view.state.now_ms:
                 yield victim
+    # All of them would not do, and whoever comes after may ask for no others.
+    view.memo["hopeless", task.job.shape.fit] = (own, task.job.submitted_ms)
 
 
-def _protected_until(view: PoolView, victim: Task) -> int:
-    run = victim.run
-    if run is None:
-        return 0
-    least = victim.job.spec.min_runtime_s
-    since = run.running_ms if victim.phase is Phase.RUNNING else view.state.now_ms
-    return since + least * 1000 if least else 0
+def _hopeless(view: PoolView, task: Task) -> bool:
+    """Whether it is known without trying that nobody's going helps."""
+    shape = task.job.shape
+    tried = view.memo.get(("hopeless", shape.fit))
+    if tried is not None and tried <= (task.job.priority, task.job.submitted_ms):
+        return True
+    preempted = sum(sum(lane.values()) for lane in view.pool.stopping_for)
+    # Where something stops that could not be preempted, there will be more than that.
+    return view.pool.stopping == preempted and not could_fit(view.pool, shape)
+
+
+def _later(victim: Task, task: Task) -> bool:
+    # By job: tasks of one job, or of jobs of one moment, do not stop each other.
+    return victim.job.submitted_ms > task.job.submitted_ms
 
 
 def soonest_unprotected(view: PoolView, task: Task) -> Wait | None:
@@ -108,9 +126,9 @@ def soonest_unprotected(view: PoolView, task: Task) -> Wait | None:
         for priority, running in sorted(view.pool.victims.items())
         if priority >= task.job.priority
         for victim in running.in_order()
-        if (priority > task.job.priority or victim.key > task.key)
+        if (priority > task.job.priority or _later(victim, task))
         and victim.job.shape.lane == task.job.shape.lane
-        and (moment := _protected_until(view, victim)) > now
+        and (moment := protected_until_ms(view.state, victim)) > now
     ]
     if not until:
         return None
@@ -120,15 +138,22 @@ def soonest_unprotected(view: PoolView, task: Task) -> Wait | None:
 
 def for_better_priority(_: PoolView, victim: Task, task: Task) -> Stop:
     """Why `victim` is stopped for `task`."""
+    job, of = victim.job, task.job
+    asked = of.shape.total_gpu_milli
+    return _stop(task.id, of.priority, asked, job.priority, job.shape.total_gpu_milli)
+
+
+@lru_cache(maxsize=256)
+def _stop(task_id: str, own: int, asked: int, priority: int, held: int) -> Stop:
     return Stop(
         code=StopCode.PRIORITY,
-        rule="better_priority" if task.job.priority < victim.job.priority else "earlier_submission",
-        for_task=task.id,
+        rule="better_priority" if own < priority else "earlier_submission",
+        for_task=task_id,
         numbers={
-            "priority": victim.job.priority,
-            "for_priority": task.job.priority,
-            "held_milli": victim.job.shape.total_gpu_milli,
-            "asked_milli": task.job.shape.total_gpu_milli,
+            "priority": priority,
+            "for_priority": own,
+            "held_milli": held,
+            "asked_milli": asked,
         },
     )
 
@@ -152,6 +177,7 @@ PRIORITY: Final = Policy(
     options=PriorityOptions,
     order=by_priority,
     may_start=nothing_better_waits,
+    may_claim=nothing_better_is_passed,
     victims=worse_then_younger,
     protected=soonest_unprotected,
     stop_for=for_better_priority,

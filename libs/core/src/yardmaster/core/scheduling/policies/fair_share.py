@@ -1,0 +1,320 @@
+"""`fair_share`: a pool is divided by weight among its jobs, or among its projects.
+
+After Determined's fair-share scheduler, as documented (`demand_proportional`) or as its resource
+manager computes it (`max_min`), without the slips of that code: whoever waits counts also when the
+pool is full, what cannot be stopped is counted once, and starts use up room as they are planned.
+
+- What a party holds above its share is given back, while somebody who is below his waits: running
+  tasks are stopped until no more than the share is left, with `demand_proportional` the youngest
+  first, with `max_min` the oldest first. What is above a party's own bound is given back always.
+- A task starts if its party stays within its share and it fits; the party that asks for least comes
+  first, then the oldest, and of one party the earliest submission. One that does not fit lets
+  others pass.
+- Tasks without GPUs are apart: first come, first served.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import ClassVar, Final, Literal
+
+from pydantic import ConfigDict
+
+from yardmaster.core.scheduling.entities import Group, Project, Task
+from yardmaster.core.scheduling.limits import limit_reached
+from yardmaster.core.scheduling.parties import (
+    Party,
+    Share,
+    bound_of,
+    could_fit,
+    held_by,
+    leaving,
+    party_of,
+    shares_of,
+)
+from yardmaster.core.scheduling.policy import OrderKey, Policy, PoolView
+from yardmaster.core.scheduling.protection import protected_until_ms
+from yardmaster.core.scheduling.queues import QueueKey
+from yardmaster.core.scheduling.shapes import WHOLE
+from yardmaster.core.scheduling.shares import VARIANTS
+from yardmaster.core.scheduling.waits import no_room
+from yardmaster.schemas.fields import CLOSED
+from yardmaster.schemas.reasons import Start, Stop, StopCode, Wait, WaitCode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FairShareOptions:
+    """`variant`: how the pool is divided; `among`: whether jobs or projects are the parties."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+    variant: Literal["demand_proportional", "max_min"] = "demand_proportional"
+    among: Literal["job", "project"] = "job"
+
+
+def _shares(view: PoolView) -> dict[Party, Share]:
+    # Once a cycle: what it starts and stops meanwhile moves nobody's share until the next.
+    found: dict[Party, Share] | None = view.memo.get("shares")
+    if found is None:
+        options = view.options
+        divide = VARIANTS[options.variant]
+        # As Determined's code counts: also what no task of a party makes of its bound.
+        whole_tasks = options.variant != "max_min"
+        pools = view.state.pools
+        shares = shares_of(view.pool, pools, options.among, divide, whole_tasks=whole_tasks)
+        found = view.memo["shares"] = {share.party: share for share in shares}
+    return found
+
+
+def _party(view: PoolView, group: Group) -> Party:
+    shape = group.shape
+    if view.options.among == "project":
+        return view.state.projects[shape.project]
+    assert shape.job_id is not None, "a job that shares a pool is equal to no other"
+    return view.state.jobs[shape.job_id]
+
+
+def _used(view: PoolView, party: Party) -> int:
+    return held_by(view.pool, party) + view.promises.of(party, view.pool)
+
+
+def least_asked_first(view: PoolView, group: Group, task: Task) -> OrderKey:
+    """The party that asks for least, then the oldest; of one party the earliest submission."""
+    share = _shares(view).get(party_of(task.job, view.options.among)) if group.shape.lane else None
+    if share is None:
+        return int(group.shape.lane), 0, (0, 0), task.key
+    return 1, share.demand, share.age, task.key
+
+
+def within_its_share(view: PoolView, group: Group) -> Wait | None:
+    """Whether one more task of a group would take its party past its share."""
+    shape = group.shape
+    if not shape.lane:
+        return None
+    if not could_fit(view.pool, shape):
+        return no_room(view.pool, shape)
+    party = _party(view, group)
+    share = _shares(view).get(party)
+    offer = share.offer if share is not None else 0
+    used = _used(view, party)
+    if used + shape.total_gpu_milli <= offer:
+        return None
+    return Wait(
+        code=WaitCode.OVER_FAIR_SHARE,
+        numbers={
+            "fair_share_milli": offer,
+            "weight": share.weight if share is not None else 1,
+            "used_milli": used,
+            "asked_milli": shape.total_gpu_milli,
+        },
+        about=_name(party),
+    )
+
+
+def _name(party: Party) -> str:
+    return party.name if isinstance(party, Project) else party.id
+
+
+def nobody(_: PoolView, __: Task) -> Iterator[Task]:
+    """No task has others stopped for itself: what is over a share is given back first."""
+    return iter(())
+
+
+def over_a_share(view: PoolView) -> Iterator[tuple[Task, Stop]]:
+    """What is to be given back: above a share if somebody is to get it, above a bound always."""
+    over = [s for s in _shares(view).values() if held_by(view.pool, s.party) > s.offer]
+    if not over:
+        return
+    takers = _takers(view)
+    taker = takers[0][1] if takers else None
+    givers = {share.party: _giver(view, share) for share in over}
+    first = _of_use(view, givers, takers)
+    for giver in givers.values():
+        share = giver.share
+        used = held_by(view.pool, share.party)
+        bound = bound_of(view.pool, share.party, view.state.pools)
+        most = share.offer if taker is not None else bound
+        if most is None:
+            continue
+        giver.tasks.sort(key=lambda task: task not in first)
+        for task in giver.tasks:
+            if giver.left <= most:
+                break
+            until_ms = protected_until_ms(view.state, task)
+            # Who is above a bound of his own gives back at once: nothing would come back to it.
+            if until_ms > view.state.now_ms and (bound is None or giver.left <= bound):
+                view.memo.setdefault("protected", []).append(until_ms)
+                continue
+            giver.left -= view.pool.held[task.job].tasks[task]
+            yield task, _stop(view, share, used, taker)
+
+
+@dataclass(slots=True)
+class Giver:
+    """A party that holds more than its share: what it holds less what is stopping, and which tasks
+    can be stopped.
+    """
+
+    share: Share
+    left: int
+    tasks: list[Task] = field(default_factory=list)
+
+
+def _giver(view: PoolView, share: Share) -> Giver:
+    party = share.party
+    if isinstance(party, Project):
+        holders = view.pool.holders.get(party)
+        jobs = list(holders.jobs) if holders is not None else []
+    else:
+        jobs = [party] if party in view.pool.held else []
+    giver = Giver(share, held_by(view.pool, party))
+    for job in jobs:
+        for task, milli in view.pool.held[job].tasks.items():
+            if leaving(task):
+                giver.left -= milli
+            elif job.spec.preemptible:
+                giver.tasks.append(task)
+    giver.tasks.sort(key=_key, reverse=view.options.variant == "demand_proportional")
+    return giver
+
+
+def _of_use(
+    view: PoolView, givers: Mapping[Party, Giver], takers: list[tuple[Group, Task, int]]
+) -> set[Task]:
+    """Of what can be given back, what makes those fit who are to get it."""
+    # Any slot is as good as another to who asks for one.
+    if view.make_room is None or all(_is_one_slot(group) for group, _, _ in takers):
+        return set()
+    now_ms = view.state.now_ms
+    held = view.pool.held
+    victims = [
+        task
+        for giver in givers.values()
+        if giver.left > giver.share.offer
+        for task in giver.tasks
+        if protected_until_ms(view.state, task) <= now_ms
+    ]
+
+    def allowed(chosen: Sequence[Task]) -> bool:
+        sizes: dict[Party, list[int]] = {}
+        for task in chosen:
+            party = party_of(task.job, view.options.among)
+            sizes.setdefault(party, []).append(held[task.job].tasks[task])
+        return all(
+            sum(milli) - max(milli) < givers[party].left - givers[party].share.offer
+            for party, milli in sizes.items()
+        )
+
+    return set(view.make_room(_in_turn(view, takers), victims, allowed))
+
+
+def _is_one_slot(group: Group) -> bool:
+    shape = group.shape
+    elsewhere = shape.node_types or shape.avoid_nodes or shape.cpu_milli or shape.memory_mib
+    return shape.total_gpu_milli == shape.gpu_milli == WHOLE and not elsewhere
+
+
+def _in_turn(view: PoolView, takers: list[tuple[Group, Task, int]]) -> Iterator[Task]:
+    rooms: dict[Party, int] = {}
+    for group, _, room in takers:
+        party = _party(view, group)
+        for task in group.queue.in_order():
+            left = rooms.get(party, room) - group.shape.total_gpu_milli
+            if left < 0:
+                break
+            rooms[party] = left
+            yield task
+
+
+def _key(task: Task) -> QueueKey:
+    return task.key
+
+
+def _stop(view: PoolView, share: Share, used: int, taker: Task | None) -> Stop:
+    numbers = {"fair_share_milli": share.offer, "weight": share.weight, "used_milli": used}
+    if taker is None:
+        rule = "over_bound"
+    else:
+        rule = "over_fair_share"
+        party = party_of(taker.job, view.options.among)
+        other = _shares(view)[party]
+        numbers["for_fair_share_milli"] = other.offer
+        numbers["for_weight"] = other.weight
+        numbers["for_used_milli"] = _used(view, party)
+    return Stop(
+        code=StopCode.FAIR_SHARE,
+        rule=rule,
+        for_task=taker.id if taker is not None else None,
+        numbers=numbers,
+        about=_name(share.party),
+    )
+
+
+def _takers(view: PoolView) -> list[tuple[Group, Task, int]]:
+    """Who waits on behalf of parties below their shares, with the first task and what is left of
+    the share; first those for whom that is enough.
+    """
+    shares = _shares(view)
+    found: list[tuple[tuple[bool, OrderKey], tuple[Group, Task, int]]] = []
+    for group in view.pool.groups.values():
+        if not group.shape.lane or not group.queue.live:
+            continue
+        share = shares.get(_party(view, group))
+        room = share.offer - _used(view, share.party) if share is not None else 0
+        if room > 0 and could_fit(view.pool, group.shape):
+            task = next(group.queue.in_order())
+            if limit_reached(view.pool, task.job, group, view.promises) is not None:
+                continue
+            key = (group.shape.total_gpu_milli > room, least_asked_first(view, group, task))
+            found.append((key, (group, task, room)))
+    found.sort(key=itemgetter(0))
+    return [taker for _, taker in found]
+
+
+def soonest_unprotected(view: PoolView, task: Task) -> Wait | None:
+    """The wait of a task whose share others hold who are within their minimum run time."""
+    until_ms = view.memo.get("protected") if task.job.shape.lane else None
+    if not until_ms:
+        return None
+    numbers = {"victims": len(until_ms), "until_at_ms": min(until_ms)}
+    return Wait(code=WaitCode.VICTIMS_PROTECTED, numbers=numbers)
+
+
+def for_its_share(view: PoolView, _: Task, task: Task) -> Stop:
+    """Why somebody is stopped for `task`."""
+    return Stop(code=StopCode.FAIR_SHARE, rule="over_fair_share", for_task=task.id)
+
+
+def by_its_share(view: PoolView, task: Task) -> Start:
+    """By which rule `task` starts, and its party's share."""
+    if not task.job.shape.lane:
+        return Start(rule="no_gpus")
+    party = party_of(task.job, view.options.among)
+    share = _shares(view)[party]
+    numbers = {
+        "fair_share_milli": share.offer,
+        "weight": share.weight,
+        "used_milli": held_by(view.pool, party),
+    }
+    return Start(rule="fair_share", numbers=numbers)
+
+
+def among_jobs(options: FairShareOptions) -> bool:
+    """Whether each job is a party."""
+    return options.among == "job"
+
+
+FAIR_SHARE: Final = Policy(
+    name="fair_share",
+    version=1,
+    options=FairShareOptions,
+    order=least_asked_first,
+    may_start=within_its_share,
+    may_claim=within_its_share,
+    victims=nobody,
+    protected=soonest_unprotected,
+    stop_for=for_its_share,
+    start=by_its_share,
+    surplus=over_a_share,
+    per_job=among_jobs,
+)

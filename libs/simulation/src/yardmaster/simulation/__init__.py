@@ -1,0 +1,1 @@
+"""The real machines on made-up clusters."""

@@ -1,0 +1,1 @@
+"""Scenarios of other schedulers, with their outcomes, held against what the core decides."""

@@ -1,0 +1,369 @@
+"""Determined's documented example of priorities, step by step, on live services over real Kafka.
+
+Eight GPUs. (1) A search of 20 one-GPU tasks takes them all. (2) A more urgent gang of 4 has four of
+them stopped, with a checkpoint. (3) A notebook waits until what is left of the search leaves a GPU
+idle. (4) Gang and search end. (5) A gang of 8 waits for the notebook's GPU. (6) A less urgent gang
+of 4 comes: by the documentation since 0.16 it is backfilled, by the older one it waits. (7) The
+notebook is killed: the gang of 8 starts, in the newer once the backfilled gang has saved and left.
+
+The tasks are processes. When one ends, and when one that was stopped leaves, a file says: so each
+step stands still until it was looked at. Who holds what is read from the decisions in the log.
+"""
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.cluster import Cluster
+from tests.support.yard_cli import Forker, Said
+from yardmaster.client.api import ApiError
+from yardmaster.schemas.api import Phase, PoolWait
+from yardmaster.schemas.events.decisions import (
+    PreemptionRequestedV1,
+    SlotsAllocatedV1,
+    TaskEndedV1,
+    TaskRequeuedV1,
+)
+from yardmaster.schemas.events.node_events import CheckpointDoneV1
+from yardmaster.schemas.events.requests import Kind, Role
+from yardmaster.schemas.reasons import EndCode
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300), pytest.mark.xdist_group("kafka")]
+
+NEWER, OLDER = "newer", "older"
+
+#: Notes from which step on it goes, and counts steps until the file `end-NAME` or `end-TASK` is
+#: there. Asked to stop it saves, and leaves when the file `leave-NAME` is there.
+_WORK = """
+import json, os, pathlib, signal, sys, time
+signs, name = pathlib.Path(sys.argv[1]), sys.argv[2]
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+task, first = os.environ["YARD_TASK_ID"], os.environ.get("YARD_REPLICA", "0") == "0"
+step = int(os.environ.get("YARD_CHECKPOINT_STEP") or 0)
+if first:
+    with open(signs / "starts", "a") as file:
+        file.write(f"{task} {os.environ['YARD_ATTEMPT']} {step}\\n")
+ends = [signs / f"end-{word}" for word in (name, task)]
+while not asked and not any(end.exists() for end in ends):
+    step += 1
+    time.sleep(0.02)
+if asked:
+    if first:
+        note = pathlib.Path(os.environ["YARD_CHECKPOINT_FILE"])
+        part = note.with_suffix(".part")
+        part.write_text(json.dumps({"uri": f"file:///checkpoints/{task}/{step}", "step": step}))
+        part.rename(note)
+    while not (signs / f"leave-{name}").exists():
+        time.sleep(0.02)
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two nodes of eight GPUs, each a pool of its own with a policy of its own."""
+    pools = {
+        "agent-n1": {"YARD_AGENT_POOL": NEWER},
+        "agent-n2": {"YARD_AGENT_POOL": OLDER},
+    }
+    folder = tmp_path_factory.mktemp("walk")
+    with Cluster(folder, quotas=1, schedulers=1, views=1, agents=2, slots=8, env=pools) as cluster:
+        try:
+            yield cluster
+            cluster.prove()
+        finally:
+            Forker.stop()
+
+
+@dataclass
+class Walk:
+    """The example in one pool: jobs by the name that the example gives them."""
+
+    cluster: Cluster
+    pool: str
+    signs: Path
+    jobs: dict[str, list[str]] = field(default_factory=dict)
+
+    def yard(self, *words: str) -> Said:
+        """A command as a user types it."""
+        env = {k: v for k, v in os.environ.items() if not k.startswith("YARD_")} | {
+            "YARD_SERVER": self.cluster.server,
+            "YARD_TOKEN": self.cluster.token(),
+            "XDG_CONFIG_HOME": str(self.signs / "config"),
+            "NO_COLOR": "1",
+        }
+        said = Forker.run(words, env, self.signs, "")
+        assert said.code == 0, f"yard {' '.join(words)}: {said}"
+        return said
+
+    def submit(self, name: str, **spec: Any) -> None:
+        """A job that works until it is told to end."""
+        command = [sys.executable, "-S", "-c", _WORK, str(self.signs), name]
+        self.jobs[name] = self.cluster.submit(
+            command, name=name, pools=[self.pool], stop={"grace": "60s"}, **spec
+        )
+
+    def gang(self, name: str, gpus: int, priority: int) -> None:
+        """A job of replicas of two GPUs, all or nothing."""
+        self.submit(name, priority=priority, replicas=gpus // 2, resources={"gpus": 2})
+
+    def let(self, sign: str) -> None:
+        """Give a sign to the tasks."""
+        (self.signs / sign).touch()
+
+    # --- the log --------------------------------------------------------------------------------
+
+    @property
+    def name_of(self) -> dict[str, str]:
+        """The job's name, by task."""
+        return {task: name for name, tasks in self.jobs.items() for task in tasks}
+
+    def decisions(self) -> list[Any]:
+        """What was decided about the example's tasks, in order."""
+        names = self.name_of
+        decided = self.cluster.events("decisions")
+        return [e for e in decided if getattr(e, "task_id", None) in names]
+
+    def held(self) -> dict[str, int]:
+        """Who holds how many GPUs, by job; those of a task that stops until they are released."""
+        runs: dict[str, SlotsAllocatedV1] = {}
+        for each in self.decisions():
+            match each:
+                case SlotsAllocatedV1():
+                    runs[each.task_id] = each
+                case TaskRequeuedV1() | TaskEndedV1():
+                    runs.pop(each.task_id, None)
+        total: Counter[str] = Counter()
+        for run in runs.values():
+            assert run.pool == self.pool
+            milli = sum(place.gpu_milli * len(place.slots) for place in run.placements)
+            total[self.name_of[run.task_id]] += milli // 1000
+        return dict(total)
+
+    def starts(self, name: str) -> list[SlotsAllocatedV1]:
+        """The starts of a job's tasks, in order."""
+        mine = set(self.jobs[name])
+        return [e for e in self.decisions() if isinstance(e, SlotsAllocatedV1) if e.task_id in mine]
+
+    def stopped(self, name: str) -> list[PreemptionRequestedV1]:
+        """Whoever was stopped for a job's first task, in order."""
+        (first, *_) = self.jobs[name]
+        stops = [e for e in self.decisions() if isinstance(e, PreemptionRequestedV1)]
+        return [stop for stop in stops if stop.stop.for_task == first]
+
+    # --- what is waited for ---------------------------------------------------------------------
+
+    def until_held(self, **held: int) -> None:
+        """Wait until these jobs, and no others, hold so many GPUs."""
+        seen: list[dict[str, int]] = []
+
+        def there() -> bool:
+            seen.append(self.held())
+            return seen[-1] == held
+
+        self.cluster.until(there, f"the GPUs are held so: {held}", 60, look_s=0.2)
+
+    def until_waits(self, name: str, code: str, index: int = 0, **numbers: int) -> PoolWait:
+        """Wait until a task says why it waits: the code and these of its numbers."""
+        task = self.jobs[name][index]
+
+        def there() -> PoolWait | None:
+            with suppress(ApiError):  # until the views have got to it
+                found = self.cluster.client().explain(task).pools
+                return found[0] if found and found[0].code == code else None
+            return None
+
+        wait = self.cluster.until(there, f"{name} waits: {code}", 60)
+        assert {key: wait.numbers[key] for key in numbers} == numbers
+        return wait
+
+    def until_saved(self, tasks: Mapping[str, int]) -> dict[str, int]:
+        """Wait until these attempts have saved; their steps."""
+
+        def there() -> dict[str, int] | None:
+            saved = {
+                each.task_id: each.step
+                for each in self.cluster.events("node-events")
+                if isinstance(each, CheckpointDoneV1)
+                if tasks.get(each.task_id) == each.attempt
+            }
+            return saved if saved.keys() == tasks.keys() else None
+
+        found = self.cluster.until(there, f"{len(tasks)} tasks have saved", 60, look_s=0.2)
+        assert min(found.values()) > 0
+        return found
+
+    def until_working(self, name: str, attempt: int) -> None:
+        """Wait until processes of all of a job's tasks that hold slots work."""
+        tasks = {e.task_id for e in self.starts(name) if e.attempt == attempt}
+        self.cluster.until(
+            lambda: {task for task, number, _ in self.processes() if number == attempt} >= tasks,
+            f"{name} works",
+            60,
+        )
+
+    def processes(self) -> list[tuple[str, int, int]]:
+        """The processes that began: task, attempt, and the step from which it goes on."""
+        path = self.signs / "starts"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [(task, int(number), int(step)) for task, number, step in map(str.split, lines)]
+
+    def assert_resumed(self, saved: Mapping[str, int]) -> None:
+        """These tasks' second attempts were given, and went on from, what the first one saved."""
+        given = {
+            e.task_id: e.checkpoint.step if e.checkpoint else 0
+            for e in self.decisions()
+            if isinstance(e, SlotsAllocatedV1) and e.attempt == 2
+        }
+        found = {task: step for task, attempt, step in self.processes() if attempt == 2}
+        assert {task: given.get(task) for task in saved} == saved
+        assert {task: found.get(task) for task in saved} == saved
+
+
+def begin(cluster: Cluster, pool: str, folder: Path, *, backfill: bool) -> Walk:
+    """An empty pool of eight GPUs."""
+    walk = Walk(cluster, pool, folder)
+    walk.yard("pools", "create", pool, f"option.backfill={str(backfill).lower()}")
+    cluster.until(
+        lambda: [n for n in cluster.client().nodes().items if n.pool == pool and n.gpus == 8],
+        f"the node of {pool} is there",
+    )
+    return walk
+
+
+def steps_1_to_4(walk: Walk) -> None:
+    """What both documentations say alike; ends with the notebook alone on its GPU."""
+    # 1: eight of the search take all GPUs, in order.
+    walk.submit("search", priority=2, tasks={"count": 20})
+    search = walk.jobs["search"]
+    walk.until_held(search=8)
+    assert [e.task_id for e in walk.starts("search")] == search[:8]
+    walk.until_waits("search", "insufficient_free", 8, asked_milli=1000, free_milli=0)
+    walk.until_working("search", 1)
+
+    # 2: the youngest four are stopped for the gang, save, and are gone before it starts.
+    walk.gang("gang", 4, priority=1)
+    walk.until_waits("gang", "waiting_for_victims", victims=4, asked_milli=4000)
+    victims = walk.stopped("gang")
+    assert {e.task_id for e in victims} == set(search[4:8])
+    assert {(e.stop.code, e.stop.rule) for e in victims} == {("priority", "better_priority")}
+    for each in victims:
+        sides = {"priority": 2, "for_priority": 1}
+        assert each.stop.numbers == {**sides, "held_milli": 1000, "asked_milli": 4000}
+    saved = walk.until_saved({e.task_id: 1 for e in victims})
+    assert walk.held() == {"search": 8}
+    walk.let("leave-search")
+    walk.until_held(search=4, gang=4)
+    (gang,) = walk.starts("gang")
+    assert len(gang.placements) == 2
+    requeued = [e for e in walk.decisions() if isinstance(e, TaskRequeuedV1)]
+    assert {(e.task_id, e.code) for e in requeued} == {
+        (task, EndCode.PRIORITY) for task in search[4:8]
+    }
+    walk.until_working("gang", 1)
+
+    # 3: nobody of worse priority passes what waits of the search; its last tasks leave a GPU.
+    walk.let("leave-notebook")
+    walk.submit("notebook", priority=3, kind=Kind.INTERACTIVE, role=Role.NOTEBOOK)
+    ahead = walk.until_waits("notebook", "backfill_not_allowed", priority=3, priority_ahead=2)
+    assert ahead.about in search[4:]
+    assert walk.held() == {"search": 4, "gang": 4}
+    for task in search[:17]:
+        walk.let(f"end-{task}")
+    walk.until_held(search=3, gang=4, notebook=1)
+    order = [e.task_id for e in walk.decisions() if isinstance(e, SlotsAllocatedV1)]
+    assert order[-1] == walk.jobs["notebook"][0], "it started before the last of the search"
+    assert order[9:13] == search[4:8], "who was stopped has kept its place"
+    walk.assert_resumed(saved)
+    walk.until_working("notebook", 1)
+
+    # 4
+    walk.let("end-gang")
+    walk.let("end-search")
+    walk.until_held(notebook=1)
+    assert {e.outcome for e in walk.decisions() if isinstance(e, TaskEndedV1)} == {"succeeded"}
+
+
+def step_5(walk: Walk) -> None:
+    """A gang of all GPUs waits while the notebook, which nobody may stop, holds one."""
+    walk.gang("all", 8, priority=1)
+    walk.until_waits(
+        "all", "insufficient_free", asked_milli=8000, free_milli=7000, short_milli=1000
+    )
+    assert walk.held() == {"notebook": 1}
+    assert walk.stopped("all") == []
+
+
+def end(walk: Walk) -> None:
+    """The last gang runs to its end, and everything ended as it should."""
+    walk.until_working("late", walk.starts("late")[-1].attempt)
+    walk.let("end-late")
+    walk.until_held()
+    walk.cluster.until_phases(walk.name_of, Phase.SUCCEEDED, Phase.CANCELLED, limit_s=30)
+    ended = {e.task_id: e.outcome for e in walk.decisions() if isinstance(e, TaskEndedV1)}
+    (notebook,) = walk.jobs["notebook"]
+    assert ended == {**dict.fromkeys(walk.name_of, "succeeded"), notebook: "cancelled"}
+
+
+def test_the_seven_steps_of_the_newer_documentation_which_backfills(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    walk = begin(cluster, NEWER, tmp_path, backfill=True)
+    steps_1_to_4(walk)
+    step_5(walk)
+
+    # 6: what the gang of 8 cannot use is lent.
+    walk.gang("late", 4, priority=2)
+    walk.until_held(notebook=1, late=4)
+    assert [e.start.rule for e in walk.starts("late")] == ["backfill"]
+    walk.until_waits("all", "insufficient_free")
+    walk.until_working("late", 1)
+
+    # 7: once the notebook is gone the lent GPUs would do: they are given back, with a checkpoint.
+    walk.yard("cancel", *walk.jobs["notebook"])
+    walk.until_waits("all", "waiting_for_victims", victims=1, asked_milli=8000)
+    (stop,) = walk.stopped("all")
+    (late,) = walk.jobs["late"]
+    assert (stop.task_id, stop.stop.code, stop.stop.rule) == (late, "priority", "better_priority")
+    saved = walk.until_saved({late: 1})
+    walk.until_held(late=4)
+    walk.let("leave-late")
+    walk.until_held(all=8)
+    walk.until_waits("late", "insufficient_free", asked_milli=4000, free_milli=0)
+    walk.let("end-all")
+    walk.until_held(late=4)
+    walk.until_working("late", 2)
+    walk.assert_resumed(saved)
+    end(walk)
+    assert [len(walk.starts(name)) for name in ("all", "late")] == [1, 2]
+
+
+def test_the_seven_steps_of_the_older_documentation_which_does_not(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    walk = begin(cluster, OLDER, tmp_path, backfill=False)
+    steps_1_to_4(walk)
+    step_5(walk)
+
+    # 6: three GPUs more than it asks for are idle, and it waits for its turn.
+    walk.gang("late", 4, priority=2)
+    ahead = walk.until_waits("late", "backfill_not_allowed", priority=2, priority_ahead=1)
+    assert [ahead.about] == walk.jobs["all"]
+    assert walk.held() == {"notebook": 1}
+
+    # 7: the gang of 8 starts at once, and nobody is stopped.
+    walk.yard("cancel", *walk.jobs["notebook"])
+    walk.until_held(all=8)
+    assert walk.stopped("all") == []
+    walk.until_waits("late", "insufficient_free", asked_milli=4000, free_milli=0)
+    walk.let("end-all")
+    walk.until_held(late=4)
+    end(walk)
+    assert [len(walk.starts(name)) for name in ("all", "late")] == [1, 1]

@@ -1,0 +1,120 @@
+"""A pool under `fair_share` comes to rest at its shares, whatever came and went before."""
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.core.scheduling.soundness import assert_sound
+from yardmaster.core.scheduling.shares import VARIANTS, Claim
+from yardmaster.core.testing import Cell
+
+jobs = st.lists(
+    st.fixed_dictionaries(
+        {
+            "tasks": st.integers(1, 8),
+            "weight": st.integers(1, 4),
+            "max_slots_milli": st.sampled_from([None, None, 2000, 5000]),
+        }
+    ),
+    min_size=1,
+    max_size=5,
+)
+variants = st.sampled_from(list(VARIANTS))
+nodes = st.lists(st.integers(1, 4), min_size=1, max_size=3)
+
+
+def come_to_rest(cell: Cell) -> None:
+    """Agents do as they are told until nothing moves any more."""
+    for _ in range(40):
+        moved = bool(cell.settled())
+        for task in cell.state.tasks.values():
+            run, name = task.run, task.job.id.rstrip("0")
+            if run is None:
+                continue
+            if not run.started:
+                cell.starts(name, task.index)
+            elif run.stop is not None:
+                cell.ends(name, task.index)
+            else:
+                continue
+            moved = True
+        if not moved:
+            assert_sound(cell.state)
+            return
+    raise AssertionError("it does not come to rest")
+
+
+def arrive(cell: Cell, asked: list[dict[str, Any]], first: int = 0) -> None:
+    for number, spec in enumerate(asked):
+        cell.submit(f"job{chr(ord('a') + first + number)}", **spec)
+
+
+@settings(max_examples=40, deadline=None)
+@given(variant=variants, gpus=nodes, early=jobs, late=jobs, leaver=st.integers(0, 4))
+def test_everybody_ends_with_what_the_division_gives_him(
+    variant: str,
+    gpus: list[int],
+    early: list[dict[str, Any]],
+    late: list[dict[str, Any]],
+    leaver: int,
+) -> None:
+    cell = Cell(policy="fair_share", variant=variant)
+    for number, count in enumerate(gpus):
+        cell.node(f"n{number}", gpus=count)
+    arrive(cell, early)
+    come_to_rest(cell)
+    arrive(cell, late, len(early))
+    come_to_rest(cell)
+    gone = f"job{chr(ord('a') + leaver % len(early))}"
+    cell.cancel(gone)
+    come_to_rest(cell)
+    left = [job for job in cell.state.jobs.values() if not job.tasks[0].cancelled]
+    claims = []
+    for job in left:
+        demand = len(job.tasks) * 1000
+        if job.max_slots_milli is not None:
+            demand = min(demand, job.max_slots_milli)
+        # Rounding leaves a fraction with who holds it.
+        claims.append(Claim(job.weight, demand, 0, 1000, held=job.used_milli))
+    offers = VARIANTS[variant](sum(gpus) * 1000, claims)
+    assert [job.used_milli for job in left] == offers
+    assert sum(offers) == min(sum(gpus) * 1000, sum(claim.demand for claim in claims))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    variant=variants,
+    among=st.sampled_from(["job", "project"]),
+    gpus=nodes,
+    asked=st.lists(
+        st.fixed_dictionaries(
+            {
+                "tasks": st.integers(1, 4),
+                "gpus": st.integers(1, 4),
+                "replicas": st.sampled_from([1, 1, 2]),
+                "preemptible": st.sampled_from([True, True, True, False]),
+                "project": st.sampled_from(["p", "q"]),
+                "weight": st.integers(1, 3),
+            }
+        ),
+        min_size=2,
+        max_size=6,
+    ),
+    restarts=st.booleans(),
+)
+def test_gangs_and_fixed_tasks_come_to_rest_too_and_nobody_is_over_his_share_for_others(
+    variant: str, among: str, gpus: list[int], asked: list[dict[str, Any]], restarts: bool
+) -> None:
+    cell = Cell(policy="fair_share", variant=variant, among=among)
+    for number, count in enumerate(gpus):
+        cell.node(f"n{number}", gpus=count)
+    for number, spec in enumerate(asked):
+        arrive(cell, [spec], number)
+        come_to_rest(cell)
+        if restarts:
+            cell.restart()
+    cell.state.wake_all(cell.state.pools["main"])
+    cell.state.pools["main"].reshare = True
+    moved = [event for event in cell.cycle() if event.TYPE != "TaskUnschedulable"]
+    assert moved == [], "a settled pool does not move though everybody is asked again"

@@ -1,0 +1,181 @@
+"""What holds for every division of a pool, whoever asks for what."""
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from yardmaster.core.scheduling.shares import (
+    VARIANTS,
+    Claim,
+    Division,
+    demand_proportional,
+    max_min,
+)
+
+divisions = st.sampled_from(list(VARIANTS.values()))
+weights = st.integers(1, 6)
+
+
+@st.composite
+def claims(draw: st.DrawFn, *, grain: int = 1000, gangs: bool = False, fixed: bool = True) -> Claim:
+    """Tasks of one size, of which some run that cannot be stopped."""
+    least = draw(st.integers(1, 8)) * grain if gangs else grain
+    demand = draw(st.integers(0, 12)) * least
+    held = draw(st.integers(0, 3)) * grain if fixed else 0
+    return Claim(draw(weights), demand + held, held, least if demand else 0)
+
+
+@st.composite
+def sized_claims(draw: st.DrawFn) -> Claim:
+    """Tasks of a size that may be part of a GPU or several, some of which may run."""
+    size = draw(st.sampled_from([250, 300, 500, 1000, 2000, 4000]))
+    tasks = draw(st.integers(0, 12))
+    fixed = draw(st.integers(0, 3)) * 1000
+    held = fixed + draw(st.integers(0, tasks)) * size
+    least = size * draw(st.integers(1, min(2, tasks))) if tasks else 0
+    return Claim(draw(weights), tasks * size + fixed, fixed, least, size if tasks else 0, held)
+
+
+capacities = st.integers(0, 60).map(lambda gpus: gpus * 1000)
+any_claims = st.lists(claims(), max_size=8)
+free_claims = st.lists(claims(fixed=False), max_size=8)
+gang_claims = st.lists(claims(gangs=True), max_size=8)
+
+
+def fixed_of(asked: Sequence[Claim]) -> int:
+    return sum(claim.fixed for claim in asked)
+
+
+@given(divide=divisions, capacity=capacities, asked=gang_claims)
+def test_nobody_gets_less_than_what_is_fixed_or_more_than_he_asks_for(
+    divide: Division, capacity: int, asked: list[Claim]
+) -> None:
+    for claim, offer in zip(asked, divide(capacity, asked), strict=True):
+        assert claim.fixed <= offer <= claim.demand
+
+
+@given(divide=divisions, capacity=capacities, asked=any_claims)
+def test_shares_sum_to_the_pool_or_to_all_that_is_asked_for(
+    divide: Division, capacity: int, asked: list[Claim]
+) -> None:
+    whole = min(capacity, sum(claim.demand for claim in asked))
+    assert sum(divide(capacity, asked)) == max(whole, fixed_of(asked))
+
+
+@given(divide=divisions, capacity=capacities, asked=gang_claims)
+def test_shares_never_sum_to_more_than_the_pool(
+    divide: Division, capacity: int, asked: list[Claim]
+) -> None:
+    assert sum(divide(capacity, asked)) <= max(capacity, fixed_of(asked))
+
+
+@given(divide=divisions, capacity=capacities, asked=gang_claims)
+def test_what_nobody_was_offered_nobody_could_use(
+    divide: Division, capacity: int, asked: list[Claim]
+) -> None:
+    offers = divide(capacity, asked)
+    left = capacity - sum(offers)
+    for claim, offer in zip(asked, offers, strict=True):
+        if offer - claim.fixed >= claim.least:  # who has room for a task is not passed over
+            assert left <= 0 or offer == claim.demand
+
+
+@given(capacity=capacities, asked=gang_claims)
+def test_who_is_offered_more_than_he_has_can_start_something(
+    capacity: int, asked: list[Claim]
+) -> None:
+    offers = demand_proportional(capacity, asked)
+    if sum(offers) < min(capacity, sum(claim.demand for claim in asked)):
+        return
+    for claim, offer in zip(asked, offers, strict=True):
+        stuck = claim.fixed < offer < claim.demand and offer - claim.fixed < claim.least
+        assert not stuck
+
+
+@given(capacity=capacities, asked=gang_claims)
+def test_by_max_min_nobody_keeps_more_than_he_has_whose_whole_offer_is_less_than_a_task(
+    capacity: int, asked: list[Claim]
+) -> None:
+    """What is fixed counts as part of the offer, as Determined has it: 4 that are fixed and 1 more
+    are enough for a task of 2.
+    """
+    offers = max_min(capacity, asked)
+    if sum(offers) < min(capacity, sum(claim.demand for claim in asked)):
+        return
+    for claim, offer in zip(asked, offers, strict=True):
+        stuck = claim.fixed < offer < claim.demand and offer < claim.least
+        assert not stuck
+
+
+@given(capacity=capacities, asked=free_claims)
+def test_max_min_honours_weights_to_within_one_slot_for_each_party(
+    capacity: int, asked: list[Claim]
+) -> None:
+    """Who is not satisfied has by his weight what anybody else has, but for what comes of this: in
+    the round in which somebody is satisfied, those behind him have larger parts of it already.
+    """
+    offers = max_min(capacity, asked)
+    slack = 1000 * (1 + len(asked))
+    for claim, offer in zip(asked, offers, strict=True):
+        for other, theirs in zip(asked, offers, strict=True):
+            if offer < claim.demand:
+                behind = theirs * claim.weight - offer * other.weight
+                assert behind <= slack * (claim.weight + other.weight)
+
+
+@given(capacity=capacities, asked=free_claims)
+def test_demand_proportional_is_within_one_slot_of_the_exact_share(
+    capacity: int, asked: list[Claim]
+) -> None:
+    offers = demand_proportional(capacity, asked)
+    pairs = [
+        (claim, offer)
+        for claim, offer in zip(asked, offers, strict=True)
+        if 0 < offer < claim.demand
+    ]
+    for claim, offer in pairs:
+        for other, theirs in pairs:
+            # offer / (demand x weight) is the same for all who are not satisfied.
+            ours = offer * other.demand * other.weight
+            exact = theirs * claim.demand * claim.weight
+            slack = 1000 * (claim.demand * claim.weight + other.demand * other.weight)
+            assert abs(ours - exact) <= slack
+
+
+@given(divide=divisions, capacity=capacities, asked=st.lists(claims(grain=250), max_size=6))
+def test_whole_slots_stay_whole_and_parts_are_multiples_of_what_is_asked_for(
+    divide: Division, capacity: int, asked: list[Claim]
+) -> None:
+    assert all(offer % 250 == 0 for offer in divide(capacity, asked))
+    whole = [Claim(c.weight, c.demand * 4, c.fixed * 4, c.least * 4) for c in asked]
+    assert all(offer % 1000 == 0 for offer in divide(capacity, whole))
+
+
+@given(divide=divisions, capacity=capacities, asked=st.lists(sized_claims(), max_size=8))
+def test_with_sizes_and_holdings_shares_stay_within_what_is_there_and_asked_for(
+    divide: Division, capacity: int, asked: list[Claim]
+) -> None:
+    offers = divide(capacity, asked)
+    assert sum(offers) <= max(capacity, fixed_of(asked))
+    for claim, offer in zip(asked, offers, strict=True):
+        assert claim.fixed <= offer <= claim.demand
+
+
+@given(capacity=capacities, asked=st.lists(sized_claims(), max_size=8))
+def test_what_is_offered_above_what_is_fixed_is_whole_tasks(
+    capacity: int, asked: list[Claim]
+) -> None:
+    for claim, offer in zip(asked, demand_proportional(capacity, asked), strict=True):
+        assert not claim.size or (offer - claim.fixed) % claim.size == 0
+
+
+@given(capacity=capacities, asked=free_claims)
+def test_who_holds_his_offer_is_offered_it_again(capacity: int, asked: list[Claim]) -> None:
+    """A settled pool does not move: what is held changes no share that was given out."""
+    offers = demand_proportional(capacity, asked)
+    holding = [
+        Claim(claim.weight, claim.demand, claim.fixed, claim.least, claim.size, offer)
+        for claim, offer in zip(asked, offers, strict=True)
+    ]
+    assert demand_proportional(capacity, holding) == offers

@@ -1,0 +1,172 @@
+"""How a pool is divided: the documented numbers, and each rule on its own."""
+
+import pytest
+
+from yardmaster.core.scheduling.shares import (
+    VARIANTS,
+    Claim,
+    Division,
+    demand_proportional,
+    max_min,
+)
+
+
+def gpus(*milli: int) -> list[int]:
+    """Offers in whole GPUs."""
+    assert all(each % 1000 == 0 for each in milli)
+    return [each // 1000 for each in milli]
+
+
+def claim(demand: int, weight: int = 1, *, fixed: int = 0, least: int = 1) -> Claim:
+    """A claim in whole GPUs."""
+    return Claim(weight, demand * 1000, fixed * 1000, least * 1000)
+
+
+both = pytest.mark.parametrize("divide", VARIANTS.values(), ids=VARIANTS)
+
+
+# The documentation's numbers
+
+
+def test_demands_of_10_and_30_on_8_give_2_and_6() -> None:
+    assert gpus(*demand_proportional(8000, [claim(10), claim(30)])) == [2, 6]
+
+
+def test_the_same_with_weights_of_3_and_1_give_4_and_4() -> None:
+    assert gpus(*demand_proportional(8000, [claim(10, 3), claim(30, 1)])) == [4, 4]
+
+
+def test_as_the_code_computes_they_give_4_and_4_and_6_and_2() -> None:
+    assert gpus(*max_min(8000, [claim(10), claim(30)])) == [4, 4]
+    assert gpus(*max_min(8000, [claim(10, 3), claim(30, 1)])) == [6, 2]
+
+
+def test_weights_of_10_and_30_give_2_and_6_as_the_codes_own_test_has_it() -> None:
+    assert gpus(*max_min(8000, [claim(3, 10), claim(7, 30)])) == [2, 6]
+
+
+# Both variants
+
+
+@both
+def test_what_is_more_than_somebody_asks_for_goes_to_others(
+    divide: Division,
+) -> None:
+    assert gpus(*divide(8000, [claim(1), claim(20)])) == [1, 7]
+    assert gpus(*divide(8000, [claim(1), claim(2)])) == [1, 2]
+
+
+def test_a_heavy_party_that_needs_little_leaves_the_rest_to_others() -> None:
+    assert gpus(*demand_proportional(8000, [claim(4, 10), claim(20, 1)])) == [4, 4]
+    assert gpus(*max_min(8000, [claim(4, 10), claim(20, 1)])) == [4, 4]
+
+
+@both
+def test_equal_claims_share_equally_and_what_is_left_goes_to_the_oldest(divide: Division) -> None:
+    assert gpus(*divide(3000, [claim(3), claim(3)])) == [2, 1]
+
+
+def test_the_smallest_demand_comes_first_where_there_is_less_than_one_each() -> None:
+    assert gpus(*max_min(1000, [claim(2), claim(1)])) == [0, 1]
+
+
+def test_a_remainder_goes_to_the_largest_fraction() -> None:
+    # 10 of 3, 5 and 2 parts of 10 are 3, 5 and 2; 9 of them are 2.7, 4.5 and 1.8.
+    assert gpus(*demand_proportional(9000, [claim(30), claim(50), claim(20)])) == [3, 4, 2]
+
+
+def test_who_would_get_nothing_comes_before_the_largest_fraction() -> None:
+    # 0.4 and 7.6 of 8: by the largest fraction the small one would wait as long as the other asks.
+    assert gpus(*demand_proportional(8000, [claim(1), claim(20)])) == [1, 7]
+
+
+@both
+def test_no_capacity_gives_nothing_and_no_claims_no_offers(divide: Division) -> None:
+    assert divide(0, [claim(3)]) == [0]
+    assert divide(8000, []) == []
+
+
+@both
+def test_what_cannot_be_taken_away_counts_as_part_of_the_share(divide: Division) -> None:
+    assert gpus(*divide(8000, [claim(10, fixed=2), claim(10)])) == [4, 4]
+
+
+@both
+def test_who_cannot_be_brought_down_to_his_share_keeps_what_he_has(divide: Division) -> None:
+    assert gpus(*divide(8000, [claim(10, fixed=6), claim(10)])) == [6, 2]
+    assert gpus(*divide(4000, [claim(6, fixed=6), claim(10)])) == [6, 0]
+
+
+@both
+def test_shares_of_gpus_are_divided_in_the_grain_of_what_is_asked_for(divide: Division) -> None:
+    assert divide(1000, [Claim(1, 3000, 0, 500), Claim(1, 3000, 0, 500)]) == [500, 500]
+    assert divide(1000, [Claim(1, 900, 0, 300), Claim(1, 900, 0, 300)]) == [500, 500]
+    assert divide(1000, [Claim(1, 3000, 0, 1000), Claim(1, 3000, 0, 1000)]) == [1000, 0]
+
+
+@both
+def test_a_fraction_that_one_asks_for_leaves_the_others_whole_slots(divide: Division) -> None:
+    jobs = [Claim(1, 10_000, 0, 1000, 1000) for _ in range(8)]
+    offers = divide(15_000, [*jobs, Claim(1, 500, 0, 500, 500)])
+    assert sorted(offers) == [500, 1000, 1000, 2000, 2000, 2000, 2000, 2000, 2000]
+
+
+def test_what_makes_no_whole_task_goes_to_who_can_use_it() -> None:
+    pairs = Claim(1, 20_000, 0, 2000, 2000)
+    assert gpus(*demand_proportional(10_000, [pairs, claim(20)])) == [4, 6]
+
+
+@pytest.mark.parametrize("held", [(2, 1), (1, 2)])
+def test_a_fraction_goes_to_who_holds_it_already(held: tuple[int, int]) -> None:
+    for demands in ((50, 52), (52, 50), (60, 50), (50, 60)):
+        asked = [
+            Claim(1, demand * 1000, held=each * 1000)
+            for demand, each in zip(demands, held, strict=True)
+        ]
+        assert gpus(*demand_proportional(3000, asked)) == list(held)
+
+
+def test_what_is_fixed_is_counted_in_one_step_however_much_it_is() -> None:
+    many = 10**12
+    claims = [Claim(1, many + 1000, many, 1000), Claim(1, 999, 999)]
+    assert max_min(many + 1000, claims) == [many + 1, 999]
+    claims = [Claim(1, many, many // 2, 1), Claim(3, many, 0, 1), Claim(2, many, many // 4, 1)]
+    assert sum(max_min(many, claims)) == many
+
+
+# A share in which no task fits
+
+
+@both
+def test_of_two_gangs_with_half_a_place_each_the_older_gets_a_whole_one(
+    divide: Division,
+) -> None:
+    assert gpus(*divide(2000, [claim(2, least=2), claim(2, least=2)])) == [2, 0]
+
+
+@both
+def test_who_can_start_something_is_not_asked_to_return_anything(divide: Division) -> None:
+    assert gpus(*divide(8000, [claim(8, least=8), claim(40, least=1)])) == [0, 8]
+    assert gpus(*divide(8000, [claim(8, least=4), claim(8, least=4)])) == [4, 4]
+
+
+@both
+def test_what_nobody_can_use_goes_to_nobody(divide: Division) -> None:
+    assert gpus(*divide(3000, [claim(8, least=4), claim(8, least=4)])) == [0, 0]
+
+
+@both
+def test_the_youngest_return_theirs_first_until_the_older_have_enough(divide: Division) -> None:
+    claims = [claim(4, least=4) for _ in range(5)]
+    assert gpus(*divide(8000, claims)) == [4, 4, 0, 0, 0]
+
+
+def test_what_is_fixed_is_no_room_for_another_task() -> None:
+    claims = [claim(8, fixed=3, least=4), claim(20, least=1)]
+    assert gpus(*demand_proportional(8000, claims)) == [3, 5]
+
+
+def test_by_max_min_what_is_fixed_counts_as_room_for_a_task_as_determined_has_it() -> None:
+    claims = [claim(8, fixed=3, least=4), claim(20, least=1)]
+    assert gpus(*max_min(8000, claims)) == [4, 4]
+    assert gpus(*max_min(6000, [claim(8, fixed=2, least=4), claim(20, least=1)])) == [2, 4]

@@ -1,0 +1,321 @@
+"""Slots that are put out of use, and bounds on tasks without GPUs."""
+
+from typing import Any
+
+import pytest
+
+from tests.unit.core.scheduling.reading import all_of, only, running, started, waits
+from tests.unit.core.scheduling.soundness import assert_sound
+from yardmaster.core.testing import Cell
+from yardmaster.schemas.events import decisions as dec
+from yardmaster.schemas.events.requests import Layout
+from yardmaster.schemas.resources import Resources
+
+HALF = Resources(gpus=1, gpu_milli=500)
+WHOLE_NODES: dict[str, Any] = {"layout": Layout.WHOLE_NODES}
+
+
+def one_node(gpus: int = 4, **options: Any) -> Cell:
+    cell = Cell(**options)
+    cell.node("n1", gpus=gpus)
+    return cell
+
+
+# Disabled slots
+
+
+def test_nothing_new_starts_on_a_disabled_slot() -> None:
+    cell = one_node(4)
+    cell.disable("n1", 0, 2)
+    cell.submit("job", tasks=3, preemptible=False)
+    cell.cycle()
+    assert [cell.where("job", i) for i in range(3)] == [[("n1", (1,))], [("n1", (3,))], []]
+    assert waits(cell, "job").code == "insufficient_free"
+    cell.disable("n1", 0)
+    assert started(cell.cycle()) == ["job.2"]
+    assert cell.where("job", 2) == [("n1", (2,))]
+    assert_sound(cell.state)
+
+
+def test_what_runs_on_a_slot_runs_on_and_leaves_nothing_free_behind() -> None:
+    cell = one_node(2)
+    cell.submit("job", tasks=2)
+    cell.cycle()
+    cell.starts("job", 0)
+    cell.disable("n1", 0)
+    assert cell.cycle() == []
+    assert_sound(cell.state)
+    cell.submit("next", preemptible=False)
+    cell.ends("job", 0)
+    cell.cycle()
+    assert cell.phase("next") == "pending"
+    assert_sound(cell.state)
+    cell.never_starts("job", 1)
+    cell.pause("job")
+    assert started(cell.cycle()) == ["next"]
+    assert cell.where("next") == [("n1", (1,))]
+
+
+@pytest.mark.parametrize("preemptible", [True, False])
+def test_with_stop_what_runs_there_is_stopped_with_grace_and_goes_on_elsewhere(
+    preemptible: bool,
+) -> None:
+    cell = one_node(2)
+    cell.submit("one", preemptible=preemptible)
+    running(cell, "one")
+    cell.submit("two", preemptible=False)
+    running(cell, "two")
+    cell.disable("n1", 0, stop=True)
+    stop = only(cell.cycle(), dec.StopRequestedV1)
+    assert (stop.task_id, stop.stop.code, stop.stop.about) == (
+        cell.task("one").id,
+        "slot_disabled",
+        "n1",
+    )
+    assert (stop.stop.numbers, stop.grace_s) == ({"slot": 0}, 30)
+    cell.node("n2", gpus=1)
+    cell.ends("one")
+    decided = cell.cycle()
+    assert only(decided, dec.TaskRequeuedV1).code == "slot_disabled"
+    assert cell.where("one") == [("n2", (0,))]
+    assert cell.phase("two") == "running"
+
+
+def test_a_stop_that_was_not_asked_for_at_first_can_be_asked_for_later() -> None:
+    cell = one_node(1)
+    cell.submit("job")
+    running(cell, "job")
+    cell.disable("n1", 0)
+    assert cell.cycle() == []
+    cell.disable("n1", 0, stop=True)
+    assert only(cell.cycle(), dec.StopRequestedV1).stop.code == "slot_disabled"
+
+
+def test_a_stop_that_the_cycle_had_no_room_for_is_decided_in_the_next_also_after_a_restart() -> (
+    None
+):
+    cell = one_node(2)
+    cell.submit("job", tasks=2)
+    cell.cycle()
+    cell.disable("n1", 0, 1, stop=True)
+    assert len(cell.cycle(limit=1)) == 1
+    cell.restart()
+    assert only(cell.cycle(), dec.StopRequestedV1).task_id == cell.task("job", 1).id
+
+
+def test_slots_stay_disabled_when_their_node_joins_anew_and_after_a_restart() -> None:
+    cell = Cell()
+    cell.disable("n1", 1, 7)
+    cell.cycle()
+    cell.node("n1", gpus=2)
+    cell.submit("job", tasks=4, preemptible=False)
+    cell.cycle()
+    assert cell.where("job", 0) == [("n1", (0,))]
+    cell.restart()
+    assert_sound(cell.state)
+    cell.node("n1", gpus=8, incarnation="1" * 12)
+    cell.cycle()
+    cell.cycle()
+    assert sum(len(cell.where("job", i)) for i in range(4)) == 4
+    held = {slot for i in range(4) for _, slots in cell.where("job", i) for slot in slots}
+    assert held.isdisjoint({1, 7})
+    assert_sound(cell.state)
+
+
+def test_shares_of_a_disabled_slot_are_freed_one_by_one_and_to_nobody() -> None:
+    cell = one_node(2)
+    cell.submit("half", tasks=2, resources=HALF)
+    cell.cycle()
+    cell.disable("n1", 0)
+    cell.pause("half")
+    cell.cycle()
+    for index in (0, 1):
+        cell.never_starts("half", index)
+        cell.submit(f"more{index}", gpus=2, preemptible=False)
+        cell.cycle()
+        assert_sound(cell.state)
+    cell.submit("pair", tasks=3, resources=HALF)
+    cell.cycle()
+    assert [cell.where("pair", i) for i in range(3)] == [[("n1", (1,))], [("n1", (1,))], []]
+
+
+def test_a_gang_that_fits_is_not_kept_from_starting_by_what_a_disabled_slot_still_holds() -> None:
+    cell = one_node(1)
+    cell.submit("held")
+    cell.cycle()
+    cell.node("n2", gpus=2)
+    cell.disable("n1", 0)
+    cell.submit("gang", replicas=2)
+    cell.cycle()
+    assert cell.where("gang") == [("n2", (0,)), ("n2", (1,))]
+
+
+def test_a_node_is_as_large_as_the_slots_that_are_not_disabled() -> None:
+    cell = Cell()
+    for name, gpus in (("n1", 4), ("n2", 3), ("n3", 3)):
+        cell.node(name, gpus=gpus)
+    cell.disable("n1", 2)
+    cell.submit("job", gpus=9, **WHOLE_NODES)
+    cell.cycle()
+    assert cell.where("job") == [("n1", (0, 1, 3)), ("n2", (0, 1, 2)), ("n3", (0, 1, 2))]
+    assert_sound(cell.state)
+
+
+def test_a_node_whose_disabled_slot_is_still_held_is_not_idle() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=3)
+    cell.submit("held", preemptible=False)
+    running(cell, "held")
+    cell.disable("n1", 0)
+    cell.node("n2", gpus=2)
+    cell.submit("job", gpus=4, **WHOLE_NODES)
+    cell.cycle()
+    assert waits(cell, "job").numbers["idle_milli"] == 2000
+    cell.ends("held")
+    assert started(cell.cycle()) == ["job"]
+
+
+def test_too_few_slots_that_are_not_disabled_is_for_now_and_says_so() -> None:
+    cell = one_node(4)
+    cell.disable("n1", 0)
+    cell.submit("job", gpus=4)
+    cell.cycle()
+    wait = waits(cell, "job")
+    assert (wait.code, wait.numbers) == (
+        "nodes_unavailable",
+        {"nodes": 1, "cordoned": 0, "lost": 0, "disabled": 1},
+    )
+    cell.disable("n1")
+    assert started(cell.cycle()) == ["job"]
+
+
+def test_nobody_is_stopped_for_a_slot_that_is_disabled() -> None:
+    cell = one_node(2)
+    cell.submit("low", tasks=2, priority=90)
+    cell.cycle()
+    cell.disable("n1", 1)
+    cell.submit("top", priority=1)
+    stops = all_of(cell.cycle(), dec.PreemptionRequestedV1)
+    assert [e.task_id for e in stops] == [cell.task("low", 0).id]
+
+
+def test_a_state_without_disabled_slots_has_the_digest_it_always_had() -> None:
+    cell, other = one_node(2), one_node(2)
+    other.disable("n1", 1)
+    other.disable("n1")
+    for each in (cell, other):
+        each.cycle()
+    assert cell.state.nodes["n1"].facts() == other.state.nodes["n1"].facts()
+
+
+# Tasks without GPUs
+
+
+def places(cell: Cell, name: str, count: int) -> list[str]:
+    return [node for i in range(count) for node, _ in cell.where(name, i)]
+
+
+def test_tasks_without_gpus_are_bounded_on_each_node() -> None:
+    cell = Cell(gpuless_per_node=2)
+    cell.node("n1", gpus=1)
+    cell.node("n2", gpus=1)
+    cell.submit("job", gpus=0, tasks=5, preemptible=False)
+    cell.submit("gpu", gpus=1)
+    cell.cycle()
+    assert sorted(places(cell, "job", 5)) == ["n1", "n1", "n2", "n2"]
+    wait = waits(cell, "job")
+    assert (wait.code, wait.about) == ("insufficient_free", "gpuless")
+    assert cell.phase("gpu") == "starting", "tasks with GPUs are not bounded by it"
+    assert_sound(cell.state)
+    cell.never_starts("job", 0)
+    assert started(cell.cycle()) == ["job.4"]
+
+
+def test_the_bound_can_be_changed_and_no_task_is_lost_by_it() -> None:
+    cell = Cell(gpuless_per_node=1)
+    cell.node("n1", gpus=1)
+    cell.submit("job", gpus=0, tasks=4, preemptible=False)
+    cell.cycle()
+    cell.pool("main", gpuless_per_node=3)
+    assert len(all_of(cell.cycle(), dec.SlotsAllocatedV1)) == 2
+    cell.pool("main", gpuless_per_node=2)
+    assert cell.cycle() == []
+    assert_sound(cell.state)
+    cell.restart()
+    assert_sound(cell.state)
+    cell.never_starts("job", 0)
+    cell.pause("job", 0)
+    assert started(cell.cycle()) == []
+    cell.pool("main")
+    assert started(cell.cycle()) == ["job.3"]
+    assert_sound(cell.state)
+
+
+def test_a_pool_may_take_no_tasks_without_gpus() -> None:
+    cell = Cell(gpuless_per_node=0)
+    cell.node("n1", gpus=1)
+    cell.submit("job", gpus=0)
+    cell.cycle()
+    wait = waits(cell, "job")
+    assert (wait.code, wait.about, wait.numbers) == (
+        "exceeds_every_node",
+        "gpuless",
+        {"asked": 1, "largest": 0},
+    )
+
+
+def test_a_gang_without_gpus_needs_a_place_for_each_replica() -> None:
+    cell = Cell(gpuless_per_node=2)
+    cell.node("n1", gpus=0)
+    cell.submit("gang", gpus=0, replicas=3)
+    cell.cycle()
+    assert waits(cell, "gang").code == "exceeds_pool"
+    cell.node("n2", gpus=0)
+    assert started(cell.cycle()) == ["gang"]
+
+
+def test_best_fit_puts_tasks_without_gpus_onto_nodes_in_use_then_onto_the_fullest_idle_one() -> (
+    None
+):
+    cell = Cell(gpuless_per_node=3)
+    for name in ("n1", "n2", "n3"):
+        cell.node(name, gpus=2)
+    cell.submit("held", gpus=1, avoid_nodes=("n1", "n2"), preemptible=False)
+    cell.submit("seed", gpus=0, avoid_nodes=("n1", "n3"), preemptible=False)
+    cell.cycle()
+    nodes = []
+    for index in range(6):
+        name = f"job{chr(ord('a') + index)}"
+        cell.submit(name, gpus=0, preemptible=False)
+        cell.cycle()
+        nodes += places(cell, name, 1)
+    # 1 GPU free on n3 scores as 1 place left on an idle node would.
+    assert nodes == ["n3", "n3", "n3", "n2", "n2", "n1"]
+
+
+def test_worst_fit_spreads_tasks_without_gpus_over_idle_nodes_first() -> None:
+    cell = Cell(placement="worst_fit", gpuless_per_node=4)
+    for name in ("n1", "n2", "n3"):
+        cell.node(name, gpus=4)
+    cell.submit("held", gpus=2, avoid_nodes=("n2", "n3"), preemptible=False)
+    cell.cycle()
+    nodes = []
+    for index in range(5):
+        name = f"job{chr(ord('a') + index)}"
+        cell.submit(name, gpus=0, preemptible=False)
+        cell.cycle()
+        nodes += places(cell, name, 1)
+    # Four and three quarters of the places are more than half of the GPUs; then all are equal.
+    assert nodes == ["n2", "n3", "n2", "n3", "n1"]
+
+
+def test_worst_fit_goes_by_the_part_of_a_nodes_gpus_that_is_free() -> None:
+    cell = Cell(placement="worst_fit")
+    cell.node("n1", gpus=5)
+    cell.node("n2", gpus=2)
+    cell.submit("held", gpus=3, avoid_nodes=("n2",), preemptible=False)
+    cell.submit("other", gpus=1, avoid_nodes=("n1",), preemptible=False)
+    cell.cycle()
+    cell.submit("job")
+    cell.cycle()
+    assert cell.where("job") == [("n2", (1,))], "one of two is more than two of five"

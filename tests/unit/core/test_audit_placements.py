@@ -1,0 +1,161 @@
+"""The audit of where tasks are laid: whole nodes, nodes to avoid, disabled slots (S3, S5, S10)."""
+
+from typing import Any
+
+import pytest
+
+from tests.support.logs import LogBuilder, allocated, joined, placed, pool_configured, released
+from tests.unit.core.test_audit import (
+    GANG,
+    JOB,
+    OTHER,
+    A,
+    B,
+    admit,
+    expect_one,
+    found,
+    log,
+    run,
+    stopped,
+)
+from yardmaster.schemas.events.admissions import NodeSlotsChangedV1
+from yardmaster.schemas.events.requests import (
+    Layout,
+    NodeSlotsChangeRequestedV1,
+    PoolChangeRequestedV1,
+)
+from yardmaster.schemas.reasons import StopCode
+from yardmaster.schemas.resources import Resources
+
+__all__ = ["log"]
+
+
+def eight(gpus: int = 8) -> dict[str, Any]:
+    asked = Resources(gpus=gpus, gpu_milli=1000, cpu_milli=1000, memory_mib=1024)
+    return {"layout": Layout.WHOLE_NODES, "resources": asked}
+
+
+BOTH = (placed("n1", 0, 1, 2, 3), placed("n2", 0, 1, 2, 3, replica=1))
+
+
+def slots(log: LogBuilder, node: str, *disabled: int, stop: bool = False) -> None:
+    what: dict[str, Any] = {"node": node, "disabled": disabled, "stop": stop}
+    log.judged(NodeSlotsChangeRequestedV1(**what), NodeSlotsChangedV1(**what))
+
+
+def configure(log: LogBuilder, **config: Any) -> None:
+    configured = pool_configured(revision=2, start_timeout_s=300, node_timeout_s=60, **config)
+    log.judged(PoolChangeRequestedV1(pool="default", config=configured.config), configured)
+
+
+def test_whole_nodes_and_a_single_one_are_fine(log: LogBuilder) -> None:
+    admit(log, JOB, **eight())
+    log.scheduler.cycle(allocated(A, *BOTH))
+    assert found(log) == ()
+
+
+def test_a_part_of_one_node_is_fine(log: LogBuilder) -> None:
+    admit(log, JOB, **eight(3))
+    log.scheduler.cycle(allocated(A, placed("n1", 0, 2, 3)))
+    assert found(log) == ()
+
+
+@pytest.mark.parametrize(
+    ("places", "word"),
+    [
+        ((placed("n1", 0, 1, 2, 3), placed("n2", 0, 1, 2, replica=1)), "8 whole GPUs in all"),
+        (
+            (
+                placed("n1", 0, 1, 2, 3),
+                placed("n2", 0, 1, replica=1),
+                placed("n2", 2, 3, replica=2),
+            ),
+            "the same number of GPUs",
+        ),
+        ((BOTH[0], placed("n2", 0, 1, 2, 3, replica=2)), "replicas from 0 on"),
+    ],
+)
+def test_s5_a_task_on_whole_nodes_laid_otherwise(log: LogBuilder, places: Any, word: str) -> None:
+    admit(log, JOB, **eight())
+    log.scheduler.cycle(allocated(A, *places))
+    expect_one(log, "S5", word)
+
+
+def test_s5_a_gang_on_a_node_that_is_in_use(log: LogBuilder) -> None:
+    log.claim(joined("n3", gpus=8))
+    log.scheduler.cycle()
+    admit(log, OTHER)
+    run(log, B, placed("n3", 7))
+    admit(log, JOB, **eight())
+    log.scheduler.cycle(allocated(A, placed("n3", 0, 1, 2, 3), placed("n1", 0, 1, 2, 3, replica=1)))
+    expect_one(log, "S5", "idle nodes, each whole", "n3")
+
+
+def test_nodes_of_unequal_size_are_fine_where_the_pool_says_so(log: LogBuilder) -> None:
+    places = (placed("n3", 0, 1, 2, 3, 4, 5), placed("n1", 0, 1, 2, 3, replica=1))
+    log.claim(joined("n3", gpus=6))
+    log.scheduler.cycle()
+    configure(log, unequal_gangs=True)
+    admit(log, JOB, **eight(10))
+    log.scheduler.cycle(allocated(A, *places))
+    assert found(log) == ()
+
+
+def test_s5_a_torn_gang_on_whole_nodes_that_was_not_stopped(log: LogBuilder) -> None:
+    admit(log, JOB, **eight())
+    log.scheduler.cycle(allocated(A, *BOTH))
+    log.claim(released(A, "n2", replica=1, never_started=True))
+    log.scheduler.cycle()
+    log.scheduler.cycle()
+    expect_one(log, "S5", "replica 1 never started")
+
+
+def test_s3_a_node_that_is_avoided(log: LogBuilder) -> None:
+    admit(log, JOB, avoid_nodes=("n1",))
+    log.scheduler.cycle(allocated(A, placed("n1", 0)))
+    expect_one(log, "S3", "n1 is one to avoid")
+
+
+def test_s3_a_slot_that_is_disabled(log: LogBuilder) -> None:
+    slots(log, "n1", 0, 2)
+    admit(log, JOB)
+    log.scheduler.cycle(allocated(A, placed("n1", 2)))
+    expect_one(log, "S3", "slots [2] are disabled")
+
+
+def test_a_slot_that_was_enabled_again_is_like_any_other(log: LogBuilder) -> None:
+    slots(log, "n1", 0, 2)
+    slots(log, "n1", 0)
+    admit(log, JOB)
+    log.scheduler.cycle(allocated(A, placed("n1", 2)))
+    assert found(log) == ()
+
+
+def test_a_node_is_whole_without_its_disabled_slots(log: LogBuilder) -> None:
+    for node in ("n1", "n2"):
+        slots(log, node, 3)
+    admit(log, JOB, **eight(6))
+    log.scheduler.cycle(allocated(A, placed("n1", 0, 1, 2), placed("n2", 0, 1, 2, replica=1)))
+    assert found(log) == ()
+
+
+def test_s3_more_tasks_without_gpus_than_the_pool_lets_a_node_have(log: LogBuilder) -> None:
+    configure(log, gpuless_per_node=1)
+    none = Resources(cpu_milli=1000, memory_mib=1024)
+    admit(log, JOB, resources=none, **GANG)
+    log.scheduler.cycle(allocated(A, placed("n1"), placed("n1", replica=1)))
+    expect_one(log, "S3", "2 tasks without GPUs open, at most 1")
+
+
+@pytest.mark.parametrize(("asked", "clean"), [(True, True), (False, False)])
+def test_s10_a_stop_for_a_slot_that_was_not_to_be_emptied(
+    log: LogBuilder, asked: bool, clean: bool
+) -> None:
+    admit(log, JOB)
+    run(log, A, placed("n1", 0))
+    slots(log, "n1", 0, stop=asked)
+    log.scheduler.cycle(stopped(log, A, StopCode.SLOT_DISABLED, "n1"))
+    if clean:
+        assert found(log) == ()
+    else:
+        expect_one(log, "S10", "holds no slot that is to be emptied")

@@ -1,0 +1,193 @@
+"""How scenarios of Determined are told to the core, and what is skipped rather than guessed."""
+
+from typing import Any
+
+import pytest
+
+from yardmaster.core.testing import Cell
+from yardmaster.simulation.conformance import stage
+from yardmaster.simulation.conformance.formats import FORMATS
+from yardmaster.simulation.conformance.scenarios import (
+    Format,
+    Outcome,
+    UnreadableScenario,
+    Verdict,
+    check,
+    read,
+)
+
+
+def agent(name: str, slots: int = 4, used: int = 0, **more: Any) -> dict[str, Any]:
+    return {"id": name, "slots": slots, "slots_used": used, **more}
+
+
+def task(name: str, group: str, slots: int = 1, **more: Any) -> dict[str, Any]:
+    on = more.pop("on", None)
+    state: dict[str, Any] = {"state": "pending"}
+    if on is not None:
+        held = [{"agent": name, "slots_held": gpus} for name, gpus in on.items()]
+        state = {"state": "allocated", "on": held}
+    return {"id": name, "group": group, "slots": slots, "created_order": 1, **state, **more}
+
+
+def scenario(policy: str = "priority", **fields: Any) -> dict[str, Any]:
+    options = {"variant": "max_min"} if policy == "fair_share" else {}
+    groups = {task["group"] for task in fields.get("tasks", ())}
+    return {
+        "id": "one",
+        "policy": policy,
+        "options": options,
+        "agents": [agent("a1")],
+        "groups": [{"id": name, "weight": 1, "priority": 42} for name in sorted(groups)],
+        "expected": {"to_allocate": [], "to_release": []},
+        **fields,
+    }
+
+
+def held_against(**fields: Any) -> Verdict:
+    return check(scenario(**fields), FORMATS)
+
+
+def expect(*starts: str, stops: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {"to_allocate": list(starts), "to_release": list(stops)}
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
+    """The cells that scenarios were told to."""
+    made: list[Cell] = []
+
+    class Kept(Cell):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            made.append(self)
+
+    monkeypatch.setattr(stage, "Cell", Kept)
+    return made
+
+
+def test_the_difference_names_who_is_missing_and_who_is_more() -> None:
+    verdict = held_against(tasks=[task("t1", "g")], expected=expect("t2", stops=("t3",)))
+    assert verdict == Verdict(
+        "one", Outcome.FAILED, "starts lack t2; starts also hold t1; stops lack t3"
+    )
+
+
+def test_tasks_of_a_group_that_are_alike_are_one_job(told: list[Cell]) -> None:
+    tasks = [task("t1", "g"), task("t2", "g", created_order=2)]
+    assert held_against(policy="fair_share", tasks=tasks, expected=expect("t1", "t2")).why == ""
+    assert [len(job.tasks) for job in told[0].state.jobs.values()] == [2]
+    config = told[0].state.pools["main"].config
+    assert config is not None
+    assert config.policy.options == {"variant": "max_min", "among": "job"}
+
+
+def test_groups_whose_tasks_differ_are_projects_with_their_weight(told: list[Cell]) -> None:
+    tasks = [task("t1", "g"), task("t2", "g", 2, created_order=2), task("t3", "h")]
+    groups = [{"id": "g", "weight": 1.5, "max_slots": 3}, {"id": "h", "weight": 0.25}]
+    held_against(policy="fair_share", tasks=tasks, groups=groups)
+    state = told[0].state
+    assert len(state.jobs) == 3
+    weights = [(p.config.weight, p.config.limit_milli) for p in state.projects.values() if p.config]
+    assert sorted(weights) == [(1, None), (6, 3000)]
+
+
+def test_what_runs_is_running_when_the_cell_decides(told: list[Cell]) -> None:
+    tasks = [task("t1", "g", 8, on={"a1": 4, "a2": 4}), task("z", "g", 0, on={"a1": 0})]
+    agents = [agent("a1", used=4, zero_slot_used=1), agent("a2", used=4)]
+    assert held_against(agents=agents, tasks=tasks).why == ""
+    assert [task.phase.name for task in told[0].state.tasks.values()] == ["RUNNING"] * 2
+    assert [len(node.open) for node in told[0].state.nodes.values()] == [2, 1]
+
+
+def test_slots_that_no_task_holds_are_used_by_something_that_stays() -> None:
+    tasks = [task("t1", "g", 2)]
+    agents = [agent("a1", used=3, max_zero_slot=1, zero_slot_used=1)]
+    assert held_against(agents=agents, tasks=tasks).why == ""
+    roomy = [agent("a1", used=2)]
+    assert held_against(agents=roomy, tasks=tasks, expected=expect("t1")).why == ""
+
+
+def test_nothing_starts_on_agents_that_are_disabled_or_draining() -> None:
+    agents = [agent("a1", enabled=False), agent("a2", draining=True), agent("a3")]
+    tasks = [task("t1", "g", 4), task("t2", "g", 4, created_order=2)]
+    assert held_against(agents=agents, tasks=tasks, expected=expect("t1")).why == ""
+
+
+@pytest.mark.parametrize("most", [[1, 1], [1, 2]])
+def test_agents_take_so_many_tasks_without_slots(most: list[int]) -> None:
+    agents = [agent(f"a{number}", max_zero_slot=each) for number, each in enumerate(most)]
+    tasks = [task(f"t{number}", "g", 0, created_order=number) for number in range(5)]
+    starts = [f"t{number}" for number in range(sum(most))]
+    assert held_against(agents=agents, tasks=tasks, expected=expect(*starts)).why == ""
+
+
+def test_positions_order_groups_where_all_have_one() -> None:
+    tasks = [task("t1", "g", 4), task("t2", "h", 4, created_order=2)]
+    placed = {"queue_positions": {"g": "2", "h": "1" + "0" * 400}}
+    assert held_against(tasks=tasks, options=placed, expected=expect("t1")).why == ""
+    placed = {"queue_positions": {"g": "2.5", "h": "2.25"}}
+    assert held_against(tasks=tasks, options=placed, expected=expect("t2")).why == ""
+    placed = {"queue_positions": {"h": "1"}}
+    assert held_against(tasks=tasks, options=placed, expected=expect("t1")).why == ""
+
+
+def test_without_a_priority_tasks_neither_start_nor_stop_but_hold_their_slots() -> None:
+    groups = [{"id": "g"}, {"id": "h", "priority": 1}]
+    tasks = [task("t1", "g", 2, on={"a1": 2}), task("t2", "g"), task("t3", "h", 4)]
+    agents = [agent("a1", used=2)]
+    assert held_against(agents=agents, groups=groups, tasks=tasks).why == ""
+
+
+def test_a_tie_that_decides_is_a_reason_to_skip() -> None:
+    # Which of two equal agents takes the first task decides whether the second may have the other.
+    agents = [agent("a1"), agent("a2")]
+    tasks = [task("t1", "g", 4), task("t2", "g", 4, created_order=2, blocked_agents=["a2"])]
+    verdict = held_against(agents=agents, tasks=tasks, expected=expect("t1", "t2"))
+    assert verdict.outcome is Outcome.SKIPPED
+    assert verdict.why == (
+        "the tie between equal nodes decides: as expected where they join in the order a2, a1, "
+        "otherwise starts lack t2"
+    )
+    assert held_against(agents=agents, tasks=tasks, expected=expect("t2")).outcome is Outcome.FAILED
+
+
+def test_of_many_nodes_each_is_tried_first_and_last() -> None:
+    agents = [agent(f"a{number}") for number in range(7)]
+    tasks = [
+        task("t1", "g", 4),
+        task("t2", "g", 4, created_order=2, blocked_agents=[f"a{n}" for n in range(1, 7)]),
+    ]
+    verdict = held_against(agents=agents, tasks=tasks, expected=expect("t1", "t2"))
+    assert verdict.outcome is Outcome.SKIPPED
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"tasks": [task("t1", "g", 2, on={})]}, "t1 runs, and where all of its slots are is not"),
+        ({"tasks": [task("t1", "g", 2, on={"a1": 1})]}, "t1 runs, and where all of its slots"),
+        ({"tasks": [task("t1", "g", 2, on={"a9": 2})]}, "t1 runs on a9, an agent that is not"),
+        ({"tasks": [task("t1", "g", 2, on={"a1": 2})]}, "a1 is said to hold other than what"),
+        ({"tasks": [task("t1", "g")], "groups": []}, "t1 is of g, a group that is not listed"),
+        ({"tasks": [task("t1", "g"), task("t1", "g")]}, "two have the name of one task"),
+    ],
+)
+def test_what_a_scenario_leaves_open_is_not_guessed(fields: dict[str, Any], why: str) -> None:
+    verdict = held_against(**fields)
+    assert verdict.outcome is Outcome.SKIPPED
+    assert verdict.why.startswith(why)
+
+
+def test_a_scenario_that_breaks_the_core_fails_and_the_rest_goes_on() -> None:
+    def broken(_: object) -> str:
+        raise AssertionError("no")
+
+    verdict = check({"id": "x", "y": 1}, (Format("y", frozenset({"y"}), broken),))
+    assert (verdict.outcome, verdict.why) == (Outcome.FAILED, "the core broke: AssertionError: no")
+
+
+def test_empty_lines_are_passed_over_and_others_must_be_objects_with_an_id() -> None:
+    assert [one["id"] for one in read('{"id": "a"}\n\n{"id": "b"}\n')] == ["a", "b"]
+    with pytest.raises(UnreadableScenario, match="line 2"):
+        list(read('{"id": "a"}\n{}\n'))
