@@ -229,6 +229,33 @@ async def test_output_is_followed_until_the_task_has_ended() -> None:
     assert found[-1][2] == {"phase": "succeeded"}
 
 
+async def test_output_that_the_views_have_not_seen_yet_is_followed_from_its_first_line() -> None:
+    async with test_cell(stream_s=5.0, bookmark_s=0.05) as cell:
+        task = f"{await cell.submit()}.0"
+        event = TaskOutputV1(
+            task_id=task,
+            attempt=1,
+            replica=0,
+            node="n1",
+            stream=Stream.STDOUT,
+            seq=0,
+            at_ms=1_700_000_000_000,
+            text="first\n",
+        )
+        await cell.write("task-logs", "node/n1", event, task)
+
+        async def late() -> None:
+            await asyncio.sleep(0.2)
+            await cell.starts(task)
+            await cell.finishes(task)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(late())
+            response = await cell.call("GET", f"/v1/tasks/{task}/logs?follow=true", settle=False)
+    found = events(response.text)
+    assert [data["text"] for event, _, data in found if event == "output"] == ["first\n"]
+
+
 async def test_a_heartbeat_says_when_a_node_was_seen(cell: TestCell) -> None:
     beat = NodeHeartbeatV1(
         node="n1", incarnation=logs.incarnation(), sent_at_ms=5, running=0, gpu_milli_used=0

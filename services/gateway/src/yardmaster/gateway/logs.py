@@ -31,6 +31,9 @@ router = APIRouter(tags=["tasks"])
 MAX_READ: Final = 200
 #: Lines that `tail` may ask for.
 MAX_TAIL: Final = 100_000
+#: So often, and this long apart, the views are asked for an attempt that has output.
+LATE_LOOKS: Final = 20
+LATE_PAUSE_S: Final = 0.05
 #: How often a stream looks whether the views are back.
 AWAY_PAUSE_S: Final = 1.0
 
@@ -50,12 +53,22 @@ class Output:
         self._partition = Partition(TASK_LOGS.name, gateway.settings.partition)
         self._nodes: dict[int, dict[int, str]] = {}
         self._seen: dict[tuple[int, int], int] = {}
+        #: Left of LATE_LOOKS; who forges output of attempts that are not there uses them up once.
+        self._late_looks = LATE_LOOKS
         self.offset = 0
 
     async def span(self, attempt: int) -> tuple[int, int]:
         """From which offset to before which the attempt's output lies; empty when it has none."""
         row = await self._reading.store.get(OutputRow, f"{self._task_id}/{attempt}")
         return (0, 0) if row is None else (row.first, row.last + 1)
+
+    async def noted(self) -> int:
+        """Up to which offset the views know whose output there is.
+
+        Asked before `span`: what lies before it `span` knows, and what comes after is read.
+        """
+        offset = (await self._reading.store.notes()).get(TASK_LOGS.name)
+        return offset if isinstance(offset, int) else 0
 
     async def pieces(self, until: int) -> AsyncIterator[tuple[int, TaskOutputV1]]:
         """The task's pieces before offset `until`, each with its offset."""
@@ -105,13 +118,16 @@ class Output:
         known = self._nodes.get(attempt)
         if known is None:
             row = await self._reading.store.get(AttemptRow, f"{self._task_id}/{attempt}")
-            known = (
-                {r.placement.replica: r.placement.node for r in row.replicas}
-                if row is not None
-                else {}
-            )
-            if known:
-                self._nodes[attempt] = known
+            while row is None and self._late_looks > 0:
+                # The views may show an attempt a moment after its first output is there.
+                self._late_looks -= 1
+                await self._reading.gateway.ports.clock.sleep(LATE_PAUSE_S)
+                row = await self._reading.store.get(AttemptRow, f"{self._task_id}/{attempt}")
+            if row is None:
+                return {}
+            self._late_looks = LATE_LOOKS
+            known = {r.placement.replica: r.placement.node for r in row.replicas}
+            self._nodes[attempt] = known
         return known
 
     async def end(self) -> int:
@@ -201,9 +217,10 @@ async def _followed(
     clock = gateway.ports.clock
     async with gateway.stream():
         row = await find_task(reading, task_id)
+        noted = await output.noted()
         first, until = await output.span(attempt if attempt is not None else max(1, row.attempt))
-        # Where nothing is known yet, everything from now on may be the task's.
-        output.offset = first if until else await output.end()
+        # Where nothing is known yet, everything that the views have not seen may be the task's.
+        output.offset = first if until else noted
         stop = clock.monotonic_s() + gateway.settings.stream_s
         while True:
             away = False
