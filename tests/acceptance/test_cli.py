@@ -347,7 +347,7 @@ def test_without_a_server_it_is_unreachable(tmp_path: Path, dev: Dev) -> None:
 
 def test_what_operators_look_at_is_there(dev: Dev) -> None:
     slots = dev.yard("nodes", "slots", "node-1", "-o", "csv").lines
-    assert slots == ["slot,used,tasks", "0,0.0,", "1,0.0,"]
+    assert slots == ["slot,state,used,tasks", "0,enabled,0.0,", "1,enabled,0.0,"]
     assert "address: 127.0.0.1" in dev.yard("nodes", "show", "node-1").out
     assert "no snapshots" in dev.yard("snapshots").err
     assert dev.yard("pools", "--sort", "-name", "--no-headers").out.startswith("default")

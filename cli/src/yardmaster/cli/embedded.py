@@ -212,7 +212,7 @@ def _services(
             views.ViewsPorts(
                 log, Views(store, store), clock, telemetry("views"), Views(usage, usage)
             ),
-            views.ViewsSettings(cell=CELL),
+            views.ViewsSettings(cell=CELL, usage_interval_s=0.0),
         ),
         "gateway": lambda: gateway.run(
             GatewayPorts(
