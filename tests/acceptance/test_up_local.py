@@ -48,7 +48,7 @@ def test_the_demo_workload_passes_against_it_and_down_leaves_nothing_behind(clus
     ]
 
     played = cluster.yard("demo", "--running")
-    assert re.search(r"(\d+) of \1 tasks that nobody cancelled succeeded", played.out)
+    assert re.search(r"([6-9]|\d\d+) of \1 tasks that nobody cancelled succeeded", played.out)
     assert "every decision was derived again" in played.out
     assert "NOT" not in played.out
 

@@ -121,7 +121,7 @@ async def test_after_an_unknown_outcome_the_tail_tells_what_became_of_it(
 ) -> None:
     with KafkaBroker(tmp_path_factory.mktemp("unknown")) as broker:
         settings = KafkaSettings(
-            bootstrap=broker.bootstrap, append_timeout_s=3.0, call_timeout_s=3.0
+            bootstrap=broker.bootstrap, append_timeout_s=0.5, call_timeout_s=1.0
         )
         telemetry = Telemetry("test", now_ms=SystemClock().now_ms)
         log = await KafkaLog.open(settings, SystemClock(), EventLogMetrics(telemetry))
