@@ -18,10 +18,16 @@ from tests.support.desk import Desk
 from tests.support.witness import assert_witness_clean, read_witness
 from tests.support.witness import command as witnessed
 from yardmaster.eventlog.port import Partition
-from yardmaster.schemas.events.decisions import LossCause, NodeLostV1, Outcome
+from yardmaster.schemas.events.decisions import (
+    LossCause,
+    NodeLostV1,
+    Outcome,
+    TaskRequeuedV1,
+)
 from yardmaster.schemas.events.expiring import Stream, TaskOutputV1
 from yardmaster.schemas.events.node_events import NodeJoinedV1, TaskStartedV1
 from yardmaster.schemas.events.requests import Fence
+from yardmaster.schemas.reasons import EndCode
 from yardmaster.schemas.topics import assignments
 
 AWAY_S = 30.0
@@ -131,7 +137,16 @@ def test_agents_that_are_killed_start_nothing_twice(tmp_path: Path) -> None:
         assert len(incarnations(cluster, "n1")) == len(incarnations(cluster, "n2")) == 1
         cluster.prove()
         testimony = assert_witness_clean(seen)
-    assert len(testimony.starts) == len(tasks)
+        decided, told = cluster.events("decisions"), cluster.events("node-events")
+    seen_starts = {(start.task, start.attempt) for start in testimony.starts}
+    started = {(e.task_id, e.attempt) for e in told if isinstance(e, TaskStartedV1)}
+    requeued = [e for e in decided if isinstance(e, TaskRequeuedV1)]
+    # What an agent gave back keeps its place in line: later submissions may be stopped for it.
+    stopped = {(e.task_id, e.attempt) for e in requeued if e.code is EndCode.PRIORITY}
+    assert seen_starts <= started, "the log knows of all that started"
+    assert started - seen_starts <= stopped, "what started ran, but for what was stopped at once"
+    last = {(task, end.attempt) for task, end in ends.items()}
+    assert seen_starts - stopped == last, "but for those, each task started once"
 
 
 def test_a_node_that_lost_its_ledger_or_its_assignments_begins_anew(tmp_path: Path) -> None:
