@@ -412,8 +412,8 @@ class Lane:
     def first(self, priority: int) -> Task | None:
         """The first task of that priority that waits for room."""
         if priority not in self.firsts:
-            tasks = (next(group.queue.in_order(), None) for group in self.blocked[priority])
-            self.firsts[priority] = min((task for task in tasks if task), default=None)
+            tasks = (group.queue.first for group in self.blocked[priority])
+            self.firsts[priority] = min(tasks, default=None)
         return self.firsts[priority]
 
 

@@ -8,12 +8,15 @@ equal. So the cost of a pass follows what was woken and what starts, not what wa
 
 Of those of one rank, all that find room start first; only then are others stopped for the rest, so
 that nobody is stopped for room that an equal takes.
+
+Groups that wait for the same room alike, as the policy says, stand in one line: where the first of
+them finds none, those behind it keep the answer that they have.
 """
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from enum import Enum, auto
-from heapq import heappop, heappush
-from typing import Any
+from heapq import heapify, heappop, heappush
+from typing import Any, Final
 
 from yardmaster.core.fencing import fence_of
 from yardmaster.core.scheduling.draft import Draft
@@ -42,6 +45,10 @@ from yardmaster.schemas.reasons import EndCode, Stop, Wait, WaitClass, WaitCode
 LineKey = tuple[Any, ...]
 Waiting = tuple[Group, Task, Iterator[Task], int]
 Entry = tuple[LineKey, int, Waiting]
+Follower = tuple[LineKey, int, Group]
+
+#: What one may wait for that its likes wait for too.
+NO_ROOM: Final = frozenset({WaitCode.INSUFFICIENT_FREE, WaitCode.FRAGMENTED})
 
 
 class Answer(Enum):
@@ -100,6 +107,8 @@ class PoolPass:
         #: Who is to be considered, by turn.
         self._lines: tuple[list[Entry], list[Entry]] = ([], [])
         self._queued: set[Group] = set()
+        #: Those who stand behind the first of their likes, by that one.
+        self._behind: dict[Group, list[Follower]] = {}
         #: Tasks that this cycle placed, which it does not stop for others.
         self._placed: set[Task] = set()
         self._started = False
@@ -123,8 +132,7 @@ class PoolPass:
                 self.draft.state.wake_pool(self.pool)
                 self.draft.state.wake_limited()
             self.pool.news.clear()
-            for group in self.pool.awake:
-                self._line_up(group)
+            self._line_up(self.pool.awake)
         else:
             self._take_news()
         considered = False
@@ -141,8 +149,7 @@ class PoolPass:
             considered = True
             self._serve(group, task, rest, turn)
             self._take_news()
-        for group in deferred:
-            self._line_up(group)
+        self._line_up(deferred)
         if self.pool.recheck and not any(self._lines):
             self.pool.recheck = False
             self.draft.state.wake_pool(self.pool)
@@ -187,7 +194,7 @@ class PoolPass:
         for lane in self.pool.lanes:
             for groups in lane.blocked.values():
                 for group in groups:
-                    task = next(group.queue.in_order())
+                    task = group.queue.first
                     if limit_reached(self.pool, task.job, group, self.promises) is not None:
                         self.draft.state.wake(self.pool, group)
 
@@ -196,6 +203,7 @@ class PoolPass:
         self._room = None
         pool = self.pool
         while (answer := self._consider(group, task, turn)) is Answer.SERVED:
+            self._let_follow(group)
             following = next(rest, None)
             if following is None:
                 self._queued.discard(group)
@@ -210,30 +218,72 @@ class PoolPass:
             return
         self._queued.discard(group)
         self.done.add(group)
+        if group in self._behind:
+            if group.waits[pool.name][0].code in NO_ROOM:
+                self._queued.difference_update(each for *_, each in self._behind.pop(group))
+            else:
+                self._let_follow(group)
 
     def _key(self, group: Group, task: Task, turn: int) -> LineKey:
         rank, *place = self.policy.order(self.view, group, task)
         return rank, turn, *place
 
-    def _line_up(self, group: Group) -> None:
-        if group not in self._queued and group not in self.done:
+    def _line_up(self, groups: Iterable[Group]) -> None:
+        """Have groups considered that are not yet; of those alike the others once the first is
+        served.
+        """
+        lines: dict[Hashable, list[Follower]] = {}
+        for group in groups:
+            if group in self._queued or group in self.done or not group.queue.live:
+                continue
             self._queued.add(group)
-            self._next(group, group.queue.in_order())
+            alike = self._alike(group)
+            if alike is None:
+                self._next(group, group.queue.in_order())
+                continue
+            task = group.queue.first
+            lines.setdefault(alike, []).append((self._key(group, task, 0), id_order(task), group))
+        for line in lines.values():
+            heapify(line)
+            self._lead(line)
+
+    def _alike(self, group: Group) -> Hashable | None:
+        """What groups have in common that find room or do not find it alike; None: it is on its
+        own, or its answer is not known yet.
+        """
+        shape = group.shape
+        known = group.waits.get(self.pool.name)
+        if known is None or known[0].code not in NO_ROOM or len(shape.pools) > 1:
+            return None
+        rank = self.policy.alike(self.view, group)
+        return None if rank is None else (rank, shape.fit)
+
+    def _lead(self, line: list[Follower]) -> None:
+        """Let the first of a line be considered."""
+        group = heappop(line)[2]
+        if line:
+            self._behind[group] = line
+        self._next(group, group.queue.in_order())
+
+    def _let_follow(self, group: Group) -> None:
+        line = self._behind.pop(group, None)
+        if line:
+            self._lead(line)
 
     def _next(self, group: Group, rest: Iterator[Task]) -> None:
         task = next(rest, None)
         if task is None:
             self._queued.discard(group)
+            self._let_follow(group)
             return
         self._push(group, task, rest, 0)
 
     def _take_news(self) -> None:
         news = self.pool.news
         if news:
-            for group in news:
-                if group not in self._promised_to:
-                    self.done.discard(group)
-                    self._line_up(group)
+            again = [group for group in news if group not in self._promised_to]
+            self.done.difference_update(again)
+            self._line_up(again)
             news.clear()
 
     def _prefers_another(self, group: Group, passes: "list[PoolPass]") -> bool:

@@ -8,12 +8,15 @@ order.
 - `victims`: which running tasks may be stopped for a task, in the order in which to try them;
 - `stop_for`: why a victim is stopped, with the numbers of both sides; `start`: why a task starts.
 
+`alike` says of which groups that wait for the same room the later ones find none, nor anybody to
+stop, where the first finds none, all else that keeps them from starting being equal too.
+
 `per_job` says whether the policy treats a job as a party of its own, so that its tasks are equal to
 no other job's. Where a task is placed is the pool's own choice (`placement.py`); limits of projects
 and jobs hold under every policy (`limits.py`).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +52,10 @@ def never(_: Any) -> bool:
     return False
 
 
+def on_its_own(_: PoolView, __: Group) -> None:
+    """`alike` of policies under which each group may be answered otherwise."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """One way to schedule a pool. `options` is a closed frozen dataclass, every field with a
@@ -65,5 +72,6 @@ class Policy:
     protected: Callable[[PoolView, Task], Wait | None]
     stop_for: Callable[[PoolView, Task, Task], Stop]
     start: Callable[[PoolView, Task], Start]
+    alike: Callable[[PoolView, Group], Hashable | None] = on_its_own
     surplus: Callable[[PoolView], Iterable[tuple[Task, Stop]]] | None = None
     per_job: Callable[[Any], bool] = never

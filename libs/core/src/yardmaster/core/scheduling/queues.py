@@ -95,6 +95,12 @@ class TaskLine:
         return Backwards(self, merge(line, reversed([*early]), reverse=True) if early else line)
 
     @property
+    def first(self) -> "Task":
+        """The first task that counts; there must be one."""
+        found = self.foremost
+        return found if found is not None and self.alive(found) else next(self.in_order())
+
+    @property
     def foremost(self) -> "Task | None":
         """The task of the first entry, which outside a draft is the first that counts."""
         line, early = self._line, self._early

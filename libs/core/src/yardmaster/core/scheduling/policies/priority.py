@@ -16,7 +16,7 @@ task that may not start reserves nothing, and what a task's victims free is kept
 - Tasks without GPUs and tasks with GPUs do not block each other.
 """
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, Final
@@ -74,6 +74,13 @@ def nothing_better_is_passed(view: PoolView, group: Group) -> Wait | None:
         numbers={"priority": group.priority, "priority_ahead": ahead},
         about=first.id if first is not None else None,
     )
+
+
+def of_one_priority(_: PoolView, group: Group) -> Hashable:
+    """What groups have in common of which a later one may start or have others stopped only where
+    an earlier one may.
+    """
+    return group.priority, group.shape.preemptible
 
 
 def worse_then_younger(view: PoolView, task: Task) -> Iterator[Task]:
@@ -182,4 +189,5 @@ PRIORITY: Final = Policy(
     protected=soonest_unprotected,
     stop_for=for_better_priority,
     start=first_in_line,
+    alike=of_one_priority,
 )
