@@ -2,16 +2,20 @@
 back.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import heapify, heappop, heappush
 
 from yardmaster.core.scheduling.draft import Draft
 from yardmaster.core.scheduling.entities import Pool, ReplicaState, Task
-from yardmaster.core.scheduling.indexes import Room
+from yardmaster.core.scheduling.indexes import FreeIndex, Room
 from yardmaster.core.scheduling.placement import Place, Strategy, helps, place
-from yardmaster.core.scheduling.shapes import Shape
+from yardmaster.core.scheduling.policy import Allowance
+from yardmaster.core.scheduling.shapes import WHOLE, Fit, Shape
 from yardmaster.core.scheduling.state import Undo
 
 What = tuple[Room, tuple[int, ...], int, int, int]
+#: On one node: which of the victims, the task, and the gpu_milli that it holds there.
+Lent = tuple[int, Task, int]
 
 
 class Freeing:
@@ -32,46 +36,51 @@ class Freeing:
         return needed
 
     def for_all(
-        self,
-        tasks: Iterable[Task],
-        victims: Sequence[Task],
-        allowed: Callable[[Sequence[Task]], bool],
-    ) -> list[Task]:
+        self, tasks: Iterable[Task], victims: Sequence[Task], allowance: Allowance
+    ) -> set[Task]:
         """Of `victims` those with whom gone the tasks fit, up to the first that cannot be helped.
 
-        All of a set, what went before included, must be `allowed` together. They are tried in their
-        order, then node by node.
+        Of the nodes on which a task, or a part of it, would fit the one comes first for which the
+        fewest of `victims`, in their order, have to be gone through. Costs a step for each victim
+        and size that is asked for, then what is tried.
         """
         changes = self._future.changes
         journal = self._draft.state.journal
         assert journal is not None
-        chosen: list[Task] = []
+        sources = Sources(self._future, self._by_node(victims), allowance)
         with self._draft.trial():
             for task in tasks:
                 shape = task.job.shape
                 places = self._place(shape)
-                if places is None:
-                    rest = [victim for victim in victims if victim not in chosen]
-                    for some in (rest, *self._by_node(rest)):
-                        mark = len(journal)
-                        needed = self._try(shape, some)
-                        if needed and allowed([*chosen, *needed]):
-                            chosen += needed
-                            places = self._place(shape)
-                            break
-                        self._draft.state.undo(mark)
+                while places is None:
+                    mark = len(journal)
+                    needed = self._try(shape, sources.of(shape))
+                    if not needed:
+                        break
+                    if allowance.allows(needed):
+                        sources.use(shape, needed)
+                        places = self._place(shape)
+                        break
+                    self._draft.state.undo(mark)
+                    sources.pass_over(shape)
                 if places is None:
                     break
                 self.keep(shape, places)
         self._future.changes = changes
-        return chosen
+        return sources.used
 
-    def _by_node(self, victims: Iterable[Task]) -> Iterator[list[Task]]:
-        found: dict[int, list[Task]] = {}
-        for victim in victims:
-            for ordinal in dict.fromkeys(self._ordinals(victim)):
-                found.setdefault(ordinal, []).append(victim)
-        yield from found.values()
+    def _by_node(self, victims: Iterable[Task]) -> dict[int, list[Lent]]:
+        nodes, rooms = self._draft.state.nodes, self._future.rooms
+        found: dict[int, list[Lent]] = {}
+        for at, victim in enumerate(victims):
+            run = victim.run
+            assert run is not None
+            for placement in run.placements:
+                ordinal = nodes[placement.node].ordinal
+                if ordinal in rooms:
+                    milli = placement.gpu_milli * len(placement.slots)
+                    found.setdefault(ordinal, []).append((at, victim, milli))
+        return found
 
     def _try(self, shape: Shape, victims: Iterable[Task]) -> list[Task]:
         tried: list[Task] = []
@@ -155,3 +164,90 @@ class Freeing:
         journal = self._draft.state.journal
         assert journal is not None
         journal.append(undo)
+
+
+class Sources:
+    """Where the room that several tasks ask for can come from: victims, node by node.
+
+    A node's place in the line of those who ask for the same is how far one has to go through the
+    victims until a part of the task fits there. What others use of a node only moves it back, so a
+    place is looked at again when its turn comes.
+    """
+
+    def __init__(
+        self, future: FreeIndex, nodes: Mapping[int, list[Lent]], allowance: Allowance
+    ) -> None:
+        self._future = future
+        self._nodes = nodes
+        self._allowance = allowance
+        self._lines: dict[Fit, list[tuple[int, int]]] = {}
+        #: The nodes of which victims were handed out last.
+        self._met: list[tuple[int, int]] = []
+        #: Victims that are to be stopped.
+        self.used: set[Task] = set()
+
+    def of(self, shape: Shape) -> Iterator[Task]:
+        """The victims of one node after another, until nobody asks for more."""
+        line = self._line(shape)
+        self._met = []
+        given: set[Task] = set()
+        while line:
+            at, ordinal = heappop(line)
+            now = self._needed(shape, ordinal)
+            if now is None:
+                continue
+            if now > at:
+                heappush(line, (now, ordinal))
+                continue
+            self._met.append((at, ordinal))
+            for number, victim, _ in self._nodes[ordinal]:
+                if number <= at and victim not in given and self._counts(victim):
+                    given.add(victim)
+                    yield victim
+
+    def use(self, shape: Shape, victims: Iterable[Task]) -> None:
+        """Those are to be stopped."""
+        self.used.update(victims)
+        self._return(shape, self._met)
+
+    def pass_over(self, shape: Shape) -> None:
+        """The first node that was met is of no use to who asks for that."""
+        self._return(shape, self._met[1:])
+
+    def _return(self, shape: Shape, met: list[tuple[int, int]]) -> None:
+        for place_in_line in met:
+            heappush(self._lines[shape.fit], place_in_line)
+
+    def _line(self, shape: Shape) -> list[tuple[int, int]]:
+        line = self._lines.get(shape.fit)
+        if line is None:
+            fitting = self._future.available & self._future.matching(shape)
+            nodes = [ordinal for ordinal in self._nodes if fitting >> ordinal & 1]
+            found = ((self._needed(shape, ordinal), ordinal) for ordinal in nodes)
+            line = [(at, ordinal) for at, ordinal in found if at is not None]
+            heapify(line)
+            self._lines[shape.fit] = line
+        return line
+
+    def _needed(self, shape: Shape, ordinal: int) -> int | None:
+        """Up to which victim all of a node's have to go until it has enough GPUs for a part of the
+        task; -1: it has, None: all are not enough.
+        """
+        room = self._future.rooms[ordinal]
+        if helps(room, shape):
+            return -1
+        gpus = min(shape.gpus, room.size) if shape.whole_nodes else shape.gpus
+        free = room.whole * WHOLE if shape.gpu_milli == WHOLE else room.gpu_milli
+        missing = gpus * shape.gpu_milli - free
+        last = None
+        for number, victim, milli in self._nodes[ordinal]:
+            if self._counts(victim):
+                last = number
+                missing -= milli
+                if 0 >= missing > -milli:
+                    return number
+        # What it lacks is no GPU: its victims may hold that.
+        return last if missing <= 0 else None
+
+    def _counts(self, victim: Task) -> bool:
+        return victim not in self.used and self._allowance.may(victim)

@@ -18,7 +18,7 @@ and jobs hold under every policy (`limits.py`).
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from yardmaster.core.scheduling.entities import Group, Pool, Task
 from yardmaster.core.scheduling.limits import Promises
@@ -27,8 +27,22 @@ from yardmaster.schemas.reasons import Start, Stop, Wait
 
 #: Smaller is considered first; those of one pool must be comparable, and should differ.
 OrderKey = tuple[Any, ...]
-#: Who waits, who can be stopped, whether so many may be: who is to be.
-MakeRoom = Callable[[Iterable[Task], Sequence[Task], Callable[[Sequence[Task]], bool]], list[Task]]
+
+
+class Allowance(Protocol):
+    """Which of those who can be stopped may be, together."""
+
+    def may(self, victim: Task) -> bool:
+        """Whether one more may be stopped."""
+        ...
+
+    def allows(self, victims: Sequence[Task]) -> bool:
+        """Whether all of these may be stopped too; if so they count from now on."""
+        ...
+
+
+#: Who waits, who can be stopped, which of them may be: who is to be.
+MakeRoom = Callable[[Iterable[Task], Sequence[Task], Allowance], set[Task]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,7 +186,6 @@ def _of_use(
     if view.make_room is None or all(_is_one_slot(group) for group, _, _ in takers):
         return set()
     now_ms = view.state.now_ms
-    held = view.pool.held
     victims = [
         task
         for giver in givers.values()
@@ -194,18 +193,51 @@ def _of_use(
         for task in giver.tasks
         if protected_until_ms(view.state, task) <= now_ms
     ]
+    if not victims:
+        return set()
+    return view.make_room(_in_turn(view, takers), victims, Surplus(view, givers))
 
-    def allowed(chosen: Sequence[Task]) -> bool:
-        sizes: dict[Party, list[int]] = {}
-        for task in chosen:
-            party = party_of(task.job, view.options.among)
-            sizes.setdefault(party, []).append(held[task.job].tasks[task])
-        return all(
-            sum(milli) - max(milli) < givers[party].left - givers[party].share.offer
-            for party, milli in sizes.items()
-        )
 
-    return set(view.make_room(_in_turn(view, takers), victims, allowed))
+class Surplus:
+    """What parties hold above their shares: of each so many tasks may go that one less would not
+    do.
+    """
+
+    def __init__(self, view: PoolView, givers: Mapping[Party, Giver]) -> None:
+        self._held = view.pool.held
+        self._among = view.options.among
+        self._givers = givers
+        #: Of a party's tasks that are to go, what they hold together, and the largest.
+        self._going: dict[Party, tuple[int, int]] = {}
+
+    def may(self, victim: Task) -> bool:
+        """Whether one more may be stopped."""
+        party = party_of(victim.job, self._among)
+        return self._within(party, self._with(self._going, party, victim))
+
+    def allows(self, victims: Sequence[Task]) -> bool:
+        """Whether all of these may be stopped too; if so they count from now on."""
+        going: dict[Party, tuple[int, int]] = {}
+        for victim in victims:
+            party = party_of(victim.job, self._among)
+            going.setdefault(party, self._going.get(party, (0, 0)))
+            going[party] = self._with(going, party, victim)
+        if not all(self._within(party, amounts) for party, amounts in going.items()):
+            return False
+        self._going |= going
+        return True
+
+    def _with(
+        self, going: Mapping[Party, tuple[int, int]], party: Party, victim: Task
+    ) -> tuple[int, int]:
+        together, largest = going.get(party, (0, 0))
+        milli = self._held[victim.job].tasks[victim]
+        return together + milli, max(largest, milli)
+
+    def _within(self, party: Party, amounts: tuple[int, int]) -> bool:
+        together, largest = amounts
+        giver = self._givers[party]
+        return together - largest < giver.left - giver.share.offer
 
 
 def _is_one_slot(group: Group) -> bool:

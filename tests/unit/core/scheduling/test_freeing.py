@@ -1,0 +1,70 @@
+"""Whom a division stops so that those fit who are to get the room, and what that costs."""
+
+import pytest
+
+from yardmaster.core.scheduling.indexes import FreeIndex
+from yardmaster.core.testing import Cell
+from yardmaster.schemas.events import decisions as dec
+
+
+def spread(nodes: int) -> Cell:
+    """Nodes of four GPUs, full of tasks of one, of which each next is on the next node."""
+    cell = Cell(policy="fair_share", placement="worst_fit")
+    for number in range(nodes):
+        cell.node(f"n{number:02}", gpus=4)
+    cell.submit("singles", tasks=4 * nodes)
+    cell.cycle()
+    for index in range(4 * nodes):
+        cell.starts("singles", index)
+    cell.cycle()
+    return cell
+
+
+def stopped_on(cell: Cell) -> list[str]:
+    """The nodes of the tasks that a cycle stops."""
+    found = []
+    for event in cell.cycle():
+        if isinstance(event, dec.PreemptionRequestedV1):
+            run = cell.state.tasks[event.task_id].run
+            assert run is not None
+            found.append(run.placements[0].node)
+    return found
+
+
+def test_those_are_stopped_who_leave_whole_nodes() -> None:
+    cell = spread(8)
+    cell.submit("wide", gpus=4, tasks=2, weight=100)
+    stopped = stopped_on(cell)
+    assert len(stopped) == 8
+    assert {stopped.count(node) for node in stopped} == {4}
+
+
+def test_a_gang_over_several_nodes_gets_a_part_of_each() -> None:
+    cell = spread(8)
+    cell.submit("gang", gpus=2, replicas=3, weight=100)
+    stopped = stopped_on(cell)
+    assert len(stopped) == 6
+    assert {stopped.count(node) for node in stopped} <= {2, 4}
+
+
+@pytest.mark.parametrize("wide", [1, 3])
+def test_what_is_tried_grows_with_what_is_asked_for_and_not_with_the_cell(
+    wide: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+    give = FreeIndex.give
+
+    def counted(*arguments: object) -> None:
+        tried.append(1)
+        give(*arguments)  # type: ignore[arg-type]
+
+    costs = []
+    for nodes in (6, 24):
+        cell = spread(nodes)
+        cell.submit("wide", gpus=4, tasks=wide, weight=100)
+        with monkeypatch.context() as patch:
+            patch.setattr(FreeIndex, "give", counted)
+            assert len(stopped_on(cell)) == 4 * wide
+        costs.append(len(tried))
+        tried.clear()
+    assert costs[0] == costs[1] <= 6 * 4 * wide
