@@ -10,8 +10,9 @@ import click
 from yardmaster.cli.describe import job_lines, task_lines
 from yardmaster.cli.errors import BadUsage
 from yardmaster.cli.output import Column, Output, Row
+from yardmaster.cli.queueorder import Order, by_priority, least_asked_first
 from yardmaster.cli.remote import Ref, Remote, plain, rows
-from yardmaster.cli.selection import filter_options, filters, narrowed
+from yardmaster.cli.selection import filter_options, filters, narrowed, phases
 from yardmaster.cli.session import Session, command, detaching
 from yardmaster.cli.tables import TASKS
 from yardmaster.schemas.api import ENDED, Accepted
@@ -53,16 +54,18 @@ def ls(session: Session, queue: str | None, watch: bool, **given: Any) -> None:
 def _queue(
     remote: Remote, pool: str, query: dict[str, Any]
 ) -> tuple[Sequence[Column], Callable[[], list[Row]]]:
-    policy = remote.client.pool(pool).config.policy.name
-    if policy != "priority":
-        raise BadUsage(f"the order of policy {policy} is not known to this version of yard")
+    policy = remote.client.pool(pool).config.policy
+    if policy.name not in ("priority", "fair_share"):
+        raise BadUsage(f"the order of policy {policy.name} is not known to this version of yard")
 
     def read() -> list[Row]:
         asked = {**query, "pool": pool, "phase": ["pending"]}
         waiting = rows(remote.client.all_tasks(**asked))
-        return sorted(
-            waiting, key=lambda t: (t["priority"], t["submitted_at"], t["job_id"], t["index"])
-        )
+        order: Order = by_priority
+        if policy.name == "fair_share":
+            there = rows(remote.client.all_tasks(pool=pool, phase=phases("active")))
+            order = least_asked_first(there, str(policy.options.get("among", "job")))
+        return sorted(waiting, key=order)
 
     place = Column("PRIORITY", lambda row: row["priority"], right=True)
     return (TASKS[0], place, *(c for c in TASKS[1:] if c.title != "PRIORITY")), read
