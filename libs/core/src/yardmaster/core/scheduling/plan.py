@@ -218,11 +218,13 @@ class PoolPass:
             return
         self._queued.discard(group)
         self.done.add(group)
-        if group in self._behind:
-            if group.waits[pool.name][0].code in NO_ROOM:
-                self._queued.difference_update(each for *_, each in self._behind.pop(group))
-            else:
-                self._let_follow(group)
+        line = self._behind.get(group)
+        if line and _code(group, pool) is _code(line[0][-1], pool):
+            # Nothing new for those behind it.
+            del self._behind[group]
+            self._queued.difference_update(each for *_, each in line)
+        else:
+            self._let_follow(group)
 
     def _key(self, group: Group, task: Task, turn: int) -> LineKey:
         rank, *place = self.policy.order(self.view, group, task)
@@ -252,11 +254,11 @@ class PoolPass:
         own, or its answer is not known yet.
         """
         shape = group.shape
-        known = group.waits.get(self.pool.name)
-        if known is None or known[0].code not in NO_ROOM or len(shape.pools) > 1:
+        code = _code(group, self.pool)
+        if code not in NO_ROOM or len(shape.pools) > 1:
             return None
         rank = self.policy.alike(self.view, group)
-        return None if rank is None else (rank, shape.fit)
+        return None if rank is None else (rank, shape.fit, code)
 
     def _lead(self, line: list[Follower]) -> None:
         """Let the first of a line be considered."""
@@ -374,8 +376,7 @@ class PoolPass:
         return known[1]
 
     def _promised_before(self, group: Group) -> bool:
-        known = group.waits.get(self.pool.name)
-        return known is not None and known[0].code is WaitCode.WAITING_FOR_VICTIMS
+        return _code(group, self.pool) is WaitCode.WAITING_FOR_VICTIMS
 
     def _keep_what_is_freed(self, group: Group, task: Task) -> bool:
         """Whether the task has the promise of slots of tasks that stop."""
@@ -523,3 +524,9 @@ def id_order(task: Task) -> int:
     index.
     """
     return task.job.seq * 10_000 + task.index
+
+
+def _code(group: Group, pool: Pool) -> WaitCode | None:
+    """The recorded reason why a group waits in a pool."""
+    known = group.waits.get(pool.name)
+    return known[0].code if known is not None else None
