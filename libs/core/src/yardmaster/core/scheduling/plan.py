@@ -8,15 +8,10 @@ equal. So the cost of a pass follows what was woken and what starts, not what wa
 
 Of those of one rank, all that find room start first; only then are others stopped for the rest, so
 that nobody is stopped for room that an equal takes.
-
-Groups that wait for the same room alike, as the policy says, stand in one line: where the first of
-them finds none, those behind it keep the answer that they have.
 """
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Iterator
 from enum import Enum, auto
-from heapq import heapify, heappop, heappush
-from typing import Any, Final
 
 from yardmaster.core.fencing import fence_of
 from yardmaster.core.scheduling.draft import Draft
@@ -24,6 +19,7 @@ from yardmaster.core.scheduling.entities import Group, Pool, Task, class_of
 from yardmaster.core.scheduling.freeing import Freeing
 from yardmaster.core.scheduling.indexes import FreeIndex, Room
 from yardmaster.core.scheduling.limits import Promises, limit_reached
+from yardmaster.core.scheduling.lineup import Lineup, code_of
 from yardmaster.core.scheduling.placement import Place, place, strategy_of
 from yardmaster.core.scheduling.policies import options_of, policy_of
 from yardmaster.core.scheduling.policy import PoolView
@@ -39,16 +35,6 @@ from yardmaster.schemas.events.decisions import (
     TaskUnschedulableV1,
 )
 from yardmaster.schemas.reasons import EndCode, Stop, Wait, WaitClass, WaitCode
-
-#: First of the policy's key, whether the turn is to start (0) or to have others stopped (1), the
-#: rest of that key.
-LineKey = tuple[Any, ...]
-Waiting = tuple[Group, Task, Iterator[Task], int]
-Entry = tuple[LineKey, int, Waiting]
-Follower = tuple[LineKey, int, Group]
-
-#: What one may wait for that its likes wait for too.
-NO_ROOM: Final = frozenset({WaitCode.INSUFFICIENT_FREE, WaitCode.FRAGMENTED})
 
 
 class Answer(Enum):
@@ -99,16 +85,11 @@ class PoolPass:
         self.fence_s = fence_of(pool.config)
         options = options_of(pool.config.policy)
         self.view = PoolView(draft.state, pool, options, promises, make_room=self.freeing.for_all)
-        self.done: set[Group] = set()
+        self.lineup = Lineup(self.view, self.policy)
         #: Slots were promised to tasks whose victims are still stopping.
         self.promised = False
         #: Groups to whose first tasks they were promised: what holds for those behind is no news.
         self._promised_to: set[Group] = set()
-        #: Who is to be considered, by turn.
-        self._lines: tuple[list[Entry], list[Entry]] = ([], [])
-        self._queued: set[Group] = set()
-        #: Those who stand behind the first of their likes, by that one.
-        self._behind: dict[Group, list[Follower]] = {}
         #: Tasks that this cycle placed, which it does not stop for others.
         self._placed: set[Task] = set()
         self._started = False
@@ -132,49 +113,32 @@ class PoolPass:
                 self.draft.state.wake_pool(self.pool)
                 self.draft.state.wake_limited()
             self.pool.news.clear()
-            self._line_up(self.pool.awake)
+            self.lineup.add(self.pool.awake)
         else:
             self._take_news()
         considered = False
         deferred: list[Group] = []
-        while (entry := self._pop(passes, pass_over=pass_over)) is not None:
-            _, _, (group, task, rest, turn) = entry
-            if task.group is not group:
-                self._next(group, rest)
-                continue
+
+        def held_up(group: Group) -> bool:
+            return not pass_over and self._prefers_another(group, passes)
+
+        while (waiting := self.lineup.pop(held_up)) is not None:
+            group, task, rest, turn = waiting
             if pass_over and self._prefers_another(group, passes):
                 deferred.append(group)
-                self._queued.discard(group)
+                self.lineup.leave(group)
                 continue
             considered = True
             self._serve(group, task, rest, turn)
             self._take_news()
-        self._line_up(deferred)
-        if self.pool.recheck and not any(self._lines):
+        self.lineup.add(deferred)
+        if self.pool.recheck and not self.lineup:
             self.pool.recheck = False
             self.draft.state.wake_pool(self.pool)
             self.draft.state.wake_limited()
             self._take_news()
             considered = True
         return considered
-
-    def _pop(self, passes: "list[PoolPass]", *, pass_over: bool) -> Entry | None:
-        """The next in line; None when there is nobody, or who is next waits for another pool."""
-        first, second = self._lines
-        line = second if not first or (second and second[0] < first[0]) else first
-        if not line or pass_over or not self._prefers_another(line[0][2][0], passes):
-            return heappop(line) if line else None
-        if line is first and second:
-            # An equal that came before has had its first turn, and need not wait with those behind.
-            (rank, _, *place), (other_rank, _, *other_place) = first[0][0], second[0][0]
-            came_before = rank == other_rank and other_place < place
-            if came_before and not self._prefers_another(second[0][2][0], passes):
-                return heappop(second)
-        return None
-
-    def _push(self, group: Group, task: Task, rest: Iterator[Task], turn: int) -> None:
-        key = self._key(group, task, turn)
-        heappush(self._lines[turn], (key, id_order(task), (group, task, rest, turn)))
 
     def _share_out(self) -> None:
         """Have given back what is over a share, and wake who may have more of his."""
@@ -203,89 +167,24 @@ class PoolPass:
         self._room = None
         pool = self.pool
         while (answer := self._consider(group, task, turn)) is Answer.SERVED:
-            self._let_follow(group)
+            self.lineup.serve(group)
             following = next(rest, None)
             if following is None:
-                self._queued.discard(group)
+                self.lineup.leave(group)
                 return
             task = following
-            key = self._key(group, task, turn)
-            if pool.news or any(line and line[0][0] < key for line in self._lines):
-                self._push(group, task, rest, turn)
+            if pool.news or not self.lineup.comes_first(group, task, turn):
+                self.lineup.put(group, task, rest, turn)
                 return
         if answer is Answer.SECOND_TURN:
-            self._push(group, task, rest, 1)
-            return
-        self._queued.discard(group)
-        self.done.add(group)
-        line = self._behind.get(group)
-        if line and _code(group, pool) is _code(line[0][-1], pool):
-            # Nothing new for those behind it.
-            del self._behind[group]
-            self._queued.difference_update(each for *_, each in line)
+            self.lineup.put(group, task, rest, 1)
         else:
-            self._let_follow(group)
-
-    def _key(self, group: Group, task: Task, turn: int) -> LineKey:
-        rank, *place = self.policy.order(self.view, group, task)
-        return rank, turn, *place
-
-    def _line_up(self, groups: Iterable[Group]) -> None:
-        """Have groups considered that are not yet; of those alike the others once the first is
-        served.
-        """
-        lines: dict[Hashable, list[Follower]] = {}
-        for group in groups:
-            if group in self._queued or group in self.done or not group.queue.live:
-                continue
-            self._queued.add(group)
-            alike = self._alike(group)
-            if alike is None:
-                self._next(group, group.queue.in_order())
-                continue
-            task = group.queue.first
-            lines.setdefault(alike, []).append((self._key(group, task, 0), id_order(task), group))
-        for line in lines.values():
-            heapify(line)
-            self._lead(line)
-
-    def _alike(self, group: Group) -> Hashable | None:
-        """What groups have in common that find room or do not find it alike; None: it is on its
-        own, or its answer is not known yet.
-        """
-        shape = group.shape
-        code = _code(group, self.pool)
-        if code not in NO_ROOM or len(shape.pools) > 1:
-            return None
-        rank = self.policy.alike(self.view, group)
-        return None if rank is None else (rank, shape.fit, code)
-
-    def _lead(self, line: list[Follower]) -> None:
-        """Let the first of a line be considered."""
-        group = heappop(line)[2]
-        if line:
-            self._behind[group] = line
-        self._next(group, group.queue.in_order())
-
-    def _let_follow(self, group: Group) -> None:
-        line = self._behind.pop(group, None)
-        if line:
-            self._lead(line)
-
-    def _next(self, group: Group, rest: Iterator[Task]) -> None:
-        task = next(rest, None)
-        if task is None:
-            self._queued.discard(group)
-            self._let_follow(group)
-            return
-        self._push(group, task, rest, 0)
+            self.lineup.wait(group)
 
     def _take_news(self) -> None:
         news = self.pool.news
         if news:
-            again = [group for group in news if group not in self._promised_to]
-            self.done.difference_update(again)
-            self._line_up(again)
+            self.lineup.add_again(group for group in news if group not in self._promised_to)
             news.clear()
 
     def _prefers_another(self, group: Group, passes: "list[PoolPass]") -> bool:
@@ -294,7 +193,7 @@ class PoolPass:
             return False
         before = pools[: pools.index(self.pool.name)]
         return any(
-            one.pool.name in before and group in one.pool.awake and group not in one.done
+            one.pool.name in before and group in one.pool.awake and group not in one.lineup.done
             for one in passes
         )
 
@@ -376,7 +275,7 @@ class PoolPass:
         return known[1]
 
     def _promised_before(self, group: Group) -> bool:
-        return _code(group, self.pool) is WaitCode.WAITING_FOR_VICTIMS
+        return code_of(group, self.pool) is WaitCode.WAITING_FOR_VICTIMS
 
     def _keep_what_is_freed(self, group: Group, task: Task) -> bool:
         """Whether the task has the promise of slots of tasks that stop."""
@@ -517,16 +416,3 @@ class PoolPass:
                 code=EndCode.UNSCHEDULABLE,
             )
             self.draft.record(event, task.id, task.cause)
-
-
-def id_order(task: Task) -> int:
-    """Breaks ties between order keys that a policy made equal: the order of admission, then the
-    index.
-    """
-    return task.job.seq * 10_000 + task.index
-
-
-def _code(group: Group, pool: Pool) -> WaitCode | None:
-    """The recorded reason why a group waits in a pool."""
-    known = group.waits.get(pool.name)
-    return known[0].code if known is not None else None
