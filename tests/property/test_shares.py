@@ -1,6 +1,7 @@
 """What holds for every division of a pool, whoever asks for what."""
 
 from collections.abc import Sequence
+from fractions import Fraction
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,14 +28,14 @@ def claims(draw: st.DrawFn, *, grain: int = 1000, gangs: bool = False, fixed: bo
 
 
 @st.composite
-def sized_claims(draw: st.DrawFn) -> Claim:
+def sized_claims(draw: st.DrawFn, *, fixed: bool = True) -> Claim:
     """Tasks of a size that may be part of a GPU or several, some of which may run."""
     size = draw(st.sampled_from([250, 300, 500, 1000, 2000, 4000]))
     tasks = draw(st.integers(0, 12))
-    fixed = draw(st.integers(0, 3)) * 1000
-    held = fixed + draw(st.integers(0, tasks)) * size
+    stays = draw(st.integers(0, 3)) * 1000 if fixed else 0
+    held = stays + draw(st.integers(0, tasks)) * size
     least = size * draw(st.integers(1, min(2, tasks))) if tasks else 0
-    return Claim(draw(weights), tasks * size + fixed, fixed, least, size if tasks else 0, held)
+    return Claim(draw(weights), tasks * size + stays, stays, least, size if tasks else 0, held)
 
 
 capacities = st.integers(0, 60).map(lambda gpus: gpus * 1000)
@@ -141,6 +142,34 @@ def test_demand_proportional_is_within_one_slot_of_the_exact_share(
             exact = theirs * claim.demand * claim.weight
             slack = 1000 * (claim.demand * claim.weight + other.demand * other.weight)
             assert abs(ours - exact) <= slack
+
+
+def exact_parts(capacity: int, asked: Sequence[Claim]) -> list[Fraction]:
+    """By demand times weight, without rounding; who has enough leaves the rest to the others."""
+    parts = [Fraction(0) for _ in asked]
+    left = Fraction(capacity)
+    hungry = [i for i, claim in enumerate(asked) if claim.demand]
+    while hungry:
+        pull = sum(asked[i].demand * asked[i].weight for i in hungry)
+        full = [i for i in hungry if left * asked[i].weight >= pull]
+        for i in full or hungry:
+            part = left * asked[i].demand * asked[i].weight / pull
+            parts[i] = Fraction(asked[i].demand) if full else part
+        left -= sum(asked[i].demand for i in full)
+        hungry = [i for i in hungry if full and i not in full]
+    return parts
+
+
+@given(capacity=capacities, asked=st.lists(sized_claims(fixed=False), max_size=8))
+def test_demand_proportional_leaves_nobody_a_whole_task_behind_his_exact_share(
+    capacity: int, asked: list[Claim]
+) -> None:
+    """What others cannot use comes on top: less than two of the largest tasks."""
+    largest = max((claim.size for claim in asked), default=0)
+    offers = demand_proportional(capacity, asked)
+    for claim, offer, exact in zip(asked, offers, exact_parts(capacity, asked), strict=True):
+        assert not claim.size or exact - offer < max(claim.size, claim.least)
+        assert offer - exact < 2 * max(largest, 1000)
 
 
 @given(divide=divisions, capacity=capacities, asked=st.lists(claims(grain=250), max_size=6))

@@ -16,6 +16,15 @@ FITS: dict[str, Any] = {
     "task": {"slots": 1},
     "expected": {"agents": ["a1"]},
 }
+PASS: dict[str, Any] = {
+    "id": "pass",
+    "policy": "fair_share",
+    "options": {},
+    "agents": [{"id": "a1", "slots": 1}],
+    "groups": [{"id": "g"}],
+    "tasks": [{"id": "t", "group": "g", "slots": 1, "state": "pending", "created_order": 1}],
+    "expected": {"to_allocate": ["t"], "to_release": []},
+}
 LATER: dict[str, Any] = {"id": "later", "steps": [], "nodes": [], "queues": []}
 
 
@@ -54,6 +63,9 @@ def test_a_failure_says_the_difference_and_the_check_says_no(
         ({"id": "what", "is": "this"}, "what is of no format"),
         ({**FITS, "task": {"slots": -1}}, "fits: task.slots"),
         ({**FITS, "expected": {"nodes": 1}}, "it says nothing of where the task goes"),
+        ({**FITS, "agents": [{"id": "a1", "slots": 10**12}]}, "fits: agents.0.slots"),
+        ({**FITS, "agents": [{"id": "a1", "slots": 1, "zero_slot_used": 10**9}]}, "zero_slot_used"),
+        ({**PASS, "groups": [{"id": "g", "weight": float("inf")}]}, "pass: groups.0.weight"),
         ([1], "line 1: it has no id"),
     ],
 )
@@ -75,3 +87,49 @@ def test_a_file_that_is_not_there_or_no_text_is_bad_usage(
     (tmp_path / "half.jsonl").write_text('{"id": ')
     assert run(["conformance", str(tmp_path / "half.jsonl")]) == Exit.USAGE
     assert "line 1" in capsys.readouterr().err
+
+
+def test_what_cannot_be_read_keeps_nothing_else_from_being_tried(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    wrong = {**PASS, "id": "wrong", "expected": {"to_allocate": [], "to_release": []}}
+    some = tmp_path / "some.jsonl"
+    deep = "[" * 100_000
+    some.write_text("\n".join([json.dumps(PASS), '{"id": ', deep, json.dumps(wrong)]))
+    assert run(["conformance", str(some)]) == Exit.USAGE
+    captured = capsys.readouterr()
+    assert captured.out.splitlines() == [
+        "failed wrong: starts also hold t",
+        "1 passed, 1 failed, 0 skipped",
+    ]
+    assert "line 2: Expecting value" in captured.err
+    assert "line 3: it is nested too deeply" in captured.err
+
+
+def test_only_line_feeds_end_a_scenario_and_a_mark_of_byte_order_is_passed_over(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    noted = json.dumps({**FITS, "note": "one\u2028two\x85three"}, ensure_ascii=False)
+    some = tmp_path / "some.jsonl"
+    some.write_bytes(f"\ufeff{noted}\r\n{noted}\r\n".encode())
+    assert run(["conformance", str(some)]) == 0
+    assert capsys.readouterr().out == "2 passed, 0 failed, 0 skipped\n"
+
+
+def test_a_verdict_is_one_line_whatever_a_scenario_calls_things(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    name = "\x1b[2J\n\ud800"
+    odd = {**PASS, "id": name, "expected": {"to_allocate": [], "to_release": []}}
+    code, out, _ = said(capsys, tmp_path / "some.jsonl", odd)
+    assert code == Exit.CHECK_FAILED
+    assert out[0] == r"failed \x1b[2J\n\ud800: starts also hold t"
+
+
+def test_a_place_among_agents_of_one_name_is_skipped(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    twice = {**FITS, "agents": FITS["agents"] * 2}
+    code, out, _ = said(capsys, tmp_path / "some.jsonl", twice)
+    assert code == 0
+    assert out[0] == "skipped fits: two have the name of one agent"

@@ -122,6 +122,29 @@ def test_agents_take_so_many_tasks_without_slots(most: list[int]) -> None:
     assert held_against(agents=agents, tasks=tasks, expected=expect(*starts)).why == ""
 
 
+@pytest.mark.parametrize(
+    ("options", "agents", "first"),
+    [
+        ({}, [agent("a1", max_zero_slot=4), agent("a2", max_zero_slot=2)], "a2"),
+        (
+            {},
+            [
+                agent("a1", max_zero_slot=2),
+                agent("a2", max_zero_slot=4, zero_slot_used=2),
+            ],
+            "a1",
+        ),
+        ({}, [agent("a1", 2, max_zero_slot=0), agent("a2", max_zero_slot=1)], "a2"),
+    ],
+)
+def test_places_that_an_agent_has_less_than_others_count_as_taken(
+    options: dict[str, Any], agents: list[dict[str, Any]], first: str
+) -> None:
+    place = {"id": "one", "options": options, "agents": agents, "task": {"slots": 0}}
+    verdict = check({**place, "expected": {"first_agent": first}}, FORMATS)
+    assert verdict.why == ""
+
+
 def test_positions_order_groups_where_all_have_one() -> None:
     tasks = [task("t1", "g", 4), task("t2", "h", 4, created_order=2)]
     placed = {"queue_positions": {"g": "2", "h": "1" + "0" * 400}}
@@ -179,12 +202,14 @@ def test_what_a_scenario_leaves_open_is_not_guessed(fields: dict[str, Any], why:
     assert verdict.why.startswith(why)
 
 
-def test_a_scenario_that_breaks_the_core_fails_and_the_rest_goes_on() -> None:
+@pytest.mark.parametrize("error", [AssertionError, IndexError])
+def test_a_scenario_that_breaks_the_core_fails_and_the_rest_goes_on(error: type[Exception]) -> None:
     def broken(_: object) -> str:
-        raise AssertionError("no")
+        raise error("no")
 
     verdict = check({"id": "x", "y": 1}, (Format("y", frozenset({"y"}), broken),))
-    assert (verdict.outcome, verdict.why) == (Outcome.FAILED, "the core broke: AssertionError: no")
+    why = f"the core broke: {error.__name__}: no"
+    assert (verdict.outcome, verdict.why) == (Outcome.FAILED, why)
 
 
 def test_empty_lines_are_passed_over_and_others_must_be_objects_with_an_id() -> None:

@@ -13,7 +13,8 @@ from yardmaster.simulation.conformance.scenarios import (
     UnreadableScenario,
     Verdict,
     check,
-    read,
+    lines,
+    read_line,
 )
 
 
@@ -22,29 +23,39 @@ from yardmaster.simulation.conformance.scenarios import (
 def conformance(session: Session, files: tuple[Path, ...]) -> int:
     """Run scenario FILEs, one JSON object a line, through the scheduler's own core.
 
-    Says what failed and what was skipped, and why; exit 1 when something failed.
+    Says what failed and what was skipped, and why; exit 1 when something failed, 2 when something
+    could not be read.
     """
     texts = [(path, _text(path)) for path in files]
     counts: Counter[Outcome] = Counter()
+    unread: list[str] = []
     for path, text in texts:
-        try:
-            for scenario in read(text):
-                verdict = check(scenario, FORMATS)
-                counts[verdict.outcome] += 1
-                if verdict.outcome is not Outcome.PASSED:
-                    session.out.say(_line(verdict))
-        except UnreadableScenario as error:
-            raise BadUsage(f"{path}: {error}") from None
+        for number, line in lines(text):
+            try:
+                verdict = check(read_line(number, line), FORMATS)
+            except UnreadableScenario as error:
+                unread.append(_shown(f"{path}: {error}"))
+                continue
+            counts[verdict.outcome] += 1
+            if verdict.outcome is not Outcome.PASSED:
+                session.out.say(_line(verdict))
     session.out.say(", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome))
+    if unread:
+        raise BadUsage("\n".join(unread))
     return int(Exit.CHECK_FAILED if counts[Outcome.FAILED] else Exit.DONE)
 
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise BadUsage(f"cannot read {path}: {error}") from None
 
 
 def _line(verdict: Verdict) -> str:
-    return f"{verdict.outcome} {verdict.scenario}: {verdict.why}"
+    return _shown(f"{verdict.outcome} {verdict.scenario}: {verdict.why}")
+
+
+def _shown(text: str) -> str:
+    """Names are the scenarios' own: what would not print, or move the cursor, is spelt out."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

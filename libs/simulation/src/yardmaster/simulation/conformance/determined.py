@@ -50,6 +50,11 @@ class _Job:
 # The cluster
 
 
+def _once(what: str, names: Sequence[str]) -> None:
+    if len(set(names)) < len(names):
+        raise Skip(f"two have the name of one {what}")
+
+
 def _known(given: PlanningPass) -> None:
     """Make sure that all that is named is listed, once.
 
@@ -59,8 +64,7 @@ def _known(given: PlanningPass) -> None:
     agents = {agent.id for agent in given.agents}
     groups = {group.id for group in given.groups}
     for what, listed in (("agent", given.agents), ("group", given.groups), ("task", given.tasks)):
-        if len({one.id for one in listed}) < len(listed):
-            raise Skip(f"two have the name of one {what}")
+        _once(what, [one.id for one in listed])
     for task in given.tasks:
         if task.group not in groups:
             raise Skip(f"{task.id} is of {task.group}, a group that is not listed")
@@ -71,27 +75,33 @@ def _known(given: PlanningPass) -> None:
 
 def _stage(options: Options, agents: Sequence[Agent], order: Sequence[int], **policy: Any) -> Stage:
     """A stage with the agents as its nodes, joined in that order."""
-    most = {agent.max_zero_slot for agent in agents}
-    same = len(most) == 1
     stage = Stage(
         placement="best_fit" if options.fitting_policy == "best" else "worst_fit",
         unequal_gangs=options.allow_heterogeneous_fits,
-        # A setting of the pool; where agents differ, each gets CPU for as many.
-        gpuless_per_node=most.pop() if same else None,
+        gpuless_per_node=max((_places(agent) for agent in agents), default=None),
         **policy,
     )
     stage.nodes(agent.id for agent in agents)
     for index in order:
         agent = agents[index]
-        places = max(agent.max_zero_slot, agent.zero_slot_used)
-        stage.joins(agent.id, agent.slots, gpuless=None if same else places)
+        stage.joins(agent.id, agent.slots)
         if agent.draining or not agent.enabled:
             stage.cordon(agent.id)
     return stage
 
 
-def _occupy(stage: Stage, agents: Sequence[Agent], tasks: Iterable[Task] = ()) -> None:
-    """Let the tasks that run hold their slots, and something that stays what no task explains."""
+def _places(agent: Agent) -> int:
+    return max(agent.max_zero_slot, agent.zero_slot_used)
+
+
+def _occupy(
+    stage: Stage, agents: Sequence[Agent], tasks: Iterable[Task] = (), *, bound: bool
+) -> None:
+    """Let the tasks that run hold their slots, and something that stays what no task explains.
+
+    A pool has one bound on tasks without GPUs: it stays as well where an agent has fewer places,
+    unless who waits does not care (`bound`).
+    """
     slots = {agent.id: agent.slots_used for agent in agents}
     places = {agent.id: agent.zero_slot_used for agent in agents}
     for task in tasks:
@@ -103,14 +113,16 @@ def _occupy(stage: Stage, agents: Sequence[Agent], tasks: Iterable[Task] = ()) -
         for held in task.on:
             slots[held.agent] -= held.slots_held
             places[held.agent] -= task.slots == 0
+    most = max(map(_places, agents), default=0)
     for agent in agents:
         left, without = slots[agent.id], places[agent.id]
         if left < 0 or without < 0 or agent.slots_used > agent.slots:
             raise Skip(f"{agent.id} is said to hold other than what runs there")
-        for number, gpus in enumerate([left] * (left > 0) + [0] * without):
-            name = f"something on {agent.id}, {number}"
-            stage.job([name], gpus=gpus, submitted=0, preemptible=False, priority=1)
-            stage.runs(name, [(agent.id, gpus)])
+        without += (most - _places(agent)) * bound
+        for gpus, replicas in ((left, min(left, 1)), (0, without)):
+            if replicas:
+                name = f"something on {agent.id}, of {gpus} slots"
+                stage.stays(name, [(agent.id, gpus)] * replicas)
 
 
 # Jobs
@@ -223,7 +235,8 @@ def _plan(given: PlanningPass, order: Sequence[int]) -> Decided:
             **_spec(job.tasks[0]),
             **settings,
         )
-    _occupy(stage, given.agents, given.tasks)
+    bound = any(task.waits and not task.slots for task in given.tasks)
+    _occupy(stage, given.agents, given.tasks, bound=bound)
     return stage.decide()
 
 
@@ -231,7 +244,7 @@ def _place(given: Fit, order: Sequence[int]) -> Decided:
     """Where the first cycle places the task when the agents' nodes join in that order."""
     stage = _stage(given.options, given.agents, order)
     stage.job(["task"], submitted=0, **_spec(given.task))
-    _occupy(stage, given.agents)
+    _occupy(stage, given.agents, bound=not given.task.slots)
     return stage.decide()
 
 
@@ -301,6 +314,7 @@ def check_plan(scenario: Scenario) -> str:
 def check_fit(scenario: Scenario) -> str:
     """How the task's nodes differ from where it went."""
     given = parsed(Fit, scenario)
+    _once("agent", [agent.id for agent in given.agents])
     expected = given.expected
     agents = expected.agents if expected.agents is not None else expected.agents_any_order
 

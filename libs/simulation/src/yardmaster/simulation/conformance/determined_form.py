@@ -6,7 +6,12 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
+from yardmaster.schemas.fields import MAX_SLOTS
+
 Count = Annotated[int, Field(ge=0)]
+Slots = Annotated[int, Field(ge=0, le=MAX_SLOTS)]
+#: Each that is taken is told to the core as a replica.
+Places = Annotated[int, Field(ge=0, le=10_000)]
 WORST_PRIORITY: Final = 99
 
 
@@ -15,10 +20,10 @@ class Agent:
     """A node; slots that no task of the scenario holds are used by something that stays."""
 
     id: str
-    slots: Count
+    slots: Slots
     slots_used: Count = 0
-    max_zero_slot: Count = 100
-    zero_slot_used: Count = 0
+    max_zero_slot: Places = 100
+    zero_slot_used: Places = 0
     enabled: bool = True
     draining: bool = False
 
@@ -28,7 +33,7 @@ class Group:
     """A job, or a project of jobs of one task."""
 
     id: str
-    weight: Annotated[float, Field(ge=0)] = 1
+    weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1
     max_slots: Count | None = None
     priority: Annotated[int, Field(ge=1, le=WORST_PRIORITY)] | None = None
 

@@ -66,16 +66,33 @@ def read(text: str) -> Iterator[Scenario]:
     Raises:
         UnreadableScenario: naming the line.
     """
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            scenario = json.loads(line)
-        except ValueError as error:
-            raise UnreadableScenario(found=f"line {number}: {error}") from None
-        if not isinstance(scenario, dict) or not isinstance(scenario.get("id"), str):
-            raise UnreadableScenario(found=f"line {number}: it has no id")
-        yield scenario
+    for number, line in lines(text):
+        yield read_line(number, line)
+
+
+def lines(text: str) -> Iterator[tuple[int, str]]:
+    """The lines of a file that are not empty, with their numbers."""
+    # Only line feeds: what else ends a line of text may be part of a JSON string.
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            yield number, line
+
+
+def read_line(number: int, line: str) -> Scenario:
+    """The scenario that a line holds.
+
+    Raises:
+        UnreadableScenario: naming the line.
+    """
+    try:
+        scenario = json.loads(line)
+    except ValueError as error:
+        raise UnreadableScenario(found=f"line {number}: {error}") from None
+    except RecursionError:
+        raise UnreadableScenario(found=f"line {number}: it is nested too deeply") from None
+    if not isinstance(scenario, dict) or not isinstance(scenario.get("id"), str):
+        raise UnreadableScenario(found=f"line {number}: it has no id")
+    return cast(Scenario, scenario)
 
 
 def parsed(cls: type[T], scenario: Scenario) -> T:
@@ -128,8 +145,7 @@ def check(scenario: Scenario, formats: tuple[Format, ...]) -> Verdict:
                 return Verdict(name, Outcome.SKIPPED, str(reason))
             except UnreadableScenario:
                 raise
-            except (AssertionError, YardmasterError) as error:
-                # One that the core cannot bear; the others can be tried all the same.
+            except Exception as error:  # noqa: BLE001 the others can be tried all the same
                 difference = f"the core broke: {type(error).__name__}: {error}"
             return Verdict(name, Outcome.FAILED if difference else Outcome.PASSED, difference)
     known = ", ".join(one.name for one in formats)

@@ -20,9 +20,9 @@ from yardmaster.schemas.events.node_events import TaskStartedV1
 from yardmaster.schemas.reasons import Start
 from yardmaster.schemas.resources import Resources
 
-#: What a node has of CPU where nothing says, and what each task without GPUs asks for.
-PLENTY: Final = 1_000
-CPU_MILLI: Final = 1_000
+#: What a node has of CPU, in what each task without GPUs asks for.
+PLENTY: Final = 100_000
+CPU_MILLI: Final = 1
 INCARNATION: Final = "0" * 12
 
 
@@ -54,10 +54,9 @@ class Stage:
         """Give every node its name before one joins, so that who joins first does not matter."""
         self._nodes = {name: f"node-{number}" for number, name in enumerate(names)}
 
-    def joins(self, name: str, gpus: int, *, gpuless: int | None = None) -> None:
-        """A node joins; `gpuless`: so many tasks without GPUs and no more find CPU there."""
-        cpus = PLENTY if gpuless is None else gpuless
-        self.cell.node(self._nodes[name], gpus=gpus, cpu_milli=cpus * CPU_MILLI)
+    def joins(self, name: str, gpus: int) -> None:
+        """A node joins."""
+        self.cell.node(self._nodes[name], gpus=gpus, cpu_milli=PLENTY * CPU_MILLI)
 
     def cordon(self, name: str) -> None:
         """What runs on a node goes on, and nothing new starts there."""
@@ -104,6 +103,19 @@ class Stage:
                 details=DETAILS,
             )
         )
+
+    def stays(self, name: str, held: Sequence[tuple[str, int]]) -> None:
+        """What cannot be stopped runs on these nodes, with so many slots for each replica."""
+        self.job(
+            [name],
+            gpus=held[0][1],
+            submitted=0,
+            preemptible=False,
+            priority=1,
+            replicas_min=len(held),
+            replicas_max=len(held),
+        )
+        self.runs(name, held)
 
     def runs(self, task: str, held: Iterable[tuple[str, int]]) -> None:
         """A task runs on these nodes, with so many slots on each."""

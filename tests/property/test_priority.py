@@ -1,0 +1,155 @@
+"""Under `priority` nothing goes past who waits for room, but what its options lend."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.unit.core.scheduling.soundness import assert_sound
+from yardmaster.core.scheduling.entities import Task
+from yardmaster.core.testing import Cell
+from yardmaster.schemas.envelope import Event
+from yardmaster.schemas.events.decisions import PreemptionRequestedV1, SlotsAllocatedV1
+
+jobs = st.lists(
+    st.fixed_dictionaries(
+        {
+            "priority": st.sampled_from([1, 42, 42, 99]),
+            "gpus": st.sampled_from([0, 1, 1, 2, 3]),
+            "replicas": st.sampled_from([1, 1, 1, 2]),
+            "tasks": st.integers(1, 4),
+            "preemptible": st.sampled_from([True, True, True, False]),
+        }
+    ),
+    min_size=2,
+    max_size=3,
+)
+nodes = st.lists(st.sampled_from([2, 3, 4]), min_size=2, max_size=3)
+mostly = st.sampled_from([True, True, True, False])
+#: Who comes; then, cycle by cycle, whether agents obey, and which of those who run end.
+waves = st.lists(
+    st.tuples(
+        jobs,
+        st.lists(st.tuples(st.booleans(), st.integers(3, 20)), min_size=2, max_size=4),
+    ),
+    min_size=2,
+    max_size=4,
+)
+
+
+def job(priority: int, gpus: int, *, preemptible: bool = True) -> dict[str, Any]:
+    each = {"priority": priority, "gpus": gpus, "preemptible": preemptible}
+    return {**each, "replicas": 1, "tasks": 1}
+
+
+def tasks_of(cell: Cell) -> list[Task]:
+    return [task for job in cell.state.jobs.values() for task in job.tasks]
+
+
+def act(cell: Cell, *, obey: bool = True, every: int = 0) -> bool:
+    """Agents start what was placed; they may end what is to stop, and one of `every` that run ends
+    by itself (0: none); whether there was anything.
+    """
+    acted = False
+    for number, task in enumerate(tasks_of(cell)):
+        run, name = task.run, task.job.id.rstrip("0")
+        if run is None:
+            continue
+        if not run.started:
+            cell.starts(name, task.index)
+        elif obey if run.stop is not None else every and number % every == 0:
+            cell.ends(name, task.index)
+        else:
+            continue
+        acted = True
+    return acted
+
+
+def goes_past_nobody(cell: Cell, decided: list[Event], *, preemption: bool, backfill: bool) -> None:
+    """Hold what a cycle started against who still waits, and against what is stopping."""
+    tasks = tasks_of(cell)
+    for event in decided:
+        if not isinstance(event, SlotsAllocatedV1):
+            continue
+        job = cell.state.task(event.task_id).job
+        lane = [task for task in tasks if task.job.shape.lane == job.shape.lane]
+        ahead = [t.id for t in lane if t.group is not None and t.job.priority < job.priority]
+        lent = preemption and backfill and job.spec.preemptible
+        assert lent or not ahead, f"{event.task_id} starts past {ahead}"
+        for task in lane:
+            stop = task.run.stop if task.run is not None else None
+            served = stop.numbers["for_priority"] if stop is not None else job.priority
+            assert served >= job.priority, f"{event.task_id} starts past whom {task.id} makes room"
+
+
+def is_rightly_stopped(cell: Cell, decided: list[Event], *, preemption: bool) -> None:
+    """Only for a better priority, or an earlier job of the same one that waits."""
+    for event in decided:
+        if isinstance(event, PreemptionRequestedV1):
+            assert preemption
+            victim = cell.state.task(event.task_id).job
+            assert event.stop.for_task is not None
+            task = cell.state.task(event.stop.for_task)
+            place, other = ((job.priority, job.submitted_ms, job.seq) for job in (task.job, victim))
+            assert victim.spec.preemptible
+            assert place < other, f"{event.task_id} is stopped for {task.id}"
+            assert task.run is None
+
+
+def play(cell: Cell, gpus: list[int], come: list[tuple[list[Any], list[Any]]]) -> Iterator[Any]:
+    """What each cycle decides while jobs come and go."""
+    for number, count in enumerate(gpus):
+        cell.node(f"n{number}", gpus=count)
+    number = 0
+    for asked, cycles in come:
+        for spec in asked:
+            cell.submit(f"job{chr(ord('a') + number)}", **spec)
+            number += 1
+        for obey, every in cycles:
+            yield cell.cycle()
+            act(cell, obey=obey, every=every)
+
+
+@settings(max_examples=200, deadline=None)
+@given(preemption=mostly, backfill=mostly, gpus=nodes, come=waves)
+@example(
+    preemption=True,
+    backfill=True,
+    gpus=[2, 3],
+    come=[
+        ([job(42, 2), job(42, 2, preemptible=False)], [(False, 9)]),
+        ([job(1, 2)], [(False, 9)]),
+        # There is room for it beside what is being freed for the one before.
+        ([job(99, 1)], [(False, 9)]),
+    ],
+)
+def test_nothing_of_worse_priority_starts_past_who_waits_for_room_or_for_his_victims(
+    preemption: bool, backfill: bool, gpus: list[int], come: list[tuple[list[Any], list[Any]]]
+) -> None:
+    cell = Cell(policy="priority", preemption=preemption, backfill=backfill)
+    for decided in play(cell, gpus, come):
+        goes_past_nobody(cell, decided, preemption=preemption, backfill=backfill)
+        is_rightly_stopped(cell, decided, preemption=preemption)
+    assert_sound(cell.state)
+
+
+@settings(max_examples=100, deadline=None)
+@given(preemption=mostly, backfill=mostly, gpus=nodes, come=waves)
+def test_nobody_sleeps_through_room_that_came_free(
+    preemption: bool, backfill: bool, gpus: list[int], come: list[tuple[list[Any], list[Any]]]
+) -> None:
+    """Of a pool that came to rest nothing starts though everybody is asked again."""
+    cell = Cell(policy="priority", preemption=preemption, backfill=backfill)
+    for _ in play(cell, gpus, come):
+        pass
+    for _ in range(60):
+        decided = cell.cycle()
+        if not act(cell) and not decided:
+            break
+    else:
+        raise AssertionError("it does not come to rest")
+    cell.state.wake_all(cell.state.pools["main"])
+    started = [event for event in cell.cycle() if isinstance(event, SlotsAllocatedV1)]
+    assert started == []
+    assert_sound(cell.state)
