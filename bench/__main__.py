@@ -94,6 +94,7 @@ DETERMINED: Sequence[tuple[str, float, float, dict[str, Any]]] = (
     ("fair share", 146, 1, {"policy": "fair_share", "among": "project"}),
 )
 PENDING = (1_000, 10_000, 100_000)
+AMONG_JOBS = (("jobs, fair share", "demand_proportional"), ("jobs, max_min", "max_min"))
 
 #: (name, group, whether `--quick` runs it too, what to run)
 PARTS: Sequence[tuple[str, str, bool, Callable[[bool], list[Row]]]] = (
@@ -138,6 +139,11 @@ PARTS: Sequence[tuple[str, str, bool, Callable[[bool], list[Row]]]] = (
     ("a7-small", "policies", True, _policy("a7", 100, 28_800, 355, 1)),
     ("a7", "policies", False, _policy("a7", 1_000, 288_000, 5_021, 0.1)),
     *((f"a7-{n}", "policies", False, _policy("a7_cycles", n)) for n in PENDING),
+    *(
+        (f"{variant}-{n}", "policies", n < PENDING[1], _policy("among_jobs", label, variant, n))
+        for label, variant in AMONG_JOBS
+        for n in PENDING
+    ),
     ("embedded", "embedded", True, _embedded),
     ("latency-100", "cluster", True, _cluster("latency", 100, 200)),
     ("latency-5k", "cluster", False, _cluster("latency", 5_000, 200)),

@@ -5,6 +5,8 @@ to 16 GPUs wait. Its 500 jobs, of which each runs 16 and has two waiting, are 50
 since the tasks of a job are equal to us; under `fair_share` they are the parties. K1 and K3 are
 KAI's, A7 is Armada's: see README.md. A decision is all that follows from a standing state: the
 digest included, every event made and taken back.
+
+Among jobs each job is a party, 8,000 that run and all that wait, and none is equal to another.
 """
 
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ from typing import Any, Final
 
 from bench.cells import MACHINE, Events, admit, admitted, cell, commit, left, one_gpu, started
 from bench.core import CYCLES, NO_LIMIT, cycles_after
-from bench.timing import Row, Took, best, collector_off
+from bench.timing import Row, Took, best, collector_off, timed
 from yardmaster.core.scheduling.entities import Phase
 from yardmaster.core.scheduling.state import ClusterState
 from yardmaster.core.testing import START_MS
@@ -211,3 +213,24 @@ def a7_cycles(pending: int) -> list[Row]:
     """Cycles after one event in A7's cell, with `pending` waiting."""
     state = _steady(1_000, pending)
     return _after(state, f"A7, {pending:,} pending", 32_000 + pending, CYCLES)
+
+
+# Among jobs
+
+
+def among_jobs(label: str, variant: str, pending: int) -> list[Row]:
+    """One whole pass in which 8,000 jobs of one GPU start and `pending` get to know why they wait,
+    and cycles after one event.
+    """
+    state = cell(1_000, 8, policy="fair_share", variant=variant)
+    jobs = 8_000 + pending
+    admit(state, (admitted(i, one_gpu(), project=f"q{i % 10}") for i in range(jobs)))
+    MACHINE.digest(state)
+    with collector_off():
+        took = timed(lambda: MACHINE.decide(state, limit=NO_LIMIT))
+    verdict = MACHINE.decide(state, limit=NO_LIMIT)
+    commit(state, verdict)
+    _settle_down(state)
+    size = f"{label}, {pending:,} pending"
+    whole = _ms(f"{size}: {len(verdict.decisions):,} events", took)
+    return [whole, *_after(state, size, jobs, CYCLES)]

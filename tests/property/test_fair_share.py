@@ -5,8 +5,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.shares_by_claims import VARIANTS
 from tests.unit.core.scheduling.soundness import assert_sound
-from yardmaster.core.scheduling.shares import VARIANTS, Claim
+from yardmaster.core.scheduling.runs import Claim
 from yardmaster.core.testing import Cell
 
 jobs = st.lists(

@@ -3,16 +3,13 @@
 from collections.abc import Sequence
 from fractions import Fraction
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from yardmaster.core.scheduling.shares import (
-    VARIANTS,
-    Claim,
-    Division,
-    demand_proportional,
-    max_min,
-)
+from tests.support.shares_by_claims import VARIANTS, demand_proportional, max_min
+from tests.support.shares_reference import VARIANTS as REFERENCE
+from tests.support.shares_reference import Division
+from yardmaster.core.scheduling.runs import Claim, Kind, Run, oldest
 
 divisions = st.sampled_from(list(VARIANTS.values()))
 weights = st.integers(1, 6)
@@ -208,3 +205,50 @@ def test_who_holds_his_offer_is_offered_it_again(capacity: int, asked: list[Clai
         for claim, offer in zip(asked, offers, strict=True)
     ]
     assert demand_proportional(capacity, holding) == offers
+
+
+@st.composite
+def few_kinds(draw: st.DrawFn) -> list[Claim]:
+    """Many who claim one of few things, in any order of age."""
+    kinds = draw(st.lists(st.one_of(sized_claims(), claims(gangs=True)), min_size=1, max_size=5))
+    count = draw(st.sampled_from([6, 30, 90]))
+    return draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=count))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    variant=st.sampled_from(list(VARIANTS)),
+    asked=few_kinds(),
+    part=st.integers(0, 12),
+    rest=st.sampled_from([0, 0, 500, 1000, 7000]),
+)
+def test_divided_by_kinds_everybody_gets_what_he_gets_divided_claim_by_claim(
+    variant: str, asked: list[Claim], part: int, rest: int
+) -> None:
+    if variant == "demand_proportional":
+        # A party asks for a task above what is fixed, or for nothing.
+        asked = [c for c in asked if c.demand == c.fixed or c.demand >= c.fixed + c.least]
+    capacity = sum(claim.demand for claim in asked) * part // 10_000 * 1000 + rest
+    assert VARIANTS[variant](capacity, asked) == REFERENCE[variant](capacity, asked)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    whose=st.lists(st.integers(0, 4), max_size=120),
+    sizes=st.lists(st.integers(0, 4), min_size=5, max_size=5),
+    most=st.integers(-1, 200),
+)
+def test_the_oldest_of_several_kinds_are_found_as_if_one_went_through_all(
+    whose: list[int], sizes: list[int], most: int
+) -> None:
+    kinds = [Kind(Claim(1, 1000), []) for _ in range(5)]
+    for age, one in enumerate(whose):
+        kinds[one].ages.append((age, 0))
+    runs = [Run(kind, kind.claim, 0, len(kind.ages)) for kind in kinds]
+    taken = [0] * 5
+    for one in whose:
+        most_left = most - sum(size * count for size, count in zip(sizes, taken, strict=True))
+        if sizes[one] > most_left:
+            break
+        taken[one] += 1
+    assert oldest(runs, sizes, most) == taken

@@ -7,6 +7,8 @@ off.
 from collections import Counter
 from typing import Any
 
+from tests.support.shares_reference import VARIANTS as REFERENCE
+from tests.support.shares_reference import shares_of
 from yardmaster.core.scheduling.enrolment import barred
 from yardmaster.core.scheduling.entities import (
     BEHIND,
@@ -21,8 +23,9 @@ from yardmaster.core.scheduling.entities import (
     blocks,
 )
 from yardmaster.core.scheduling.indexes import FreeIndex, Room
-from yardmaster.core.scheduling.parties import asked_by
-from yardmaster.core.scheduling.policies import divides
+from yardmaster.core.scheduling.ledger import Ledger, ledger_of
+from yardmaster.core.scheduling.policies import divides, options_of
+from yardmaster.core.scheduling.shares import VARIANTS
 from yardmaster.core.scheduling.state import MODULUS, ClusterState, Entity
 from yardmaster.schemas.reasons import WaitCode
 
@@ -178,9 +181,12 @@ def _rooms(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
     assert all(j.project is p and pool.held[j] is h for p, j, h in of_project)
     assert len(of_project) == len(pool.held)
     for project, holders in pool.holders.items():
-        kept = asked_by(project, holders)
-        holders.asked = None
-        assert kept == asked_by(project, holders), f"what {project.name} asks for is off"
+        assert holders.leaving_milli == sum(h.leaving_milli for h in holders.jobs.values())
+        for holding in holders.jobs.values():
+            leaving = {t: milli for t, milli in holding.tasks.items() if t.leaving}
+            assert holding.leaving == leaving, f"what {project.name} gives back is off"
+            assert holding.leaving_milli == sum(leaving.values())
+    _shares(state, pool)
     stopping = [t for t in tasks if t.run and t.run.pool is pool and t.run.stop and t.run.open]
     assert pool.stopping == len(stopping)
     for lane in (0, 1):
@@ -190,6 +196,65 @@ def _rooms(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
             if t.run and t.run.stop and t.run.lane == lane and "for_priority" in t.run.stop.numbers
         )
         assert pool.stopping_for[lane] == promised
+
+
+def _shares(state: ClusterState, pool: Pool) -> None:
+    """The pool's ledger says what one made anew says, and what a walk over all jobs does."""
+    assert pool.ledger is not None or not pool.stale, "marked for nobody"
+    assert pool.shares or not (pool.ledger or pool.giving)
+    for party, line in pool.giving.items():
+        able = [
+            task
+            for job, holding in pool.held.items()
+            if party in (job, job.project) and job.spec.preemptible
+            for task in holding.tasks
+            if not task.leaving
+        ]
+        assert list(line.in_order()) == sorted(able), "what somebody could give back is off"
+    if not pool.shares:
+        return
+    assert pool.config is not None
+    options = options_of(pool.config.policy)
+    whole_tasks = options.variant != "max_min"
+    kept = pool.ledger
+    if kept is not None:
+        kept.update(state)
+    pool.ledger = None
+    anew = ledger_of(state, pool, options.among, whole_tasks=whole_tasks)
+    if kept is None:
+        pool.ledger = None
+    else:
+        pool.ledger = kept
+        assert _contents(kept) == _contents(anew), f"the ledger of {pool.name} is off"
+    divide, by_claims = VARIANTS[options.variant], REFERENCE[options.variant]
+    portions = anew.divide(state.pools, divide)
+    rows = shares_of(pool, state.pools, options.among, by_claims, whole_tasks=whole_tasks)
+    expected = [(r.party, r.age, r.weight, r.demand, r.held, r.offer) for r in rows]
+    found = [portions.of(row.party) for row in rows]
+    assert [s and (s.party, s.age, s.weight, s.demand, s.held, s.offer) for s in found] == expected
+    assert len(anew.rows) == len(rows)
+    below = [row.party for row in rows if row.held < row.offer]
+    assert [share.party for share in portions.below()] == below
+    waiting = {g for p in below for g in anew.groups_of(p)}
+    of_them = (g for g in pool.groups.values() if g.shape.lane and g.queue.live)
+    among_jobs = options.among == "job"
+    expected_groups = {
+        g
+        for g in of_them
+        if (state.jobs[g.shape.job_id or ""] if among_jobs else state.projects[g.shape.project])
+        in below
+    }
+    assert waiting == expected_groups, f"who waits in {pool.name} would not be found"
+
+
+def _contents(ledger: Ledger) -> dict[str, Any]:
+    """All that shares are worked out from."""
+    return {
+        "rows": {party: (age, kind.key) for party, (age, kind) in ledger.rows.items()},
+        "parties": ledger.parties,
+        "kinds": {key: kind.ages for key, kind in ledger.kinds.items()},
+        "above_bound": ledger.above_bound,
+    }
 
 
 def _room(node: Node, label: str, tasks: list[Task]) -> tuple[Room, int]:

@@ -2,13 +2,9 @@
 
 import pytest
 
-from yardmaster.core.scheduling.shares import (
-    VARIANTS,
-    Claim,
-    Division,
-    demand_proportional,
-    max_min,
-)
+from tests.support.shares_by_claims import VARIANTS, demand_proportional, max_min
+from tests.support.shares_reference import Division
+from yardmaster.core.scheduling.runs import Claim
 
 
 def gpus(*milli: int) -> list[int]:

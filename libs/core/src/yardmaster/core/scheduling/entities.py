@@ -183,6 +183,12 @@ class Task:
     def __lt__(self, other: "Task") -> bool:
         return self.key < other.key
 
+    @property
+    def leaving(self) -> bool:
+        """Whether what it holds is being given back."""
+        run = self.run
+        return run is None or run.stop is not None or run.ended
+
     def facts(self) -> tuple[object, ...]:
         """All that a digest covers."""
         run = self.run
@@ -290,12 +296,7 @@ class Job:
 
     def _reshape(self) -> None:
         bound = self.alone or self.max_slots_milli is not None
-        before, self.shape = (
-            self.shape,
-            shape_of(self.id, self.project.name, self.spec, bound=bound),
-        )
-        if before is not self.shape:
-            self.project.reshaped += 1
+        self.shape = shape_of(self.id, self.project.name, self.spec, bound=bound)
 
     def facts(self) -> tuple[object, ...]:
         """All that a digest covers."""
@@ -374,24 +375,42 @@ LIMITED: Final = frozenset({WaitCode.AT_LIMIT, WaitCode.AT_MAX_SLOTS, WaitCode.E
 class Holding:
     """What a job's tasks hold of one pool."""
 
-    __slots__ = ("milli", "tasks")
+    __slots__ = ("leaving", "leaving_milli", "milli", "tasks")
 
     def __init__(self) -> None:
         #: gpu_milli of all open replicas.
         self.milli = 0
         #: The same by task.
         self.tasks: dict[Task, int] = {}
+        #: Of that what is being given back.
+        self.leaving: dict[Task, int] = {}
+        self.leaving_milli = 0
 
 
 class Holders:
     """The jobs of a project that hold something of one pool."""
 
-    __slots__ = ("asked", "jobs")
+    __slots__ = ("jobs", "leaving_milli")
 
     def __init__(self) -> None:
         self.jobs: dict[Job, Holding] = {}
-        #: What they ask for, worked out when it is wanted (`parties.py`); None: it changed.
-        self.asked: tuple[int, Any] | None = None
+        #: What they are giving back.
+        self.leaving_milli = 0
+
+
+class Giving(TaskLine):
+    """Preemptible tasks of one party that hold slots of a pool and do not give them back yet."""
+
+    __slots__ = ("pool",)
+
+    def __init__(self, pool: "Pool") -> None:
+        super().__init__()
+        self.pool = pool
+
+    def alive(self, task: Task) -> bool:
+        """Whether the task may still be stopped."""
+        run = task.run
+        return run is not None and run.pool is self.pool and run.open > 0 and not task.leaving
 
 
 class Lane:
@@ -421,9 +440,10 @@ class Pool:
     """Nodes of a cell with their policy, what is free on them and who waits for it."""
 
     __slots__ = (
-        *("awake", "config", "firm", "firm_changes", "future", "groups", "hash", "held", "idle"),
-        *("held_milli", "holders"),
-        *("lanes", "name", "news", "over", "per_job", "reshare", "reshare_next", "shares"),
+        *("awake", "config", "firm", "firm_changes", "future", "giving", "groups", "hash", "held"),
+        *("held_milli", "holders", "idle"),
+        *("lanes", "ledger", "name", "news", "over", "per_job", "reshare", "reshare_next"),
+        *("shares", "stale"),
         *(
             "nodes",
             "protected",
@@ -458,6 +478,12 @@ class Pool:
         self.held_milli = 0
         #: Whether its policy gives out shares, and whether among jobs (derived).
         self.shares = self.per_job = False
+        #: What each party asks for (`ledger.py`), made when it is wanted; from then on, which jobs
+        #: and groups are to be counted again first.
+        self.ledger: Any = None
+        self.stale: dict[Job | Group, None] = {}
+        #: Of jobs and projects that ever had to give something back: what they could (derived).
+        self.giving: dict[Job | Project, Giving] = {}
         #: What its shares rest on changed: they are to be looked at in the next cycle; or in the
         #: one after, since it was the planner that changed it.
         self.reshare = self.reshare_next = False
@@ -652,12 +678,10 @@ class Department:
 class Project:
     """A level of quota below a department."""
 
-    __slots__ = ("config", "department", "hash", "name", "reshaped", "revision", "used_milli")
+    __slots__ = ("config", "department", "hash", "name", "revision", "used_milli")
 
     def __init__(self, name: str, department: Department) -> None:
         self.name = name
-        #: Counts changes of whose tasks its jobs' tasks are equal to.
-        self.reshaped = 0
         self.department = department
         self.config: ProjectConfig | None = None
         self.revision = 0

@@ -147,9 +147,8 @@ class PoolPass:
         assert self.policy.surplus is not None
         for victim, stop in self.policy.surplus(self.view):
             self._stop(victim, stop)
-        for group in list(pool.over):
-            if self.policy.may_start(self.view, group) is None:
-                self.draft.state.wake(pool, group)
+        for group in self.policy.wakes(self.view):
+            self.draft.state.wake(pool, group)
 
     def look_at_bounds(self) -> None:
         """Who waits for room and may not have it any more, since others of its owner started, holds

@@ -1,7 +1,8 @@
 """What a policy is: a value made of small strategies. The planner (`plan.py`) asks them, in this
 order.
 
-- `surplus`: what is over a share and has to be given back, whoever asks;
+- `surplus`: what is over a share and has to be given back, whoever asks; `wakes`: of those who wait
+  for a share, who may have more of it now;
 - `order`: of groups that wait, whose first task is considered first (a sort key, smallest first);
 - `may_start`: what, other than room, keeps a group from starting now; `may_claim`: what keeps one
   that may not from being promised what is being freed, and from having others stopped;
@@ -70,6 +71,11 @@ def on_its_own(_: PoolView, __: Group) -> None:
     """`alike` of policies under which each group may be answered otherwise."""
 
 
+def nobody_waits(_: PoolView) -> Iterable[Group]:
+    """`wakes` of policies that give out no shares."""
+    return ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """One way to schedule a pool. `options` is a closed frozen dataclass, every field with a
@@ -88,4 +94,5 @@ class Policy:
     start: Callable[[PoolView, Task], Start]
     alike: Callable[[PoolView, Group], Hashable | None] = on_its_own
     surplus: Callable[[PoolView], Iterable[tuple[Task, Stop]]] | None = None
+    wakes: Callable[[PoolView], Iterable[Group]] = nobody_waits
     per_job: Callable[[Any], bool] = never

@@ -1,8 +1,9 @@
 """How a pool is divided among those who ask for it: pure functions from claims to offers.
 
 Amounts are gpu_milli. They are divided in whole slots as long as everybody asks for whole slots,
-else in the largest grain that all they ask for is made of. Claims come in the order of their age,
-oldest first, which settles ties; offers come back in the same order.
+else in the largest grain that all they ask for is made of. Claims come in runs of equals
+(`runs.py`) and age settles ties, the oldest first; a step costs what there are runs, however many
+claim.
 
 Both variants offer nobody more than he asks for, and nobody less than what is `fixed` (held by
 tasks that cannot be stopped); what is fixed counts as part of the share. And both know that a share
@@ -11,38 +12,17 @@ in which not one task fits helps nobody (a gang of 8 that is offered 5, while an
 first, until the others can use theirs. `max_min` counts what is fixed as part of that offer.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from itertools import pairwise
 from math import gcd
-from typing import Final
+from typing import Any, Final
 
+from yardmaster.core.scheduling.filling import Filling
+from yardmaster.core.scheduling.runs import Division, Run, oldest
 from yardmaster.core.scheduling.shapes import WHOLE
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What somebody asks for: `demand`, of which `fixed` cannot be taken away again.
-
-    `least` is the size of the smallest task that is not fixed (0: there is none, or any part of a
-    share is of use).
-    """
-
-    weight: int
-    demand: int
-    fixed: int = 0
-    least: int = 0
-    #: What is not fixed is of use in multiples of this (0: any part is).
-    size: int = 0
-    #: What he holds now: it is not taken from him to round somebody else up.
-    held: int = 0
-
-
-Division = Callable[[int, Sequence[Claim]], list[int]]
-
-
-def max_min(capacity: int, claims: Sequence[Claim]) -> list[int]:
+def max_min(capacity: int, runs: Sequence[Run]) -> list[Run]:
     """Shares by weight, of which whoever needs less leaves the rest to the others.
 
     Progressive filling: those who are not satisfied get of what is left by their weights, in rounds
@@ -50,99 +30,17 @@ def max_min(capacity: int, claims: Sequence[Claim]) -> list[int]:
 
     Source: Determined 0.38, `fair_share.go`, without its slips (docs/policies.md).
     """
-    grain = _grain(claims)
-    filling = _Filling(max(0, capacity - sum(c.fixed for c in claims)) // grain, claims, grain)
-    while filling.left:
-        if not filling.one_round():
-            break
-        while not filling.left and filling.give_one_up():
-            pass
+    grain = _grain(runs)
+    fixed = sum(run.claim.fixed * run.count for run in runs)
+    filling = Filling(max(0, capacity - fixed) // grain, runs, grain)
+    filling.fill()
+    for run in filling.runs:
+        run.offer *= grain
     # Whole slots that make no task of several stay where they are, as Determined leaves them.
-    sizes = [gcd(WHOLE, c.size) if c.size else 0 for c in claims]
-    return _in_whole_tasks([offer * grain for offer in filling.offers], claims, sizes)
+    return _in_whole_tasks(filling.runs, most=WHOLE)
 
 
-class _Filling:
-    """The rounds of `max_min`, in grains."""
-
-    def __init__(self, left: int, claims: Sequence[Claim], grain: int) -> None:
-        self.left = left
-        self.claims = claims
-        self.fixed = [c.fixed // grain for c in claims]
-        self.demands = [max(c.demand, c.fixed) // grain for c in claims]
-        self.leasts = [c.least // grain for c in claims]
-        self.offers = list(self.fixed)
-        #: What is fixed and was not counted as part of a share yet.
-        self.ahead = list(self.fixed)
-        open_ = [i for i, demand in enumerate(self.demands) if self.offers[i] < demand]
-        open_.sort(key=self.demands.__getitem__)
-        self.weight = sum(claims[i].weight for i in open_)
-        #: Who is to get more, by demand and age, as a ring: leaving it costs nothing.
-        self._ring = len(claims)
-        self._next = [-1] * (len(claims) + 1)
-        self._last = [-1] * (len(claims) + 1)
-        for one, other in pairwise((self._ring, *open_, self._ring)):
-            self._next[one], self._last[other] = other, one
-        #: Those older than this were not asked yet whether they can use their offer.
-        self._oldest_asked = len(claims)
-
-    def one_round(self) -> bool:
-        """Offer what is left once around; whether that made a difference."""
-        at_first = self.left
-        moved = False
-        i = self._next[self._ring]
-        while i != self._ring and self.left:
-            weight = self.claims[i].weight
-            part = max(1, at_first * weight // self.weight) if self.weight else 1
-            part = min(part, self.left, self.demands[i] - self.offers[i])
-            counted = min(part, self.ahead[i])
-            self.ahead[i] -= counted
-            self.offers[i] += part - counted
-            self.left -= part - counted
-            moved = True
-            if self.offers[i] >= self.demands[i]:
-                self._close(i)
-            i = self._next[i]
-        if moved and self.left == at_first:
-            self._count_ahead()
-        return moved
-
-    def _count_ahead(self) -> None:
-        """Skip the rounds like the last one, in which all that was offered was fixed already."""
-        parts: dict[int, int] = {}
-        i = self._next[self._ring]
-        while i != self._ring:
-            part = max(1, self.left * self.claims[i].weight // self.weight) if self.weight else 1
-            parts[i] = min(part, self.left, self.demands[i] - self.offers[i])
-            i = self._next[i]
-        rounds = min(self.ahead[i] // part for i, part in parts.items())
-        for i, part in parts.items():
-            self.ahead[i] -= rounds * part
-
-    def _close(self, i: int) -> None:
-        before, after = self._last[i], self._next[i]
-        self._next[before], self._last[after] = after, before
-        self.weight -= self.claims[i].weight
-
-    def give_one_up(self) -> bool:
-        """Take back what the youngest was offered whose offer, what is fixed included, is less than
-        his smallest task, as Determined compares them; whether there is one.
-
-        Offers only grow, so who can use his now can later: nobody is asked twice.
-        """
-        while self._oldest_asked:
-            self._oldest_asked -= 1
-            i = self._oldest_asked
-            part = self.offers[i] - self.fixed[i]
-            if self.offers[i] < self.demands[i] and self.offers[i] < self.leasts[i]:
-                self._close(i)
-                self.offers[i] = self.fixed[i]
-                self.left += part
-                return True
-        return False
-
-
-def demand_proportional(capacity: int, claims: Sequence[Claim]) -> list[int]:
+def demand_proportional(capacity: int, runs: Sequence[Run]) -> list[Run]:
     """Shares proportional to demand times weight.
 
     Who would get more than he asks for leaves the rest to the others; what is left after rounding
@@ -151,129 +49,211 @@ def demand_proportional(capacity: int, claims: Sequence[Claim]) -> list[int]:
     Source: Determined's documentation (demands 10 and 30 on 8 GPUs: 2 and 6; with weights 3 and 1,
     4 and 4).
     """
-    grain = _grain(claims)
-    offers = _proportional(capacity // grain, claims, grain)
-    stuck = [
-        i
-        for i, c in enumerate(claims)
-        if offers[i] * grain < c.demand and offers[i] * grain - c.fixed < c.least
-    ]
-    pot = 0
-    while stuck:
-        i = stuck.pop()
-        pot += offers[i] - claims[i].fixed // grain
-        offers[i] = claims[i].fixed // grain
-        # The oldest of them first, until he can start one task.
-        while stuck and pot:
-            first = stuck[0]
-            wanted = (claims[first].fixed + claims[first].least) // grain - offers[first]
-            part = min(pot, wanted)
-            offers[first] += part
-            pot -= part
-            if part < wanted:
-                break
-            stuck.pop(0)
-    # Whoever can use more of what nobody else can.
-    for i, c in enumerate(claims):
-        if offers[i] * grain - c.fixed >= max(c.least, grain):
-            part = min(pot, c.demand // grain - offers[i])
-            offers[i] += part
-            pot -= part
-    return _in_whole_tasks([offer * grain for offer in offers], claims, [c.size for c in claims])
+    grain = _grain(runs)
+    found = _proportional(capacity // grain, runs, grain)
+    pot = _return_what_is_stuck(found, grain)
+    if pot:
+        _give_to_who_can_use_it(found, grain, pot)
+    for run in found:
+        run.offer *= grain
+    return _in_whole_tasks(found)
 
 
-def _in_whole_tasks(offers: list[int], claims: Sequence[Claim], sizes: list[int]) -> list[int]:
-    """What of each offer above what is fixed makes no whole size of his goes to those who can make
-    one of it.
-    """
-    parts = [
-        (offer - c.fixed) % size if size and offer < c.demand else 0
-        for offer, c, size in zip(offers, claims, sizes, strict=True)
-    ]
-    pot = sum(parts)
-    if not pot:
-        return offers
-    offers = [offer - part for offer, part in zip(offers, parts, strict=True)]
-    order = [i for i, c in enumerate(claims) if offers[i] < c.demand]
-    # Who would get nothing, who holds it already, the largest part of a task.
-    order.sort(
-        key=lambda i: (
-            offers[i] > 0,
-            claims[i].held <= offers[i],
-            -Fraction(parts[i], sizes[i] or WHOLE),
-        )
-    )
-    while order:
-        share = pot // len(order)
-        given = []
-        for i in order:
-            claim = claims[i]
-            size = sizes[i] or 1
-            least = max(size, claim.least - (offers[i] - claim.fixed))
-            part = min(max(least, share - share % size), claim.demand - offers[i])
-            if part <= pot:
-                offers[i] += part
-                pot -= part
-                if offers[i] < claim.demand:
-                    given.append(i)
-        order = given
-    return offers
-
-
-def _proportional(capacity: int, claims: Sequence[Claim], grain: int) -> list[int]:
-    low = [c.fixed // grain for c in claims]
-    high = [max(c.demand, c.fixed) // grain for c in claims]
-    if sum(high) <= capacity:
-        return high
+def _proportional(capacity: int, runs: Sequence[Run], grain: int) -> list[Run]:
+    found = list(runs)
+    low = [run.claim.fixed // grain for run in found]
+    high = [max(run.claim.demand, run.claim.fixed) // grain for run in found]
+    counts = [run.count for run in found]
+    if sum(h * n for h, n in zip(high, counts, strict=True)) <= capacity:
+        for run, most in zip(found, high, strict=True):
+            run.offer = most
+        return found
     offers = list(low)
-    pulls = [h * c.weight for h, c in zip(high, claims, strict=True)]
-    free = [i for i in range(len(claims)) if low[i] < high[i] and pulls[i]]
-    left = capacity - sum(low[i] for i in range(len(claims)) if low[i] >= high[i])
+    pulls = [h * run.claim.weight for h, run in zip(high, found, strict=True)]
+    free = [i for i in range(len(found)) if low[i] < high[i] and pulls[i]]
+    left = capacity - sum(low[i] * counts[i] for i in range(len(found)) if low[i] >= high[i])
     left = max(0, left)
     # Bounds on both sides: what the lower ones add is weighed against what the upper ones cut, and
     # the heavier side is settled first, so that no bound has to be taken back.
     while free:
-        pull = sum(pulls[i] for i in free)
+        pull = sum(pulls[i] * counts[i] for i in free)
         below = [i for i in free if left * pulls[i] < low[i] * pull]
         above = [i for i in free if left * pulls[i] > high[i] * pull]
-        added = sum(low[i] * pull - left * pulls[i] for i in below)
-        cut = sum(left * pulls[i] - high[i] * pull for i in above)
+        added = sum((low[i] * pull - left * pulls[i]) * counts[i] for i in below)
+        cut = sum((left * pulls[i] - high[i] * pull) * counts[i] for i in above)
         if not below and not above:
             break
         settled = below if added >= cut else above
         bounds = low if added >= cut else high
         for i in settled:
             offers[i] = bounds[i]
-            left = max(0, left - bounds[i])
+            left = max(0, left - bounds[i] * counts[i])
         done = set(settled)
         free = [i for i in free if i not in done]
+    rest = 0
+    tied: dict[tuple[Any, ...], list[Run]] = {}
     if free:
-        pull = sum(pulls[i] for i in free)
+        pull = sum(pulls[i] * counts[i] for i in free)
         for i in free:
             offers[i] = left * pulls[i] // pull
-        rest = left - sum(offers[i] for i in free)
+        rest = left - sum(offers[i] * counts[i] for i in free)
         # Who would get nothing comes before the largest fraction: else a small demand beside a
         # large one would wait for as long as that lasts.
         # Then who can start his first task with it, and who holds it: no task is stopped to move a
         # fraction.
-        firsts = [c.fixed + c.least == (o + 1) * grain for c, o in zip(claims, offers, strict=True)]
-        holds = [c.held == (o + 1) * grain for c, o in zip(claims, offers, strict=True)]
-        by_remainder = sorted(
-            free,
-            key=lambda i: (
-                *(offers[i] > 0, not firsts[i], not holds[i]),
+        for i in free:
+            claim, more = found[i].claim, (offers[i] + 1) * grain
+            order = (
+                *(offers[i] > 0, claim.fixed + claim.least != more, claim.held != more),
                 -(left * pulls[i] % pull),
-            ),
-        )
-        for i in by_remainder[:rest]:
-            offers[i] += 1
-    return offers
+            )
+            tied.setdefault(order, []).append(found[i])
+    for run, offer in zip(found, offers, strict=True):
+        run.offer = offer
+    for order in sorted(tied):
+        if not rest:
+            break
+        equal = tied[order]
+        for run, end in zip(equal, oldest(equal, [1] * len(equal), rest), strict=True):
+            rest -= _up_to(found, run, end, run.offer + 1)
+    return found
 
 
-def _grain(claims: Sequence[Claim]) -> int:
+def _up_to(found: list[Run], run: Run, end: int, offer: int) -> int:
+    """Offer so much to those of a run before `end`; how many they are."""
+    taken = end - run.first
+    if not taken:
+        return 0
+    if end < run.end:
+        found.append(run.cut_off(end))
+    run.offer = offer
+    return taken
+
+
+def _return_what_is_stuck(found: list[Run], grain: int) -> int:
+    """Let who cannot start one task with what is above what is fixed return that, the youngest
+    first, and the oldest of them have it, until each can start one; returns what is left.
+    """
+    stuck = [
+        run
+        for run in found
+        if run.offer * grain < run.claim.demand
+        and run.offer * grain - run.claim.fixed < run.claim.least
+    ]
+    pot = sum((run.offer - run.claim.fixed // grain) * run.count for run in stuck)
+    if not pot:
+        return 0
+    # One comes to have what all together were offered when it is enough for him and all who are
+    # older: what each of them lacks is then what the younger ones had.
+    leasts = [run.claim.least // grain for run in stuck]
+    for run, least, end in zip(stuck, leasts, oldest(stuck, leasts, pot), strict=True):
+        fixed = run.claim.fixed // grain
+        if end < run.end:
+            rest = run.cut_off(end) if end > run.first else run
+            rest.offer = fixed
+            if rest is run:
+                continue
+            found.append(rest)
+        run.offer = fixed + least
+        pot -= least * run.count
+    return pot
+
+
+def _give_to_who_can_use_it(found: list[Run], grain: int, pot: int) -> None:
+    """Let whoever has a task's worth have more of what nobody else can use, the oldest first."""
+    users = [
+        run
+        for run in found
+        if run.offer * grain - run.claim.fixed >= max(run.claim.least, grain)
+        and run.offer < run.claim.demand // grain
+    ]
+    if not users:
+        return
+    wanted = [run.claim.demand // grain - run.offer for run in users]
+    ends = oldest(users, wanted, pot)
+    rest = []
+    for run, more, end in zip(users, wanted, ends, strict=True):
+        if end < run.end:
+            other = run.cut_off(end) if end > run.first else run
+            rest.append(other)
+            if other is run:
+                continue
+            found.append(other)
+        run.offer += more
+        pot -= more * run.count
+    if pot and rest:
+        last = min(rest, key=lambda run: run.ages[run.first])
+        _up_to(found, last, last.first + 1, last.offer + pot)
+
+
+def _in_whole_tasks(found: list[Run], most: int = 0) -> list[Run]:
+    """What of each offer above what is fixed makes no whole size of his goes to those who can make
+    one of it; with `most` a size counts as what it has in common with that.
+    """
+    sizes = [gcd(most, run.claim.size) if run.claim.size else 0 for run in found]
+    parts = [
+        (run.offer - run.claim.fixed) % size if size and run.offer < run.claim.demand else 0
+        for run, size in zip(found, sizes, strict=True)
+    ]
+    pot = sum(part * run.count for run, part in zip(found, parts, strict=True))
+    if not pot:
+        return found
+    tied: dict[tuple[Any, ...], list[Run]] = {}
+    for run, part, size in zip(list(found), parts, sizes, strict=True):
+        run.offer -= part
+        if run.offer < run.claim.demand:
+            # Who would get nothing, who holds it already, the largest part of a task.
+            order = (run.offer > 0, run.claim.held <= run.offer, -Fraction(part, size or WHOLE))
+            tied.setdefault(order, []).append(run)
+    lines = [tied[order] for order in sorted(tied)]
+    while lines:
+        share = pot // sum(run.count for line in lines for run in line)
+        given = []
+        for line in lines:
+            served: list[Run] = []
+            pot = _serve(found, line, served, share, pot, most)
+            if served:
+                given.append(served)
+        lines = given
+    return found
+
+
+def _serve(
+    found: list[Run], line: Sequence[Run], served: list[Run], share: int, pot: int, most: int
+) -> int:
+    """Let those who come at the same time have whole tasks, the oldest first; returns what is left.
+    In `served` are then those who got some and want more.
+    """
+    wanting = []
+    for run in line:
+        claim = run.claim
+        size = (gcd(most, claim.size) if claim.size else 0) or 1
+        least = max(size, claim.least - (run.offer - claim.fixed))
+        wanting.append((run, min(max(least, share - share % size), claim.demand - run.offer)))
+    # Whose part is more than there is lets others pass.
+    while wanting := [(run, part) for run, part in wanting if part <= pot]:
+        runs, parts = [run for run, _ in wanting], [part for _, part in wanting]
+        left = []
+        for run, part, end in zip(runs, parts, oldest(runs, parts, pot), strict=True):
+            if end == run.first:
+                left.append((run, part))
+                continue
+            if end < run.end:
+                rest = run.cut_off(end)
+                found.append(rest)
+                left.append((rest, part))
+            run.offer += part
+            pot -= part * run.count
+            if run.offer < run.claim.demand:
+                served.append(run)
+        wanting = left
+    return pot
+
+
+def _grain(runs: Sequence[Run]) -> int:
     grain = WHOLE
-    for claim in claims:
-        grain = gcd(grain, claim.demand, claim.fixed, claim.least)
+    for run in runs:
+        grain = gcd(grain, run.claim.demand, run.claim.fixed, run.claim.least)
     return grain
 
 

@@ -24,8 +24,6 @@ from yardmaster.core.scheduling.entities import (
     Due,
     Enrolled,
     Group,
-    Holders,
-    Holding,
     Job,
     Node,
     Pool,
@@ -33,6 +31,7 @@ from yardmaster.core.scheduling.entities import (
     Task,
     blocks,
 )
+from yardmaster.core.scheduling.holdings import hold
 from yardmaster.core.scheduling.shapes import Shape
 from yardmaster.schemas.events.decisions import Placement
 from yardmaster.schemas.reasons import Wait, WaitCode
@@ -319,7 +318,7 @@ class ClusterState:
         task.group = None
         task.queue = None
         group.queue.drop()
-        self._forget_first(group)
+        self._note_change(group, task.job)
         if not group.queue.live:
             for name in group.shape.pools:
                 self._unfile(self.pools[name], group)
@@ -328,14 +327,18 @@ class ClusterState:
         task.group = group
         task.queue = group.queue
         group.queue.push(task)
-        self._forget_first(group)
+        self._note_change(group, task.job)
         if group.queue.live == 1:
             for name in group.shape.pools:
                 self._file(self.pools[name], group)
 
-    def _forget_first(self, group: Group) -> None:
-        for name in group.shape.pools:
-            self.pools[name].lanes[group.shape.lane].firsts.pop(group.priority, None)
+    def _note_change(self, group: Group, job: Job) -> None:
+        shape = group.shape
+        for name in shape.pools:
+            pool = self.pools[name]
+            pool.lanes[shape.lane].firsts.pop(group.priority, None)
+            if pool.ledger is not None:
+                pool.stale[group if shape.job_id is None else job] = None
 
     def forget(self, group: Group) -> None:
         """Let go of a group in which nobody waits."""
@@ -414,7 +417,7 @@ class ClusterState:
         project = job.project
         name = pool.name
         if milli:
-            self._hold(task, pool, milli)
+            hold(self, task, pool, milli)
         job.used_milli += milli
         held = project.used_milli
         held[name] = held.get(name, 0) + milli
@@ -423,27 +426,16 @@ class ClusterState:
         held[name] = held.get(name, 0) + milli
         self.dirty[project.department] = None
 
-    def _hold(self, task: Task, pool: Pool, milli: int) -> None:
-        job = task.job
-        pool.held_milli += milli
-        holders = pool.holders.get(job.project)
-        if holders is None:
-            holders = pool.holders[job.project] = Holders()
-        holders.asked = None
-        holding = pool.held.get(job)
-        if holding is None:
-            holding = pool.held[job] = holders.jobs[job] = Holding()
-        holding.milli += milli
-        left = holding.tasks.get(task, 0) + milli
-        if left:
-            holding.tasks[task] = left
-            return
-        del holding.tasks[task]
-        if not holding.tasks:
-            del pool.held[job]
-            del holders.jobs[job]
-            if not holders.jobs:
-                del pool.holders[job.project]
+    def recount(self, job: Job) -> None:
+        """What a job asks for, holds or may hold changed: it is counted again when shares are
+        wanted next, in all pools, since bounds go over several.
+
+        Undone with what changed it, which marks it again.
+        """
+        for name in job.shape.pools:
+            pool = self.pools[name]
+            if pool.ledger is not None:
+                pool.stale[job] = None
 
     def open_room(self, node: Node) -> None:
         """Let tasks be placed on a node, or not, as its state says."""

@@ -12,6 +12,7 @@ from yardmaster.core.scheduling.entities import (
     Task,
     Victims,
 )
+from yardmaster.core.scheduling.holdings import note_leaving
 from yardmaster.core.scheduling.state import ClusterState
 from yardmaster.schemas.reasons import Stop
 
@@ -80,7 +81,7 @@ def reopen(state: ClusterState, task: Task, run: Attempt) -> None:
         hold_port(state.nodes[run.placements[0].node], run.port)
     stop = run.stop
     if stop is not None and run.open:
-        promise(state, run, stop)
+        promise(state, task, run, stop)
 
 
 def run_of(state: ClusterState, task_id: str, attempt: int) -> tuple[Task, Attempt]:
@@ -174,7 +175,7 @@ def victims(pool: Pool, priority: int) -> Victims:
     return found
 
 
-def promise(state: ClusterState, run: Attempt, stop: Stop) -> None:
+def promise(state: ClusterState, task: Task, run: Attempt, stop: Stop) -> None:
     """Count the open replicas' slots as free in the future."""
     pool = run.pool
     run.stop = stop
@@ -184,12 +185,14 @@ def promise(state: ClusterState, run: Attempt, stop: Stop) -> None:
         held = pool.stopping_for[run.lane]
         held[for_priority] = held.get(for_priority, 0) + 1
     _shift_future(state, run, give=True)
+    note_leaving(state, task)
     if state.journal is not None:
-        state.journal.append((_unpromise, (state, run, for_priority)))
+        state.journal.append((_unpromise, (state, task, run, for_priority)))
 
 
-def _unpromise(state: ClusterState, run: Attempt, for_priority: int | None) -> None:
+def _unpromise(state: ClusterState, task: Task, run: Attempt, for_priority: int | None) -> None:
     run.stop = None
+    note_leaving(state, task)
     pool = run.pool
     pool.stopping -= 1
     if for_priority is not None:

@@ -96,7 +96,7 @@ def _stop(state: ClusterState, task_id: str, attempt: int, stop: Stop, deadline_
         return
     state.put(task, "phase", Phase.STOPPING)
     state.put(run, "stop_deadline_ms", deadline_ms)
-    promise(state, run, stop)
+    promise(state, task, run, stop)
     # Of what is freed for a better task, those in line have been asked; an equal that came earlier
     # may have stopped whom they may not.
     numbers = stop.numbers
@@ -111,7 +111,7 @@ def allocation_revoked_v1(state: ClusterState, event: dec.AllocationRevokedV1, _
     state.dirty[task] = None
     if run.stop is None:
         state.put(task, "phase", Phase.PENDING)
-        promise(state, run, event.stop)
+        promise(state, task, run, event.stop)
         run.pool.recheck = True
 
 

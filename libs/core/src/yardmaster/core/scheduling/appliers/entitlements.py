@@ -39,8 +39,14 @@ def _follow_policy(state: ClusterState, pool: Pool) -> None:
     pool.shares, pool.per_job = divides(pool.config)
     pool.reshare = pool.shares
     pool.reshare_next = False
+    pool.ledger = None
+    pool.stale.clear()
+    pool.giving.clear()
     if pool.per_job == before:
         return
+    for other in state.pools.values():
+        other.ledger = None
+        other.stale.clear()
     for job in state.jobs.values():
         alone = state.alone(job.spec.pools)
         if alone == job.alone:
@@ -77,6 +83,8 @@ def entitlements_changed_v1(state: ClusterState, event: adm.EntitlementsChangedV
         project.revision = event.revision
         state.dirty[project] = None
     for pool in state.pools.values():
+        pool.ledger = None
+        pool.stale.clear()
         state.reshare(pool)
         for group in pool.groups.values():
             owner = state.projects[group.shape.project]

@@ -114,6 +114,7 @@ def priority_changed_v1(state: ClusterState, event: adm.PriorityChangedV1, recor
 def weight_changed_v1(state: ClusterState, event: adm.WeightChangedV1, _: str) -> None:
     job = _job(state, event.job_id)
     job.weight = event.weight
+    state.recount(job)
     job.revision = event.revision
     state.dirty[job] = None
     state.reshare_of(job.shape)
@@ -126,6 +127,7 @@ def max_slots_changed_v1(state: ClusterState, event: adm.MaxSlotsChangedV1, reco
     for task in waiting:
         state.dequeue(task)
     job.set_bound(event.max_slots_milli)
+    state.recount(job)
     job.revision = event.revision
     state.dirty[job] = None
     state.reshare_of(job.shape)

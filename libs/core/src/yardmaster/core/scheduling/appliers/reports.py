@@ -6,6 +6,7 @@ from yardmaster.core.scheduling.entities import (
     Phase,
     ReplicaState,
 )
+from yardmaster.core.scheduling.holdings import note_leaving
 from yardmaster.core.scheduling.state import ClusterState
 from yardmaster.schemas.events import decisions as dec
 from yardmaster.schemas.events import node_events as nev
@@ -49,6 +50,7 @@ def task_exited_v1(state: ClusterState, event: nev.TaskExitedV1, record_id: str)
         run.exit_code = event.exit_code
         run.signal = event.signal
         run.out_of_memory = event.out_of_memory
+    note_leaving(state, task)
     task.cause = record_id
     note(state, task)
 

@@ -14,25 +14,25 @@ pool is full, what cannot be stopped is counted once, and starts use up room as 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import ClassVar, Final, Literal
 
 from pydantic import ConfigDict
 
-from yardmaster.core.scheduling.entities import Group, Project, Task
+from yardmaster.core.scheduling.entities import Giving, Group, Job, Project, Task
+from yardmaster.core.scheduling.ledger import Ledger, ledger_of
 from yardmaster.core.scheduling.limits import limit_reached
 from yardmaster.core.scheduling.parties import (
     Party,
-    Share,
     bound_of,
     could_fit,
     held_by,
-    leaving,
     party_of,
-    shares_of,
+    staying_of,
 )
 from yardmaster.core.scheduling.policy import OrderKey, Policy, PoolView
+from yardmaster.core.scheduling.portions import Portions, Share
 from yardmaster.core.scheduling.protection import protected_until_ms
 from yardmaster.core.scheduling.queues import QueueKey
 from yardmaster.core.scheduling.shapes import WHOLE
@@ -52,17 +52,23 @@ class FairShareOptions:
     among: Literal["job", "project"] = "job"
 
 
-def _shares(view: PoolView) -> dict[Party, Share]:
+def _ledger(view: PoolView) -> Ledger:
     # Once a cycle: what it starts and stops meanwhile moves nobody's share until the next.
-    found: dict[Party, Share] | None = view.memo.get("shares")
+    found: Ledger | None = view.memo.get("ledger")
     if found is None:
-        options = view.options
-        divide = VARIANTS[options.variant]
         # As Determined's code counts: also what no task of a party makes of its bound.
-        whole_tasks = options.variant != "max_min"
-        pools = view.state.pools
-        shares = shares_of(view.pool, pools, options.among, divide, whole_tasks=whole_tasks)
-        found = view.memo["shares"] = {share.party: share for share in shares}
+        whole_tasks = view.options.variant != "max_min"
+        among = view.options.among
+        found = ledger_of(view.state, view.pool, among, whole_tasks=whole_tasks)
+        view.memo["ledger"] = found
+    return found
+
+
+def _shares(view: PoolView) -> Portions:
+    found: Portions | None = view.memo.get("shares")
+    if found is None:
+        divide = VARIANTS[view.options.variant]
+        found = view.memo["shares"] = _ledger(view).divide(view.state.pools, divide)
     return found
 
 
@@ -80,7 +86,7 @@ def _used(view: PoolView, party: Party) -> int:
 
 def least_asked_first(view: PoolView, group: Group, task: Task) -> OrderKey:
     """The party that asks for least, then the oldest; of one party the earliest submission."""
-    share = _shares(view).get(party_of(task.job, view.options.among)) if group.shape.lane else None
+    share = _shares(view).of(party_of(task.job, view.options.among)) if group.shape.lane else None
     if share is None:
         return int(group.shape.lane), 0, (0, 0), task.key
     return 1, share.demand, share.age, task.key
@@ -94,7 +100,7 @@ def within_its_share(view: PoolView, group: Group) -> Wait | None:
     if not could_fit(view.pool, shape):
         return no_room(view.pool, shape)
     party = _party(view, group)
-    share = _shares(view).get(party)
+    share = _shares(view).of(party)
     offer = share.offer if share is not None else 0
     used = _used(view, party)
     if used + shape.total_gpu_milli <= offer:
@@ -122,11 +128,14 @@ def nobody(_: PoolView, __: Task) -> Iterator[Task]:
 
 def over_a_share(view: PoolView) -> Iterator[tuple[Task, Stop]]:
     """What is to be given back: above a share if somebody is to get it, above a bound always."""
-    over = [s for s in _shares(view).values() if held_by(view.pool, s.party) > s.offer]
-    if not over:
+    shares = _shares(view)
+    over = shares.above_of(_ledger(view).above_bound)
+    if not over and not shares.anybody_above:
         return
     takers = _takers(view)
     taker = takers[0][1] if takers else None
+    if taker is not None:
+        over = shares.above()
     givers = {share.party: _giver(view, share) for share in over}
     first = _of_use(view, givers, takers)
     for giver in givers.values():
@@ -136,8 +145,8 @@ def over_a_share(view: PoolView) -> Iterator[tuple[Task, Stop]]:
         most = share.offer if taker is not None else bound
         if most is None:
             continue
-        giver.tasks.sort(key=lambda task: task not in first)
-        for task in giver.tasks:
+        tasks = giver.tasks
+        for task in sorted(tasks, key=lambda task: task not in first) if first else tasks:
             if giver.left <= most:
                 break
             until_ms = protected_until_ms(view.state, task)
@@ -151,31 +160,31 @@ def over_a_share(view: PoolView) -> Iterator[tuple[Task, Stop]]:
 
 @dataclass(slots=True)
 class Giver:
-    """A party that holds more than its share: what it holds less what is stopping, and which tasks
-    can be stopped.
-    """
+    """A party that holds more than its share: what it holds less what is stopping."""
 
     share: Share
     left: int
-    tasks: list[Task] = field(default_factory=list)
+    line: Giving
+    youngest_first: bool
+
+    @property
+    def tasks(self) -> Iterator[Task]:
+        """Which tasks can be stopped, in the order in which they are."""
+        return self.line.in_reverse() if self.youngest_first else self.line.in_order()
 
 
 def _giver(view: PoolView, share: Share) -> Giver:
-    party = share.party
-    if isinstance(party, Project):
-        holders = view.pool.holders.get(party)
-        jobs = list(holders.jobs) if holders is not None else []
-    else:
-        jobs = [party] if party in view.pool.held else []
-    giver = Giver(share, held_by(view.pool, party))
-    for job in jobs:
-        for task, milli in view.pool.held[job].tasks.items():
-            if leaving(task):
-                giver.left -= milli
-            elif job.spec.preemptible:
-                giver.tasks.append(task)
-    giver.tasks.sort(key=_key, reverse=view.options.variant == "demand_proportional")
-    return giver
+    party, pool = share.party, view.pool
+    line = pool.giving.get(party)
+    if line is None:
+        line = pool.giving[party] = Giving(pool)
+        holders = pool.holders.get(party) if isinstance(party, Project) else None
+        jobs = [party] if isinstance(party, Job) else holders.jobs if holders is not None else ()
+        tasks = (t for job in jobs if job.spec.preemptible for t in pool.held[job].tasks)
+        for task in sorted(tasks, key=_key):
+            line.add(task)
+    youngest_first = view.options.variant == "demand_proportional"
+    return Giver(share, staying_of(pool, party), line, youngest_first)
 
 
 def _of_use(
@@ -269,7 +278,8 @@ def _stop(view: PoolView, share: Share, used: int, taker: Task | None) -> Stop:
     else:
         rule = "over_fair_share"
         party = party_of(taker.job, view.options.among)
-        other = _shares(view)[party]
+        other = _shares(view).of(party)
+        assert other is not None, "it takes what it has no share of"
         numbers["for_fair_share_milli"] = other.offer
         numbers["for_weight"] = other.weight
         numbers["for_used_milli"] = _used(view, party)
@@ -286,13 +296,9 @@ def _takers(view: PoolView) -> list[tuple[Group, Task, int]]:
     """Who waits on behalf of parties below their shares, with the first task and what is left of
     the share; first those for whom that is enough.
     """
-    shares = _shares(view)
     found: list[tuple[tuple[bool, OrderKey], tuple[Group, Task, int]]] = []
-    for group in view.pool.groups.values():
-        if not group.shape.lane or not group.queue.live:
-            continue
-        share = shares.get(_party(view, group))
-        room = share.offer - _used(view, share.party) if share is not None else 0
+    for share, group in _below(view):
+        room = share.offer - _used(view, share.party)
         if room > 0 and could_fit(view.pool, group.shape):
             task = next(group.queue.in_order())
             if limit_reached(view.pool, task.job, group, view.promises) is not None:
@@ -301,6 +307,21 @@ def _takers(view: PoolView) -> list[tuple[Group, Task, int]]:
             found.append((key, (group, task, room)))
     found.sort(key=itemgetter(0))
     return [taker for _, taker in found]
+
+
+def _below(view: PoolView) -> Iterator[tuple[Share, Group]]:
+    for share in _shares(view).below():
+        for group in _ledger(view).groups_of(share.party):
+            yield share, group
+
+
+def who_may_have_more(view: PoolView) -> Iterator[Group]:
+    """Of those who wait for their share, whom it is enough for now."""
+    over = view.pool.over
+    if over:
+        for _, group in _below(view):
+            if group in over and within_its_share(view, group) is None:
+                yield group
 
 
 def soonest_unprotected(view: PoolView, task: Task) -> Wait | None:
@@ -322,7 +343,8 @@ def by_its_share(view: PoolView, task: Task) -> Start:
     if not task.job.shape.lane:
         return Start(rule="no_gpus")
     party = party_of(task.job, view.options.among)
-    share = _shares(view)[party]
+    share = _shares(view).of(party)
+    assert share is not None, "it starts without a share"
     numbers = {
         "fair_share_milli": share.offer,
         "weight": share.weight,
@@ -348,5 +370,6 @@ FAIR_SHARE: Final = Policy(
     stop_for=for_its_share,
     start=by_its_share,
     surplus=over_a_share,
+    wakes=who_may_have_more,
     per_job=among_jobs,
 )

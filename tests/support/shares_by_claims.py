@@ -1,0 +1,30 @@
+"""The core's divisions asked claim by claim, oldest first: equal claims are made one kind."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final
+
+from tests.support.shares_reference import Division
+from yardmaster.core.scheduling import runs, shares
+from yardmaster.core.scheduling.runs import Claim, Kind, runs_of
+
+
+def _by_kinds(divide: runs.Division, capacity: int, claims: Sequence[Claim]) -> list[int]:
+    kinds: dict[Claim, Kind] = {}
+    for age, claim in enumerate(claims):
+        kinds.setdefault(claim, Kind(claim, [])).ages.append((0, age))
+    offers = [-1] * len(claims)
+    for run in divide(capacity, runs_of(list(kinds.values()))):
+        for _, age in run.ages[run.first : run.end]:
+            assert offers[age] == -1, "he is in two runs"
+            offers[age] = run.offer
+    assert -1 not in offers, "somebody is in no run"
+    return offers
+
+
+demand_proportional: Final[Division] = partial(_by_kinds, shares.demand_proportional)
+max_min: Final[Division] = partial(_by_kinds, shares.max_min)
+VARIANTS: Final[Mapping[str, Division]] = {
+    "demand_proportional": demand_proportional,
+    "max_min": max_min,
+}

@@ -1,0 +1,469 @@
+"""How a pool is divided, claim by claim: the specification that `shares.py`, which divides among
+kinds of claims, is held to. Slow, and only here to be compared with.
+
+Claims come in the order of their age, oldest first, which settles ties; offers come back in the
+same order.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from math import gcd
+from typing import Final
+
+from yardmaster.core.scheduling.entities import Department, Holders, Job, Pool, Project
+from yardmaster.core.scheduling.parties import Party, Pools, could_fit, held_by, weight_of
+from yardmaster.core.scheduling.runs import Claim
+from yardmaster.core.scheduling.shapes import WHOLE
+from yardmaster.schemas.events.requests import Quota
+
+Division = Callable[[int, Sequence[Claim]], list[int]]
+
+
+def max_min(capacity: int, claims: Sequence[Claim]) -> list[int]:
+    """Shares by weight, of which whoever needs less leaves the rest to the others.
+
+    Progressive filling: those who are not satisfied get of what is left by their weights, in rounds
+    and the smallest demand first, but at least one grain while there is one.
+
+    Source: Determined 0.38, `fair_share.go`, without its slips (docs/policies.md).
+    """
+    grain = _grain(claims)
+    filling = _Filling(max(0, capacity - sum(c.fixed for c in claims)) // grain, claims, grain)
+    while filling.left:
+        if not filling.one_round():
+            break
+        while not filling.left and filling.give_one_up():
+            pass
+    # Whole slots that make no task of several stay where they are, as Determined leaves them.
+    sizes = [gcd(WHOLE, c.size) if c.size else 0 for c in claims]
+    return _in_whole_tasks([offer * grain for offer in filling.offers], claims, sizes)
+
+
+class _Filling:
+    """The rounds of `max_min`, in grains."""
+
+    def __init__(self, left: int, claims: Sequence[Claim], grain: int) -> None:
+        self.left = left
+        self.claims = claims
+        self.fixed = [c.fixed // grain for c in claims]
+        self.demands = [max(c.demand, c.fixed) // grain for c in claims]
+        self.leasts = [c.least // grain for c in claims]
+        self.offers = list(self.fixed)
+        #: What is fixed and was not counted as part of a share yet.
+        self.ahead = list(self.fixed)
+        open_ = [i for i, demand in enumerate(self.demands) if self.offers[i] < demand]
+        open_.sort(key=self.demands.__getitem__)
+        self.weight = sum(claims[i].weight for i in open_)
+        #: Who is to get more, by demand and age, as a ring: leaving it costs nothing.
+        self._ring = len(claims)
+        self._next = [-1] * (len(claims) + 1)
+        self._last = [-1] * (len(claims) + 1)
+        for one, other in pairwise((self._ring, *open_, self._ring)):
+            self._next[one], self._last[other] = other, one
+        #: Those older than this were not asked yet whether they can use their offer.
+        self._oldest_asked = len(claims)
+
+    def one_round(self) -> bool:
+        """Offer what is left once around; whether that made a difference."""
+        at_first = self.left
+        moved = False
+        i = self._next[self._ring]
+        while i != self._ring and self.left:
+            weight = self.claims[i].weight
+            part = max(1, at_first * weight // self.weight) if self.weight else 1
+            part = min(part, self.left, self.demands[i] - self.offers[i])
+            counted = min(part, self.ahead[i])
+            self.ahead[i] -= counted
+            self.offers[i] += part - counted
+            self.left -= part - counted
+            moved = True
+            if self.offers[i] >= self.demands[i]:
+                self._close(i)
+            i = self._next[i]
+        if moved and self.left == at_first:
+            self._count_ahead()
+        return moved
+
+    def _count_ahead(self) -> None:
+        """Skip the rounds like the last one, in which all that was offered was fixed already."""
+        parts: dict[int, int] = {}
+        i = self._next[self._ring]
+        while i != self._ring:
+            part = max(1, self.left * self.claims[i].weight // self.weight) if self.weight else 1
+            parts[i] = min(part, self.left, self.demands[i] - self.offers[i])
+            i = self._next[i]
+        rounds = min(self.ahead[i] // part for i, part in parts.items())
+        for i, part in parts.items():
+            self.ahead[i] -= rounds * part
+
+    def _close(self, i: int) -> None:
+        before, after = self._last[i], self._next[i]
+        self._next[before], self._last[after] = after, before
+        self.weight -= self.claims[i].weight
+
+    def give_one_up(self) -> bool:
+        """Take back what the youngest was offered whose offer, what is fixed included, is less than
+        his smallest task, as Determined compares them; whether there is one.
+
+        Offers only grow, so who can use his now can later: nobody is asked twice.
+        """
+        while self._oldest_asked:
+            self._oldest_asked -= 1
+            i = self._oldest_asked
+            part = self.offers[i] - self.fixed[i]
+            if self.offers[i] < self.demands[i] and self.offers[i] < self.leasts[i]:
+                self._close(i)
+                self.offers[i] = self.fixed[i]
+                self.left += part
+                return True
+        return False
+
+
+def demand_proportional(capacity: int, claims: Sequence[Claim]) -> list[int]:
+    """Shares proportional to demand times weight.
+
+    Who would get more than he asks for leaves the rest to the others; what is left after rounding
+    down goes to those who would get nothing, then by largest remainder.
+
+    Source: Determined's documentation (demands 10 and 30 on 8 GPUs: 2 and 6; with weights 3 and 1,
+    4 and 4).
+    """
+    grain = _grain(claims)
+    offers = _proportional(capacity // grain, claims, grain)
+    stuck = [
+        i
+        for i, c in enumerate(claims)
+        if offers[i] * grain < c.demand and offers[i] * grain - c.fixed < c.least
+    ]
+    pot = 0
+    while stuck:
+        i = stuck.pop()
+        pot += offers[i] - claims[i].fixed // grain
+        offers[i] = claims[i].fixed // grain
+        # The oldest of them first, until he can start one task.
+        while stuck and pot:
+            first = stuck[0]
+            wanted = (claims[first].fixed + claims[first].least) // grain - offers[first]
+            part = min(pot, wanted)
+            offers[first] += part
+            pot -= part
+            if part < wanted:
+                break
+            stuck.pop(0)
+    # Whoever can use more of what nobody else can.
+    for i, c in enumerate(claims):
+        if offers[i] * grain - c.fixed >= max(c.least, grain):
+            part = min(pot, c.demand // grain - offers[i])
+            offers[i] += part
+            pot -= part
+    return _in_whole_tasks([offer * grain for offer in offers], claims, [c.size for c in claims])
+
+
+def _in_whole_tasks(offers: list[int], claims: Sequence[Claim], sizes: list[int]) -> list[int]:
+    """What of each offer above what is fixed makes no whole size of his goes to those who can make
+    one of it.
+    """
+    parts = [
+        (offer - c.fixed) % size if size and offer < c.demand else 0
+        for offer, c, size in zip(offers, claims, sizes, strict=True)
+    ]
+    pot = sum(parts)
+    if not pot:
+        return offers
+    offers = [offer - part for offer, part in zip(offers, parts, strict=True)]
+    order = [i for i, c in enumerate(claims) if offers[i] < c.demand]
+    # Who would get nothing, who holds it already, the largest part of a task.
+    order.sort(
+        key=lambda i: (
+            offers[i] > 0,
+            claims[i].held <= offers[i],
+            -Fraction(parts[i], sizes[i] or WHOLE),
+        )
+    )
+    while order:
+        share = pot // len(order)
+        given = []
+        for i in order:
+            claim = claims[i]
+            size = sizes[i] or 1
+            least = max(size, claim.least - (offers[i] - claim.fixed))
+            part = min(max(least, share - share % size), claim.demand - offers[i])
+            if part <= pot:
+                offers[i] += part
+                pot -= part
+                if offers[i] < claim.demand:
+                    given.append(i)
+        order = given
+    return offers
+
+
+def _proportional(capacity: int, claims: Sequence[Claim], grain: int) -> list[int]:
+    low = [c.fixed // grain for c in claims]
+    high = [max(c.demand, c.fixed) // grain for c in claims]
+    if sum(high) <= capacity:
+        return high
+    offers = list(low)
+    pulls = [h * c.weight for h, c in zip(high, claims, strict=True)]
+    free = [i for i in range(len(claims)) if low[i] < high[i] and pulls[i]]
+    left = capacity - sum(low[i] for i in range(len(claims)) if low[i] >= high[i])
+    left = max(0, left)
+    # Bounds on both sides: what the lower ones add is weighed against what the upper ones cut, and
+    # the heavier side is settled first, so that no bound has to be taken back.
+    while free:
+        pull = sum(pulls[i] for i in free)
+        below = [i for i in free if left * pulls[i] < low[i] * pull]
+        above = [i for i in free if left * pulls[i] > high[i] * pull]
+        added = sum(low[i] * pull - left * pulls[i] for i in below)
+        cut = sum(left * pulls[i] - high[i] * pull for i in above)
+        if not below and not above:
+            break
+        settled = below if added >= cut else above
+        bounds = low if added >= cut else high
+        for i in settled:
+            offers[i] = bounds[i]
+            left = max(0, left - bounds[i])
+        done = set(settled)
+        free = [i for i in free if i not in done]
+    if free:
+        pull = sum(pulls[i] for i in free)
+        for i in free:
+            offers[i] = left * pulls[i] // pull
+        rest = left - sum(offers[i] for i in free)
+        # Who would get nothing comes before the largest fraction: else a small demand beside a
+        # large one would wait for as long as that lasts.
+        # Then who can start his first task with it, and who holds it: no task is stopped to move a
+        # fraction.
+        firsts = [c.fixed + c.least == (o + 1) * grain for c, o in zip(claims, offers, strict=True)]
+        holds = [c.held == (o + 1) * grain for c, o in zip(claims, offers, strict=True)]
+        by_remainder = sorted(
+            free,
+            key=lambda i: (
+                *(offers[i] > 0, not firsts[i], not holds[i]),
+                -(left * pulls[i] % pull),
+            ),
+        )
+        for i in by_remainder[:rest]:
+            offers[i] += 1
+    return offers
+
+
+def _grain(claims: Sequence[Claim]) -> int:
+    grain = WHOLE
+    for claim in claims:
+        grain = gcd(grain, claim.demand, claim.fixed, claim.least)
+    return grain
+
+
+#: By the name of the option `variant`.
+VARIANTS: Final[Mapping[str, Division]] = {
+    "demand_proportional": demand_proportional,
+    "max_min": max_min,
+}
+
+
+# What each party asks for
+
+
+@dataclass(slots=True)
+class Share:
+    """A party's part of a pool; amounts are gpu_milli, `age` is that of its oldest task."""
+
+    party: Party
+    age: tuple[int, int]
+    #: What it asks for within its bounds, of that what cannot be taken away, and the smallest task
+    #: that can (0: none); all that can are multiples of `size`.
+    demand: int = 0
+    fixed: int = 0
+    least: int = 0
+    size: int = 0
+    held: int = 0
+    offer: int = 0
+
+    @property
+    def weight(self) -> int:
+        """How much it counts."""
+        return weight_of(self.party)
+
+    @property
+    def claim(self) -> Claim:
+        """What it asks for, for a division."""
+        return Claim(self.weight, self.demand, self.fixed, self.least, self.size, self.held)
+
+    def add(self, other: "Share") -> None:
+        """Count something more that it holds or could have."""
+        self.age = min(self.age, other.age)
+        self.demand += other.demand
+        self.fixed += other.fixed
+        self.size = gcd(self.size, other.size)
+        if other.least:
+            self.least = min(self.least, other.least) if self.least else other.least
+
+    def cut(self, most: int, *, whole_tasks: bool) -> None:
+        """Let it ask for no more than that, above what is fixed perhaps for whole tasks only."""
+        if self.demand <= most:
+            return
+        above = max(0, most - self.fixed)
+        if whole_tasks and self.size:
+            above = above - above % self.size if above >= self.least else 0
+        self.demand = self.fixed + above
+
+
+def bound_of(pool: Pool, party: Party, pools: Pools) -> int | None:
+    """The most a party may hold of a pool, by its own bounds and with what it holds elsewhere; what
+    is stopping there is as good as gone, so that a bound over pools is not enforced in each.
+    """
+    if isinstance(party, Job):
+        if party.max_slots_milli is None:
+            return None
+        elsewhere = 0
+        if party.used_milli > held_by(pool, party):
+            others = (pools[name] for name in party.shape.pools if name != pool.name)
+            elsewhere = sum(_staying(other, party) for other in others)
+        return max(0, party.max_slots_milli - elsewhere)
+    return _limit_of(pool, party, pools)
+
+
+def _staying(pool: Pool, job: Job) -> int:
+    holding = pool.held.get(job)
+    if holding is None:
+        return 0
+    return sum(milli for task, milli in holding.tasks.items() if not task.leaving)
+
+
+def shares_of(
+    pool: Pool, pools: Pools, among: str, divide: Division, *, whole_tasks: bool
+) -> list[Share]:
+    """What each party of a pool is offered, oldest first; `pools` are all that there are.
+
+    With `whole_tasks` a bound lets a party ask for as many tasks as it holds, else for all of it.
+    """
+    rows = _asked(pool, pools, whole_tasks=whole_tasks)
+    _cap(pool, rows, pools, whole_tasks=whole_tasks)
+    if among == "project":
+        rows = _by_project(rows)
+        _cap(pool, rows, pools, whole_tasks=whole_tasks)
+    shares = sorted(rows.values(), key=lambda share: share.age)
+    for share in shares:
+        share.held = held_by(pool, share.party)
+    if among == "job":
+        _divide_limits(pool, pools, shares, divide, projects=True, whole_tasks=whole_tasks)
+    _divide_limits(pool, pools, shares, divide, projects=False, whole_tasks=whole_tasks)
+    capacity = pool.idle.free_milli + pool.held_milli
+    for share, offer in zip(shares, divide(capacity, [s.claim for s in shares]), strict=True):
+        share.offer = offer
+    return shares
+
+
+def _asked(pool: Pool, pools: Pools, *, whole_tasks: bool) -> dict[Party, Share]:
+    # By job where its tasks are equal to no other's, else by project.
+    rows: dict[Party, Share] = {}
+    limits: dict[Project, list[int | None]] = {}
+    for group in pool.groups.values():
+        shape, waiting = group.shape, group.queue.live
+        if shape.lane and waiting and could_fit(pool, shape):
+            asked = shape.total_gpu_milli
+            job = next(group.queue.in_order()).job
+            if whole_tasks:
+                project = job.project
+                if project not in limits:
+                    owners = (project, project.department)
+                    limits[project] = [_limit_of(pool, owner, pools) for owner in owners]
+                bounds = (bound_of(pool, job, pools), *limits[project])
+                if any(bound is not None and asked > bound for bound in bounds):
+                    # It cannot run, or not as long as what they hold elsewhere does.
+                    continue
+            _count(rows, job, waiting * asked, 0, asked)
+    for holders in pool.holders.values():
+        for share in _asked_by(holders).values():
+            _row(rows, share.party, share.age).add(share)
+    return rows
+
+
+def _asked_by(holders: Holders) -> dict[Party, Share]:
+    rows: dict[Party, Share] = {}
+    for job, holding in holders.jobs.items():
+        asked = job.shape.total_gpu_milli
+        # Whole tasks also where a gang is half gone: it is to come back.
+        demand = len(holding.tasks) * asked
+        if job.spec.preemptible:
+            _count(rows, job, demand, 0, asked)
+        else:
+            _count(rows, job, demand, demand, 0)
+    return rows
+
+
+def _count(rows: dict[Party, Share], job: Job, demand: int, fixed: int, least: int) -> None:
+    party: Party = job if job.shape.job_id is not None else job.project
+    age = (job.submitted_ms, job.seq)
+    _row(rows, party, age).add(Share(party, age, demand, fixed, least, least))
+
+
+def _row(rows: dict[Party, Share], party: Party, age: tuple[int, int]) -> Share:
+    share = rows.get(party)
+    if share is None:
+        share = rows[party] = Share(party, age)
+    return share
+
+
+def _by_project(rows: dict[Party, Share]) -> dict[Party, Share]:
+    found: dict[Party, Share] = {}
+    for party, share in rows.items():
+        project = party.project if isinstance(party, Job) else party
+        whole = found.get(project)
+        if whole is None:
+            whole = found[project] = Share(project, share.age)
+        whole.add(share)
+    return found
+
+
+def _cap(pool: Pool, rows: dict[Party, Share], pools: Pools, *, whole_tasks: bool) -> None:
+    for share in rows.values():
+        most = bound_of(pool, share.party, pools)
+        if most is not None:
+            share.cut(most, whole_tasks=whole_tasks)
+
+
+def _divide_limits(
+    pool: Pool,
+    pools: Pools,
+    shares: Sequence[Share],
+    divide: Division,
+    *,
+    projects: bool,
+    whole_tasks: bool,
+) -> None:
+    below: dict[Project | Department, list[Share]] = {}
+    for share in shares:
+        party = share.party
+        project = party.project if isinstance(party, Job) else party
+        owner = project if projects else project.department
+        if owner.config is not None:
+            below.setdefault(owner, []).append(share)
+    for owner, rows in below.items():
+        limit = _limit_of(pool, owner, pools)
+        if limit is None or sum(share.demand for share in rows) <= limit:
+            continue
+        for share, part in zip(rows, divide(limit, [s.claim for s in rows]), strict=True):
+            share.cut(part, whole_tasks=whole_tasks)
+
+
+def _limit_of(pool: Pool, owner: Project | Department, pools: Pools) -> int | None:
+    config = owner.config
+    if config is None:
+        return None
+    quota: Quota | None = config.quotas.get(pool.name)
+    limit = quota.limit_milli if quota is not None else None
+    if isinstance(owner, Project) and owner.config is not None:
+        whole = owner.config.limit_milli
+        if whole is not None:
+            elsewhere = sum(
+                _staying(pools[name], job)
+                for name, milli in owner.used_milli.items()
+                if milli and name != pool.name
+                for job in pools[name].holders[owner].jobs
+            )
+            left = max(0, whole - elsewhere)
+            limit = left if limit is None else min(limit, left)
+    return limit

@@ -1,0 +1,300 @@
+"""What each party of a pool asks for is kept, and counted again when it changed."""
+
+from typing import Any
+
+import pytest
+
+from tests.unit.core.scheduling.soundness import assert_sound
+from yardmaster.core.scheduling.draft import Draft
+from yardmaster.core.scheduling.entities import Group, Job, Project
+from yardmaster.core.scheduling.ledger import Ledger, ledger_of
+from yardmaster.core.scheduling.plan import plan
+from yardmaster.core.testing import Cell, job_id
+from yardmaster.schemas.events import requests as req
+
+
+def shared(gpus: int = 8, **options: Any) -> Cell:
+    """One node in a pool that is divided."""
+    cell = Cell(policy="fair_share", **options)
+    cell.node("n1", gpus=gpus)
+    cell.cycle()
+    return cell
+
+
+def stale(cell: Cell, pool: str = "main") -> list[str]:
+    """Names of the jobs that are to be counted again."""
+    return sorted(_name(piece) for piece in cell.state.pools[pool].stale)
+
+
+def _name(thing: Job | Project | Group) -> str:
+    assert not isinstance(thing, Group)
+    return thing.id.rstrip("0") if isinstance(thing, Job) else thing.name
+
+
+def ledger(cell: Cell, pool: str = "main", among: str = "job") -> Ledger:
+    """The pool's ledger, up to date."""
+    return ledger_of(cell.state, cell.state.pools[pool], among, whole_tasks=True)
+
+
+def demands(cell: Cell, pool: str = "main", among: str = "job") -> dict[str, int]:
+    """What each party asks for, in GPUs."""
+    rows = ledger(cell, pool, among).rows
+    return {_name(party): kind.claim.demand // 1000 for party, (_, kind) in rows.items()}
+
+
+def kinds(cell: Cell) -> list[int]:
+    """How many there are of each kind."""
+    return sorted(len(kind.ages) for kind in ledger(cell).kinds.values())
+
+
+def many(cell: Cell, count: int) -> None:
+    """So many jobs of one GPU, named a, b, c, ..."""
+    for number in range(count):
+        cell.submit(chr(ord("a") + number))
+
+
+# Kinds
+
+
+def test_however_many_jobs_ask_for_the_same_they_are_of_one_kind() -> None:
+    cell = shared(4)
+    many(cell, 10)
+    cell.cycle()
+    assert kinds(cell) == [4, 6], "who runs, and who waits"
+    assert_sound(cell.state)
+
+
+def test_a_kind_that_nobody_is_of_is_forgotten() -> None:
+    cell = shared(4)
+    many(cell, 4)
+    cell.cycle()
+    assert kinds(cell) == [4]
+    cell.set_weight("a", 3)
+    cell.cycle()
+    assert kinds(cell) == [1, 3]
+    cell.set_weight("a", 1)
+    cell.cycle()
+    assert kinds(cell) == [4]
+
+
+def test_thousands_that_move_at_once_are_where_each_would_have_moved_alone() -> None:
+    cell = shared(600)
+    for number in range(700):
+        cell.submit(f"x{number}y")
+    cell.cycle()
+    assert kinds(cell) == [100, 600]
+    for number in range(0, 600, 2):
+        cell.starts(f"x{number}y")
+        cell.ends(f"x{number}y")
+    cell.cycle()
+    assert kinds(cell) == [400]
+    assert_sound(cell.state)
+
+
+# Who is counted again
+
+
+def test_only_who_changed_is_counted_again() -> None:
+    cell = shared(4)
+    many(cell, 8)
+    cell.settled()
+    ledger(cell)
+    assert stale(cell) == []
+    cell.submit("late")
+    for event, record in cell._inputs:
+        cell.machine.apply(cell.state, event, record)
+    assert stale(cell) == ["late"]
+    cell._inputs.clear()
+    assert demands(cell)["late"] == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda cell: cell.set_weight("a", 2), ["a"]),
+        (lambda cell: cell.set_max_slots("b", 1), ["b"]),
+        (lambda cell: cell.cancel("h"), ["h"]),
+        (lambda cell: cell.pause("g"), ["g"]),
+        (lambda cell: cell.starts("a"), []),
+        (lambda cell: cell.exits("a"), ["a"]),
+    ],
+    ids=["weight", "max slots", "cancel", "pause", "start", "exit"],
+)
+def test_what_changes_a_claim_marks_it(change: Any, expected: list[str]) -> None:
+    cell = shared(4)
+    many(cell, 8)
+    cell.settled()
+    if expected == ["a"]:
+        cell.starts("a")
+        cell.settled()
+    ledger(cell)
+    change(cell)
+    for event, record in cell._inputs:
+        cell.machine.apply(cell.state, event, record)
+    assert stale(cell) == expected
+
+
+def test_what_a_draft_moved_is_counted_again_once_it_is_taken_back() -> None:
+    cell = shared(4)
+    many(cell, 8)
+    state = cell.machine.begin(cell.state, 5, cell.now_ms)
+    for event, record in cell._inputs:
+        state = cell.machine.apply(state, event, record)
+    cell._inputs.clear()
+    with Draft(state, 1000) as draft:
+        plan(draft)
+        assert kinds(cell) == [4, 4], "four start"
+        assert stale(cell) == []
+    assert stale(cell) == ["a", "b", "c", "d"]
+    assert kinds(cell) == [8], "none has"
+
+
+def test_what_a_draft_stops_is_counted_again_once_it_is_taken_back() -> None:
+    cell = shared(4)
+    cell.submit("old", tasks=4)
+    cell.cycle()
+    for index in range(4):
+        cell.starts("old", index)
+    cell.settled()
+    cell.submit("new", tasks=4)
+    state = cell.machine.begin(cell.state, 9, cell.now_ms)
+    for event, record in cell._inputs:
+        state = cell.machine.apply(state, event, record)
+    cell._inputs.clear()
+    job = state.jobs[job_id("old")]
+    with Draft(state, 1000) as draft:
+        plan(draft)
+        assert ledger(cell).rows[job][1].staying == 2000, "two of four are told to stop"
+    assert ledger(cell).rows[job][1].staying == 4000
+
+
+# What depends on more than one job
+
+
+def test_who_could_not_fit_counts_once_a_node_came_on_which_he_could() -> None:
+    cell = shared(4)
+    cell.submit("small")
+    cell.submit("large", gpus=8)
+    cell.cycle()
+    assert demands(cell) == {"small": 1}
+    cell.node("n2", gpus=8)
+    cell.cycle()
+    assert demands(cell) == {"small": 1, "large": 8}
+    assert_sound(cell.state)
+
+
+def test_who_waits_behind_what_cannot_be_stopped_counts_once_it_is_gone() -> None:
+    cell = shared(8)
+    cell.submit("fixed", gpus=8, preemptible=False)
+    cell.cycle()
+    cell.submit("large", gpus=8)
+    cell.cycle()
+    assert demands(cell) == {"fixed": 8}
+    cell.starts("fixed")
+    cell.ends("fixed")
+    cell.cycle()
+    assert demands(cell) == {"large": 8}
+    assert_sound(cell.state)
+
+
+def test_who_waits_for_more_than_a_limit_leaves_counts_once_it_leaves_more() -> None:
+    cell = shared(8)
+    cell.pool("spare", policy="fair_share")
+    cell.node("s1", gpus=8, pool="spare")
+    cell.entitle("p", limit_milli=6000)
+    cell.cycle()
+    cell.submit("there", gpus=4, pools=("spare",))
+    cell.cycle()
+    cell.submit("here", gpus=4)
+    cell.cycle()
+    assert demands(cell) == {}, "4 of 6 are held in the other pool"
+    cell.starts("there")
+    cell.cycle()
+    cell.exits("there")
+    cell.cycle()
+    assert demands(cell) == {"here": 4}, "what gives back is as good as gone"
+    assert_sound(cell.state)
+
+
+def test_a_bound_over_two_pools_is_looked_at_again_when_the_other_pool_frees_some() -> None:
+    cell = shared(8)
+    cell.pool("spare", policy="fair_share")
+    cell.node("s1", gpus=2, pool="spare")
+    cell.submit("both", tasks=8, max_slots_milli=4000, pools=("spare", "main"))
+    cell.settled()
+    assert (demands(cell), demands(cell, "spare")) == ({"both": 2}, {"both": 2})
+    for index in range(2):
+        cell.starts("both", index)
+    cell.settled()
+    cell.ends("both", 0)
+    cell.cordon("s1")
+    cell.settled()
+    assert demands(cell) == {"both": 3}
+    assert_sound(cell.state)
+
+
+def test_a_projects_limit_that_comes_or_goes_has_all_counted_anew() -> None:
+    cell = shared(8)
+    many(cell, 4)
+    cell.cycle()
+    assert kinds(cell) == [4]
+    cell.entitle("p", quotas={"main": req.Quota(limit_milli=2000)})
+    cell.cycle()
+    assert cell.state.pools["main"].ledger is not None
+    assert_sound(cell.state)
+    cell.entitle("p")
+    cell.cycle()
+    assert_sound(cell.state)
+
+
+@pytest.mark.parametrize("variant", ["demand_proportional", "max_min"])
+def test_a_project_asks_for_what_its_groups_and_its_bounded_jobs_do(variant: str) -> None:
+    cell = shared(8, among="project", variant=variant)
+    cell.submit("one", tasks=3)
+    cell.submit("two", tasks=2, gpus=2)
+    cell.submit("bound", tasks=9, max_slots_milli=2000)
+    cell.cycle()
+    assert demands(cell, among="project") == {"p": 3 + 4 + 2}
+    cell.cancel("bound")
+    cell.settled()
+    assert demands(cell, among="project") == {"p": 3 + 4 + 1}, "one of the bounded stops"
+    assert_sound(cell.state)
+
+
+def test_what_a_project_could_give_back_is_kept_once_it_had_to_give_something() -> None:
+    cell = shared(4, among="project")
+    cell.submit("old", tasks=4)
+    cell.settled()
+    pool = cell.state.pools["main"]
+    assert not pool.giving
+    for index in range(4):
+        cell.starts("old", index)
+    cell.submit("new", tasks=4, project="q")
+    cell.settled()
+    (line,) = pool.giving.values()
+    assert [task.index for task in line.in_order()] == [0, 1], "the youngest were told to stop"
+    for index in (2, 3):
+        cell.ends("old", index)
+    cell.settled()
+    assert_sound(cell.state)
+
+
+# Restarts
+
+
+@pytest.mark.parametrize("among", ["job", "project"])
+def test_a_restored_cell_asks_for_what_one_that_lived_on_does(among: str) -> None:
+    cell = shared(4, among=among)
+    cell.submit("old", tasks=4)
+    cell.submit("fixed", tasks=2, preemptible=False)
+    cell.settled()
+    cell.submit("new", tasks=4, weight=2, max_slots_milli=3000)
+    cell.cycle()
+    lived = ledger(cell, among=among)
+    before = {_name(p): (age, k.claim, k.staying) for p, (age, k) in lived.rows.items()}
+    cell.restart()
+    assert cell.state.pools["main"].ledger is None, "it is made when it is wanted"
+    restored = ledger(cell, among=among)
+    after = {_name(p): (age, k.claim, k.staying) for p, (age, k) in restored.rows.items()}
+    assert after == before
+    assert_sound(cell.state)
