@@ -5,6 +5,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.property.test_shares import exact_parts
 from tests.support.shares_by_claims import VARIANTS
 from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster.core.scheduling.runs import Claim
@@ -119,3 +120,34 @@ def test_gangs_and_fixed_tasks_come_to_rest_too_and_nobody_is_over_his_share_for
     cell.state.pools["main"].reshare = True
     moved = [event for event in cell.cycle() if event.TYPE != "TaskUnschedulable"]
     assert moved == [], "a settled pool does not move though everybody is asked again"
+
+
+tasks_of_several = st.lists(
+    st.fixed_dictionaries(
+        {"tasks": st.integers(1, 6), "gpus": st.integers(1, 4), "weight": st.integers(1, 4)}
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(gpus=st.integers(4, 16), early=tasks_of_several, late=tasks_of_several)
+def test_at_rest_nobody_holds_a_whole_task_less_than_his_weight_is_worth(
+    gpus: int, early: list[dict[str, Any]], late: list[dict[str, Any]]
+) -> None:
+    """On one node, where any slot is as good as another."""
+    cell = Cell(policy="fair_share")
+    cell.node("n1", gpus=gpus)
+    arrive(cell, early)
+    come_to_rest(cell)
+    arrive(cell, late, len(early))
+    come_to_rest(cell)
+    jobs = list(cell.state.jobs.values())
+    sizes = [job.shape.total_gpu_milli for job in jobs]
+    claims = [
+        Claim(job.weight, len(job.tasks) * size) for job, size in zip(jobs, sizes, strict=True)
+    ]
+    parts = exact_parts(gpus * 1000, claims)
+    for job, size, exact in zip(jobs, sizes, parts, strict=True):
+        assert job.used_milli > exact - size, f"{job.id} holds {job.used_milli} of {exact}"

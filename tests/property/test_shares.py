@@ -1,6 +1,7 @@
 """What holds for every division of a pool, whoever asks for what."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 from hypothesis import given, settings
@@ -196,15 +197,18 @@ def test_what_is_offered_above_what_is_fixed_is_whole_tasks(
         assert not claim.size or (offer - claim.fixed) % claim.size == 0
 
 
-@given(capacity=capacities, asked=free_claims)
-def test_who_holds_his_offer_is_offered_it_again(capacity: int, asked: list[Claim]) -> None:
-    """A settled pool does not move: what is held changes no share that was given out."""
-    offers = demand_proportional(capacity, asked)
-    holding = [
-        Claim(claim.weight, claim.demand, claim.fixed, claim.least, claim.size, offer)
-        for claim, offer in zip(asked, offers, strict=True)
-    ]
-    assert demand_proportional(capacity, holding) == offers
+@given(
+    variant=st.sampled_from(list(VARIANTS)),
+    capacity=capacities,
+    asked=st.lists(st.one_of(sized_claims(), claims(gangs=True)), max_size=8),
+    held=st.lists(st.integers(0, 9), min_size=8, max_size=8),
+)
+def test_who_holds_what_changes_nobodys_share(
+    variant: str, capacity: int, asked: list[Claim], held: list[int]
+) -> None:
+    """So starts and stops do not, and a pool in which nothing else happens comes to rest."""
+    holding = [replace(c, held=each * 500) for c, each in zip(asked, held, strict=False)]
+    assert VARIANTS[variant](capacity, holding) == VARIANTS[variant](capacity, asked)
 
 
 @st.composite

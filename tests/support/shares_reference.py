@@ -125,7 +125,7 @@ def demand_proportional(capacity: int, claims: Sequence[Claim]) -> list[int]:
     """Shares proportional to demand times weight.
 
     Who would get more than he asks for leaves the rest to the others; what is left after rounding
-    down goes to those who would get nothing, then by largest remainder.
+    down goes to those who would get nothing, then to the others, the oldest first.
 
     Source: Determined's documentation (demands 10 and 30 on 8 GPUs: 2 and 6; with weights 3 and 1,
     4 and 4).
@@ -174,14 +174,8 @@ def _in_whole_tasks(offers: list[int], claims: Sequence[Claim], sizes: list[int]
         return offers
     offers = [offer - part for offer, part in zip(offers, parts, strict=True)]
     order = [i for i, c in enumerate(claims) if offers[i] < c.demand]
-    # Who would get nothing, who holds it already, the largest part of a task.
-    order.sort(
-        key=lambda i: (
-            offers[i] > 0,
-            claims[i].held <= offers[i],
-            -Fraction(parts[i], sizes[i] or WHOLE),
-        )
-    )
+    # First who would get nothing, then the largest part of a task.
+    order.sort(key=lambda i: (offers[i] > 0, -Fraction(parts[i], sizes[i] or WHOLE)))
     while order:
         share = pot // len(order)
         given = []
@@ -231,20 +225,10 @@ def _proportional(capacity: int, claims: Sequence[Claim], grain: int) -> list[in
         for i in free:
             offers[i] = left * pulls[i] // pull
         rest = left - sum(offers[i] for i in free)
-        # Who would get nothing comes before the largest fraction: else a small demand beside a
-        # large one would wait for as long as that lasts.
-        # Then who can start his first task with it, and who holds it: no task is stopped to move a
-        # fraction.
+        # First who would get nothing, then who can start his first task with it, then the oldest.
         firsts = [c.fixed + c.least == (o + 1) * grain for c, o in zip(claims, offers, strict=True)]
-        holds = [c.held == (o + 1) * grain for c, o in zip(claims, offers, strict=True)]
-        by_remainder = sorted(
-            free,
-            key=lambda i: (
-                *(offers[i] > 0, not firsts[i], not holds[i]),
-                -(left * pulls[i] % pull),
-            ),
-        )
-        for i in by_remainder[:rest]:
+        more = [i for i in free if left * pulls[i] % pull]
+        for i in sorted(more, key=lambda i: (offers[i] > 0, not firsts[i]))[:rest]:
             offers[i] += 1
     return offers
 

@@ -153,10 +153,9 @@ def test_what_could_never_start_counts_for_nothing() -> None:
     assert waits(cell, "typed").code == "no_matching_node"
 
 
-@pytest.mark.parametrize("variant", ["demand_proportional", "max_min"])
 @pytest.mark.parametrize("most", [1, 4])
-def test_nobody_is_stopped_for_what_is_more_than_its_bound(variant: str, most: int) -> None:
-    cell = shared(variant=variant)
+def test_nobody_is_stopped_for_what_is_more_than_its_bound(most: int) -> None:
+    cell = shared()
     cell.submit("free", tasks=8)
     cell.cycle()
     all_start(cell)
@@ -193,7 +192,7 @@ def test_a_bound_lets_ask_for_whole_tasks_only() -> None:
 
 
 def test_nothing_is_given_back_for_who_is_at_a_limit_elsewhere() -> None:
-    cell = Cell(policy="fair_share", variant="max_min", among="project")
+    cell = Cell(policy="fair_share", among="project")
     cell.pool("other")
     cell.node("n1", gpus=8)
     cell.node("o1", gpus=8, pool="other")
@@ -411,9 +410,43 @@ def test_what_stops_already_and_could_not_be_preempted_counts_as_given_back() ->
     assert {cell.phase("array", index) for index in (0, 1)} == {"running"}
 
 
-@pytest.mark.parametrize("variant", ["demand_proportional", "max_min"])
 @pytest.mark.parametrize("gangs", [1, 2])
-def test_what_is_given_back_makes_those_fit_who_get_it(variant: str, gangs: int) -> None:
+def test_what_is_given_back_makes_those_fit_who_get_it(gangs: int) -> None:
+    cell = scattered("demand_proportional")
+    cell.submit("pairs", gpus=2, tasks=gangs, weight=gangs)
+    obeyed(cell)
+    cell.settled()
+    assert held(cell, "pairs") == 2 * gangs
+    assert held(cell, "singles") == 8 - 2 * gangs
+    assert cell.settled() == []
+
+
+def test_as_the_code_does_it_the_oldest_go_whether_or_not_that_makes_room() -> None:
+    cell = scattered("max_min")
+    cell.submit("pairs", gpus=2, tasks=2)
+    assert stopped(cell.settled()) == ["singles", "singles.1", "singles.2", "singles.3"]
+
+
+def test_as_the_code_does_it_what_is_above_a_share_is_given_back_though_nobody_can_take_it() -> (
+    None
+):
+    cell = shared(variant="max_min")
+    cell.submit("free", tasks=8)
+    cell.cycle()
+    all_start(cell)
+    cell.cycle()
+    cell.submit("huge", gpus=8, max_slots_milli=3000)
+    decided = cell.settled()
+    assert stopped(decided) == ["free", "free.1", "free.2"]
+    stops = [each.stop for each in all_of(decided, dec.StopRequestedV1)]
+    assert {(stop.rule, stop.for_task) for stop in stops} == {("over_fair_share", None)}
+    obeyed(cell)
+    assert held(cell, "free") == 5
+    assert cell.settled() == []
+
+
+def scattered(variant: str) -> Cell:
+    """Four nodes of two GPUs; of eight tasks of one each next runs on the next node."""
     cell = Cell(policy="fair_share", placement="worst_fit", variant=variant)
     for number in range(4):
         cell.node(f"n{number}", gpus=2)
@@ -421,12 +454,7 @@ def test_what_is_given_back_makes_those_fit_who_get_it(variant: str, gangs: int)
     cell.cycle()
     all_start(cell)
     cell.cycle()
-    cell.submit("pairs", gpus=2, tasks=gangs, weight=gangs)
-    obeyed(cell)
-    cell.settled()
-    assert held(cell, "pairs") == 2 * gangs
-    assert held(cell, "singles") == 8 - 2 * gangs
-    assert cell.settled() == []
+    return cell
 
 
 def test_a_gang_on_unequal_nodes_counts_where_it_fits_but_would_not_on_all_of_them() -> None:

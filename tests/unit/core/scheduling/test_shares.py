@@ -66,14 +66,19 @@ def test_the_smallest_demand_comes_first_where_there_is_less_than_one_each() -> 
     assert gpus(*max_min(1000, [claim(2), claim(1)])) == [0, 1]
 
 
-def test_a_remainder_goes_to_the_largest_fraction() -> None:
+def test_what_is_left_after_rounding_down_goes_to_the_oldest() -> None:
     # 10 of 3, 5 and 2 parts of 10 are 3, 5 and 2; 9 of them are 2.7, 4.5 and 1.8.
-    assert gpus(*demand_proportional(9000, [claim(30), claim(50), claim(20)])) == [3, 4, 2]
+    assert gpus(*demand_proportional(9000, [claim(30), claim(50), claim(20)])) == [3, 5, 1]
 
 
-def test_who_would_get_nothing_comes_before_the_largest_fraction() -> None:
-    # 0.4 and 7.6 of 8: by the largest fraction the small one would wait as long as the other asks.
-    assert gpus(*demand_proportional(8000, [claim(1), claim(20)])) == [1, 7]
+def test_what_has_its_exact_share_gets_no_more() -> None:
+    # 2, 1.5 and 1.5 of 5.
+    assert gpus(*demand_proportional(5000, [claim(4), claim(3), claim(3)])) == [2, 2, 1]
+
+
+def test_who_would_get_nothing_comes_first() -> None:
+    # 7.6 and 0.4 of 8: else the small one would wait as long as the other asks.
+    assert gpus(*demand_proportional(8000, [claim(20), claim(1)])) == [7, 1]
 
 
 @both
@@ -112,14 +117,14 @@ def test_what_makes_no_whole_task_goes_to_who_can_use_it() -> None:
     assert gpus(*demand_proportional(10_000, [pairs, claim(20)])) == [4, 6]
 
 
-@pytest.mark.parametrize("held", [(2, 1), (1, 2)])
-def test_a_fraction_goes_to_who_holds_it_already(held: tuple[int, int]) -> None:
+@pytest.mark.parametrize("held", [(2, 1), (1, 2), (0, 3)])
+def test_what_is_offered_does_not_depend_on_who_holds_it(held: tuple[int, int]) -> None:
     for demands in ((50, 52), (52, 50), (60, 50), (50, 60)):
         asked = [
             Claim(1, demand * 1000, held=each * 1000)
             for demand, each in zip(demands, held, strict=True)
         ]
-        assert gpus(*demand_proportional(3000, asked)) == list(held)
+        assert gpus(*demand_proportional(3000, asked)) == [2, 1]
 
 
 def test_what_is_fixed_is_counted_in_one_step_however_much_it_is() -> None:

@@ -15,7 +15,7 @@ first, until the others can use theirs. `max_min` counts what is fixed as part o
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from math import gcd
-from typing import Any, Final
+from typing import Final
 
 from yardmaster.core.scheduling.filling import Filling
 from yardmaster.core.scheduling.runs import Division, Run, oldest
@@ -44,7 +44,8 @@ def demand_proportional(capacity: int, runs: Sequence[Run]) -> list[Run]:
     """Shares proportional to demand times weight.
 
     Who would get more than he asks for leaves the rest to the others; what is left after rounding
-    down goes to those who would get nothing, then by largest remainder.
+    down goes to those who would get nothing, then to the others, the oldest first. So what is
+    offered depends on what is asked for alone, and not on who holds what.
 
     Source: Determined's documentation (demands 10 and 30 on 8 GPUs: 2 and 6; with weights 3 and 1,
     4 and 4).
@@ -91,23 +92,20 @@ def _proportional(capacity: int, runs: Sequence[Run], grain: int) -> list[Run]:
         done = set(settled)
         free = [i for i in free if i not in done]
     rest = 0
-    tied: dict[tuple[Any, ...], list[Run]] = {}
+    tied: dict[tuple[bool, bool], list[Run]] = {}
     if free:
         pull = sum(pulls[i] * counts[i] for i in free)
         for i in free:
             offers[i] = left * pulls[i] // pull
         rest = left - sum(offers[i] * counts[i] for i in free)
-        # Who would get nothing comes before the largest fraction: else a small demand beside a
-        # large one would wait for as long as that lasts.
-        # Then who can start his first task with it, and who holds it: no task is stopped to move a
-        # fraction.
+        # First who would get nothing: else a small demand beside a large one would wait for as
+        # long as that lasts. Then who can start his first task with it. Else age, not the
+        # largest fraction: those change with whoever comes, and tasks would be stopped for them.
         for i in free:
             claim, more = found[i].claim, (offers[i] + 1) * grain
-            order = (
-                *(offers[i] > 0, claim.fixed + claim.least != more, claim.held != more),
-                -(left * pulls[i] % pull),
-            )
-            tied.setdefault(order, []).append(found[i])
+            order = (offers[i] > 0, claim.fixed + claim.least != more)
+            if left * pulls[i] % pull:
+                tied.setdefault(order, []).append(found[i])
     for run, offer in zip(found, offers, strict=True):
         run.offer = offer
     for order in sorted(tied):
@@ -198,12 +196,12 @@ def _in_whole_tasks(found: list[Run], most: int = 0) -> list[Run]:
     pot = sum(part * run.count for run, part in zip(found, parts, strict=True))
     if not pot:
         return found
-    tied: dict[tuple[Any, ...], list[Run]] = {}
+    tied: dict[tuple[bool, Fraction], list[Run]] = {}
     for run, part, size in zip(list(found), parts, sizes, strict=True):
         run.offer -= part
         if run.offer < run.claim.demand:
-            # Who would get nothing, who holds it already, the largest part of a task.
-            order = (run.offer > 0, run.claim.held <= run.offer, -Fraction(part, size or WHOLE))
+            # First who would get nothing, then the largest part of a task.
+            order = (run.offer > 0, -Fraction(part, size or WHOLE))
             tied.setdefault(order, []).append(run)
     lines = [tied[order] for order in sorted(tied)]
     while lines:

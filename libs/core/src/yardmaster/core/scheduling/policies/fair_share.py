@@ -127,22 +127,25 @@ def nobody(_: PoolView, __: Task) -> Iterator[Task]:
 
 
 def over_a_share(view: PoolView) -> Iterator[tuple[Task, Stop]]:
-    """What is to be given back: above a share if somebody is to get it, above a bound always."""
+    """What is to be given back: above a bound always, above a share if somebody is to get it, and
+    with `max_min` always, the oldest first, as Determined's code does it.
+    """
     shares = _shares(view)
     over = shares.above_of(_ledger(view).above_bound)
     if not over and not shares.anybody_above:
         return
+    as_determined = view.options.variant == "max_min"
     takers = _takers(view)
     taker = takers[0][1] if takers else None
-    if taker is not None:
+    if taker is not None or as_determined:
         over = shares.above()
     givers = {share.party: _giver(view, share) for share in over}
-    first = _of_use(view, givers, takers)
+    first = _of_use(view, givers, takers) if not as_determined else ()
     for giver in givers.values():
         share = giver.share
         used = held_by(view.pool, share.party)
         bound = bound_of(view.pool, share.party, view.state.pools)
-        most = share.offer if taker is not None else bound
+        most = share.offer if taker is not None or as_determined else bound
         if most is None:
             continue
         tasks = giver.tasks
@@ -273,10 +276,12 @@ def _key(task: Task) -> QueueKey:
 
 def _stop(view: PoolView, share: Share, used: int, taker: Task | None) -> Stop:
     numbers = {"fair_share_milli": share.offer, "weight": share.weight, "used_milli": used}
+    rule = "over_fair_share"
     if taker is None:
-        rule = "over_bound"
+        bound = bound_of(view.pool, share.party, view.state.pools)
+        if bound is not None and used > bound:
+            rule = "over_bound"
     else:
-        rule = "over_fair_share"
         party = party_of(taker.job, view.options.among)
         other = _shares(view).of(party)
         assert other is not None, "it takes what it has no share of"
