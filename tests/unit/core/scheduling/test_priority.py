@@ -393,3 +393,21 @@ def test_what_no_node_of_one_pool_can_hold_holds_back_nobody_where_it_has_anothe
     cell.submit("huge", gpus=4, priority=10, pools=("main", "side"))
     cell.submit("low", priority=50)
     assert started(cell.cycle()) == ["low"]
+
+
+def test_what_a_cycle_placed_can_be_stopped_in_the_next_for_who_came_before() -> None:
+    cell = Cell(policy="priority")
+    cell.node("n1", gpus=4)
+    cell.node("n2", gpus=3)
+    cell.submit("low", priority=99, gpus=2, tasks=2)
+    cell.cycle()
+    for index in (0, 1):
+        cell.starts("low", index)
+    cell.cycle()
+    cell.ends("low", 0)
+    cell.submit("wide", priority=1, gpus=3, tasks=2, preemptible=False)
+    cell.submit("pair", priority=1, gpus=1, replicas=2)
+    assert sorted(started(cell.cycle())) == ["pai", "wid"]
+    assert cell.state.restless, "what it placed may be stopped for the second of the wide ones"
+    assert sorted(stopped(cell.cycle())) == ["low", "pai"]
+    assert not cell.state.restless

@@ -11,6 +11,7 @@ from yardmaster.core.scheduling.entities import (
     Phase,
     Pool,
 )
+from yardmaster.core.scheduling.lineup import NO_ROOM, code_of
 from yardmaster.core.scheduling.state import ClusterState
 from yardmaster.schemas.reasons import WaitCode
 
@@ -89,10 +90,10 @@ def settle(state: ClusterState, *, complete: bool) -> ClusterState:
 
     Groups that wait for their victims stay awake, because what they were promised has to be kept
     from others in every cycle until they have it; meanwhile they stay awake in the pools they like
-    less, which were passed over. A node that waited for its old incarnation to be
-    lost is taken in here, which calls for another cycle at once, as does what this cycle itself
-    changed of what shares rest on. A silence that did not lose its
-    node is forgotten: the node may be heard again, and is observed anew while it is not.
+    less, which were passed over. A node that waited for its old incarnation to be lost is taken in
+    here, which calls for another cycle at once, as does what this cycle itself changed of what
+    shares rest on, or placed though somebody who waits may have it stopped. A silence that did not
+    lose its node is forgotten: the node may be heard again, and is observed anew while it is not.
     """
     for group in state.emptied:
         if not group.queue.live:
@@ -103,9 +104,12 @@ def settle(state: ClusterState, *, complete: bool) -> ClusterState:
             state.wake_pool(pool)
             state.wake_limited()
         pool.recheck = False
+        if not complete:
+            pool.worst_placed = None
     if not complete:
         return state
     for pool in state.pools.values():
+        state.restless |= _may_stop_what_was_placed(pool)
         pool.reshare = pool.reshare_next
         pool.reshare_next = False
         state.restless |= pool.reshare
@@ -127,6 +131,16 @@ def settle(state: ClusterState, *, complete: bool) -> ClusterState:
             }
         pool.news.clear()
     return state
+
+
+def _may_stop_what_was_placed(pool: Pool) -> bool:
+    """Whether somebody waits for room who may have that stopped which the cycle just placed, and so
+    could not have stopped yet.
+    """
+    worst, pool.worst_placed = pool.worst_placed, None
+    if worst is None or not pool.preempts:
+        return False
+    return any(group.priority <= worst and code_of(group, pool) in NO_ROOM for group in pool.awake)
 
 
 def _promised(group: Group, pool: str) -> bool:

@@ -442,8 +442,8 @@ class Pool:
     __slots__ = (
         *("awake", "config", "firm", "firm_changes", "future", "giving", "groups", "hash", "held"),
         *("held_milli", "holders", "idle"),
-        *("lanes", "ledger", "name", "news", "over", "per_job", "reshare", "reshare_next"),
-        *("shares", "stale"),
+        *("lanes", "ledger", "name", "news", "over", "per_job", "preempts", "reshare"),
+        *("reshare_next", "shares", "stale", "worst_placed"),
         *(
             "nodes",
             "protected",
@@ -477,7 +477,9 @@ class Pool:
         self.holders: dict[Project, Holders] = {}
         self.held_milli = 0
         #: Whether its policy gives out shares, and whether among jobs (derived).
-        self.shares = self.per_job = False
+        self.shares = self.per_job = self.preempts = False
+        #: The worst priority of what this cycle placed and could be stopped (None: nothing).
+        self.worst_placed: int | None = None
         #: What each party asks for (`ledger.py`), made when it is wanted; from then on, which jobs
         #: and groups are to be counted again first.
         self.ledger: Any = None

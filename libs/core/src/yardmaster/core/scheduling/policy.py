@@ -12,8 +12,9 @@ order.
 `alike` says of which groups that wait for the same room the later ones find none, nor anybody to
 stop, where the first finds none, all else that keeps them from starting being equal too.
 
-`per_job` says whether the policy treats a job as a party of its own, so that its tasks are equal to
-no other job's. Where a task is placed is the pool's own choice (`placement.py`); limits of projects
+Of the options, `preempts` says whether a task may have others stopped for itself, and `per_job`
+whether the policy treats a job as a party of its own, so that its tasks are equal to no other
+job's. Where a task is placed is the pool's own choice (`placement.py`); limits of projects
 and jobs hold under every policy (`limits.py`).
 """
 
@@ -63,7 +64,9 @@ class PoolView:
 
 
 def never(_: Any) -> bool:
-    """`per_job` of policies to which jobs are none of their business."""
+    """`per_job` of policies to which jobs are none of their business, `preempts` of those under
+    which nobody is stopped for one task.
+    """
     return False
 
 
@@ -95,4 +98,5 @@ class Policy:
     alike: Callable[[PoolView, Group], Hashable | None] = on_its_own
     surplus: Callable[[PoolView], Iterable[tuple[Task, Stop]]] | None = None
     wakes: Callable[[PoolView], Iterable[Group]] = nobody_waits
+    preempts: Callable[[Any], bool] = never
     per_job: Callable[[Any], bool] = never

@@ -23,7 +23,7 @@ from yardmaster.core.scheduling.entities import (
     Task,
     Victims,
 )
-from yardmaster.core.scheduling.policies import divides
+from yardmaster.core.scheduling.policies import divides, preempts
 from yardmaster.core.scheduling.state import ClusterState
 from yardmaster.schemas import plain
 from yardmaster.schemas.errors import SchemaError
@@ -215,6 +215,7 @@ def _load(cell: str, dump: Plain) -> ClusterState:
         pool.revision = row["revision"]
         pool.config = _maybe(PoolConfig, row["config"])
         pool.shares, pool.per_job = divides(pool.config)
+        pool.preempts = preempts(pool.config)
         if pool.config is not None:
             for index in pool.indexes:
                 index.bound_gpuless(pool.config.gpuless_per_node)

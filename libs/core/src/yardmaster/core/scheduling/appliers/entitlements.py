@@ -8,7 +8,7 @@ from yardmaster.core.scheduling.entities import (
     Pool,
     Project,
 )
-from yardmaster.core.scheduling.policies import divides
+from yardmaster.core.scheduling.policies import divides, preempts
 from yardmaster.core.scheduling.state import ClusterState
 from yardmaster.schemas.events import admissions as adm
 
@@ -37,6 +37,7 @@ def _follow_policy(state: ClusterState, pool: Pool) -> None:
     """What the pool's policy decides of the state itself: who is equal, what is kept of shares."""
     before = pool.per_job
     pool.shares, pool.per_job = divides(pool.config)
+    pool.preempts = preempts(pool.config)
     pool.reshare = pool.shares
     pool.reshare_next = False
     pool.ledger = None

@@ -62,6 +62,12 @@ def divides(config: PoolConfig | None) -> tuple[bool, bool]:
     return policy.surplus is not None, policy.per_job(options_of(config.policy))
 
 
+def preempts(config: PoolConfig | None) -> bool:
+    """Whether tasks of a pool may have others stopped for themselves."""
+    policy = POLICIES.get((config.policy.name, config.policy.version)) if config else None
+    return config is not None and policy is not None and policy.preempts(options_of(config.policy))
+
+
 def check(config: PoolConfig) -> AdmissionCode | None:
     """Why a pool may not be configured so, or None."""
     try:

@@ -178,6 +178,11 @@ def _start(rule: str, priority: int) -> Start:
     return Start(rule=rule, numbers={"priority": priority})
 
 
+def may_preempt(options: PriorityOptions) -> bool:
+    """Whether tasks may have others stopped for themselves."""
+    return options.preemption
+
+
 PRIORITY: Final = Policy(
     name="priority",
     version=1,
@@ -190,4 +195,5 @@ PRIORITY: Final = Policy(
     stop_for=for_better_priority,
     start=first_in_line,
     alike=of_one_priority,
+    preempts=may_preempt,
 )
