@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.support.shares_reference import VARIANTS as REFERENCE
 from tests.support.shares_reference import shares_of
+from yardmaster.core.scheduling.demands import Demands, demands_of
 from yardmaster.core.scheduling.enrolment import barred
 from yardmaster.core.scheduling.entities import (
     BEHIND,
@@ -23,7 +24,6 @@ from yardmaster.core.scheduling.entities import (
     blocks,
 )
 from yardmaster.core.scheduling.indexes import FreeIndex, Room
-from yardmaster.core.scheduling.ledger import Ledger, ledger_of
 from yardmaster.core.scheduling.policies import divides, options_of
 from yardmaster.core.scheduling.shares import VARIANTS
 from yardmaster.core.scheduling.state import MODULUS, ClusterState, Entity
@@ -199,9 +199,9 @@ def _rooms(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
 
 
 def _shares(state: ClusterState, pool: Pool) -> None:
-    """The pool's ledger says what one made anew says, and what a walk over all jobs does."""
-    assert pool.ledger is not None or not pool.stale, "marked for nobody"
-    assert pool.shares or not (pool.ledger or pool.giving)
+    """The pool's demands are what they are made anew, and what a walk over all jobs finds."""
+    assert pool.demands is not None or not pool.stale, "marked for nobody"
+    assert pool.shares or not (pool.demands or pool.giving)
     for party, line in pool.giving.items():
         able = [
             task
@@ -216,16 +216,16 @@ def _shares(state: ClusterState, pool: Pool) -> None:
     assert pool.config is not None
     options = options_of(pool.config.policy)
     whole_tasks = options.variant != "max_min"
-    kept = pool.ledger
+    kept = pool.demands
     if kept is not None:
         kept.update(state)
-    pool.ledger = None
-    anew = ledger_of(state, pool, options.among, whole_tasks=whole_tasks)
+    pool.demands = None
+    anew = demands_of(state, pool, options.among, whole_tasks=whole_tasks)
     if kept is None:
-        pool.ledger = None
+        pool.demands = None
     else:
-        pool.ledger = kept
-        assert _contents(kept) == _contents(anew), f"the ledger of {pool.name} is off"
+        pool.demands = kept
+        assert _contents(kept) == _contents(anew), f"the demands of {pool.name} are off"
     divide, by_claims = VARIANTS[options.variant], REFERENCE[options.variant]
     portions = anew.divide(state.pools, divide)
     rows = shares_of(pool, state.pools, options.among, by_claims, whole_tasks=whole_tasks)
@@ -247,13 +247,13 @@ def _shares(state: ClusterState, pool: Pool) -> None:
     assert waiting == expected_groups, f"who waits in {pool.name} would not be found"
 
 
-def _contents(ledger: Ledger) -> dict[str, Any]:
+def _contents(demands: Demands) -> dict[str, Any]:
     """All that shares are worked out from."""
     return {
-        "rows": {party: (age, kind.key) for party, (age, kind) in ledger.rows.items()},
-        "parties": ledger.parties,
-        "kinds": {key: kind.ages for key, kind in ledger.kinds.items()},
-        "above_bound": ledger.above_bound,
+        "rows": {party: (age, kind.key) for party, (age, kind) in demands.rows.items()},
+        "parties": demands.parties,
+        "kinds": {key: kind.ages for key, kind in demands.kinds.items()},
+        "above_bound": demands.above_bound,
     }
 
 

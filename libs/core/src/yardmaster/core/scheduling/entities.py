@@ -442,7 +442,7 @@ class Pool:
     __slots__ = (
         *("awake", "config", "firm", "firm_changes", "future", "giving", "groups", "hash", "held"),
         *("held_milli", "holders", "idle"),
-        *("lanes", "ledger", "name", "news", "over", "per_job", "preempts", "reshare"),
+        *("lanes", "demands", "name", "news", "over", "per_job", "preempts", "reshare"),
         *("reshare_next", "shares", "stale", "worst_placed"),
         *(
             "nodes",
@@ -480,9 +480,9 @@ class Pool:
         self.shares = self.per_job = self.preempts = False
         #: The worst priority of what this cycle placed and could be stopped (None: nothing).
         self.worst_placed: int | None = None
-        #: What each party asks for (`ledger.py`), made when it is wanted; from then on, which jobs
+        #: What each party asks for (`demands.py`), made when it is wanted; from then on, which jobs
         #: and groups are to be counted again first.
-        self.ledger: Any = None
+        self.demands: Any = None
         self.stale: dict[Job | Group, None] = {}
         #: Of jobs and projects that ever had to give something back: what they could (derived).
         self.giving: dict[Job | Project, Giving] = {}

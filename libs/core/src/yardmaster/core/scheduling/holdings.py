@@ -1,5 +1,5 @@
 """What jobs hold of pools, and how much of it is being given back. `ClusterState.charge` is where
-it starts; whatever changes has the job counted again (`ledger.py`).
+it starts; whatever changes has the job counted again (`demands.py`).
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
 """Who shares a pool, jobs or projects, and what bounds each of them: how much it counts, what it
 holds, and whether what it waits for could run at all.
 
-What somebody asks for with that is kept in the pool's ledger (`ledger.py`).
+What somebody asks for with that is kept with the pool (`demands.py`).
 """
 
 from collections.abc import Mapping

@@ -337,7 +337,7 @@ class ClusterState:
         for name in shape.pools:
             pool = self.pools[name]
             pool.lanes[shape.lane].firsts.pop(group.priority, None)
-            if pool.ledger is not None:
+            if pool.demands is not None:
                 pool.stale[group if shape.job_id is None else job] = None
 
     def forget(self, group: Group) -> None:
@@ -434,7 +434,7 @@ class ClusterState:
         """
         for name in job.shape.pools:
             pool = self.pools[name]
-            if pool.ledger is not None:
+            if pool.demands is not None:
                 pool.stale[job] = None
 
     def open_room(self, node: Node) -> None:

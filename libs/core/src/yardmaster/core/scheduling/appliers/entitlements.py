@@ -40,13 +40,13 @@ def _follow_policy(state: ClusterState, pool: Pool) -> None:
     pool.preempts = preempts(pool.config)
     pool.reshare = pool.shares
     pool.reshare_next = False
-    pool.ledger = None
+    pool.demands = None
     pool.stale.clear()
     pool.giving.clear()
     if pool.per_job == before:
         return
     for other in state.pools.values():
-        other.ledger = None
+        other.demands = None
         other.stale.clear()
     for job in state.jobs.values():
         alone = state.alone(job.spec.pools)
@@ -84,7 +84,7 @@ def entitlements_changed_v1(state: ClusterState, event: adm.EntitlementsChangedV
         project.revision = event.revision
         state.dirty[project] = None
     for pool in state.pools.values():
-        pool.ledger = None
+        pool.demands = None
         pool.stale.clear()
         state.reshare(pool)
         for group in pool.groups.values():

@@ -20,8 +20,8 @@ from typing import ClassVar, Final, Literal
 
 from pydantic import ConfigDict
 
+from yardmaster.core.scheduling.demands import Demands, demands_of
 from yardmaster.core.scheduling.entities import Giving, Group, Job, Project, Task
-from yardmaster.core.scheduling.ledger import Ledger, ledger_of
 from yardmaster.core.scheduling.limits import limit_reached
 from yardmaster.core.scheduling.parties import (
     Party,
@@ -52,15 +52,15 @@ class FairShareOptions:
     among: Literal["job", "project"] = "job"
 
 
-def _ledger(view: PoolView) -> Ledger:
+def _demands(view: PoolView) -> Demands:
     # Once a cycle: what it starts and stops meanwhile moves nobody's share until the next.
-    found: Ledger | None = view.memo.get("ledger")
+    found: Demands | None = view.memo.get("demands")
     if found is None:
         # As Determined's code counts: also what no task of a party makes of its bound.
         whole_tasks = view.options.variant != "max_min"
         among = view.options.among
-        found = ledger_of(view.state, view.pool, among, whole_tasks=whole_tasks)
-        view.memo["ledger"] = found
+        found = demands_of(view.state, view.pool, among, whole_tasks=whole_tasks)
+        view.memo["demands"] = found
     return found
 
 
@@ -68,7 +68,7 @@ def _shares(view: PoolView) -> Portions:
     found: Portions | None = view.memo.get("shares")
     if found is None:
         divide = VARIANTS[view.options.variant]
-        found = view.memo["shares"] = _ledger(view).divide(view.state.pools, divide)
+        found = view.memo["shares"] = _demands(view).divide(view.state.pools, divide)
     return found
 
 
@@ -131,7 +131,7 @@ def over_a_share(view: PoolView) -> Iterator[tuple[Task, Stop]]:
     with `max_min` always, the oldest first, as Determined's code does it.
     """
     shares = _shares(view)
-    over = shares.above_of(_ledger(view).above_bound)
+    over = shares.above_of(_demands(view).above_bound)
     if not over and not shares.anybody_above:
         return
     as_determined = view.options.variant == "max_min"
@@ -316,7 +316,7 @@ def _takers(view: PoolView) -> list[tuple[Group, Task, int]]:
 
 def _below(view: PoolView) -> Iterator[tuple[Share, Group]]:
     for share in _shares(view).below():
-        for group in _ledger(view).groups_of(share.party):
+        for group in _demands(view).groups_of(share.party):
             yield share, group
 
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from tests.unit.core.scheduling.soundness import assert_sound
+from yardmaster.core.scheduling.demands import Demands, demands_of
 from yardmaster.core.scheduling.draft import Draft
 from yardmaster.core.scheduling.entities import Group, Job, Project
-from yardmaster.core.scheduling.ledger import Ledger, ledger_of
 from yardmaster.core.scheduling.plan import plan
 from yardmaster.core.testing import Cell, job_id
 from yardmaster.schemas.events import requests as req
@@ -31,20 +31,20 @@ def _name(thing: Job | Project | Group) -> str:
     return thing.id.rstrip("0") if isinstance(thing, Job) else thing.name
 
 
-def ledger(cell: Cell, pool: str = "main", among: str = "job") -> Ledger:
-    """The pool's ledger, up to date."""
-    return ledger_of(cell.state, cell.state.pools[pool], among, whole_tasks=True)
+def kept(cell: Cell, pool: str = "main", among: str = "job") -> Demands:
+    """What the pool's parties ask for, up to date."""
+    return demands_of(cell.state, cell.state.pools[pool], among, whole_tasks=True)
 
 
 def demands(cell: Cell, pool: str = "main", among: str = "job") -> dict[str, int]:
     """What each party asks for, in GPUs."""
-    rows = ledger(cell, pool, among).rows
+    rows = kept(cell, pool, among).rows
     return {_name(party): kind.claim.demand // 1000 for party, (_, kind) in rows.items()}
 
 
 def kinds(cell: Cell) -> list[int]:
     """How many there are of each kind."""
-    return sorted(len(kind.ages) for kind in ledger(cell).kinds.values())
+    return sorted(len(kind.ages) for kind in kept(cell).kinds.values())
 
 
 def many(cell: Cell, count: int) -> None:
@@ -98,7 +98,7 @@ def test_only_who_changed_is_counted_again() -> None:
     cell = shared(4)
     many(cell, 8)
     cell.settled()
-    ledger(cell)
+    kept(cell)
     assert stale(cell) == []
     cell.submit("late")
     for event, record in cell._inputs:
@@ -127,7 +127,7 @@ def test_what_changes_a_claim_marks_it(change: Any, expected: list[str]) -> None
     if expected == ["a"]:
         cell.starts("a")
         cell.settled()
-    ledger(cell)
+    kept(cell)
     change(cell)
     for event, record in cell._inputs:
         cell.machine.apply(cell.state, event, record)
@@ -164,8 +164,8 @@ def test_what_a_draft_stops_is_counted_again_once_it_is_taken_back() -> None:
     job = state.jobs[job_id("old")]
     with Draft(state, 1000) as draft:
         plan(draft)
-        assert ledger(cell).rows[job][1].staying == 2000, "two of four are told to stop"
-    assert ledger(cell).rows[job][1].staying == 4000
+        assert kept(cell).rows[job][1].staying == 2000, "two of four are told to stop"
+    assert kept(cell).rows[job][1].staying == 4000
 
 
 # What depends on more than one job
@@ -240,7 +240,7 @@ def test_a_projects_limit_that_comes_or_goes_has_all_counted_anew() -> None:
     assert kinds(cell) == [4]
     cell.entitle("p", quotas={"main": req.Quota(limit_milli=2000)})
     cell.cycle()
-    assert cell.state.pools["main"].ledger is not None
+    assert cell.state.pools["main"].demands is not None
     assert_sound(cell.state)
     cell.entitle("p")
     cell.cycle()
@@ -290,11 +290,11 @@ def test_a_restored_cell_asks_for_what_one_that_lived_on_does(among: str) -> Non
     cell.settled()
     cell.submit("new", tasks=4, weight=2, max_slots_milli=3000)
     cell.cycle()
-    lived = ledger(cell, among=among)
+    lived = kept(cell, among=among)
     before = {_name(p): (age, k.claim, k.staying) for p, (age, k) in lived.rows.items()}
     cell.restart()
-    assert cell.state.pools["main"].ledger is None, "it is made when it is wanted"
-    restored = ledger(cell, among=among)
+    assert cell.state.pools["main"].demands is None, "it is made when it is wanted"
+    restored = kept(cell, among=among)
     after = {_name(p): (age, k.claim, k.staying) for p, (age, k) in restored.rows.items()}
     assert after == before
     assert_sound(cell.state)

@@ -7,10 +7,10 @@ No more than its bounds let it hold: where the jobs of a project or the projects
 for more than a limit above them, the limit is divided among them first, as the pool is.
 
 Whatever changes what a job holds or waits for marks it (`ClusterState.recount`), also when a draft
-is taken back, so that a ledger which was brought up to date within a draft is so again after it.
+is taken back, so that what was brought up to date within a draft is so again after it.
 Two answers depend on others and are looked at each time: whether something of that kind would fit,
 and what limits leave; whose answer is another than it was is marked. All of it follows from the
-state: a ledger that was made anew says the same.
+state: made anew it says the same.
 """
 
 from bisect import bisect_left, insort
@@ -65,7 +65,7 @@ class Kept(Kind):
         self.owners = owners
 
 
-class Ledger:
+class Demands:
     """What the parties of one pool ask for.
 
     With `whole_tasks` a bound lets a party ask for as many tasks as it holds, else for all of it.
@@ -362,7 +362,7 @@ class Ledger:
                 below.setdefault(owner, []).append(run)
         for owner, some in below.items():
             limit = limit_of(self.pool, owner, pools)
-            assert limit is not None, "a limit went without the ledger being made anew"
+            assert limit is not None, "a limit went without the demands being made anew"
             if sum(run.claim.demand * run.count for run in some) > limit:
                 some = divide(limit, some)
                 for run in some:
@@ -377,14 +377,14 @@ def _above(asked: int, limits: Iterable[int | None]) -> bool:
     return any(limit is not None and asked > limit for limit in limits)
 
 
-def ledger_of(state: ClusterState, pool: Pool, among: str, *, whole_tasks: bool) -> Ledger:
-    """The ledger of a pool, up to date."""
-    ledger: Ledger | None = pool.ledger
-    if ledger is None:
-        ledger = pool.ledger = Ledger(pool, among, whole_tasks=whole_tasks)
+def demands_of(state: ClusterState, pool: Pool, among: str, *, whole_tasks: bool) -> Demands:
+    """What the parties of a pool ask for, up to date."""
+    demands: Demands | None = pool.demands
+    if demands is None:
+        demands = pool.demands = Demands(pool, among, whole_tasks=whole_tasks)
         pool.stale = dict.fromkeys(pool.held)
         for group in (group for group in pool.groups.values() if group.queue.live):
             job_id = group.shape.job_id
             pool.stale[group if job_id is None else state.jobs[job_id]] = None
-    ledger.update(state)
-    return ledger
+    demands.update(state)
+    return demands
