@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
@@ -128,7 +128,7 @@ async def test_after_an_unknown_outcome_the_tail_tells_what_became_of_it(
         new = topic("unknown")
         await log.create_topics([new])
         at = Partition(new.name)
-        await log.append(at, batch("first", 3))
+        await appended(log, at, batch("first", 3))
         broker.kill()
         with pytest.raises(AppendOutcomeUnknown, match=new.name):
             await log.append(at, batch("second", 3))
@@ -137,13 +137,7 @@ async def test_after_an_unknown_outcome_the_tail_tells_what_became_of_it(
         with pytest.raises(LogUnavailable):
             await log.end(at)
         await asyncio.to_thread(broker.start)
-        async with asyncio.timeout(30):
-            while True:
-                try:
-                    offset = await log.append(at, batch("fourth", 3))
-                    break
-                except LogUnavailable:
-                    continue
+        offset = await appended(log, at, batch("fourth", 3))
         begins = whole_batches(await read_all(log, at))
         await log.close()
     assert begins in ({"first": 0, "fourth": 3}, {"first": 0, "second": 3, "fourth": 6})
@@ -152,6 +146,16 @@ async def test_after_an_unknown_outcome_the_tail_tells_what_became_of_it(
     assert value("yard_test_log_producers_abandoned_total") == 1
     assert (value("yard_test_log_connects_total") or 0) >= 3, "two producers and a reader"
     assert (value("yard_test_log_calls_retried_total") or 0) > 0
+
+
+async def appended(log: KafkaLog, at: Partition, records: Sequence[Record]) -> int:
+    """Append, again while the broker does not answer in time: nothing was written then."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                return await log.append(at, records)
+            except LogUnavailable:
+                continue
 
 
 async def test_no_broker_at_all_is_unavailable() -> None:

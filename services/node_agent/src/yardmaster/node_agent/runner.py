@@ -167,7 +167,7 @@ def _ignore(_signum: int, _frame: FrameType | None) -> None:
 
 def _become_command(directory: str, spec: dict[str, Any], go: int, libc: ctypes.CDLL) -> NoReturn:
     """In the child: wait for the word, then turn into the command."""
-    for name in ("SIGPIPE", "SIGXFSZ", "SIGTERM", "SIGINT", "SIGHUP"):
+    for name in ("SIGPIPE", "SIGXFSZ", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"):
         signal.signal(getattr(signal, name), signal.SIG_DFL)
     os.setsid()
     if spec.get("fence") is not None:
