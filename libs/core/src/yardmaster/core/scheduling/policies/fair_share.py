@@ -13,7 +13,7 @@ pool is full, what cannot be stopped is counted once, and starts use up room as 
 - Tasks without GPUs are apart: first come, first served.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import ClassVar, Final, Literal
@@ -148,8 +148,7 @@ def over_a_share(view: PoolView) -> Iterator[tuple[Task, Stop]]:
         most = share.offer if taker is not None or as_determined else bound
         if most is None:
             continue
-        tasks = giver.tasks
-        for task in sorted(tasks, key=lambda task: task not in first) if first else tasks:
+        for task in giver.in_turn(first):
             if giver.left <= most:
                 break
             until_ms = protected_until_ms(view.state, task)
@@ -169,10 +168,25 @@ class Giver:
     left: int
     line: Giving
     youngest_first: bool
+    #: Which tasks can be stopped, once all of them were asked for.
+    _listed: list[Task] | None = None
 
     @property
-    def tasks(self) -> Iterator[Task]:
+    def tasks(self) -> list[Task]:
         """Which tasks can be stopped, in the order in which they are."""
+        if self._listed is None:
+            self._listed = list(self._in_line())
+        return self._listed
+
+    def in_turn(self, first: Collection[Task]) -> Iterator[Task]:
+        """The same, those in `first` before the others."""
+        if not first:
+            yield from self._in_line()
+            return
+        yield from (task for task in self.tasks if task in first)
+        yield from (task for task in self.tasks if task not in first)
+
+    def _in_line(self) -> Iterator[Task]:
         return self.line.in_reverse() if self.youngest_first else self.line.in_order()
 
 
