@@ -201,7 +201,8 @@ class PoolPass:
         wait = limit_reached(self.pool, task.job, group, self.promises)
         held = self.policy.may_start(self.view, group) if wait is None else None
         if held is not None:
-            wait = self.policy.may_claim(self.view, group)
+            same = self.policy.may_claim is self.policy.may_start
+            wait = held if same else self.policy.may_claim(self.view, group)
         if wait is not None:
             self._wait(group, task, wait)
             return Answer.WAITS
