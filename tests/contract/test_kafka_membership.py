@@ -18,7 +18,7 @@ from tests.contract.test_membership import has, has_exactly
 from tests.support.kafka_broker import KafkaBroker
 from yardmaster.eventlog.errors import LogClosed
 from yardmaster.eventlog.kafka import KafkaLog, KafkaSettings
-from yardmaster.eventlog.kafka_membership import KafkaMembership
+from yardmaster.eventlog.kafka_membership import KafkaMembership, Told
 from yardmaster.eventlog.membership import Assignment
 from yardmaster.runtime.clock import SystemClock
 
@@ -62,7 +62,9 @@ class Place:
         return self
 
     @asynccontextmanager
-    async def member(self, *offers: int) -> AsyncIterator[KafkaMembership]:
+    async def member(
+        self, *offers: int, told: Told | None = None
+    ) -> AsyncIterator[KafkaMembership]:
         """A member for whose news somebody waits; each assignment is in `told`."""
         member = KafkaMembership(
             self.settings,
@@ -70,7 +72,7 @@ class Place:
             self.topic.name,
             SystemClock(),
             session_timeout_s=SESSION_S,
-            told=self.reasons.append,
+            told=told or self.reasons.append,
         )
         for partition in offers:
             member.offer(partition)
@@ -107,6 +109,21 @@ class Place:
 @pytest.fixture
 async def place(kafka_broker: KafkaBroker) -> Place:
     return await Place(kafka_broker).create()
+
+
+async def test_what_a_member_offers_as_it_is_told_of_its_share_counts(
+    kafka_broker: KafkaBroker,
+) -> None:
+    place = await Place(kafka_broker).create()
+
+    def told(reason: str | None) -> None:
+        # In the middle of aiokafka's own work: whoever is told may change its mind at once.
+        place.reasons.append(reason)
+        member.offer(len(place.reasons) % 2)
+
+    async with place.member(told=told) as member:
+        member.offer(0)
+        await has_exactly(member, {0, 1})
 
 
 async def test_who_is_killed_is_replaced_when_its_session_ends(place: Place) -> None:

@@ -75,6 +75,8 @@ class KafkaMembership:
         self._session_timeout_s = session_timeout_s
         self._look = asyncio.Lock()
         self._consumer: _Consumer | None = None
+        #: From when the group is told to share out, until it has.
+        self._sharing = False
         self._arguments: dict[str, Any] = settings.client() | {
             "group_id": group,
             "session_timeout_ms": int(session_timeout_s * 1000),
@@ -135,7 +137,7 @@ class KafkaMembership:
         if partitions == self._assignor.offers:
             return
         self._assignor.offers = partitions
-        if self._consumer is not None:
+        if self._consumer is not None and not self._sharing:
             self._subscribe(self._consumer)
 
     async def _join(self) -> None:
@@ -149,7 +151,12 @@ class KafkaMembership:
         self._consumer = consumer
 
     def _subscribe(self, consumer: "_Consumer") -> None:
-        """Say what is offered; where the group was joined already, this has it share out anew."""
+        """Say what is offered; where the group was joined already, this has it share out anew.
+
+        Not while it does: aiokafka (0.14) would then now and then cancel a heartbeat before its
+        first step, which ends its own coordination too, in silence.
+        """
+        self._sharing = True
         consumer.subscribe([self._topic], listener=_Listener(self, consumer))
 
     async def _keep(self) -> None:
@@ -170,10 +177,21 @@ class KafkaMembership:
                         await consumer.leave()
                     await self._clock.sleep(RETRY_S)
 
+    def begin(self, consumer: "_Consumer") -> None:
+        """The group shares out anew; of a consumer that was thrown away that says nothing."""
+        self._sharing |= consumer is self._consumer
+
     def give(self, partitions: Iterable[int]) -> None:
         """The group's word."""
         self._told(None)
         self._news.tell(frozenset(partitions))
+        # Not now: aiokafka calls this in the middle of its own work.
+        asyncio.get_running_loop().call_soon(self._shared)
+
+    def _shared(self) -> None:
+        self._sharing = False
+        if self._consumer is not None and self._assignor.offers != self._assignor.told:
+            self._subscribe(self._consumer)
 
 
 class Assignor:
@@ -187,12 +205,15 @@ class Assignor:
 
     def __init__(self, topic: str) -> None:
         self.offers: frozenset[int] = frozenset()
+        #: What the group was told last of these.
+        self.told: frozenset[int] = frozenset()
         self._topic = topic
         self._given = Claim()
 
     def metadata(self, topics: Iterable[str]) -> ConsumerProtocolMemberMetadata:
         """What this member says when it joins."""
         given = self._given
+        self.told = self.offers
         said = {"offers": sorted(self.offers), "holds": given.holds, "round": given.round}
         return ConsumerProtocolMemberMetadata(0, list(topics), to_json(said))
 
@@ -234,6 +255,7 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
 
     def on_partitions_revoked(self, revoked: object) -> None:
         """A rebalance begins."""
+        self._membership.begin(self._consumer)
 
     def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
         """A rebalance has ended."""
