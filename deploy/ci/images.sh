@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Every image that compose and the tests use, without an image registry, tagged TAG: the services by
-# their own Dockerfiles, Kafka and Redis from packages. Quick when nothing changed: layers are kept.
+# their own Dockerfiles, Kafka and Redis from packages beside them. Quick when nothing changed: layers are
+# kept.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -15,12 +16,12 @@ for name in PIP_INDEX_URL UV_DEFAULT_INDEX HTTP_PROXY HTTPS_PROXY NO_PROXY http_
   [[ -z ${!name:-} ]] || arguments+=(--build-arg "${name}")
 done
 
-log=$(mktemp)
+logs=$(mktemp -d)
 context=$(mktemp -d)
-trap 'rm -rf "${log}" "${context}"' EXIT
+trap 'rm -rf "${logs}" "${context}"' EXIT
 
 build() { # IMAGE DOCKERFILE CONTEXT
-  local begun=${SECONDS}
+  local begun=${SECONDS} log=${logs}/$1
   if ! docker build "${arguments[@]}" --file "$2" --tag "$1:${TAG}" "$3" >"${log}" 2>&1; then
     tail -n 40 "${log}" >&2
     echo "images.sh: $1 was not built" >&2
@@ -39,9 +40,13 @@ for entry in classpath().split(os.pathsep):
     for jar in glob.glob(f"{entry}.jar" if entry.endswith("*") else entry):
         shutil.copy2(jar, sys.argv[1])
 END
-build yardmaster-kafka "${context}/Dockerfile" "${context}"
-build yardmaster-redis deploy/redis/Dockerfile deploy/redis
+packaged() {
+  build yardmaster-kafka "${context}/Dockerfile" "${context}"
+  build yardmaster-redis deploy/redis/Dockerfile deploy/redis
+}
+packaged &
 for service in gateway quota scheduler views node_agent; do
   build "yardmaster-${service/_/-}" "services/${service}/Dockerfile" .
 done
 build yardmaster-cli cli/Dockerfile .
+wait $!

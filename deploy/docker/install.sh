@@ -1,7 +1,8 @@
 #!/bin/sh
 # Within an image build: `install.sh tools` fetches uv, held to its hash in requirements.lock;
 # `install.sh MEMBER` installs that member of the workspace into /opt/yardmaster with what it needs and
-# nothing else: its siblings from the build context, all else at the versions and hashes of the lock.
+# nothing else: its siblings from the build context, all else at the versions and hashes of the lock. What
+# is there already stays, so that images share what an earlier layer installed.
 set -eu
 
 venv=/opt/yardmaster
@@ -15,7 +16,7 @@ if [ "$1" = tools ]; then
   exit
 fi
 
-"${tools}/bin/uv" venv --quiet --python "$(command -v python3)" "${venv}"
+[ -d "${venv}" ] || "${tools}/bin/uv" venv --quiet --python "$(command -v python3)" "${venv}"
 "${tools}/bin/uv" pip install --quiet --no-cache --python "${venv}/bin/python" \
   --constraints requirements.lock --no-editable --compile-bytecode "./$1"
 

@@ -51,9 +51,10 @@ share.coordinator.state.topic.min.isr=${min_isr}
 share.coordinator.state.topic.num.partitions=1
 group.initial.rebalance.delay.ms=0
 group.min.session.timeout.ms=1000
-# A killed broker may register again when its session has ended: 9 s by default.
-broker.session.timeout.ms=${KAFKA_SESSION_MS:-1500}
-broker.heartbeat.interval.ms=300
+# A killed broker may register again when its session has ended: 9 s by default. The interval is also what
+# a request to the controller may take: with less, a broker on a busy machine tries to register for ever.
+broker.session.timeout.ms=${KAFKA_SESSION_MS:-3000}
+broker.heartbeat.interval.ms=1000
 # A small heap runs out otherwise.
 log.cleaner.threads=1
 log.cleaner.dedupe.buffer.size=4194304

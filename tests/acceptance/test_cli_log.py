@@ -13,6 +13,9 @@ from tests.support.yard_cli import EXAMPLES, Dev, running_dev, until
 
 pytestmark = pytest.mark.xdist_group("cli")
 
+#: Of a twentieth of a second: it must still run when somebody more urgent has been submitted.
+STEPS = 240
+
 
 def train(dev: Dev, steps: int, *flags: str) -> str:
     return dev.submit(
@@ -31,7 +34,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     """A log with a preemption and a resume in it; the low and the high job."""
     folder = tmp_path_factory.mktemp("told")
     with running_dev(folder, nodes=1, slots=1) as dev:
-        low = train(dev, 60, "--name", "low", "--priority", "60")
+        low = train(dev, STEPS, "--name", "low", "--priority", "60")
         until(lambda: has_checkpoint(dev, f"{low}.0"), "a checkpoint", dev.words)
         high = dev.submit("--gpus", "1", "--priority", "5", "--", "sleep", "1")
         dev.yard("wait", high, "--timeout", "45s")
@@ -44,7 +47,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
         resumed = re.search(r"^resumed from step (\d+) \(attempt 2\)$", wrote, re.MULTILINE)
         assert resumed, wrote
         assert int(resumed[1]) > 0
-        assert "finished after 60 steps" in wrote
+        assert f"finished after {STEPS} steps" in wrote
         first = dev.yard("logs", low, "--attempt", "1").out
         assert "stopped at step" in first
         assert "resumed" not in first

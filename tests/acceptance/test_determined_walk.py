@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from tests.support.cluster import Cluster
-from tests.support.yard_cli import Forker, Said
+from tests.support.yard_cli import Said, run_yard
 from yardmaster.client.api import ApiError
 from yardmaster.schemas.api import Phase, PoolWait
 from yardmaster.schemas.events.decisions import (
@@ -75,11 +75,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     }
     folder = tmp_path_factory.mktemp("walk")
     with Cluster(folder, quotas=1, schedulers=1, views=1, agents=2, slots=8, env=pools) as cluster:
-        try:
-            yield cluster
-            cluster.prove()
-        finally:
-            Forker.stop()
+        yield cluster
+        cluster.prove()
 
 
 @dataclass
@@ -99,7 +96,7 @@ class Walk:
             "XDG_CONFIG_HOME": str(self.signs / "config"),
             "NO_COLOR": "1",
         }
-        said = Forker.run(words, env, self.signs, "")
+        said = run_yard(words, env, self.signs)
         assert said.code == 0, f"yard {' '.join(words)}: {said}"
         return said
 

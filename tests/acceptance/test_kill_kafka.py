@@ -61,7 +61,7 @@ class Ordeal:
             "resources": {"gpus": 1},
             "stop": {"grace": "10s"},
             # Whoever comes with more right stops some of these, which go on where they were.
-            "run": {"command": witness_command(folder, *steps(folder, 10 * BULK_TASK_S))},
+            "run": {"command": witness_command(folder, *steps(folder, 4 * BULK_TASK_S))},
         }
         self.bulk = [Promise(f"bulk-{number}", body) for number in range(BULK_JOBS)]
         self.users = Users(

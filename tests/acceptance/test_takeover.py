@@ -43,9 +43,11 @@ def leads(cluster: Cluster, name: str, cell: str = "main") -> bool:
     """Whether a scheduler says that it leads a cell."""
     try:
         with urllib.request.urlopen(f"{cluster.health_url(name)}/metrics", timeout=2) as answer:
-            text = answer.read().decode()
+            lines = answer.read().decode().splitlines()
     except OSError:
         return False
+    # It is asked many times a second, and to read all metrics takes long.
+    text = "\n".join(line for line in lines if "yard_scheduler_leading" in line)
     return any(
         sample.value == 1
         for family in text_string_to_metric_families(text)

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from tests.support.up import Up
-from tests.support.yard_cli import Forker
 from yardmaster.cli.local.leftovers import of_cluster, of_tasks
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.kafka, pytest.mark.xdist_group("up")]
@@ -28,7 +27,6 @@ def cluster(tmp_path: Path) -> Iterator[Up]:
         yield found
     finally:
         found.yard("down", code=None)
-        Forker.stop()
         found.assert_nothing_left()
 
 

@@ -3,8 +3,6 @@
 import asyncio
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from tests.support.gateway import TestCell
 from tests.support.kafka_broker import KafkaBroker
 from tests.support.redis_server import RedisServer
 from tests.support.views_service import Story, ViewsWorld
+from tests.support.yard_cli import run_yard
 from yardmaster.projections.redis_settings import RedisSettings
 from yardmaster.projections.redis_wire import Wire
 from yardmaster.projections.rows import JobRow, TaskRow
@@ -82,16 +81,9 @@ async def yard(world: ViewsWorld, *args: str) -> tuple[int, str]:
     """Run the command line beside what goes on; its exit code, and what it said on stdout."""
 
     def run() -> tuple[int, str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "yardmaster.cli.main", *args],
-            env=world.environment(),
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        print(done.stderr)
-        return done.returncode, done.stdout
+        said = run_yard(args, world.environment(), world.folder)
+        print(said.err)
+        return said.code, said.out
 
     return await asyncio.to_thread(run)
 

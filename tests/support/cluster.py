@@ -1,8 +1,8 @@
 """A whole cluster of real processes on a real broker and Redis, for tests that are hard on it.
 
-Every service is `python -m yardmaster.<service>.main` on free ports, set up by its environment as
-`yard up --local` does it, but nobody starts again what ends: the test does. At the end nothing of
-it is left: no service, no runner, no task.
+Every service is a process (`forks`) on free ports, set up by its environment as `yard up --local`
+does it, but nobody starts again what ends: the test does. At the end nothing of it is left: no
+service, no runner, no task.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from tests.support.audit import audit_log
+from tests.support.forks import fork
 from yardmaster.cli.local.fleet import KAFKA, READY_LIMIT_S, REDIS, Fleet, Member
 from yardmaster.cli.local.layout import DataLayout
 from yardmaster.cli.local.leftovers import MARK, end, of_cluster, of_tasks
@@ -82,6 +83,7 @@ class Cluster:
             kafka_settings=kafka_settings,
             redis_settings=redis_settings,
             kafka_proxied=kafka_proxied,
+            launch=fork,
         )
         self._clients: dict[str, Client] = {}
 
@@ -327,33 +329,37 @@ class Cluster:
 
     def events(self, topic: str, number: int = 0) -> list[Event]:
         """All events of a topic's partition, as far as they can be decoded."""
+        return self._events_from(Partition(topic, number), 0)[0]
 
-        async def read(log: EventLog) -> list[Event]:
+    def _events_from(self, at: Partition, offset: int) -> tuple[list[Event], int]:
+        """The events from an offset on, and the offset after them."""
+
+        async def read(log: EventLog) -> tuple[list[Event], int]:
             found: list[Event] = []
-            offset = 0
-            while stored := await log.read(Partition(topic, number), offset, max_records=5000):
+            end = offset
+            while stored := await log.read(at, end, max_records=5000):
                 found += [decode(each.record).data for each in stored]
-                offset = stored[-1].offset + 1
-            return found
+                end = stored[-1].offset + 1
+            return found, end
 
         return self.on_log(read)
-
-    def ended(self, number: int = 0) -> dict[str, TaskEndedV1]:
-        """The tasks that the log has an end for, by id."""
-        decided = self.events("decisions", number)
-        return {e.task_id: e for e in decided if isinstance(e, TaskEndedV1)}
 
     def until_ended(
         self, ids: Iterable[str], limit_s: float = DEADLINE_S, number: int = 0
     ) -> dict[str, TaskEndedV1]:
-        """Wait until the log has an end for each of these tasks."""
+        """Wait until the log has an end for each of these tasks; all ends that it has by then."""
         wanted = set(ids)
+        ended: dict[str, TaskEndedV1] = {}
+        offset = 0
 
-        def there() -> dict[str, TaskEndedV1] | None:
-            found = self.ended(number)
-            return found if wanted <= found.keys() else None
+        def there() -> bool:
+            nonlocal offset
+            found, offset = self._events_from(Partition("decisions", number), offset)
+            ended.update({e.task_id: e for e in found if isinstance(e, TaskEndedV1)})
+            return wanted <= ended.keys()
 
-        return self.until(there, f"{len(wanted)} tasks have ended", limit_s, look_s=0.5)
+        self.until(there, f"{len(wanted)} tasks have ended", limit_s, look_s=0.5)
+        return ended
 
     def prove(self, *, honest_agents: bool = True) -> None:
         """Every promise holds over the log of each cell, and every decision is derived again."""

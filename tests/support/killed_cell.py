@@ -9,8 +9,6 @@ import asyncio
 import json
 import os
 import random
-import select
-import signal
 import socket
 import subprocess
 import sys
@@ -27,6 +25,7 @@ import httpx
 
 from tests.support import witness
 from tests.support.audit import audit_log
+from tests.support.forks import Forked, fork
 from yardmaster.core.scheduling.machine import SchedulerMachine
 from yardmaster.eventlog.codec import decode
 from yardmaster.eventlog.port import EventLog, Partition
@@ -39,33 +38,6 @@ from yardmaster.schemas.events.decisions import SlotsAllocatedV1, TaskEndedV1
 from yardmaster.schemas.events.requests import TaskSubmittedV1
 
 DEADLINE_S = 120.0
-
-#: Forks one `yard dev` for each line (arguments, environment, output file); prints its pid. Nobody
-#: waits for the children: a test watches them by pidfd.
-_ZYGOTE = """
-import json, os, signal, sys
-from yardmaster.cli import dev, embedded, main
-signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-print("ready", flush=True)
-for line in sys.stdin:
-    args, env, out = json.loads(line)
-    child = os.fork()
-    if not child:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.setsid()
-        os.environ.clear()
-        os.environ.update(env)
-        words = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        for number, file in ((0, nothing), (1, words), (2, words)):
-            os.dup2(file, number)
-        code = main.run(args)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.write(2, b"ended with code %d\\n" % code)
-        os._exit(code)
-    print(child, flush=True)
-"""
 
 
 def until(there: Callable[[], Any], what: str, words: Callable[[], str]) -> Any:
@@ -97,21 +69,8 @@ class KilledDev:
             "XDG_CONFIG_HOME": str(folder / "config"),
             "NO_COLOR": "1",
         }
-        self._pid: int | None = None
-        self._pidfd = -1
+        self._process: Forked | None = None
         folder.mkdir(parents=True, exist_ok=True)
-        self._zygote = subprocess.Popen(
-            [sys.executable, "-c", _ZYGOTE],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=self.env,
-        )
-        assert self._said() == "ready"
-
-    def _said(self) -> str:
-        assert self._zygote.stdout is not None
-        return self._zygote.stdout.readline().strip()
 
     @property
     def server(self) -> str:
@@ -124,39 +83,34 @@ class KilledDev:
 
     def start(self) -> None:
         """Start it; when it serves is another matter."""
-        assert self._pid is None
+        assert self._process is None
         args = ["dev", "--port", str(self.port), *([] if self.starts else self._flags)]
-        asked = json.dumps([args, self.env, str(self.words_file)])
-        assert self._zygote.stdin is not None
-        self._zygote.stdin.write(asked + "\n")
-        self._zygote.stdin.flush()
-        self._pid = int(self._said())
-        self._pidfd = os.pidfd_open(self._pid)
+        self._process = fork(
+            "yardmaster.cli.main", args, env=self.env, cwd=self.folder, stdout=self.words_file
+        )
         self.starts += 1
-
-    def lives(self, seconds: float = 0.0) -> bool:
-        """Whether it still runs after so many seconds."""
-        return not select.select([self._pidfd], [], [], seconds)[0]
 
     def serves(self) -> bool:
         """Whether this start got so far that it answers."""
         with suppress(OSError, ValueError):
-            return bool(json.loads((self.data / "dev.json").read_text())["pid"] == self._pid)
+            pid = json.loads((self.data / "dev.json").read_text())["pid"]
+            return self._process is not None and bool(pid == self._process.pid)
         return False
 
     def let_live(self, seconds: float) -> None:
         """Let it live so long; it may not end by itself."""
-        assert self.lives(seconds), f"it ended by itself: {self.words()}"
+        assert self._process is not None
+        with suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(seconds)
+            raise AssertionError(f"it ended by itself with code {code}: {self.words()}")
 
     def kill(self) -> None:
-        """SIGKILL, and wait until nothing of it is left."""
-        assert self._pid is not None
+        """SIGKILL, and wait until it is gone."""
+        assert self._process is not None
         self.kills.append(time.time_ns() // 1_000_000)
-        with suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
-        assert not self.lives(30), "it survives SIGKILL"
-        os.close(self._pidfd)
-        self._pid = None
+        self._process.kill()
+        self._process.wait(30)
+        self._process = None
 
     def token(self) -> str:
         """What callers send; empty before the first start made it."""
@@ -176,10 +130,9 @@ class KilledDev:
         )
 
     def close(self) -> None:
-        """Kill it if it runs, and whoever forked it."""
-        if self._pid is not None:
+        """Kill it if it runs."""
+        if self._process is not None:
             self.kill()
-        self._zygote.communicate(timeout=30)
 
 
 async def events(log: EventLog, topic: str) -> list[Event]:
@@ -304,14 +257,14 @@ class Users(threading.Thread):
         raise AssertionError(f"never acknowledged: {promise}: {said}")
 
 
-#: Counts to $1 by tenths, notes each checkpoint, goes on from the last one; takes its time to stop,
-#: so that a kill finds tasks that are stopping.
+#: Counts to $1 by quarters of a second (an agent looks no more often), notes each checkpoint, goes
+#: on from the last one; takes its time to stop, so that a kill finds tasks that are stopping.
 _STEPS = """
 at=${YARD_CHECKPOINT_STEP:-0}
 echo "$YARD_TASK_ID $YARD_ATTEMPT $at" >> "$2"
 trap 'trap "" TERM; sleep 1; exit 0' TERM
 while [ "$at" -lt "$1" ]; do
-  sleep 0.1
+  sleep 0.25
   at=$((at + 1))
   printf '{"uri": "file:///checkpoints/%s/%s", "step": %s}' \
     "$YARD_TASK_ID" "$at" "$at" > "$YARD_CHECKPOINT_FILE.part"
@@ -321,7 +274,7 @@ done
 
 
 def steps(folder: Path, count: int) -> list[str]:
-    """A command of so many tenths of a second that goes on from its last checkpoint."""
+    """A command of so many quarters of a second that goes on from its last checkpoint."""
     return ["sh", "-c", _STEPS, "steps", str(count), str(folder / "resumed")]
 
 
@@ -340,7 +293,7 @@ def workload(folder: Path, chance: random.Random) -> Iterator[Promise]:
         # The first of each kind come early, the rest by chance.
         match number if number <= 8 else chance.choice([1, 1, 1, 2, 3, 3, 3, 4, 5, 6, 7, 8, 9, 10]):
             case 1 | 2:
-                what = steps(folder, chance.randrange(15, 40))
+                what = steps(folder, chance.randrange(6, 16))
                 body |= {"priority": 90, "stop": {"grace": "10s"}}
             case 3:
                 body |= {"replicas": 2, "priority": 5, "resources": {"gpus": 2}}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support import containers
+from tests.support import containers, forks
 from tests.support.containers import KafkaContainer, RedisContainer
 from tests.support.kafka_broker import KafkaBroker
 from tests.support.leftovers import let_go
@@ -46,6 +46,11 @@ def redis_server(
     else:
         with RedisServer(tmp_path_factory.mktemp("redis")) as server:
             yield server
+
+
+def pytest_unconfigure() -> None:
+    """End what forks Yardmaster's processes, where a test had one forked."""
+    forks.stop()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -3,8 +3,6 @@
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -13,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.support import logs
+from tests.support.forks import Forked, fork
 from tests.support.kafka_broker import KafkaBroker
 from tests.support.logs import Entry, LogBuilder
 from tests.support.redis_server import RedisServer
@@ -83,7 +82,7 @@ class ViewsWorld:
         self.redis = redis
         self.cells = tuple(cells)
         self.clock = SystemClock()
-        self.workers: dict[str, subprocess.Popen[bytes]] = {}
+        self.workers: dict[str, Forked] = {}
         self._stores: dict[tuple[str, str], RedisViewStore] = {}
 
     async def __aenter__(self) -> Self:
@@ -117,16 +116,15 @@ class ViewsWorld:
             **more,
         }
 
-    def start(self, name: str, **more: str) -> subprocess.Popen[bytes]:
+    def start(self, name: str, **more: str) -> Forked:
         """Start a worker."""
-        with (self.folder / f"{name}.log").open("ab") as out:
-            self.workers[name] = subprocess.Popen(
-                [sys.executable, "-m", "yardmaster.views.faust_app"],
-                env=self.environment(**more),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-            )
+        self.workers[name] = fork(
+            "yardmaster.views.faust_app",
+            (),
+            env=self.environment(**more),
+            cwd=self.folder,
+            stdout=self.folder / f"{name}.log",
+        )
         return self.workers[name]
 
     def kill(self, name: str) -> None:

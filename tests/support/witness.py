@@ -1,74 +1,19 @@
 """A witness beside the log: what test tasks saw of their own starts, ends and slots.
 
-A task run with `python witness.py FOLDER -- CMD...` (or one that imports `Watch`) notes its start
-and end as lines of `FOLDER/witness.jsonl` and holds a lock file for each of its whole slots and for
-its replica while it lives. The kernel lets go of locks when the last process that inherited them is
-gone, so a lock that is taken is proof that something still runs. Standard library only: it runs
-inside tasks.
+A task run under `command` (`watch.py`) notes its start and end as lines of `FOLDER/witness.jsonl`
+and holds a lock file for each of its whole slots and for its replica while it lives. The kernel
+lets go of locks when the last process that inherited them is gone, so a lock that is taken is proof
+that something still runs.
 """
 
-import fcntl
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-FILE = "witness.jsonl"
-
-
-class Watch:
-    """One replica's testimony; make it first thing, and keep it until the end."""
-
-    def __init__(self, folder: Path, environ: dict[str, str] | None = None) -> None:
-        env = dict(os.environ) if environ is None else environ
-        self.folder = folder
-        self.who: dict[str, Any] = {
-            "task": env["YARD_TASK_ID"],
-            "attempt": int(env["YARD_ATTEMPT"]),
-            "replica": int(env.get("YARD_REPLICA", "0")),
-            "node": env.get("YARD_NODE", ""),
-            "pid": os.getpid(),
-        }
-        visible = env.get("CUDA_VISIBLE_DEVICES", "")
-        self.slots = [int(s) for s in visible.split(",") if s.strip().isdigit()]
-        whole = int(env.get("YARD_GPU_MILLI", "1000")) >= 1000
-        folder.mkdir(parents=True, exist_ok=True)
-        self._note("start", slots=self.slots)
-        names = [f"slot.{self.who['node']}.{slot}" for slot in self.slots] if whole else []
-        names.append(f"replica.{self.who['task']}.{self.who['replica']}")
-        self._locks = [fd for name in names if (fd := self._lock(name)) is not None]
-
-    def end(self, code: int = 0) -> None:
-        """Note that the work is over; locks go with the process."""
-        self._note("end", code=code)
-
-    def _lock(self, name: str) -> int | None:
-        fd = os.open(self.folder / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
-        os.set_inheritable(fd, True)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(fd, 4096, 0).decode(errors="replace")
-            self._note("taken", lock=name, holder=holder)
-            os.close(fd)
-            return None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, json.dumps(self.who).encode(), 0)
-        return fd
-
-    def _note(self, what: str, **more: Any) -> None:
-        line = json.dumps({"what": what, "at_ns": time.time_ns(), **self.who, **more}) + "\n"
-        fd = os.open(self.folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            os.write(fd, line.encode())  # one write: lines of several processes do not mix
-        finally:
-            os.close(fd)
+from tests.support import watch
+from tests.support.watch import FILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,22 +102,4 @@ def assert_witness_clean(folder: Path) -> Testimony:
 
 def command(folder: Path, *cmd: str) -> list[str]:
     """What to submit so that `cmd` runs under a witness."""
-    return [sys.executable, str(Path(__file__).resolve()), str(folder), "--", *cmd]
-
-
-def main(argv: Sequence[str]) -> int:
-    """`witness.py FOLDER -- CMD...`: run CMD while holding the locks; its exit code."""
-    folder, dashes, *cmd = argv
-    if dashes != "--" or not cmd:
-        print("usage: witness.py FOLDER -- CMD...", file=sys.stderr)
-        return 2
-    watch = Watch(Path(folder))
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, lambda *_: None)  # for CMD to act on, which starts with the defaults
-    code = subprocess.Popen(cmd, close_fds=False).wait()
-    watch.end(code)
-    return code if code >= 0 else 128 - code
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    return [sys.executable, "-I", "-S", watch.__file__, str(folder), "--", *cmd]

@@ -1,8 +1,6 @@
 """The real `yard` command on a real embedded process, each a process of its own.
 
-Commands are forked from one interpreter that has imported the command already: there are hundreds
-of them, and starting Python takes longer than what they do. What runs on, `yard dev` and commands
-that a test begins and ends later, is started as a user would.
+Both are forked (`forks`); commands that a test begins and ends later are started as a user would.
 """
 
 import json
@@ -12,81 +10,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+
+from tests.support.forks import Forked, fork
 
 T = TypeVar("T")
 
 YARD = (sys.executable, "-m", "yardmaster.cli.main")
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 STEP_S = 45.0
-
-
-#: Reads one command a line (arguments, environment, folder, files) and answers with its exit code.
-_FORKER = """
-import json, os, sys, traceback
-from yardmaster.cli import explain, logs, main, nodes, pools, projects, replay, set, submit, tasks
-print("ready", flush=True)
-for line in sys.stdin:
-    args, env, cwd, files = json.loads(line)
-    child = os.fork()
-    if not child:
-        code = 70
-        try:
-            os.chdir(cwd)
-            os.environ.clear()
-            os.environ.update(env)
-            for number, name in enumerate(files):
-                mode = os.O_RDONLY if number == 0 else os.O_WRONLY
-                os.dup2(os.open(name, mode), number)
-            sys.stdin = open(0, closefd=False)
-            code = main.run(args)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
-
-class Forker:
-    """Runs commands, one at a time, each in a process of its own."""
-
-    _process: "subprocess.Popen[str] | None" = None
-
-    @classmethod
-    def run(cls, args: Sequence[str], env: dict[str, str], cwd: Path, stdin: str) -> "Said":
-        if cls._process is None or cls._process.poll() is not None:
-            cls._process = subprocess.Popen(
-                [sys.executable, "-c", _FORKER],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            assert cls._process.stdout is not None
-            assert cls._process.stdout.readline() == "ready\n"
-        assert cls._process.stdin is not None
-        assert cls._process.stdout is not None
-        with tempfile.TemporaryDirectory() as name:
-            files = [Path(name) / stream for stream in ("in", "out", "err")]
-            for file in files:
-                file.write_text(stdin if file.name == "in" else "")
-            asked = [list(args), env, str(cwd), [str(file) for file in files]]
-            cls._process.stdin.write(json.dumps(asked) + "\n")
-            cls._process.stdin.flush()
-            code = int(cls._process.stdout.readline())
-            return Said(code, files[1].read_text(), files[2].read_text())
-
-    @classmethod
-    def stop(cls) -> None:
-        if cls._process is not None:
-            cls._process.communicate()
-            cls._process = None
 
 
 @dataclass
@@ -106,6 +42,17 @@ class Said:
         return self.out.splitlines()
 
 
+def run_yard(args: Sequence[str], env: Mapping[str, str], cwd: Path, stdin: str = "") -> Said:
+    """A command, to its end."""
+    with tempfile.TemporaryDirectory() as name:
+        given, out, err = (Path(name) / stream for stream in ("in", "out", "err"))
+        given.write_text(stdin)
+        running = fork(
+            "yardmaster.cli.main", args, env=env, cwd=cwd, stdin=given, stdout=out, stderr=err
+        )
+        return Said(running.wait(), out.read_text(), err.read_text())
+
+
 @dataclass
 class Dev:
     """An embedded process on a data folder, and the commands that are given to it."""
@@ -113,7 +60,7 @@ class Dev:
     folder: Path
     nodes: int = 1
     slots: int = 2
-    process: subprocess.Popen[bytes] | None = None
+    process: Forked | None = None
     starts: int = 0
     env: dict[str, str] = field(default_factory=dict)
 
@@ -144,16 +91,13 @@ class Dev:
         before = self.data / "dev.json"
         before.unlink(missing_ok=True)
         flags = [] if self.starts else ["--nodes", str(self.nodes), "--slots", str(self.slots)]
-        with open(self.folder / "dev.out", "ab") as out:
-            self.process = subprocess.Popen(
-                [*YARD, "dev", *flags, *extra],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                env=self.env,
-                cwd=self.folder,
-                start_new_session=True,
-            )
+        self.process = fork(
+            "yardmaster.cli.main",
+            ["dev", *flags, *extra],
+            env=self.env,
+            cwd=self.folder,
+            stdout=self.folder / "dev.out",
+        )
         self.starts += 1
 
         def serves() -> bool:
@@ -177,7 +121,7 @@ class Dev:
 
     def yard(self, *args: str, code: int | None = 0, stdin: str | None = None) -> Said:
         """Run a command; `code` is the exit code it must have (None: any)."""
-        said = Forker.run(args, self.env, self.folder, stdin or "")
+        said = run_yard(args, self.env, self.folder, stdin or "")
         assert code is None or said.code == code, (
             f"yard {' '.join(args)}: exit {said.code}, expected {code}\n{said.out}\n{said.err}\n"
             f"--- yard dev ---\n{self.words()[-4000:]}"
@@ -247,7 +191,5 @@ def running_dev(
     finally:
         if dev.process is not None:
             dev.stop(signal.SIGTERM)
-        Forker.stop()
     if prove:
         dev.prove()
-        Forker.stop()

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.witness import FILE, assert_witness_clean, command, main, read_witness
+from tests.support.watch import FILE, main
+from tests.support.witness import assert_witness_clean, command, read_witness
 
 TASK = "aaaaaaaaaaaa.0"
 

@@ -228,9 +228,11 @@ class KafkaBroker:
             "share.coordinator.state.topic.num.partitions": "1",
             "group.initial.rebalance.delay.ms": "0",
             "group.min.session.timeout.ms": "1000",
-            # A killed broker may register again when its session has ended: 9 s by default.
-            "broker.session.timeout.ms": "1500",
-            "broker.heartbeat.interval.ms": "300",
+            # A killed broker may register again when its session has ended: 9 s by default. The
+            # interval is also what a request to the controller may take: with less, a broker on a
+            # busy machine tries to register for ever.
+            "broker.session.timeout.ms": "3000",
+            "broker.heartbeat.interval.ms": "1000",
             # A small heap runs out otherwise.
             "log.cleaner.threads": "1",
             "log.cleaner.dedupe.buffer.size": "4194304",
@@ -277,6 +279,8 @@ class KafkaBroker:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self.directory,
+                # The kernel shares out the processor by sessions, and every service has its own.
+                start_new_session=True,
             )
 
     def _await(self) -> None:

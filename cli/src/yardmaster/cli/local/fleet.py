@@ -3,17 +3,17 @@
 Nothing here restarts what ends by itself: the supervisor does, tests do not.
 """
 
-import subprocess
-import sys
+import os
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Final
 
 from yardmaster.cli.local.broker import KafkaBroker
 from yardmaster.cli.local.layout import DataLayout
 from yardmaster.cli.local.leftovers import end_tasks
 from yardmaster.cli.local.plan import MODULES, Plan, PortPlan, Wanted, plan
-from yardmaster.cli.local.process import ServiceFailed, ServiceProcess
+from yardmaster.cli.local.process import Launch, Running, ServiceFailed, ServiceProcess, launch
 from yardmaster.cli.local.redis_server import RedisServer
 
 #: How long setup waits for the broker, and one process may take until it is ready, in seconds.
@@ -33,6 +33,7 @@ class Fleet:
         env: more environment, by a process's name, its service, or `*` for all services.
         kafka_settings, redis_settings: lines of their configuration that override or add.
         kafka_proxied: listeners of the broker beside the usual one (`KafkaBroker`).
+        launch: how setup and services are started.
     """
 
     def __init__(
@@ -48,13 +49,15 @@ class Fleet:
         kafka_settings: Mapping[str, str] | None = None,
         redis_settings: Mapping[str, str] | None = None,
         kafka_proxied: Mapping[str, tuple[int, int]] | None = None,
+        launch: Launch = launch,
     ) -> None:
         self.data = data
         self.wanted = wanted
         self.services: dict[str, ServiceProcess] = {}
         self._ports = ports
         self._env = dict(env or {})
-        self._setup: subprocess.Popen[bytes] | None = None
+        self._launch = launch
+        self._setup: Running | None = None
         data.make(wanted.cells)
         self.broker = KafkaBroker(
             data.kafka,
@@ -77,26 +80,26 @@ class Fleet:
         """Every process by name, those that others rest on first."""
         return {KAFKA: self.broker, REDIS: self.redis, **self.services}
 
-    def begin_infrastructure(self) -> "subprocess.Popen[bytes]":
+    def begin_infrastructure(self) -> Running:
         """Start broker and Redis, and the setup, which waits for the broker; it is returned."""
         self.broker.begin()
         self.redis.begin()
         return self.begin_setup()
 
-    def begin_setup(self) -> "subprocess.Popen[bytes]":
+    def begin_setup(self) -> Running:
         """Start `yard setup` on the broker."""
         words = ["setup", "--log", f"kafka://{self.broker.bootstrap}"]
         words += ["--cells", ",".join(self.wanted.cells), "--wait", f"{SETUP_WAIT_S}s"]
-        with (self.data.logs / "setup.log").open("ab") as log:
-            self._setup = subprocess.Popen(
-                [sys.executable, "-m", "yardmaster.cli.main", *words],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+        self._setup = self._launch(
+            "yardmaster.cli.main",
+            words,
+            env=os.environ,
+            cwd=Path.cwd(),
+            stdout=self.data.logs / "setup.log",
+        )
         return self._setup
 
-    def until_set_up(self, setup: "subprocess.Popen[bytes]") -> None:
+    def until_set_up(self, setup: Running) -> None:
         """Wait for the setup.
 
         Raises: ServiceFailed when it failed, BrokerFailed or RedisFailed when they ended.
@@ -141,7 +144,7 @@ class Fleet:
         env: dict[str, str] = {}
         for key in ("*", found.service, name):
             env |= self._env.get(key, {})
-        self.services[name] = ServiceProcess(found, log_file, env)
+        self.services[name] = ServiceProcess(found, log_file, env, self._launch)
         return self.services[name]
 
     def begin_services(self) -> None:

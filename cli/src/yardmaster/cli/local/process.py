@@ -7,9 +7,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from yardmaster.cli.local.plan import Plan
 from yardmaster.cli.local.ports import HOST
@@ -23,18 +23,69 @@ class ServiceFailed(Exception):
     """A service ended, or did not become ready; the message ends with the tail of its log."""
 
 
+class Running(Protocol):
+    """A process that was started, as `subprocess.Popen` holds one."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it lives."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, once it ended; subprocess.TimeoutExpired when it does not."""
+
+    def send_signal(self, number: int, /) -> None:
+        """Signal it, if it lives."""
+
+    def kill(self) -> None:
+        """SIGKILL."""
+
+
+class Launch(Protocol):
+    """A way to start `python -m MODULE WORDS` in a session of its own."""
+
+    def __call__(
+        self, module: str, words: Sequence[str], *, env: Mapping[str, str], cwd: Path, stdout: Path
+    ) -> Running:
+        """Start it, and do not wait; what it says is appended to `stdout`."""
+
+
+def launch(
+    module: str, words: Sequence[str], *, env: Mapping[str, str], cwd: Path, stdout: Path
+) -> Running:
+    """The usual way."""
+    with stdout.open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=env,
+            cwd=cwd,
+            start_new_session=True,
+        )
+
+
 class ServiceProcess:
     """The process of a plan; its log is appended to over its restarts."""
 
-    def __init__(self, plan: Plan, log_file: Path, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        log_file: Path,
+        env: Mapping[str, str] | None = None,
+        launch: Launch = launch,
+    ) -> None:
         self.plan = plan
         self.log_file = log_file
         #: On top of the plan's environment.
         self.env = dict(env or {})
-        self._process: subprocess.Popen[bytes] | None = None
+        self._launch = launch
+        self._process: Running | None = None
 
     @property
-    def process(self) -> "subprocess.Popen[bytes] | None":
+    def process(self) -> Running | None:
         """The process of the last start that was not ended here; it may have ended by itself."""
         return self._process
 
@@ -56,16 +107,13 @@ class ServiceProcess:
         # What the caller set for its own `yard` is not for services.
         clean = {name: value for name, value in os.environ.items() if not name.startswith("YARD_")}
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
-        with self.log_file.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", self.plan.module],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**clean, **self.plan.env, **self.env},
-                cwd=self.log_file.parent,
-                start_new_session=True,
-            )
+        self._process = self._launch(
+            self.plan.module,
+            (),
+            env={**clean, **self.plan.env, **self.env},
+            cwd=self.log_file.parent,
+            stdout=self.log_file,
+        )
 
     def ready(self) -> bool:
         """Whether it says that it is ready.

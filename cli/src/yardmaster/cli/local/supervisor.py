@@ -10,7 +10,6 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from yardmaster.cli.local.fleet import Fleet
 from yardmaster.cli.local.layout import DataLayout, read_json
 from yardmaster.cli.local.leftovers import MARK
 from yardmaster.cli.local.plan import FixedPorts, Wanted
-from yardmaster.cli.local.process import ServiceFailed, ServiceProcess
+from yardmaster.cli.local.process import Running, ServiceFailed, ServiceProcess
 from yardmaster.cli.local.redis_server import RedisFailed
 
 #: The pause before a process is started again: it doubles from the first to the longest.
@@ -58,7 +57,7 @@ class Supervisor:
         self._data = data
         self._ports = ports
         self._lives: dict[str, _Life] = {}
-        self._setup: subprocess.Popen[bytes] | None = None
+        self._setup: Running | None = None
         self._set_up = False
         self._stopping = False
         self._changed = False

@@ -1,0 +1,151 @@
+"""Yardmaster's own processes, forked from one interpreter that has imported all of it already.
+
+There are hundreds of them in a run of all tests, and to import takes longer than most of what they
+do. Each is a process of its own, in a session of its own, with its own environment, folder and
+files, and dies like any other. That users' way to start them works is what tests of `yard up`, in
+both forms, and of the demo show.
+"""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from yardmaster.cli.local.plan import MODULES
+
+_COMMANDS: Final = (
+    *("dev", "embedded", "explain", "logs", "main", "nodes", "pools", "projects", "replay", "set"),
+    *("setup", "submit", "tasks"),
+)
+_MODULES: Final = (
+    *(f"yardmaster.cli.{name}" for name in _COMMANDS),
+    *MODULES.values(),
+    *("yardmaster.eventlog.kafka", "yardmaster.eventlog.kafka_membership"),
+)
+#: Reads one request a line: what to start (answered with its pid), or whose exit code is wanted
+#: (null: it lives). A child does what `python -m MODULE WORDS` does once it has imported.
+_PARENT: Final = """
+import importlib, json, os, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+from yardmaster.eventlog import codec
+from yardmaster.schemas.events import EVENTS
+for kind in EVENTS:
+    codec.adapter(*kind)
+print("ready", flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    if isinstance(asked, int):
+        pid, status = os.waitpid(asked, os.WNOHANG)
+        print(json.dumps(os.waitstatus_to_exitcode(status) if pid else None), flush=True)
+        continue
+    child = os.fork()
+    if not child:
+        os.setsid()
+        os.chdir(asked["cwd"])
+        os.environ.clear()
+        os.environ.update(asked["env"])
+        files = [os.open(asked["stdin"], os.O_RDONLY)]
+        files += [os.open(asked[name], os.O_WRONLY | os.O_APPEND) for name in ("stdout", "stderr")]
+        for number, file in enumerate(files):
+            os.dup2(file, number)
+            os.close(file)
+        sys.stdin = open(0, closefd=False)
+        sys.argv = [asked["module"], *asked["words"]]
+        sys.exit(importlib.import_module(asked["module"]).main())
+    print(child, flush=True)
+"""
+_lock: Final = threading.Lock()
+_parents: Final[list["subprocess.Popen[str]"]] = []
+
+
+class Forked:
+    """A process that `fork` started, held as `subprocess.Popen` holds one."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._pidfd = os.pidfd_open(pid)
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it lives."""
+        if self.returncode is None:
+            self.returncode = _ask(self.pid)
+            if self.returncode is not None:
+                os.close(self._pidfd)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, once it ended.
+
+        Raises: subprocess.TimeoutExpired.
+        """
+        if self.poll() is None:
+            select.select([self._pidfd], [], [], timeout)
+        code = self.poll()
+        if code is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Signal it, if it lives."""
+        if self.poll() is None:
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+def fork(
+    module: str,
+    words: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: Path,
+    stdout: Path,
+    stderr: Path | None = None,
+    stdin: Path = Path(os.devnull),
+) -> Forked:
+    """Start `python -m MODULE WORDS`; what it says is appended to the files."""
+    asked = {"module": module, "words": list(words), "env": dict(env), "cwd": str(cwd)}
+    files = {"stdin": stdin, "stdout": stdout, "stderr": stderr or stdout}
+    for path in (stdout, stderr or stdout):
+        path.touch(0o600)
+    pid = _ask(asked | {name: str(path.absolute()) for name, path in files.items()})
+    assert pid is not None
+    return Forked(pid)
+
+
+def stop() -> None:
+    """End the parent; whatever it forked lives on."""
+    while _parents:
+        _parents.pop().communicate(timeout=30)
+
+
+def _ask(what: Any) -> int | None:
+    with _lock:
+        if not _parents:
+            parent = subprocess.Popen(
+                [sys.executable, "-c", _PARENT, *_MODULES],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+            assert parent.stdout is not None
+            assert parent.stdout.readline() == "ready\n"
+            _parents.append(parent)
+        (parent,) = _parents
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        parent.stdin.write(json.dumps(what) + "\n")
+        parent.stdin.flush()
+        answer: int | None = json.loads(parent.stdout.readline())
+        return answer
