@@ -23,7 +23,6 @@ head is the SHA-256 of the head before and the digest of its TermStarted.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from hashlib import sha256
 from struct import Struct
 from typing import Any, Final
@@ -36,22 +35,36 @@ from yardmaster.schemas.events.machine import CycleCommittedV1, InputRange, Term
 GENESIS: Final = "0" * 64
 MARK_DIGITS: Final = 16
 _length = Struct(">Q").pack
+#: The lengths that nearly all parts have, packed.
+_LENGTHS: Final = tuple(map(_length, range(2048)))
 
 
-@lru_cache(maxsize=64)
-def _named(name: str) -> bytes:
-    """A header's name after its length; the names of our own headers are few."""
-    raw = name.encode()
-    return _length(len(raw)) + raw
+class _Named(dict[str, bytes]):
+    """Headers' names after their lengths; those of our own are few, others are not kept."""
+
+    LIMIT: Final = 64
+
+    def __missing__(self, name: str) -> bytes:
+        raw = name.encode()
+        framed = _length(len(raw)) + raw
+        if len(self) < self.LIMIT:
+            self[name] = framed
+        return framed
+
+
+_named: Final = _Named()
 
 
 def record_digest(key: bytes, headers: Iterable[tuple[str, bytes]], value: bytes | None) -> bytes:
     """The 32 bytes that identify all of a record: nothing of it changes without them."""
+    few = len(_LENGTHS)
     parts = [_length(len(key)), key]
     for name, content in headers:
-        parts += (_named(name), _length(len(content)), content)
+        size = len(content)
+        parts += (_named[name], _LENGTHS[size] if size < few else _length(size), content)
     if value is not None:
-        parts += (_length(len(value)), value)
+        size = len(value)
+        parts += (_LENGTHS[size] if size < few else _length(size), value)
     return sha256(b"".join(parts)).digest()
 
 
@@ -72,6 +85,11 @@ def first_unmarked(digests: Sequence[bytes], recorded: str) -> int | None:
         if digest[:8].hex() != recorded[at : at + MARK_DIGITS]:
             return index
     return None if len(recorded) == len(digests) * MARK_DIGITS else len(digests)
+
+
+def head_of_term(head: str, digest: bytes) -> str:
+    """The head of the chain once a term has begun after `head`; `digest` is its TermStarted's."""
+    return sha256(bytes.fromhex(head) + digest).hexdigest()
 
 
 def source_of(machine: str, cell: str, incarnation: str) -> str:
@@ -228,7 +246,7 @@ class CommitReader:
         self._starts.append((offset, data.term))
         self.owner = envelope.source
         self.seq = 1
-        self.head = sha256(bytes.fromhex(self.head) + digest).hexdigest()
+        self.head = head_of_term(self.head, digest)
         if self._ended_at is None or (self._buffer and not self._ended_at[1]):
             self._ended_at = (offset, bool(self._buffer))
         self.dropped += len(self._buffer)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from yardmaster.schemas.construct import writes_slots
 from yardmaster.schemas.envelope import Envelope, Event
 from yardmaster.schemas.events.machine import PolicyInUse
 from yardmaster.schemas.reasons import RefusalCode
@@ -20,6 +21,7 @@ from yardmaster.schemas.topics import Topic
 S = TypeVar("S")
 
 
+@writes_slots
 @dataclass(frozen=True, slots=True)
 class Decision:
     """An event to append, what it is about, and the record it follows from (None: time alone)."""
@@ -29,6 +31,7 @@ class Decision:
     cause: str | None = None
 
 
+@writes_slots
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What one cycle decided.

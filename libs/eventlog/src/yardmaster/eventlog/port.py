@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from yardmaster.schemas.construct import writes_slots
 from yardmaster.schemas.topics import Topic
 
 Headers = tuple[tuple[str, bytes], ...]
@@ -20,6 +21,7 @@ RECORD_OVERHEAD: Final = 32
 HEADER_OVERHEAD: Final = 10
 
 
+@writes_slots
 @dataclass(frozen=True, slots=True, order=True)
 class Partition:
     """One ordered sequence of records; a cell's records of a topic all lie in one."""
@@ -31,6 +33,7 @@ class Partition:
         return f"{self.topic}/{self.number}"
 
 
+@writes_slots
 @dataclass(frozen=True, slots=True)
 class Record:
     """What is appended; a value of None is a tombstone that erases its key in a compacted topic."""
@@ -54,6 +57,7 @@ def batch_bytes(batch: Sequence[Record]) -> int:
     return BATCH_OVERHEAD + sum(record.size for record in batch)
 
 
+@writes_slots
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
     """A record read back: where it lies, and when the log took it (ms, by the log's clock)."""
@@ -64,16 +68,6 @@ class StoredRecord:
     record: Record
 
 
-# The slots of frozen objects, set as only their makers may.
-_set_key = Record.__dict__["key"].__set__
-_set_value = Record.__dict__["value"].__set__
-_set_headers = Record.__dict__["headers"].__set__
-_set_partition = StoredRecord.__dict__["partition"].__set__
-_set_offset = StoredRecord.__dict__["offset"].__set__
-_set_appended_ms = StoredRecord.__dict__["appended_ms"].__set__
-_set_record = StoredRecord.__dict__["record"].__set__
-
-
 def stored_record(
     partition: Partition,
     offset: int,
@@ -82,21 +76,8 @@ def stored_record(
     value: bytes | None,
     headers: Headers,
 ) -> StoredRecord:
-    """What the two constructors give, in half the time, for adapters that read.
-
-    The constructor of a frozen dataclass sets each field by name through `object.__setattr__`; of
-    all that reading a record took, that was a third.
-    """
-    record = Record.__new__(Record)
-    _set_key(record, key)
-    _set_value(record, value)
-    _set_headers(record, headers)
-    stored = StoredRecord.__new__(StoredRecord)
-    _set_partition(stored, partition)
-    _set_offset(stored, offset)
-    _set_appended_ms(stored, appended_ms)
-    _set_record(stored, record)
-    return stored
+    """A record read back, from its parts."""
+    return StoredRecord(partition, offset, appended_ms, Record(key, value, headers))
 
 
 class Clock(Protocol):

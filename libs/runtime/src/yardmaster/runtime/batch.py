@@ -10,6 +10,7 @@ from yardmaster.eventlog.codec import decode, encode
 from yardmaster.eventlog.port import Record, batch_bytes
 from yardmaster.runtime.errors import CycleTooLarge
 from yardmaster.runtime.tracing import is_sampled
+from yardmaster.schemas.construct import writes_slots
 from yardmaster.schemas.envelope import Actor, ActorKind, Envelope, Event
 from yardmaster.schemas.errors import MalformedRecord
 from yardmaster.schemas.events.machine import (
@@ -37,6 +38,7 @@ def decode_own(record: Record, cell: str) -> Envelope[Event]:
     return decode(record)
 
 
+@writes_slots
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where in a machine's topic a cycle belongs: whose it is, and what it follows."""
@@ -116,7 +118,16 @@ def traces_of(accepted: Iterable[Envelope[Any]]) -> dict[str, str]:
     }
 
 
-def cycle_records(
+@dataclass(frozen=True, slots=True)
+class WrittenCycle:
+    """A cycle as it is written, the CycleCommitted last: records, their digests, their events."""
+
+    records: list[Record]
+    digests: list[bytes]
+    envelopes: list[Envelope[Event]]
+
+
+def write_cycle(
     place: Place,
     decisions: Sequence[Decision],
     traces: Mapping[str, str],
@@ -127,25 +138,23 @@ def cycle_records(
     state_digest: str,
     complete: bool,
     limit: int | None,
-) -> list[Record]:
+) -> WrittenCycle:
     """The decisions' records and, last, the CycleCommitted over them.
 
     `traces`: what `traces_of` gives for the cycle's inputs.
     """
     cell = place.cell
-    records = [
-        encode(
-            place.envelope(
-                index,
-                made.event,
-                made.subject,
-                made.cause,
-                traces.get(made.cause) if made.cause is not None else None,
-            ),
-            cell,
+    envelopes = [
+        place.envelope(
+            index,
+            made.event,
+            made.subject,
+            made.cause,
+            traces.get(made.cause) if made.cause is not None else None,
         )
         for index, made in enumerate(decisions)
     ]
+    records = [encode(envelope, cell) for envelope in envelopes]
     digests = [digest_of(record) for record in records]
     commit = CycleCommittedV1(
         cell=cell,
@@ -164,8 +173,10 @@ def cycle_records(
         complete=complete,
         limit=limit,
     )
-    records.append(encode(place.envelope(len(records), commit, cell, None), cell))
-    return records
+    envelopes.append(place.envelope(len(records), commit, cell, None))
+    records.append(encode(envelopes[-1], cell))
+    digests.append(digest_of(records[-1]))
+    return WrittenCycle(records, digests, envelopes)
 
 
 def cut(records: Sequence[Record], wanted: int, limit: int, topic: str) -> list[list[Record]]:

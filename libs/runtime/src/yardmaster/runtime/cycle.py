@@ -21,12 +21,12 @@ from yardmaster.eventlog.port import Record, batch_bytes
 from yardmaster.runtime.batch import (
     Place,
     cut,
-    cycle_records,
     decode_own,
     digest_of,
     term_record,
     traces_of,
     with_observed,
+    write_cycle,
 )
 from yardmaster.runtime.chance import Chance
 from yardmaster.runtime.clock import Clock
@@ -150,7 +150,7 @@ class Leader(Generic[S]):
         verdict = fold.machine.decide(fold.state, limit=limits.max_decisions, observed=observed)
         decisions = with_observed(observed, verdict)
         accepted = [envelope for each in taken for envelope in each.accepted]
-        records = cycle_records(
+        records = write_cycle(
             self._place(now_ms),
             decisions,
             traces_of(accepted),
@@ -160,7 +160,7 @@ class Leader(Generic[S]):
             state_digest=verdict.state_digest,
             complete=verdict.complete,
             limit=None if verdict.complete else limits.max_decisions,
-        )
+        ).records
         envelopes = self._checked(records)
         offsets = await self._append(records)
         counted = await self._read_back(records, envelopes, offsets)

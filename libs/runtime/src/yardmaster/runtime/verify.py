@@ -29,10 +29,10 @@ from yardmaster.eventlog.errors import LogCorrupt, LogTruncated, UnknownTopic
 from yardmaster.eventlog.port import EventLog, Partition, Record, StoredRecord
 from yardmaster.runtime.batch import (
     Place,
-    cycle_records,
     digest_of,
     traces_of,
     with_observed,
+    write_cycle,
 )
 from yardmaster.runtime.errors import MachineError
 from yardmaster.runtime.fold import Fold
@@ -213,7 +213,7 @@ class Prover(Fold[S]):
             prev=commit.prev,
             now_ms=commit.now_ms,
         )
-        expected = cycle_records(
+        expected = write_cycle(
             place,
             with_observed(observed, verdict),
             traces,
@@ -223,7 +223,7 @@ class Prover(Fold[S]):
             state_digest=verdict.state_digest,
             complete=verdict.complete,
             limit=commit.limit,
-        )
+        ).records
         self._compare(counted, expected)
 
     def _compare(self, counted: CountedCycle, expected: Sequence[Record]) -> None:

@@ -4,32 +4,35 @@ A cycle under load makes tens of thousands of events, and making them is a sixth
 """
 
 from collections.abc import Callable
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, fields
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
 def writes_slots(cls: type[T]) -> type[T]:
-    """Give a frozen dataclass with slots and keyword fields a constructor that writes its slots.
+    """Give a frozen dataclass with slots a constructor that writes its slots.
 
     The one that `dataclass` generates calls `object.__setattr__`, which looks every field up by
     name, to get around its own guard; through the slots' descriptors it takes half the time. A
     class with default factories keeps what it has.
     """
     found = fields(cls)  # type: ignore[arg-type]
-    if any(f.default_factory is not MISSING or not f.kw_only for f in found):
+    if any(f.default_factory is not MISSING for f in found):
         return cls
     given: dict[str, Any] = {f"_write_{f.name}": cls.__dict__[f.name].__set__ for f in found}
     given |= {f"_default_{f.name}": f.default for f in found if f.default is not MISSING}
-    arguments = [f.name if f.default is MISSING else f"{f.name}=_default_{f.name}" for f in found]
+    arguments = [_argument(f) for f in found if not f.kw_only]
+    named = [_argument(f) for f in found if f.kw_only]
+    if named:
+        arguments += ["*", *named]
     body = [f"_write_{f.name}(self, {f.name})" for f in found]
     if hasattr(cls, "__post_init__"):
         body.append("self.__post_init__()")
     # Written as text, as `dataclass` itself does it: only so has it the fields' names as arguments.
     text = (
         f"def make({', '.join(given)}):\n"
-        f" def __init__(self{', *, ' if arguments else ''}{', '.join(arguments)}):\n"
+        f" def __init__({', '.join(['self', *arguments])}):\n"
         f"  {'; '.join(body) or 'pass'}\n"
         f" return __init__\n"
     )
@@ -40,3 +43,7 @@ def writes_slots(cls: type[T]) -> type[T]:
         setattr(made, name, getattr(old, name))
     type.__setattr__(cls, "__init__", made)
     return cls
+
+
+def _argument(of: Field[Any]) -> str:
+    return of.name if of.default is MISSING else f"{of.name}=_default_{of.name}"

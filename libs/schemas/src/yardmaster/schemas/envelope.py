@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Final, Generic, TypeVar
 
 from pydantic import ConfigDict, Field
 
+from yardmaster.schemas.construct import writes_slots
 from yardmaster.schemas.fields import (
     CLOSED,
     Code,
@@ -70,6 +71,7 @@ class Auth:
 E_co = TypeVar("E_co", bound=Event, covariant=True)
 
 
+@writes_slots
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope(Generic[E_co]):
     """One record of the log: an event and what surrounds it.
