@@ -20,7 +20,7 @@ from typing import Any
 from bench.timing import Row
 
 RESULTS = Path(__file__).parent / "results"
-GROUPS = ("core", "policies", "logs", "embedded", "cluster")
+GROUPS = ("core", "policies", "placement", "logs", "embedded", "cluster")
 FOOTER = """\
 In timed sections the garbage collector is off and what lives is frozen (services freeze what they
 restored and collect rarely). value: by the clock; cpu: the same by this process's processor time,
@@ -60,6 +60,15 @@ def _policy(name: str, *arguments: Any) -> Callable[[bool], list[Row]]:
     return run
 
 
+def _placement(name: str) -> Callable[[bool], list[Row]]:
+    def run(quick: bool) -> list[Row]:
+        from bench import placement
+
+        return placement.openb(name, seeds=1 if quick else 10)
+
+    return run
+
+
 def _log(name: str) -> Callable[[bool], list[Row]]:
     def run(quick: bool) -> list[Row]:
         from bench import logs
@@ -93,6 +102,7 @@ DETERMINED: Sequence[tuple[str, float, float, dict[str, Any]]] = (
     ("max_min", 146, 1, {"policy": "fair_share", "among": "project", "variant": "max_min"}),
     ("fair share", 146, 1, {"policy": "fair_share", "among": "project"}),
 )
+PLACEMENTS = ("best_fit", "worst_fit", "tight_fit", "random", "fgd")
 PENDING = (1_000, 10_000, 100_000)
 AMONG_JOBS = (("jobs, fair share", "demand_proportional"), ("jobs, max_min", "max_min"))
 
@@ -144,6 +154,7 @@ PARTS: Sequence[tuple[str, str, bool, Callable[[bool], list[Row]]]] = (
         for label, variant in AMONG_JOBS
         for n in PENDING
     ),
+    *((f"openb-{name}", "placement", True, _placement(name)) for name in PLACEMENTS),
     ("embedded", "embedded", True, _embedded),
     ("latency-100", "cluster", True, _cluster("latency", 100, 200)),
     ("latency-5k", "cluster", False, _cluster("latency", 5_000, 200)),

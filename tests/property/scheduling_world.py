@@ -11,7 +11,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.unit.core.scheduling.soundness import assert_sound
-from yardmaster.core.scheduling.entities import Node, NodeState, ReplicaState, Task
+from yardmaster.core.scheduling.entities import (
+    BLOCKING,
+    Node,
+    NodeState,
+    Pool,
+    ReplicaState,
+    Task,
+)
 from yardmaster.core.testing import Apply, Cell, Settle
 from yardmaster.schemas.envelope import Event
 from yardmaster.schemas.events import decisions as dec
@@ -230,11 +237,30 @@ class World:
                 assert node.name not in task.job.spec.avoid_nodes
                 assert not set(placement.slots) & set(node.disabled), f"{task.id} on a bad slot"
                 self._laid_as_asked(event, node, placement)
+            self._nobody_passed(task, run.pool)
             config = run.pool.config
             if config is None or config.policy.name != "priority":
                 continue
             passed = [p for p in run.pool.stopping_for[run.lane] if p < task.job.priority]
             assert not passed, f"{task.id} starts past tasks that slots are being freed for"
+
+    def _nobody_passed(self, task: Task, pool: Pool) -> None:
+        """In a strict line nobody starts while one ahead of him waits for room, and did already
+        when the cycle began; who may use other pools too may be passed in one that he likes less.
+        """
+        if pool.lines is None:
+            return
+        line, place = pool.lines.place_of(task)
+        for group in pool.groups.values():
+            record = group.waits.get(pool.name)
+            if record is None or record[0].code not in BLOCKING or len(group.shape.pools) > 1:
+                continue
+            first = group.queue.first
+            if record[2] == self.cell.state.cycle or first.job.spec.max_concurrent is not None:
+                continue
+            its_line, its_place = pool.lines.place_of(first)
+            ahead = its_line == line and its_place < place
+            assert not ahead, f"{task.id} starts past {first.id}"
 
     def _laid_as_asked(
         self, event: dec.SlotsAllocatedV1, node: Node, placement: dec.Placement

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.property.scheduling_world import World
 from yardmaster.core.scheduling.entities import ReplicaState
+from yardmaster.core.scheduling.placement import PLACEMENTS
 from yardmaster.core.scheduling.policies import POLICIES
 from yardmaster.core.scheduling.policy import Policy
 from yardmaster.core.scheduling.state import ClusterState
@@ -90,9 +91,18 @@ specs = st.builds(
 )
 
 
+#: Options that do not take any value of their type.
+BOUNDED: dict[str, st.SearchStrategy[Any]] = {
+    "s_milli": st.sampled_from([0, 500, 4000]),
+    "p": st.sampled_from([1, 2, None]),
+}
+
+
 def _configured(policy: Policy) -> st.SearchStrategy[dict[str, Any]]:
     options: Any = policy.options
-    chosen = st.builds(options, **{each.name: ... for each in fields(options)})
+    chosen = st.builds(
+        options, **{each.name: BOUNDED.get(each.name, ...) for each in fields(options)}
+    )
     return chosen.map(lambda made: {"policy": policy.name, **plain.dump(made)})
 
 
@@ -199,7 +209,8 @@ class Histories(RuleBasedStateMachine):
     @rule(
         pool=st.sampled_from(["main", "side"]),
         options=policies,
-        placement=st.sampled_from(["best_fit", "worst_fit"]),
+        placement=st.sampled_from(sorted(PLACEMENTS)),
+        seed=st.integers(0, 2),
         unequal_gangs=st.booleans(),
         gpuless_per_node=st.sampled_from([None, None, 0, 1, 2]),
         timeout_s=st.sampled_from([30, 60]),

@@ -1,4 +1,7 @@
-"""The core's divisions asked claim by claim, oldest first: equal claims are made one kind."""
+"""The core's divisions asked claim by claim, oldest first: equal claims are made one kind.
+
+The kinds are handed over youngest first: their order is not to matter.
+"""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -14,7 +17,7 @@ def _by_kinds(divide: runs.Division, capacity: int, claims: Sequence[Claim]) -> 
     for age, claim in enumerate(claims):
         kinds.setdefault(claim, Kind(claim, [])).ages.append((0, age))
     offers = [-1] * len(claims)
-    for run in divide(capacity, runs_of(list(kinds.values()))):
+    for run in divide(capacity, runs_of(list(reversed(kinds.values())))):
         for _, age in run.ages[run.first : run.end]:
             assert offers[age] == -1, "he is in two runs"
             offers[age] = run.offer

@@ -33,8 +33,9 @@ def test_a_limit_can_be_lifted() -> None:
 
 
 def test_a_pool_says_how_it_places() -> None:
-    pairs = ["unequal-gangs=true", "gpuless-per-node=100"]
-    assert lay({}, pairs, POOL) == {"unequal_gangs": True, "gpuless_per_node": 100}
+    pairs = ["unequal-gangs=true", "gpuless-per-node=100", "seed=7"]
+    expected = {"unequal_gangs": True, "gpuless_per_node": 100, "seed": 7}
+    assert lay({}, pairs, POOL) == expected
     assert lay({}, ["gpuless-per-node=none"], POOL) == {"gpuless_per_node": None}
 
 

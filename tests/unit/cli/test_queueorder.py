@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from yardmaster.cli.queueorder import by_priority, least_asked_first
+from yardmaster.cli.queueorder import OF_TASKS, by_priority, least_asked_first
 
 
 def task(job: str, minute: int, **more: Any) -> dict[str, Any]:
@@ -18,6 +18,17 @@ def names(tasks: list[dict[str, Any]], among: str = "job") -> list[str]:
 def test_under_priority_the_best_comes_first_then_the_earliest() -> None:
     tasks = [task("late", 3, priority=1), task("b", 2), task("a", 2), task("early", 1)]
     assert [t["job_id"] for t in sorted(tasks, key=by_priority)] == ["late", "early", "a", "b"]
+
+
+def test_under_strict_policies_the_earliest_comes_first_in_its_line() -> None:
+    tasks = [
+        task("young", 3, preemptible=False, priority=9),
+        task("old", 1, preemptible=True, priority=1),
+        task("mid", 2, preemptible=False, priority=50),
+    ]
+    found = {name: [t["job_id"] for t in sorted(tasks, key=OF_TASKS[name])] for name in OF_TASKS}
+    assert found["fifo"] == ["old", "mid", "young"]
+    assert found["fitgpp"] == found["lrtp"] == found["rand"] == ["mid", "young", "old"]
 
 
 def test_under_fair_share_who_asks_for_least_comes_first_then_the_oldest() -> None:

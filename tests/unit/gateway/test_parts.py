@@ -57,9 +57,9 @@ def test_a_body_digest_stays_what_it_was_when_the_job_file_learns_more() -> None
     body = '{"project":"nlp","run":{"command":["a"]}}'
     assert body_digest(parse_job(body), "k").startswith("d398a72e49ac")
     assert body_digest(parse_job(body[:-1] + ',"avoid_nodes":[]}'), "k").startswith("d398a72e49ac")
-    assert not body_digest(parse_job(body[:-1] + ',"avoid_nodes":["n1"]}'), "k").startswith(
-        "d398a72e49ac"
-    )
+    for said in ('"avoid_nodes":["n1"]', '"runtime_estimate":"2h"'):
+        learnt = body_digest(parse_job(f"{body[:-1]},{said}}}"), "k")
+        assert not learnt.startswith("d398a72e49ac")
 
 
 # --- the writer ---------------------------------------------------------------------------------

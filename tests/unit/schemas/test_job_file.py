@@ -229,6 +229,11 @@ def test_nodes_to_avoid_are_named_once() -> None:
     assert "named twice" in refused(avoid_nodes=["n1", "n1"])
 
 
+def test_how_long_a_task_would_run_may_be_said() -> None:
+    assert submitted_spec(parse(runtime_estimate="90m")).runtime_estimate_s == 5400
+    assert submitted_spec(parse()).runtime_estimate_s is None
+
+
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

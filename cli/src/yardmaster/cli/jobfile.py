@@ -36,6 +36,10 @@ _MODELS: Final[Mapping[Path, type[BaseModel]]] = {
     ("checkpoint",): JobCheckpoint,
     ("run",): JobRun,
 }
+#: Keys of amounts, which have a unit.
+_AMOUNTS: Final = frozenset(
+    (key,) for key in ("memory", "grace", "min_runtime", "time_limit", "runtime_estimate")
+)
 #: Words by which pydantic names a branch of a union; no keys of the file.
 _BRANCHES: Final = frozenset({"number", "shares", "range", "word", "str", "int", "float", "bool"})
 
@@ -110,6 +114,13 @@ FLAGS: Final = (
     ),
     Flag("max-concurrent", ("tasks", "max_concurrent"), "Tasks that may run at once.", "N"),
     Flag("min-runtime", ("min_runtime",), "Not preempted before: 20m.", "TIME", text=True),
+    Flag(
+        "runtime-estimate",
+        ("runtime_estimate",),
+        "How long it would run undisturbed: 8h.",
+        "TIME",
+        text=True,
+    ),
     Flag("time-limit", ("time_limit",), "Longest running time: 12h.", "TIME", text=True),
     Flag("max-restarts", ("max_restarts",), "Restarts after a failure.", "N"),
     Flag(
@@ -272,7 +283,7 @@ def _explained(tree: Tree, item: Mapping[str, Any]) -> BadUsage:
         hint = "give a command after --, or run.command in the file"
     elif path == ("project",) and item["type"] == "missing":
         hint = "name one with -p, in the file, or in your context"
-    elif path[-1:] in (("memory",), ("grace",), ("min_runtime",), ("time_limit",)):
+    elif path[-1:] in _AMOUNTS:
         hint = "amounts have a unit: 512Mi, 256Gi; 90s, 20m, 12h"
     return tree.error(path, what, hint)
 

@@ -54,6 +54,7 @@ POOL: Final[Mapping[str, Reader]] = {
     "fence": (("fence",), _text),
     "unequal-gangs": (("unequal_gangs",), scalar),
     "gpuless-per-node": (("gpuless_per_node",), _bound),
+    "seed": (("seed",), _whole),
 }
 PROJECT: Final[Mapping[str, Reader]] = {
     "department": (("department",), _text),

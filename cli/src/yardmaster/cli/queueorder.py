@@ -26,6 +26,21 @@ def by_priority(task: Row) -> tuple[Any, ...]:
     return task["priority"], *submission(task)
 
 
+def by_kind(task: Row) -> tuple[Any, ...]:
+    """`fitgpp`'s order: what is not preemptible first, then the earliest submission."""
+    return task["preemptible"], *submission(task)
+
+
+#: The orders in which each task has its place whatever the others are, by policy.
+OF_TASKS: Final[Mapping[str, Order]] = {
+    "priority": by_priority,
+    "fifo": submission,
+    "fitgpp": by_kind,
+    "lrtp": by_kind,
+    "rand": by_kind,
+}
+
+
 def least_asked_first(tasks: Iterable[Row], among: str) -> Order:
     """`fair_share`'s order: tasks without GPUs apart, then whose party asks for least, then the
     oldest.

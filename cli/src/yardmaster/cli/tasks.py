@@ -10,7 +10,7 @@ import click
 from yardmaster.cli.describe import job_lines, task_lines
 from yardmaster.cli.errors import BadUsage
 from yardmaster.cli.output import Column, Output, Row
-from yardmaster.cli.queueorder import Order, by_priority, least_asked_first
+from yardmaster.cli.queueorder import OF_TASKS, least_asked_first
 from yardmaster.cli.remote import Ref, Remote, plain, rows
 from yardmaster.cli.selection import filter_options, filters, narrowed, phases
 from yardmaster.cli.session import Session, command, detaching
@@ -55,14 +55,14 @@ def _queue(
     remote: Remote, pool: str, query: dict[str, Any]
 ) -> tuple[Sequence[Column], Callable[[], list[Row]]]:
     policy = remote.client.pool(pool).config.policy
-    if policy.name not in ("priority", "fair_share"):
+    if policy.name not in (*OF_TASKS, "fair_share"):
         raise BadUsage(f"the order of policy {policy.name} is not known to this version of yard")
 
     def read() -> list[Row]:
         asked = {**query, "pool": pool, "phase": ["pending"]}
         waiting = rows(remote.client.all_tasks(**asked))
-        order: Order = by_priority
-        if policy.name == "fair_share":
+        order = OF_TASKS.get(policy.name)
+        if order is None:
             there = rows(remote.client.all_tasks(pool=pool, phase=phases("active")))
             order = least_asked_first(there, str(policy.options.get("among", "job")))
         return sorted(waiting, key=order)

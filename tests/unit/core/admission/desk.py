@@ -94,7 +94,9 @@ def envelope(
 class Desk:
     """A cell's quota in memory: requests in, verdicts out."""
 
-    def __init__(self, *setup: Event, machine: QuotaMachine | None = None) -> None:
+    def __init__(
+        self, *setup: Event, machine: QuotaMachine | None = None, log: LogCreatedV1 = LOG
+    ) -> None:
         self.machine = machine or QuotaMachine()
         self.state: AdmissionState = self.machine.initial(CELL)
         self.seq = 0
@@ -103,7 +105,7 @@ class Desk:
         self.now_ms = START_MS
         self.verdicts: list[tuple[str, Event]] = []
         self.refusals: list[RefusalCode] = []
-        self.take([envelope(LOG, source="setup/main")])
+        self.take([envelope(log, source="setup/main")])
         if setup:
             self.ask(*setup)
 

@@ -1,5 +1,6 @@
 """Changes of jobs, pools, departments, projects and nodes: what is accepted, and why not."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from tests.unit.core.admission.desk import (
     CELL_SETUP,
     JOB,
+    LOG,
     OTHER,
     Desk,
     department,
@@ -15,6 +17,7 @@ from tests.unit.core.admission.desk import (
     project,
 )
 from yardmaster.core.admission.machine import QuotaMachine
+from yardmaster.core.scheduling.policies import check
 from yardmaster.schemas.events import admissions as a
 from yardmaster.schemas.events import requests as r
 from yardmaster.schemas.reasons import AdmissionCode
@@ -254,6 +257,17 @@ def test_a_pool_whose_policy_does_not_pass_the_check_is_refused(code):
     verdict = refused(desk.one(pool("h100", policy=r.PolicyRef(name="odd"))), code)
     assert verdict.about == "odd"
     assert isinstance(desk.one(pool("h100")), a.PoolConfiguredV1)
+
+
+def test_a_policy_for_simulations_is_taken_in_a_log_that_says_it_is_one():
+    code = AdmissionCode.POLICY_FOR_SIMULATIONS
+    asked = pool("h100", policy=r.PolicyRef(name="sjf"))
+    refused(Desk(*CELL_SETUP, machine=QuotaMachine(check)).one(asked), code)
+    simulated = replace(LOG, mode=r.LogMode.SIMULATED)
+    desk = Desk(*CELL_SETUP, machine=QuotaMachine(check), log=simulated)
+    assert isinstance(desk.one(asked), a.PoolConfiguredV1)
+    odd = pool("h100", policy=r.PolicyRef(name="odd"))
+    refused(desk.one(odd), AdmissionCode.POLICY_UNKNOWN)
 
 
 def test_a_project_of_an_unknown_department_is_refused():

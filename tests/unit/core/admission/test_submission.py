@@ -69,6 +69,12 @@ def test_where_a_job_is_laid_is_as_it_asked_and_nodes_to_avoid_are_in_one_order(
     assert (spec.layout, spec.avoid_nodes) == (Layout.REPLICAS, ())
 
 
+def test_an_estimate_of_the_run_time_is_as_the_job_says():
+    desk = Desk(*CELL_SETUP)
+    assert admitted(desk, job(runtime_estimate_s=60)).runtime_estimate_s == 60
+    assert admitted(desk, job(OTHER)).runtime_estimate_s is None
+
+
 @pytest.mark.parametrize("kind", list(Kind))
 def test_only_training_is_preemptible_by_default(kind):
     assert admitted(Desk(*CELL_SETUP), job(kind=kind)).preemptible == (kind is Kind.TRAINING)

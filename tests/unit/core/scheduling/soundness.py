@@ -24,9 +24,11 @@ from yardmaster.core.scheduling.entities import (
     blocks,
 )
 from yardmaster.core.scheduling.indexes import FreeIndex, Room
-from yardmaster.core.scheduling.policies import divides, options_of
+from yardmaster.core.scheduling.policies import divides, lines_of, options_of, preempts
+from yardmaster.core.scheduling.ranking import Ranking
 from yardmaster.core.scheduling.shares import VARIANTS
 from yardmaster.core.scheduling.state import MODULUS, ClusterState, Entity
+from yardmaster.core.scheduling.workload import Asking
 from yardmaster.schemas.reasons import WaitCode
 
 
@@ -37,7 +39,10 @@ def assert_sound(state: ClusterState) -> None:
     _slots(state, tasks)
     _sums(state, tasks)
     for pool in state.pools.values():
+        assert pool.preempts == preempts(pool.config), f"{pool.name}: stale preempts"
+        assert pool.worst_placed is None, f"{pool.name}: what a cycle placed is not looked at again"
         _rooms(state, pool, tasks)
+        _asking(state, pool)
         _victims(pool, tasks)
         _queues(pool, tasks)
     for node in state.nodes.values():
@@ -164,6 +169,12 @@ def _rooms(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
             if node.usable:
                 rebuilt.open_node(room)
         assert contents(index) == contents(rebuilt), f"{label} of {pool.name} is off"
+        rebuilt.asked = index.asked
+        for kept in index.rankings.values():
+            kept.update(index)
+            anew = Ranking(rebuilt, kept.shape, kept.rank)
+            anew.update(rebuilt)
+            assert kept.order == anew.order, f"an order of {label} of {pool.name} is off"
     assert (pool.shares, pool.per_job) == divides(pool.config)
     assert pool.shares or not (pool.reshare or pool.reshare_next)
     held: dict[str, dict[str, int]] = {}
@@ -196,6 +207,18 @@ def _rooms(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
             if t.run and t.run.stop and t.run.lane == lane and "for_priority" in t.run.stop.numbers
         )
         assert pool.stopping_for[lane] == promised
+
+
+def _asking(state: ClusterState, pool: Pool) -> None:
+    """What tasks asked for, and what of it counts for placing, is what it is from the beginning."""
+    if pool.asking is None:
+        return
+    anew = Asking()
+    for job in state.jobs.values():
+        if pool.name in job.spec.pools:
+            anew.add(job.shape, job.spec.tasks)
+    assert pool.asking.counts == anew.counts
+    assert pool.asking.workload.counts == anew.workload.counts
 
 
 def _shares(state: ClusterState, pool: Pool) -> None:
@@ -333,6 +356,7 @@ def _queues(pool: Pool, tasks: list[Task]) -> None:
         assert group.queue.live == len(members[key])
         assert list(group.queue.in_order()) == sorted(members[key])
         assert group.queue.foremost is min(members[key]), "the first entry does not wait"
+    _lines(pool)
     over = {
         group
         for group in pool.groups.values()
@@ -365,6 +389,24 @@ def _queues(pool: Pool, tasks: list[Task]) -> None:
         for entry in limited:
             project = next(t.job.project for t in members[entry[1].key])
             assert entry in project.department.limited, "a limited group would not be woken"
+
+
+def _lines(pool: Pool) -> None:
+    anew = lines_of(pool)
+    kept = pool.lines
+    assert (kept is None) == (anew is None)
+    if kept is not None and anew is not None:
+        behind = {
+            group: kept.place_of(group.queue.first) for lane in pool.lanes for group in lane.behind
+        }
+        expected = [
+            min((place, group.key, group) for group, (at, place) in behind.items() if at == line)[2]
+            for line in sorted({line for line, _ in behind.values()})
+        ]
+        assert kept.place_of is anew.place_of
+        found = list(kept.firsts())
+        assert found == expected, f"the next in {pool.name} would not be found"
+        assert found == list(anew.firsts())
 
 
 def _digest(state: ClusterState) -> None:

@@ -1,8 +1,14 @@
 """Whom a division stops so that those fit who are to get the room, and what that costs."""
 
+from collections.abc import Sequence
+
 import pytest
 
-from yardmaster.core.scheduling.indexes import FreeIndex
+from yardmaster.core.scheduling.draft import Draft
+from yardmaster.core.scheduling.entities import Task
+from yardmaster.core.scheduling.freeing import Freeing
+from yardmaster.core.scheduling.indexes import FreeIndex, Room
+from yardmaster.core.scheduling.placement import strategy
 from yardmaster.core.testing import Cell
 from yardmaster.schemas.events import decisions as dec
 
@@ -54,9 +60,16 @@ def test_what_is_tried_grows_with_what_is_asked_for_and_not_with_the_cell(
     tried = []
     give = FreeIndex.give
 
-    def counted(*arguments: object) -> None:
+    def counted(
+        index: FreeIndex,
+        room: Room,
+        slots: tuple[int, ...],
+        gpu_milli: int,
+        cpu_milli: int,
+        memory_mib: int,
+    ) -> None:
         tried.append(1)
-        give(*arguments)  # type: ignore[arg-type]
+        give(index, room, slots, gpu_milli, cpu_milli, memory_mib)
 
     costs = []
     for nodes in (6, 24):
@@ -68,3 +81,31 @@ def test_what_is_tried_grows_with_what_is_asked_for_and_not_with_the_cell(
         costs.append(len(tried))
         tried.clear()
     assert costs[0] == costs[1] <= 6 * 4 * wide
+
+
+class Anybody:
+    """Whoever can be stopped may be."""
+
+    def may(self, victim: Task) -> bool:
+        return True
+
+    def allows(self, victims: Sequence[Task]) -> bool:
+        return True
+
+
+def test_what_a_gang_let_go_of_already_is_not_counted_on_again() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=4)
+    cell.submit("gang", gpus=2, replicas=2)
+    cell.cycle()
+    cell.starts("gang")
+    # Half of it is over; others have come in its place.
+    cell.ends("gang", replica=0)
+    cell.cycle()
+    cell.submit("late", tasks=2)
+    cell.submit("wide", gpus=4)
+    cell.cycle()
+    victims = [cell.task("gang"), cell.task("late", 0), cell.task("late", 1)]
+    with Draft(cell.state, 1000) as draft:
+        freeing = Freeing(draft, cell.state.pools["main"], strategy("best_fit"))
+        assert freeing.for_all([cell.task("wide")], victims, Anybody()) == set(victims)

@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from yardmaster.core.scheduling.indexes import FreeIndex, Room
-from yardmaster.core.scheduling.placement import best_fit, worst_fit
+from yardmaster.core.scheduling.placement import PLACEMENTS, best_fit, worst_fit
 from yardmaster.core.scheduling.shapes import WHOLE, Shape, shape_of
 from yardmaster.core.testing import admitted_spec
 from yardmaster.schemas.resources import Resources
@@ -112,9 +112,9 @@ def test_the_index_finds_the_rooms_that_a_scan_finds(
     for change in changes:
         model.step(*change)
         expected = {room.ordinal for room in model.fitting(asked)}
-        for strategy in (best_fit, worst_fit):
-            found = {room.ordinal for room in strategy(model.index, asked)}
-            assert found == expected, f"{strategy} after {change}"
+        for name, strategy in PLACEMENTS.items():
+            found = [room.ordinal for room in strategy.rooms(model.index, asked, -1)]
+            assert set(found) == expected, f"{name} after {change}"
         mask = model.index.candidates(asked)
         assert all(mask >> o & 1 for o in expected), "candidates leave out rooms that fit"
 

@@ -260,6 +260,7 @@ class JobSpec(Closed):
     replicas: Replicas = 1
     tasks: JobTasks | None = None
     min_runtime: Duration | None = None
+    runtime_estimate: Duration | None = None
     time_limit: Duration | None = None
     max_restarts: Annotated[int, Field(ge=0, le=1000)] | None = None
     unschedulable: Unschedulable | None = None
@@ -349,6 +350,9 @@ def submitted_spec(spec: JobSpec) -> SubmittedSpec:
         checkpoint_uri=spec.checkpoint.start_from if spec.checkpoint else None,
         layout=Layout.WHOLE_NODES if spec.replicas == "auto" else Layout.REPLICAS,
         avoid_nodes=tuple(spec.avoid_nodes),
+        runtime_estimate_s=(
+            None if spec.runtime_estimate is None else duration_s(spec.runtime_estimate)
+        ),
     )
 
 

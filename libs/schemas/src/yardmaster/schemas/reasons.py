@@ -2,7 +2,7 @@
 
 The codes are those of the public interface. `NUMBERS` says which numbers go with a code; a decision
 carries no others. Numbers named `*_milli` are gpu_milli, `*_at_ms` are milliseconds since the
-epoch.
+epoch; `size` and `score` of a task that FitGpp stops are thousandths.
 """
 
 from collections.abc import Mapping
@@ -83,6 +83,8 @@ class StopCode(StrEnum):
     FAIR_SHARE = "fair_share"
     RECLAIM = "reclaim"
     FITGPP = "fitgpp"
+    LRTP = "lrtp"
+    RAND = "rand"
     CONSOLIDATION = "consolidation"
     GANG_INCOMPLETE = "gang_incomplete"
     SCALED_DOWN = "scaled_down"
@@ -111,6 +113,8 @@ class EndCode(StrEnum):
     FAIR_SHARE = "fair_share"
     RECLAIM = "reclaim"
     FITGPP = "fitgpp"
+    LRTP = "lrtp"
+    RAND = "rand"
     CONSOLIDATION = "consolidation"
     GANG_INCOMPLETE = "gang_incomplete"
     SCALED_DOWN = "scaled_down"
@@ -147,6 +151,7 @@ class AdmissionCode(StrEnum):
     WRONG_PHASE = "wrong_phase"
     POLICY_UNKNOWN = "policy_unknown"
     POLICY_OPTIONS_INVALID = "policy_options_invalid"
+    POLICY_FOR_SIMULATIONS = "policy_for_simulations"
     FENCE_IMPOSSIBLE = "fence_impossible"
 
 
@@ -225,7 +230,10 @@ NUMBERS: Final[Mapping[WaitCode | StopCode, tuple[str, ...]]] = {
     WaitCode.TOPOLOGY_FULL: ("asked_milli", "free_milli", "largest_milli"),
     WaitCode.NODES_UNAVAILABLE: ("nodes", "cordoned", "lost", "disabled", "blocked"),
     WaitCode.WAITING_FOR_VICTIMS: ("victims", "asked_milli"),
-    WaitCode.BEHIND_TASK: ("priority", "priority_ahead"),
+    WaitCode.BEHIND_TASK: (
+        *("priority", "priority_ahead"),
+        *("submitted_at_ms", "submitted_ahead_at_ms"),
+    ),
     WaitCode.BACKFILL_NOT_ALLOWED: ("priority", "priority_ahead"),
     WaitCode.OVER_FAIR_SHARE: ("fair_share_milli", "weight", "used_milli", "asked_milli"),
     WaitCode.AT_LIMIT: ("limit_milli", "used_milli", "asked_milli"),
@@ -243,6 +251,8 @@ NUMBERS: Final[Mapping[WaitCode | StopCode, tuple[str, ...]]] = {
     ),
     StopCode.RECLAIM: ("deserved_milli", "fair_share_milli", "used_milli"),
     StopCode.FITGPP: ("size", "grace_s", "score", "times_stopped", "limit"),
+    StopCode.LRTP: ("remaining_s", "held_milli", "asked_milli"),
+    StopCode.RAND: ("candidates", "held_milli", "asked_milli"),
     StopCode.CONSOLIDATION: (),
     StopCode.GANG_INCOMPLETE: ("replicas", "open"),
     StopCode.SCALED_DOWN: ("replicas", "kept"),

@@ -42,8 +42,9 @@ def body_digest(spec: JobSpec, key: str) -> str:
     when the first of them were kept counts only where it is said.
     """
     described = spec.model_dump(mode="json")
-    if not spec.avoid_nodes:
-        del described["avoid_nodes"]
+    for later in ("avoid_nodes", "runtime_estimate"):
+        if not described[later]:
+            del described[later]
     plain = to_json(_sorted(described))
     return hmac.digest(key.encode(), plain, "sha256").hex()
 

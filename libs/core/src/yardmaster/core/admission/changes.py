@@ -19,7 +19,10 @@ class PolicyCheck(Protocol):
     """Whether a pool can be scheduled as configured."""
 
     def __call__(self, config: r.PoolConfig, /) -> AdmissionCode | None:
-        """policy_unknown, policy_options_invalid, or None. Raises nothing."""
+        """policy_unknown, policy_options_invalid, policy_for_simulations, or None.
+
+        Raises nothing.
+        """
 
 
 def any_policy(config: r.PoolConfig, /) -> AdmissionCode | None:
@@ -167,13 +170,17 @@ def judge_pool(
 ) -> Event:
     """A pool's policy and placement must be known and take the options given.
 
-    A fence must leave the agent time to kill before the node is lost.
+    Some policies only simulations may use. A fence must leave the agent time to kill before the
+    node is lost.
     """
     revision = _revision(state.pools.get(request.pool))
     if stale := _stale(request, request.if_revision, revision):
         return stale
     config = request.config
-    if (code := check(config)) is not None:
+    code = check(config)
+    if code is AdmissionCode.POLICY_FOR_SIMULATIONS and state.simulated:
+        code = None
+    if code is not None:
         return refused(request, code, about=config.policy.name)
     if config.fence is r.Fence.KILL and config.node_timeout_s < fencing.LEAST_TIMEOUT_S:
         numbers = {"node_timeout_s": config.node_timeout_s, "least_s": fencing.LEAST_TIMEOUT_S}

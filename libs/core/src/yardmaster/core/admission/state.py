@@ -18,6 +18,7 @@ from yardmaster.schemas.envelope import Event
 from yardmaster.schemas.events.requests import (
     DepartmentConfig,
     Enrolment,
+    LogMode,
     PoolConfig,
     ProjectConfig,
 )
@@ -130,7 +131,7 @@ class Pending:
 
 #: What a configuration could not say at first, and what it then meant: where it means that still,
 #: the digest is the one that older logs have.
-_SINCE: Final = {"unequal_gangs": False, "gpuless_per_node": None}
+_SINCE: Final = {"unequal_gangs": False, "gpuless_per_node": None, "seed": 0}
 
 
 def _config_line(row: Pool | Department | Project | Enrolled) -> str:
@@ -206,6 +207,12 @@ class AdmissionState:
         #: The last record of quota's own that was applied. Which one it is, is the shell's affair
         #: (incarnation, numbering of a batch), so it is no part of the digest.
         self.own: Mark | None = None
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the log says that all of it was simulated."""
+        log = self.logs.get(self.cell)
+        return log is not None and log.mode == LogMode.SIMULATED
 
     def draft(self, requests: int) -> "AdmissionState":
         """An overlay that has the first `requests` requests still to judge; changes stay in it."""

@@ -188,4 +188,5 @@ def _resolved(
         layout=spec.layout,
         # In one order, so that jobs that avoid the same nodes are equal.
         avoid_nodes=tuple(sorted(set(spec.avoid_nodes))),
+        runtime_estimate_s=spec.runtime_estimate_s,
     )

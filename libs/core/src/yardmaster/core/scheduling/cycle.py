@@ -138,7 +138,8 @@ def _may_stop_what_was_placed(pool: Pool) -> bool:
     could not have stopped yet.
     """
     worst, pool.worst_placed = pool.worst_placed, None
-    if worst is None or not pool.preempts:
+    # In strict lines nobody is placed past one who may have others stopped.
+    if worst is None or not pool.preempts or pool.lines is not None:
         return False
     return any(group.priority <= worst and code_of(group, pool) in NO_ROOM for group in pool.awake)
 

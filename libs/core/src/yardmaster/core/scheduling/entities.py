@@ -10,8 +10,10 @@ from typing import Any, Final
 
 from yardmaster.core.fencing import least_timeout_s
 from yardmaster.core.scheduling.indexes import FreeIndex, Room
+from yardmaster.core.scheduling.lines import Lines
 from yardmaster.core.scheduling.queues import QueueKey, TaskLine, TaskQueue
 from yardmaster.core.scheduling.shapes import Shape, shape_of
+from yardmaster.core.scheduling.workload import Asking
 from yardmaster.schemas.events.admissions import AdmittedSpec
 from yardmaster.schemas.events.decisions import Checkpoint, Outcome, Placement
 from yardmaster.schemas.events.node_events import NodeJoinedV1
@@ -152,7 +154,7 @@ class Task:
     __slots__ = (
         *("attempt", "cancel_now", "cancelled", "cause", "checkpoint", "group"),
         *("hash", "held_until_ms", "id", "index", "job", "key", "outcome_code", "paused", "phase"),
-        *("queue", "ran_ms", "released", "restarts", "run"),
+        *("preemptions", "queue", "ran_ms", "released", "restarts", "run"),
     )
 
     def __init__(self, job: "Job", index: int) -> None:
@@ -168,6 +170,8 @@ class Task:
         self.queue: TaskQueue | None = None
         self.checkpoint: Checkpoint | None = None
         self.restarts = 0
+        #: How often FitGpp stopped it for others.
+        self.preemptions = 0
         self.ran_ms = 0
         self.held_until_ms = 0
         self.cancelled = False
@@ -211,6 +215,8 @@ class Task:
                 *(run.stop and (run.stop.code, run.stop.for_task), run.stop_deadline_ms),
                 [(p.node, p.incarnation, p.slots, p.gpu_milli) for p in run.placements],
             ),
+            # Only where there are any: digests are in the log.
+            *((self.preemptions,) if self.preemptions else ()),
         )
 
 
@@ -368,6 +374,10 @@ def blocks(group: Group, code: WaitCode) -> bool:
 BEHIND: Final = frozenset({WaitCode.BEHIND_TASK, WaitCode.BACKFILL_NOT_ALLOWED})
 
 
+#: Codes of a group that keeps those behind it waiting where nobody passes.
+IN_LINE: Final = BLOCKING | BEHIND
+
+
 #: Codes of a group that waits for what its project, department or job holds.
 LIMITED: Final = frozenset({WaitCode.AT_LIMIT, WaitCode.AT_MAX_SLOTS, WaitCode.EXCEEDS_LIMIT})
 
@@ -442,7 +452,7 @@ class Pool:
     __slots__ = (
         *("awake", "config", "firm", "firm_changes", "future", "giving", "groups", "hash", "held"),
         *("held_milli", "holders", "idle"),
-        *("lanes", "demands", "name", "news", "over", "per_job", "preempts", "reshare"),
+        *("lanes", "demands", "lines", "name", "news", "over", "per_job", "preempts", "reshare"),
         *("reshare_next", "shares", "stale", "worst_placed"),
         *(
             "nodes",
@@ -455,7 +465,7 @@ class Pool:
             "topology",
             "victims",
         ),
-        "policy_cache",
+        *("asking", "policy_cache"),
     )
 
     def __init__(self, name: str) -> None:
@@ -497,6 +507,8 @@ class Pool:
         self.awake: dict[Group, None] = {}
         self.news: list[Group] = []
         self.lanes = (Lane(), Lane())
+        #: Who waits behind others, where the policy is strict (derived).
+        self.lines: Lines | None = None
         #: Groups that wait until victims may be stopped.
         self.protected: dict[Group, None] = {}
         #: Whether a job that may use the pool ever had a minimum run time.
@@ -511,6 +523,8 @@ class Pool:
         self.recheck = False
         #: Preemptible tasks that hold slots, by priority.
         self.victims: dict[int, Victims] = {}
+        #: What its tasks asked for so far (derived), made when a placement first goes by it.
+        self.asking: Asking | None = None
         #: Counts changes of the set of nodes, so that what only depends on it is kept.
         self.topology = 0
         self.policy_cache: dict[Any, Any] = {}

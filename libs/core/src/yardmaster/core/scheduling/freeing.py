@@ -26,11 +26,13 @@ class Freeing:
         self._future = pool.future
         self._choose = choose
 
-    def fewest(self, task: Task, victims: Iterable[Task]) -> list[Task]:
-        """The fewest of `victims`, tried in their order, with whom gone the task fits."""
+    def enough(self, task: Task, victims: Iterable[Task], *, spare: bool = True) -> list[Task]:
+        """Those of `victims`, tried in their order, with whom gone the task fits; `spare`: but for
+        those whose going does not help.
+        """
         changes = self._future.changes
         with self._draft.trial():
-            needed = self._try(task.job.shape, victims)
+            needed = self._try(task.job.shape, victims, spare=spare)
         # All is as it was.
         self._future.changes = changes
         return needed
@@ -75,20 +77,22 @@ class Freeing:
         for at, victim in enumerate(victims):
             run = victim.run
             assert run is not None
-            for placement in run.placements:
+            for replica, placement in enumerate(run.placements):
+                if run.replicas[replica] >= ReplicaState.RELEASED:
+                    continue
                 ordinal = nodes[placement.node].ordinal
                 if ordinal in rooms:
                     milli = placement.gpu_milli * len(placement.slots)
                     found.setdefault(ordinal, []).append((at, victim, milli))
         return found
 
-    def _try(self, shape: Shape, victims: Iterable[Task]) -> list[Task]:
+    def _try(self, shape: Shape, victims: Iterable[Task], *, spare: bool = True) -> list[Task]:
         tried: list[Task] = []
         for victim in victims:
             self._lend(victim)
             tried.append(victim)
             if self._room_on(victim, shape) and self._place(shape) is not None:
-                return self._hand_back(shape, tried)
+                return self._hand_back(shape, tried) if spare else tried
         return []
 
     def keep(self, shape: Shape, places: Iterable[Place]) -> None:

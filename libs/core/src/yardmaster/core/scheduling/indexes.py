@@ -6,11 +6,15 @@ step of a search in a sorted list, the lowest bit is a defined choice, and node 
 just more sets.
 """
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Hashable, Iterable
+from typing import TYPE_CHECKING, Final
 
 from yardmaster.core.scheduling.shapes import WHOLE, Shape
+from yardmaster.core.scheduling.workload import NOBODY, Workload
 from yardmaster.schemas.events.decisions import Placement
+
+if TYPE_CHECKING:
+    from yardmaster.core.scheduling.ranking import Ranking
 
 #: Shared slots are indexed by how many of these (gpu_milli) they have free.
 STEP: Final = 50
@@ -31,7 +35,7 @@ class Room:
     __slots__ = (
         *("available", "cpu_milli", "memory_mib", "ordinal", "shared", "slots", "stale", "whole"),
         *("at_cpu", "at_idle", "at_memory", "at_places", "at_shared", "at_whole"),
-        *("disabled", "most_gpuless", "places"),
+        *("disabled", "most_gpuless", "node_type", "places"),
     )
 
     def __init__(self, ordinal: int, slots: int, cpu_milli: int, memory_mib: int) -> None:
@@ -46,6 +50,7 @@ class Room:
         self.shared = 0
         self.cpu_milli = cpu_milli
         self.memory_mib = memory_mib
+        self.node_type = ""
         #: Whether an index that has the room counts it among those that take tasks.
         self.available = False
         self.stale = False
@@ -155,7 +160,7 @@ class FreeIndex:
     __slots__ = (
         *("available", "cpu", "free_milli", "memory", "of_type", "rooms", "shared", "whole"),
         *("changes", "idle", "most_gpuless", "named", "of_size", "places"),
-        "_stale",
+        *("_stale", "asked", "rankings"),
     )
 
     def __init__(self) -> None:
@@ -182,12 +187,17 @@ class FreeIndex:
         self.cpu = [0] * LEVELS
         self.memory = [0] * LEVELS
         self.shared = [0] * (WHOLE // STEP + 1)
+        #: Orders of rooms that are kept (`ranking.py`), and what those rest on that go by what is
+        #: asked for.
+        self.rankings: dict[Hashable, Ranking] = {}
+        self.asked = NOBODY
         self._stale: list[Room] = []
 
     def add(self, room: Room, node_type: str, name: str = "") -> None:
         """Take in an empty node's room; it is not available until `open_node`."""
         bit = 1 << room.ordinal
         self.rooms[room.ordinal] = room
+        room.node_type = node_type
         self.named[name] = room.ordinal
         self.of_type[node_type] = self.of_type.get(node_type, 0) | bit
         self.of_size[room.size] = self.of_size.get(room.size, 0) | bit
@@ -204,6 +214,8 @@ class FreeIndex:
         self.flush()
         bit = 1 << room.ordinal
         del self.rooms[room.ordinal]
+        for ranking in self.rankings.values():
+            ranking.moved.add(room.ordinal)
         self.named.pop(name, None)
         self.of_type[node_type] &= ~bit
         self.of_size[room.size] &= ~bit
@@ -322,6 +334,8 @@ class FreeIndex:
 
     def _index(self, room: Room) -> None:
         bit = 1 << room.ordinal
+        for ranking in self.rankings.values():
+            ranking.moved.add(room.ordinal)
         # Only with disabled slots may it be idle or not without a change of what is whole.
         if (room.at_whole != room.whole or room.disabled) and room.idle != room.at_idle:
             self.idle ^= bit
@@ -358,6 +372,7 @@ class FreeIndex:
     def refile(self) -> None:
         """File every room anew, whatever changed in it; many at once cost less than one by one."""
         self._stale.clear()
+        self.rankings.clear()
         self.free_milli = 0
         rooms = self.rooms.values()
         for room in rooms:
@@ -407,14 +422,20 @@ class FreeIndex:
         return mask
 
     def roomy(self, shape: Shape) -> int:
-        """Candidates, less those that have too few whole GPUs for one replica."""
+        """Candidates, less those that have too few whole GPUs, or no such share, for a replica."""
         mask = self.candidates(shape)
-        if shape.gpus and shape.gpu_milli == WHOLE:
-            enough = 0
+        if shape.gpus and (shape.gpu_milli == WHOLE or shape.gpus == 1):
+            enough = 0 if shape.gpu_milli == WHOLE else self.shared[shape.gpu_milli // STEP]
             for found in self.whole[shape.gpus :]:
                 enough |= found
             mask &= enough
         return mask
+
+    def count_on(self, asked: Workload) -> None:
+        """Rank rooms by what is asked for from now on."""
+        if asked is not self.asked:
+            self.asked = asked
+            self.rankings.clear()
 
     def _crowded(self) -> int:
         """Nodes that take no more tasks without GPUs."""

@@ -7,7 +7,7 @@ What somebody asks for with that is kept with the pool (`demands.py`).
 from collections.abc import Mapping
 
 from yardmaster.core.scheduling.entities import Department, Job, Pool, Project
-from yardmaster.core.scheduling.placement import idle_sizes, place, strategy_of
+from yardmaster.core.scheduling.placement import any_place, idle_sizes
 from yardmaster.core.scheduling.shapes import Shape
 from yardmaster.core.scheduling.waits import sums_up
 from yardmaster.schemas.events.requests import Quota
@@ -90,7 +90,7 @@ def could_fit(pool: Pool, shape: Shape) -> bool:
     known = pool.policy_cache.get(key)
     now = (pool.topology, pool.firm_changes)
     if known is None or known[0] != now:
-        fits = place(pool.firm, shape, strategy_of(pool.config)) is not None
+        fits = any_place(pool.firm, shape, pool.config) is not None
         if not fits and shape.whole_nodes and pool.config.unequal_gangs:
             # There more room may fit where all of it does not.
             fits = sums_up(shape.gpus, idle_sizes(pool.firm, shape))

@@ -1,7 +1,8 @@
 """Where a task is placed: strategies that order rooms, and the placing of whole gangs.
 
 A strategy is a function from an index, a shape and a set of nodes to those of their rooms that hold
-one replica, best first. Every pool may use every strategy, whatever its policy.
+one replica, best first. Every pool may use every strategy, whatever its policy. Which one it is
+decides where a task is placed, never whether.
 
 Replicas of a gang are equal, so filling one room after another finds a place for all of them
 whenever there is one: what a room can hold does not depend on the others.
@@ -15,27 +16,54 @@ that still fit, one after another.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from itertools import islice
 from typing import Final
 
 from yardmaster.core.errors import UnknownPlacement
+from yardmaster.core.scheduling.draws import Draws, nth_bit
+from yardmaster.core.scheduling.fragmentation import growth, slots_of_least_growth
 from yardmaster.core.scheduling.indexes import STEP, FreeIndex, Room
+from yardmaster.core.scheduling.ranking import ranked
 from yardmaster.core.scheduling.shapes import WHOLE, Shape
 from yardmaster.schemas.events.requests import PoolConfig
 
 Chooser = Callable[[FreeIndex, Shape, int], Iterator[Room]]
+#: The slots that one replica gets in a room that holds it.
+Picker = Callable[[FreeIndex, Room, Shape], tuple[int, ...]]
+
+#: What a GPU counts for in `tight_fit`, in CPUs.
+CPUS_OF_A_GPU: Final = 16
+
+
+def _fullest(_: FreeIndex, room: Room, shape: Shape) -> tuple[int, ...]:
+    return room.pick(shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """A way to choose rooms. `sticky`: the room just chosen is the choice for an equal task while
-    it holds one. `unequal`: gangs on whole nodes may be laid over nodes of unequal size.
+    """A way to choose rooms, and slots there. `sticky`: the room just chosen is the choice for an
+    equal task while it holds one. `apart`: a choice is made for each replica of a gang. `unequal`:
+    gangs on whole nodes may be laid over nodes of unequal size. `drawn`: what it draws from a seed
+    is drawn for each task anew. `asks`: it goes by what tasks of the pool asked for so far.
     """
 
     name: str
     rooms: Chooser
+    pick: Picker = _fullest
     sticky: bool = False
+    apart: bool = False
+    asks: bool = False
     unequal: bool = False
+    drawn: Callable[[Draws], tuple[Chooser, Picker]] | None = None
+    seed: int = 0
+
+    def for_one(self, key: str) -> "Strategy":
+        """The strategy for one task, known by `key`."""
+        if self.drawn is None:
+            return self
+        rooms, pick = self.drawn(Draws(f"{self.name}/{self.seed}/{key}"))
+        return replace(self, rooms=rooms, pick=pick)
 
 
 #: One replica's place: the room and its slots.
@@ -139,9 +167,60 @@ def _part(free: int, total: int) -> Fraction:
     return Fraction(free, total) if total else Fraction(0)
 
 
+def tight_fit(index: FreeIndex, shape: Shape, within: int = -1) -> Iterator[Room]:
+    """Rooms with the least left of GPUs and CPU together first."""
+    return ranked(index, shape, within, _left)
+
+
+def _left(_: FreeIndex, room: Room, __: Shape) -> int:
+    # What a task takes of it is the same everywhere.
+    return room.gpu_milli * CPUS_OF_A_GPU + room.cpu_milli
+
+
+def fgd(index: FreeIndex, shape: Shape, within: int = -1) -> Iterator[Room]:
+    """Rooms first in which the task adds the least to what nobody could use."""
+    return ranked(index, shape, within, growth)
+
+
+def random(
+    index: FreeIndex, shape: Shape, within: int = -1, *, draws: Draws | None = None
+) -> Iterator[Room]:
+    """Rooms in an order in which each is as likely as any other to come next."""
+    draws = draws or Draws(shape.id)
+    mask = index.roomy(shape) & within
+    rooms = index.rooms
+    count = mask.bit_count()
+    while count:
+        # One that turns out not to hold it is as if it had never been among them.
+        ordinal = nth_bit(mask, draws.below(count))
+        mask ^= 1 << ordinal
+        count -= 1
+        if rooms[ordinal].holds(shape):
+            yield rooms[ordinal]
+
+
+def _draw_slots(draws: Draws, _: FreeIndex, room: Room, shape: Shape) -> tuple[int, ...]:
+    # Whole GPUs of a node are all alike, and a gang of several shares has to take the emptiest.
+    if shape.gpu_milli in (0, WHOLE) or (shape.replicas > 1 and shape.gpus > 1):
+        return room.pick(shape)
+    fitting = [slot for slot, free in enumerate(room.slots) if free >= shape.gpu_milli]
+    drawn = (fitting.pop(draws.below(len(fitting))) for _ in range(shape.gpus))
+    return tuple(sorted(drawn))
+
+
+def _random_of(draws: Draws) -> tuple[Chooser, Picker]:
+    return partial(random, draws=draws), partial(_draw_slots, draws)
+
+
 PLACEMENTS: Final[Mapping[str, Strategy]] = {
     s.name: s
-    for s in (Strategy("best_fit", best_fit, sticky=True), Strategy("worst_fit", worst_fit))
+    for s in (
+        Strategy("best_fit", best_fit, sticky=True),
+        Strategy("worst_fit", worst_fit),
+        Strategy("tight_fit", tight_fit, sticky=True),
+        Strategy("random", random, apart=True, drawn=_random_of),
+        Strategy("fgd", fgd, slots_of_least_growth, apart=True, asks=True),
+    )
 }
 
 
@@ -163,21 +242,33 @@ def strategy_of(config: PoolConfig) -> Strategy:
     Raises:
         UnknownPlacement.
     """
-    return replace(strategy(config.placement), unequal=config.unequal_gangs)
+    choose = strategy(config.placement)
+    return replace(choose, unequal=config.unequal_gangs, seed=config.seed)
+
+
+def any_place(index: FreeIndex, shape: Shape, config: PoolConfig) -> list[Place] | None:
+    """A place in a pool configured so for a task that only asks whether there is one."""
+    choose = PLACEMENTS["best_fit"]
+    return place(index, shape, replace(choose, unequal=config.unequal_gangs))
 
 
 def place(
-    index: FreeIndex, shape: Shape, choose: Strategy, also: FreeIndex | None = None
+    index: FreeIndex,
+    shape: Shape,
+    choose: Strategy,
+    also: FreeIndex | None = None,
+    key: str = "",
 ) -> list[Place] | None:
     """A place for every replica, or None; the indexes are left as they were.
 
     With `also`, each room must have the space in that index too (what is free now, and not
-    promised).
+    promised). `key` tells whom it is for, to strategies that draw.
     """
+    choose = choose.for_one(key or shape.id)
     if shape.replicas == 1:
         for room in choose.rooms(index, shape, _within(also, shape)):
             if also is None or also.rooms[room.ordinal].holds(shape):
-                return [(room, room.pick(shape))]
+                return [(room, choose.pick(index, room, shape))]
         return _on_idle_nodes(index, shape, choose, also) if shape.whole_nodes else None
     if shape.total_gpu_milli > index.free_milli:
         return None
@@ -191,10 +282,12 @@ def place(
         views = [(index, chosen)]
         if also is not None:
             views.append((also, also.rooms[chosen.ordinal]))
-        while len(places) < shape.replicas and all(one.holds(shape) for _, one in views):
-            places.append((chosen, chosen.pick(shape)))
+        most = len(places) + 1 if choose.apart else shape.replicas
+        while len(places) < most and all(one.holds(shape) for _, one in views):
+            picked = choose.pick(index, chosen, shape)
+            places.append((chosen, picked))
             for view, one in views:
-                slots = one.pick(shape)
+                slots = picked if view is index else one.pick(shape)
                 view.take(one, slots, shape.gpu_milli, shape.cpu_milli, shape.memory_mib)
                 used.append((view, one, slots))
     for view, one, slots in reversed(used):

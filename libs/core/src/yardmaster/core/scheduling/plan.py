@@ -12,10 +12,12 @@ that nobody is stopped for room that an equal takes.
 
 from collections.abc import Iterator
 from enum import Enum, auto
+from typing import Final
 
 from yardmaster.core.fencing import fence_of
 from yardmaster.core.scheduling.draft import Draft
 from yardmaster.core.scheduling.entities import Group, Pool, Task, class_of
+from yardmaster.core.scheduling.fragmentation import count_on
 from yardmaster.core.scheduling.freeing import Freeing
 from yardmaster.core.scheduling.indexes import FreeIndex, Room
 from yardmaster.core.scheduling.limits import Promises, limit_reached
@@ -40,9 +42,16 @@ from yardmaster.schemas.reasons import EndCode, Stop, Wait, WaitClass, WaitCode
 class Answer(Enum):
     """What came of considering a task, and so of its group."""
 
-    SERVED = auto()  # it was placed, or promised slots: its equal behind it is worth a look
+    SERVED = auto()  # it was placed: its equal behind it is worth a look
+    PROMISED = auto()  # it was promised slots: so it is, where one may pass
     SECOND_TURN = auto()  # there is no room for it as things are
     WAITS = auto()  # a reason is recorded, which holds for its equals
+
+
+#: After which answers the next of a group is considered; in a strict line nobody passes one that
+#: waits for his victims.
+_STRICT: Final = frozenset({Answer.SERVED})
+_PASSING: Final = frozenset({Answer.SERVED, Answer.PROMISED})
 
 
 def plan(draft: Draft) -> None:
@@ -81,6 +90,8 @@ class PoolPass:
         self.promises = promises
         self.policy = policy_of(pool.config.policy)
         self.choose = strategy_of(pool.config)
+        if self.choose.asks:
+            count_on(draft.state.jobs.values(), pool)
         self.freeing = Freeing(draft, pool, self.choose)
         self.fence_s = fence_of(pool.config)
         options = options_of(pool.config.policy)
@@ -165,7 +176,8 @@ class PoolPass:
         """Consider the group's tasks while they come first in line."""
         self._room = None
         pool = self.pool
-        while (answer := self._consider(group, task, turn)) is Answer.SERVED:
+        goes_on = _STRICT if self.policy.line is not None else _PASSING
+        while (answer := self._consider(group, task, turn)) in goes_on:
             self.lineup.serve(group)
             following = next(rest, None)
             if following is None:
@@ -209,21 +221,21 @@ class PoolPass:
         if turn:
             return self._claim(group, task, held)
         if held is not None:
-            places = self._place(self.pool.future, shape)
+            places = self._place(self.pool.future, task)
             if places is None:
                 return Answer.SECOND_TURN
             self._hold_back(group, task, places, held)
-            return Answer.SERVED
+            return Answer.PROMISED
         also = self.pool.future if self.promised else None
         room = self._room
         if room is not None and room.holds(shape) and also is None:
             self._start(task, [(room, room.pick(shape))])
             return Answer.SERVED
-        places = self._place(self.pool.idle, shape, also)
+        places = self._place(self.pool.idle, task, also)
         if places is None:
             # What an earlier cycle promised is kept from equals that come now.
             kept = self._promised_before(group) and self._keep_what_is_freed(group, task)
-            return Answer.SERVED if kept else Answer.SECOND_TURN
+            return Answer.PROMISED if kept else Answer.SECOND_TURN
         self._start(task, places)
         self._room = places[0][0] if self.choose.sticky and len(places) == 1 else None
         return Answer.SERVED
@@ -234,38 +246,42 @@ class PoolPass:
         """
         shape = group.shape
         if self._keep_what_is_freed(group, task):
-            return Answer.SERVED
+            return Answer.PROMISED
         candidates = (v for v in self.policy.victims(self.view, task) if v not in self._placed)
-        victims = self.freeing.fewest(task, candidates)
+        victims = self.freeing.enough(task, candidates, spare=self.policy.spares)
         if victims:
             self._stop_for(task, victims)
-            places = place(self.pool.future, shape, self.choose)
+            places = place(self.pool.future, shape, self.choose, key=self._key(task))
             assert places is not None, "victims were found whose going does not help"
             self._promise(task, places)
             self._wait_for_victims(group, task, len(victims))
-            return Answer.SERVED
+            return Answer.PROMISED
         wait = held or self.policy.protected(self.view, task) or self._why_no_room(shape)
         self._wait(group, task, wait)
         return Answer.WAITS
 
     def _place(
-        self, index: FreeIndex, shape: Shape, also: FreeIndex | None = None
+        self, index: FreeIndex, task: Task, also: FreeIndex | None = None
     ) -> list[Place] | None:
         """A place for a task; where its equals found none, and nothing has changed, it is not
         looked for again.
         """
+        shape = task.job.shape
         if self.choose.unequal:
             # There less room may fit where more does not.
-            return place(index, shape, self.choose, also)
+            return place(index, shape, self.choose, also, self._key(task))
         key = (index, shape.fit)
         if self._nowhere.get(key) == index.changes:
             return None
-        places = place(index, shape, self.choose)
+        places = place(index, shape, self.choose, key=self._key(task))
         if places is None:
             self._nowhere[key] = index.changes
         elif also is not None:
-            return place(index, shape, self.choose, also)
+            return place(index, shape, self.choose, also, self._key(task))
         return places
+
+    def _key(self, task: Task) -> str:
+        return f"{task.id}/{task.attempt + 1}" if self.choose.drawn is not None else ""
 
     def _why_no_room(self, shape: Shape) -> Wait:
         changes = self.pool.idle.changes
@@ -283,7 +299,7 @@ class PoolPass:
             return True  # others are stopped for it in a pool that it likes better
         if not self.pool.stopping:
             return False
-        places = self._place(self.pool.future, group.shape)
+        places = self._place(self.pool.future, task)
         if places is None:
             return False
         self._promise(task, places)

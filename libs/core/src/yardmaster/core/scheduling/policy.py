@@ -9,13 +9,17 @@ order.
 - `victims`: which running tasks may be stopped for a task, in the order in which to try them;
 - `stop_for`: why a victim is stopped, with the numbers of both sides; `start`: why a task starts.
 
+`line` makes a policy strict: it says in which line a task waits and where, and whoever comes behind
+one that waits for room waits too. Then `order` and `may_start` are those of `policies/strict.py`.
+
 `alike` says of which groups that wait for the same room the later ones find none, nor anybody to
 stop, where the first finds none, all else that keeps them from starting being equal too.
 
 Of the options, `preempts` says whether a task may have others stopped for itself, and `per_job`
 whether the policy treats a job as a party of its own, so that its tasks are equal to no other
-job's. Where a task is placed is the pool's own choice (`placement.py`); limits of projects
-and jobs hold under every policy (`limits.py`).
+job's. `spares` says that victims whose going turns out not to help run on, `simulated` that the
+policy is for simulations only. Where a task is placed is the pool's own choice (`placement.py`);
+limits of projects and jobs hold under every policy (`limits.py`).
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -24,6 +28,7 @@ from typing import Any, Protocol
 
 from yardmaster.core.scheduling.entities import Group, Pool, Task
 from yardmaster.core.scheduling.limits import Promises
+from yardmaster.core.scheduling.lines import PlaceOf
 from yardmaster.core.scheduling.state import ClusterState
 from yardmaster.schemas.reasons import Start, Stop, Wait
 
@@ -100,3 +105,6 @@ class Policy:
     wakes: Callable[[PoolView], Iterable[Group]] = nobody_waits
     preempts: Callable[[Any], bool] = never
     per_job: Callable[[Any], bool] = never
+    line: PlaceOf | None = None
+    spares: bool = True
+    simulated: bool = False

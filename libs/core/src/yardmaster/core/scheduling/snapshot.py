@@ -23,7 +23,7 @@ from yardmaster.core.scheduling.entities import (
     Task,
     Victims,
 )
-from yardmaster.core.scheduling.policies import divides, preempts
+from yardmaster.core.scheduling.policies import divides, lines_of, preempts
 from yardmaster.core.scheduling.state import ClusterState
 from yardmaster.schemas import plain
 from yardmaster.schemas.errors import SchemaError
@@ -148,6 +148,7 @@ def _dump_task(task: Task) -> list[Any]:
         [checkpoint.uri, checkpoint.step] if checkpoint is not None else None,
         task.group is not None,
         None if run is None else _dump_run(run),
+        task.preemptions,
     ]
 
 
@@ -216,6 +217,7 @@ def _load(cell: str, dump: Plain) -> ClusterState:
         pool.config = _maybe(PoolConfig, row["config"])
         pool.shares, pool.per_job = divides(pool.config)
         pool.preempts = preempts(pool.config)
+        pool.lines = lines_of(pool)
         if pool.config is not None:
             for index in pool.indexes:
                 index.bound_gpuless(pool.config.gpuless_per_node)
@@ -330,6 +332,8 @@ def _load_task(state: ClusterState, task: Task, facts: list[Any]) -> bool:
         task.checkpoint = Checkpoint(uri=facts[11][0], step=facts[11][1])
     if task.released and not task.phase.final:
         task.job.live += 1
+    # Snapshots of before there was FitGpp have none.
+    task.preemptions = facts[14] if len(facts) > 14 else 0
     if facts[13] is not None:
         _load_run(state, task, facts[13])
     elif task.held_until_ms > state.now_ms and not task.phase.final:

@@ -19,6 +19,7 @@ from yardmaster.core.errors import ImpossibleEvent
 from yardmaster.core.scheduling.entities import (
     BEHIND,
     BLOCKING,
+    IN_LINE,
     LIMITED,
     Department,
     Due,
@@ -162,7 +163,11 @@ class ClusterState:
                         self.wake(pool, group)
 
     def wake_behind(self, pool: Pool) -> None:
-        """Wake the groups that wait for others to go first."""
+        """Wake the groups that wait for others to go first; in strict lines the next."""
+        if pool.lines is not None:
+            for group in pool.lines.firsts():
+                self.wake(pool, group)
+            return
         for lane in pool.lanes:
             for group in lane.behind:
                 self.wake(pool, group)
@@ -204,7 +209,8 @@ class ClusterState:
         if wait.code is WaitCode.WAITING_FOR_VICTIMS:
             # Also where only the draft woke it: what it was promised is kept in every cycle.
             self.wake(pool, group)
-        if before & ~lane.mask:
+        passed = pool.lines is not None and wait.code not in IN_LINE
+        if passed or before & ~lane.mask:
             self.wake_behind(pool)
 
     def restore_wait(self, pool: Pool, group: Group, record: tuple[Wait, int, int] | None) -> None:
@@ -243,6 +249,8 @@ class ClusterState:
             lane.mask |= 1 << group.priority
         elif code in BEHIND:
             lane.behind[group] = None
+            if pool.lines is not None:
+                pool.lines.note(group)
         elif code is WaitCode.OVER_FAIR_SHARE:
             pool.over[group] = None
         elif code in LIMITED:
@@ -301,7 +309,10 @@ class ClusterState:
             group.queue.prune()
         self.reshare_of(group.shape)
         for name in group.shape.pools:
-            self._unpromise(self.pools[name], group)
+            pool = self.pools[name]
+            self._unpromise(pool, group)
+            if pool.lines is not None:
+                self.wake_behind(pool)
 
     def _unpromise(self, pool: Pool, group: Group) -> bool:
         """Have others asked again, if the group was promised slots that it may leave to them;
@@ -339,6 +350,8 @@ class ClusterState:
             pool.lanes[shape.lane].firsts.pop(group.priority, None)
             if pool.demands is not None:
                 pool.stale[group if shape.job_id is None else job] = None
+            if pool.lines is not None and group.queue.live:
+                pool.lines.note(group)
 
     def forget(self, group: Group) -> None:
         """Let go of a group in which nobody waits."""

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
 
+from yardmaster.schemas.construct import writes_slots
 from yardmaster.schemas.envelope import Event
 from yardmaster.schemas.events.registry import event
 from yardmaster.schemas.events.requests import (
@@ -54,6 +55,7 @@ class Level(StrEnum):
     PROJECT = "project"
 
 
+@writes_slots
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmittedSpec:
     """What a job will be scheduled by: every default resolved."""
@@ -83,6 +85,7 @@ class AdmittedSpec:
     checkpoint_uri: CheckpointUri | None
     layout: Layout = Layout.REPLICAS
     avoid_nodes: Names = ()
+    runtime_estimate_s: Seconds | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
 
+from yardmaster.schemas.construct import writes_slots
 from yardmaster.schemas.envelope import Event
 from yardmaster.schemas.events.registry import event
 from yardmaster.schemas.fields import (
@@ -26,6 +27,7 @@ MAX_RANGES = 8
 MAX_REFUSED = 4096
 
 
+@writes_slots
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputRange:
     """What a cycle took from one input partition: offsets `first` to before `next`.
@@ -56,6 +58,7 @@ class RefusedRange:
     code: RefusalCode
 
 
+@writes_slots
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyInUse:
     """The policy that decided for a pool in this cycle."""

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
 
+from yardmaster.schemas.construct import writes_slots
 from yardmaster.schemas.envelope import Event
 from yardmaster.schemas.events.registry import event
 from yardmaster.schemas.fields import (
@@ -86,12 +87,14 @@ class Fence(StrEnum):
 
 
 class LogMode(StrEnum):
-    """How the log is kept; embedded logs are not signed."""
+    """How the log is kept, embedded logs unsigned; or that what is in it was simulated."""
 
     EMBEDDED = "embedded"
     KAFKA = "kafka"
+    SIMULATED = "simulated"
 
 
+@writes_slots
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetailsRef:
     """Where in `details` lies what no decision reads; digest of that (salted) record's value."""
@@ -142,6 +145,7 @@ class SubmittedSpec:
     checkpoint_uri: CheckpointUri | None = None
     layout: Layout = Layout.REPLICAS
     avoid_nodes: Names = ()
+    runtime_estimate_s: Seconds | None = None
 
     def __post_init__(self) -> None:
         if self.layout is Layout.WHOLE_NODES:
@@ -170,7 +174,8 @@ class PoolConfig:
     is lost; an attempt that has not started `start_timeout_s` after its allocation is revoked.
     `fence: kill` takes a `node_timeout_s` that leaves room for the kill before the loss.
     `unequal_gangs`: tasks on whole nodes may get nodes of unequal size. `gpuless_per_node`: the
-    most tasks without GPUs on a node at once (None: as many as its CPU and memory hold).
+    most tasks without GPUs on a node at once (None: as many as its CPU and memory hold). `seed`:
+    what policies and placements that draw lots draw from.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -184,6 +189,7 @@ class PoolConfig:
     fence: Fence = Fence.NONE
     unequal_gangs: bool = False
     gpuless_per_node: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    seed: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

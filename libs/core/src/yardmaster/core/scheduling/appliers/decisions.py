@@ -21,7 +21,7 @@ from yardmaster.core.scheduling.entities import (
 )
 from yardmaster.core.scheduling.state import ClusterState
 from yardmaster.schemas.events import decisions as dec
-from yardmaster.schemas.reasons import EndCode, Stop, WaitCode
+from yardmaster.schemas.reasons import EndCode, Stop, StopCode, WaitCode
 
 
 def slots_allocated_v1(state: ClusterState, event: dec.SlotsAllocatedV1, _: str) -> None:
@@ -100,6 +100,8 @@ def _stop(state: ClusterState, task_id: str, attempt: int, stop: Stop, deadline_
     state.put(task, "phase", Phase.STOPPING)
     state.put(run, "stop_deadline_ms", deadline_ms)
     promise(state, task, run, stop)
+    if stop.code is StopCode.FITGPP:
+        state.put(task, "preemptions", task.preemptions + 1)
     # Of what is freed for a better task, those in line have been asked; an equal that came earlier
     # may have stopped whom they may not.
     numbers = stop.numbers

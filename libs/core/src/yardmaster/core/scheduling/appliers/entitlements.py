@@ -8,7 +8,7 @@ from yardmaster.core.scheduling.entities import (
     Pool,
     Project,
 )
-from yardmaster.core.scheduling.policies import divides, preempts
+from yardmaster.core.scheduling.policies import divides, lines_of, preempts
 from yardmaster.core.scheduling.state import ClusterState
 from yardmaster.schemas.events import admissions as adm
 
@@ -19,8 +19,10 @@ def pool_configured_v1(state: ClusterState, event: adm.PoolConfiguredV1, _: str)
         return  # a repeat
     pool.config = event.config
     pool.revision = event.revision
+    pool.asking = None
     for index in pool.indexes:
         index.bound_gpuless(event.config.gpuless_per_node)
+        index.rankings.clear()
     pool.policy_cache.clear()
     _follow_policy(state, pool)
     state.dirty[pool] = None
@@ -38,6 +40,7 @@ def _follow_policy(state: ClusterState, pool: Pool) -> None:
     before = pool.per_job
     pool.shares, pool.per_job = divides(pool.config)
     pool.preempts = preempts(pool.config)
+    pool.lines = lines_of(pool)
     pool.reshare = pool.shares
     pool.reshare_next = False
     pool.demands = None

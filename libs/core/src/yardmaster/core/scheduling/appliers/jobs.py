@@ -32,9 +32,11 @@ def task_admitted_v1(state: ClusterState, event: adm.TaskAdmittedV1, record_id: 
     job.set_alone(state.alone(event.spec.pools))
     state.jobs[job.id] = job
     state.dirty[job] = None
-    if event.spec.min_runtime_s:
-        for name in event.spec.pools:
-            state.pool(name).protects = True
+    for name in event.spec.pools:
+        pool = state.pool(name)
+        pool.protects |= event.spec.min_runtime_s > 0
+        if pool.asking is not None:
+            pool.asking.add(job.shape, event.spec.tasks)
     for index in range(event.spec.tasks):
         task = Task(job, index)
         task.cause = record_id

@@ -6,8 +6,12 @@ from functools import lru_cache
 from typing import Any, Final
 
 from yardmaster.core.errors import BadPolicyOptions, UnknownPlacement, UnknownPolicy
+from yardmaster.core.scheduling.entities import Pool
+from yardmaster.core.scheduling.lines import Lines
 from yardmaster.core.scheduling.placement import strategy
+from yardmaster.core.scheduling.policies.baselines import FIFO, LRTP, RAND, SJF
 from yardmaster.core.scheduling.policies.fair_share import FAIR_SHARE
+from yardmaster.core.scheduling.policies.fitgpp import FITGPP
 from yardmaster.core.scheduling.policies.priority import PRIORITY
 from yardmaster.core.scheduling.policy import Policy
 from yardmaster.schemas import plain
@@ -16,7 +20,7 @@ from yardmaster.schemas.events.requests import PolicyRef, PoolConfig
 from yardmaster.schemas.reasons import AdmissionCode
 
 POLICIES: Final[Mapping[tuple[str, int], Policy]] = {
-    (p.name, p.version): p for p in (PRIORITY, FAIR_SHARE)
+    (p.name, p.version): p for p in (PRIORITY, FAIR_SHARE, FITGPP, FIFO, LRTP, RAND, SJF)
 }
 
 
@@ -68,11 +72,22 @@ def preempts(config: PoolConfig | None) -> bool:
     return config is not None and policy is not None and policy.preempts(options_of(config.policy))
 
 
+def lines_of(pool: Pool) -> Lines | None:
+    """The lines of a pool whose policy is strict, with those who wait in them; None: it is not."""
+    config = pool.config
+    policy = POLICIES.get((config.policy.name, config.policy.version)) if config else None
+    if policy is None or policy.line is None:
+        return None
+    return Lines(pool, policy.line)
+
+
 def check(config: PoolConfig) -> AdmissionCode | None:
-    """Why a pool may not be configured so, or None."""
+    """Why a pool may not be configured so, or None; some policies only simulations may use."""
     try:
         options_of(config.policy)
         strategy(config.placement)
+        if policy_of(config.policy).simulated:
+            return AdmissionCode.POLICY_FOR_SIMULATIONS
     except UnknownPolicy:
         return AdmissionCode.POLICY_UNKNOWN
     except (BadPolicyOptions, UnknownPlacement):

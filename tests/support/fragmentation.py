@@ -1,0 +1,68 @@
+"""Fragmentation as its paper defines it, nothing kept and no shortcut: what the core is held
+against.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from yardmaster.core.scheduling.fragmentation import COARSE
+from yardmaster.core.scheduling.indexes import STEP, Room
+from yardmaster.core.scheduling.shapes import WHOLE, Shape
+from yardmaster.core.scheduling.workload import Class
+
+
+def useless_to(
+    asked: Class, slots: Sequence[int], cpu_milli: int, memory_mib: int, node_type: str
+) -> int:
+    """What is free on a node and of no use to a class."""
+    cpu, memory, gpus, milli, types = asked
+    free = [max(0, slot) for slot in slots]
+    fits = (
+        gpus > 0
+        and cpu_milli >= cpu
+        and memory_mib >= memory
+        and sum(1 for slot in free if slot >= milli) >= gpus
+        and (not types or node_type in types)
+    )
+    return sum(slot for slot in free if not fits or slot < milli)
+
+
+def useless(
+    counts: Mapping[Class, int],
+    slots: Sequence[int],
+    cpu_milli: int,
+    memory_mib: int,
+    node_type: str,
+) -> int:
+    """The sum over all that ask."""
+    return sum(
+        number * useless_to(asked, slots, cpu_milli, memory_mib, node_type)
+        for asked, number in counts.items()
+    )
+
+
+def ways(shape: Shape, room: Room) -> list[tuple[int, ...]]:
+    """Slots that one replica may get: each that has a share, else what any strategy takes."""
+    if shape.gpus == 1 and shape.gpu_milli < WHOLE:
+        return [(at,) for at, free in enumerate(room.slots) if free >= shape.gpu_milli]
+    return [room.pick(shape)]
+
+
+def grade(
+    counts: Mapping[Class, int], room: Room, shape: Shape, slots: tuple[int, ...]
+) -> tuple[int, ...]:
+    """What to choose by among rooms, and slots of them: the least."""
+    after = list(room.slots)
+    for slot in slots:
+        after[slot] -= shape.gpu_milli
+    left = room.cpu_milli - shape.cpu_milli, room.memory_mib - shape.memory_mib
+    before = useless(counts, room.slots, room.cpu_milli, room.memory_mib, room.node_type)
+    growth = useless(counts, after, *left, room.node_type) - before
+    step = COARSE * sum(counts.values()) or 1
+    coarse = growth // step + (growth % step > 0)
+    if not shape.gpus:
+        return coarse, int(room.idle), room.whole
+    if shape.gpus == 1 and shape.gpu_milli < WHOLE:
+        free = room.slots[slots[0]]
+        fullness = (1, 0) if free == WHOLE else (0, free // STEP)
+        return (coarse, *fullness, room.whole, free)
+    return coarse, room.whole

@@ -1,0 +1,124 @@
+"""Draws, and placing by them."""
+
+from collections import Counter
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.core.scheduling.test_indexes import shape
+from tests.unit.core.scheduling.test_placement import index_of
+from yardmaster.core.scheduling.draws import Draws, drawn, nth_bit
+from yardmaster.core.scheduling.placement import place, strategy
+from yardmaster.core.testing import Cell
+from yardmaster.schemas.resources import Resources
+
+ONE = Resources(gpus=1, gpu_milli=1000)
+
+
+def test_draws_are_the_same_everywhere() -> None:
+    draws = Draws("a key")
+    expected = [402128, 960695, 894664, 4569, 26647, 355027, 158907, 581116, 789741, 548881]
+    assert [draws.below(1_000_000) for _ in expected] == expected
+
+
+@given(st.text(), st.integers(1, 2**40))
+def test_a_draw_is_below_what_was_asked_for(key: str, number: int) -> None:
+    draws = Draws(key)
+    assert all(0 <= draws.below(number) < number for _ in range(20))
+
+
+@given(st.integers(1, 2**200))
+def test_bits_are_counted_from_below(mask: int) -> None:
+    expected = [at for at in range(mask.bit_length()) if mask >> at & 1]
+    assert [nth_bit(mask, n) for n in range(len(expected))] == expected
+
+
+def test_each_room_that_holds_it_is_as_likely_and_no_other_is_drawn() -> None:
+    index = index_of([([1000] * (n % 3), 8 if n % 5 else 0, 8) for n in range(30)])
+    asked = shape(Resources(gpus=1, gpu_milli=1000, cpu_milli=8))
+    holding = {room.ordinal for room in index.rooms.values() if room.holds(asked)}
+    drawn: Counter[int] = Counter()
+    for number in range(200 * len(holding)):
+        places = place(index, asked, strategy("random"), key=str(number))
+        assert places is not None
+        drawn[places[0][0].ordinal] += 1
+    assert drawn.keys() == holding
+    # Four standard deviations of what 200 in the mean give.
+    assert all(abs(count - 200) < 57 for count in drawn.values())
+
+
+def test_each_gpu_with_a_share_left_is_as_likely() -> None:
+    index = index_of([([1000, 400, 600, 300], 0, 0)])
+    share = shape(Resources(gpus=1, gpu_milli=400))
+    drawn: Counter[Any] = Counter()
+    for number in range(600):
+        places = place(index, share, strategy("random"), key=str(number))
+        assert places is not None
+        drawn[places[0][1]] += 1
+    assert drawn.keys() == {(0,), (1,), (2,)}
+    assert all(abs(count - 200) < 57 for count in drawn.values())
+
+
+def _where(seed: int, *, restarts: bool) -> list[Any]:
+    cell = Cell(placement="random", seed=seed)
+    for number in range(9):
+        cell.node(f"n{number}", gpus=2)
+    found = []
+    for number in range(8):
+        cell.submit(f"job{number}", resources=ONE, replicas=1 + number % 3)
+        if restarts:
+            cell.restart()
+        cell.settled()
+        found.append(cell.where(f"job{number}"))
+    return found
+
+
+def test_the_same_seed_places_alike_also_after_a_snapshot_and_another_otherwise() -> None:
+    once = _where(7, restarts=False)
+    assert _where(7, restarts=True) == once
+    assert _where(8, restarts=False) != once
+
+
+def test_replicas_of_a_gang_are_drawn_one_by_one() -> None:
+    index = index_of([([1000] * 8, 0, 0) for _ in range(20)])
+    places = place(index, shape(ONE, replicas=12), strategy("random"))
+    assert places is not None
+    assert len({room.ordinal for room, _ in places}) > 6
+
+
+def test_an_attempt_is_drawn_anew() -> None:
+    cell = Cell(placement="random")
+    for number in range(30):
+        cell.node(f"n{number}", gpus=1)
+    cell.submit("job", resources=ONE, max_restarts=5)
+    seen = set()
+    for _ in range(4):
+        cell.settled()
+        seen.add(cell.where("job")[0][0])
+        cell.starts("job")
+        cell.settled()
+        cell.ends("job", exit_code=1)
+        cell.cycle(after_s=1)
+        cell.cycle(after_s=400)
+    assert len(seen) > 1
+
+
+def test_each_is_drawn_once() -> None:
+    assert sorted(drawn(1, "x", range(20))) == list(range(20))
+    assert list(drawn(1, "x", [])) == []
+
+
+def test_the_same_lots_come_on_every_machine() -> None:
+    assert list(drawn(0, "rand/a.0/0", "abcdefgh")) == list("bfdheacg")
+
+
+def test_lots_depend_on_the_seed_and_on_what_they_are_for() -> None:
+    things = range(10)
+    lots = {tuple(drawn(seed, what_for, things)) for seed in (1, 2) for what_for in ("a", "b")}
+    assert len(lots) == 4
+
+
+def test_everybody_has_the_same_chance() -> None:
+    first = Counter(next(drawn(seed, "x", range(4))) for seed in range(4000))
+    assert all(900 < count < 1100 for count in first.values())

@@ -1,0 +1,448 @@
+"""The `fitgpp` policy, rule by rule; numbers of equations are the paper's."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from yardmaster.core.scheduling.policies import options_of
+from yardmaster.core.testing import Cell
+from yardmaster.schemas.events.decisions import (
+    PreemptionRequestedV1,
+    SlotsAllocatedV1,
+    TaskRequeuedV1,
+)
+from yardmaster.schemas.events.requests import Layout, PolicyRef
+from yardmaster.schemas.resources import Resources
+
+
+def fitgpp(**options: Any) -> Cell:
+    return Cell(policy="fitgpp", **options)
+
+
+def started(events: Sequence[object]) -> list[str]:
+    return [e.task_id.rstrip("0.") for e in events if isinstance(e, SlotsAllocatedV1)]
+
+
+def stops(events: Sequence[object]) -> list[PreemptionRequestedV1]:
+    return [e for e in events if isinstance(e, PreemptionRequestedV1)]
+
+
+def stopped(events: Sequence[object]) -> list[str]:
+    return [e.task_id.rstrip("0.") for e in stops(events)]
+
+
+def best_effort(cell: Cell, name: str, gpus: int = 1, **changes: Any) -> None:
+    cell.submit(name, gpus=gpus, **changes)
+
+
+def urgent(cell: Cell, name: str, gpus: int = 1, **changes: Any) -> None:
+    cell.submit(name, gpus=gpus, preemptible=False, **changes)
+
+
+def leaves(cell: Cell, name: str) -> None:
+    cell.starts(name)
+    cell.ends(name)
+
+
+def test_without_options_it_is_as_in_the_paper() -> None:
+    options = options_of(PolicyRef(name="fitgpp"))
+    assert (options.s_milli, options.p) == (4000, 1)
+
+
+def test_what_is_not_preemptible_goes_first() -> None:
+    cell = fitgpp()
+    cell.node("n1", gpus=1)
+    best_effort(cell, "be")
+    urgent(cell, "te")
+    assert started(cell.cycle()) == ["te"]
+
+
+def test_nobody_is_stopped_for_one_who_fits() -> None:
+    cell = fitgpp()
+    cell.node("n1", gpus=2)
+    best_effort(cell, "be")
+    cell.cycle()
+    urgent(cell, "te")
+    decided = cell.cycle()
+    assert (started(decided), stopped(decided)) == (["te"], [])
+
+
+def test_a_victim_qualifies_only_where_the_task_fits_once_it_is_gone() -> None:
+    """Equation 2: `small` has the lower score, but its going would not do."""
+    cell = fitgpp()
+    cell.node("n1", gpus=2)
+    cell.node("n2", gpus=3)
+    best_effort(cell, "large", gpus=2, grace_s=100)
+    best_effort(cell, "small", grace_s=1)
+    best_effort(cell, "other", gpus=2, grace_s=100)
+    cell.cycle()
+    urgent(cell, "te", gpus=2)
+    assert stopped(cell.cycle()) == ["large"]
+
+
+def test_what_is_free_on_a_victims_node_counts_for_it() -> None:
+    cell = fitgpp()
+    cell.node("n1", gpus=3)
+    best_effort(cell, "small", grace_s=1)
+    best_effort(cell, "one", grace_s=100)
+    cell.cycle()
+    urgent(cell, "te", gpus=2)
+    assert stopped(cell.cycle()) == ["small"]
+
+
+def test_every_resource_has_to_do() -> None:
+    cell = fitgpp()
+    cell.node("n1", gpus=4, cpu_milli=8000, memory_mib=8192)
+    for name, cpu, memory in (("memory", 1000, 6000), ("cpu", 6000, 1000)):
+        asked = Resources(gpus=1, gpu_milli=1000, cpu_milli=cpu, memory_mib=memory)
+        cell.submit(name, resources=asked, grace_s=1 if name == "memory" else 100)
+    cell.cycle()
+    asked = Resources(gpus=1, gpu_milli=1000, cpu_milli=5000, memory_mib=1000)
+    cell.submit("te", resources=asked, preemptible=False)
+    assert stopped(cell.cycle()) == ["cpu"]
+
+
+def test_a_share_of_a_gpu_is_freed_by_a_share_on_the_same_one() -> None:
+    cell = fitgpp()
+    cell.node("n1", gpus=2)
+    for name, milli, grace_s in (("half", 500, 1), ("most", 800, 100), ("rest", 500, 2)):
+        cell.submit(name, resources=Resources(gpus=1, gpu_milli=milli), grace_s=grace_s)
+    cell.cycle()
+    share = Resources(gpus=1, gpu_milli=700)
+    cell.submit("te", resources=share, preemptible=False)
+    # Half a GPU more beside the other half is no 700: only where `most` leaves is there room.
+    assert stopped(cell.cycle()) == ["most"]
+
+
+def test_size_and_grace_period_make_the_score() -> None:
+    """Equations 1 and 3, with the numbers in the stop."""
+    cell = fitgpp()
+    cell.node("n1", gpus=8, cpu_milli=32_000, memory_mib=256 * 1024)
+    for name, gpus, grace_s in (("long", 2, 400), ("short", 4, 100)):
+        asked = Resources(gpus=gpus, gpu_milli=1000, cpu_milli=4000 * gpus)
+        cell.submit(name, resources=asked, grace_s=grace_s)
+    cell.cycle()
+    urgent(cell, "te", gpus=4)
+    (stop,) = stops(cell.cycle())
+    assert stop.stop.code == "fitgpp"
+    assert (stop.stop.rule, stop.stop.for_task) == ("lowest_score", cell.task("te").id)
+    # Size sqrt(0.5^2 + 0.5^2); score 1 + 4 * 100 / 400.
+    assert stop.stop.numbers == {
+        "size": 707,
+        "grace_s": 100,
+        "score": 2000,
+        "times_stopped": 0,
+        "limit": 1,
+    }
+
+
+@pytest.mark.parametrize(("s_milli", "victim"), [(0, "small"), (4000, "brief")])
+def test_s_says_how_much_a_grace_period_counts(s_milli: int, victim: str) -> None:
+    cell = fitgpp(s_milli=s_milli)
+    cell.node("n1", gpus=3)
+    best_effort(cell, "small", grace_s=300)
+    best_effort(cell, "brief", gpus=2, grace_s=30)
+    cell.cycle()
+    urgent(cell, "te")
+    assert stopped(cell.cycle()) == [victim]
+
+
+def test_a_capacity_is_the_most_that_any_node_has() -> None:
+    cell = fitgpp()
+    cell.node("n1", gpus=8, cpu_milli=16_000)
+    cell.node("n2", gpus=2, cpu_milli=64_000)
+    cell.submit("be", resources=Resources(gpus=1, gpu_milli=1000, cpu_milli=15_000))
+    cell.submit("fix", gpus=2, preemptible=False)
+    cell.cycle()
+    urgent(cell, "te", gpus=8)
+    (stop,) = stops(cell.cycle())
+    # sqrt((15/64)^2 + (1/8)^2), though it runs on a node of 16 CPUs.
+    assert (stop.nodes, stop.stop.numbers["size"]) == (("n1",), 265)
+
+
+def test_of_equal_scores_the_earlier_submission_is_stopped() -> None:
+    cell = fitgpp()
+    cell.node("n1", gpus=2)
+    best_effort(cell, "one")
+    best_effort(cell, "two")
+    cell.cycle()
+    urgent(cell, "te")
+    assert stopped(cell.cycle()) == ["one"]
+
+
+def test_a_task_is_stopped_no_more_than_p_times_while_others_qualify() -> None:
+    cell = fitgpp(p=1)
+    cell.node("n1", gpus=2)
+    best_effort(cell, "brief", grace_s=1)
+    best_effort(cell, "long", grace_s=600)
+    cell.cycle()
+    urgent(cell, "te1")
+    assert stopped(cell.cycle()) == ["brief"]
+    leaves(cell, "brief")
+    assert started(cell.cycle()) == ["te1"]
+    leaves(cell, "te1")
+    assert started(cell.cycle()) == ["brief"]
+    cell.restart()
+    urgent(cell, "te2")
+    (stop,) = stops(cell.cycle())
+    assert stop.task_id.startswith("long")
+    assert stop.stop.numbers["times_stopped"] == 0
+
+
+def test_p_may_be_unlimited() -> None:
+    cell = fitgpp(p=None)
+    cell.node("n1", gpus=2)
+    best_effort(cell, "brief", grace_s=1)
+    best_effort(cell, "long", grace_s=600)
+    cell.cycle()
+    for number in range(3):
+        urgent(cell, f"te{number}x")
+        (stop,) = stops(cell.cycle())
+        assert stop.task_id.startswith("brief")
+        assert stop.stop.numbers["times_stopped"] == number
+        assert "limit" not in stop.stop.numbers
+        leaves(cell, "brief")
+        cell.cycle()
+        leaves(cell, f"te{number}x")
+        cell.cycle()
+
+
+def test_where_nobody_qualifies_drawn_ones_go_until_the_task_fits() -> None:
+    cell = fitgpp()
+    cell.node("n1", gpus=4)
+    cell.node("n2", gpus=1)
+    for number in range(4):
+        best_effort(cell, f"b{number}x")
+    best_effort(cell, "apart")
+    cell.cycle()
+    urgent(cell, "te", gpus=2)
+    decided = stops(cell.cycle())
+    nodes = {task.run.placements[0].node for task in cell.state.tasks.values() if task.run}
+    assert nodes == {"n1", "n2"}
+    assert len(decided) == 2
+    assert {stop.nodes for stop in decided} == {("n1",)}
+    assert {stop.stop.rule for stop in decided} == {"drawn"}
+
+
+def test_whom_the_lot_meets_depends_on_the_seed_alone() -> None:
+    def victims(seed: int) -> list[str]:
+        cell = fitgpp(seed=seed)
+        cell.node("n1", gpus=8)
+        for number in range(8):
+            best_effort(cell, f"b{number}x")
+        cell.cycle()
+        urgent(cell, "te", gpus=3)
+        return stopped(cell.cycle())
+
+    assert victims(7) == victims(7)
+    assert len({tuple(victims(seed)) for seed in range(6)}) > 1
+
+
+def test_one_over_the_limit_is_drawn_only_after_those_below_it() -> None:
+    cell = fitgpp(p=1)
+    cell.node("n1", gpus=3)
+    for name in ("one", "two", "tri"):
+        best_effort(cell, name)
+    cell.cycle()
+    urgent(cell, "te0")
+    (first,) = stopped(cell.cycle())
+    leaves(cell, first)
+    cell.cycle()
+    leaves(cell, "te0")
+    cell.cycle()
+    urgent(cell, "te1", gpus=2)
+    assert sorted(stopped(cell.cycle())) == sorted({"one", "two", "tri"} - {first})
+
+
+def test_one_over_the_limit_goes_where_nobody_else_would_do() -> None:
+    cell = fitgpp(p=1)
+    cell.node("n1", gpus=1)
+    best_effort(cell, "be")
+    cell.cycle()
+    for number in range(2):
+        urgent(cell, f"te{number}x")
+        (stop,) = stops(cell.cycle())
+        assert stop.stop.rule == ("drawn" if number else "lowest_score")
+        leaves(cell, "be")
+        cell.cycle()
+        leaves(cell, f"te{number}x")
+        cell.cycle()
+
+
+def test_what_is_not_preemptible_is_never_stopped() -> None:
+    cell = fitgpp()
+    cell.node("n1", gpus=2)
+    urgent(cell, "te1", gpus=2)
+    cell.cycle()
+    urgent(cell, "te2")
+    assert stopped(cell.cycle()) == []
+    assert cell.wait("te2") == "insufficient_free"
+
+
+def test_a_preemptible_task_has_nobody_stopped() -> None:
+    cell = fitgpp()
+    cell.node("n1", gpus=1)
+    best_effort(cell, "one")
+    cell.cycle()
+    best_effort(cell, "two", priority=1)
+    assert stopped(cell.cycle()) == []
+    assert cell.wait("two") == "insufficient_free"
+
+
+def test_one_behind_a_waiting_task_of_its_kind_waits_and_has_nobody_stopped() -> None:
+    cell = fitgpp()
+    cell.node("n1", gpus=2)
+    best_effort(cell, "be1")
+    best_effort(cell, "be2")
+    cell.cycle()
+    urgent(cell, "te1")
+    urgent(cell, "te2")
+    assert len(stopped(cell.cycle())) == 1
+    assert cell.wait("te1") == "waiting_for_victims"
+    leaves(cell, "be1")
+    decided = cell.cycle()
+    assert (started(decided), stopped(decided)) == (["te1"], ["be2"])
+
+
+def test_a_preemptible_task_goes_on_with_what_nobody_was_promised() -> None:
+    cell = fitgpp()
+    cell.node("n1", gpus=4)
+    cell.node("n2", gpus=1)
+    best_effort(cell, "be1", gpus=4)
+    cell.cycle()
+    urgent(cell, "te", gpus=3)
+    best_effort(cell, "be2")
+    best_effort(cell, "be3")
+    decided = cell.cycle()
+    assert (stopped(decided), started(decided)) == (["be1"], ["be2"])
+    leaves(cell, "be1")
+    # It was promised three of the four.
+    assert started(cell.cycle()) == ["te"]
+    assert cell.wait("be1") == "insufficient_free"
+    assert cell.wait("be3") == "behind_task"
+
+
+def test_a_stopped_task_comes_back_to_the_top_of_its_line() -> None:
+    cell = fitgpp()
+    cell.node("n1", gpus=1)
+    best_effort(cell, "old")
+    cell.cycle()
+    best_effort(cell, "new")
+    urgent(cell, "te")
+    assert stopped(cell.cycle()) == ["old"]
+    leaves(cell, "old")
+    decided = cell.cycle()
+    assert any(isinstance(e, TaskRequeuedV1) and e.code == "fitgpp" for e in decided)
+    leaves(cell, "te")
+    assert started(cell.cycle()) == ["old"]
+
+
+def test_a_task_that_waits_for_its_victim_starts_wherever_room_comes_first() -> None:
+    cell = fitgpp()
+    cell.node("n1", gpus=1)
+    cell.node("n2", gpus=1)
+    best_effort(cell, "brief", grace_s=10)
+    best_effort(cell, "long", grace_s=600)
+    cell.cycle()
+    urgent(cell, "te")
+    assert stopped(cell.cycle()) == ["brief"]
+    leaves(cell, "long")
+    assert started(cell.cycle()) == ["te"]
+
+
+def test_what_already_stops_is_waited_for_before_anybody_else_is_stopped() -> None:
+    cell = fitgpp()
+    cell.node("n1", gpus=1)
+    cell.node("n2", gpus=1)
+    best_effort(cell, "brief", grace_s=10)
+    best_effort(cell, "long", grace_s=600)
+    cell.cycle()
+    urgent(cell, "te1")
+    cell.cycle()
+    leaves(cell, "long")
+    urgent(cell, "te2")
+    decided = cell.cycle()
+    assert (started(decided), stopped(decided)) == (["te1"], [])
+    assert cell.wait("te2") == "waiting_for_victims"
+
+
+def test_nobody_is_stopped_within_his_minimum_run_time() -> None:
+    cell = fitgpp()
+    cell.node("n1", gpus=1)
+    best_effort(cell, "be", min_runtime_s=60)
+    cell.cycle()
+    cell.starts("be")
+    urgent(cell, "te")
+    assert stopped(cell.cycle()) == []
+    assert cell.wait("te") == "victims_protected"
+    assert stopped(cell.cycle(after_s=61)) == ["be"]
+
+
+def test_a_gang_has_as_many_stopped_as_it_needs_by_score() -> None:
+    cell = fitgpp()
+    for number in range(3):
+        cell.node(f"n{number}", gpus=2)
+        best_effort(cell, f"b{number}x", gpus=2, grace_s=100 * (number + 1))
+    cell.cycle()
+    urgent(cell, "te", gpus=2, replicas=2)
+    assert stopped(cell.cycle()) == ["b0x", "b1x"]
+
+
+def test_a_gang_hands_back_whom_it_turns_out_not_to_need() -> None:
+    cell = fitgpp()
+    cell.node("n1", gpus=1)
+    cell.node("n2", gpus=3)
+    best_effort(cell, "one", grace_s=1)
+    best_effort(cell, "big", gpus=3, grace_s=100)
+    cell.cycle()
+    urgent(cell, "te", gpus=1, replicas=3)
+    # With `one` gone a replica fits, but all three do only where `big` was.
+    assert stopped(cell.cycle()) == ["big"]
+
+
+def test_a_gang_is_a_victim_as_a_whole() -> None:
+    cell = fitgpp(s_milli=0)
+    cell.node("n1", gpus=2)
+    cell.node("n2", gpus=2)
+    best_effort(cell, "gang", replicas=2)
+    best_effort(cell, "lone", gpus=2)
+    cell.cycle()
+    urgent(cell, "te")
+    (stop,) = stops(cell.cycle())
+    # Both hold two GPUs; of equals the earlier submission is stopped.
+    assert stop.task_id.startswith("gang")
+    assert stop.stop.numbers["size"] == 1000
+
+
+def test_a_task_on_whole_nodes_has_them_emptied() -> None:
+    cell = fitgpp()
+    for name in ("n1", "n2"):
+        cell.node(name, gpus=2)
+    for name in ("b1x", "b2x"):
+        best_effort(cell, name, gpus=2)
+    cell.cycle()
+    urgent(cell, "te", gpus=4, layout=Layout.WHOLE_NODES)
+    assert sorted(stopped(cell.cycle())) == ["b1x", "b2x"]
+
+
+def test_nobody_is_stopped_for_what_would_not_fit_even_then() -> None:
+    cell = fitgpp()
+    cell.node("n1", gpus=2)
+    urgent(cell, "te1")
+    best_effort(cell, "be")
+    cell.cycle()
+    urgent(cell, "te2", gpus=2)
+    assert stopped(cell.cycle()) == []
+    assert cell.wait("te2") == "insufficient_free"
+
+
+def test_nodes_that_a_task_may_not_use_are_not_emptied_for_it() -> None:
+    cell = fitgpp()
+    cell.node("n1", gpus=1)
+    cell.node("n2", gpus=1, node_type="sxm")
+    best_effort(cell, "brief", grace_s=1, node_types=("any",))
+    best_effort(cell, "long", grace_s=600, node_types=("sxm",))
+    cell.cycle()
+    urgent(cell, "te", node_types=("sxm",))
+    assert stopped(cell.cycle()) == ["long"]

@@ -1,0 +1,196 @@
+"""`fgd` against the definition, and what it takes tasks to ask for."""
+
+from string import ascii_lowercase
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.fragmentation import grade, useless, ways
+from tests.unit.core.scheduling.test_indexes import Model, nodes, shape, shapes, steps
+from yardmaster.core.scheduling.fragmentation import slots_of_least_growth
+from yardmaster.core.scheduling.placement import fgd
+from yardmaster.core.scheduling.workload import CLASSES, COUNTED, Asking, Class, Workload
+from yardmaster.core.testing import Cell
+from yardmaster.schemas.envelope import Event
+from yardmaster.schemas.resources import Resources
+
+classes = st.one_of(
+    st.tuples(
+        st.integers(0, 9),
+        st.integers(0, 9),
+        st.integers(1, 4),
+        st.sampled_from([200, 330, 500, 950, 1000, 1000]),
+        st.sampled_from([(), (), ("sxm",), ("any", "sxm")]),
+    ),
+    st.tuples(st.integers(0, 9), st.integers(0, 9), st.just(0), st.just(0), st.just(())),
+)
+counted = st.dictionaries(classes, st.integers(1, 50), max_size=12)
+slots = st.lists(st.sampled_from([-500, 0, 50, 330, 500, 770, 1000, 1000]), max_size=5)
+
+
+@given(counted, slots, st.integers(0, 12), st.integers(0, 12), st.sampled_from(["any", "sxm", ""]))
+def test_what_is_of_no_use_is_what_the_definition_says(
+    counts: dict[Class, int], free: list[int], cpu: int, memory: int, node_type: str
+) -> None:
+    asked = Workload(counts)
+    state = tuple(sorted(max(0, one) for one in free))
+    for _ in range(2):
+        found = asked.useless(state, cpu, memory, node_type)
+        assert found == useless(counts, free, cpu, memory, node_type)
+
+
+@given(nodes, steps, st.lists(shapes, min_size=1, max_size=3), counted, counted)
+def test_rooms_come_in_the_order_of_what_they_add_to_the_useless(
+    offers: list[Any],
+    changes: list[Any],
+    some: list[Any],
+    counts: dict[Class, int],
+    later: dict[Class, int],
+) -> None:
+    model = Model(offers)
+    model.index.count_on(Workload(counts))
+    for number, change in enumerate(changes):
+        model.step(*change)
+        if number == 10:
+            counts = later
+            model.index.count_on(Workload(counts))
+        # Not each after each change: several may be looked at at once.
+        asked = some[number % len(some)]
+        expected = []
+        for room in model.fitting(asked):
+            best = min((grade(counts, room, asked, way), way) for way in ways(asked, room))
+            expected.append((best[0], room.ordinal, best[1]))
+        found = list(fgd(model.index, asked))
+        plain = [ordinal for _, ordinal, _ in sorted(expected, key=_without_the_rest)]
+        assert [room.ordinal for room in found] == plain
+        picked = {room.ordinal: slots_of_least_growth(model.index, room, asked) for room in found}
+        assert picked == {ordinal: way for _, ordinal, way in expected}
+
+
+def _without_the_rest(row: tuple[tuple[int, ...], int, tuple[int, ...]]) -> Any:
+    # What is free of a slot tells two slots of one room apart, rooms not.
+    return row[0][:4], row[1]
+
+
+def test_a_share_goes_where_it_leaves_room_for_those_who_ask_for_more() -> None:
+    cell = Cell(placement="fgd")
+    for name in ("a", "b"):
+        cell.node(name, gpus=1)
+    cell.submit("two_thirds", resources=Resources(gpus=1, gpu_milli=660))
+    cell.settled()
+    cell.submit("often", resources=Resources(gpus=1, gpu_milli=500), tasks=20, max_concurrent=1)
+    cell.settled()
+    cell.submit("third", resources=Resources(gpus=1, gpu_milli=340))
+    cell.settled()
+    (full,), (other,) = cell.where("two_thirds"), cell.where("often")
+    assert cell.where("third") == [full], "half a GPU is still free for those who ask for halves"
+    assert other[0] != full[0]
+
+
+def test_a_task_without_gpus_goes_where_it_strands_none() -> None:
+    for placement, expected in (("best_fit", "small"), ("fgd", "large")):
+        cell = Cell(placement=placement)
+        cell.node("small", gpus=4, cpu_milli=8_000)
+        cell.node("large", gpus=4, cpu_milli=64_000)
+        needs_cpu = Resources(gpus=1, gpu_milli=1000, cpu_milli=4_000)
+        cell.submit("often", resources=needs_cpu, tasks=10, max_concurrent=1)
+        cell.settled()
+        cell.submit("filler", resources=Resources(gpus=1, gpu_milli=1000))
+        cell.submit("plain", resources=Resources(cpu_milli=4_000))
+        cell.settled()
+        assert cell.where("often")[0][0] == "small", "whole nodes are kept"
+        assert cell.where("plain")[0][0] == expected
+
+
+def test_each_replica_of_a_gang_is_placed_by_itself() -> None:
+    cell = Cell(placement="fgd")
+    for name in ("a", "b"):
+        cell.node(name, gpus=2)
+    share = Resources(gpus=1, gpu_milli=500)
+    cell.submit("gang", resources=share, replicas=3)
+    cell.settled()
+    assert cell.where("gang") == [("a", (0,)), ("a", (0,)), ("a", (1,))]
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 2),
+            st.sampled_from([250, 400, 1000]),
+            st.integers(0, 4),
+            st.integers(1, 2),
+            st.booleans(),
+        ),
+        min_size=3,
+        max_size=12,
+    ),
+    st.sampled_from(["fgd", "tight_fit", "random"]),
+)
+def test_a_cell_that_went_on_from_snapshots_places_as_one_that_lived_on(
+    jobs: list[tuple[int, int, int, int, bool]], placement: str
+) -> None:
+    cells = [Cell(placement=placement, seed=3), Cell(placement=placement, seed=3)]
+    for cell in cells:
+        for number in range(4):
+            cell.node(f"n{number}", gpus=1 + number, cpu_milli=8, memory_mib=8)
+    names = ascii_lowercase
+    for number, (gpus, milli, cpu, replicas, ends) in enumerate(jobs):
+        asked = Resources(gpus=gpus, gpu_milli=milli if gpus else 0, cpu_milli=cpu)
+        over = names[number // 2]
+        decided: list[list[Event]] = []
+        for cell in cells:
+            cell.submit(names[number], resources=asked, replicas=replicas, preemptible=False)
+            if cell is cells[1]:
+                cell.restart()
+            decided.append(cell.cycle())
+            if ends and cell.phase(over) == "starting":
+                cell.starts(over)
+                cell.ends(over, done=True)
+                decided[-1] += cell.cycle()
+        assert decided[0] == decided[1]
+
+
+def test_what_is_asked_for_is_taken_over_when_half_as_many_again_were_admitted() -> None:
+    asking = Asking()
+    one = shape(Resources(gpus=1, gpu_milli=1000))
+    seen = []
+    for _ in range(13):
+        asking.add(one, 1)
+        seen.append(asking.workload.total)
+    assert seen == [1, 2, 3, 3, 5, 5, 5, 8, 8, 8, 8, 12, 12]
+    asking.add(shape(Resources(gpus=2, gpu_milli=1000), replicas=3), 4)
+    assert asking.workload.total == 25, "every replica of every task counts"
+
+
+def test_the_classes_asked_for_most_count_and_rare_ones_are_forgotten() -> None:
+    asking = Asking()
+    often = shape(Resources(gpus=2, gpu_milli=1000, cpu_milli=5_000))
+    for number in range(3 * COUNTED):
+        asking.add(shape(Resources(gpus=1, gpu_milli=1000, cpu_milli=number)), 1)
+        asking.add(often, 1)
+    assert len(asking.counts) <= COUNTED
+    assert asking.counts[5_000, 0, 2, 1000, ()] == 3 * COUNTED
+    assert len(asking.workload.counts) == CLASSES
+    assert (5_000, 0, 2, 1000, ()) in asking.workload.counts
+
+
+def test_a_pool_that_comes_to_fgd_late_counts_what_was_admitted_before() -> None:
+    always, late = Cell(placement="fgd"), Cell()
+    for cell in (always, late):
+        cell.node("a", gpus=4)
+        for number in range(5):
+            cell.submit(f"job{number}", resources=Resources(gpus=1, gpu_milli=100 * number + 100))
+        cell.settled()
+    assert late.state.pools["main"].asking is None
+    late.pool("main", placement="fgd")
+    late.cycle()
+    found = [cell.state.pools["main"].asking for cell in (always, late)]
+    assert found[0] is not None
+    assert found[1] is not None
+    assert found[0].counts == found[1].counts
+    assert found[0].workload.counts == found[1].workload.counts
+    late.pool("main", placement="best_fit")
+    late.cycle()
+    assert late.state.pools["main"].asking is None

@@ -1,0 +1,92 @@
+"""Strict lines: the next of those who wait behind others is found, however many they are."""
+
+from random import Random
+
+from yardmaster.core.scheduling.entities import Group
+from yardmaster.core.testing import Cell
+from yardmaster.schemas.events.decisions import SlotsAllocatedV1
+
+
+def firsts(cell: Cell) -> list[str]:
+    lines = cell.state.pools["main"].lines
+    assert lines is not None
+    return [group.queue.first.id.rstrip("0.") for group in lines.firsts()]
+
+
+def crowd(policy: str, jobs: int) -> Cell:
+    """A full node, and so many who wait, all of another shape."""
+    cell = Cell(policy=policy)
+    cell.node("n1", gpus=1, cpu_milli=1_000_000)
+    cell.submit("full")
+    for number in range(jobs):
+        cell.submit(f"j{number:03}x", gpus=1, max_slots_milli=1000 + number)
+    cell.cycle()
+    return cell
+
+
+def test_of_many_only_the_next_is_woken() -> None:
+    cell = crowd("fifo", 200)
+    assert firsts(cell) == ["j001x"]
+    cell.starts("full")
+    cell.ends("full")
+    decided = cell.cycle()
+    assert [e.task_id[:4] for e in decided if isinstance(e, SlotsAllocatedV1)] == ["j000"]
+    # He who starts, and the next, who is told that there is no room.
+    assert len(decided) == 3
+    assert firsts(cell) == ["j002x"]
+
+
+def test_each_line_has_a_first() -> None:
+    cell = Cell(policy="fitgpp")
+    cell.node("n1", gpus=2)
+    cell.submit("full", gpus=2, preemptible=False)
+    for name, gpus, preemptible in (
+        *(("be1", 1, True), ("be2", 2, True), ("be3", 1, True)),
+        *(("te1", 1, False), ("te2", 2, False), ("te3", 0, False)),
+    ):
+        cell.submit(name, gpus=gpus, preemptible=preemptible)
+    cell.cycle()
+    assert firsts(cell) == ["te2", "be2"]
+
+
+def test_who_left_is_not_found_and_who_came_back_is() -> None:
+    cell = crowd("fifo", 5)
+    cell.pause("j001x")
+    cell.cycle()
+    assert firsts(cell) == ["j002x"]
+    cell.resume("j001x")
+    cell.cycle()
+    assert firsts(cell) == ["j001x"]
+
+
+def test_a_group_is_found_by_its_first_task_of_now() -> None:
+    cell = Cell(policy="fifo")
+    cell.node("n1", gpus=1)
+    cell.submit("full")
+    cell.submit("head")
+    cell.submit("many", gpus=0, tasks=2)
+    cell.submit("late", gpus=0, priority=1)
+    cell.cycle()
+    assert firsts(cell) == ["many"]
+    cell.pause("many", 0)
+    cell.cycle()
+    assert firsts(cell) == ["many00000000.1"]
+    cell.pause("many", 1)
+    cell.cycle()
+    assert firsts(cell) == ["late"]
+
+
+def test_what_is_kept_does_not_grow_with_what_happened() -> None:
+    cell = crowd("fifo", 20)
+    chance = Random(1)
+    for _ in range(300):
+        name = f"j{chance.randrange(1, 20):03}x"
+        cell.pause(name)
+        cell.cycle()
+        cell.resume(name)
+        cell.cycle()
+    lines = cell.state.pools["main"].lines
+    assert lines is not None
+    entries: list[Group] = [entry[2] for line in lines._entries.values() for entry in line]
+    assert len(entries) < 300
+    assert firsts(cell) == ["j001x"]
