@@ -35,6 +35,7 @@ COMMANDS: Final = {
     "departments": ("projects", "departments", "List departments; show, create, set, delete."),
     "log": ("log", "log", "Read the log itself: dump, tail, stat."),
     "replay": ("replay", "replay", "The cluster at any moment; verify every decision."),
+    "simulate": ("simulate", "simulate", "Policies on a cluster that is not there, compared."),
     "conformance": ("conformance", "conformance", "Run scenarios of other schedulers."),
     "views": ("views", "views", "Rebuild the views that gateways read."),
     "snapshots": ("snapshots", "snapshots", "List the stored snapshots of the machines."),

@@ -1,0 +1,123 @@
+"""Where workloads come from, each a value that another process can be given.
+
+`Changed` lays over any of them what is asked for on top: fewer jobs, other nodes, other behaviour.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from yardmaster.simulation.recorded import read_log
+from yardmaster.simulation.study import Source
+from yardmaster.simulation.synthetic import Mix, trial_and_error, waves
+from yardmaster.simulation.traces import Columns, csv_jobs, openb, philly
+from yardmaster.simulation.workload import Arrivals, Listed, NodeFaults, SimNode, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class TrialAndError:
+    """FitGpp's experiment; its jobs come at a constant load."""
+
+    mix: Mix
+
+    def workload(self, seed: int) -> tuple[Workload, Arrivals]:
+        """See `synthetic.trial_and_error`."""
+        return trial_and_error(self.mix, seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Waves:
+    """Two queues, many small tasks and some large ones."""
+
+    scale: int
+    preemptible: bool
+
+    def workload(self, seed: int) -> tuple[Workload, Arrivals]:
+        """See `synthetic.waves`."""
+        return listed(waves(self.scale, preemptible=self.preemptible, seed=seed))
+
+
+@dataclass(frozen=True, slots=True)
+class Philly:
+    """Philly's jobs, or those of one virtual cluster."""
+
+    path: Path
+    cluster: str | None
+    since: str | None = None
+    until: str | None = None
+
+    def workload(self, seed: int) -> tuple[Workload, Arrivals]:
+        """The same for every seed."""
+        return listed(philly(self.path, cluster=self.cluster, since=self.since, until=self.until))
+
+
+@dataclass(frozen=True, slots=True)
+class Openb:
+    """openb's pods on its nodes."""
+
+    pods: Path
+    nodes: Path
+
+    def workload(self, seed: int) -> tuple[Workload, Arrivals]:
+        """See `traces.openb`."""
+        return listed(openb(self.pods, self.nodes, seed=seed))
+
+
+@dataclass(frozen=True, slots=True)
+class Csv:
+    """Jobs of any CSV file, by a map of its columns."""
+
+    path: Path
+    columns: Columns
+
+    def workload(self, seed: int) -> tuple[Workload, Arrivals]:
+        """The same for every seed."""
+        return listed(csv_jobs(self.path, self.columns))
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a log of Yardmaster's recorded."""
+
+    path: Path
+    cell: str
+
+    def workload(self, seed: int) -> tuple[Workload, Arrivals]:
+        """The same for every seed."""
+        return listed(read_log(self.path, self.cell))
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """Another source with changes: the first `jobs` jobs, other nodes, other ways to behave."""
+
+    source: Source
+    jobs: int | None = None
+    nodes: tuple[SimNode, ...] = ()
+    cadence_ms: int | None = None
+    faults: NodeFaults | None = None
+    #: Fields of `Behaviour`.
+    behaviour: Mapping[str, Any] = field(default_factory=dict)
+
+    def workload(self, seed: int) -> tuple[Workload, Arrivals]:
+        """The other's workload, changed."""
+        workload, arrivals = self.source.workload(seed)
+        if self.jobs is not None and isinstance(arrivals, Listed):
+            workload = replace(workload, jobs=workload.jobs[: self.jobs])
+            arrivals = Listed(workload.jobs)
+        return (
+            replace(
+                workload,
+                nodes=self.nodes or workload.nodes,
+                cadence_ms=workload.cadence_ms if self.cadence_ms is None else self.cadence_ms,
+                faults=self.faults,
+                behaviour=replace(workload.behaviour, **self.behaviour),
+            ),
+            arrivals,
+        )
+
+
+def listed(workload: Workload) -> tuple[Workload, Arrivals]:
+    """A workload whose jobs have their times."""
+    return workload, Listed(workload.jobs)

@@ -1,0 +1,140 @@
+"""A `History` and the scheduler's state, told the same, agree on who held and waited for what; and
+what it says depends on the order of what happened at one time to one task alone.
+"""
+
+from itertools import groupby
+from random import Random
+
+from hypothesis import settings
+
+from tests.property.test_scheduling import Histories
+from tests.support.histories import history_of
+from yardmaster.core.scheduling.entities import NodeState, Phase, ReplicaState
+from yardmaster.core.scheduling.state import ClusterState
+from yardmaster.core.testing import START_MS, Apply, Begin, Cell
+from yardmaster.schemas.envelope import Event
+from yardmaster.simulation.history import History
+from yardmaster.simulation.metrics import summary
+from yardmaster.simulation.series import Series, windows
+from yardmaster.simulation.tables import task_table
+
+PHASES = {"succeeded": Phase.SUCCEEDED, "failed": Phase.FAILED, "cancelled": Phase.CANCELLED}
+
+
+class HistoriesAsSeen(Histories):
+    """Everything that may happen to a cell, looked back upon."""
+
+    def teardown(self) -> None:
+        super().teardown()
+        if self.world.broken:
+            return
+        cell = self.world.twin
+        history = history_of(cell)
+        assert_agrees(history, cell.state)
+        assert_adds_up(history)
+        assert_order_at_one_time_is_of_no_account(cell, history)
+
+
+TestHistoriesAsSeen = HistoriesAsSeen.TestCase
+TestHistoriesAsSeen.settings = settings(max_examples=25, stateful_step_count=40)
+
+
+def last(series: Series) -> list[int]:
+    return list(series.points[-series.width + 1 :]) or [0] * (series.width - 1)
+
+
+def assert_agrees(history: History, state: ClusterState) -> None:
+    held: dict[str, int] = {}
+    projects: dict[str, int] = {}
+    for task in state.tasks.values():
+        ours = history.tasks[task.id]
+        assert len(ours.attempts) == task.attempt
+        assert ours.paused == task.paused or task.phase.final
+        assert (ours.run is None) == (task.run is None)
+        if ours.outcome is not None or task.phase.final:
+            assert ours.outcome is not None
+            assert PHASES[ours.outcome] == task.phase
+        run = task.run
+        for placement, replica in zip(run.placements, run.replicas, strict=True) if run else ():
+            if run and replica < ReplicaState.RELEASED:
+                milli = placement.gpu_milli * len(placement.slots)
+                name = task.job.project.name
+                held[run.pool.name] = held.get(run.pool.name, 0) + milli
+                projects[name] = projects.get(name, 0) + milli
+    for name, pool in history.pools.items():
+        nodes = [n for n in state.nodes.values() if n.pool is not None and n.pool.name == name]
+        up = sum(1000 * n.gpus for n in nodes if n.state is NodeState.UP)
+        assert last(pool.series)[:2] == [up, held.get(name, 0)]
+    for name, project in history.projects.items():
+        assert last(project.series)[0] == projects.get(name, 0)
+    for name, node in state.nodes.items():
+        free = history._nodes[name].free if name in history._nodes else None
+        assert (free is not None) == (node.state is NodeState.UP)
+        if free is not None and node.pool is not None:
+            idle = sum(node.idle.slots) + 1000 * len(node.out_of_use)
+            assert sum(free.parts.values()) + 1000 * free.whole == idle
+            assert (free.cpu_milli, free.memory_mib) == (node.idle.cpu_milli, node.idle.memory_mib)
+
+
+def assert_adds_up(history: History) -> None:
+    """GPUs over time are those of the tasks, no wait is negative, and all lies within the run."""
+    edges = windows(START_MS, history.now_ms, 1)
+    held = sum(pool.series.sums(1, edges)[0] for pool in history.pools.values())
+    asked = sum(pool.series.sums(2, edges)[0] for pool in history.pools.values())
+    later_ms = edges[1] - history.now_ms
+    open_now = sum(
+        placement.gpu_milli
+        * len(placement.slots)
+        * (history.now_ms + later_ms - task.run.allocated_ms)
+        for task in history.tasks.values()
+        if task.run is not None
+        for placement, state in zip(task.run.placements, task.run.replicas, strict=True)
+        if state < 3
+    )
+    assert held == sum(task.gpu_milli_ms for task in history.tasks.values()) + open_now
+    by_project = sum(p.series.sums(0, edges)[0] for p in history.projects.values())
+    assert held == by_project
+    assert asked == sum(p.series.sums(1, edges)[0] for p in history.projects.values())
+    for pool in history.pools.values():
+        assert min(pool.series.points, default=0) >= 0
+    for task in history.tasks.values():
+        assert task.wait_ms >= 0
+        for run in task.attempts:
+            assert 0 <= run.lost_ms <= run.ran_ms
+            if run.closed_ms is not None:
+                assert run.allocated_ms + run.ran_ms <= run.closed_ms
+        busy_ms = sum(
+            (run.closed_ms if run.closed_ms is not None else history.now_ms) - run.allocated_ms
+            for run in task.attempts
+        )
+        end_ms = task.ended_ms if task.ended_ms is not None else history.now_ms
+        assert task.wait_ms + busy_ms <= end_ms - task.job.submitted_ms
+    figures = summary(history)
+    for share in (figures.utilisation, figures.fragmentation, figures.fairness):
+        assert share is None or 0 <= share <= 1 + 1e-9
+
+
+def assert_order_at_one_time_is_of_no_account(cell: Cell, history: History) -> None:
+    events: list[tuple[int, Event]] = []
+    now_ms = 0
+    for step in cell.steps:
+        match step:
+            case Begin(_, now_ms):
+                pass
+            case Apply(event, _):
+                events.append((now_ms, event))
+    chance = Random(len(events))
+    other = History()
+    # What is about nodes and jobs stays where it is; between these, each task's events do among
+    # themselves.
+    for (now_ms, about_tasks), some in groupby(events, lambda e: (e[0], hasattr(e[1], "task_id"))):
+        together = [event for _, event in some]
+        if about_tasks:
+            places: dict[str, float] = {}
+            for event in together:
+                places.setdefault(event.task_id, chance.random())  # type: ignore[attr-defined]
+            together.sort(key=lambda event: places[event.task_id])  # type: ignore[attr-defined]
+        for event in together:
+            other.see(now_ms, event)
+    assert summary(other) == summary(history)
+    assert task_table({}, other).equals(task_table({}, history))

@@ -1,0 +1,80 @@
+"""Whatever runs on whatever cluster: its log is proved, and it is the same again."""
+
+import asyncio
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from tests.support.simulated import Ran, job, node, ran
+from yardmaster.core.scheduling.placement import PLACEMENTS
+from yardmaster.core.scheduling.policies import POLICIES
+from yardmaster.schemas.events.decisions import SlotsAllocatedV1, TaskEndedV1
+from yardmaster.simulation.workload import Behaviour, NodeFaults
+
+JOBS = st.lists(
+    st.builds(
+        lambda submit, runs, gpus, replicas, preemptible, priority, grace: job(
+            submit,
+            *runs,
+            gpus=gpus,
+            preemptible=preemptible,
+            priority=priority,
+            replicas_min=replicas,
+            replicas_max=replicas,
+            grace_s=grace,
+        ),
+        st.integers(0, 300),
+        st.lists(st.integers(0, 200), min_size=1, max_size=3),
+        st.integers(0, 4),
+        st.sampled_from([1, 1, 1, 2]),
+        st.booleans(),
+        st.integers(10, 12),
+        st.sampled_from([0, 7, 30]),
+    ),
+    min_size=1,
+    max_size=8,
+)
+BEHAVIOURS = st.builds(
+    Behaviour,
+    works_in_grace=st.booleans(),
+    checkpoint_every_ms=st.sampled_from([None, 20_000]),
+    checkpoint_cost_ms=st.sampled_from([0, 1_000]),
+    restart_cost_ms=st.sampled_from([0, 5_000]),
+)
+FAULTS = st.sampled_from([None, NodeFaults(mean_up_ms=200_000, mean_down_ms=90_000)])
+CONFIGS = st.fixed_dictionaries(
+    {"placement": st.sampled_from(sorted(PLACEMENTS)), "seed": st.integers(0, 5)}
+)
+
+
+def twice(**of: Any) -> Ran:
+    """A run that wrote the same when it was run again."""
+    jobs = sorted(of.pop("jobs"), key=lambda each: each.submit_ms)
+    one, other = (ran(jobs, NODES, **of) for _ in range(2))
+    assert one.records() == other.records(), "the same run wrote another log"
+    return one
+
+
+NODES = [node("node-0", 4), node("node-1", 4), node("node-2", 2)]
+
+
+@pytest.mark.parametrize("policy", sorted({name for name, _ in POLICIES}))
+@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    jobs=JOBS,
+    behaviour=BEHAVIOURS,
+    faults=FAULTS,
+    config=CONFIGS,
+    cadence_ms=st.sampled_from([0, 30_000]),
+    seed=st.integers(0, 3),
+)
+def test_every_log_is_proved_and_the_same_again(policy: str, **of: Any) -> None:
+    run = twice(policy=policy, **of)
+    report = asyncio.run(run.proved())
+    assert report.ok, (report.findings, report.promises)
+    assert not run.world.open, "a task that fits did not end"
+    ended = {event.task_id for _, event in run.of(TaskEndedV1)}
+    started = {event.task_id for _, event in run.of(SlotsAllocatedV1)}
+    assert started == ended

@@ -1,0 +1,33 @@
+"""What a `Cell` went through, as a `History`."""
+
+from yardmaster.core.testing import Apply, Begin, Cell
+from yardmaster.simulation.history import History
+
+
+def history_of(cell: Cell) -> History:
+    """The history of all that the cell applied, by its cycles' time."""
+    history = History()
+    now_ms = 0
+    for step in cell.steps:
+        match step:
+            case Begin(_, now_ms):
+                pass
+            case Apply(event, _):
+                history.see(now_ms, event)
+    history.settle()
+    return history
+
+
+def a_cell() -> Cell:
+    """`a` runs from 10 to 70 and ends; `b` waits."""
+    cell = Cell()
+    cell.submit("a", gpus=2, preemptible=False)
+    cell.submit("b", gpus=9)
+    cell.cycle()
+    cell.node("n1")
+    cell.cycle(after_s=10)
+    cell.starts("a")
+    cell.cycle()
+    cell.ends("a")
+    cell.cycle(after_s=60)
+    return cell

@@ -1,0 +1,296 @@
+"""Figures of short runs, worked out by hand: 8 GPUs on one node, times in seconds."""
+
+import pytest
+
+from tests.support.histories import history_of
+from yardmaster.core.testing import START_MS, Cell
+from yardmaster.schemas.events.decisions import Outcome
+from yardmaster.schemas.resources import Resources
+from yardmaster.simulation.history import History
+from yardmaster.simulation.metrics import (
+    exec_ms_of,
+    lost_gpu_ms,
+    rescheduling_ms,
+    summary,
+    times_preempted,
+)
+from yardmaster.simulation.records import Task
+
+
+def cell_of_8() -> Cell:
+    cell = Cell()
+    cell.node("n1")
+    cell.cycle()
+    return cell
+
+
+def task_of(history: History, name: str, index: int = 0) -> Task:
+    return history.tasks[f"{name.ljust(12, '0')}.{index}"]
+
+
+def pool_now(history: History) -> list[int]:
+    """GPUs up, allocated, asked for, free but of no use."""
+    return list(history.pools["main"].series.points[-4:])
+
+
+def preempted(*, saved_after_s: int | None = None, saves_when_asked: bool = False) -> History:
+    """`be` has all GPUs from 0 on, is asked to stop for `te` at 100, is gone at 130; `te` has them
+    until 190, then `be` again until 250.
+    """
+    cell = cell_of_8()
+    cell.submit("be", gpus=8, grace_s=30)
+    cell.cycle()
+    cell.starts("be")
+    cell.cycle()
+    if saved_after_s is not None:
+        cell.now_ms += 1000 * saved_after_s
+        cell.checkpoints("be", step=1)
+        cell.cycle()
+    cell.now_ms = START_MS + 100_000
+    cell.submit("te", gpus=8, priority=1, preemptible=False)
+    cell.settled()
+    cell.now_ms = START_MS + 130_000
+    if saves_when_asked:
+        cell.checkpoints("be", step=2)
+    cell.ends("be")
+    cell.cycle()
+    cell.starts("te")
+    cell.cycle()
+    cell.now_ms = START_MS + 190_000
+    cell.ends("te")
+    cell.cycle()
+    cell.starts("be")
+    cell.cycle()
+    cell.now_ms = START_MS + 250_000
+    cell.ends("be", done=True)
+    cell.cycle()
+    return history_of(cell)
+
+
+def test_a_task_waits_for_a_node_then_runs() -> None:
+    cell = Cell()
+    cell.submit("a", gpus=2)
+    cell.cycle()
+    cell.node("n1")
+    cell.cycle(after_s=10)
+    cell.starts("a")
+    cell.cycle(after_s=5)
+    cell.ends("a")
+    cell.cycle(after_s=60)
+    history = history_of(cell)
+    task = task_of(history, "a")
+    assert task.wait_ms == 10_000
+    assert exec_ms_of(task, None) == 60_000  # from its start, not from its allocation
+    assert exec_ms_of(task, lambda _: 7) == 7
+    assert task.gpu_milli_ms == 2000 * 65_000
+    assert task.outcome is Outcome.SUCCEEDED
+    assert [run.end for run in task.attempts] == ["succeeded"]
+    figures = summary(history)
+    assert figures.makespan_s == 75
+    assert figures.part("be").slowdown.p50 == pytest.approx(1 + 10 / 60)
+    assert figures.part("be").completion_s.mean == 75
+    assert figures.part("te").slowdown.count == 0
+    assert figures.utilisation == 0.25  # 2 of 8, while there were any
+    assert figures.gpu_hours == pytest.approx(2 * 65 / 3600)
+    assert figures.fairness == 1.0
+
+
+def test_a_task_stopped_for_another_waits_again() -> None:
+    history = preempted(saves_when_asked=True)
+    be, te = task_of(history, "be"), task_of(history, "te")
+    assert (be.wait_ms, te.wait_ms) == (60_000, 30_000)
+    first, second = be.attempts
+    assert (first.end, second.end) == ("preempted", "succeeded")
+    assert first.stop_ms == START_MS + 100_000
+    assert first.closed_ms == START_MS + 130_000
+    assert rescheduling_ms(be) == [90_000]
+    assert (times_preempted(be), times_preempted(te)) == (1, 0)
+    assert exec_ms_of(be, None) == 160_000
+    figures = summary(history)
+    assert figures.preemptions == 1
+    assert figures.part("be").preempted == (1, 0, 0)
+    assert figures.part("be").preempted_share == 1.0
+    assert figures.part("all").preempted_share == 0.5
+    assert figures.part("be").rescheduling_s.p50 == 90
+    assert figures.part("te").slowdown.most == 1.5
+    assert figures.makespan_s == 250
+    assert figures.utilisation == 1.0
+    assert figures.fragmentation is None
+
+
+@pytest.mark.parametrize(
+    ("saved_after_s", "saves_when_asked", "lost_s"),
+    [(None, False, 100), (60, False, 40), (None, True, 0), (60, True, 0)],
+)
+def test_what_no_checkpoint_holds_is_lost(
+    saved_after_s: int | None, saves_when_asked: bool, lost_s: int
+) -> None:
+    history = preempted(saved_after_s=saved_after_s, saves_when_asked=saves_when_asked)
+    be = task_of(history, "be")
+    assert [run.lost_ms for run in be.attempts] == [1000 * lost_s, 0]
+    assert lost_gpu_ms(be) == (8000 * 1000 * lost_s, 0)
+    assert exec_ms_of(be, None) == 160_000 - 1000 * lost_s
+    assert summary(history).preempted_lost_gpu_hours == pytest.approx(8 * lost_s / 3600)
+
+
+def test_a_lost_node_takes_what_ran_there_with_it() -> None:
+    cell = cell_of_8()
+    cell.submit("a", gpus=4)
+    cell.cycle()
+    cell.starts("a")
+    cell.cycle()
+    cell.checkpoints("a", step=1)
+    cell.cycle(after_s=20)
+    cell.cycle(after_s=80, silent={"n1": START_MS + 30_000})
+    history = history_of(cell)
+    task = task_of(history, "a")
+    (run,) = task.attempts
+    assert (run.end, run.ran_ms, run.lost_ms) == ("node_lost", 100_000, 80_000)
+    assert lost_gpu_ms(task) == (0, 4000 * 80_000)
+    assert history.nodes_lost == 1
+    assert pool_now(history) == [0, 0, 4000, 0]
+    cell.node("n1", incarnation="1" * 12)
+    cell.cycle(after_s=50)
+    assert task_of(history_of(cell), "a").wait_ms == 50_000
+
+
+def test_a_failed_attempt_loses_what_it_did_not_save() -> None:
+    cell = cell_of_8()
+    cell.submit("a", gpus=1, max_restarts=1)
+    cell.cycle()
+    cell.starts("a")
+    cell.cycle()
+    cell.exits("a", exit_code=3)
+    cell.cycle(after_s=10)
+    cell.releases("a")
+    cell.cycle(after_s=5)
+    (run,) = task_of(history_of(cell), "a").attempts
+    assert (run.end, run.ran_ms, run.lost_ms) == ("failed", 10_000, 10_000)
+
+
+def test_an_attempt_that_never_started_ran_for_no_time() -> None:
+    cell = cell_of_8()
+    cell.submit("a", gpus=1)
+    cell.cycle()
+    cell.never_starts("a")
+    cell.cycle(after_s=10)
+    (run,) = task_of(history_of(cell), "a").attempts
+    assert (run.end, run.ran_ms, run.lost_ms) == ("never_started", 0, 0)
+
+
+def test_a_cancelled_task_has_no_slowdown() -> None:
+    cell = cell_of_8()
+    cell.submit("a", gpus=1)
+    cell.cycle()
+    cell.starts("a")
+    cell.cycle()
+    cell.cancel("a")
+    cell.cycle(after_s=10)
+    cell.ends("a")
+    cell.cycle(after_s=20)
+    history = history_of(cell)
+    (run,) = task_of(history, "a").attempts
+    assert (run.end, run.ran_ms, run.preempted) == ("cancelled", 10_000, False)
+    part = summary(history).part("be")
+    assert (part.tasks, part.succeeded, part.cancelled, part.slowdown.count) == (1, 0, 1, 0)
+
+
+def test_a_paused_task_neither_waits_nor_asks() -> None:
+    cell = Cell()
+    cell.submit("a", gpus=2)
+    cell.cycle()
+    cell.pause("a")
+    cell.cycle(after_s=10)
+    assert pool_now(history_of(cell))[2] == 0
+    cell.resume("a")
+    cell.cycle(after_s=100)
+    cell.node("n1")
+    cell.cycle(after_s=5)
+    assert task_of(history_of(cell), "a").wait_ms == 15_000
+
+
+def test_tasks_that_their_own_job_holds_back_ask_for_nothing() -> None:
+    cell = cell_of_8()
+    cell.submit("a", gpus=4, tasks=5, max_concurrent=3)
+    cell.cycle()
+    assert pool_now(history_of(cell)) == [8000, 8000, 4000, 0]
+
+
+def test_a_gang_gives_back_replica_by_replica() -> None:
+    cell = cell_of_8()
+    cell.submit("a", gpus=4, replicas=2)
+    cell.cycle()
+    cell.starts("a", replica=0)
+    cell.cycle(after_s=10)
+    cell.starts("a", replica=1)
+    cell.cycle(after_s=10)
+    cell.ends("a", replica=0)
+    cell.cycle(after_s=30)
+    assert pool_now(history_of(cell))[1] == 4000
+    cell.ends("a", replica=1)
+    cell.cycle(after_s=10)
+    task = task_of(history_of(cell), "a")
+    assert task.gpu_milli_ms == 4000 * (50_000 + 60_000)
+    assert exec_ms_of(task, None) == 40_000  # from the last start to the last exit
+
+
+def test_repeats_and_what_is_unknown_change_nothing() -> None:
+    cell = Cell()
+    cell.submit("x", gpus=1)
+    cell.node("n1")
+    cell.cycle()
+    once, twice = history_of(cell), history_of(cell)
+    for event in cell.history:
+        twice.see(cell.now_ms, event)
+    twice.settle()
+    assert pool_now(twice) == pool_now(once)
+    later = History()
+    for event in cell.history[2:]:  # without what was admitted
+        later.see(cell.now_ms, event)
+    later.settle()
+    assert later.tasks == {}
+    assert pool_now(later) == [8000, 0, 0, 0]
+
+
+def test_a_node_that_joins_another_pool_at_once_counts_there() -> None:
+    cell = cell_of_8()
+    cell.leaves("n1")
+    cell.node("n1", pool="side", gpus=4, incarnation="1" * 12)
+    cell.cycle(after_s=1)
+    history = history_of(cell)
+    assert pool_now(history)[0] == 0
+    assert list(history.pools["side"].series.points) == [START_MS + 1000, 4000, 0, 0, 0]
+
+
+def test_free_gpus_of_no_use_are_counted_over_time() -> None:
+    cell = cell_of_8()
+    cell.submit("a", gpus=5)  # 3 are left, in which another like it does not fit
+    cell.cycle()
+    assert pool_now(history_of(cell)) == [8000, 5000, 0, 3000]
+    cell.submit("b", gpus=1)  # fits: then 2 are left, of no use to the half of what was asked
+    cell.cycle(after_s=1)
+    assert pool_now(history_of(cell)) == [8000, 6000, 0, 1000]
+
+
+def test_shares_of_projects_are_held_against_their_weights() -> None:
+    cell = cell_of_8()
+    cell.entitle("p", weight=3)
+    cell.entitle("q", weight=1)
+    cell.cycle()
+    cell.submit("a", project="q", gpus=1, tasks=8, preemptible=False)
+    cell.cycle()
+    cell.submit("b", project="p", gpus=1, tasks=8)
+    cell.cycle()
+    cell.cycle(after_s=100)
+    figures = summary(history_of(cell))
+    # q has 8 of its fair 2, p nothing of its 6.
+    assert figures.fairness == pytest.approx(0.5)
+
+
+def test_resources_are_those_of_all_replicas() -> None:
+    cell = Cell()
+    asks = Resources(gpus=2, gpu_milli=500, cpu_milli=3000, memory_mib=7)
+    cell.submit("a", resources=asks, replicas=3)
+    cell.cycle()
+    job = task_of(history_of(cell), "a").job
+    assert (job.gpu_milli, job.cpu_milli, job.memory_mib) == (3000, 9000, 21)
