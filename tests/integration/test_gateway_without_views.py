@@ -115,6 +115,16 @@ async def somebody_waits(server: RedisServer) -> None:
             await asyncio.sleep(0.02)
 
 
+async def somebody_follows(cell: TestCell) -> None:
+    """Until a gateway has begun to answer with what comes."""
+    value = cell.ports.telemetry.registry.get_sample_value
+    async with asyncio.timeout(30):
+        while True:
+            if value("yard_gateway_streams_open") == 1:
+                return
+            await asyncio.sleep(0.02)
+
+
 async def test_without_redis_reads_answer_503_submits_go_on_and_all_heals(
     server: RedisServer,
 ) -> None:
@@ -241,6 +251,7 @@ async def test_output_is_followed_on_while_redis_is_away(server: RedisServer) ->
         await cell.settle()
         async with asyncio.TaskGroup() as group:
             following = group.create_task(follow())
+            await somebody_follows(cell)
             await asyncio.sleep(0.5)
             server.kill()
             cell.projected = False

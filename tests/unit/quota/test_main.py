@@ -90,7 +90,8 @@ class Cell(ToyCell):
             if len(await self.verdicts()) >= count:
                 return
             self.clock.advance(0.05)
-            await asyncio.sleep(0)
+            # Snapshots are read in a thread, whose time is not the clock's.
+            await asyncio.sleep(0.001)
         raise AssertionError(f"{len(await self.verdicts())} of {count} verdicts")
 
     async def derived(self) -> None:
