@@ -110,7 +110,8 @@ def _pair(text: str, option: str) -> tuple[str, str]:
 
 
 def policies(texts: Sequence[str]) -> list[PolicyRef | None]:
-    """Every policy that is asked for: `fitgpp:s=2|4,p=1` stands for two; None: the workload's own.
+    """Every policy that is asked for: `fitgpp:s_milli=1000|4000,p=1` stands for two; None is the
+    workload's own.
 
     Raises: BadUsage.
     """

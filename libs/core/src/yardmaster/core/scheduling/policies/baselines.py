@@ -9,6 +9,7 @@
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from yardmaster.core.scheduling.draws import drawn
@@ -102,22 +103,8 @@ FIFO: Final = Policy(
     line=by_submission,
 )
 
-SJF: Final = Policy(
-    name="sjf",
-    version=1,
-    options=NoOptions,
-    order=by_line,
-    may_start=nobody_ahead,
-    may_claim=nobody_ahead,
-    victims=nobody,
-    protected=unprotected,
-    stop_for=no_stop,
-    start=first_in_line,
-    # Tasks that wait as equals come by submission.
-    per_job=always,
-    line=by_estimate,
-    simulated=True,
-)
+# Tasks that wait as equals come by submission, so each job is a party of its own.
+SJF: Final = replace(FIFO, name="sjf", per_job=always, line=by_estimate, simulated=True)
 
 LRTP: Final = Policy(
     name="lrtp",
@@ -135,18 +122,4 @@ LRTP: Final = Policy(
     spares=False,
 )
 
-RAND: Final = Policy(
-    name="rand",
-    version=1,
-    options=NoOptions,
-    order=by_line,
-    may_start=nobody_ahead,
-    may_claim=nobody_ahead,
-    victims=by_lot,
-    protected=soonest_stoppable,
-    stop_for=for_lot,
-    start=first_in_line,
-    preempts=always,
-    line=by_kind,
-    spares=False,
-)
+RAND: Final = replace(LRTP, name="rand", victims=by_lot, stop_for=for_lot)
