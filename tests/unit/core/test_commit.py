@@ -17,6 +17,7 @@ from yardmaster.core.commit import (
     record_digest,
 )
 from yardmaster.core.errors import ChainBroken, ForeignRecord, SnapshotUnreadable
+from yardmaster.eventlog.port import Headers, frame
 from yardmaster.schemas.envelope import Envelope
 from yardmaster.schemas.events.admissions import CancelAcceptedV1
 
@@ -247,6 +248,12 @@ def test_digests_tell_apart_what_concatenation_would_not() -> None:
         record_digest(b"ab", [], b"cde"),
     }
     assert len(digests) == 5
+
+
+def test_headers_in_one_piece_are_digested_as_they_are_one_by_one() -> None:
+    given: list[Headers] = [(), (("ce_id", b"x" * 3000),), (("grün", b""), ("b", b"\x00"))]
+    for headers in given:
+        assert record_digest(b"k", frame(headers), b"v") == record_digest(b"k", headers, b"v")
 
 
 def test_marks_tell_which_record_changed() -> None:

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.support.events import sample
+from tests.support.events import any_envelope, sample
 from yardmaster.eventlog.codec import MAX_VALUE_BYTES, decode, encode, rfc3339
-from yardmaster.eventlog.port import Headers, Record
+from yardmaster.eventlog.port import Headers, Record, frame
+from yardmaster.schemas.envelope import Envelope
 from yardmaster.schemas.errors import (
     MalformedRecord,
     SchemaError,
@@ -137,6 +138,19 @@ def test_a_time_after_the_year_9999(time_ms: int) -> None:
 
 def test_the_last_moment_of_the_year_9999_is_a_time() -> None:
     assert rfc3339(253_402_300_799_999) == "9999-12-31T23:59:59.999Z"
+
+
+@given(any_envelope())
+def test_a_record_knows_its_headers_in_one_piece(envelope: Envelope[Any]) -> None:
+    record = encode(envelope, "main")
+    traced = envelope.traceparent is not None
+    assert record.framed == (None if traced else frame(record.headers))
+
+
+def test_a_record_with_other_headers_knows_nothing_of_the_old_ones() -> None:
+    record = encode(sample(EVENTS["TaskStarted", 1], full=False), "main")
+    assert record.framed
+    assert dataclasses.replace(record, headers=record.headers[1:]).framed is None
 
 
 @given(st.integers(0, 253_402_300_799_999))

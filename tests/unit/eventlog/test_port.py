@@ -1,5 +1,7 @@
 """Records as adapters make and count them."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +13,9 @@ from yardmaster.eventlog.port import (
     Record,
     StoredRecord,
     batch_bytes,
+    frame,
     stored_record,
+    write_framed,
 )
 
 HEADERS = st.lists(st.tuples(st.text(max_size=8), st.binary(max_size=8))).map(tuple)
@@ -39,3 +43,11 @@ def test_a_size_counts_bytes_not_characters_and_what_frames_them() -> None:
     assert record.size == RECORD_OVERHEAD + 3 + 5 + 2 * HEADER_OVERHEAD + 5 + 2 + 1
     assert Record(b"", None).size == RECORD_OVERHEAD
     assert batch_bytes([record, record]) == BATCH_OVERHEAD + 2 * record.size
+
+
+@given(RECORDS)
+def test_a_record_that_knows_its_headers_in_one_piece_is_the_same_record(record: Record) -> None:
+    knows = replace(record)
+    write_framed(knows, frame(record.headers))
+    assert (knows, hash(knows), repr(knows)) == (record, hash(record), repr(record))
+    assert knows.size == record.size

@@ -70,6 +70,17 @@ def test_a_class_with_a_default_factory_keeps_its_constructor() -> None:
     assert Made().a is not Made().a
 
 
+def test_what_is_not_given_to_the_constructor_has_its_default() -> None:
+    @writes_slots
+    @dataclass(frozen=True, slots=True)
+    class Noted:
+        a: int
+        note: str | None = field(default="none yet", init=False)
+
+    assert Noted(1).note == "none yet"
+    assert list(inspect.signature(Noted).parameters) == ["a"]
+
+
 def test_every_event_can_be_made_with_all_of_its_fields() -> None:
     for cls in set(EVENTS.values()):
         parameters = inspect.signature(cls).parameters

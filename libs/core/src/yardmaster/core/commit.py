@@ -55,13 +55,21 @@ class _Named(dict[str, bytes]):
 _named: Final = _Named()
 
 
-def record_digest(key: bytes, headers: Iterable[tuple[str, bytes]], value: bytes | None) -> bytes:
-    """The 32 bytes that identify all of a record: nothing of it changes without them."""
+def record_digest(
+    key: bytes, headers: Iterable[tuple[str, bytes]] | bytes, value: bytes | None
+) -> bytes:
+    """The 32 bytes that identify all of a record: nothing of it changes without them.
+
+    Headers may come in one piece, each name and content after its length already.
+    """
     few = len(_LENGTHS)
     parts = [_length(len(key)), key]
-    for name, content in headers:
-        size = len(content)
-        parts += (_named[name], _LENGTHS[size] if size < few else _length(size), content)
+    if isinstance(headers, bytes):
+        parts.append(headers)
+    else:
+        for name, content in headers:
+            size = len(content)
+            parts += (_named[name], _LENGTHS[size] if size < few else _length(size), content)
     if value is not None:
         size = len(value)
         parts += (_LENGTHS[size] if size < few else _length(size), value)

@@ -8,12 +8,13 @@ event's type; only bodies of old versions are parsed twice, to be upcast before 
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import cache, lru_cache
+from struct import Struct
 from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
-from yardmaster.eventlog.port import Headers, Record
+from yardmaster.eventlog.port import Header, Headers, Record, frame, sized, write_framed
 from yardmaster.schemas.envelope import SPEC_VERSION, Envelope, Event
 from yardmaster.schemas.errors import MalformedRecord, UnknownEventType, UnknownVersion
 from yardmaster.schemas.events import EVENTS
@@ -22,6 +23,11 @@ from yardmaster.schemas.upcasters import UPCASTERS, upcast
 #: No record is larger than a batch may be; what is larger is refused before it is parsed.
 MAX_VALUE_BYTES: Final = 1024 * 1024
 MAX_TYPE_CHARACTERS: Final = 64
+#: The names of those headers that differ from record to record.
+_ID: Final = sized(b"ce_id")
+_SUBJECT: Final = sized(b"ce_subject")
+_TIME: Final = sized(b"ce_time")
+_length = Struct(">Q").pack
 
 
 @cache
@@ -45,28 +51,48 @@ def _dump(type_: str, version: int) -> Callable[[Envelope[Any]], bytes]:
     return adapter(type_, version).serializer.to_json
 
 
-@lru_cache(maxsize=256)
 def rfc3339(time_ms: int) -> str:
     """`2026-01-31T12:00:00.123Z` for milliseconds since the epoch."""
-    minute, milli = divmod(time_ms, 60_000)
-    return f"{_minute(minute)}:{milli // 1000:02d}.{milli % 1000:03d}Z"
+    second, milli = divmod(time_ms, 1000)
+    minute, second = divmod(second, 60)
+    hour, minute = divmod(minute, 60)
+    # In half the time that it takes to format each of them by itself.
+    return "%sT%02d:%02d:%02d.%03dZ" % (_day(hour // 24), hour % 24, minute, second, milli)  # noqa: UP031
 
 
 @lru_cache(maxsize=256)
-def _minute(minute: int) -> str:
-    return datetime.fromtimestamp(minute * 60, tz=UTC).isoformat()[:16]
+def _day(day: int) -> str:
+    return datetime.fromtimestamp(day * 86_400, tz=UTC).date().isoformat()
+
+
+@lru_cache(maxsize=4096)
+def _author(type_: str, source: str) -> tuple[Header, Header, bytes]:
+    """The headers between id and subject; these as they are framed, and the subject's name."""
+    of_type, of_source = ("ce_type", type_.encode()), ("ce_source", source.encode())
+    return of_type, of_source, frame((of_type, of_source)) + _SUBJECT
+
+
+@lru_cache(maxsize=256)
+def _moment(time_ms: int, version: int) -> tuple[Header, Header, Header, bytes]:
+    """The headers after the subject, and as they are framed."""
+    time = rfc3339(time_ms).encode()
+    spec, of_version, framed = _conforms(version)
+    return ("ce_time", time), spec, of_version, _TIME + sized(time) + framed
+
+
+@cache
+def _conforms(version: int) -> tuple[Header, Header, bytes]:
+    spec = ("ce_specversion", SPEC_VERSION.encode())
+    of_version = ("yard_version", str(version).encode())
+    return spec, of_version, frame((spec, of_version))
 
 
 def _headers(envelope: Envelope[Any]) -> Headers:
-    fixed = (
-        ("ce_id", envelope.id.encode()),
-        ("ce_type", envelope.type.encode()),
-        ("ce_source", envelope.source.encode()),
-        ("ce_subject", envelope.subject.encode()),
-        ("ce_time", rfc3339(envelope.time_ms).encode()),
-        ("ce_specversion", SPEC_VERSION.encode()),
-        ("yard_version", str(envelope.version).encode()),
-    )
+    type_, source, _ = _author(envelope.type, envelope.source)
+    time, spec, version, _ = _moment(envelope.time_ms, envelope.version)
+    # As `Envelope.id` has it, without the call.
+    id_ = ("ce_id", f"{envelope.source}/{envelope.epoch}/{envelope.seq}".encode())
+    fixed = (id_, type_, source, ("ce_subject", envelope.subject.encode()), time, spec, version)
     if envelope.traceparent is None:
         return fixed
     return (*fixed, ("traceparent", envelope.traceparent.encode()))
@@ -75,7 +101,16 @@ def _headers(envelope: Envelope[Any]) -> Headers:
 def encode(envelope: Envelope[Any], key: str) -> Record:
     """The record of an event; `key` is what its topic's entry in the catalogue says: cell, job."""
     value = _dump(envelope.type, envelope.version)(envelope)
-    return Record(key=key.encode(), value=value, headers=_headers(envelope))
+    headers = _headers(envelope)
+    record = Record(key.encode(), value, headers)
+    if envelope.traceparent is None:
+        # Most of it is the same from record to record.
+        id_, subject = headers[0][1], headers[3][1]
+        _, _, author = _author(envelope.type, envelope.source)
+        _, _, _, moment = _moment(envelope.time_ms, envelope.version)
+        parts = (_ID, _length(len(id_)), id_, author, _length(len(subject)), subject, moment)
+        write_framed(record, b"".join(parts))
+    return record
 
 
 def decode(record: Record) -> Envelope[Event]:

@@ -5,20 +5,24 @@ offset; read a partition from an offset, in order; know its end; wait for more. 
 `sqlite`, `kafka`; `testing.FaultyLog` wraps any of them.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from struct import Struct
 from typing import Final, Protocol
 
 from yardmaster.schemas.construct import writes_slots
 from yardmaster.schemas.topics import Topic
 
-Headers = tuple[tuple[str, bytes], ...]
+Header = tuple[str, bytes]
+Headers = tuple[Header, ...]
 
 # What a Kafka record batch takes beside keys, values and headers, at most: so a batch that one
 # log takes no other refuses.
 BATCH_OVERHEAD: Final = 61
 RECORD_OVERHEAD: Final = 32
 HEADER_OVERHEAD: Final = 10
+LENGTH_BYTES: Final = 8
+_length = Struct(">Q").pack
 
 
 @writes_slots
@@ -41,15 +45,29 @@ class Record:
     key: bytes
     value: bytes | None
     headers: Headers = ()
+    #: The headers as `frame` makes them, where whoever made the record had them at hand.
+    framed: bytes | None = field(default=None, init=False, compare=False, repr=False)
 
     @property
     def size(self) -> int:
         """Bytes that count against a topic's limit: what it holds, and what frames it at most."""
-        size = RECORD_OVERHEAD + len(self.key) + len(self.value or b"")
-        for name, value in self.headers:
-            # A name in ASCII has as many bytes as characters; any other name has more.
-            size += HEADER_OVERHEAD + len(name if name.isascii() else name.encode()) + len(value)
-        return size
+        one_piece = frame(self.headers) if self.framed is None else self.framed
+        headers = len(one_piece) - (2 * LENGTH_BYTES - HEADER_OVERHEAD) * len(self.headers)
+        return RECORD_OVERHEAD + len(self.key) + len(self.value or b"") + headers
+
+
+def sized(part: bytes) -> bytes:
+    """A part of a record behind its length (8 bytes, big endian), as a record's digest takes it."""
+    return _length(len(part)) + part
+
+
+def frame(headers: Headers) -> bytes:
+    """Headers in one piece, as a record's digest takes them: names and values, each `sized`."""
+    return b"".join([sized(name.encode()) + sized(value) for name, value in headers])
+
+
+#: For whoever makes records: sets `framed`, though they are frozen.
+write_framed: Final[Callable[[Record, bytes], None]] = Record.__dict__["framed"].__set__
 
 
 def batch_bytes(batch: Sequence[Record]) -> int:

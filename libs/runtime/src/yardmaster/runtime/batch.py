@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from yardmaster.core.commit import marks, range_digest, record_digest, source_of
@@ -24,7 +25,8 @@ from yardmaster.schemas.events.machine import (
 
 def digest_of(record: Record) -> bytes:
     """The digest of a record, as `core.commit` defines it."""
-    return record_digest(record.key, record.headers, record.value)
+    headers = record.headers if record.framed is None else record.framed
+    return record_digest(record.key, headers, record.value)
 
 
 def decode_own(record: Record, cell: str) -> Envelope[Event]:
@@ -36,6 +38,11 @@ def decode_own(record: Record, cell: str) -> Envelope[Event]:
     if record.key != cell.encode():
         raise MalformedRecord(found=f"its key is not {cell}")
     return decode(record)
+
+
+@cache
+def _actor(machine: str) -> Actor:
+    return Actor(kind=ActorKind.SERVICE, id=machine)
 
 
 @writes_slots
@@ -70,7 +77,7 @@ class Place:
             seq=self.seq + index,
             subject=subject,
             time_ms=self.now_ms,
-            actor=Actor(kind=ActorKind.SERVICE, id=self.machine),
+            actor=_actor(self.machine),
             cause=cause,
             traceparent=traceparent,
             data=event,

@@ -22,11 +22,11 @@ def writes_slots(cls: type[T]) -> type[T]:
         return cls
     given: dict[str, Any] = {f"_write_{f.name}": cls.__dict__[f.name].__set__ for f in found}
     given |= {f"_default_{f.name}": f.default for f in found if f.default is not MISSING}
-    arguments = [_argument(f) for f in found if not f.kw_only]
-    named = [_argument(f) for f in found if f.kw_only]
+    arguments = [_argument(f) for f in found if f.init and not f.kw_only]
+    named = [_argument(f) for f in found if f.init and f.kw_only]
     if named:
         arguments += ["*", *named]
-    body = [f"_write_{f.name}(self, {f.name})" for f in found]
+    body = [f"_write_{f.name}(self, {f.name if f.init else f'_default_{f.name}'})" for f in found]
     if hasattr(cls, "__post_init__"):
         body.append("self.__post_init__()")
     # Written as text, as `dataclass` itself does it: only so has it the fields' names as arguments.

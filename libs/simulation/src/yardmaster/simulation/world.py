@@ -110,6 +110,7 @@ class _Task:
 @dataclass(slots=True)
 class _Node:
     node: SimNode
+    source: str
     actor: Actor
     incarnation: str = ""
     seq: int = 0
@@ -150,7 +151,7 @@ class World:
         self._states: dict[str, _Task] = {}
         self._running = 0
         self._nodes = {
-            node.name: _Node(node, Actor(kind=ActorKind.NODE, id=node.name))
+            node.name: _Node(node, f"node/{node.name}", Actor(kind=ActorKind.NODE, id=node.name))
             for node in workload.nodes
         }
         self._faultless = workload.faults is None
@@ -341,8 +342,9 @@ class World:
 
     def _report(self, node: _Node, event: Event, subject: str) -> None:
         node.seq += 1
-        source = f"node/{node.node.name}"
-        self._reports.put(event, source, node.lives, node.seq, node.actor, subject, self._moment_ms)
+        self._reports.put(
+            event, node.source, node.lives, node.seq, node.actor, subject, self._moment_ms
+        )
 
     def _of_each(self, task: _Task) -> Iterator[tuple[_Node, Any]]:
         """The nodes that still have a replica of a task, and what they say of it first."""
