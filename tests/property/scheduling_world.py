@@ -1,9 +1,10 @@
-"""A cell that is treated badly, beside a twin that is not: both must decide the same.
+"""A cell that is treated badly, beside twins that are not: all must decide the same.
 
-`World` sends every honest input to both. The cell it looks at is restarted from snapshots, is fed
+`World` sends every honest input to all. The cell it looks at is restarted from snapshots, is fed
 repeats of what it was told, applies each of its own decisions twice and hears hostile claims; the
-twin is spared all that. After every cycle their decisions and digests are compared, and the cell's
-indexes with what its facts say.
+twin is spared all that, and so is a third, which keeps what it decides and does not apply it. After
+every cycle their decisions and digests are compared, the dumps of those two, and the cell's indexes
+with what its facts say.
 """
 
 from collections import Counter
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.unit.core.scheduling.soundness import assert_sound
+from yardmaster.core.machine import Decision, Verdict
 from yardmaster.core.scheduling.entities import (
     BLOCKING,
     Node,
@@ -40,12 +42,21 @@ class Tried(Cell):
         assert after == before, f"a repeat changed the state: {decision}"
 
 
+class Keeping(Cell):
+    """The cell that decides for good."""
+
+    def decided(self, limit: int, observed: Sequence[Decision]) -> Verdict:
+        self.state, verdict = self.machine.advance(self.state, limit=limit, observed=observed)
+        return verdict
+
+
 class World:
-    """Two cells with the same honest history."""
+    """Cells with the same honest history."""
 
     def __init__(self) -> None:
         self.cell = Tried()
         self.twin = Cell()
+        self.keeping = Keeping()
         self.jobs: list[str] = []
         self.hostile: Counter[str] = Counter()
         self.silent: dict[str, int] = {}
@@ -56,8 +67,8 @@ class World:
     # Inputs
 
     def both(self, method: str, *args: Any, **kwargs: Any) -> None:
-        """The same honest input to both."""
-        for cell in (self.twin, self.cell):
+        """The same honest input to all."""
+        for cell in (self.keeping, self.twin, self.cell):
             getattr(cell, method)(*args, **kwargs)
 
     def repeat_last(self) -> None:
@@ -78,7 +89,7 @@ class World:
         ]
 
     def claim(self, event: Any) -> None:
-        """An honest claim to both, and remembered so that it can be repeated."""
+        """An honest claim to all, and remembered so that it can be repeated."""
         self.both("claim", event)
         self.told.append(self.cell._inputs[-1])
 
@@ -130,7 +141,7 @@ class World:
     # Cycles
 
     def cycle(self, *, after_s: int = 0, limit: int = 1_000_000) -> list[Event]:
-        """A cycle of both, compared and checked."""
+        """A cycle of each, compared and checked."""
         self.broken = True
         silent, self.silent = self.silent, {}
         silent = {n: ms for n, ms in silent.items() if self.cell.state.nodes[n].incarnation}
@@ -143,6 +154,10 @@ class World:
         )
         assert decided == expected, f"ill-treated: {ours}; spared: {theirs}"
         assert self.cell.state.digest() == self.twin.state.digest()
+        kept = self.keeping.cycle(after_s=after_s, limit=limit, silent=silent)
+        assert kept == expected, "after what was kept it decides otherwise"
+        ours, theirs = (cell.machine.dump(cell.state) for cell in (self.keeping, self.twin))
+        assert ours == theirs, "what was kept is not what was applied"
         for step in self.cell.steps[start:]:
             if isinstance(step, Apply) and step.record_id:
                 seq = int(step.record_id.rpartition("/")[2])
@@ -151,7 +166,8 @@ class World:
         self._starts_are_lawful(decided)
         self._nothing_early(decided)
         self._numbers(decided)
-        assert_sound(self.cell.state)
+        for cell in (self.cell, self.keeping):
+            assert_sound(cell.state)
         self.broken = False
         return decided
 

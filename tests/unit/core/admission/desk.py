@@ -144,11 +144,17 @@ class Desk:
         before = self.dumped()
         verdict = self.machine.decide(self.state, limit=limit)
         assert self.dumped() == before, "decide changed the state"
+        kept, same = self.machine.advance(self.machine.load(CELL, json.loads(before)), limit=limit)
+        assert same == verdict, "decided otherwise for good"
         assert len(verdict.decisions) <= limit, "the limit was not kept"
         for decision in verdict.decisions:
             self.record(decision)
             verdicts.append(decision.event)
         assert self.machine.digest(self.state) == verdict.state_digest, "decided on another state"
+        applied, advanced = self.machine.dump(self.state), self.machine.dump(kept)
+        assert advanced | {"own": applied["own"]} == applied, (
+            "what was kept is not what was applied"
+        )
         assert verdict.complete == (self.machine.due_ms(self.state) is None)
         return verdict.complete
 

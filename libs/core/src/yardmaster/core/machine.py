@@ -111,3 +111,17 @@ class Machine(Protocol[S]):
         Raises:
             SnapshotUnreadable: another version's, or not a dump.
         """
+
+
+class Advancing(Machine[S], Protocol[S]):
+    """A machine that can decide for good, for whoever is sure of the log that he writes."""
+
+    def advance(
+        self, state: S, *, limit: int, observed: Sequence[Decision] = ()
+    ) -> tuple[S, Verdict]:
+        """What `decide` gives, and the state after `apply` of each of its decisions, at the cost of
+        one of the two; the state given is used up.
+
+        The records in which the decisions are written are not known to the state: their repeats are
+        not, either.
+        """

@@ -7,11 +7,11 @@ agents pass through `refusal` first, as in production.
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-from yardmaster.core.machine import Decision
+from yardmaster.core.machine import Decision, Verdict
 from yardmaster.core.scheduling.entities import Task
 from yardmaster.core.scheduling.machine import SchedulerMachine
 from yardmaster.core.scheduling.state import ClusterState
@@ -387,18 +387,23 @@ class Cell:
             )
             for name, heard_ms in sorted((silent or {}).items())
         ]
-        before = machine.dump(self.state)
-        verdict = machine.decide(self.state, limit=limit, observed=observed)
-        assert machine.dump(self.state) == before, "deciding changed the state"
-        for decision in verdict.decisions:
-            self._apply(decision.event)
-            self.applied(decision.event)
+        verdict = self.decided(limit, observed)
         digest = machine.digest(self.state)
         assert digest == verdict.state_digest, "decisions did not give the state they promised"
         self.state = machine.settle(self.state, complete=verdict.complete)
         self.steps.append(Settle(verdict.complete))
         self.complete = verdict.complete
         return [decision.event for decision in verdict.decisions]
+
+    def decided(self, limit: int, observed: Sequence[Decision]) -> Verdict:
+        """Decide, and apply what was decided."""
+        before = self.machine.dump(self.state)
+        verdict = self.machine.decide(self.state, limit=limit, observed=observed)
+        assert self.machine.dump(self.state) == before, "deciding changed the state"
+        for decision in verdict.decisions:
+            self._apply(decision.event)
+            self.applied(decision.event)
+        return verdict
 
     def recorded(self, decisions: Iterable[Event]) -> None:
         """Take the inputs so far, and `decisions` as what a cycle, cut at its limit, decided.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final, Generic, Protocol, TypeVar
 
 from yardmaster.core.commit import GENESIS, head_of_term, source_of
-from yardmaster.core.machine import Decision, Machine
+from yardmaster.core.machine import Advancing, Decision
 from yardmaster.eventlog.codec import encode
 from yardmaster.eventlog.port import Partition, Record
 from yardmaster.runtime.batch import (
@@ -100,7 +100,7 @@ class Claims:
 class Driver(Generic[S]):
     """One machine, its state, and where its chain of commits is."""
 
-    def __init__(self, machine: Machine[S], tape: Tape, now_ms: int) -> None:
+    def __init__(self, machine: Advancing[S], tape: Tape, now_ms: int) -> None:
         self.machine = machine
         self.state = machine.initial(CELL)
         self.cycles = 0
@@ -125,7 +125,8 @@ class Driver(Generic[S]):
         for taken in inputs:
             for envelope in taken.accepted:
                 state = machine.apply(state, envelope.data, envelope.id)
-        verdict = machine.decide(state, limit=MAX_DECISIONS, observed=observed)
+        # Nobody else writes here, so what is decided counts.
+        state, verdict = machine.advance(state, limit=MAX_DECISIONS, observed=observed)
         place = Place(
             machine=machine.name,
             cell=CELL,
@@ -148,8 +149,6 @@ class Driver(Generic[S]):
             limit=None if verdict.complete else MAX_DECISIONS,
         )
         decided = written.envelopes[:-1]
-        for envelope in decided:
-            state = machine.apply(state, envelope.data, envelope.id)
         self.state = machine.settle(state, complete=verdict.complete)
         self.complete = verdict.complete
         self._head = written.digests[-1].hex()

@@ -54,14 +54,18 @@ def judge(state: AdmissionState, pending: Pending, check: PolicyCheck) -> Event:
 
 def decide(state: AdmissionState, limit: int, check: PolicyCheck) -> Verdict:
     """Verdicts on the first `limit` requests that wait; the state is left as it was."""
-    draft = state.draft(max(0, limit))
-    decisions = []
-    while draft.work:
-        pending = draft.work[0]
-        event = judge(draft, pending, check)
-        apply_verdict(draft, event)
+    return advance(state.draft(max(0, limit)), limit, check)
+
+
+def advance(state: AdmissionState, limit: int, check: PolicyCheck) -> Verdict:
+    """The same, and the state is left as the verdicts make it."""
+    decisions: list[Decision] = []
+    while state.work and len(decisions) < limit:
+        pending = state.work[0]
+        event = judge(state, pending, check)
+        apply_verdict(state, event)
         decisions.append(Decision(event, subject(pending.event), pending.record_id))
-    return Verdict(decisions, draft.digest(), complete=draft.judged == draft.taken)
+    return Verdict(decisions, state.digest(), complete=state.judged == state.taken)
 
 
 def subject(request: Event) -> str:

@@ -6,7 +6,7 @@ from typing import Any, Final
 from yardmaster.core.admission import snapshot
 from yardmaster.core.admission.apply import JUDGED, apply_event
 from yardmaster.core.admission.changes import PolicyCheck, any_policy
-from yardmaster.core.admission.decide import decide
+from yardmaster.core.admission.decide import advance, decide
 from yardmaster.core.admission.state import AdmissionState
 from yardmaster.core.machine import Decision, Verdict
 from yardmaster.schemas.envelope import Envelope, Event
@@ -80,6 +80,12 @@ class QuotaMachine:
     ) -> Verdict:
         """A verdict on each request that waits, up to `limit`; observations decide nothing."""
         return decide(state, limit - len(observed), self._check_policy)
+
+    def advance(
+        self, state: AdmissionState, *, limit: int, observed: Sequence[Decision] = ()
+    ) -> tuple[AdmissionState, Verdict]:
+        """See `core.machine.Advancing.advance`."""
+        return state, advance(state, limit - len(observed), self._check_policy)
 
     def settle(self, state: AdmissionState, *, complete: bool) -> AdmissionState:
         """Nothing sleeps: what was not judged waits in order."""

@@ -58,6 +58,8 @@ class Table(Generic[R]):
 
     def total(self) -> int:
         """The sum of the rows' hashes, modulo 2^256."""
+        if not self._changed:
+            return self._sum
         total = self._sum
         for name, counted in self._changed.items():
             row = self.get(name)

@@ -1,8 +1,10 @@
 """A cycle being decided: events are applied to the state as they are recorded, and taken back at
-the end.
+the end, unless they are to be kept.
 
 So every step of a decision sees what the steps before it did, nothing is copied, and `decide` still
-leaves the state as it found it.
+leaves the state as it found it. What a step only tries, or sets aside for the rest of the cycle, is
+taken back in any case, and so is that the planner has looked: of a draft that is kept there is left
+what the appliers of its decisions leave.
 """
 
 from collections.abc import Iterator
@@ -11,7 +13,7 @@ from contextlib import contextmanager
 from yardmaster.core.machine import Decision
 from yardmaster.core.scheduling.apply import apply
 from yardmaster.core.scheduling.entities import Pool
-from yardmaster.core.scheduling.state import ClusterState
+from yardmaster.core.scheduling.state import ClusterState, Undo
 from yardmaster.schemas.envelope import Event
 
 
@@ -20,35 +22,56 @@ class Full(Exception):
 
 
 class Draft:
-    """The decisions of a cycle so far; use as a context manager, which takes all of them back."""
+    """The decisions of a cycle so far; use as a context manager, which takes all of them back
+    unless it is told to `keep` them.
+    """
 
-    def __init__(self, state: ClusterState, limit: int) -> None:
+    def __init__(self, state: ClusterState, limit: int, *, keep: bool = False) -> None:
         self.state = state
         self.limit = limit
         self.decisions: list[Decision] = []
+        #: How to take back what was only tried.
+        self.tried: list[Undo] = []
+        self._keep = keep
         self._before: list[tuple[Pool, bool, bool, bool]] = []
+        self._rechecked: list[Pool] = []
+        self._shared_out: list[Pool] = []
 
     def __enter__(self) -> "Draft":
-        if self.state.journal is not None:
+        state = self.state
+        if state.unpruned is not None:
             raise RuntimeError("a draft is open on this state already")
-        self.state.journal = []
-        for pool in self.state.pools.values():
+        state.unpruned = {}
+        for pool in state.pools.values():
             pool.news.clear()
-        # Not journaled, since a pass clears it: it is as it was for whoever applies the decisions.
-        self._before = [
-            (pool, pool.recheck, pool.reshare, pool.reshare_next)
-            for pool in self.state.pools.values()
-        ]
+        if not self._keep:
+            state.journal = []
+            # Not journaled, since inputs set it too.
+            self._before = [
+                (pool, pool.recheck, pool.reshare, pool.reshare_next)
+                for pool in state.pools.values()
+            ]
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.state.undo()
-        self.state.journal = None
+        state = self.state
+        self.take_back()
+        state.undo()
+        left, state.unpruned = state.unpruned, None
+        if self._keep:
+            for line in left or ():
+                line.prune()
+            for pool in self._rechecked:
+                pool.recheck = True
+            for pool in self._shared_out:
+                pool.reshare = True
         for pool, recheck, reshare, reshare_next in self._before:
-            pool.news.clear()
             pool.recheck = recheck
             pool.reshare = reshare
             pool.reshare_next = reshare_next
+        for pool in state.pools.values():
+            pool.news.clear()
+            pool.asked.clear()
 
     def room_for(self, decisions: int) -> None:
         """Make sure that so many decisions that belong together still fit.
@@ -74,10 +97,30 @@ class Draft:
     @contextmanager
     def trial(self) -> Iterator[None]:
         """Whatever is changed inside is taken back at the end."""
-        journal = self.state.journal
-        assert journal is not None
-        mark = len(journal)
+        mark = len(self.tried)
         try:
             yield
         finally:
-            self.state.undo(mark)
+            self.take_back(mark)
+
+    def take_back(self, mark: int = 0) -> None:
+        """Take back all that was tried after `mark`."""
+        tried = self.tried
+        while len(tried) > mark:
+            function, arguments = tried.pop()
+            function(*arguments)
+
+    def rechecks(self, pool: Pool) -> bool:
+        """Whether all who wait for room in a pool are to be asked again, which asking settles for
+        the rest of the cycle.
+        """
+        due, pool.recheck = pool.recheck, False
+        if due:
+            self._rechecked.append(pool)
+        return due
+
+    def shares_out(self, pool: Pool) -> None:
+        """What a pool's shares rest on is looked at, which is enough for the rest of the cycle."""
+        if pool.reshare:
+            pool.reshare = False
+            self._shared_out.append(pool)

@@ -127,6 +127,25 @@ class Attempt:
         self.stop: Stop | None = None
         self.stop_deadline_ms = 0
 
+    def facts(self) -> tuple[object, ...]:
+        """All that a digest covers."""
+        return (
+            self.number,
+            self.pool.name,
+            self.port,
+            self.allocated_ms,
+            self.running_ms,
+            self.fence_s,
+            bytes(self.replicas),
+            self.exit_code,
+            self.signal,
+            self.out_of_memory,
+            self.done,
+            self.stop and (self.stop.code, self.stop.for_task),
+            self.stop_deadline_ms,
+            [(p.node, p.incarnation, p.slots, p.gpu_milli) for p in self.placements],
+        )
+
     @property
     def failed(self) -> bool:
         """Whether a replica ended otherwise than with exit code 0."""
@@ -195,29 +214,23 @@ class Task:
 
     def facts(self) -> tuple[object, ...]:
         """All that a digest covers."""
-        run = self.run
-        return (
-            *(self.id, int(self.phase), self.attempt, self.restarts, self.ran_ms),
-            *(self.held_until_ms, self.cancelled, self.cancel_now, self.paused, self.released),
+        facts = (
+            self.id,
+            int(self.phase),
+            self.attempt,
+            self.restarts,
+            self.ran_ms,
+            self.held_until_ms,
+            self.cancelled,
+            self.cancel_now,
+            self.paused,
+            self.released,
             self.checkpoint and (self.checkpoint.uri, self.checkpoint.step),
             self.outcome_code,
-            run
-            and (
-                *(run.number, run.pool.name, run.port, run.allocated_ms, run.running_ms),
-                *(
-                    run.fence_s,
-                    bytes(run.replicas),
-                    run.exit_code,
-                    run.signal,
-                    run.out_of_memory,
-                    run.done,
-                ),
-                *(run.stop and (run.stop.code, run.stop.for_task), run.stop_deadline_ms),
-                [(p.node, p.incarnation, p.slots, p.gpu_milli) for p in run.placements],
-            ),
-            # Only where there are any: digests are in the log.
-            *((self.preemptions,) if self.preemptions else ()),
+            self.run and self.run.facts(),
         )
+        # Only where there are any: digests are in the log.
+        return (*facts, self.preemptions) if self.preemptions else facts
 
 
 class Victims(TaskLine):
@@ -465,7 +478,7 @@ class Pool:
             "topology",
             "victims",
         ),
-        *("asking", "policy_cache"),
+        *("asked", "asking", "policy_cache", "rules"),
     )
 
     def __init__(self, name: str) -> None:
@@ -506,6 +519,8 @@ class Pool:
         #: Groups to be considered in the next cycle; in `news` those that a running cycle woke.
         self.awake: dict[Group, None] = {}
         self.news: list[Group] = []
+        #: Groups that a running cycle asks whether or not anything woke them.
+        self.asked: dict[Group, None] = {}
         self.lanes = (Lane(), Lane())
         #: Who waits behind others, where the policy is strict (derived).
         self.lines: Lines | None = None
@@ -528,7 +543,14 @@ class Pool:
         #: Counts changes of the set of nodes, so that what only depends on it is kept.
         self.topology = 0
         self.policy_cache: dict[Any, Any] = {}
+        #: What its configuration says about planning (`rules.py`), made when it is wanted.
+        self.rules: Any = None
         self.hash = 0
+
+    def ask(self, group: Group) -> None:
+        """Have a group considered in the cycle that is being decided."""
+        self.asked[group] = None
+        self.news.append(group)
 
     @property
     def indexes(self) -> tuple[FreeIndex, ...]:

@@ -47,15 +47,13 @@ class Freeing:
         and size that is asked for, then what is tried.
         """
         changes = self._future.changes
-        journal = self._draft.state.journal
-        assert journal is not None
         sources = Sources(self._future, self._by_node(victims), allowance)
         with self._draft.trial():
             for task in tasks:
                 shape = task.job.shape
                 places = self._place(shape)
                 while places is None:
-                    mark = len(journal)
+                    mark = len(self._draft.tried)
                     needed = self._try(shape, sources.of(shape))
                     if not needed:
                         break
@@ -63,7 +61,7 @@ class Freeing:
                         sources.use(shape, needed)
                         places = self._place(shape)
                         break
-                    self._draft.state.undo(mark)
+                    self._draft.take_back(mark)
                     sources.pass_over(shape)
                 if places is None:
                     break
@@ -165,9 +163,7 @@ class Freeing:
         self._note((self._future.take, what))
 
     def _note(self, undo: Undo) -> None:
-        journal = self._draft.state.journal
-        assert journal is not None
-        journal.append(undo)
+        self._draft.tried.append(undo)
 
 
 class Sources:

@@ -26,8 +26,7 @@ def hold(state: "ClusterState", task: Task, pool: Pool, milli: int) -> None:
             line = pool.giving.get(party)
             if line is not None:
                 line.add(task)
-                if state.journal is None:
-                    line.prune()
+                state.prune(line)
     left = holding.tasks.get(task, 0) + milli
     if left:
         holding.tasks[task] = left

@@ -29,16 +29,28 @@ def decide(state: ClusterState, *, limit: int, observed: Sequence[Decision] = ()
     # Hashes what the inputs changed, and keeps it: the draft's digest then hashes only what the
     # draft changed, which is forgotten with it.
     state.digest()
-    complete = True
     with Draft(state, limit) as draft:
-        try:
-            for decision in observed:
-                draft.record(decision.event, decision.subject, decision.cause)
-            decide_lifecycle(draft)
-            plan(draft)
-        except Full:
-            complete = False
+        complete = _fill(draft, observed)
         return Verdict(tuple(draft.decisions), state.digest(), complete)
+
+
+def advance(state: ClusterState, *, limit: int, observed: Sequence[Decision] = ()) -> Verdict:
+    """The same, and the state is left as the decisions make it."""
+    with Draft(state, limit, keep=True) as draft:
+        complete = _fill(draft, observed)
+    return Verdict(tuple(draft.decisions), state.digest(), complete)
+
+
+def _fill(draft: Draft, observed: Sequence[Decision]) -> bool:
+    """Decide all there is to decide; whether the draft took all of it."""
+    try:
+        for decision in observed:
+            draft.record(decision.event, decision.subject, decision.cause)
+        decide_lifecycle(draft)
+        plan(draft)
+    except Full:
+        return False
+    return True
 
 
 class SchedulerMachine:
@@ -70,6 +82,12 @@ class SchedulerMachine:
     ) -> Verdict:
         """See `core.machine.Machine.decide`."""
         return decide(state, limit=limit, observed=observed)
+
+    def advance(
+        self, state: ClusterState, *, limit: int, observed: Sequence[Decision] = ()
+    ) -> tuple[ClusterState, Verdict]:
+        """See `core.machine.Advancing.advance`."""
+        return state, advance(state, limit=limit, observed=observed)
 
     def settle(self, state: ClusterState, *, complete: bool) -> ClusterState:
         """See `core.machine.Machine.settle`."""

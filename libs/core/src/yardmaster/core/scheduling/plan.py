@@ -12,9 +12,9 @@ that nobody is stopped for room that an equal takes.
 
 from collections.abc import Iterator
 from enum import Enum, auto
+from itertools import chain
 from typing import Final
 
-from yardmaster.core.fencing import fence_of
 from yardmaster.core.scheduling.draft import Draft
 from yardmaster.core.scheduling.entities import Group, Pool, Task, class_of
 from yardmaster.core.scheduling.fragmentation import count_on
@@ -22,9 +22,9 @@ from yardmaster.core.scheduling.freeing import Freeing
 from yardmaster.core.scheduling.indexes import FreeIndex, Room
 from yardmaster.core.scheduling.limits import Promises, limit_reached
 from yardmaster.core.scheduling.lineup import Lineup, code_of
-from yardmaster.core.scheduling.placement import Place, place, strategy_of
-from yardmaster.core.scheduling.policies import options_of, policy_of
+from yardmaster.core.scheduling.placement import Place, place
 from yardmaster.core.scheduling.policy import PoolView
+from yardmaster.core.scheduling.rules import Rules, rules_of
 from yardmaster.core.scheduling.shapes import Fit, Shape
 from yardmaster.core.scheduling.waits import no_room
 from yardmaster.schemas.events.decisions import (
@@ -63,8 +63,14 @@ def plan(draft: Draft) -> None:
     over.
     """
     pools = sorted(draft.state.pools.values(), key=lambda pool: pool.name)
+    ruled = [(pool, rules_of(pool)) for pool in pools if pool.config is not None]
+    for pool, rules in ruled:
+        if rules.choose.asks:
+            count_on(draft.state.jobs.values(), pool)
+    if not any(pool.awake or pool.recheck or pool.reshare for pool in pools):
+        return
     promises = Promises()
-    passes = [PoolPass(draft, pool, promises) for pool in pools if pool.config is not None]
+    passes = [PoolPass(draft, pool, rules, promises) for pool, rules in ruled]
     pass_over = False
     while True:
         considered = False
@@ -83,19 +89,17 @@ def plan(draft: Draft) -> None:
 class PoolPass:
     """One pool's part of a cycle."""
 
-    def __init__(self, draft: Draft, pool: Pool, promises: Promises) -> None:
-        assert pool.config is not None
+    def __init__(self, draft: Draft, pool: Pool, rules: Rules, promises: Promises) -> None:
         self.draft = draft
         self.pool = pool
         self.promises = promises
-        self.policy = policy_of(pool.config.policy)
-        self.choose = strategy_of(pool.config)
-        if self.choose.asks:
-            count_on(draft.state.jobs.values(), pool)
+        self.policy = rules.policy
+        self.choose = rules.choose
         self.freeing = Freeing(draft, pool, self.choose)
-        self.fence_s = fence_of(pool.config)
-        options = options_of(pool.config.policy)
-        self.view = PoolView(draft.state, pool, options, promises, make_room=self.freeing.for_all)
+        self.fence_s = rules.fence_s
+        self.view = PoolView(
+            draft.state, pool, rules.options, promises, make_room=self.freeing.for_all
+        )
         self.lineup = Lineup(self.view, self.policy)
         #: Slots were promised to tasks whose victims are still stopping.
         self.promised = False
@@ -117,14 +121,12 @@ class PoolPass:
         """
         if not self._started:
             self._started = True
-            if self.policy.surplus is not None and (self.pool.reshare or self.pool.awake):
+            pool = self.pool
+            if self.policy.surplus is not None and (pool.reshare or pool.awake or pool.asked):
                 self._share_out()
-            if self.pool.recheck:
-                self.pool.recheck = False
-                self.draft.state.wake_pool(self.pool)
-                self.draft.state.wake_limited()
-            self.pool.news.clear()
-            self.lineup.add(self.pool.awake)
+            self._recheck()
+            pool.news.clear()
+            self.lineup.add(chain(pool.awake, pool.asked))
         else:
             self._take_news()
         considered = False
@@ -143,23 +145,29 @@ class PoolPass:
             self._serve(group, task, rest, turn)
             self._take_news()
         self.lineup.add(deferred)
-        if self.pool.recheck and not self.lineup:
-            self.pool.recheck = False
-            self.draft.state.wake_pool(self.pool)
-            self.draft.state.wake_limited()
+        if not self.lineup and self._recheck():
             self._take_news()
             considered = True
         return considered
 
+    def _recheck(self) -> bool:
+        """Ask all who wait for room or for a bound again, if that is due; whether it was."""
+        if not self.draft.rechecks(self.pool):
+            return False
+        for group in self.draft.state.blocked(self.pool):
+            self.pool.ask(group)
+        for pool, group in self.draft.state.limited():
+            pool.ask(group)
+        return True
+
     def _share_out(self) -> None:
         """Have given back what is over a share, and wake who may have more of his."""
-        pool = self.pool
-        pool.reshare = False
+        self.draft.shares_out(self.pool)
         assert self.policy.surplus is not None
         for victim, stop in self.policy.surplus(self.view):
             self._stop(victim, stop)
         for group in self.policy.wakes(self.view):
-            self.draft.state.wake(pool, group)
+            self.pool.ask(group)
 
     def look_at_bounds(self) -> None:
         """Who waits for room and may not have it any more, since others of its owner started, holds
@@ -170,7 +178,7 @@ class PoolPass:
                 for group in groups:
                     task = group.queue.first
                     if limit_reached(self.pool, task.job, group, self.promises) is not None:
-                        self.draft.state.wake(self.pool, group)
+                        self.pool.ask(group)
 
     def _serve(self, group: Group, task: Task, rest: Iterator[Task], turn: int) -> None:
         """Consider the group's tasks while they come first in line."""
@@ -204,7 +212,9 @@ class PoolPass:
             return False
         before = pools[: pools.index(self.pool.name)]
         return any(
-            one.pool.name in before and group in one.pool.awake and group not in one.lineup.done
+            one.pool.name in before
+            and (group in one.pool.awake or group in one.pool.asked)
+            and group not in one.lineup.done
             for one in passes
         )
 

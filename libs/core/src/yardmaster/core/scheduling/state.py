@@ -10,7 +10,7 @@ time, then the order of admission, then their index; nodes by the order in which
 names by name. The digest is a sum of hashes, one an entity, updated for those that changed.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 from heapq import heappush
 from typing import Any, Final
@@ -33,6 +33,7 @@ from yardmaster.core.scheduling.entities import (
     blocks,
 )
 from yardmaster.core.scheduling.holdings import hold
+from yardmaster.core.scheduling.queues import TaskLine
 from yardmaster.core.scheduling.shapes import Shape
 from yardmaster.schemas.events.decisions import Placement
 from yardmaster.schemas.reasons import Wait, WaitCode
@@ -53,7 +54,7 @@ class ClusterState:
         *("attention", "cell", "cycle", "deadlines", "departments", "dirty", "emptied"),
         *("enrolled", "jobs", "tasks"),
         *("journal", "next_job", "next_node", "node_attention", "nodes", "now_ms", "pools"),
-        *("projects", "restless", "revoked", "sources", "total"),
+        *("projects", "restless", "revoked", "sources", "total", "unpruned"),
     )
 
     def __init__(self, cell: str) -> None:
@@ -79,8 +80,10 @@ class ClusterState:
         self.node_attention: dict[str, Node] = {}
         #: source -> (epoch, seq) of the last claim that was believed.
         self.sources: dict[str, tuple[int, int]] = {}
-        #: While a draft is open: how to take back what was done.
+        #: While a draft is open that will be taken back: how to do that.
         self.journal: list[Undo] | None = None
+        #: While any draft is open: lines that tasks left, which the planner may be going through.
+        self.unpruned: dict[TaskLine, None] | None = None
         self.dirty: dict[Entity, None] = {}
         #: Groups that lost their last task since the cycle began.
         self.emptied: dict[Group, None] = {}
@@ -103,16 +106,12 @@ class ClusterState:
 
     # Undoing
 
-    def undo(self, mark: int = 0) -> None:
-        """Take back all that was noted after `mark`."""
-        journal = self.journal
-        if journal is None:
-            return
-        self.journal = None
-        while len(journal) > mark:
+    def undo(self) -> None:
+        """Take back all that was noted, and note nothing more."""
+        journal, self.journal = self.journal, None
+        while journal:
             function, arguments = journal.pop()
             function(*arguments)
-        self.journal = journal
 
     def put(self, thing: object, name: str, value: object) -> None:
         """Set an attribute; taken back with the draft."""
@@ -150,17 +149,22 @@ class ClusterState:
             pool.awake[group] = None
             if self.journal is not None:
                 self.journal.append((pool.awake.pop, (group, None)))
-        if self.journal is not None:
+        if self.unpruned is not None:
             # Also one that was awake: it may have been considered in this cycle already.
             pool.news.append(group)
 
     def wake_pool(self, pool: Pool) -> None:
         """Wake the groups that wait for room, but those whom freed slots will never do."""
+        for group in self.blocked(pool):
+            self.wake(pool, group)
+
+    def blocked(self, pool: Pool) -> Iterator[Group]:
+        """The groups that wait for room in a pool and may have it once slots are freed."""
         for lane in pool.lanes:
             for groups in lane.blocked.values():
                 for group in groups:
                     if group.waits[pool.name][0].code in BLOCKING:
-                        self.wake(pool, group)
+                        yield group
 
     def wake_behind(self, pool: Pool) -> None:
         """Wake the groups that wait for others to go first; in strict lines the next."""
@@ -174,9 +178,13 @@ class ClusterState:
 
     def wake_limited(self) -> None:
         """Wake the groups that wait for a bound, which counts what is promised to others."""
+        for pool, group in self.limited():
+            self.wake(pool, group)
+
+    def limited(self) -> Iterator[tuple[Pool, Group]]:
+        """The groups that wait for a bound, each with the pool in which it does."""
         for department in self.departments.values():
-            for pool, group in department.limited:
-                self.wake(pool, group)
+            yield from department.limited
 
     def reshare(self, pool: Pool, *, later: bool = False) -> None:
         """What the pool's shares rest on changed; `later`: by what a planner decided, so that it
@@ -269,7 +277,7 @@ class ClusterState:
             self.journal.append((self._leave, (task,)))
         self._join(task, group)
         self.reshare_of(shape)
-        foremost = group.queue.foremost is task
+        foremost = group.queue.first is task
         for name in shape.pools:
             record = group.waits.get(name)
             # Behind equals that were given an answer, a newcomer has the same one.
@@ -305,14 +313,20 @@ class ClusterState:
                     self.wake_behind(pool)
             if self.journal is None:
                 self.emptied[group] = None
-        if self.journal is None:
-            group.queue.prune()
+        self.prune(group.queue)
         self.reshare_of(group.shape)
         for name in group.shape.pools:
             pool = self.pools[name]
             self._unpromise(pool, group)
             if pool.lines is not None:
                 self.wake_behind(pool)
+
+    def prune(self, line: TaskLine) -> None:
+        """Remove those from a line who left it; while a draft is open, at its end."""
+        if self.unpruned is None:
+            line.prune()
+        else:
+            self.unpruned[line] = None
 
     def _unpromise(self, pool: Pool, group: Group) -> bool:
         """Have others asked again, if the group was promised slots that it may leave to them;

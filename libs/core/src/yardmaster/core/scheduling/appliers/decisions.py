@@ -60,11 +60,9 @@ def slots_allocated_v1(state: ClusterState, event: dec.SlotsAllocatedV1, _: str)
         worst = pool.worst_placed
         if worst is None or worst < task.job.priority:
             state.put(pool, "worst_placed", task.job.priority)
+        state.prune(line)
     if state.journal is not None:
         state.journal.append((_unallocate, (state, task, run, milli)))
-        return
-    if line is not None:
-        line.prune()
     watch_start(state, task, run)
 
 
