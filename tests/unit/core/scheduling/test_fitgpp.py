@@ -446,3 +446,18 @@ def test_nodes_that_a_task_may_not_use_are_not_emptied_for_it() -> None:
     cell.cycle()
     urgent(cell, "te", node_types=("sxm",))
     assert stopped(cell.cycle()) == ["long"]
+
+
+@pytest.mark.parametrize("policy", ["fitgpp", "lrtp", "rand"])
+def test_who_was_passed_over_for_a_pool_that_he_likes_better_may_have_that_stopped(
+    policy: str,
+) -> None:
+    # In `side` the preemptible one comes first, here the other: each waits for the other's pool.
+    cell = Cell(policy=policy)
+    cell.pool("side", policy="priority")
+    cell.node("n1", gpus=1)
+    cell.submit("be", preemptible=True, pools=("main", "side"))
+    cell.submit("te", preemptible=False, pools=("side", "main"))
+    assert started(cell.cycle()) == ["be"]
+    assert cell.machine.due_ms(cell.state) == cell.now_ms, "a cycle is due at once"
+    assert stopped(cell.cycle()) == ["be"]

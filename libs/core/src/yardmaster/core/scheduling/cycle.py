@@ -138,10 +138,16 @@ def _may_stop_what_was_placed(pool: Pool) -> bool:
     could not have stopped yet.
     """
     worst, pool.worst_placed = pool.worst_placed, None
-    # In strict lines nobody is placed past one who may have others stopped.
-    if worst is None or not pool.preempts or pool.lines is not None:
+    if worst is None or not pool.preempts:
         return False
-    return any(group.priority <= worst and code_of(group, pool) in NO_ROOM for group in pool.awake)
+    waiting = [group for group in pool.awake if code_of(group, pool) in NO_ROOM]
+    if pool.lines is None:
+        return any(group.priority <= worst for group in waiting)
+    # In strict lines nobody is placed past one who may have others stopped, but where that one
+    # waited for the answer of a pool that he likes better.
+    return any(
+        not group.shape.preemptible and group.shape.pools[0] != pool.name for group in waiting
+    )
 
 
 def _promised(group: Group, pool: str) -> bool:
