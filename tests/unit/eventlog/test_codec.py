@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.events import any_envelope, sample
-from yardmaster.eventlog.codec import MAX_VALUE_BYTES, decode, encode, rfc3339
+from yardmaster.eventlog.codec import MAX_VALUE_BYTES, adapter, decode, encode, rfc3339
 from yardmaster.eventlog.port import Headers, Record, frame
 from yardmaster.schemas.envelope import Envelope
 from yardmaster.schemas.errors import (
@@ -138,6 +138,42 @@ def test_a_time_after_the_year_9999(time_ms: int) -> None:
 
 def test_the_last_moment_of_the_year_9999_is_a_time() -> None:
     assert rfc3339(253_402_300_799_999) == "9999-12-31T23:59:59.999Z"
+
+
+@given(any_envelope())
+def test_a_value_is_what_the_schema_itself_writes(envelope: Envelope[Any]) -> None:
+    written = adapter(envelope.type, envelope.version).dump_json(envelope)
+    assert encode(envelope, "main").value == written
+
+
+@pytest.mark.parametrize("key", sorted(EVENTS))
+@pytest.mark.parametrize("full", [True, False])
+def test_every_event_is_written_as_its_schema_writes_it(key: tuple[str, int], full: bool) -> None:
+    envelope = sample(EVENTS[key], full=full)
+    assert encode(envelope, "main").value == adapter(*key).dump_json(envelope)
+
+
+TEXTS = st.text() | st.sampled_from(["\x00\x07\x1f\x7f\x80", '\u2028\\"/<', "Grün €", "\U0001f600"])
+
+
+@given(TEXTS, TEXTS)
+def test_free_text_is_written_as_its_schema_writes_it(note: str, subject: str) -> None:
+    envelope = sample(EVENTS["RequestNoted", 1])
+    noted = dataclasses.replace(envelope.data, text=note, subject=subject)
+    changed = dataclasses.replace(envelope, data=noted)
+    assert encode(changed, "main").value == adapter("RequestNoted", 1).dump_json(changed)
+
+
+@pytest.mark.parametrize(
+    "number", [10**40, -(10**40), 2**64, 2**63, -(2**63), 1e16, 1.5e300, 5e-324, -0.0, 0.1]
+)
+def test_a_parameter_may_be_any_number(number: float) -> None:
+    envelope = sample(EVENTS["JobDetailed", 1])
+    params = ({"n": number, "deeper": [{"n": number}]},)
+    changed = dataclasses.replace(envelope, data=dataclasses.replace(envelope.data, params=params))
+    record = encode(changed, "4kq7w2mz9c1f")
+    assert record.value == adapter("JobDetailed", 1).dump_json(changed)
+    assert decode(record) == changed
 
 
 @given(any_envelope())

@@ -5,7 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from yardmaster.runtime.service import GC_THRESHOLDS, spare_collections
+from yardmaster.runtime.collections import (
+    GC_THRESHOLDS,
+    rare_collections,
+    spare_collections,
+)
 
 
 @pytest.fixture
@@ -43,3 +47,12 @@ def test_the_state_of_a_term_that_is_over_goes_at_the_next_restore() -> None:
     assert Node.alive == 1, "set aside: not looked at"
     spare_collections()
     assert Node.alive == 0
+
+
+def test_collections_are_rare_for_as_long_as_something_runs() -> None:
+    before = gc.get_threshold()
+    with rare_collections():
+        assert gc.get_threshold() == GC_THRESHOLDS
+        assert gc.get_freeze_count() > 1000
+    assert gc.get_threshold() == before
+    assert gc.get_freeze_count() == 0

@@ -33,7 +33,8 @@ from yardmaster.projections.memory import MemoryViewStore
 from yardmaster.quota import main as quota
 from yardmaster.runtime.chance import Chance, SystemChance
 from yardmaster.runtime.clock import Clock, SystemClock
-from yardmaster.runtime.service import Ports, spare_collections
+from yardmaster.runtime.collections import spare_collections
+from yardmaster.runtime.service import Ports
 from yardmaster.runtime.settings import RuntimeSettings
 from yardmaster.runtime.telemetry import Telemetry
 from yardmaster.scheduler import main as scheduler

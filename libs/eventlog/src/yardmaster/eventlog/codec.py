@@ -11,6 +11,7 @@ from functools import cache, lru_cache
 from struct import Struct
 from typing import Any, Final
 
+import msgspec
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
@@ -18,6 +19,7 @@ from yardmaster.eventlog.port import Header, Headers, Record, frame, sized, writ
 from yardmaster.schemas.envelope import SPEC_VERSION, Envelope, Event
 from yardmaster.schemas.errors import MalformedRecord, UnknownEventType, UnknownVersion
 from yardmaster.schemas.events import EVENTS
+from yardmaster.schemas.events.details import JobDetailedV1
 from yardmaster.schemas.upcasters import UPCASTERS, upcast
 
 #: No record is larger than a batch may be; what is larger is refused before it is parsed.
@@ -27,6 +29,8 @@ MAX_TYPE_CHARACTERS: Final = 64
 _ID: Final = sized(b"ce_id")
 _SUBJECT: Final = sized(b"ce_subject")
 _TIME: Final = sized(b"ce_time")
+#: Writes what pydantic writes, in half the time.
+_ENCODER: Final = msgspec.json.Encoder()
 _length = Struct(">Q").pack
 
 
@@ -37,9 +41,14 @@ def adapter(type_: str, version: int) -> TypeAdapter[Envelope[Any]]:
     Raises:
         UnknownEventType, UnknownVersion.
     """
+    cls = _known(type_, version)
+    return TypeAdapter(Envelope[cls])  # type: ignore[valid-type]
+
+
+def _known(type_: str, version: int) -> type[Event]:
     cls = EVENTS.get((type_, version))
     if cls is not None:
-        return TypeAdapter(Envelope[cls])  # type: ignore[valid-type]
+        return cls
     if any(known == type_ for known, _ in EVENTS):
         raise UnknownVersion(type=type_, version=version)
     raise UnknownEventType(type=type_)
@@ -47,8 +56,16 @@ def adapter(type_: str, version: int) -> TypeAdapter[Envelope[Any]]:
 
 @cache
 def _dump(type_: str, version: int) -> Callable[[Envelope[Any]], bytes]:
-    # What the adapter itself calls, without its own way there, which takes as long again.
-    return adapter(type_, version).serializer.to_json
+    _known(type_, version)
+    return _dump_details if type_ == JobDetailedV1.TYPE else _ENCODER.encode
+
+
+def _dump_details(envelope: Envelope[JobDetailedV1]) -> bytes:
+    if envelope.data.params:
+        # JSON of others, with any number in it: large ones and fractions only pydantic writes as
+        # it always has.
+        return adapter(envelope.type, envelope.version).dump_json(envelope)
+    return _ENCODER.encode(envelope)
 
 
 def rfc3339(time_ms: int) -> str:

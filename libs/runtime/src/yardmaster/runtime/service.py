@@ -6,14 +6,13 @@ person should look first.
 """
 
 import asyncio
-import gc
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from pydantic import ValidationError
 
@@ -27,6 +26,7 @@ from yardmaster.eventlog.snapshots import SnapshotStore
 from yardmaster.runtime.candidate import Candidate
 from yardmaster.runtime.chance import Chance, SystemChance
 from yardmaster.runtime.clock import Clock, SystemClock
+from yardmaster.runtime.collections import spare_collections
 from yardmaster.runtime.election import Election, GroupElection, SoleCandidate
 from yardmaster.runtime.health import Health, health_app
 from yardmaster.runtime.http import listen
@@ -39,10 +39,6 @@ from yardmaster.runtime.telemetry import Telemetry
 from yardmaster.runtime.waiting import Work, first_of
 from yardmaster.schemas.errors import YardmasterError
 from yardmaster.schemas.topics import Topic
-
-#: Objects made and not freed before the youngest generation is collected; how many such collections
-#: until the next generation is, and so on. Python's own are 700, 10, 10.
-GC_THRESHOLDS: Final = (50_000, 20, 100)
 
 S = TypeVar("S")
 P = TypeVar("P", bound=LogSettings)
@@ -73,24 +69,6 @@ class Ports:
     def of_cell(self, cell: str) -> "Ports":
         """The same ports, for one of the process's cells."""
         return replace(self, telemetry=self.telemetry.of_cell(cell))
-
-
-def spare_collections() -> None:
-    """Keep the garbage collector from walking the state over and over; to call after a restore.
-
-    A cell's state is millions of objects that live on. The collector cannot know that: each full
-    collection walks all of them, and under load there are so many that they take 30 to 60 % of the
-    time, in pauses of up to seconds. So what lives now is set aside (`gc.freeze`), and collections
-    are made so rare (`GC_THRESHOLDS`) that what comes after stays cheap too. Cycles, such as those
-    of an error and its traceback, still go, and so does the state of a term that is over: what was
-    set aside before is looked at once more.
-
-    It is the process that is changed, so only whoever owns the process may ask for it.
-    """
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
 
 
 async def open_log(

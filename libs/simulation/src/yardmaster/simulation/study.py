@@ -4,7 +4,6 @@ A run is one process's work, and runs say nothing to each other: neither their o
 on at once changes any of them.
 """
 
-import gc
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
@@ -16,6 +15,7 @@ from typing import Any, Final, Protocol
 
 from yardmaster.eventlog.sqlite_writer import SqliteWriter
 from yardmaster.runtime.clock import SystemClock
+from yardmaster.runtime.collections import rare_collections
 from yardmaster.schemas.events.requests import PolicyRef, PoolConfig
 from yardmaster.simulation.figures import Figures, figures
 from yardmaster.simulation.history import History
@@ -185,8 +185,6 @@ def run(case: Case, prepared: Path, folder: Path, out: Path | None, told: Told) 
     with prepared.open("rb") as file:
         # Written by `prepare` into a folder that only this user can open.
         workload: Workload = pickle.load(file)
-    # What is there already stays: it is not looked at again and again for what could go.
-    gc.freeze()
     history = History()
     tape = NoTape() if out is None else SqliteWriter(out / f"{case.name}.db", TOPICS)
     arrivals = Listed(workload.jobs)
@@ -194,7 +192,8 @@ def run(case: Case, prepared: Path, folder: Path, out: Path | None, told: Told) 
     clock = SystemClock()
     began_s = clock.monotonic_s()
     try:
-        world.run(_progress(world, told))
+        with rare_collections():
+            world.run(_progress(world, told))
         if isinstance(tape, SqliteWriter):
             tape.close()
     except BaseException:

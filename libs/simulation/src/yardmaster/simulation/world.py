@@ -163,6 +163,8 @@ class World:
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._quota = Driver(QuotaMachine(check), tape, START_MS)
         self._scheduler = Driver(SchedulerMachine(), tape, START_MS)
+        #: When time alone calls for a cycle of the scheduler.
+        self._due_ms: int | None = None
 
     @property
     def cycles(self) -> int:
@@ -212,9 +214,8 @@ class World:
         moments = [self._heap[0][0]] if self._heap else []
         if arrival_ms is not None:
             moments.append(START_MS + arrival_ms)
-        due_ms = self._due_ms()
-        if due_ms is not None and due_ms > self.now_ms:
-            moments.append(due_ms)
+        if self._due_ms is not None and self._due_ms > self.now_ms:
+            moments.append(self._due_ms)
         return min(moments, default=None)
 
     def _stuck(self) -> bool:
@@ -222,9 +223,6 @@ class World:
         if self._running or self._requests or self._reports:
             return False
         return self._faultless or all(node.up for node in self._nodes.values())
-
-    def _due_ms(self) -> int | None:
-        return self._scheduler.machine.due_ms(self._scheduler.state)
 
     def _happen(self) -> None:
         """What is due by now, and who submits."""
@@ -247,8 +245,7 @@ class World:
             if scheduler.complete:
                 taken = (self._quota.take_output(), self._reports.take())
                 inputs = [one for one in taken if one.digests]
-                due_ms = self._due_ms()
-                if not inputs and not observed and (due_ms is None or due_ms > now_ms):
+                if not (inputs or observed or self._is_due()):
                     return
             more = bool(self._reports)
             for one in inputs:
@@ -258,11 +255,14 @@ class World:
             for envelope in decided:
                 self._watch(now_ms, envelope.data)
                 self._act(envelope.data)
-            due_ms = self._due_ms()
-            called = due_ms is not None and due_ms <= now_ms and (inputs or decided)
+            self._due_ms = scheduler.machine.due_ms(scheduler.state)
+            called = self._is_due() and (inputs or decided)
             if scheduler.complete and not (called or more or self._requests):
                 return
         raise Unending(now_ms=now_ms, cycles=MAX_CYCLES)
+
+    def _is_due(self) -> bool:
+        return self._due_ms is not None and self._due_ms <= self.now_ms
 
     # Users
 

@@ -26,7 +26,8 @@ from yardmaster.eventlog.port import EventLog
 from yardmaster.projections.cached import CachedReader
 from yardmaster.projections.fold import FOLDS, USAGE, VIEWS
 from yardmaster.projections.redis import RedisViewStore
-from yardmaster.runtime.service import Process, kafka_settings, run_process, spare_collections
+from yardmaster.runtime.collections import spare_collections
+from yardmaster.runtime.service import Process, kafka_settings, run_process
 from yardmaster.runtime.waiting import first_of, together
 from yardmaster.schemas.topics import REQUESTS
 from yardmaster.views.cells import Cells
