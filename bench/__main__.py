@@ -20,7 +20,7 @@ from typing import Any
 from bench.timing import Row
 
 RESULTS = Path(__file__).parent / "results"
-GROUPS = ("core", "policies", "placement", "logs", "embedded", "cluster")
+GROUPS = ("core", "policies", "placement", "logs", "embedded", "cluster", "simulator")
 FOOTER = """\
 In timed sections the garbage collector is off and what lives is frozen (services freeze what they
 restored and collect rarely). value: by the clock; cpu: the same by this process's processor time,
@@ -85,6 +85,15 @@ def _embedded(quick: bool) -> list[Row]:
     return embedded.rows(quick)
 
 
+def _simulator(name: str, *arguments: Any) -> Callable[[bool], list[Row]]:
+    def run(quick: bool) -> list[Row]:
+        from bench import simulator
+
+        return [*getattr(simulator, name)(*arguments, quick)]
+
+    return run
+
+
 def _cluster(name: str, *arguments: Any) -> Callable[[bool], list[Row]]:
     def run(quick: bool) -> list[Row]:
         from bench import cluster
@@ -101,6 +110,13 @@ DETERMINED: Sequence[tuple[str, float, float, dict[str, Any]]] = (
     ("preemption", 3_243, 0.1, {}),
     ("max_min", 146, 1, {"policy": "fair_share", "among": "project", "variant": "max_min"}),
     ("fair share", 146, 1, {"policy": "fair_share", "among": "project"}),
+)
+#: Armada's simulator benchmark: scale, whether tasks may be stopped, its seconds.
+WAVES = (
+    ("S1", 1, True, 1.26),
+    ("S2", 1, False, 0.21),
+    ("S3", 50, True, 85.5),
+    ("S4", 50, False, 7.4),
 )
 PLACEMENTS = ("best_fit", "worst_fit", "tight_fit", "random", "fgd")
 PENDING = (1_000, 10_000, 100_000)
@@ -156,6 +172,14 @@ PARTS: Sequence[tuple[str, str, bool, Callable[[bool], list[Row]]]] = (
     ),
     *((f"openb-{name}", "placement", True, _placement(name)) for name in PLACEMENTS),
     ("embedded", "embedded", True, _embedded),
+    *(
+        (f"philly-{policy}", "simulator", policy == "fifo", _simulator("philly", policy))
+        for policy in ("fifo", "priority", "fair_share")
+    ),
+    *(
+        (f"waves-{label}", "simulator", scale == 1, _simulator("waves", label, scale, *of))
+        for label, scale, *of in WAVES
+    ),
     ("latency-100", "cluster", True, _cluster("latency", 100, 200)),
     ("latency-5k", "cluster", False, _cluster("latency", 5_000, 200)),
     ("saturation-1", "cluster", True, _cluster("saturation", 2_000, 1, 32)),
