@@ -140,14 +140,17 @@ def _may_stop_what_was_placed(pool: Pool) -> bool:
     worst, pool.worst_placed = pool.worst_placed, None
     if worst is None or not pool.preempts:
         return False
-    waiting = [group for group in pool.awake if code_of(group, pool) in NO_ROOM]
     if pool.lines is None:
-        return any(group.priority <= worst for group in waiting)
-    # In strict lines nobody is placed past one who may have others stopped, but where that one
-    # waited for the answer of a pool that he likes better.
-    return any(
-        not group.shape.preemptible and group.shape.pools[0] != pool.name for group in waiting
-    )
+        may_stop = (group for group in pool.awake if group.priority <= worst)
+    else:
+        # In strict lines nobody is placed past one who may have others stopped, but where that one
+        # waited for the answer of a pool that he likes better.
+        may_stop = (
+            group
+            for group in pool.awake
+            if not group.shape.preemptible and group.shape.pools[0] != pool.name
+        )
+    return any(code_of(group, pool) in NO_ROOM for group in may_stop)
 
 
 def _promised(group: Group, pool: str) -> bool:
