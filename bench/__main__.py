@@ -89,7 +89,8 @@ def _simulator(name: str, *arguments: Any) -> Callable[[bool], list[Row]]:
     def run(quick: bool) -> list[Row]:
         from bench import simulator
 
-        return [*getattr(simulator, name)(*arguments, quick)]
+        found: list[Row] = getattr(simulator, name)(*arguments)
+        return found
 
     return run
 
@@ -173,7 +174,7 @@ PARTS: Sequence[tuple[str, str, bool, Callable[[bool], list[Row]]]] = (
     *((f"openb-{name}", "placement", True, _placement(name)) for name in PLACEMENTS),
     ("embedded", "embedded", True, _embedded),
     *(
-        (f"philly-{policy}", "simulator", policy == "fifo", _simulator("philly", policy))
+        (f"philly-{policy}", "simulator", False, _simulator("philly", policy))
         for policy in ("fifo", "priority", "fair_share")
     ),
     *(

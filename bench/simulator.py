@@ -12,7 +12,7 @@ from time import process_time
 
 from bench.timing import Row
 from yardmaster.schemas.events.requests import PolicyRef
-from yardmaster.simulation.sources import Changed, Philly, Waves
+from yardmaster.simulation.sources import Philly, Waves
 from yardmaster.simulation.study import Case, Source, Study
 
 TRACE = Path(__file__).parents[1] / "tests" / "data" / "traces" / "philly_jobs.csv.gz"
@@ -21,13 +21,12 @@ AIM_RATE = 5_000
 MIB = 1024
 
 
-def philly(policy: str, quick: bool) -> list[Row]:
-    """The whole trace (`quick`: its first 8,000 jobs) under one policy."""
-    source = Changed(Philly(TRACE, None), jobs=8_000 if quick else None)
-    return _rows(f"philly, {policy}", source, policy, "" if quick else f"<= {AIM_S}")
+def philly(policy: str) -> list[Row]:
+    """The whole trace under one policy."""
+    return _rows(f"philly, {policy}", Philly(TRACE, None), policy, f"<= {AIM_S}")
 
 
-def waves(label: str, scale: int, preemptible: bool, peer_s: float, quick: bool) -> list[Row]:
+def waves(label: str, scale: int, preemptible: bool, peer_s: float) -> list[Row]:
     """Two queues that share a few nodes, under fair share."""
     return _rows(f"{label}, fair_share", Waves(scale, preemptible), "fair_share", "", peer_s)
 

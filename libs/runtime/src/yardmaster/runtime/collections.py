@@ -30,7 +30,7 @@ def spare_collections() -> None:
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """The same for as long as something runs; afterwards all is as it was."""
+    """The same for as long as something runs, for a process that has set nothing aside before."""
     thresholds = gc.get_threshold()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
