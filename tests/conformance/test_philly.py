@@ -12,7 +12,6 @@ import pytest
 
 from yardmaster.schemas.events.requests import PolicyRef
 from yardmaster.simulation.history import History
-from yardmaster.simulation.tape import NoTape
 from yardmaster.simulation.traces import equal_nodes, philly
 from yardmaster.simulation.workload import DEFAULT, Listed, pool
 from yardmaster.simulation.world import START_MS, World
@@ -29,7 +28,7 @@ def test_the_average_completion_time_is_the_known_one(policy: str, completion_s:
     assert len(workload.jobs) == 1294
     history = History()
     pools = {DEFAULT: replace(pool(), policy=PolicyRef(name=policy))}
-    world = World(workload, pools, NoTape(), Listed(workload.jobs), watch=history.see)
+    world = World(workload, pools, None, Listed(workload.jobs), watch=history.see)
     world.run()
     took_ms = 0
     for task in history.tasks.values():

@@ -46,8 +46,10 @@ class Keeping(Cell):
     """The cell that decides for good."""
 
     def decided(self, limit: int, observed: Sequence[Decision]) -> Verdict:
-        self.state, verdict = self.machine.advance(self.state, limit=limit, observed=observed)
-        return verdict
+        self.state, decisions, complete = self.machine.advance(
+            self.state, limit=limit, observed=observed
+        )
+        return Verdict(tuple(decisions), self.machine.digest(self.state), complete)
 
 
 class World:

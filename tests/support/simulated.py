@@ -91,6 +91,7 @@ def ran(
     config: Mapping[str, Any] | None = None,
     seed: int = 0,
     path: Path | None = None,
+    logged: bool = True,
     **workload: Any,
 ) -> Ran:
     """Run jobs to their end; with `path`, the log is written there and not kept in memory."""
@@ -110,7 +111,8 @@ def ran(
     def watch(now_ms: int, event: Event) -> None:
         events.append(((now_ms - START_MS) / 1000, event))
 
-    world = World(whole, whole.pools, writer or tape, Listed(jobs), seed=seed, watch=watch)
+    written = (writer or tape) if logged else None
+    world = World(whole, whole.pools, written, Listed(jobs), seed=seed, watch=watch)
     world.run()
     if writer is not None:
         writer.close()

@@ -6,7 +6,7 @@ from typing import Any
 
 from yardmaster.core.admission.machine import QuotaMachine
 from yardmaster.core.admission.state import AdmissionState
-from yardmaster.core.machine import Decision
+from yardmaster.core.machine import Decision, Verdict
 from yardmaster.schemas.envelope import Actor, ActorKind, Envelope, Event
 from yardmaster.schemas.events.requests import (
     DepartmentChangeRequestedV1,
@@ -144,7 +144,9 @@ class Desk:
         before = self.dumped()
         verdict = self.machine.decide(self.state, limit=limit)
         assert self.dumped() == before, "decide changed the state"
-        kept, same = self.machine.advance(self.machine.load(CELL, json.loads(before)), limit=limit)
+        kept = self.machine.load(CELL, json.loads(before))
+        kept, decisions, complete = self.machine.advance(kept, limit=limit)
+        same = Verdict(decisions, self.machine.digest(kept), complete)
         assert same == verdict, "decided otherwise for good"
         assert len(verdict.decisions) <= limit, "the limit was not kept"
         for decision in verdict.decisions:

@@ -118,10 +118,10 @@ class Advancing(Machine[S], Protocol[S]):
 
     def advance(
         self, state: S, *, limit: int, observed: Sequence[Decision] = ()
-    ) -> tuple[S, Verdict]:
-        """What `decide` gives, and the state after `apply` of each of its decisions, at the cost of
-        one of the two; the state given is used up.
+    ) -> tuple[S, Sequence[Decision], bool]:
+        """The state after `apply` of each of the decisions that `decide` gives, the decisions, and
+        whether they are all, at the cost of deciding alone; the state given is used up.
 
         The records in which the decisions are written are not known to the state: their repeats are
-        not, either.
+        not, either. What the state hashes to, `digest` tells whoever writes it down.
         """

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from yardmaster.core.commit import marks, range_digest, record_digest, source_of
-from yardmaster.core.machine import Decision, Verdict
+from yardmaster.core.machine import Decision
 from yardmaster.eventlog.codec import decode, encode
 from yardmaster.eventlog.port import Record, batch_bytes
 from yardmaster.runtime.errors import CycleTooLarge
@@ -100,14 +100,16 @@ def term_record(machine: str, cell: str, term: int, incarnation: str, now_ms: in
     return encode(place.envelope(0, event, cell, None), cell)
 
 
-def with_observed(observed: Sequence[Decision], verdict: Verdict) -> Sequence[Decision]:
+def with_observed(
+    observed: Sequence[Decision], decisions: Sequence[Decision]
+) -> Sequence[Decision]:
     """A cycle's records: the observations, then what was decided.
 
     A machine may give the observations back before its decisions, or leave them out.
     """
-    if tuple(verdict.decisions[: len(observed)]) == tuple(observed):
-        return verdict.decisions
-    return (*observed, *verdict.decisions)
+    if tuple(decisions[: len(observed)]) == tuple(observed):
+        return decisions
+    return (*observed, *decisions)
 
 
 def traces_of(accepted: Iterable[Envelope[Any]]) -> dict[str, str]:

@@ -148,7 +148,7 @@ class Leader(Generic[S]):
         taken = [] if continuing else self._take_inputs(whole)
         refused = [one for each in taken for one in each.refused]
         verdict = fold.machine.decide(fold.state, limit=limits.max_decisions, observed=observed)
-        decisions = with_observed(observed, verdict)
+        decisions = with_observed(observed, verdict.decisions)
         accepted = [envelope for each in taken for envelope in each.accepted]
         records = write_cycle(
             self._place(now_ms),

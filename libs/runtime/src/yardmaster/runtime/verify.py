@@ -215,7 +215,7 @@ class Prover(Fold[S]):
         )
         expected = write_cycle(
             place,
-            with_observed(observed, verdict),
+            with_observed(observed, verdict.decisions),
             traces,
             inputs=commit.inputs,
             refused=commit.refused,

@@ -2,9 +2,13 @@
 
 What a cycle is, `yardmaster.runtime.cycle` says; here it runs in one step, on the time it is given,
 and what it appends is there. `replay verify` proves such a log like any other.
+
+Without a tape nothing is written: the machines take and decide the same, but no record is made and
+nothing is hashed, which is half of a run's time.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final, Generic, Protocol, TypeVar
 
 from yardmaster.core.commit import GENESIS, head_of_term, source_of
@@ -21,6 +25,7 @@ from yardmaster.runtime.batch import (
 )
 from yardmaster.runtime.inputs import Taken
 from yardmaster.schemas.envelope import Actor, Envelope, Event
+from yardmaster.schemas.events.machine import InputRange
 from yardmaster.schemas.topics import Topic
 
 S = TypeVar("S")
@@ -30,6 +35,11 @@ MAX_INPUTS: Final = 2_000
 MAX_DECISIONS: Final = 5_000
 MAX_BATCH_BYTES: Final = 900_000
 INCARNATION: Final = "0" * 12
+#: The digest of a record that is not written.
+UNWRITTEN: Final = b""
+#: Cycles after which a machine that writes nothing is asked for its digest all the same: until then
+#: it keeps all that changed.
+LET_GO_EVERY: Final = 1_000
 
 
 class Tape(Protocol):
@@ -46,18 +56,36 @@ def write(tape: Tape, topic: Topic, records: Sequence[Record], now_ms: int) -> N
         tape.append(Partition(topic.name), batch, now_ms)
 
 
+@dataclass(slots=True)
+class Told:
+    """What a machine takes from one topic: events, their records' ids, and those records' digests;
+    a machine's own topic holds a commit for each of its cycles beside.
+    """
+
+    partition: Partition
+    first: int
+    events: list[tuple[Event, str]] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
+
+    def range(self) -> InputRange:
+        """As a commit names it."""
+        return Taken(self.partition, self.first, self.digests).range()
+
+
 class Claims:
     """What others than machines write into one topic, until a machine takes it."""
 
-    def __init__(self, topic: Topic, tape: Tape) -> None:
+    def __init__(self, topic: Topic, tape: Tape | None) -> None:
         self._topic = topic
         self._partition = Partition(topic.name)
         self._tape = tape
         self._next = 0
-        self._waiting: list[Envelope[Event]] = []
+        self._events: list[tuple[Event, str]] = []
+        #: The same, if they are written.
+        self._envelopes: list[Envelope[Event]] = []
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._events)
 
     def put(
         self,
@@ -70,7 +98,10 @@ class Claims:
         now_ms: int,
     ) -> None:
         """Somebody says something."""
-        self._waiting.append(
+        self._events.append((event, f"{source}/{epoch}/{seq}"))
+        if self._tape is None:
+            return
+        self._envelopes.append(
             Envelope(
                 type=event.TYPE,
                 version=event.VERSION,
@@ -84,49 +115,81 @@ class Claims:
             )
         )
 
-    def take(self) -> Taken:
+    def take(self) -> Told:
         """What waits, as much as one cycle takes; all of it is believed."""
-        accepted = self._waiting[:MAX_INPUTS]
-        del self._waiting[:MAX_INPUTS]
-        records = [encode(envelope, CELL) for envelope in accepted]
-        if records:
-            write(self._tape, self._topic, records, accepted[-1].time_ms)
-        taken = Taken(self._partition, self._next, [digest_of(record) for record in records])
-        taken.accepted = accepted
-        self._next += len(records)
-        return taken
+        events = self._events[:MAX_INPUTS]
+        del self._events[:MAX_INPUTS]
+        digests = [UNWRITTEN] * len(events)
+        if self._tape is not None and events:
+            envelopes = self._envelopes[:MAX_INPUTS]
+            del self._envelopes[:MAX_INPUTS]
+            records = [encode(envelope, CELL) for envelope in envelopes]
+            digests = [digest_of(record) for record in records]
+            write(self._tape, self._topic, records, envelopes[-1].time_ms)
+        told = Told(self._partition, self._next, events, digests)
+        self._next += len(events)
+        return told
 
 
 class Driver(Generic[S]):
     """One machine, its state, and where its chain of commits is."""
 
-    def __init__(self, machine: Advancing[S], tape: Tape, now_ms: int) -> None:
+    def __init__(self, machine: Advancing[S], tape: Tape | None, now_ms: int) -> None:
         self.machine = machine
         self.state = machine.initial(CELL)
         self.cycles = 0
         self.complete = True
-        self._own = Partition(machine.output.name)
         self._tape = tape
         self._source = source_of(machine.name, CELL, INCARNATION)
-        self._next = self._seq = 0
-        self._output = Taken(self._own, 0)
-        term = term_record(machine.name, CELL, 1, INCARNATION, now_ms)
-        digest = digest_of(term)
-        self._head = head_of_term(GENESIS, digest)
-        self._append([term], [digest], [], now_ms)
+        #: The record that is written next.
+        self._seq = 1
+        self._head = GENESIS
+        digest = UNWRITTEN
+        if tape is not None:
+            term = term_record(machine.name, CELL, 1, INCARNATION, now_ms)
+            digest = digest_of(term)
+            self._head = head_of_term(GENESIS, digest)
+            write(tape, machine.output, [term], now_ms)
+        self._own = Partition(machine.output.name)
+        self._output = Told(self._own, 0, digests=[digest])
 
     def cycle(
-        self, now_ms: int, inputs: Sequence[Taken], observed: Sequence[Decision] = ()
-    ) -> list[Envelope[Event]]:
+        self, now_ms: int, inputs: Sequence[Told], observed: Sequence[Decision] = ()
+    ) -> list[Event]:
         """Take inputs, in the machine's order, decide, write it down; what was decided."""
         machine = self.machine
         self.cycles += 1
         state = machine.begin(self.state, self.cycles, now_ms)
-        for taken in inputs:
-            for envelope in taken.accepted:
-                state = machine.apply(state, envelope.data, envelope.id)
+        for told in inputs:
+            for event, record_id in told.events:
+                state = machine.apply(state, event, record_id)
         # Nobody else writes here, so what is decided counts.
-        state, verdict = machine.advance(state, limit=MAX_DECISIONS, observed=observed)
+        state, decisions, complete = machine.advance(state, limit=MAX_DECISIONS, observed=observed)
+        decisions = with_observed(observed, decisions)
+        output, digests = self._output, [UNWRITTEN] * (len(decisions) + 1)
+        if self._tape is not None:
+            digests = self._write(state, now_ms, inputs, decisions, complete)
+        elif self.cycles % LET_GO_EVERY == 0:
+            machine.digest(state)
+        first = f"{self._source}/1/"
+        decided = [made.event for made in decisions]
+        output.events += [(event, f"{first}{seq}") for seq, event in enumerate(decided, self._seq)]
+        output.digests += digests
+        self._seq += len(digests)
+        self.state = machine.settle(state, complete=complete)
+        self.complete = complete
+        return decided
+
+    def _write(
+        self,
+        state: S,
+        now_ms: int,
+        inputs: Sequence[Told],
+        decisions: Sequence[Decision],
+        complete: bool,
+    ) -> list[bytes]:
+        machine, tape = self.machine, self._tape
+        assert tape is not None
         place = Place(
             machine=machine.name,
             cell=CELL,
@@ -139,36 +202,20 @@ class Driver(Generic[S]):
         )
         written = write_cycle(
             place,
-            with_observed(observed, verdict),
+            decisions,
             {},
-            inputs=tuple(taken.range() for taken in inputs),
+            inputs=tuple(told.range() for told in inputs),
             refused=(),
             policies=machine.policies(state),
-            state_digest=verdict.state_digest,
-            complete=verdict.complete,
-            limit=None if verdict.complete else MAX_DECISIONS,
+            state_digest=machine.digest(state),
+            complete=complete,
+            limit=None if complete else MAX_DECISIONS,
         )
-        decided = written.envelopes[:-1]
-        self.state = machine.settle(state, complete=verdict.complete)
-        self.complete = verdict.complete
         self._head = written.digests[-1].hex()
-        self._append(written.records, written.digests, decided, now_ms)
-        return decided
+        write(tape, machine.output, written.records, now_ms)
+        return written.digests
 
-    def take_output(self) -> Taken:
+    def take_output(self) -> Told:
         """What its readers have not taken yet."""
-        output, self._output = self._output, Taken(self._own, self._next)
+        output, self._output = self._output, Told(self._own, self._seq)
         return output
-
-    def _append(
-        self,
-        records: list[Record],
-        digests: list[bytes],
-        decided: list[Envelope[Event]],
-        now_ms: int,
-    ) -> None:
-        write(self._tape, self.machine.output, records, now_ms)
-        self._next += len(records)
-        self._seq += len(records)
-        self._output.digests += digests
-        self._output.accepted += decided

@@ -20,7 +20,7 @@ from yardmaster.schemas.events.requests import PolicyRef, PoolConfig
 from yardmaster.simulation.figures import Figures, figures
 from yardmaster.simulation.history import History
 from yardmaster.simulation.tables import read_table, task_table, write_tasks
-from yardmaster.simulation.tape import TOPICS, NoTape
+from yardmaster.simulation.tape import TOPICS
 from yardmaster.simulation.workload import Arrivals, Listed, Workload
 from yardmaster.simulation.world import World
 
@@ -170,7 +170,7 @@ def prepare(source: Source, seed: int, folder: Path, told: Told) -> Path:
     workload, arrivals = source.workload(seed)
     if not isinstance(arrivals, Listed):
         case = Case(name="", labels={}, seed=seed)
-        world = World(workload, case.pools(workload), NoTape(), arrivals, seed=seed)
+        world = World(workload, case.pools(workload), None, arrivals, seed=seed)
         world.run(_progress(world, told))
         workload = replace(workload, jobs=tuple(world.submitted))
     path = folder / f"workload-{seed}"
@@ -186,7 +186,7 @@ def run(case: Case, prepared: Path, folder: Path, out: Path | None, told: Told) 
         # Written by `prepare` into a folder that only this user can open.
         workload: Workload = pickle.load(file)
     history = History()
-    tape = NoTape() if out is None else SqliteWriter(out / f"{case.name}.db", TOPICS)
+    tape = None if out is None else SqliteWriter(out / f"{case.name}.db", TOPICS)
     arrivals = Listed(workload.jobs)
     world = World(workload, case.pools(workload), tape, arrivals, seed=case.seed, watch=history.see)
     clock = SystemClock()
@@ -194,10 +194,10 @@ def run(case: Case, prepared: Path, folder: Path, out: Path | None, told: Told) 
     try:
         with rare_collections():
             world.run(_progress(world, told))
-        if isinstance(tape, SqliteWriter):
+        if tape is not None:
             tape.close()
     except BaseException:
-        if isinstance(tape, SqliteWriter):
+        if tape is not None:
             tape.discard()
         raise
     seconds = clock.monotonic_s() - began_s

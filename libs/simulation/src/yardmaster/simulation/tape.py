@@ -26,19 +26,6 @@ class MemoryTape:
         return _at_once(self.log.append(partition, records))
 
 
-class NoTape:
-    """Nowhere: of a run without a log only its figures are left."""
-
-    def __init__(self) -> None:
-        self._ends: dict[Partition, int] = {}
-
-    def append(self, partition: Partition, records: Sequence[Record], now_ms: int) -> int:
-        """Count records."""
-        first = self._ends.get(partition, 0)
-        self._ends[partition] = first + len(records)
-        return first
-
-
 class _Told:
     """A clock that shows what it is told, and on which nobody waits."""
 

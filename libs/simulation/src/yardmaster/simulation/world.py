@@ -21,7 +21,6 @@ from yardmaster.core.scheduling.machine import SchedulerMachine
 from yardmaster.core.scheduling.policies import check
 from yardmaster.eventlog.codec import encode
 from yardmaster.eventlog.port import Partition
-from yardmaster.runtime.inputs import Taken
 from yardmaster.schemas.envelope import Actor, ActorKind, Envelope, Event
 from yardmaster.schemas.events import node_events as nev
 from yardmaster.schemas.events.decisions import (
@@ -49,7 +48,7 @@ from yardmaster.schemas.events.requests import (
 )
 from yardmaster.schemas.topics import DETAILS, NODE_EVENTS, REQUESTS
 from yardmaster.simulation.distributions import Chance
-from yardmaster.simulation.driver import CELL, Claims, Driver, Tape
+from yardmaster.simulation.driver import CELL, Claims, Driver, Tape, Told
 from yardmaster.simulation.errors import Unending
 from yardmaster.simulation.workload import (
     DEFAULT,
@@ -71,6 +70,7 @@ USER: Final = Actor(kind=ActorKind.SERVICE, id="simulation")
 NOTHING: Final = Run(command=("true",))
 SIGTERM: Final = 15
 BOOT: Final = "0" * 8
+NO_DIGEST: Final = "0" * 64
 _DETAILS: Final = Partition(DETAILS.name)
 
 #: Told of each event that the scheduler took or decided, with the cycle's time (ms).
@@ -127,7 +127,7 @@ class World:
         self,
         workload: Workload,
         pools: Mapping[str, PoolConfig],
-        tape: Tape,
+        tape: Tape | None,
         arrivals: Arrivals,
         *,
         seed: int = 0,
@@ -241,20 +241,20 @@ class World:
             while self._requests:
                 self._quota.cycle(now_ms, [self._requests.take()])
             observed, self._silent = self._silent, []
-            inputs: list[Taken] = []
+            inputs: list[Told] = []
             if scheduler.complete:
-                taken = (self._quota.take_output(), self._reports.take())
-                inputs = [one for one in taken if one.digests]
+                told = (self._quota.take_output(), self._reports.take())
+                inputs = [one for one in told if one.digests]
                 if not (inputs or observed or self._is_due()):
                     return
             more = bool(self._reports)
             for one in inputs:
-                for envelope in one.accepted:
-                    self._watch(now_ms, envelope.data)
+                for event, _ in one.events:
+                    self._watch(now_ms, event)
             decided = scheduler.cycle(now_ms, inputs, observed)
-            for envelope in decided:
-                self._watch(now_ms, envelope.data)
-                self._act(envelope.data)
+            for event in decided:
+                self._watch(now_ms, event)
+                self._act(event)
             self._due_ms = scheduler.machine.due_ms(scheduler.state)
             called = self._is_due() and (inputs or decided)
             if scheduler.complete and not (called or more or self._requests):
@@ -291,6 +291,33 @@ class World:
         job_id = f"{number:012d}"
         at_ms = self._moment_ms = START_MS + job.submit_ms
         self.submitted.append(job)
+        offset, digest = self._detail(job_id)
+        self._ask(
+            TaskSubmittedV1(
+                job_id=job_id,
+                project=job.project,
+                spec=job.spec,
+                body_digest=digest,
+                details=DetailsRef(offset=offset, digest=digest),
+            ),
+            job_id,
+        )
+        for index, runs_ms in enumerate(job.runs_ms):
+            task_id = f"{job_id}.{index}"
+            self._states[task_id] = _Task(task_id, job, runs_ms)
+        self.tasks += len(job.runs_ms)
+        self.open += len(job.runs_ms)
+        self.outstanding = plus(self.outstanding, job.amounts)
+        patience_ms = self.workload.behaviour.patience_ms
+        if patience_ms is not None:
+            self._at(at_ms + patience_ms, partial(self._give_up, job_id, len(job.runs_ms)))
+
+    def _detail(self, job_id: str) -> tuple[int, str]:
+        """Where the job's details are, and their digest; without a log nobody reads them."""
+        number, tape = int(job_id), self._tape
+        if tape is None:
+            return number, NO_DIGEST
+        at_ms = self._moment_ms
         detailed = encode(
             Envelope(
                 type=JobDetailedV1.TYPE,
@@ -311,27 +338,8 @@ class World:
             ),
             job_id,
         )
-        offset = self._tape.append(_DETAILS, [detailed], at_ms)
-        digest = sha256(detailed.value or b"").hexdigest()
-        self._ask(
-            TaskSubmittedV1(
-                job_id=job_id,
-                project=job.project,
-                spec=job.spec,
-                body_digest=digest,
-                details=DetailsRef(offset=offset, digest=digest),
-            ),
-            job_id,
-        )
-        for index, runs_ms in enumerate(job.runs_ms):
-            task_id = f"{job_id}.{index}"
-            self._states[task_id] = _Task(task_id, job, runs_ms)
-        self.tasks += len(job.runs_ms)
-        self.open += len(job.runs_ms)
-        self.outstanding = plus(self.outstanding, job.amounts)
-        patience_ms = self.workload.behaviour.patience_ms
-        if patience_ms is not None:
-            self._at(at_ms + patience_ms, partial(self._give_up, job_id, len(job.runs_ms)))
+        offset = tape.append(_DETAILS, [detailed], at_ms)
+        return offset, sha256(detailed.value or b"").hexdigest()
 
     def _give_up(self, job_id: str, tasks: int) -> None:
         waiting = [self._states.get(f"{job_id}.{index}") for index in range(tasks)]

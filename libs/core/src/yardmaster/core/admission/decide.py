@@ -54,18 +54,20 @@ def judge(state: AdmissionState, pending: Pending, check: PolicyCheck) -> Event:
 
 def decide(state: AdmissionState, limit: int, check: PolicyCheck) -> Verdict:
     """Verdicts on the first `limit` requests that wait; the state is left as it was."""
-    return advance(state.draft(max(0, limit)), limit, check)
+    draft = state.draft(max(0, limit))
+    decisions, complete = advance(draft, limit, check)
+    return Verdict(decisions, draft.digest(), complete)
 
 
-def advance(state: AdmissionState, limit: int, check: PolicyCheck) -> Verdict:
-    """The same, and the state is left as the verdicts make it."""
+def advance(state: AdmissionState, limit: int, check: PolicyCheck) -> tuple[list[Decision], bool]:
+    """The same decisions, and whether they are all; the state is left as they make it."""
     decisions: list[Decision] = []
     while state.work and len(decisions) < limit:
         pending = state.work[0]
         event = judge(state, pending, check)
         apply_verdict(state, event)
         decisions.append(Decision(event, subject(pending.event), pending.record_id))
-    return Verdict(decisions, state.digest(), complete=state.judged == state.taken)
+    return decisions, state.judged == state.taken
 
 
 def subject(request: Event) -> str:

@@ -83,9 +83,9 @@ class QuotaMachine:
 
     def advance(
         self, state: AdmissionState, *, limit: int, observed: Sequence[Decision] = ()
-    ) -> tuple[AdmissionState, Verdict]:
+    ) -> tuple[AdmissionState, Sequence[Decision], bool]:
         """See `core.machine.Advancing.advance`."""
-        return state, advance(state, limit - len(observed), self._check_policy)
+        return state, *advance(state, limit - len(observed), self._check_policy)
 
     def settle(self, state: AdmissionState, *, complete: bool) -> AdmissionState:
         """Nothing sleeps: what was not judged waits in order."""

@@ -34,13 +34,6 @@ def decide(state: ClusterState, *, limit: int, observed: Sequence[Decision] = ()
         return Verdict(tuple(draft.decisions), state.digest(), complete)
 
 
-def advance(state: ClusterState, *, limit: int, observed: Sequence[Decision] = ()) -> Verdict:
-    """The same, and the state is left as the decisions make it."""
-    with Draft(state, limit, keep=True) as draft:
-        complete = _fill(draft, observed)
-    return Verdict(tuple(draft.decisions), state.digest(), complete)
-
-
 def _fill(draft: Draft, observed: Sequence[Decision]) -> bool:
     """Decide all there is to decide; whether the draft took all of it."""
     try:
@@ -85,9 +78,11 @@ class SchedulerMachine:
 
     def advance(
         self, state: ClusterState, *, limit: int, observed: Sequence[Decision] = ()
-    ) -> tuple[ClusterState, Verdict]:
+    ) -> tuple[ClusterState, Sequence[Decision], bool]:
         """See `core.machine.Advancing.advance`."""
-        return state, advance(state, limit=limit, observed=observed)
+        with Draft(state, limit, keep=True) as draft:
+            complete = _fill(draft, observed)
+        return state, draft.decisions, complete
 
     def settle(self, state: ClusterState, *, complete: bool) -> ClusterState:
         """See `core.machine.Machine.settle`."""
