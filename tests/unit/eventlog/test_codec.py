@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.events import any_envelope, sample
-from yardmaster.eventlog.codec import MAX_VALUE_BYTES, adapter, decode, encode, rfc3339
+from yardmaster.eventlog.codec import MAX_VALUE_BYTES, adapter, decode, encode
 from yardmaster.eventlog.port import Headers, Record, frame
 from yardmaster.schemas.envelope import Envelope
 from yardmaster.schemas.errors import (
@@ -21,6 +21,7 @@ from yardmaster.schemas.errors import (
     UnknownVersion,
 )
 from yardmaster.schemas.events import EVENTS
+from yardmaster.schemas.instants import rfc3339
 
 WHOLE = {key: encode(sample(cls), "main") for key, cls in sorted(EVENTS.items())}
 KEYS = st.sampled_from(sorted(WHOLE))

@@ -13,9 +13,9 @@ from yardmaster.cli.logsource import LogSource, log_options, log_source, on_log
 from yardmaster.cli.moments import parse_moment
 from yardmaster.cli.remote import plain
 from yardmaster.cli.session import Session, command, now_ms
-from yardmaster.eventlog.codec import rfc3339
 from yardmaster.eventlog.port import EventLog
 from yardmaster.runtime.explain import AttemptStory, Explanation, PoolWait, explain_at
+from yardmaster.schemas.instants import rfc3339
 
 _WHOLE: Final = re.compile(r"^[0-9a-z]{12}(\.[0-9]{1,4})?$")
 

@@ -13,10 +13,10 @@ from yardmaster.cli.logsource import log_options, log_source, on_log
 from yardmaster.cli.moments import Moment, parse_moment
 from yardmaster.cli.output import Column, Output
 from yardmaster.cli.session import Session, YardCommand, detaching, now_ms
-from yardmaster.eventlog.codec import rfc3339
 from yardmaster.eventlog.port import EventLog, Partition
 from yardmaster.schemas.envelope import Envelope
 from yardmaster.schemas.events.machine import CycleCommittedV1, TermStartedV1
+from yardmaster.schemas.instants import rfc3339
 from yardmaster.schemas.plain import dump as plain_json
 from yardmaster.schemas.position import Position
 from yardmaster.schemas.topics import INPUT_ORDER, TOPICS

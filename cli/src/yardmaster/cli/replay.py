@@ -22,9 +22,9 @@ from yardmaster.core.scheduling.entities import Node, NodeState, Task
 from yardmaster.core.scheduling.machine import SchedulerMachine
 from yardmaster.core.scheduling.policies import check
 from yardmaster.core.scheduling.state import ClusterState
-from yardmaster.eventlog.codec import rfc3339
 from yardmaster.eventlog.port import EventLog
 from yardmaster.runtime import replay as replaying
+from yardmaster.schemas.instants import rfc3339
 from yardmaster.schemas.plain import dump as plain_json
 
 _AGO: Final = re.compile(r"^-[0-9]")

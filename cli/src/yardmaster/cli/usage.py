@@ -9,8 +9,8 @@ from yardmaster.cli.errors import BadUsage
 from yardmaster.cli.output import Column
 from yardmaster.cli.remote import plain, rows
 from yardmaster.cli.session import Session, YardCommand, now_ms
-from yardmaster.eventlog.codec import rfc3339
 from yardmaster.schemas.api import UsageBucket, UsageBy
+from yardmaster.schemas.instants import rfc3339
 from yardmaster.schemas.quantities import duration_s
 
 

@@ -24,6 +24,7 @@ from yardmaster.core.scheduling.entities import (
     blocks,
 )
 from yardmaster.core.scheduling.indexes import FreeIndex, Room
+from yardmaster.core.scheduling.parties import could_fit
 from yardmaster.core.scheduling.policies import divides, lines_of, options_of, preempts
 from yardmaster.core.scheduling.ranking import Ranking
 from yardmaster.core.scheduling.shares import VARIANTS
@@ -45,6 +46,7 @@ def assert_sound(state: ClusterState) -> None:
         _asking(state, pool)
         _victims(pool, tasks)
         _queues(pool, tasks)
+        _remembered(pool)
     for node in state.nodes.values():
         at = node.pool.name if node.pool is not None else ""
         expected = bool(at) and barred(state.enrolled, node, at)
@@ -134,6 +136,18 @@ def _open(tasks: list[Task]) -> list[tuple[Task, int]]:
         for replica, was in enumerate(task.run.replicas)
         if was < ReplicaState.RELEASED
     ]
+
+
+def _remembered(pool: Pool) -> None:
+    if pool.config is None:
+        return
+    for shape in {group.shape.fit: group.shape for group in pool.groups.values()}.values():
+        told = could_fit(pool, shape)
+        kept = dict(pool.policy_cache)
+        pool.policy_cache.clear()
+        found = could_fit(pool, shape)
+        pool.policy_cache.update(kept)
+        assert told == found, f"{pool.name} remembers wrongly whether {shape.id} could fit"
 
 
 def _sums(state: ClusterState, tasks: list[Task]) -> None:

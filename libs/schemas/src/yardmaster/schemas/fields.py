@@ -10,6 +10,8 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, ConfigDict, Field, JsonValue
 
+from yardmaster.schemas.instants import LAST_MS
+
 #: Every model is closed and strict: no unknown key, no silent conversion.
 CLOSED: Final = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
 
@@ -25,8 +27,8 @@ MAX_DEPTH: Final = 16
 Count = Annotated[int, Field(ge=0, le=MAX_INT)]
 Positive = Annotated[int, Field(ge=1, le=MAX_INT)]
 SignedInt = Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)]
-#: Milliseconds since 1970-01-01T00:00Z, up to the last one that RFC 3339 can write (year 9999).
-Millis = Annotated[int, Field(ge=0, le=253_402_300_799_999)]
+#: Milliseconds since 1970-01-01T00:00Z.
+Millis = Annotated[int, Field(ge=0, le=LAST_MS)]
 Seconds = Annotated[int, Field(ge=0, le=10 * 365 * 86_400)]
 Priority = Annotated[int, Field(ge=1, le=99)]
 SlotIndex = Annotated[int, Field(ge=0, lt=MAX_SLOTS)]

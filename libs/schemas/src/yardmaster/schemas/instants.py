@@ -2,13 +2,21 @@
 
 from datetime import UTC, datetime
 from functools import lru_cache
+from typing import Final
+
+#: The last moment that RFC 3339 can write (year 9999), in milliseconds since the epoch.
+LAST_MS: Final = 253_402_300_799_999
+
+
+def rfc3339(time_ms: int) -> str:
+    """`2026-01-31T12:00:00.123Z` for milliseconds since the epoch, `LAST_MS` at most."""
+    minute, left = divmod(min(time_ms, LAST_MS), 60_000)
+    return f"{_minute(minute)}{left // 1000:02d}.{left % 1000:03d}Z"
 
 
 @lru_cache(maxsize=4096)
-def rfc3339(time_ms: int) -> str:
-    """`2026-01-31T12:00:00.123Z` for milliseconds since the epoch."""
-    whole, milli = divmod(min(time_ms, 253_402_300_799_999), 1000)
-    return f"{datetime.fromtimestamp(whole, tz=UTC):%Y-%m-%dT%H:%M:%S}.{milli:03d}Z"
+def _minute(minute: int) -> str:
+    return f"{datetime.fromtimestamp(minute * 60, tz=UTC):%Y-%m-%dT%H:%M:}"
 
 
 def parse_rfc3339(text: str) -> int:

@@ -18,7 +18,6 @@ from typing import Final, TypedDict
 
 from pydantic import TypeAdapter, ValidationError
 
-from yardmaster.eventlog.codec import rfc3339
 from yardmaster.node_agent.book import Exit, ProcessIdentity, Replica, ReplicaState, StopOrder
 from yardmaster.node_agent.details import read_details, resolve_secrets
 from yardmaster.node_agent.environment import task_environment
@@ -40,6 +39,7 @@ from yardmaster.schemas.events.node_events import (
     TaskProgressedV1,
     TaskStartedV1,
 )
+from yardmaster.schemas.instants import rfc3339
 
 #: Between two rounds of SIGKILL, for what was started during the last.
 KILL_AGAIN_S: Final = 0.2

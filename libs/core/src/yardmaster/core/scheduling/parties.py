@@ -89,11 +89,19 @@ def could_fit(pool: Pool, shape: Shape) -> bool:
     key = ("could_fit", shape.fit)
     known = pool.policy_cache.get(key)
     now = (pool.topology, pool.firm_changes)
-    if known is None or known[0] != now:
-        fits = any_place(pool.firm, shape, pool.config) is not None
-        if not fits and shape.whole_nodes and pool.config.unequal_gangs:
-            # There more room may fit where all of it does not.
-            fits = sums_up(shape.gpus, idle_sizes(pool.firm, shape))
-        known = pool.policy_cache[key] = (now, fits)
-    found: bool = known[1]
-    return found
+    if known is not None:
+        then, fits, room = known
+        if then == now:
+            return bool(fits)
+        # Where it fitted it may fit still, whatever came and went elsewhere.
+        if room is not None and then[0] == now[0] and room.available and room.holds(shape):
+            pool.policy_cache[key] = (now, True, room)
+            return True
+    places = any_place(pool.firm, shape, pool.config)
+    fits = places is not None
+    if not fits and shape.whole_nodes and pool.config.unequal_gangs:
+        # There more room may fit where all of it does not.
+        fits = sums_up(shape.gpus, idle_sizes(pool.firm, shape))
+    room = places[0][0] if places is not None and shape.replicas == len(places) == 1 else None
+    pool.policy_cache[key] = (now, fits, room)
+    return fits
