@@ -4,7 +4,7 @@ What a cycle is, `yardmaster.runtime.cycle` says; here it runs in one step, on t
 and what it appends is there. `replay verify` proves such a log like any other.
 
 Without a tape nothing is written: the machines take and decide the same, but no record is made and
-nothing is hashed, which is half of a run's time or more.
+nothing is hashed, which is a quarter to two thirds of a run's time.
 """
 
 from collections.abc import Sequence
