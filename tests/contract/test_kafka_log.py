@@ -1,11 +1,13 @@
 """What only the Kafka log promises: brokers that are killed, bounded appends, hostile records."""
 
 import asyncio
+import itertools
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.record.util import calc_crc32c
@@ -20,6 +22,7 @@ from yardmaster.eventlog.errors import (
     OffsetGone,
 )
 from yardmaster.eventlog.kafka import KafkaLog, KafkaSettings
+from yardmaster.eventlog.kafka_clients import Cursor, Producer
 from yardmaster.eventlog.port import Partition, Record, StoredRecord
 from yardmaster.runtime.clock import SystemClock
 from yardmaster.runtime.log_metrics import EventLogMetrics
@@ -148,6 +151,43 @@ async def test_after_an_unknown_outcome_the_tail_tells_what_became_of_it(
     assert value("yard_test_log_producers_abandoned_total") == 1
     assert (value("yard_test_log_connects_total") or 0) >= 3, "two producers and a reader"
     assert (value("yard_test_log_calls_retried_total") or 0) > 0
+
+
+async def closing_cursor(settings: KafkaSettings, at: Partition) -> Coroutine[Any, Any, None]:
+    consumer = AIOKafkaConsumer(group_id=None, auto_offset_reset="none", **settings.client())
+    cursor = Cursor(at, consumer)
+    await cursor.start()
+    cursor.seek(0)
+    await cursor.fill(1, 0)
+    return cursor.close()
+
+
+async def closing_producer(settings: KafkaSettings, at: Partition) -> Coroutine[Any, Any, None]:
+    producer = Producer(**settings.client())
+    await producer.start()
+    await producer.send_and_wait(at.topic, b"sent")
+    return producer.abandon()
+
+
+@pytest.mark.parametrize("opened", [closing_cursor, closing_producer])
+async def test_a_cancellation_is_not_lost_while_a_client_closes(
+    log: KafkaLog,
+    kafka_broker: KafkaBroker,
+    opened: Callable[[KafkaSettings, Partition], Awaitable[Coroutine[Any, Any, None]]],
+) -> None:
+    new = topic("closed")
+    await log.create_topics([new])
+    settings = KafkaSettings(bootstrap=kafka_broker.bootstrap)
+    for steps in itertools.count(1):
+        closing = asyncio.create_task(await opened(settings, Partition(new.name)))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        if closing.done():
+            break
+        closing.cancel()
+        await asyncio.wait([closing])
+        assert closing.cancelled(), f"cancelled after {steps} steps of the loop, and not heard"
+    assert steps > 1, "it waits for nothing: this test says nothing"
 
 
 async def warmed(broker: KafkaBroker) -> None:

@@ -1,6 +1,7 @@
 """What only Kafka's groups know: members that are killed or stopped, brokers that are away."""
 
 import asyncio
+import itertools
 import os
 import signal
 import subprocess
@@ -155,6 +156,21 @@ async def test_a_member_fetches_nothing(place: Place) -> None:
         await has(member, 2)
         assert member._consumer is not None
         assert len(member._consumer.paused()) == 2
+
+
+async def test_a_cancellation_is_not_lost_while_a_member_leaves(place: Place) -> None:
+    for steps in (2**each for each in itertools.count()):
+        async with place.member(0) as member:
+            await has_exactly(member, {0})
+            assert member._consumer is not None
+            leaving = asyncio.create_task(member._consumer.leave())
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            if leaving.done():
+                break
+            leaving.cancel()
+            await asyncio.wait([leaving])
+            assert leaving.cancelled(), f"cancelled after {steps} steps of the loop, and not heard"
 
 
 async def test_while_the_broker_is_away_all_keep_what_they_have(tmp_path: Path) -> None:

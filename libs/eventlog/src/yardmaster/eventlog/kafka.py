@@ -57,6 +57,7 @@ from yardmaster.eventlog.kafka_clients import (
     FETCH_WAIT_MS,
     Cursor,
     Producer,
+    heeded,
     newest_records,
 )
 from yardmaster.eventlog.kafka_settings import KafkaSettings, topic_settings
@@ -364,7 +365,7 @@ class KafkaLog:
         producer, self._producer = self._producer, None
         if producer is not None:
             try:
-                async with asyncio.timeout(self._settings.append_timeout_s):
+                async with asyncio.timeout(self._settings.append_timeout_s), heeded():
                     await producer.stop()
             except TimeoutError:
                 await producer.abandon()
@@ -372,8 +373,9 @@ class KafkaLog:
         for cursor in idle:
             await cursor.close()
         with suppress(KafkaError, OSError):
-            await self._offsets.stop()
-            await self._admin.close()
+            async with heeded():
+                await self._offsets.stop()
+                await self._admin.close()
 
     async def _fetch(self, partition: Partition, offset: int, waiter: Waiter) -> None:
         """Fetch from `offset` on until there is something, keep it for the next read, and tell."""

@@ -1,8 +1,8 @@
 """aiokafka's clients as `kafka` needs them: a producer to throw away, a consumer at one offset."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -20,6 +20,23 @@ FETCH_WAIT_MS: Final = 500
 FETCH_BYTES: Final = 2 * MIB
 #: How long the client's own tasks get to end when it is thrown away.
 ABANDON_S: Final = 2.0
+
+
+@asynccontextmanager
+async def heeded() -> AsyncIterator[None]:
+    """Whoever closes a client in here is cancelled at the end of it, if cancelled meanwhile.
+
+    aiokafka (0.14) cancels its own tasks as it closes, and takes a cancellation that comes while it
+    waits for them for theirs. It would be lost: who tries again what failed would do so for ever.
+    """
+    task = asyncio.current_task()
+    assert task is not None, "coroutines run in tasks"
+    asked = task.cancelling()
+    try:
+        yield
+    finally:
+        if task.cancelling() > asked:
+            raise asyncio.CancelledError
 
 
 class Producer(AIOKafkaProducer):  # type: ignore[misc]
@@ -65,7 +82,7 @@ class Producer(AIOKafkaProducer):  # type: ignore[misc]
         if tasks:
             await asyncio.wait(tasks, timeout=ABANDON_S)
         with suppress(KafkaError, OSError, TimeoutError):
-            async with asyncio.timeout(ABANDON_S):
+            async with asyncio.timeout(ABANDON_S), heeded():
                 await self.client.close()
 
 
@@ -94,7 +111,7 @@ async def newest_records(
                 wanted.discard(at)
     finally:
         with suppress(KafkaError, OSError, TimeoutError):
-            async with asyncio.timeout(ABANDON_S):
+            async with asyncio.timeout(ABANDON_S), heeded():
                 await consumer.stop()
     return found
 
@@ -188,5 +205,5 @@ class Cursor:
     async def close(self) -> None:
         """Close its connections."""
         with suppress(KafkaError, OSError, TimeoutError):
-            async with asyncio.timeout(ABANDON_S):
+            async with asyncio.timeout(ABANDON_S), heeded():
                 await self._consumer.stop()

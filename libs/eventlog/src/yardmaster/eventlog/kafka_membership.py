@@ -30,6 +30,7 @@ from aiokafka.protocol.group import LeaveGroupRequest
 from pydantic_core import from_json, to_json
 
 from yardmaster.eventlog.errors import LogClosed
+from yardmaster.eventlog.kafka_clients import heeded
 from yardmaster.eventlog.kafka_settings import KafkaSettings
 from yardmaster.eventlog.membership import Assignment, Claim, News, spread
 from yardmaster.eventlog.port import Clock
@@ -274,7 +275,7 @@ class _Consumer(AIOKafkaConsumer):  # type: ignore[misc]
     async def leave(self) -> None:
         """Leave the group, as far as that takes LEAVE_S, and close all connections."""
         try:
-            async with asyncio.timeout(LEAVE_S):
+            async with asyncio.timeout(LEAVE_S), heeded():
                 await self.stop()
         except asyncio.CancelledError:
             await self._abandon()
@@ -291,7 +292,7 @@ class _Consumer(AIOKafkaConsumer):  # type: ignore[misc]
                 async with asyncio.timeout(LEAVE_S / 2):
                     await self._client.send(coordinator.coordinator_id, request)
         with suppress(Exception):
-            async with asyncio.timeout(LEAVE_S):
+            async with asyncio.timeout(LEAVE_S), heeded():
                 if coordinator is not None:
                     await coordinator._stop_heartbeat_task()
                     await coordinator._stop_commit_offsets_refresh_task()
