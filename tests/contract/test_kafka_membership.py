@@ -19,7 +19,7 @@ from tests.contract.test_membership import has, has_exactly
 from tests.support.kafka_broker import KafkaBroker
 from yardmaster.eventlog.errors import LogClosed
 from yardmaster.eventlog.kafka import KafkaLog, KafkaSettings
-from yardmaster.eventlog.kafka_membership import KafkaMembership, Told
+from yardmaster.eventlog.kafka_membership import KafkaMembership, Told, _Consumer, _Listener
 from yardmaster.eventlog.membership import Assignment
 from yardmaster.runtime.clock import SystemClock
 
@@ -171,6 +171,30 @@ async def test_a_cancellation_is_not_lost_while_a_member_leaves(place: Place) ->
             leaving.cancel()
             await asyncio.wait([leaving])
             assert leaving.cancelled(), f"cancelled after {steps} steps of the loop, and not heard"
+
+
+async def test_a_member_whose_client_cancelled_itself_joins_anew(place: Place) -> None:
+    async with place.member(0) as member:
+        await has_exactly(member, {0})
+        assert member._consumer is not None
+        seen, first = member.assigned, member._consumer
+        first._coordinator._coordination_task.cancel()
+        async with asyncio.timeout(20):
+            assert (await member.changed(seen)).partitions == {0}
+        assert member._consumer is not first
+        assert any(place.reasons), "why it had to is told"
+
+
+async def test_what_a_client_that_was_thrown_away_is_given_counts_for_nothing(
+    place: Place,
+) -> None:
+    async with place.member(0) as member:
+        await has_exactly(member, {0})
+        number = member.assigned.number
+        thrown_away = _Consumer(**member._arguments)
+        _Listener(member, thrown_away).on_partitions_assigned([])
+        assert member.assigned.number == number
+        await thrown_away.stop()
 
 
 async def test_while_the_broker_is_away_all_keep_what_they_have(tmp_path: Path) -> None:

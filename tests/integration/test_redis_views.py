@@ -1,6 +1,7 @@
 """The views' store when Redis is slow, away, empty, old, shared or asks who is there."""
 
 import asyncio
+import itertools
 import shutil
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -17,6 +18,7 @@ from yardmaster.projections.errors import ViewsDamaged, ViewsMoved, ViewsUnavail
 from yardmaster.projections.redis import RedisViewStore
 from yardmaster.projections.redis_generations import RedisGenerations
 from yardmaster.projections.redis_settings import RedisSettings
+from yardmaster.projections.redis_wire import Wire
 from yardmaster.projections.rows import JobFacts, JobRow, ProjectRow, TaskRow
 from yardmaster.projections.store import Put, Query
 from yardmaster.runtime.clock import SystemClock
@@ -489,3 +491,20 @@ async def test_many_watches_share_their_looks_at_redis(redis_server: RedisServer
         assert commands() - before < 50
         assert all(len(task.result() or ()) == 1 for task in watching)
         assert {task.result() for task in asking} == {at(1)}
+
+
+async def test_a_cancellation_is_not_lost_whenever_it_comes(redis_server: RedisServer) -> None:
+    wire = Wire(own_database(redis_server))
+    try:
+        for steps in itertools.count(1):
+            asking = asyncio.create_task(wire.run([("GET", "a")] * 3))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            if asking.done():
+                break
+            asking.cancel()
+            await asyncio.wait([asking])
+            assert asking.cancelled(), f"cancelled after {steps} steps of the loop, and not heard"
+        assert steps > 3, "it waits for nothing: this test says nothing"
+    finally:
+        await wire.close()

@@ -125,6 +125,24 @@ async def test_a_deadline_of_a_clock_ahead_of_ours_gives_the_grace_and_no_more(
         assert await world.of_type(TaskExitedV1, task)
 
 
+async def test_it_ends_when_told_to_however_little_after_its_node_was_lost(
+    machine: Machine,
+) -> None:
+    world = machine.world
+    for steps in range(40):
+        running = asyncio.create_task(run(machine.ports(), world.settings))
+        await machine.after(1)
+        await world.allocate(sh("x", env={"SIM_SECONDS": "500"}))
+        await machine.after(1)
+        await world.lose(await world.incarnation())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        running.cancel()
+        await machine.after(1)
+        assert running.cancelled(), f"told {steps} steps of the loop after the loss, it goes on"
+    assert len({e.incarnation for e in await world.of_type(NodeJoinedV1)}) > 1
+
+
 async def test_it_goes_on_while_no_agent_lives(machine: Machine) -> None:
     world = machine.world
     async with world.agent(machine.ports()):

@@ -1,6 +1,9 @@
 """What simulated users, agents and nodes do, as the log has it."""
 
+import pytest
+
 from tests.support.simulated import job, node, ran
+from yardmaster.schemas.events.admissions import TaskRejectedV1
 from yardmaster.schemas.events.decisions import (
     NodeLostV1,
     Outcome,
@@ -10,7 +13,10 @@ from yardmaster.schemas.events.decisions import (
 )
 from yardmaster.schemas.events.node_events import CheckpointDoneV1, TaskExitedV1, TaskStartedV1
 from yardmaster.schemas.events.requests import ProjectConfig
-from yardmaster.simulation.workload import DEFAULT, Behaviour, NodeFaults
+from yardmaster.simulation import world
+from yardmaster.simulation.errors import Endless
+from yardmaster.simulation.synthetic import AtLoad
+from yardmaster.simulation.workload import DEFAULT, Behaviour, NodeFaults, Workload, pool
 
 PREEMPTION = {"preemption": True, "backfill": True}
 
@@ -36,8 +42,9 @@ def test_who_finds_no_room_starts_when_another_has_ended() -> None:
 def test_decisions_are_made_at_multiples_of_the_cadence() -> None:
     run = ran([job(1, 70), job(59, 1)], cadence_ms=60_000)
     assert [at for at, _ in run.of(SlotsAllocatedV1)] == [60, 60]
-    # It ran until 130: what is done by then is known at the next decision.
+    # They ran until 130 and 61: what is done by then is known at the next decision.
     assert [at for at, _ in run.of(TaskEndedV1, "0.0")] == [180]
+    assert [at for at, _ in run.of(TaskEndedV1, "1.0")] == [120]
 
 
 def test_each_task_of_a_job_runs_for_its_own_time() -> None:
@@ -146,3 +153,41 @@ def test_projects_are_set_up_before_anybody_submits() -> None:
         projects={"vision": ProjectConfig(department=DEFAULT, weight=3)},
     )
     assert run.world.open == 0
+
+
+def test_a_run_where_nodes_fail_too_often_for_its_tasks_is_given_up_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(world, "LONGEST_MS", 5 * world.DAY_MS)
+    with pytest.raises(Endless, match="1 tasks have not ended 5 days"):
+        ran([job(0, 1_000_000)], faults=NodeFaults(mean_up_ms=3_600_000, mean_down_ms=60_000))
+
+
+def test_a_gang_over_all_nodes_is_left_when_they_are_hardly_ever_up_together() -> None:
+    nodes = [node(f"node-{number:02d}") for number in range(20)]
+    run = ran(
+        [job(0, 100_000, gpus=8, replicas_min=20, replicas_max=20)],
+        nodes,
+        faults=NodeFaults(mean_up_ms=36_000_000, mean_down_ms=36_000_000),
+    )
+    assert len(run.of(SlotsAllocatedV1)) == 1, "they are all up at the start"
+    assert run.of(NodeLostV1)
+    assert run.world.open == 1
+
+
+def test_who_waits_for_room_that_no_end_will_make_submits_no_more() -> None:
+    nodes = [node("node-0", 4)]
+    there = Workload(
+        name="test", nodes=nodes, jobs=(), cadence_ms=60_000, pools={DEFAULT: pool("priority")}
+    )
+    arrivals = AtLoad([job(0, 10, gpus=8)] * 3, there.capacity, "gpu", 2000)
+    run = world.World(there, there.pools, None, arrivals)
+    run.run()
+    assert (run.tasks, run.open, arrivals.left) == (1, 1, 2)
+
+
+def test_a_job_that_quota_refuses_is_not_waited_for() -> None:
+    run = ran([job(0, 10), job(1, 10, project="nobody")])
+    assert [event.job_id for _, event in run.of(TaskRejectedV1)] == ["000000000001"]
+    assert run.world.open == 0
+    assert run.world.outstanding == (0, 0, 0)

@@ -170,7 +170,12 @@ class KafkaMembership:
                     else:
                         # No record ever comes; what went wrong in the group does.
                         await self._consumer.getmany(timeout_ms=LOOK_MS)
-                except Exception as error:  # noqa: BLE001 a leader must not fall with its client
+                # A leader must not fall with its client, nor stop looking where aiokafka's own
+                # coordination was cancelled, which it raises here.
+                except (Exception, asyncio.CancelledError) as error:
+                    task = asyncio.current_task()
+                    if task is not None and task.cancelling():
+                        raise
                     self._told(_said(error))
                     # Taken first: cancelled while it leaves, it is not used again.
                     consumer, self._consumer = self._consumer, None
@@ -182,8 +187,10 @@ class KafkaMembership:
         """The group shares out anew; of a consumer that was thrown away that says nothing."""
         self._sharing |= consumer is self._consumer
 
-    def give(self, partitions: Iterable[int]) -> None:
-        """The group's word."""
+    def give(self, consumer: "_Consumer", partitions: Iterable[int]) -> None:
+        """The group's word; what a consumer that was thrown away is told is nothing."""
+        if consumer is not self._consumer:
+            return
         self._told(None)
         self._news.tell(frozenset(partitions))
         # Not now: aiokafka calls this in the middle of its own work.
@@ -262,7 +269,7 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
         """A rebalance has ended."""
         there = sorted(assigned)
         self._consumer.pause(*there)
-        self._membership.give(at.partition for at in there)
+        self._membership.give(self._consumer, (at.partition for at in there))
 
 
 class _Consumer(AIOKafkaConsumer):  # type: ignore[misc]

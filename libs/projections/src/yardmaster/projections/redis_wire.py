@@ -28,6 +28,30 @@ UNWATCH: Final[Command] = ("UNWATCH",)
 MAX_READS: Final = 8
 
 
+class _Heeding:
+    """A connection that is cancelled when its caller is.
+
+    redis-py sends by `asyncio.wait_for`, which in Python 3.11 loses a cancellation that comes as
+    what it waits for is done.
+    """
+
+    async def send_packed_command(self, *arguments: Any, **options: Any) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "coroutines run in tasks"
+        asked = task.cancelling()
+        await super().send_packed_command(*arguments, **options)  # type: ignore[misc]
+        if task.cancelling() > asked:
+            raise asyncio.CancelledError
+
+
+class _Plain(_Heeding, Connection):
+    pass
+
+
+class _Encrypted(_Heeding, SSLConnection):
+    pass
+
+
 class Link:
     """One connection, in the hands of one caller."""
 
@@ -183,7 +207,7 @@ class Wire:
             if settings.tls:
                 cafile = settings.ssl_cafile
                 options |= {"ssl_ca_certs": str(cafile) if cafile is not None else None}
-            connection = (SSLConnection if settings.tls else Connection)(**options)
+            connection = (_Encrypted if settings.tls else _Plain)(**options)
             try:
                 await connection.connect()  # type: ignore[no-untyped-call]
             except BaseException:

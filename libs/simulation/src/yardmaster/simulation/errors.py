@@ -1,7 +1,7 @@
 """What can go wrong in a simulation, as one small tree.
 
 ```
-SimulationError   Unending  BadWorkload
+SimulationError   Unending  Endless  BadWorkload
 ```
 """
 
@@ -20,6 +20,14 @@ class Unending(SimulationError):
     """
 
     code = "unending"
+
+
+class Endless(SimulationError):
+    """{open} tasks have not ended {days} days of the run's time after the last job was submitted:
+    nodes fail too often for them. Let nodes fail less often, or tasks save their state more often.
+    """
+
+    code = "endless"
 
 
 class BadWorkload(SimulationError):

@@ -23,6 +23,7 @@ from yardmaster.eventlog.codec import encode
 from yardmaster.eventlog.port import Partition
 from yardmaster.schemas.envelope import Actor, ActorKind, Envelope, Event
 from yardmaster.schemas.events import node_events as nev
+from yardmaster.schemas.events.admissions import TaskRejectedV1
 from yardmaster.schemas.events.decisions import (
     NodeLostV1,
     NodeSilenceObservedV1,
@@ -49,7 +50,7 @@ from yardmaster.schemas.events.requests import (
 from yardmaster.schemas.topics import DETAILS, NODE_EVENTS, REQUESTS
 from yardmaster.simulation.distributions import Chance
 from yardmaster.simulation.driver import CELL, Claims, Driver, Tape, Told
-from yardmaster.simulation.errors import Unending
+from yardmaster.simulation.errors import Endless, Unending
 from yardmaster.simulation.workload import (
     DEFAULT,
     Amounts,
@@ -65,6 +66,12 @@ from yardmaster.simulation.workload import (
 START_MS: Final = 1_767_225_600_000
 #: Cycles at one moment: more of them, and two decisions take each other back for ever.
 MAX_CYCLES: Final = 10_000
+DAY_MS: Final = 86_400_000
+#: Where nodes fail they are rarely all up at once. What nothing has room for in so long waits in
+#: vain.
+IDLE_MS: Final = 30 * DAY_MS
+#: How long a run goes on after the last submission where nodes fail.
+LONGEST_MS: Final = 5 * 365 * DAY_MS
 GATEWAY: Final = "gateway/simulation"
 USER: Final = Actor(kind=ActorKind.SERVICE, id="simulation")
 NOTHING: Final = Run(command=("true",))
@@ -150,6 +157,10 @@ class World:
         self._reports = Claims(NODE_EVENTS, tape)
         self._states: dict[str, _Task] = {}
         self._running = 0
+        #: Since when nothing has run, and nobody submitted.
+        self._idle_since_ms = START_MS
+        #: Who could submit now waits until less is open.
+        self._held_back = False
         self._nodes = {
             node.name: _Node(node, f"node/{node.name}", Actor(kind=ActorKind.NODE, id=node.name))
             for node in workload.nodes
@@ -187,6 +198,7 @@ class World:
 
         Raises:
             Unending: the machines do not come to rest.
+            Endless: nodes fail too often for what runs to end.
         """
         self._set_up()
         for name in self._nodes:
@@ -209,20 +221,30 @@ class World:
 
     def _next_ms(self) -> int | None:
         arrival_ms = self._arrivals.next_ms
-        if arrival_ms is None and (not self.open or self._stuck()):
+        over = arrival_ms is None and not self.open
+        if over or ((arrival_ms is None or self._held_back) and self._stuck()):
             return None
         moments = [self._heap[0][0]] if self._heap else []
         if arrival_ms is not None:
             moments.append(START_MS + arrival_ms)
         if self._due_ms is not None and self._due_ms > self.now_ms:
             moments.append(self._due_ms)
-        return min(moments, default=None)
+        then_ms = min(moments, default=None)
+        if then_ms is not None and not self._faultless and self.submitted:
+            longest_ms = START_MS + self.submitted[-1].submit_ms + LONGEST_MS
+            if arrival_ms is None and then_ms > longest_ms:
+                raise Endless(open=self.open, days=LONGEST_MS // DAY_MS)
+        return then_ms
 
     def _stuck(self) -> bool:
-        """Whether nothing runs, though every node is there: nothing that waits will ever start."""
+        """Whether nothing runs, though every node is there, or was by turns for long enough:
+        nothing that waits will ever start.
+        """
         if self._running or self._requests or self._reports:
             return False
-        return self._faultless or all(node.up for node in self._nodes.values())
+        if self._faultless or self.now_ms - self._idle_since_ms > IDLE_MS:
+            return True
+        return all(node.up for node in self._nodes.values())
 
     def _happen(self) -> None:
         """What is due by now, and who submits."""
@@ -230,13 +252,16 @@ class World:
         while heap and heap[0][0] <= now_ms:
             self._moment_ms, _, what = heappop(heap)
             what()
-        self._moment_ms = now_ms
-        for job in self._arrivals.due(now_ms - START_MS, self.outstanding):
+        arrival_ms = self._arrivals.next_ms
+        due = self._arrivals.due(now_ms - START_MS, self.outstanding)
+        self._held_back = arrival_ms is not None and START_MS + arrival_ms <= now_ms and not due
+        for job in due:
             self._submit(job)
 
     def _decide(self) -> None:
         """Cycles until the machines are at rest at this moment."""
         now_ms, scheduler = self.now_ms, self._scheduler
+        self._moment_ms = now_ms
         for _ in range(MAX_CYCLES):
             while self._requests:
                 self._quota.cycle(now_ms, [self._requests.take()])
@@ -251,6 +276,8 @@ class World:
             for one in inputs:
                 for event, _ in one.events:
                     self._watch(now_ms, event)
+                    if isinstance(event, TaskRejectedV1):
+                        self._refused(event.job_id)
             decided = scheduler.cycle(now_ms, inputs, observed)
             for event in decided:
                 self._watch(now_ms, event)
@@ -308,6 +335,7 @@ class World:
         self.tasks += len(job.runs_ms)
         self.open += len(job.runs_ms)
         self.outstanding = plus(self.outstanding, job.amounts)
+        self._idle_since_ms = max(self._idle_since_ms, at_ms)
         patience_ms = self.workload.behaviour.patience_ms
         if patience_ms is not None:
             self._at(at_ms + patience_ms, partial(self._give_up, job_id, len(job.runs_ms)))
@@ -340,6 +368,14 @@ class World:
         )
         offset = tape.append(_DETAILS, [detailed], at_ms)
         return offset, sha256(detailed.value or b"").hexdigest()
+
+    def _refused(self, job_id: str) -> None:
+        """Quota has refused a job: none of its tasks will ever run."""
+        job = self.submitted[int(job_id)]
+        for index in range(len(job.runs_ms)):
+            del self._states[f"{job_id}.{index}"]
+        self.open -= len(job.runs_ms)
+        self.outstanding = plus(self.outstanding, times(job.amounts, -1))
 
     def _give_up(self, job_id: str, tasks: int) -> None:
         waiting = [self._states.get(f"{job_id}.{index}") for index in range(tasks)]
@@ -470,6 +506,7 @@ class World:
             self._nodes[placement.node].tasks.pop(task.id, None)
         task.attempt = 0
         self._running -= 1
+        self._idle_since_ms = self._moment_ms
 
     # Nodes
 
