@@ -19,7 +19,7 @@ from yardmaster.simulation.study import Case, Result, Source, Study
 TRACE = Path(__file__).parents[1] / "tests" / "data" / "traces" / "philly_jobs.csv.gz"
 AIM_S = 40
 AIM_RATE = 5_000
-MIB = 1024
+KIB = 1024
 
 
 def philly(policy: str) -> list[Row]:
@@ -41,8 +41,8 @@ def _rows(
         began_s = process_time()
         result = _best(source, case, runs, Path(folder))
         whole_s = (process_time() - began_s) / runs
-        log_mib = (Path(folder) / "0" / "run.db").stat().st_size / MIB / MIB
-    memory_mib = getrusage(RUSAGE_SELF).ru_maxrss / MIB
+        log_mib = (Path(folder) / "0" / "run.db").stat().st_size / KIB / KIB
+    memory_mib = getrusage(RUSAGE_SELF).ru_maxrss / KIB
     unlogged = _best(source, case, runs, None)
     name = f"{label}: {result.tasks:,} tasks, {result.cycles:,} cycles, {result.left} left"
     aim = "" if peer_s else f"<= {AIM_S}"

@@ -4,6 +4,8 @@ import csv
 import hashlib
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,17 +13,23 @@ from pathlib import Path
 import pytest
 from pyarrow import parquet
 
+from tests.support.yard_cli import until
+
 TRACES = Path(__file__).parents[1] / "data" / "traces"
+
+
+YARD = (sys.executable, "-m", "yardmaster.cli.main")
+ENV = {"NO_COLOR": "1", "HOME": "/nonexistent"}
 
 
 def yard(*words: object, code: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, "-m", "yardmaster.cli.main", *map(str, words)],
+        [*YARD, *map(str, words)],
         capture_output=True,
         text=True,
         timeout=280,
         check=False,
-        env={"NO_COLOR": "1", "HOME": "/nonexistent"},
+        env=ENV,
     )
     assert done.returncode == code, done.stdout + done.stderr
     return done
@@ -116,3 +124,16 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     done = yard("simulate", "calibrated", "--jobs", 10, "--out", tmp_path, code=2)
     assert "is not empty" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_ctrl_c_stops_all_runs_and_leaves_no_half_of_one(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    policies = [f"--policy={name}" for name in ("fifo", "sjf", "fair_share", "priority")]
+    words = ("simulate", "waves:20", *policies, "--workers", "2", "--out", str(out))
+    with subprocess.Popen(
+        [*YARD, *words], stderr=subprocess.PIPE, text=True, env=ENV, start_new_session=True
+    ) as process:
+        until(lambda: any(out.glob("*.db")), "a run writes its log")
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said.strip(), list(out.iterdir())) == (130, "", [])

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -136,7 +137,8 @@ class Dev:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=self.env,
+            # What it does when it says nothing is then told (`next_line`).
+            env={**self.env, "PYTHONFAULTHANDLER": "1"},
             cwd=self.folder,
         )
 
@@ -160,6 +162,28 @@ class Dev:
     def prove(self) -> None:
         """The log leads where it says, and keeps its promises (the audit is a part of it)."""
         self.yard("replay", "verify", "--log", str(self.log))
+
+
+def next_line(process: subprocess.Popen[str]) -> str:
+    """The next line of a command that was begun.
+
+    Fails when none comes in time, or it has ended, with what it said on stderr: who was silent for
+    too long is ended so that it says there what it was doing.
+    """
+
+    def end() -> None:
+        process.send_signal(signal.SIGABRT)
+        process.send_signal(signal.SIGCONT)
+
+    assert process.stdout is not None
+    alarm = threading.Timer(STEP_S, end)
+    alarm.start()
+    line = process.stdout.readline()
+    alarm.cancel()
+    if not line:
+        _, err = process.communicate(timeout=STEP_S)
+        raise AssertionError(f"it said nothing more, exit code {process.returncode}:\n{err}")
+    return line
 
 
 def until(there: Callable[[], T], what: str, words: Callable[[], str] = lambda: "") -> T:

@@ -1,6 +1,7 @@
 """An error's docstring, its fields filled in, is its message."""
 
 import importlib
+import pickle
 import pkgutil
 import re
 from collections.abc import Iterator
@@ -12,11 +13,15 @@ import yardmaster.core
 import yardmaster.eventlog
 import yardmaster.runtime
 import yardmaster.schemas
+import yardmaster.simulation
 from yardmaster.schemas.errors import MalformedRecord, UnknownVersion, YardmasterError
 
 
 def error_modules() -> Iterator[str]:
-    for package in (yardmaster.schemas, yardmaster.core, yardmaster.eventlog, yardmaster.runtime):
+    for package in (
+        *(yardmaster.schemas, yardmaster.core, yardmaster.eventlog, yardmaster.runtime),
+        yardmaster.simulation,
+    ):
         for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             if found.name.endswith(".errors"):
                 yield found.name
@@ -58,6 +63,28 @@ def test_the_docstring_is_the_message(cls: type[YardmasterError]) -> None:
 def test_an_error_without_its_fields_still_says_what_it_is(cls: type[YardmasterError]) -> None:
     message = str(cls())
     assert ("?" in message) is bool(fields_of(cls))
+
+
+class OfItsOwnMaking(YardmasterError):
+    """It takes {what}."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        super().__init__(what=what.upper())
+
+
+@pytest.mark.parametrize("cls", ERRORS, ids=lambda e: e.__name__)
+def test_an_error_of_another_process_says_here_what_it_said_there(
+    cls: type[YardmasterError],
+) -> None:
+    error = cls(**{name: f"<{name}>" for name in fields_of(cls)}, also=7)
+    came = pickle.loads(pickle.dumps(error))
+    assert (type(came), str(came), came.fields) == (cls, str(error), error.fields)
+
+
+def test_so_does_one_that_is_made_in_a_way_of_its_own() -> None:
+    came = pickle.loads(pickle.dumps(OfItsOwnMaking("a word")))
+    assert (str(came), came.what, came.fields) == ("It takes A WORD.", "a word", {"what": "A WORD"})
 
 
 def test_codes_are_stable_names_each_of_one_error() -> None:

@@ -9,7 +9,7 @@ from yardmaster.schemas.resources import Resources
 from yardmaster.simulation.history import History
 from yardmaster.simulation.metrics import (
     exec_ms_of,
-    lost_gpu_ms,
+    lost_gpu_milli_ms,
     rescheduling_ms,
     summary,
     times_preempted,
@@ -128,7 +128,7 @@ def test_what_no_checkpoint_holds_is_lost(
     history = preempted(saved_after_s=saved_after_s, saves_when_asked=saves_when_asked)
     be = task_of(history, "be")
     assert [run.lost_ms for run in be.attempts] == [1000 * lost_s, 0]
-    assert lost_gpu_ms(be) == (8000 * 1000 * lost_s, 0)
+    assert lost_gpu_milli_ms(be) == (8000 * 1000 * lost_s, 0)
     assert exec_ms_of(be, None) == 160_000 - 1000 * lost_s
     assert summary(history).preempted_lost_gpu_hours == pytest.approx(8 * lost_s / 3600)
 
@@ -146,7 +146,7 @@ def test_a_lost_node_takes_what_ran_there_with_it() -> None:
     task = task_of(history, "a")
     (run,) = task.attempts
     assert (run.end, run.ran_ms, run.lost_ms) == ("node_lost", 100_000, 80_000)
-    assert lost_gpu_ms(task) == (0, 4000 * 80_000)
+    assert lost_gpu_milli_ms(task) == (0, 4000 * 80_000)
     assert history.nodes_lost == 1
     assert pool_now(history) == [0, 0, 4000, 0]
     cell.node("n1", incarnation="1" * 12)

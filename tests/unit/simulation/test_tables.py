@@ -2,9 +2,11 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow
+import pytest
 from pyarrow import parquet
 
 from tests.support.histories import a_cell, history_of
@@ -30,8 +32,8 @@ def test_a_row_says_what_became_of_a_task(tmp_path: Path) -> None:
         **{"memory_mib": 0, "grace_s": 30, "outcome": "succeeded", "submitted_at_ms": at},
         **{"started_at_ms": at + 10_000, "ended_at_ms": at + 70_000, "exec_ms": 60_000},
         **{"wait_ms": 10_000, "completion_ms": 70_000, "slowdown": 1 + 10 / 60, "attempts": 1},
-        **{"preempted": 0, "ran_ms": 60_000, "lost_ms": 0, "preempted_lost_gpu_ms": 0},
-        **{"stopping_ms": 0, "rescheduling_ms": [], "held_gpu_ms": 2000 * 60_000},
+        **{"preempted": 0, "ran_ms": 60_000, "lost_ms": 0, "preempted_lost_gpu_milli_ms": 0},
+        **{"stopping_ms": 0, "rescheduling_ms": [], "held_gpu_milli_ms": 2000 * 60_000},
         **{"attempt_started_at_ms": [at + 10_000], "attempt_ended_at_ms": [at + 70_000]},
         "attempt_end": ["succeeded"],
     }
@@ -43,6 +45,17 @@ def test_a_file_of_no_tasks_has_its_columns(tmp_path: Path) -> None:
     path = tmp_path / "tasks.parquet"
     write_tasks(path, [task_table({"policy": "x"}, history_of(Cell()))])
     assert parquet.read_schema(path).names == ["policy", *(name for name, _, _ in COLUMNS)]
+
+
+def test_a_file_that_is_not_written_to_its_end_is_not_left(tmp_path: Path) -> None:
+    def tables() -> Iterator[pyarrow.Table]:
+        yield task_table({"policy": "x"}, history_of(a_cell()))
+        raise KeyboardInterrupt
+
+    path = tmp_path / "tasks.parquet"
+    with pytest.raises(KeyboardInterrupt):
+        write_tasks(path, tables())
+    assert not path.exists()
 
 
 def test_a_table_can_be_sent_to_another_process() -> None:

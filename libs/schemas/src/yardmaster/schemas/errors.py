@@ -8,7 +8,7 @@ YardmasterError
 The docstring of an error is its message, with its fields filled in: what happened, and what to do.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class YardmasterError(Exception):
@@ -20,6 +20,16 @@ class YardmasterError(Exception):
     def __init__(self, **fields: object) -> None:
         self.fields = fields
         super().__init__(" ".join((self.__doc__ or "").split()).format_map(_Shown(fields)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Pickle calls the class of an exception with its message, which these do not take. Without
+        # it an error of another process would not come back, and nobody learn what it was.
+        return _made_again, (type(self), self.args), self.__dict__
+
+
+def _made_again(cls: type[YardmasterError], args: tuple[object, ...]) -> YardmasterError:
+    """An error that says what it said; its fields are put back after."""
+    return cls.__new__(cls, *args)
 
 
 class _Shown(dict[str, object]):

@@ -32,12 +32,11 @@ class Figures:
     """A run's figures, its distribution of waits and its course.
 
     `waits_s`: by kind the percentiles 0 to 100 of the waits of tasks that succeeded (empty: none
-    did). `up` to `unusable`: GPUs, the means of `WINDOWS` equal windows from `begin_ms` on.
+    did). `up` to `unusable`: GPUs, the means of `WINDOWS` equal windows of `window_ms` each.
     """
 
     labels: Labels
     summary: Summary
-    begin_ms: int
     window_ms: float
     waits_s: dict[str, list[float]]
     up: list[float]
@@ -55,7 +54,6 @@ def figures(labels: Labels, history: History, exec_ms: ExecMs | None = None) -> 
     return Figures(
         labels=dict(labels),
         summary=summary(history, exec_ms),
-        begin_ms=begin,
         window_ms=(edges[-1] - begin) / WINDOWS,
         waits_s={kind: _waits(history, kind) for kind in (TE, BE)},
         up=up,

@@ -407,9 +407,8 @@ class History:
         run = task.run if task is not None else None
         if task is None or run is None or run.number != event.attempt:
             return
-        over_ms = run.over_ms if run.over_ms is not None else self.now_ms
-        until_ms = over_ms if run.stop_ms is None else min(run.stop_ms, over_ms)
         if run.started_ms is not None:
+            until_ms = run.works_until_ms(self.now_ms)
             run.ran_ms = max(0, until_ms - run.started_ms)
             saved_ms = run.checkpoint_ms if run.checkpoint_ms is not None else run.started_ms
             run.lost_ms = min(run.ran_ms, max(0, until_ms - saved_ms))
@@ -430,9 +429,9 @@ class History:
                 self._waits_no_more(task)
                 self._asks(task.job, -1)
             return
-        until_ms = run.over_ms if run.over_ms is not None else self.now_ms
-        if event.outcome is not Outcome.SUCCEEDED and run.stop_ms is not None:
-            until_ms = min(until_ms, run.stop_ms)
+        until_ms = run.works_until_ms(self.now_ms)
+        if event.outcome is Outcome.SUCCEEDED:
+            until_ms = run.over_ms if run.over_ms is not None else self.now_ms
         if run.started_ms is not None:
             run.ran_ms = max(0, until_ms - run.started_ms)
         self._conclude(task, run, event.outcome.value)

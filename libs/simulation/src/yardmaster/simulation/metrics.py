@@ -160,7 +160,7 @@ def times_preempted(task: Task) -> int:
     return sum(run.preempted for run in task.attempts)
 
 
-def lost_gpu_ms(task: Task) -> tuple[int, int]:
+def lost_gpu_milli_ms(task: Task) -> tuple[int, int]:
     """What it lost, in gpu_milli x ms: when stopped for another task, and otherwise."""
     preempted = other = 0
     for run in task.attempts:
@@ -265,7 +265,7 @@ def summary(history: History, exec_ms: ExecMs | None = None) -> Summary:
     seconds = max(end - begin, 1) / 1000
     (up,), (allocated,), _, (unusable,) = pools_over(history, windows(begin, end, 1))
     tasks = list(history.tasks.values())
-    lost = [lost_gpu_ms(task) for task in tasks]
+    lost = [lost_gpu_milli_ms(task) for task in tasks]
     return Summary(
         parts=tuple(_part(kind, tasks, exec_ms) for kind in KINDS),
         rejected=history.rejected,

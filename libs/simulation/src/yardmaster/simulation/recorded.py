@@ -65,6 +65,8 @@ class Recording:
         self._projects: dict[str, ProjectConfig] = {}
         self._departments: dict[str, DepartmentConfig] = {}
         self._jobs: list[TaskAdmittedV1] = []
+        #: The time of the last cycle.
+        self._now_ms = 0
 
     async def read(self, path: Path, cell: str) -> None:
         """Read a log to its end."""
@@ -77,9 +79,9 @@ class Recording:
 
     def see(self, accepted: Sequence[Envelope[Event]], counted: CountedCycle) -> None:
         """Take a cycle."""
-        now_ms = counted.commit.now_ms
+        self._now_ms = counted.commit.now_ms
         for envelope in (*accepted, *(envelope for _, envelope in counted.decisions)):
-            self._history.see(now_ms, envelope.data)
+            self._history.see(self._now_ms, envelope.data)
             self._note(envelope.data)
 
     def _note(self, event: Event) -> None:
@@ -121,7 +123,9 @@ class Recording:
         tasks = [self._history.tasks[f"{event.job_id}.{n}"] for n in range(event.spec.tasks)]
         estimate_s = event.spec.runtime_estimate_s
         runs_ms = tuple(
-            run_ms for task in tasks if (run_ms := _run_ms(task, estimate_s)) is not None
+            run_ms
+            for task in tasks
+            if (run_ms := _run_ms(task, estimate_s, self._now_ms)) is not None
         )
         if not runs_ms:
             return None
@@ -134,9 +138,14 @@ class Recording:
         )
 
 
-def _run_ms(task: Task, estimate_s: int | None) -> int | None:
-    """How long a task runs; None: it is left out."""
+def _run_ms(task: Task, estimate_s: int | None, now_ms: int) -> int | None:
+    """How long a task runs, of which a log that ends now has recorded what it did; None: it is left
+    out.
+    """
     worked = exec_ms_of(task, None)
     if task.outcome is not None:
         return None if task.outcome is Outcome.CANCELLED and not worked else worked
+    run = task.run
+    if run is not None and run.started_ms is not None:
+        worked += max(0, run.works_until_ms(now_ms) - run.started_ms)
     return max(worked, (estimate_s or 0) * 1000)

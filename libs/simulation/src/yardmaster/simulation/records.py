@@ -104,6 +104,10 @@ class Attempt:
         self.end: str | None = None
         self.ran_ms = self.lost_ms = 0
 
+    def works_until_ms(self, now_ms: int) -> int:
+        """When its work ends: at the request to stop, else at the last exit; at the latest now."""
+        return min(at for at in (self.stop_ms, self.over_ms, now_ms) if at is not None)
+
 
 class Task:
     """A task's life so far; `since_ms` is since when it waits, if it does."""

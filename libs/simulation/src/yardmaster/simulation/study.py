@@ -5,11 +5,13 @@ on at once changes any of them.
 """
 
 import pickle
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
+from signal import SIG_BLOCK, SIG_SETMASK, SIGINT, pthread_sigmask
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Protocol
 
@@ -75,7 +77,6 @@ class Result:
 
     case: Case
     figures: Figures
-    jobs: int
     tasks: int
     left: int
     cycles: int
@@ -96,7 +97,8 @@ class Study:
     progress: Told = lambda part: None
 
     def run(self) -> list[Result]:
-        """Run all; results are in the order of the cases.
+        """Run all; results are in the order of the cases. When one raises an error or the user
+        interrupts, the others are stopped: whole logs stay, there are no halves and no table.
 
         Raises:
             SimulationError: of the first run that raised one.
@@ -128,33 +130,58 @@ class Study:
                 for at, (function, arguments) in enumerate(calls)
             ]
         parts = _CONTEXT.Array("d", len(calls), lock=False)
+        stopped = _CONTEXT.Value("b", lock=False)
         with ProcessPoolExecutor(
-            self.workers, mp_context=_CONTEXT, initializer=_share, initargs=(parts,)
+            self.workers, mp_context=_CONTEXT, initializer=_share, initargs=(parts, stopped)
         ) as pool:
-            running = [
-                pool.submit(_told, at, function, arguments)
-                for at, (function, arguments) in enumerate(calls)
-            ]
-            while wait(running, TELL_S, FIRST_EXCEPTION).not_done:
-                if any(each.done() and each.exception() for each in running):
-                    pool.shutdown(cancel_futures=True)
-                    break
-                tell(parts)
-            return [each.result() for each in running]
+            try:
+                with _uninterrupted():
+                    running = [
+                        pool.submit(_told, at, function, arguments)
+                        for at, (function, arguments) in enumerate(calls)
+                    ]
+                while wait(running, TELL_S, FIRST_EXCEPTION).not_done:
+                    for each in running:
+                        if each.done():
+                            each.result()
+                    tell(parts)
+                return [each.result() for each in running]
+            except BaseException:
+                # What a worker has begun, or has been handed already, is not cancelled.
+                stopped.value = True
+                pool.shutdown(cancel_futures=True)
+                raise
 
 
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Processes that are started in here get no Ctrl-C, now or later: a terminal sends it to all of
+    its processes, and a worker that it ends has the others killed in the midst of their logs.
+    """
+    before = pthread_sigmask(SIG_BLOCK, (SIGINT,))
+    try:
+        yield
+    finally:
+        pthread_sigmask(SIG_SETMASK, before)
+
+
+#: Of all calls, how far they are; whether they are to stop.
 _parts: Any = None
+_stopped: Any = None
 
 
-def _share(parts: Any) -> None:
-    global _parts
-    _parts = parts
+def _share(parts: Any, stopped: Any) -> None:
+    global _parts, _stopped
+    _parts, _stopped = parts, stopped
 
 
 def _told(at: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     def told(part: float) -> None:
+        if _stopped.value:
+            raise CancelledError
         _parts[at] = part
 
+    told(0.0)
     return function(*arguments, told)
 
 
@@ -187,11 +214,11 @@ def run(case: Case, prepared: Path, folder: Path, out: Path | None, told: Told) 
         workload: Workload = pickle.load(file)
     history = History()
     tape = None if out is None else SqliteWriter(out / f"{case.name}.db", TOPICS)
-    arrivals = Listed(workload.jobs)
-    world = World(workload, case.pools(workload), tape, arrivals, seed=case.seed, watch=history.see)
+    arrivals, pools = Listed(workload.jobs), case.pools(workload)
     clock = SystemClock()
-    began_s = clock.monotonic_s()
     try:
+        world = World(workload, pools, tape, arrivals, seed=case.seed, watch=history.see)
+        began_s = clock.monotonic_s()
         with rare_collections():
             world.run(_progress(world, told))
         if tape is not None:
@@ -208,7 +235,6 @@ def run(case: Case, prepared: Path, folder: Path, out: Path | None, told: Told) 
     result = Result(
         case=case,
         figures=figures(labels, history, world.work_ms),
-        jobs=len(workload.jobs),
         tasks=world.tasks,
         left=world.open,
         cycles=world.cycles,

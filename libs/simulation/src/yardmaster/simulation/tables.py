@@ -10,7 +10,7 @@ from yardmaster.simulation.metrics import (
     TE,
     ExecMs,
     exec_ms_of,
-    lost_gpu_ms,
+    lost_gpu_milli_ms,
     rescheduling_ms,
     slowdown,
     times_preempted,
@@ -36,7 +36,7 @@ COLUMNS: Final[tuple[tuple[str, str, str], ...]] = (
     ("memory_mib", "int64", "Memory, all replicas together"),
     ("grace_s", "int64", "The grace period a stop gives it"),
     ("outcome", "string", "`succeeded`, `failed`, `cancelled`; null: it has not ended"),
-    ("submitted_at_ms", "int64", "Submission"),
+    ("submitted_at_ms", "int64", "Submission: quota's cycle that took the request"),
     ("started_at_ms", "int64", "The first allocation of slots; null: none"),
     ("ended_at_ms", "int64", "The end; null: it has not ended"),
     ("exec_ms", "int64", "Execution time if nothing stops it, else what it ran that was not lost"),
@@ -47,10 +47,10 @@ COLUMNS: Final[tuple[tuple[str, str, str], ...]] = (
     ("preempted", "int64", "How often it was asked to stop for another task"),
     ("ran_ms", "int64", "Time its attempts worked, up to the request to stop if there was one"),
     ("lost_ms", "int64", "What of `ran_ms` no checkpoint held when an attempt ended early"),
-    ("preempted_lost_gpu_ms", "int64", "Lost to preemption: gpu_milli x ms"),
+    ("preempted_lost_gpu_milli_ms", "int64", "Lost to preemption: gpu_milli x ms"),
     ("stopping_ms", "int64", "From requests to stop until the slots were free again"),
     ("rescheduling_ms", "list<int64>", "From each preemption's request to the next start"),
-    ("held_gpu_ms", "int64", "gpu_milli x ms held, of what it has given back"),
+    ("held_gpu_milli_ms", "int64", "gpu_milli x ms held, of what it has given back"),
     ("attempt_started_at_ms", "list<int64>", "Of each attempt: its allocation"),
     ("attempt_ended_at_ms", "list<int64>", "Of each attempt: all slots free; null: not yet"),
     (
@@ -92,7 +92,10 @@ def task_table(labels: Labels, history: History, exec_ms: ExecMs | None = None) 
 
 
 def write_tasks(path: Path, tables: Iterable["pyarrow.Table"]) -> None:
-    """Write runs with the same labels into one Parquet file, one row group each, as they come."""
+    """Write runs with the same labels into one Parquet file, one row group each, as they come.
+
+    When a table does not come, nothing is left: a file of some of the runs reads like one of all.
+    """
     from pyarrow import parquet
 
     writer: Any = None
@@ -101,6 +104,9 @@ def write_tasks(path: Path, tables: Iterable["pyarrow.Table"]) -> None:
             if writer is None:
                 writer = parquet.ParquetWriter(path, table.schema, compression="zstd")
             writer.write_table(table, row_group_size=max(1, table.num_rows))
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
     finally:
         if writer is not None:
             writer.close()
@@ -139,7 +145,7 @@ def _row(task: Task, exec_ms: ExecMs | None) -> tuple[object, ...]:
         times_preempted(task),
         sum(run.ran_ms for run in runs),
         sum(run.lost_ms for run in runs),
-        lost_gpu_ms(task)[0],
+        lost_gpu_milli_ms(task)[0],
         sum(
             run.closed_ms - run.stop_ms
             for run in runs

@@ -71,7 +71,7 @@ class Draft:
             pool.reshare_next = reshare_next
         for pool in state.pools.values():
             pool.news.clear()
-            pool.asked.clear()
+            pool.reconsidered.clear()
 
     def room_for(self, decisions: int) -> None:
         """Make sure that so many decisions that belong together still fit.

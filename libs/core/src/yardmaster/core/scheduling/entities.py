@@ -27,7 +27,7 @@ from yardmaster.schemas.events.requests import (
 from yardmaster.schemas.members import plain_members
 from yardmaster.schemas.reasons import Stop, Wait, WaitClass, WaitCode
 
-#: Ports of a node's range are given out lowest first; a node has at most this many for gangs.
+#: So many of a node's incarnations that are over are remembered, the newest.
 MAX_DEAD_INCARNATIONS: Final = 64
 #: Of nodes in a pool that is not configured.
 DEFAULT_NODE_TIMEOUT_S: Final = 60
@@ -264,8 +264,7 @@ class Job:
     """What was submitted: tasks that share a spec."""
 
     __slots__ = (
-        *("alone", "department", "details", "erased", "hash", "id", "live", "max_slots_milli"),
-        "next_index",
+        *("alone", "details", "erased", "hash", "id", "live", "max_slots_milli", "next_index"),
         *("priority", "project", "revision", "seq", "shape", "spec", "submitted_ms", "tasks"),
         *("used_milli", "weight"),
     )
@@ -478,7 +477,7 @@ class Pool:
             "topology",
             "victims",
         ),
-        *("asked", "asking", "policy_cache", "rules"),
+        *("asking", "policy_cache", "reconsidered", "rules"),
     )
 
     def __init__(self, name: str) -> None:
@@ -519,8 +518,8 @@ class Pool:
         #: Groups to be considered in the next cycle; in `news` those that a running cycle woke.
         self.awake: dict[Group, None] = {}
         self.news: list[Group] = []
-        #: Groups that a running cycle asks whether or not anything woke them.
-        self.asked: dict[Group, None] = {}
+        #: Groups that a running cycle considers again whether or not anything woke them.
+        self.reconsidered: dict[Group, None] = {}
         self.lanes = (Lane(), Lane())
         #: Who waits behind others, where the policy is strict (derived).
         self.lines: Lines | None = None
@@ -547,9 +546,9 @@ class Pool:
         self.rules: Any = None
         self.hash = 0
 
-    def ask(self, group: Group) -> None:
+    def reconsider(self, group: Group) -> None:
         """Have a group considered in the cycle that is being decided."""
-        self.asked[group] = None
+        self.reconsidered[group] = None
         self.news.append(group)
 
     @property

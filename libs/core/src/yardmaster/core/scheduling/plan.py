@@ -122,11 +122,13 @@ class PoolPass:
         if not self._started:
             self._started = True
             pool = self.pool
-            if self.policy.surplus is not None and (pool.reshare or pool.awake or pool.asked):
+            if self.policy.surplus is not None and (
+                pool.reshare or pool.awake or pool.reconsidered
+            ):
                 self._share_out()
             self._recheck()
             pool.news.clear()
-            self.lineup.add(chain(pool.awake, pool.asked))
+            self.lineup.add(chain(pool.awake, pool.reconsidered))
         else:
             self._take_news()
         considered = False
@@ -155,9 +157,9 @@ class PoolPass:
         if not self.draft.rechecks(self.pool):
             return False
         for group in self.draft.state.blocked(self.pool):
-            self.pool.ask(group)
+            self.pool.reconsider(group)
         for pool, group in self.draft.state.limited():
-            pool.ask(group)
+            pool.reconsider(group)
         return True
 
     def _share_out(self) -> None:
@@ -167,7 +169,7 @@ class PoolPass:
         for victim, stop in self.policy.surplus(self.view):
             self._stop(victim, stop)
         for group in self.policy.wakes(self.view):
-            self.pool.ask(group)
+            self.pool.reconsider(group)
 
     def look_at_bounds(self) -> None:
         """Who waits for room and may not have it any more, since others of its owner started, holds
@@ -178,7 +180,7 @@ class PoolPass:
                 for group in groups:
                     task = group.queue.first
                     if limit_reached(self.pool, task.job, group, self.promises) is not None:
-                        self.pool.ask(group)
+                        self.pool.reconsider(group)
 
     def _serve(self, group: Group, task: Task, rest: Iterator[Task], turn: int) -> None:
         """Consider the group's tasks while they come first in line."""
@@ -213,7 +215,7 @@ class PoolPass:
         before = pools[: pools.index(self.pool.name)]
         return any(
             one.pool.name in before
-            and (group in one.pool.awake or group in one.pool.asked)
+            and (group in one.pool.awake or group in one.pool.reconsidered)
             and group not in one.lineup.done
             for one in passes
         )

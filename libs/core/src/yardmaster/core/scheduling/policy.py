@@ -79,6 +79,11 @@ def on_its_own(_: PoolView, __: Group) -> None:
     """`alike` of policies under which each group may be answered otherwise."""
 
 
+def nobody(_: PoolView, __: Task) -> Iterable[Task]:
+    """`victims` of policies under which no task has others stopped for itself."""
+    return ()
+
+
 def nobody_waits(_: PoolView) -> Iterable[Group]:
     """`wakes` of policies that give out no shares."""
     return ()

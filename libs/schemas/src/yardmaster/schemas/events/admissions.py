@@ -103,7 +103,8 @@ class RunAs:
 class TaskAdmittedV1(Event):
     """A job's tasks may be scheduled; the scheduler knows them from here on.
 
-    `submitted_at_ms` (the request's time) orders tasks of equal priority, also after a preemption.
+    `submitted_at_ms`, the time of quota's cycle that took the request, orders tasks of equal
+    priority, also after a preemption.
     """
 
     job_id: JobId

@@ -21,14 +21,13 @@ from yardmaster.core.scheduling.policies.strict import (
     by_line,
     first_in_line,
     no_stop,
-    nobody,
     nobody_ahead,
     soonest_stoppable,
     stoppable,
     stopped_for,
     unprotected,
 )
-from yardmaster.core.scheduling.policy import Policy, PoolView
+from yardmaster.core.scheduling.policy import Policy, PoolView, nobody
 from yardmaster.schemas.reasons import Stop, StopCode
 
 

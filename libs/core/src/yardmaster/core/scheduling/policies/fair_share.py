@@ -31,7 +31,7 @@ from yardmaster.core.scheduling.parties import (
     party_of,
     staying_of,
 )
-from yardmaster.core.scheduling.policy import OrderKey, Policy, PoolView
+from yardmaster.core.scheduling.policy import OrderKey, Policy, PoolView, nobody
 from yardmaster.core.scheduling.portions import Portions, Share
 from yardmaster.core.scheduling.protection import protected_until_ms
 from yardmaster.core.scheduling.queues import QueueKey
@@ -119,11 +119,6 @@ def within_its_share(view: PoolView, group: Group) -> Wait | None:
 
 def _name(party: Party) -> str:
     return party.name if isinstance(party, Project) else party.id
-
-
-def nobody(_: PoolView, __: Task) -> Iterator[Task]:
-    """No task has others stopped for itself: what is over a share is given back first."""
-    return iter(())
 
 
 def over_a_share(view: PoolView) -> Iterator[tuple[Task, Stop]]:

@@ -79,7 +79,7 @@ class Scores:
         self._longest_s = 0
         for task in running(view):
             assert task.run is not None
-            self._sizes[task] = size_of(held_by(task.run), self._capacity)
+            self._sizes[task] = size_of(amounts_held(task.run), self._capacity)
             self._longest_s = max(self._longest_s, task.job.spec.grace_s)
         self._largest = max(self._sizes.values(), default=0)
         #: Those that qualified.
@@ -110,7 +110,7 @@ def capacity_of(pool: Pool) -> Amounts:
     return kept[1]
 
 
-def held_by(run: Attempt) -> Amounts:
+def amounts_held(run: Attempt) -> Amounts:
     """What an attempt holds of all its nodes together."""
     cpu = memory = gpu = 0
     for placement in _held(run):

@@ -88,13 +88,8 @@ def soonest_stoppable(view: PoolView, task: Task) -> Wait | None:
     return Wait(code=WaitCode.VICTIMS_PROTECTED, numbers=numbers)
 
 
-def nobody(_: PoolView, __: Task) -> Iterator[Task]:
-    """`victims` of policies under which nobody is stopped."""
-    return iter(())
-
-
 def unprotected(_: PoolView, __: Task) -> None:
-    """`protected` of the same."""
+    """`protected` of policies under which nobody is stopped."""
 
 
 def no_stop(_: PoolView, victim: Task, __: Task) -> Stop:

@@ -1,0 +1,63 @@
+"""What a recorded log says of tasks that ran on when it ended."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tests.support.simulated import job, node, ran
+from yardmaster.eventlog.port import Partition, Record
+from yardmaster.eventlog.sqlite_writer import SqliteWriter
+from yardmaster.schemas.events.requests import PolicyRef
+from yardmaster.simulation.driver import CELL
+from yardmaster.simulation.recorded import read_log
+from yardmaster.simulation.tape import TOPICS
+from yardmaster.simulation.workload import DEFAULT, Listed, SimJob, Workload, pool
+from yardmaster.simulation.world import START_MS, World
+
+
+class Cut:
+    """A tape that takes nothing after so many seconds."""
+
+    def __init__(self, tape: SqliteWriter, after_s: int) -> None:
+        self._tape = tape
+        self._end_ms = START_MS + 1000 * after_s
+
+    def append(self, partition: Partition, records: Sequence[Record], now_ms: int) -> int:
+        return self._tape.append(partition, records, now_ms) if now_ms <= self._end_ms else 0
+
+
+def at_once(submit_s: int) -> SimJob:
+    """It ends as it starts, so that a cycle learns at once of all that started with it."""
+    return job(submit_s, 0, gpus=0)
+
+
+def runs_of(path: Path) -> list[tuple[int | None, ...]]:
+    """How long the tasks of each job run, jobs like `at_once` apart."""
+    return [each.runs_ms for each in read_log(path, CELL).jobs if each.spec.resources.gpus]
+
+
+def test_a_task_that_still_ran_runs_for_as_long_as_it_had_worked(tmp_path: Path) -> None:
+    path = tmp_path / "main.db"
+    first = [job(0, 100), job(0, None, gpus=2), at_once(0)]
+    then = [job(30, None, gpus=2), job(30, None, None, gpus=3), at_once(30)]
+    ran([*first, *then], path=path)  # after 100 s nothing happens any more
+    assert runs_of(path) == [(100_000,), (100_000,), (70_000,), (70_000, 0)]
+
+
+def test_its_estimate_counts_if_that_is_more(tmp_path: Path) -> None:
+    path = tmp_path / "main.db"
+    estimated = [job(0, None, runtime_estimate_s=seconds) for seconds in (60, 900)]
+    ran([job(0, 100), *estimated, at_once(0)], path=path)
+    assert runs_of(path) == [(100_000,), (100_000,), (900_000,)]
+
+
+def test_a_task_that_was_being_stopped_worked_until_it_was_asked_to(tmp_path: Path) -> None:
+    path = tmp_path / "main.db"
+    low, high = (job(at, 100, gpus=8, priority=of) for at, of in ((0, 50), (40, 10)))
+    jobs = [low, job(0, 60, priority=10), at_once(0), high]
+    workload = Workload(name="test", nodes=(node("node-0"), node("node-1", 1)), jobs=jobs)
+    tape = SqliteWriter(path, TOPICS)
+    policy = PolicyRef(name="priority", options={"preemption": True})
+    World(workload, {DEFAULT: replace(pool(), policy=policy)}, Cut(tape, 60), Listed(jobs)).run()
+    tape.close()
+    assert runs_of(path) == [(40_000,), (60_000,), (0,)]
