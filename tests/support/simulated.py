@@ -108,7 +108,7 @@ def ran(
     writer = SqliteWriter(path, TOPICS) if path is not None else None
     events: list[tuple[float, Event]] = []
 
-    def watch(now_ms: int, event: Event) -> None:
+    def watch(now_ms: int, event: Event, _: int) -> None:
         events.append(((now_ms - START_MS) / 1000, event))
 
     written = (writer or tape) if logged else None

@@ -51,6 +51,16 @@ def test_what_is_cut_off_never_leaves_its_ends_and_reaches_them() -> None:
     assert drawn[2] / drawn[0] == pytest.approx(0.2565 / 0.1545, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("mean", "steps", "drawn"), [("0", 60, 0), ("2.5", 60, 150), ("9", 1, 8), ("-3", 1, 0)]
+)
+def test_without_deviation_everything_is_the_mean_within_the_ends(
+    mean: str, steps: int, drawn: int
+) -> None:
+    chance, of = Chance(1), Normal(Decimal(mean), Decimal(0), 0, 8, steps=steps)
+    assert {chance.normal(of, each) for each in range(50)} == {drawn}
+
+
 def test_exponential_times_have_their_mean() -> None:
     chance = Chance(2)
     drawn = [chance.exponential(36_000, each) for each in range(20_000)]

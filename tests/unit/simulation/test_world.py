@@ -15,8 +15,9 @@ from yardmaster.schemas.events.node_events import CheckpointDoneV1, TaskExitedV1
 from yardmaster.schemas.events.requests import ProjectConfig
 from yardmaster.simulation import world
 from yardmaster.simulation.errors import Endless
+from yardmaster.simulation.history import History
 from yardmaster.simulation.synthetic import AtLoad
-from yardmaster.simulation.workload import DEFAULT, Behaviour, NodeFaults, Workload, pool
+from yardmaster.simulation.workload import DEFAULT, Behaviour, Listed, NodeFaults, Workload, pool
 
 PREEMPTION = {"preemption": True, "backfill": True}
 
@@ -176,7 +177,7 @@ def test_a_gang_over_all_nodes_is_left_when_they_are_hardly_ever_up_together() -
 
 
 def test_who_waits_for_room_that_no_end_will_make_submits_no_more() -> None:
-    nodes = [node("node-0", 4)]
+    nodes = (node("node-0", 4),)
     there = Workload(
         name="test", nodes=nodes, jobs=(), cadence_ms=60_000, pools={DEFAULT: pool("priority")}
     )
@@ -191,3 +192,28 @@ def test_a_job_that_quota_refuses_is_not_waited_for() -> None:
     assert [event.job_id for _, event in run.of(TaskRejectedV1)] == ["000000000001"]
     assert run.world.open == 0
     assert run.world.outstanding == (0, 0, 0)
+
+
+async def test_a_node_whose_name_is_no_address_makes_a_log_that_is_proved() -> None:
+    run = ran([job(0, 10)], [node("gpu_01")])
+    report = await run.proved()
+    assert report.ok, report.first
+
+
+@pytest.mark.parametrize("cadence_ms", [0, 60_000])
+def test_a_task_works_from_its_start_to_its_exit_whenever_they_are_learned_of(
+    cadence_ms: int,
+) -> None:
+    there = Workload(
+        name="test",
+        nodes=(node("node-0"),),
+        jobs=(job(1, 70),),
+        cadence_ms=cadence_ms,
+        pools={DEFAULT: pool("priority")},
+    )
+    history = History()
+    world.World(there, there.pools, None, Listed(there.jobs), watch=history.see).run()
+    (task,) = history.tasks.values()
+    (run,) = task.attempts
+    assert run.ran_ms == 70_000
+    assert (run.closed_ms or 0) - run.allocated_ms == (120_000 if cadence_ms else 70_000)

@@ -16,7 +16,8 @@ from yardmaster.cli.output import Column, Output
 from yardmaster.cli.session import Session, command
 from yardmaster.schemas.quantities import duration_s
 from yardmaster.simulation.errors import BadWorkload
-from yardmaster.simulation.report import write_report
+from yardmaster.simulation.metrics import ALL, BE, TE
+from yardmaster.simulation.report import SEED, write_report
 from yardmaster.simulation.sources import Changed
 from yardmaster.simulation.study import Result, Study
 from yardmaster.simulation.synthetic import DEMAND_SETS, Mix
@@ -34,7 +35,11 @@ DEFAULT_JOBS = 1 << 13
 @click.option("--seed", default="0", metavar="SEEDS", help="7, 1,2,5 or 100..107 (default: 0).")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Keep logs and report.")
 @click.option("--jobs", type=click.IntRange(min=1), help="This many jobs, the first ones.")
-@click.option("--nodes", metavar="NODESxGPUS", help="Equal nodes instead of the workload's.")
+@click.option(
+    "--nodes",
+    metavar="NODESxGPUS",
+    help="Equal nodes instead of the workload's, with the CPU and memory of its largest.",
+)
 @click.option("--every", metavar="TIME", help="Between decisions; 0s: after every event.")
 @click.option("--checkpoint-every", metavar="TIME", help="Tasks save their state so often.")
 @click.option("--checkpoint-cost", metavar="TIME", help="How long that takes.")
@@ -45,12 +50,12 @@ DEFAULT_JOBS = 1 << 13
 @click.option("--te-share", type=click.IntRange(0, 1000), help="Of the jobs, in thousandths.")
 @click.option("--load", type=click.IntRange(min=1), help="Of the capacity, in thousandths.")
 @click.option("--grace", type=click.IntRange(min=0), help="Of the set's, in thousandths.")
-@click.option("--preemptible/--not-preemptible", default=True, help="The tasks of waves.")
+@click.option("--preemptible/--not-preemptible", default=None, help="The tasks of waves.")
 @click.option("--columns", metavar="FIELD=COLUMN,...", help="Which column of a CSV holds what.")
 @click.option("--where", multiple=True, metavar="COLUMN=VALUE", help="Only these rows of it.")
 @click.option("--from", "since", metavar="TIME", help="Jobs of a trace submitted from then on.")
 @click.option("--to", "until", metavar="TIME", help="Jobs of a trace submitted up to then.")
-@click.option("--cell", default="main", metavar="CELL", help="Which cell of a recorded log.")
+@click.option("--cell", metavar="CELL", help="Which cell of a recorded log (default: main).")
 @click.option("--workers", type=click.IntRange(1, 256), help="Runs at once (default: all cores).")
 def simulate(
     session: Session,
@@ -69,21 +74,22 @@ def simulate(
     openb:PODS,NODES, csv:FILE, log:FILE. With --out: the log of each run, tasks.parquet and
     report.html. See docs/simulator.md.
     """
+    simulated.check_options(workload, options)
     mix = _mix(workload, jobs, options)
     columns = simulated.columns_of(options["columns"], options["where"])
     source = simulated.source(
         workload,
         mix,
         columns,
-        options["cell"],
-        preemptible=options["preemptible"],
+        options["cell"] or "main",
+        preemptible=options["preemptible"] is not False,
         since=options["since"],
         until=options["until"],
     )
     changed = Changed(
         source,
         jobs=jobs,
-        nodes=simulated.nodes(options["nodes"]),
+        equal=simulated.nodes(options["nodes"]),
         cadence_ms=_ms(options, "every"),
         faults=_faults(options),
         behaviour=_behaviour(options),
@@ -120,13 +126,10 @@ def _default(workload: str) -> tuple[str, ...]:
 
 
 def _mix(workload: str, jobs: int | None, options: Mapping[str, Any]) -> Mix:
+    if workload not in DEMAND_SETS:
+        return Mix()
     given = {"te_share": "te_permille", "load": "load_permille", "grace": "grace_permille"}
     said = {field: options[name] for name, field in given.items() if options[name] is not None}
-    if workload not in DEMAND_SETS:
-        if said:
-            names = ", ".join(DEMAND_SETS)
-            raise BadUsage(f"--te-share, --load and --grace are for {names}")
-        return Mix()
     return Mix(demands=workload, jobs=jobs or DEFAULT_JOBS, **said)
 
 
@@ -143,10 +146,10 @@ def _ms(options: Mapping[str, Any], name: str) -> int | None:
 def _faults(options: Mapping[str, Any]) -> NodeFaults | None:
     up_ms, down_ms = _ms(options, "node_fails"), _ms(options, "node_repair")
     if up_ms is None:
-        if down_ms is not None:
-            raise BadUsage("--node-repair says nothing without --node-fails")
         return None
-    return NodeFaults(mean_up_ms=max(up_ms, 1), mean_down_ms=down_ms or 3_600_000)
+    if up_ms == 0:
+        raise BadUsage("--node-fails 0s: nodes would do nothing else")
+    return NodeFaults(mean_up_ms=up_ms, mean_down_ms=3_600_000 if down_ms is None else down_ms)
 
 
 def _behaviour(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,7 +195,7 @@ def _show(out: Output, results: Sequence[Result]) -> None:
     """A line for the runs that differ by their seed alone: means over the seeds."""
     groups: dict[str, list[Result]] = {}
     for result in results:
-        told = {key: value for key, value in result.case.labels.items() if key != "seed"}
+        told = {key: value for key, value in result.case.labels.items() if key != SEED}
         groups.setdefault(" ".join(map(str, told.values())), []).append(result)
     rows = [_row(name, group) for name, group in groups.items()]
     runs = [
@@ -209,6 +212,9 @@ def _show(out: Output, results: Sequence[Result]) -> None:
     left = sum(result.left for result in results)
     if left:
         out.note(f"{left} tasks never ended: nothing there fits them, or they do not end")
+    refused = sum(result.figures.summary.rejected for result in results)
+    if refused:
+        out.note(f"{refused} jobs were refused by quota: they are over what their projects may ask")
 
 
 def _row(name: str, group: Sequence[Result]) -> dict[str, Any]:
@@ -219,11 +225,11 @@ def _row(name: str, group: Sequence[Result]) -> dict[str, Any]:
         return fmean(known) if known else None
 
     row: dict[str, Any] = {"policy": name, "seeds": len(group)}
-    for kind in ("te", "be"):
+    for kind in (TE, BE):
         parts = [summary.part(kind) for summary in summaries]
         for of in ("p50", "p95", "p99"):
             row[f"{kind}_{of}"] = mean([getattr(part.slowdown, of) for part in parts])
-    every = [summary.part("all") for summary in summaries]
+    every = [summary.part(ALL) for summary in summaries]
     row |= {
         "wait_s": mean([part.wait_s.mean for part in every]),
         "completion_s": mean([part.completion_s.mean for part in every]),

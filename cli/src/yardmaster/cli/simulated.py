@@ -2,10 +2,10 @@
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from yardmaster.cli.errors import BadUsage
 from yardmaster.cli.yamltree import nearest, scalar
@@ -13,27 +13,54 @@ from yardmaster.core.scheduling.placement import PLACEMENTS
 from yardmaster.core.scheduling.policies import POLICIES, check
 from yardmaster.schemas.events.requests import PolicyRef, PoolConfig
 from yardmaster.schemas.reasons import AdmissionCode
+from yardmaster.simulation.report import POLICY, SEED
 from yardmaster.simulation.sources import (
     Csv,
+    Movable,
     Openb,
     Philly,
     Recorded,
     TrialAndError,
     Waves,
 )
-from yardmaster.simulation.study import Case, Source
+from yardmaster.simulation.study import Case
 from yardmaster.simulation.synthetic import DEMAND_SETS, Mix
-from yardmaster.simulation.traces import Columns, equal_nodes
-from yardmaster.simulation.workload import SimNode
+from yardmaster.simulation.traces import Columns, Equal
 
 WORKLOADS: Final = (
     f"{'|'.join(DEMAND_SETS)}, waves:SCALE, philly:FILE[#CLUSTER], openb:PODS,NODES, csv:FILE, "
     "log:FILE"
 )
+#: Options of some workloads alone, how a message about them begins, and the workloads.
+_ONLY_FOR: Final = (
+    (("te_share", "load", "grace"), "--te-share, --load and --grace are", tuple(DEMAND_SETS)),
+    (("preemptible",), "--preemptible and --not-preemptible are", ("waves",)),
+    (("since", "until"), "--from and --to are", ("philly", "csv")),
+    (("columns", "where"), "--columns and --where are", ("csv",)),
+    (("cell",), "--cell is", ("log",)),
+)
+#: Options that say nothing without another.
+_WITH: Final = {"node_repair": "node_fails", "checkpoint_cost": "checkpoint_every"}
 #: The policy that a workload's own pools have.
 OWN: Final = "own"
 MAX_SEEDS: Final = 1000
 MAX_RUNS: Final = 10_000
+
+
+def check_options(text: str, options: Mapping[str, Any]) -> None:
+    """Whether all options that are given mean something for the workload that is named.
+
+    Raises: BadUsage.
+    """
+    given = {name for name, value in options.items() if value not in (None, ())}
+    kind = text.partition(":")[0]
+    for names, begin, kinds in _ONLY_FOR:
+        if given.intersection(names) and kind not in kinds:
+            raise BadUsage(f"{begin} for {', '.join(kinds)}")
+    for name, other in _WITH.items():
+        if name in given and other not in given:
+            one, needed = (f"--{each.replace('_', '-')}" for each in (name, other))
+            raise BadUsage(f"{one} says nothing without {needed}")
 
 
 def source(
@@ -45,13 +72,11 @@ def source(
     preemptible: bool,
     since: str | None = None,
     until: str | None = None,
-) -> Source:
+) -> Movable:
     """The workload that is named.
 
     Raises: BadUsage.
     """
-    if (since or until) and not text.startswith(("philly:", "csv:")):
-        raise BadUsage("--from and --to are for philly:FILE and csv:FILE")
     if text in DEMAND_SETS:
         return TrialAndError(mix)
     kind, _, rest = text.partition(":")
@@ -171,17 +196,17 @@ def seeds(text: str) -> list[int]:
     return list(dict.fromkeys(found))
 
 
-def nodes(text: str | None) -> tuple[SimNode, ...]:
-    """`309x8`: so many nodes with so many GPUs; empty: the workload's own.
+def nodes(text: str | None) -> Equal | None:
+    """`309x8`: so many nodes with so many GPUs; None: the workload's own.
 
     Raises: BadUsage.
     """
     if text is None:
-        return ()
-    match = re.fullmatch(r"([1-9][0-9]{0,4})x([0-9]{1,3})", text)
+        return None
+    match = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]?)", text)
     if match is None or int(match[2]) > 64:
-        raise BadUsage(f"--nodes {text}: write NODESxGPUS, as 309x8 (at most 64 GPUs each)")
-    return equal_nodes(int(match[1]), gpus=int(match[2]))
+        raise BadUsage(f"--nodes {text}: write NODESxGPUS, as 309x8 (1 to 64 GPUs each)")
+    return Equal(int(match[1]), int(match[2]))
 
 
 def cases(
@@ -202,10 +227,10 @@ def cases(
 
 
 def _case(ref: PolicyRef | None, place: str | None, seed: int) -> Case:
-    labels: dict[str, str | int] = {"policy": _shown(ref)}
+    labels: dict[str, str | int] = {POLICY: _shown(ref)}
     if place is not None:
         labels["placement"] = place
-    labels["seed"] = seed
+    labels[SEED] = seed
     words = (re.sub(r"[^A-Za-z0-9_.]+", "-", str(value)) for value in labels.values())
     name = "-".join(word.strip("-") for word in words)
     return Case(name=name, labels=labels, seed=seed, policy=ref, placement=place)

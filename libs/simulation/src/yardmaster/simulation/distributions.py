@@ -79,6 +79,8 @@ class Normal:
 @lru_cache(maxsize=64)
 def _table(of: Normal) -> tuple[int, Sequence[int]]:
     """The first step, and where in the sum of all weights each step ends."""
+    if not of.deviation:
+        return min(max(of.low * of.steps, round(of.mean * of.steps)), of.high * of.steps), [1]
     far = of.deviation * _FAR
     first = max(of.low, int(of.mean - far)) * of.steps
     last = min(of.high, int(of.mean + far) + 1) * of.steps

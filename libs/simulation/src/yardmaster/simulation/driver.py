@@ -60,12 +60,15 @@ def write(tape: Tape, topic: Topic, records: Sequence[Record], now_ms: int) -> N
 class Told:
     """What a machine takes from one topic: events, their records' ids, and those records' digests;
     a machine's own topic holds a commit for each of its cycles beside.
+
+    `said_ms`: the events' own times, where they are not the cycle's.
     """
 
     partition: Partition
     first: int
     events: list[tuple[Event, str]] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
+    said_ms: Sequence[int] = ()
 
     def range(self) -> InputRange:
         """As a commit names it."""
@@ -81,6 +84,7 @@ class Claims:
         self._tape = tape
         self._next = 0
         self._events: list[tuple[Event, str]] = []
+        self._said_ms: list[int] = []
         #: The same, if they are written.
         self._envelopes: list[Envelope[Event]] = []
 
@@ -99,6 +103,7 @@ class Claims:
     ) -> None:
         """Somebody says something."""
         self._events.append((event, f"{source}/{epoch}/{seq}"))
+        self._said_ms.append(now_ms)
         if self._tape is None:
             return
         self._envelopes.append(
@@ -119,6 +124,8 @@ class Claims:
         """What waits, as much as one cycle takes; all of it is believed."""
         events = self._events[:MAX_INPUTS]
         del self._events[:MAX_INPUTS]
+        said_ms = self._said_ms[:MAX_INPUTS]
+        del self._said_ms[:MAX_INPUTS]
         digests = [UNWRITTEN] * len(events)
         if self._tape is not None and events:
             envelopes = self._envelopes[:MAX_INPUTS]
@@ -126,7 +133,7 @@ class Claims:
             records = [encode(envelope, CELL) for envelope in envelopes]
             digests = [digest_of(record) for record in records]
             write(self._tape, self._topic, records, envelopes[-1].time_ms)
-        told = Told(self._partition, self._next, events, digests)
+        told = Told(self._partition, self._next, events, digests, said_ms)
         self._next += len(events)
         return told
 

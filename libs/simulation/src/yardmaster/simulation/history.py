@@ -2,7 +2,8 @@
 cell.
 
 `History.see` takes admissions, decisions and the claims of agents that were believed, in the order
-in which a scheduler applied them, each with the time of its cycle. What it does not know (a task
+in which a scheduler applied them, each with the time of its cycle. That is when it counts, but for
+the work of tasks: a scheduler may learn late of what an agent says. What it does not know (a task
 admitted before the first event it saw) and what is a repeat changes nothing.
 
 Times are milliseconds, GPUs are gpu_milli.
@@ -87,6 +88,7 @@ class History:
         self.projects: dict[str, Project] = {}
         #: Jobs that were refused; nodes that were lost.
         self.rejected = self.nodes_lost = 0
+        self._said_ms = 0
         self._nodes: dict[str, _Node] = {}
         self._asked = Asked()
         self._changed_pools: list[Pool] = []
@@ -114,11 +116,14 @@ class History:
             TaskEndedV1: self._ended,
         }
 
-    def see(self, now_ms: int, event: Event) -> None:
-        """Take an event, in the cycle of that time; time does not go back."""
+    def see(self, now_ms: int, event: Event, said_ms: int | None = None) -> None:
+        """Take an event, in the cycle of that time; time does not go back. `said_ms`: the time that
+        whoever said it gives, if that is not the cycle's.
+        """
         if now_ms > self.now_ms:
             self.settle()
             self.now_ms = now_ms
+        self._said_ms = now_ms if said_ms is None else said_ms
         take = self._takes.get(type(event))
         if take is not None:
             take(event)
@@ -338,12 +343,16 @@ class History:
             run.replicas[event.replica] = _STARTED
             run.unstarted -= 1
             if not run.unstarted:
-                run.started_ms = self.now_ms
+                run.started_ms = self._happened_ms(run)
+
+    def _happened_ms(self, run: Attempt) -> int:
+        """When an agent's claim came true: by its own word, within what the scheduler knows."""
+        return min(max(self._said_ms, run.allocated_ms), self.now_ms)
 
     def _saved(self, event: CheckpointDoneV1) -> None:
         run = self._run(event.task_id, event.attempt)
         if run is not None:
-            run.checkpoint_ms = self.now_ms
+            run.checkpoint_ms = self._happened_ms(run)
 
     def _preempted(self, event: PreemptionRequestedV1) -> None:
         run = self._run(event.task_id, event.attempt)
@@ -362,7 +371,7 @@ class History:
             run.replicas[event.replica] = _EXITED
             run.left -= 1
             if not run.left:
-                run.over_ms = self.now_ms
+                run.over_ms = self._happened_ms(run)
 
     def _released(self, event: SlotsReleasedV1) -> None:
         self._close(event.task_id, event.attempt, event.replica)

@@ -81,7 +81,7 @@ class Recording:
         """Take a cycle."""
         self._now_ms = counted.commit.now_ms
         for envelope in (*accepted, *(envelope for _, envelope in counted.decisions)):
-            self._history.see(self._now_ms, envelope.data)
+            self._history.see(self._now_ms, envelope.data, envelope.time_ms)
             self._note(envelope.data)
 
     def _note(self, event: Event) -> None:

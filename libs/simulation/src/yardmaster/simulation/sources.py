@@ -6,13 +6,23 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from yardmaster.simulation.errors import BadWorkload
 from yardmaster.simulation.recorded import read_log
-from yardmaster.simulation.study import Source
 from yardmaster.simulation.synthetic import Mix, trial_and_error, waves
-from yardmaster.simulation.traces import Columns, csv_jobs, openb, philly
-from yardmaster.simulation.workload import Arrivals, Listed, NodeFaults, SimNode, Workload
+from yardmaster.simulation.traces import Columns, Equal, csv_jobs, instead, openb, philly
+from yardmaster.simulation.workload import Arrivals, Listed, NodeFaults, Workload
+
+
+class Movable(Protocol):
+    """A workload that can be laid over other nodes than its own."""
+
+    def workload(self, seed: int, equal: Equal | None = None) -> tuple[Workload, Arrivals]:
+        """The workload for a seed, on its own nodes or on equal ones, and who submits it when.
+
+        Raises: BadWorkload.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +31,9 @@ class TrialAndError:
 
     mix: Mix
 
-    def workload(self, seed: int) -> tuple[Workload, Arrivals]:
+    def workload(self, seed: int, equal: Equal | None = None) -> tuple[Workload, Arrivals]:
         """See `synthetic.trial_and_error`."""
-        return trial_and_error(self.mix, seed)
+        return trial_and_error(self.mix, seed, equal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +43,9 @@ class Waves:
     scale: int
     preemptible: bool
 
-    def workload(self, seed: int) -> tuple[Workload, Arrivals]:
+    def workload(self, seed: int, equal: Equal | None = None) -> tuple[Workload, Arrivals]:
         """See `synthetic.waves`."""
-        return listed(waves(self.scale, preemptible=self.preemptible, seed=seed))
+        return listed(waves(self.scale, preemptible=self.preemptible, seed=seed, equal=equal))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +57,11 @@ class Philly:
     since: str | None = None
     until: str | None = None
 
-    def workload(self, seed: int) -> tuple[Workload, Arrivals]:
+    def workload(self, seed: int, equal: Equal | None = None) -> tuple[Workload, Arrivals]:
         """The same for every seed."""
-        return listed(philly(self.path, cluster=self.cluster, since=self.since, until=self.until))
+        return listed(
+            philly(self.path, cluster=self.cluster, since=self.since, until=self.until, equal=equal)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +71,9 @@ class Openb:
     pods: Path
     nodes: Path
 
-    def workload(self, seed: int) -> tuple[Workload, Arrivals]:
+    def workload(self, seed: int, equal: Equal | None = None) -> tuple[Workload, Arrivals]:
         """See `traces.openb`."""
-        return listed(openb(self.pods, self.nodes, seed=seed))
+        return listed(openb(self.pods, self.nodes, seed=seed, equal=equal))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +83,9 @@ class Csv:
     path: Path
     columns: Columns
 
-    def workload(self, seed: int) -> tuple[Workload, Arrivals]:
+    def workload(self, seed: int, equal: Equal | None = None) -> tuple[Workload, Arrivals]:
         """The same for every seed."""
-        return listed(csv_jobs(self.path, self.columns))
+        return listed(csv_jobs(self.path, self.columns, equal=equal))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +95,27 @@ class Recorded:
     path: Path
     cell: str
 
-    def workload(self, seed: int) -> tuple[Workload, Arrivals]:
-        """The same for every seed."""
-        return listed(read_log(self.path, self.cell))
+    def workload(self, seed: int, equal: Equal | None = None) -> tuple[Workload, Arrivals]:
+        """The same for every seed; equal nodes join the only pool that has any."""
+        workload = read_log(self.path, self.cell)
+        # What joined a pool that nobody configured never got work.
+        own = tuple(node for node in workload.nodes if node.pool in workload.pools)
+        pools = sorted({node.pool for node in own})
+        if not own:
+            raise BadWorkload(path=self.path, found="no node of a configured pool in it")
+        if equal is not None and len(pools) > 1:
+            found = f"the log has pools {', '.join(pools)}; --nodes is for one"
+            raise BadWorkload(path=self.path, found=found)
+        return listed(replace(workload, nodes=instead(own, equal)))
 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """Another source with changes: the first `jobs` jobs, other nodes, other ways to behave."""
+    """Another source with changes: the first `jobs` jobs, equal nodes, other ways to behave."""
 
-    source: Source
+    source: Movable
     jobs: int | None = None
-    nodes: tuple[SimNode, ...] = ()
+    equal: Equal | None = None
     cadence_ms: int | None = None
     faults: NodeFaults | None = None
     #: Fields of `Behaviour`.
@@ -102,14 +123,13 @@ class Changed:
 
     def workload(self, seed: int) -> tuple[Workload, Arrivals]:
         """The other's workload, changed."""
-        workload, arrivals = self.source.workload(seed)
+        workload, arrivals = self.source.workload(seed, self.equal)
         if self.jobs is not None and isinstance(arrivals, Listed):
             workload = replace(workload, jobs=workload.jobs[: self.jobs])
             arrivals = Listed(workload.jobs)
         return (
             replace(
                 workload,
-                nodes=self.nodes or workload.nodes,
                 cadence_ms=workload.cadence_ms if self.cadence_ms is None else self.cadence_ms,
                 faults=self.faults,
                 behaviour=replace(workload.behaviour, **self.behaviour),

@@ -15,6 +15,7 @@ from typing import Final
 from yardmaster.schemas.events.requests import ProjectConfig, SubmittedSpec
 from yardmaster.schemas.resources import Resources
 from yardmaster.simulation.distributions import Chance, Normal
+from yardmaster.simulation.traces import GIB, Equal, equal_nodes, instead
 from yardmaster.simulation.workload import (
     DEFAULT,
     Amounts,
@@ -27,7 +28,6 @@ from yardmaster.simulation.workload import (
 )
 
 MINUTE_MS: Final = 60_000
-GIB: Final = 1024
 
 
 def _minutes(mean: str, deviation: str, low: int, high: int) -> Normal:
@@ -144,8 +144,10 @@ class Mix:
     grace_permille: int = 1000
 
 
-def trial_and_error(mix: Mix, seed: int) -> tuple[Workload, "AtLoad"]:
-    """The experiment's cluster and its jobs, not submitted yet: they come at a constant load."""
+def trial_and_error(mix: Mix, seed: int, equal: Equal | None = None) -> tuple[Workload, "AtLoad"]:
+    """The experiment's cluster, or equal nodes in its place, and its jobs, not submitted yet: they
+    come at a constant load on what is there.
+    """
     of, chance = DEMAND_SETS[mix.demands], Chance(seed)
     grace = of.grace.times(Decimal(mix.grace_permille) / 1000)
     jobs = []
@@ -168,13 +170,9 @@ def trial_and_error(mix: Mix, seed: int) -> tuple[Workload, "AtLoad"]:
         )
         project = "te" if te else "be"
         jobs.append(SimJob(submit_ms=0, spec=spec, runs_ms=(seconds * 1000,), project=project))
-    nodes = tuple(
-        SimNode(name=f"node-{number:02d}", gpus=8, cpu_milli=32_000, memory_mib=256 * GIB)
-        for number in range(84)
-    )
     workload = Workload(
         name=mix.demands,
-        nodes=nodes,
+        nodes=instead(equal_nodes(84, gpus=8, cpu=32, memory_gib=256), equal),
         jobs=(),
         behaviour=Behaviour(works_in_grace=of.works_in_grace),
         projects={name: ProjectConfig(department=DEFAULT) for name in ("be", "te")},
@@ -226,8 +224,9 @@ class AtLoad:
         return parts[2] if self._load_on == "gpu" else sum(parts) / 3
 
 
-def waves(scale: int, *, preemptible: bool, seed: int) -> Workload:
-    """`scale` times two nodes of 32 GPUs, 640 small tasks and 2 that want a whole node.
+def waves(scale: int, *, preemptible: bool, seed: int, equal: Equal | None = None) -> Workload:
+    """`scale` times two nodes of 32 GPUs (or equal ones in their place), 640 small tasks and 2 that
+    want a whole node.
 
     A GPU stands for a CPU, so that only what a policy gives out is counted.
     """
@@ -254,12 +253,13 @@ def waves(scale: int, *, preemptible: bool, seed: int) -> Workload:
 
     small = [job("a", range(at, at + 640), 0, 1, 360) for at in range(0, 640 * scale, 640)]
     large = job("b", range(2 * scale), 30 * MINUTE_MS, 32, 3600)
+    nodes = [
+        SimNode(name=f"node-{number:03d}", gpus=32, cpu_milli=32_000, memory_mib=1024 * GIB)
+        for number in range(2 * scale)
+    ]
     return Workload(
         name=f"waves-{scale}",
-        nodes=tuple(
-            SimNode(name=f"node-{number:03d}", gpus=32, cpu_milli=32_000, memory_mib=1024 * GIB)
-            for number in range(2 * scale)
-        ),
+        nodes=instead(nodes, equal),
         jobs=(*small, large),
         projects={name: ProjectConfig(department=DEFAULT) for name in ("a", "b")},
         cadence_ms=10_000,

@@ -4,31 +4,46 @@ A file may be compressed with gzip. Times are seconds, or dates and times as ISO
 they count from the first submission.
 """
 
-import csv
-import gzip
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from decimal import Decimal, InvalidOperation
-from functools import lru_cache
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from functools import lru_cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Final
 
+from pydantic import TypeAdapter, ValidationError
+
+from yardmaster.schemas.events.node_events import NodeJoinedV1
 from yardmaster.schemas.events.requests import ProjectConfig, SubmittedSpec
-from yardmaster.schemas.resources import Resources
+from yardmaster.schemas.fields import Name
 from yardmaster.simulation.distributions import Chance
 from yardmaster.simulation.errors import BadWorkload
+from yardmaster.simulation.rows import FIELDS, Wrong, amount, moment, rows, seconds, whole
 from yardmaster.simulation.workload import DEFAULT, Behaviour, SimJob, SimNode, Workload
 
-#: What a column can be mapped to.
-FIELDS: Final = (
-    *("submit", "run", "end", "project", "gpus", "gpu_milli"),
-    *("cpu", "cpu_milli", "memory_gib", "memory_mib", "preemptible"),
-)
 MAX_GPUS_PER_NODE: Final = 8
+#: From the first submission to the last: 100 years.
+MAX_SPAN_S: Final = 100 * 365 * 86_400
 PHILLY: Final = {"submit": "timestamp", "run": "duration", "gpus": "num_gpus", "project": "cluster"}
+OPENB_PODS: Final = {
+    "gpus": "num_gpu",
+    "gpu_milli": "gpu_milli",
+    "cpu_milli": "cpu_milli",
+    "memory_mib": "memory_mib",
+}
+OPENB_NODES: Final = {
+    "node": "sn",
+    "node_type": "model",
+    "gpus": "gpu",
+    "cpu_milli": "cpu_milli",
+    "memory_mib": "memory_mib",
+}
 GIB: Final = 1024
+_SPECS: Final = TypeAdapter(SubmittedSpec)
+_NAMES: Final = TypeAdapter[str](Name)
+_JOINS: Final = TypeAdapter(NodeJoinedV1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +52,17 @@ class Columns:
     those submitted from then until then (as the file has times; the last moment counts).
 
     `run` is how long a job runs, or `end` when it ended, had it started at once. `gpus` may be more
-    than a node has: a gang of equal replicas then. Values that no column gives are `otherwise`'s.
+    than a node has: a gang of equal replicas then, among which CPU and memory are divided too.
     """
 
     names: Mapping[str, str]
     where: Mapping[str, str] = field(default_factory=dict)
     since: str | None = None
     until: str | None = None
+
+
+#: When it is submitted (s), what it asks for, how long it runs (ms), and its project.
+_Job = tuple[Decimal, SubmittedSpec, int | None, str]
 
 
 def read_jobs(path: Path, columns: Columns, *, per_node: int = MAX_GPUS_PER_NODE) -> list[SimJob]:
@@ -56,26 +75,33 @@ def read_jobs(path: Path, columns: Columns, *, per_node: int = MAX_GPUS_PER_NODE
     if unknown or "submit" not in columns.names:
         found = f"no field {unknown[0]}" if unknown else "no column for submit"
         raise BadWorkload(path=path, found=f"{found}; fields are {', '.join(FIELDS)}")
-    jobs: list[tuple[Decimal, SimJob]] = []
     try:
-        first_s = None if columns.since is None else _seconds(columns.since)
-        last_s = None if columns.until is None else _seconds(columns.until)
+        first_s = None if columns.since is None else seconds(columns.since)
+        last_s = None if columns.until is None else seconds(columns.until)
     except ValueError as error:
         raise BadWorkload(path=path, found=str(error)) from None
-    for line, row in _rows(path, (*columns.names.values(), *columns.where)):
-        if any(row[name] != value for name, value in columns.where.items()):
-            continue
-        try:
-            submit_s, job = _job({key: row[name] for key, name in columns.names.items()}, per_node)
-        except (ValueError, InvalidOperation) as error:
-            raise BadWorkload(path=path, found=f"line {line}: {error}") from None
-        if (first_s is None or submit_s >= first_s) and (last_s is None or submit_s <= last_s):
-            jobs.append((submit_s, job))
+    jobs = [
+        job
+        for job in rows(path, columns.names, partial(_job, per_node=per_node), where=columns.where)
+        if (first_s is None or job[0] >= first_s) and (last_s is None or job[0] <= last_s)
+    ]
     if not jobs:
         raise BadWorkload(path=path, found="no job in it")
     jobs.sort(key=lambda each: each[0])
-    begin_s = jobs[0][0]
-    return [job.at(int((submit_s - begin_s) * 1000)) for submit_s, job in jobs]
+    begin_s, end_s = jobs[0][0], jobs[-1][0]
+    if end_s - begin_s > MAX_SPAN_S:
+        name = columns.names["submit"]
+        found = f"column {name}: from {begin_s} to {end_s} s are more than 100 years"
+        raise BadWorkload(path=path, found=found)
+    return [
+        SimJob(
+            submit_ms=int((submit_s - begin_s) * 1000),
+            spec=spec,
+            runs_ms=(run_ms,),
+            project=project,
+        )
+        for submit_s, spec, run_ms, project in jobs
+    ]
 
 
 def projects_of(jobs: Sequence[SimJob]) -> dict[str, ProjectConfig]:
@@ -85,20 +111,42 @@ def projects_of(jobs: Sequence[SimJob]) -> dict[str, ProjectConfig]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Equal:
+    """Equal nodes in place of a workload's own: how many, and how many GPUs each has."""
+
+    number: int
+    gpus: int
+
+
+def instead(own: Sequence[SimNode], equal: Equal | None) -> tuple[SimNode, ...]:
+    """A workload's own nodes, or equal ones: each in the pool of the own, with as much CPU and as
+    much memory as any of them, and of their type if they all have the same.
+    """
+    if equal is None:
+        return tuple(own)
+    types = {node.node_type for node in own}
+    like = replace(
+        own[0],
+        gpus=equal.gpus,
+        cpu_milli=max(node.cpu_milli for node in own),
+        memory_mib=max(node.memory_mib for node in own),
+        node_type=own[0].node_type if len(types) == 1 else "any",
+    )
+    return _numbered(equal.number, like)
+
+
 def equal_nodes(
     number: int, *, gpus: int, cpu: int = 96, memory_gib: int = 1024
 ) -> tuple[SimNode, ...]:
     """So many nodes of one kind."""
+    like = SimNode(name="", gpus=gpus, cpu_milli=cpu * 1000, memory_mib=memory_gib * GIB)
+    return _numbered(number, like)
+
+
+def _numbered(number: int, like: SimNode) -> tuple[SimNode, ...]:
     digits = len(str(number - 1))
-    return tuple(
-        SimNode(
-            name=f"node-{each:0{digits}d}",
-            gpus=gpus,
-            cpu_milli=cpu * 1000,
-            memory_mib=memory_gib * GIB,
-        )
-        for each in range(number)
-    )
+    return tuple(replace(like, name=f"node-{each:0{digits}d}") for each in range(number))
 
 
 def philly(
@@ -107,17 +155,19 @@ def philly(
     cluster: str | None = None,
     since: str | None = None,
     until: str | None = None,
-    nodes: int = 309,
+    equal: Equal | None = None,
 ) -> Workload:
-    """Microsoft's Philly trace, or one of its virtual clusters, on nodes of 8 GPUs.
+    """Microsoft's Philly trace, or one of its virtual clusters, on 309 nodes of 8 GPUs or others.
 
     GPUs alone are counted, as the trace says nothing else.
     """
     where = {} if cluster is None else {"cluster": cluster}
-    jobs = read_jobs(path, Columns(names=PHILLY, where=where, since=since, until=until))
+    columns = Columns(names=PHILLY, where=where, since=since, until=until)
+    nodes = instead(equal_nodes(309, gpus=MAX_GPUS_PER_NODE), equal)
+    jobs = read_jobs(path, columns, per_node=nodes[0].gpus)
     return Workload(
         name="philly" if cluster is None else f"philly-{cluster}",
-        nodes=equal_nodes(nodes, gpus=8),
+        nodes=nodes,
         jobs=jobs,
         projects=projects_of(jobs),
         cadence_ms=60_000,
@@ -125,15 +175,16 @@ def philly(
     )
 
 
-def csv_jobs(path: Path, columns: Columns, *, nodes: int = 100) -> Workload:
-    """The jobs of any CSV file, on equal nodes of 8 GPUs where nothing else is said.
+def csv_jobs(path: Path, columns: Columns, *, equal: Equal | None = None) -> Workload:
+    """The jobs of any CSV file, on 100 nodes of 8 GPUs where nothing else is said.
 
     Raises: BadWorkload.
     """
-    jobs = read_jobs(path, columns)
+    nodes = instead(equal_nodes(100, gpus=MAX_GPUS_PER_NODE), equal)
+    jobs = read_jobs(path, columns, per_node=nodes[0].gpus)
     return Workload(
         name=path.name.partition(".")[0],
-        nodes=equal_nodes(nodes, gpus=MAX_GPUS_PER_NODE),
+        nodes=nodes,
         jobs=jobs,
         projects=projects_of(jobs),
         source=f"{path.name} ({len(jobs)} jobs)",
@@ -145,36 +196,87 @@ def read_nodes(path: Path) -> tuple[SimNode, ...]:
 
     Raises: BadWorkload.
     """
-    nodes = []
-    for line, row in _rows(path, ("sn", "cpu_milli", "memory_mib", "gpu")):
-        try:
-            nodes.append(
-                SimNode(
-                    name=row["sn"].lower(),
-                    gpus=int(row["gpu"]),
-                    cpu_milli=int(row["cpu_milli"]),
-                    memory_mib=int(row["memory_mib"]),
-                    node_type=(row.get("model") or "any").lower(),
-                )
-            )
-        except ValueError as error:
-            raise BadWorkload(path=path, found=f"line {line}: {error}") from None
+    nodes = tuple(rows(path, OPENB_NODES, _node, optional=("node_type",)))
     if not nodes:
         raise BadWorkload(path=path, found="no node in it")
-    return tuple(nodes)
+    for name, times in Counter(node.name for node in nodes).items():
+        if times > 1:
+            raise BadWorkload(path=path, found=f"node {name} is in it {times} times")
+    return nodes
 
 
-def openb(pods: Path, nodes: Path, *, seed: int, arrived_permille: int = 1300) -> Workload:
+def _node(said: Mapping[str, str]) -> SimNode:
+    node = SimNode(
+        name=said["node"].lower(),
+        gpus=whole(said, "gpus"),
+        cpu_milli=whole(said, "cpu_milli"),
+        memory_mib=whole(said, "memory_mib"),
+        node_type=(said["node_type"] or "any").lower(),
+    )
+    _JOINS.validate_python(
+        {
+            "node": node.name,
+            "address": "simulated",
+            "pool": node.pool,
+            "node_type": node.node_type,
+            "gpus": node.gpus,
+            "cpu_milli": node.cpu_milli,
+            "memory_mib": node.memory_mib,
+            "incarnation": "0" * 12,
+            "boot_id": "0" * 8,
+            "schema_version": 1,
+            "port_first": 1,
+            "port_last": 1,
+        },
+        strict=False,  # strictly, it takes no dict
+    )
+    return node
+
+
+def read_pods(path: Path) -> list[SubmittedSpec]:
+    """What each of a list of pods asks for: columns num_gpu, gpu_milli, cpu_milli, memory_mib.
+
+    Raises: BadWorkload.
+    """
+    return list(rows(path, OPENB_PODS, _pod))
+
+
+def _pod(said: Mapping[str, str]) -> SubmittedSpec:
+    gpus = whole(said, "gpus")
+    return _spec(
+        gpus,
+        whole(said, "gpu_milli") if gpus else 0,
+        whole(said, "cpu_milli"),
+        whole(said, "memory_mib"),
+        replicas=1,
+        preemptible=True,
+        estimate_s=None,
+    )
+
+
+def openb(
+    pods: Path,
+    nodes: Path,
+    *,
+    seed: int,
+    arrived_permille: int = 1300,
+    equal: Equal | None = None,
+) -> Workload:
     """Alibaba's openb as the paper on FGD uses it (Weng and others, ATC 2023).
 
     Onto the nodes with GPUs come all pods in random order, then pods drawn from them with
     replacement, until the GPUs that arrived are `arrived_permille` of those there. Nothing ends,
     and a pod that finds no room as it comes is dropped.
+
+    Raises: BadWorkload.
     """
-    there = tuple(node for node in read_nodes(nodes) if node.gpus)
-    asked = [
-        _pod(row) for _, row in _rows(pods, ("cpu_milli", "memory_mib", "num_gpu", "gpu_milli"))
-    ]
+    own = [node for node in read_nodes(nodes) if node.gpus]
+    if not own:
+        raise BadWorkload(path=nodes, found="no node in it has GPUs")
+    asked = read_pods(pods)
+    if not any(spec.resources.gpus for spec in asked):
+        raise BadWorkload(path=pods, found="no pod in it asks for GPUs")
+    there = instead(own, equal)
     chance = Chance(seed)
     order = chance.shuffled(len(asked), "pods")
     wanted = sum(node.gpus for node in there) * arrived_permille
@@ -196,72 +298,52 @@ def openb(pods: Path, nodes: Path, *, seed: int, arrived_permille: int = 1300) -
     )
 
 
-def _pod(row: Mapping[str, str]) -> SubmittedSpec:
-    gpus = int(row["num_gpu"])
-    return _spec(
-        gpus,
-        int(row["gpu_milli"]) if gpus else 0,
-        int(row["cpu_milli"]),
-        int(row["memory_mib"]),
-        replicas=1,
-        preemptible=True,
-        estimate_s=None,
-    )
-
-
-def _rows(path: Path, needed: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """The rows of a CSV file with their line numbers.
-
-    Raises: BadWorkload.
-    """
-    try:
-        opener = gzip.open if path.suffix == ".gz" else open
-        with opener(path, "rt", encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file)
-            missing = sorted(set(needed) - set(reader.fieldnames or ()))
-            if missing:
-                has = ", ".join(reader.fieldnames or ()) or "nothing"
-                raise BadWorkload(path=path, found=f"no column {missing[0]}; it has {has}")
-            for row in reader:
-                if None in row.values():
-                    raise BadWorkload(path=path, found=f"line {reader.line_num} is cut short")
-                yield reader.line_num, row
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
-        raise BadWorkload(path=path, found=str(error)) from None
-
-
-def _job(said: Mapping[str, str], per_node: int) -> tuple[Decimal, SimJob]:
-    submit_s = _seconds(said["submit"])
-    run_ms = None
-    if "run" in said:
-        run_ms = int(Decimal(said["run"]) * 1000)
-    elif "end" in said:
-        run_ms = int((_seconds(said["end"]) - submit_s) * 1000)
-    if run_ms is not None and run_ms < 0:
-        raise ValueError(f"it runs for {run_ms} ms")
-    gpus = int(Decimal(said.get("gpus") or 0))
+def _job(said: Mapping[str, str], per_node: int) -> _Job:
+    submit_s = moment(said, "submit")
+    run_ms, by = None, "run" if "run" in said else "end"
+    if by in said:
+        run_s = amount(said, by) if by == "run" else moment(said, by) - submit_s
+        run_ms = int(run_s * 1000)
+        if run_ms < 0:
+            raise Wrong(by, f"it runs for {run_ms} ms")
+    gpus = whole(said, "gpus", "0")
     replicas = _replicas(gpus, per_node)
-    cpu = int(Decimal(said.get("cpu") or 0) * 1000) + int(Decimal(said.get("cpu_milli") or 0))
-    memory = int(Decimal(said.get("memory_gib") or 0) * GIB)
-    memory += int(Decimal(said.get("memory_mib") or 0))
+    cpu = int(amount(said, "cpu", "0") * 1000) + int(amount(said, "cpu_milli", "0"))
+    memory = int(amount(said, "memory_gib", "0") * GIB) + int(amount(said, "memory_mib", "0"))
     spec = _spec(
         gpus // replicas,
-        int(Decimal(said.get("gpu_milli") or 1000)) if gpus else 0,
-        cpu,
-        memory,
+        whole(said, "gpu_milli", "1000") if gpus else 0,
+        -(-cpu // replicas),
+        -(-memory // replicas),
         replicas=replicas,
-        preemptible=said.get("preemptible", "true").lower() in ("true", "1", "yes"),
+        preemptible=_preemptible(said),
         estimate_s=None if run_ms is None else max(1, run_ms // 1000),
     )
-    project = said.get("project") or DEFAULT
     # What runs for no time at all still has to end after it has started.
-    runs_ms = None if run_ms is None else max(1, run_ms)
-    return submit_s, SimJob(submit_ms=0, spec=spec, runs_ms=(runs_ms,), project=project.lower())
+    run_ms = None if run_ms is None else max(1, run_ms)
+    return submit_s, spec, run_ms, _project(said.get("project"))
 
 
+def _preemptible(said: Mapping[str, str]) -> bool:
+    text = (said.get("preemptible") or "true").lower()
+    if text not in ("true", "1", "yes", "false", "0", "no"):
+        raise Wrong("preemptible")
+    return text in ("true", "1", "yes")
+
+
+@lru_cache(maxsize=4096)
+def _project(said: str | None) -> str:
+    try:
+        return _NAMES.validate_python((said or DEFAULT).lower())
+    except ValidationError:
+        raise Wrong("project") from None
+
+
+@lru_cache(maxsize=4096)
 def _replicas(gpus: int, per_node: int) -> int:
     """The fewest equal replicas that each fit on a node."""
-    return next(number for number in count(max(1, -(-gpus // per_node))) if not gpus % number)
+    each = next(number for number in range(per_node, 0, -1) if not gpus % number)
+    return max(1, gpus // each)
 
 
 @lru_cache(maxsize=65_536)
@@ -275,23 +357,23 @@ def _spec(
     preemptible: bool,
     estimate_s: int | None,
 ) -> SubmittedSpec:
-    return SubmittedSpec(
-        preemptible=preemptible,
-        pools=(DEFAULT,),
-        resources=Resources(
-            gpus=gpus, gpu_milli=gpu_milli, cpu_milli=cpu_milli, memory_mib=memory_mib
-        ),
-        replicas_min=replicas,
-        replicas_max=replicas,
-        runtime_estimate_s=estimate_s,
+    """As the log will have it.
+
+    Raises: ValidationError: no job may ask for that.
+    """
+    return _SPECS.validate_python(
+        {
+            "preemptible": preemptible,
+            "pools": (DEFAULT,),
+            "resources": {
+                "gpus": gpus,
+                "gpu_milli": gpu_milli,
+                "cpu_milli": cpu_milli,
+                "memory_mib": memory_mib,
+            },
+            "replicas_min": replicas,
+            "replicas_max": replicas,
+            "runtime_estimate_s": estimate_s,
+        },
+        strict=False,  # strictly, it takes no dict
     )
-
-
-def _seconds(said: str) -> Decimal:
-    try:
-        return Decimal(said)
-    except InvalidOperation:
-        moment = datetime.fromisoformat(said)
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=UTC)
-        return Decimal(int(moment.timestamp()))

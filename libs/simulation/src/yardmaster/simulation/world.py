@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from heapq import heappop, heappush
+from itertools import repeat
 from typing import Any, Final
 
 from yardmaster.core.admission.machine import QuotaMachine
@@ -80,11 +81,11 @@ BOOT: Final = "0" * 8
 NO_DIGEST: Final = "0" * 64
 _DETAILS: Final = Partition(DETAILS.name)
 
-#: Told of each event that the scheduler took or decided, with the cycle's time (ms).
-Watch = Callable[[int, Event], None]
+#: Told of each event that the scheduler took or decided, with the cycle's time (ms) and its own.
+Watch = Callable[[int, Event, int], None]
 
 
-def unwatched(_: int, __: Event) -> None:
+def unwatched(_: int, __: Event, ___: int) -> None:
     """Nobody is told."""
 
 
@@ -274,13 +275,14 @@ class World:
                     return
             more = bool(self._reports)
             for one in inputs:
-                for event, _ in one.events:
-                    self._watch(now_ms, event)
+                said = one.said_ms or repeat(now_ms, len(one.events))
+                for (event, _), said_ms in zip(one.events, said, strict=True):
+                    self._watch(now_ms, event, said_ms)
                     if isinstance(event, TaskRejectedV1):
                         self._refused(event.job_id)
             decided = scheduler.cycle(now_ms, inputs, observed)
             for event in decided:
-                self._watch(now_ms, event)
+                self._watch(now_ms, event, now_ms)
                 self._act(event)
             self._due_ms = scheduler.machine.due_ms(scheduler.state)
             called = self._is_due() and (inputs or decided)
@@ -527,7 +529,8 @@ class World:
             gpus=of.gpus,
             cpu_milli=of.cpu_milli,
             memory_mib=of.memory_mib,
-            address=name,
+            # A name may hold what an address may not.
+            address=name.replace("_", "-"),
             port_first=20_000,
             port_last=20_999,
         )

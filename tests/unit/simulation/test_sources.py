@@ -1,0 +1,146 @@
+"""Workloads on other nodes than their own, and what else is laid over them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.simulated import job, node, ran
+from yardmaster.simulation.errors import BadWorkload
+from yardmaster.simulation.sources import (
+    Changed,
+    Movable,
+    Openb,
+    Philly,
+    Recorded,
+    TrialAndError,
+    Waves,
+)
+from yardmaster.simulation.study import Case, Study
+from yardmaster.simulation.synthetic import DEMAND_SETS, Mix
+from yardmaster.simulation.traces import Columns, Equal, csv_jobs
+from yardmaster.simulation.workload import (
+    DEFAULT,
+    Amounts,
+    NodeFaults,
+    SimNode,
+    Workload,
+    plus,
+    pool,
+)
+
+TRACES = Path(__file__).parents[2] / "data" / "traces"
+PHILLY = Philly(TRACES / "philly_jobs.csv.gz", None)
+OPENB = Openb(TRACES / "openb_pod_list_default.csv.gz", TRACES / "openb_node_list_all_node.csv.gz")
+
+
+def on(source: Movable, number: int, gpus: int) -> Workload:
+    """A workload on equal nodes."""
+    return Changed(source, equal=Equal(number, gpus)).workload(0)[0]
+
+
+@pytest.mark.parametrize("name", DEMAND_SETS)
+def test_the_load_is_that_of_the_nodes_that_are_given(name: str) -> None:
+    source = TrialAndError(Mix(demands=name, jobs=500, load_permille=1500))
+    workload, arrivals = Changed(source, equal=Equal(10, 8)).workload(0)
+
+    def load(asked: Amounts) -> float:
+        parts = [of / there for of, there in zip(asked, workload.capacity, strict=True)]
+        return parts[2] if DEMAND_SETS[name].load_on == "gpu" else sum(parts) / 3
+
+    asked: Amounts = (0, 0, 0)
+    before = asked
+    for each in arrivals.due(0, asked):
+        before, asked = asked, plus(asked, each.amounts)
+    assert load(before) < 1.5 <= load(asked)
+
+
+@pytest.mark.parametrize(
+    ("source", "cpus", "memory_gib"),
+    [
+        (TrialAndError(Mix(jobs=1)), 32, 256),
+        (Waves(1, preemptible=True), 32, 1024),
+        (PHILLY, 96, 1024),
+        (OPENB, 128, 1024),
+    ],
+)
+def test_equal_nodes_have_the_cpu_and_memory_of_the_largest_of_the_own(
+    source: Movable, cpus: int, memory_gib: int
+) -> None:
+    assert on(source, 11, 4).nodes == tuple(
+        SimNode(
+            name=f"node-{number:02d}", gpus=4, cpu_milli=cpus * 1000, memory_mib=memory_gib * 1024
+        )
+        for number in range(11)
+    )
+
+
+def test_gangs_of_a_trace_are_cut_at_what_the_nodes_have(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.csv"
+    path.write_text("at,gpus\n0,12\n")
+    columns = Columns(names={"submit": "at", "gpus": "gpus"})
+    cut = {
+        gpus: csv_jobs(path, columns, equal=Equal(2, gpus)).jobs[0].spec.replicas_min
+        for gpus in (4, 8, 16)
+    }
+    assert cut == {4: 3, 8: 2, 16: 1}
+    assert max(each.spec.resources.gpus for each in on(PHILLY, 300, 4).jobs) == 4
+
+
+def test_the_gpus_that_arrive_are_130_percent_of_the_nodes_that_are_given() -> None:
+    milli = [each.spec.resources.gpu_total_milli for each in on(OPENB, 100, 8).jobs]
+    assert sum(milli) >= 1.3 * 800_000 > sum(milli[:-1])
+
+
+def recorded(path: Path, nodes: Sequence[SimNode], pools: Sequence[str]) -> Recorded:
+    """A log of one job, in the first of the pools."""
+    work = job(0, 60, gpus=4)
+    work = replace(work, spec=replace(work.spec, pools=(pools[0],)))
+    ran([work], nodes, path=path, pools={name: pool() for name in pools})
+    return Recorded(path, "main")
+
+
+def in_pool(name: str, of: str) -> SimNode:
+    """A node of a pool."""
+    return replace(node(name), pool=of, node_type="big")
+
+
+def test_equal_nodes_join_the_pool_of_a_log_and_are_of_its_type(tmp_path: Path) -> None:
+    source = recorded(tmp_path / "main.db", [in_pool("a", "batch")], ("batch", DEFAULT))
+    changed = Changed(source, equal=Equal(2, 4))
+    assert {(each.pool, each.node_type) for each in changed.workload(0)[0].nodes} == {
+        ("batch", "big")
+    }
+    (result,) = Study(source=changed, cases=[Case(name="run", labels={})]).run()
+    assert result.left == 0
+
+
+def test_equal_nodes_are_not_for_a_log_with_several_pools(tmp_path: Path) -> None:
+    nodes = [in_pool("a", "batch"), in_pool("b", "dev")]
+    source = recorded(tmp_path / "main.db", nodes, ("batch", "dev"))
+    assert len(Changed(source).workload(0)[0].nodes) == 2
+    with pytest.raises(BadWorkload, match="the log has pools batch, dev; --nodes is for one"):
+        on(source, 2, 4)
+
+
+def test_a_recorded_node_of_a_pool_that_nobody_configured_is_left_out(tmp_path: Path) -> None:
+    nodes = [in_pool("a", "batch"), in_pool("b", "forgotten")]
+    source = recorded(tmp_path / "main.db", nodes, ("batch",))
+    faults = NodeFaults(mean_up_ms=20_000, mean_down_ms=1_000)
+    changed = Changed(source, faults=faults, behaviour={"checkpoint_every_ms": 1_000})
+    assert [each.name for each in changed.workload(0)[0].nodes] == ["a"]
+    (result,) = Study(source=changed, cases=[Case(name="run", labels={})]).run()
+    assert result.left == 0
+    lost = recorded(tmp_path / "lost.db", [in_pool("b", "forgotten")], ("batch",))
+    with pytest.raises(BadWorkload, match="no node of a configured pool"):
+        lost.workload(0)
+
+
+def test_what_is_wrong_with_a_workload_is_told_from_another_process_too(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.csv.gz"
+    path.write_bytes(b"damaged")
+    cases = [Case(name=f"run-{seed}", labels={}, seed=seed) for seed in range(2)]
+    study = Study(source=Changed(Philly(path, None)), cases=cases, workers=2)
+    with pytest.raises(BadWorkload, match="Not a gzipped file"):
+        study.run()
