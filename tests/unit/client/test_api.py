@@ -1,6 +1,7 @@
 """The HTTP client: what it sends, what it tries again, what it makes of answers."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -264,3 +265,16 @@ def test_server_sent_events_without_data_are_none() -> None:
         yield from ["event: nothing", "", "data: 1", ""]
 
     assert [(one.event, one.data) for one in events(lines())] == [("message", 1)]
+
+
+def test_what_the_machine_trusts_is_read_for_https_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+
+    def create_ssl_context() -> bool:
+        read.append(True)
+        return True
+
+    monkeypatch.setattr(httpx, "create_ssl_context", create_ssl_context)
+    for server in ("http://gateway:1", "https://gateway:1"):
+        Client(server, None, sleep=time.sleep, new_key=lambda: "a-key")
+        assert len(read) == server.startswith("https"), server
