@@ -3,14 +3,13 @@
 import csv
 import json
 import signal
-import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from tests.support.yard_cli import Dev, running_dev, until
+from tests.support.yard_cli import Dev, next_line, running_dev, until
 
 pytestmark = pytest.mark.xdist_group("cli")
 
@@ -277,9 +276,8 @@ def test_a_timeout_is_124_and_leaves_the_task_alone(dev: Dev) -> None:
 
 def test_ctrl_c_detaches_and_cancels_nothing(dev: Dev) -> None:
     process = dev.begin("submit", "--wait", "--", "sleep", "600")
-    assert process.stdout is not None
-    job = process.stdout.readline().strip()
-    time.sleep(0.5)
+    job = next_line(process).strip()
+    dev.reach(f"{job}.0", "running")  # by then it waits for the end
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=20)
     assert process.returncode == 130, err
@@ -297,12 +295,10 @@ def test_output_is_followed_while_it_is_written(dev: Dev) -> None:
 
 def test_a_watch_on_a_pipe_appends_what_changes(dev: Dev) -> None:
     process = dev.begin("ls", "-w", "--columns", "id,phase")
-    assert process.stdout is not None
-    assert process.stdout.readline().split() == ["ID", "PHASE"]
+    assert next_line(process).split() == ["ID", "PHASE"]
     job = dev.submit("--", "sleep", "600")
-    line = until(process.stdout.readline, "a line of the watch")
-    while not line.startswith(job):
-        line = process.stdout.readline()
+    while not next_line(process).startswith(job):
+        continue
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=20)
     dev.yard("cancel", job, "--now")

@@ -8,13 +8,14 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.support.killed_cell import (
+    DEADLINE_S,
     KilledDev,
     Promise,
     Proof,
@@ -120,18 +121,25 @@ def test_twenty_kills_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
 STAGES = ("bell", "runner.log", "start", "process")
 
 
-def at_stage(dev: KilledDev, stage: str, seen: set[Path]) -> bool:
-    """Wait until a replica that was not seen before reaches a stage; False when all have ended.
+#: Looks between two questions whether anything can still be seen.
+LOOKS = 2000
+
+
+def at_stage(dev: KilledDev, stage: str, seen: set[Path], over: Callable[[], bool]) -> bool:
+    """Wait until a replica that was not seen before reaches a stage; False when all is over.
 
     Looks without a pause: what it waits for is over within milliseconds.
     """
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
-        found = set(dev.data.glob(f"nodes/*/*/*/{stage}")) - seen
-        if found:
-            seen.update(found)
-            return True
-    return False
+        for _ in range(LOOKS):
+            found = set(dev.data.glob(f"nodes/*/*/*/{stage}")) - seen
+            if found:
+                seen.update(found)
+                return True
+        if over():
+            return False
+    raise AssertionError(f"nothing starts any more: {dev.words()}")
 
 
 def test_a_kill_in_the_middle_of_a_start_starts_nothing_twice(tmp_path: Path) -> None:
@@ -155,10 +163,15 @@ def test_a_kill_in_the_middle_of_a_start_starts_nothing_twice(tmp_path: Path) ->
         dev.start()
         users = Users(dev, iter([many, gangs]), every_s=0.01)
         users.start()
-        for number in range(4 * len(STAGES)):
-            stage = STAGES[number % len(STAGES)]
-            if at_stage(dev, stage, seen):
-                killed_at[stage] += 1
+
+        def over() -> bool:
+            wanted = {*many.task_ids, *gangs.task_ids}
+            return bool(gangs.task_ids) and all_ended(dev.data / "log.db", wanted)
+
+        for stage in 4 * STAGES:
+            if not at_stage(dev, stage, seen, over):
+                break
+            killed_at[stage] += 1
             dev.let_live(chance.choice([0.0, 0.0, 0.002, 0.01]))
             dev.kill()
             dev.start()

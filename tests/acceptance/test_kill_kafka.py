@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -21,12 +22,16 @@ from tests.support.killed_cell import (
     assert_resumed_where_saved,
     proof_of,
     steps,
+    went_on,
     workload,
 )
 from tests.support.witness import assert_witness_clean
 from tests.support.witness import command as witness_command
 from yardmaster.client.api import ApiError
 from yardmaster.core.scheduling.entities import Phase
+from yardmaster.eventlog.port import Partition
+from yardmaster.schemas.envelope import Event
+from yardmaster.schemas.events.decisions import PreemptionRequestedV1, TaskEndedV1
 
 #: Tasks that are not ended, at every moment of a test that something is killed.
 TASKS = 200
@@ -34,6 +39,8 @@ TASKS = 200
 BULK_JOBS = 4
 BULK = 75
 BULK_TASK_S = 4
+#: Tasks of a job that comes before all others: as many as there are slots.
+URGENT = 12
 AWAY_S = 30.0
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600), pytest.mark.xdist_group("kill_kafka")]
@@ -54,21 +61,67 @@ class Ordeal:
         self.moments: list[int] = []
         self.outages: list[str] = []
         self._witness = folder
-        body = {
-            "project": "default",
-            "priority": 99,
-            "tasks": {"count": BULK},
-            "resources": {"gpus": 1},
-            "stop": {"grace": "10s"},
-            # Whoever comes with more right stops some of these, which go on where they were.
-            "run": {"command": witness_command(folder, *steps(folder, 4 * BULK_TASK_S))},
-        }
-        self.bulk = [Promise(f"bulk-{number}", body) for number in range(BULK_JOBS)]
+        # Whoever comes with more right stops some of these, which go on where they were.
+        long = steps(folder, 4 * BULK_TASK_S)
+        self._bulk = self._body(long, BULK, priority=99, stop={"grace": "10s"})
+        self.bulk = [Promise(f"bulk-{number}", self._bulk) for number in range(BULK_JOBS)]
+        #: What was submitted beside the users, where something was lacking.
+        self.added: list[Promise] = []
+        self._read = 0
+        self._told: Counter[type[Event]] = Counter()
         self.users = Users(
             cluster, iter([*self.bulk, *islice(workload(folder, self.chance), 120)]), every_s=0.35
         )
         self.users.start()
-        cluster.until(lambda: self.waiting() > TASKS, f"{TASKS} tasks wait", look_s=0.5)
+        cluster.until(
+            lambda: self.bulk[-1].task_ids and self.waiting() > TASKS,
+            f"{TASKS} tasks wait",
+            look_s=0.5,
+        )
+
+    def _body(self, command: list[str], tasks: int, **spec: Any) -> dict[str, Any]:
+        return {
+            "project": "default",
+            "tasks": {"count": tasks},
+            "resources": {"gpus": 1},
+            "run": {"command": witness_command(self._witness, *command)},
+            **spec,
+        }
+
+    def _add(self, body: dict[str, Any]) -> None:
+        promise = Promise(f"added-{len(self.added)}", body)
+        promise.task_ids = self.cluster.submit(key=promise.key, **body)
+        promise.job_id = promise.task_ids[0].partition(".")[0]
+        self.added.append(promise)
+
+    def told(self, kind: type[Event]) -> int:
+        """How many decisions of a kind are in the log."""
+        found, self._read = self.cluster.events_from(Partition("decisions"), self._read)
+        self._told.update(map(type, found))
+        return self._told[kind]
+
+    def left(self) -> int:
+        """Tasks that were acknowledged and have no end in the log."""
+        acknowledged = sum(len(each.task_ids) for each in [*self.users.made, *self.added])
+        return acknowledged - self.told(TaskEndedV1)
+
+    def stop_some(self) -> None:
+        """Have some of the bulk stopped for others; they are stopping when this returns."""
+        before = self.told(PreemptionRequestedV1)
+        self._add(self._body(["sleep", "0.2"], URGENT, priority=1))
+        self.cluster.until(lambda: self.told(PreemptionRequestedV1) > before, "some are stopped")
+
+    def until_resumed(self) -> None:
+        """Wait until a task went on from its checkpoint."""
+
+        def there() -> bool:
+            if went_on(self._witness):
+                return True
+            # Those that were stopped so far may have had nothing to go on from.
+            self.stop_some()
+            return False
+
+        self.cluster.until(there, "a task went on where it was", look_s=5.0)
 
     def waiting(self) -> int:
         """Tasks that the gateway shows as pending."""
@@ -83,9 +136,17 @@ class Ordeal:
         self.moments.append(time.time_ns() // 1_000_000)
         self.outages.append(what)
 
-    def kill(self, *names: str, away_s: float = 0.0) -> None:
-        """SIGKILL at a random moment, all at once; back after a while, and ready again."""
-        time.sleep(self.chance.uniform(0.2, 1.2))
+    def kill(self, *names: str, away_s: float = 0.0, stopping: bool = False) -> None:
+        """SIGKILL, all at once; back after a while, and ready again.
+
+        It comes at a random moment, or in the middle of stops.
+        """
+        while self.left() < TASKS + BULK:
+            self._add(self._bulk)
+        if stopping:
+            self.stop_some()
+        else:
+            time.sleep(self.chance.uniform(0.2, 1.2))
         self.note("+".join(names))
         for name in names:
             self.cluster.kill9(name)
@@ -99,7 +160,11 @@ class Ordeal:
         """Let all end; nothing was lost, nothing happened twice, every decision derives again."""
         cluster = self.cluster
         promises = self.users.done()
-        for promise in self.bulk[BULK_JOBS // 2 :]:
+        # Not before: whoever went on with the least right would wait for all that still comes.
+        self.until_resumed()
+        promises = [*promises, *self.added]
+        more = [promise for promise in self.added if promise.body is self._bulk]
+        for promise in [*self.bulk[BULK_JOBS // 2 :], *more]:
             try:
                 cluster.client().cancel(promise.job_id, immediate=True)
             except ApiError as error:
@@ -135,8 +200,8 @@ def test_services_killed_one_after_another_and_two_at_once_lose_nothing(tmp_path
     with Cluster(tmp_path, slots=4) as cluster:
         ordeal = Ordeal(cluster, tmp_path / "witness", seed)
         services = [name for name in cluster.names if name not in (KAFKA, REDIS)]
-        for name in ordeal.chance.sample(services, len(services)):
-            ordeal.kill(name)
+        for number, name in enumerate(ordeal.chance.sample(services, len(services))):
+            ordeal.kill(name, stopping=number == 0)
         for pair in (
             ("scheduler-1", "scheduler-2"),
             ("quota-1", "agent-n1"),
@@ -155,7 +220,7 @@ def test_the_broker_and_redis_killed_or_away_for_half_a_minute_lose_nothing(
     print(f"YARDMASTER_KILL_SEED={seed}")
     with Cluster(tmp_path, slots=4) as cluster:
         ordeal = Ordeal(cluster, tmp_path / "witness", seed)
-        ordeal.kill(REDIS)
+        ordeal.kill(REDIS, stopping=True)
         ordeal.kill(KAFKA)
         ordeal.kill(KAFKA, "scheduler-1")
         pids = {name: cluster.pid(name) for name in cluster.names if name != KAFKA}

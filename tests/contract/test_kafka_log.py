@@ -91,6 +91,13 @@ async def write(log: KafkaLog, at: Partition, name: str, told: Outcomes) -> None
         number += 1
 
 
+async def acknowledged(told: Outcomes, count: int) -> None:
+    """Wait for so many acknowledgements more: appends are under way then."""
+    enough = len(told.acknowledged) + count
+    while len(told.acknowledged) < enough:  # noqa: ASYNC110 writers go on without a bell
+        await asyncio.sleep(0.02)
+
+
 async def test_batches_are_whole_through_brokers_that_are_killed_and_come_back(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
@@ -100,12 +107,13 @@ async def test_batches_are_whole_through_brokers_that_are_killed_and_come_back(
         new = topic("killed")
         await log.create_topics([new])
         at = Partition(new.name)
+        await warmed(broker)
         told = Outcomes()
         async with asyncio.timeout(200), asyncio.TaskGroup() as group:
             for writer in range(3):
                 group.create_task(write(log, at, f"w{writer}", told))
             for _ in range(2):
-                await asyncio.sleep(0.7)
+                await acknowledged(told, 30)
                 broker.kill()
                 await asyncio.sleep(1.5)  # longer than an append may take
                 await asyncio.to_thread(broker.start)
@@ -124,7 +132,7 @@ async def test_after_an_unknown_outcome_the_tail_tells_what_became_of_it(
 ) -> None:
     with KafkaBroker(tmp_path_factory.mktemp("unknown")) as broker:
         settings = KafkaSettings(
-            bootstrap=broker.bootstrap, append_timeout_s=0.5, call_timeout_s=1.0
+            bootstrap=broker.bootstrap, append_timeout_s=3.0, call_timeout_s=1.0
         )
         telemetry = Telemetry("test", now_ms=SystemClock().now_ms)
         log = await KafkaLog.open(settings, SystemClock(), EventLogMetrics(telemetry))

@@ -17,6 +17,7 @@ import pytest
 from tests.contract.conftest import topic
 from tests.contract.test_membership import has, has_exactly
 from tests.support.kafka_broker import KafkaBroker
+from tests.support.stalls import TRIES, Stalls
 from yardmaster.eventlog.errors import LogClosed
 from yardmaster.eventlog.kafka import KafkaLog, KafkaSettings
 from yardmaster.eventlog.kafka_membership import KafkaMembership, Told, _Consumer, _Listener
@@ -128,13 +129,18 @@ async def test_what_a_member_offers_as_it_is_told_of_its_share_counts(
 
 
 async def test_who_is_killed_is_replaced_when_its_session_ends(place: Place) -> None:
-    with place.process() as process:
-        async with place.member(0) as member:
-            await has_exactly(member, set())
-            killed_s = time.monotonic()
-            process.kill()
-            await has_exactly(member, {0})
-            assert SESSION_S - 0.5 < time.monotonic() - killed_s < SESSION_S + 2
+    least_s, took_s, most_s = SESSION_S - 0.5, 0.0, SESSION_S + 2
+    for _ in range(TRIES):
+        with place.process() as process:
+            async with place.member(0) as member, Stalls() as stalls:
+                await has_exactly(member, set())
+                killed_s = time.monotonic()
+                process.kill()
+                await has_exactly(member, {0})
+                took_s = time.monotonic() - killed_s
+        if least_s < took_s < most_s or not stalls.any:
+            break
+    assert least_s < took_s < most_s
 
 
 async def test_who_was_stopped_comes_back_without_what_was_taken_over(place: Place) -> None:
@@ -223,9 +229,10 @@ async def test_a_member_joins_when_the_broker_comes_and_says_why_it_could_not(
         place = await Place(broker).create()
         broker.stop()
         async with place.member(0) as member:
-            await asyncio.sleep(1)
+            async with asyncio.timeout(20):
+                while not place.reasons:  # noqa: ASYNC110 a reason rings no bell
+                    await asyncio.sleep(0.05)
             assert member.assigned.number == 0
-            assert place.reasons
             assert all(place.reasons)
             broker.start()
             await has_exactly(member, {0})

@@ -11,6 +11,7 @@ import pytest
 
 from tests.contract.conftest import topic
 from tests.support.kafka_broker import KafkaBroker
+from tests.support.stalls import TRIES, Stalls
 from yardmaster.eventlog.errors import LogClosed
 from yardmaster.eventlog.kafka import KafkaLog, KafkaSettings
 from yardmaster.eventlog.kafka_membership import KafkaMembership
@@ -135,13 +136,20 @@ async def test_the_odd_one_goes_to_somebody(group: Group) -> None:
 
 
 async def test_who_leaves_is_replaced_within_a_second(group: Group) -> None:
-    first, second = group.join(0, 1), group.join(0, 1)
-    await has(first, 1)
-    await has(second, 1)
-    started_s = time.monotonic()
-    await first.close()
-    assert await has(second, 2) == {0, 1}
-    assert time.monotonic() - started_s < 1.0
+    took_s = 0.0
+    for _ in range(TRIES):
+        first, second = group.join(0, 1), group.join(0, 1)
+        await has(first, 1)
+        await has(second, 1)
+        async with Stalls() as stalls:
+            started_s = time.monotonic()
+            await first.close()
+            assert await has(second, 2) == {0, 1}
+            took_s = time.monotonic() - started_s
+        if took_s < 1.0 or not stalls.any:
+            break
+        await second.close()
+    assert took_s < 1.0
 
 
 async def test_who_comes_back_gets_a_share_again(group: Group) -> None:

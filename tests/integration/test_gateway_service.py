@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -141,21 +142,27 @@ async def test_an_operator_cordons_a_node_and_sees_the_verdict(tmp_path: Path) -
 async def test_a_watch_over_http_sees_a_job_appear(tmp_path: Path) -> None:
     async with services(tmp_path) as (port, _):
         with client(port) as watcher, client(port) as user:
+            seen: list[str] = []
 
-            def watch() -> list[str]:
-                seen = []
+            def watch() -> None:
                 for change in watcher.watch(["task"]):
                     seen.append(change.event)
                     if change.event == "upsert" and change.data["item"]["phase"] == "starting":
                         break
-                return seen
 
             async with asyncio.TaskGroup() as group:
-                watching = group.create_task(inside(watch))
-                await asyncio.sleep(0.3)
+                group.create_task(inside(watch))
+                await begun(seen)
                 await inside(lambda: user.submit(parse_job(JOB)))
-            assert watching.result()[0] == "snapshot"
-            assert watching.result()[-1] == "upsert"
+            assert seen[0] == "snapshot"
+            assert seen[-1] == "upsert"
+
+
+async def begun(seen: list[str]) -> None:
+    """Until a watch in a thread of its own has seen something."""
+    async with asyncio.timeout(20):
+        while not seen:  # noqa: ASYNC110 a thread rings no bell here
+            await asyncio.sleep(0.01)
 
 
 async def test_a_gateway_that_is_cancelled_ends_open_streams_and_starts_again() -> None:
@@ -163,19 +170,22 @@ async def test_a_gateway_that_is_cancelled_ends_open_streams_and_starts_again() 
     listener = gateway.listen("127.0.0.1", 0)
     port = int(listener.getsockname()[1])
 
-    def watch() -> list[str]:
+    def watch(seen: list[str]) -> list[str]:
         with client(port, "operator") as watcher:
             try:
-                return [change.event for change in watcher.watch(["task"])]
+                for change in watcher.watch(["task"]):
+                    seen.append(change.event)  # noqa: PERF401 it is looked at meanwhile
             except ApiError as error:
                 return [error.problem.code]
+            return seen
 
     for _ in range(2):
+        seen: list[str] = []
         ports = dataclasses.replace(cell.ports, telemetry=telemetry("gateway"))
         async with asyncio.TaskGroup() as group:
             running = group.create_task(gateway.run(ports, cell.settings, listener=listener))
-            watching = group.create_task(inside(watch))
-            await asyncio.sleep(0.5)
+            watching = group.create_task(inside(partial(watch, seen)))
+            await begun(seen)
             running.cancel()
         assert watching.result() in (["snapshot"], ["unreachable"])
         listener = gateway.listen("127.0.0.1", port)

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tests.support.gateway import CELL, TestCell
 from tests.support.redis_server import RedisServer
@@ -33,6 +34,21 @@ from yardmaster.views.follower import Follower, Metrics, Views
 JOB = {"project": "nlp", "resources": {"gpus": 1}, "run": {"command": ["true"]}}
 
 
+class Noting:
+    """Notes what answers an app sends as it sends them."""
+
+    def __init__(self, app: ASGIApp, sent: bytearray) -> None:
+        self._app = app
+        self._sent = sent
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def noted(message: Message) -> None:
+            self._sent += message.get("body", b"")
+            await send(message)
+
+        await self._app(scope, receive, noted)
+
+
 class RedisCell(TestCell):
     """A cell whose gateway reads Redis."""
 
@@ -47,7 +63,11 @@ class RedisCell(TestCell):
             chance=self.chance,
             telemetry=telemetry("gateway"),
         )
+        #: The beginnings of all answers, those too that are still being given: a client of these
+        #: tests has an answer when it is whole.
+        self.sent = bytearray()
         self.app = create_app(self.ports, self.settings)
+        self.app.add_middleware(Noting, sent=self.sent)
         self.projected = True
 
     async def settle(self) -> None:
@@ -110,18 +130,29 @@ async def somebody_waits(server: RedisServer) -> None:
     """Until a gateway listens for what comes next."""
     async with asyncio.timeout(30):
         while True:
-            if "cmd=xread" in command(server, "CLIENT LIST"):
-                return
+            for client in command(server, "CLIENT LIST").splitlines():
+                # Blocked: it is also the last command of who listened before.
+                if "cmd=xread" in client and "flags=b" in client:
+                    return
             await asyncio.sleep(0.02)
 
 
-async def somebody_follows(cell: TestCell) -> None:
-    """Until a gateway has begun to answer with what comes."""
-    value = cell.ports.telemetry.registry.get_sample_value
+async def is_sent(cell: RedisCell, words: bytes) -> None:
+    """Until an answer has these words in it, which may go on."""
+    async with asyncio.timeout(30):
+        while words not in cell.sent:  # noqa: ASYNC110 an answer rings no bell
+            await asyncio.sleep(0.02)
+
+
+async def nobody_listens(port: int) -> None:
+    """Until whoever served there takes no connections any more."""
     async with asyncio.timeout(30):
         while True:
-            if value("yard_gateway_streams_open") == 1:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except ConnectionRefusedError:
                 return
+            writer.close()
             await asyncio.sleep(0.02)
 
 
@@ -217,8 +248,7 @@ async def test_a_watch_ends_whole_when_redis_goes_and_resumes_when_it_is_back(
             watching = group.create_task(watch(seen[-1][1]))
             await somebody_waits(server)
             await cell.settle()
-            await asyncio.sleep(0.2)
-            await somebody_waits(server)
+            await is_sent(cell, b"event: upsert")
             server.kill()
         assert "upsert" in [event for event, _ in watching.result()], second
         cell.projected = False
@@ -251,12 +281,11 @@ async def test_output_is_followed_on_while_redis_is_away(server: RedisServer) ->
         await cell.settle()
         async with asyncio.TaskGroup() as group:
             following = group.create_task(follow())
-            await somebody_follows(cell)
-            await asyncio.sleep(0.5)
+            await is_sent(cell, b"line 1")
             server.kill()
             cell.projected = False
             await says(2)
-            await asyncio.sleep(1.5)
+            await is_sent(cell, b"line 2")
             server.start()
             await says(3)
             await cell.finishes(task_id)
@@ -424,7 +453,8 @@ async def test_what_is_being_answered_is_answered_before_a_gateway_stops(
     gateway = GatewayProcess(tmp_path, server.url, YARD_GATEWAY_STOP_S="5")
     try:
         headers = {"Authorization": "Bearer secret-token"}
-        url = f"http://127.0.0.1:{await gateway.port()}"
+        port = await gateway.port()
+        url = f"http://127.0.0.1:{port}"
         position = await store.position()
         wanted = f"{CELL}@r{(position.requests or 0) + 1}"
         async with httpx.AsyncClient(base_url=url, headers=headers, timeout=20) as client:
@@ -433,12 +463,9 @@ async def test_what_is_being_answered_is_answered_before_a_gateway_stops(
             async with asyncio.TaskGroup() as group:
                 # Waits for the views, which are told of the job only after the signal.
                 reading = group.create_task(client.get("/v1/jobs", params={"min_position": wanted}))
-                await asyncio.sleep(0.5)
+                await somebody_waits(server)
                 gateway.process.send_signal(signal.SIGTERM)
-                await asyncio.sleep(0.5)
-                with pytest.raises(httpx.ConnectError):
-                    async with httpx.AsyncClient(base_url=url) as late:
-                        await late.get("/livez")
+                await nobody_listens(port)
                 await follow(log, store)
             assert reading.result().status_code == 200, reading.result().text
         assert gateway.process.wait(20) == 0

@@ -11,6 +11,7 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
 from tests.support.gateway import TestCell
+from tests.support.groups import until_joined
 from tests.support.kafka_broker import KafkaBroker
 from tests.support.redis_server import RedisServer
 from tests.support.views_service import Story, ViewsWorld
@@ -124,8 +125,8 @@ async def test_another_worker_goes_on_when_one_is_killed_or_stops(world: ViewsWo
     world.start("one")
     await world.shows(story)
     world.start("two")
-    await world.happens(lambda: '"event": "cells"' in world.said("two"))
-    await asyncio.sleep(3)  # it joins the group; whoever gets the cell, both are there
+    # Whoever gets the cell, both are there.
+    await until_joined(world.broker.bootstrap, GROUP, 2)
     for _ in range(3):
         story.job()
         await world.write(story)
@@ -134,9 +135,9 @@ async def test_another_worker_goes_on_when_one_is_killed_or_stops(world: ViewsWo
     story.job()
     await world.write(story)
     assert await world.shows(story) < 20  # a session of 6 s, and the takeover
+    await until_joined(world.broker.bootstrap, GROUP, 1)  # where the other had the cell all along
     world.start("three")
-    await world.happens(lambda: '"event": "cells"' in world.said("three"))
-    await asyncio.sleep(3)
+    await until_joined(world.broker.bootstrap, GROUP, 2)
     assert world.stop("two") == 0
     story.job()
     await world.write(story)

@@ -329,9 +329,9 @@ class Cluster:
 
     def events(self, topic: str, number: int = 0) -> list[Event]:
         """All events of a topic's partition, as far as they can be decoded."""
-        return self._events_from(Partition(topic, number), 0)[0]
+        return self.events_from(Partition(topic, number), 0)[0]
 
-    def _events_from(self, at: Partition, offset: int) -> tuple[list[Event], int]:
+    def events_from(self, at: Partition, offset: int) -> tuple[list[Event], int]:
         """The events from an offset on, and the offset after them."""
 
         async def read(log: EventLog) -> tuple[list[Event], int]:
@@ -354,7 +354,7 @@ class Cluster:
 
         def there() -> bool:
             nonlocal offset
-            found, offset = self._events_from(Partition("decisions", number), offset)
+            found, offset = self.events_from(Partition("decisions", number), offset)
             ended.update({e.task_id: e for e in found if isinstance(e, TaskEndedV1)})
             return wanted <= ended.keys()
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import io
+import itertools
 import json
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +28,8 @@ from yardmaster.schemas.envelope import Envelope, Event
 from yardmaster.schemas.topics import TOPICS
 
 CELL = "main"
+#: How long a test waits for what it waits for, in real seconds.
+DEADLINE_S = 30.0
 
 
 class ToyCell:
@@ -113,14 +117,15 @@ class ToyCell:
 
 async def until(true: Callable[[], bool], clock: ManualClock | None = None) -> None:
     """Let others run until something holds; the clock, where given, goes on meanwhile."""
-    for count in range(20_000):
+    deadline = time.monotonic() + DEADLINE_S
+    for count in itertools.count():
         if true():
             return
+        assert time.monotonic() < deadline, "it did not come to hold"
         if clock is not None and count % 20 == 19:
             clock.advance(0.02)
         # Snapshots are stored in a thread: real time must pass too, now and then.
         await asyncio.sleep(0.001 if count % 50 == 49 else 0)
-    raise AssertionError("it did not come to hold")
 
 
 def answers(fold: Fold[Any]) -> dict[str, int]:

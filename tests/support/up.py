@@ -10,20 +10,20 @@ from typing import Any
 
 from tests.support.yard_cli import Said
 from yardmaster.cli.local.leftovers import of_cluster, of_tasks
-from yardmaster.cli.local.ports import is_free
+from yardmaster.cli.local.ports import CHOICE, is_free
 
 #: Health ports lie this far apart at most.
 SPAN = 60
-#: A port that clients get for a connection of theirs may be taken at any moment; these are not
-#: given out so. Gangs have theirs above.
-BELOW_CLIENTS = (10_000, 29_000)
+#: Spans begin and end in here: below what `free_ports` gives to whoever else tests at this time,
+#: and so below what clients get for a connection of theirs, which may be taken at any moment.
+BELOW_CHOICE = range(10_000, CHOICE.start)
 
 
 def free_span(size: int) -> int:
-    """The first of so many ports in a row on which nobody listens, where no client gets one."""
+    """The first of so many ports in a row on which nobody listens, and nobody else looks."""
     chance = random.SystemRandom()
     for _ in range(200):
-        first = chance.randrange(*BELOW_CLIENTS)
+        first = chance.choice(BELOW_CHOICE[: 1 - size])
         if all(is_free(first + n) for n in range(size)):
             return first
     raise AssertionError(f"there are no {size} free ports in a row")

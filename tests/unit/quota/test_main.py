@@ -1,6 +1,7 @@
 """The service: the admission machine on a log, over restarts, faults and unbelievable records."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.audit import assert_audit_clean
-from tests.support.toy_cell import CELL, ToyCell, until
+from tests.support.toy_cell import CELL, DEADLINE_S, ToyCell, until
 from tests.unit.core.admission.desk import (
     CELL_SETUP,
     LOG,
@@ -86,13 +87,12 @@ class Cell(ToyCell):
 
     async def has(self, count: int) -> None:
         """Wait until `count` verdicts are in the log."""
-        for _ in range(2000):
-            if len(await self.verdicts()) >= count:
-                return
+        # Snapshots are read in a thread, whose time is not the clock's.
+        deadline = time.monotonic() + DEADLINE_S
+        while (found := len(await self.verdicts())) < count:
+            assert time.monotonic() < deadline, f"{found} of {count} verdicts"
             self.clock.advance(0.05)
-            # Snapshots are read in a thread, whose time is not the clock's.
             await asyncio.sleep(0.001)
-        raise AssertionError(f"{len(await self.verdicts())} of {count} verdicts")
 
     async def derived(self) -> None:
         """Every verdict follows from the log again, byte by byte."""
