@@ -74,7 +74,7 @@ class Ordeal:
         )
         self.users.start()
         cluster.until(
-            lambda: self.bulk[-1].task_ids and self.waiting() > TASKS,
+            lambda: self.bulk[-1].task_ids and self.shown("pending") > TASKS,
             f"{TASKS} tasks wait",
             look_s=0.5,
         )
@@ -123,10 +123,10 @@ class Ordeal:
 
         self.cluster.until(there, "a task went on where it was", look_s=5.0)
 
-    def waiting(self) -> int:
-        """Tasks that the gateway shows as pending."""
+    def shown(self, phase: str) -> int:
+        """Tasks that the gateway shows in a phase."""
         try:
-            return sum(task.phase == "pending" for task in self.cluster.tasks().values())
+            return sum(task.phase == phase for task in self.cluster.tasks().values())
         except ApiError:
             return 0
 
@@ -136,15 +136,19 @@ class Ordeal:
         self.moments.append(time.time_ns() // 1_000_000)
         self.outages.append(what)
 
-    def kill(self, *names: str, away_s: float = 0.0, stopping: bool = False) -> None:
+    def kill(
+        self, *names: str, away_s: float = 0.0, stopping: bool = False, running: bool = False
+    ) -> None:
         """SIGKILL, all at once; back after a while, and ready again.
 
-        It comes at a random moment, or in the middle of stops.
+        It comes at a random moment, or in the middle of stops, or when tasks run.
         """
         while self.left() < TASKS + BULK:
             self._add(self._bulk)
         if stopping:
             self.stop_some()
+        elif running:
+            self.cluster.until(lambda: self.shown("running"), "some run")
         else:
             time.sleep(self.chance.uniform(0.2, 1.2))
         self.note("+".join(names))
@@ -201,7 +205,7 @@ def test_services_killed_one_after_another_and_two_at_once_lose_nothing(tmp_path
         ordeal = Ordeal(cluster, tmp_path / "witness", seed)
         services = [name for name in cluster.names if name not in (KAFKA, REDIS)]
         for number, name in enumerate(ordeal.chance.sample(services, len(services))):
-            ordeal.kill(name, stopping=number == 0)
+            ordeal.kill(name, stopping=number == 0, running=number == 1)
         for pair in (
             ("scheduler-1", "scheduler-2"),
             ("quota-1", "agent-n1"),
@@ -226,7 +230,7 @@ def test_the_broker_and_redis_killed_or_away_for_half_a_minute_lose_nothing(
         pids = {name: cluster.pid(name) for name in cluster.names if name != KAFKA}
         running = httpx.get(f"{cluster.health_url('agent-n1')}/livez", timeout=5).status_code
         assert running == 200
-        ordeal.kill(KAFKA, away_s=AWAY_S)
+        ordeal.kill(KAFKA, away_s=AWAY_S, running=True)
         ordeal.kill(KAFKA, REDIS)
         same = {name: cluster.pid(name) for name in pids if name not in (REDIS, "scheduler-1")}
         assert same == {name: pids[name] for name in same}, "a service ended for want of a broker"
