@@ -3,7 +3,8 @@
 `ToyMachine.quota()` answers each CancelRequested with a CancelAccepted and each PauseRequested,
 five seconds later, with a TaskResumed. `ToyMachine.scheduler()` follows its cycles and ends each
 cancelled job with a TaskEnded; it believes TaskProgressed of known nodes, and answers
-NodeSilenceObserved with NodeLost. What they decide does not depend on how their inputs are split
+NodeSilenceObserved with NodeLost. From rules 2 on, quota answers a CancelRequested with a
+TaskResumed instead. What they decide does not depend on how their inputs are split
 over cycles.
 """
 
@@ -23,7 +24,7 @@ from yardmaster.schemas.events.decisions import (
     Outcome,
     TaskEndedV1,
 )
-from yardmaster.schemas.events.machine import PolicyInUse, SnapshotTakenV1
+from yardmaster.schemas.events.machine import PolicyInUse, RulesEnabledV1, SnapshotTakenV1
 from yardmaster.schemas.events.node_events import TaskProgressedV1
 from yardmaster.schemas.events.requests import CancelRequestedV1, PauseRequestedV1
 from yardmaster.schemas.reasons import EndCode, RefusalCode
@@ -61,16 +62,21 @@ class ToyState:
 class ToyMachine:
     """See the module; `decides` is how many decisions it was asked for, over all its uses."""
 
-    def __init__(self, name: str, output: Topic, inputs: tuple[Topic, ...]) -> None:
+    def __init__(self, name: str, output: Topic, inputs: tuple[Topic, ...], rules: int = 1) -> None:
         self.name = name
         self.output = output
         self.inputs = inputs
-        self.observations: tuple[type[Event], ...] = (NodeSilenceObservedV1, SnapshotTakenV1)
+        self.observations: tuple[type[Event], ...] = (
+            NodeSilenceObservedV1,
+            RulesEnabledV1,
+            SnapshotTakenV1,
+        )
+        self.rules = rules
         self.decides = 0
 
     @classmethod
-    def quota(cls) -> "ToyMachine":
-        return cls("quota", ADMISSIONS, (REQUESTS,))
+    def quota(cls, rules: int = 1) -> "ToyMachine":
+        return cls("quota", ADMISSIONS, (REQUESTS,), rules)
 
     @classmethod
     def scheduler(cls) -> "ToyMachine":
@@ -143,9 +149,9 @@ class ToyMachine:
         room -= len(decisions)
         for job, what, cause in draft.waiting[:room]:
             answer: Event
-            if what == "cancel":
+            if what == "cancel" and self.rules < 2:
                 answer = CancelAcceptedV1(job_id=job)
-            elif what == "resume":
+            elif what in ("cancel", "resume"):
                 answer = TaskResumedV1(job_id=job)
             else:
                 answer = TaskEndedV1(

@@ -1,8 +1,10 @@
 """Restore, stand by, lead, and what a candidate survives or stops for."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from tests.support.toy_machine import ToyMachine, job_id, progress
 from yardmaster.core.errors import ChainBroken, ForeignRecord
 from yardmaster.eventlog.errors import LogTruncated
 from yardmaster.eventlog.port import Partition, Record
-from yardmaster.eventlog.snapshots import SnapshotStore
+from yardmaster.eventlog.snapshots import Snapshot, SnapshotStore
 from yardmaster.eventlog.testing import Fault, FaultKind, FaultPlan, FaultyLog
 from yardmaster.runtime.candidate import Candidate
 from yardmaster.runtime.election import ManualElection, SoleCandidate
@@ -297,6 +299,60 @@ async def test_a_snapshot_of_another_log_is_passed_over(cell: ToyCell, tmp_path:
     again = await restored(other, store)
     assert again.dump() == fold.dump()
     assert "another log" in other.said("snapshot_skipped")[0]["found"]
+
+
+def forged(snapshot: Snapshot, what: str) -> Snapshot:
+    """A snapshot as a writer with access to its folder can make it: consistent in itself."""
+    dump = json.loads(snapshot.payload)
+    reader = dump["reader"]
+    match what:
+        case "state":
+            dump["state"]["answered"][job_id(0)] = 7
+            machine = ToyMachine.scheduler()
+            dump["digest"] = machine.digest(machine.load(CELL, dump["state"]))
+        case "cycle":
+            reader["cycle"] += 1
+        case "claims":
+            reader["inputs"] = [
+                [topic, number, at - (topic == "node-events")]
+                for topic, number, at in reader["inputs"]
+            ]
+    return replace(snapshot, state_digest=dump["digest"], payload=json.dumps(dump).encode())
+
+
+@pytest.mark.parametrize(
+    ("what", "tail", "code"),
+    [
+        ("state", 0, "snapshot_unreadable"),
+        ("state", 1, "snapshot_unreadable"),
+        ("cycle", 0, "snapshot_unreadable"),
+        ("claims", 0, "snapshot_unreadable"),
+        # The commit says nothing of claims: only the cycle after it shows the fault.
+        ("claims of before", 1, "chain_broken"),
+    ],
+)
+async def test_a_forged_snapshot_is_passed_over_for_the_one_before(
+    cell: ToyCell, tmp_path: Path, what: str, tail: int, code: str
+) -> None:
+    store = SnapshotStore(str(tmp_path))
+    quota, scheduler = cell.leader(), cell.leader(ToyMachine.scheduler())
+    await quota.take_term()
+    await scheduler.take_term()
+    taken = []
+    for cycle in range(3):
+        await cell.ask(2)
+        if cycle != 1 or not what.endswith("before"):
+            await cell.put("node-events", [progress(cycle, 7)])
+        await quota.step()
+        await scheduler.step()
+        taken.append(take(scheduler.fold))
+    await store.save(taken[0])
+    await store.save(forged(taken[2 - tail], what.partition(" ")[0]))
+    again = await restored(cell, store)
+    assert again.dump() == scheduler.fold.dump()
+    (skipped,) = cell.said("snapshot_skipped")
+    assert (skipped["cycle"], skipped["code"]) == (3 - tail, code)
+    assert cell.said("restored")[0]["snapshot_cycle"] == 1
 
 
 async def test_a_log_that_ends_before_its_snapshot_stops_by_name(

@@ -273,6 +273,15 @@ def _report_json(report: replaying.Report, path: str, took_s: float) -> dict[str
                 "dropped": one.dropped,
                 "last_cycle": one.last_cycle,
                 "last_at": rfc3339(one.now_ms),
+                "rules": [
+                    {
+                        "rules": each.rules,
+                        "first_cycle": each.first_cycle,
+                        "last_cycle": each.last_cycle,
+                        "derived": each.derived,
+                    }
+                    for each in one.ranges
+                ],
             }
             for one in report.proved
         ],
@@ -286,6 +295,16 @@ def _report_json(report: replaying.Report, path: str, took_s: float) -> dict[str
     }
 
 
+def _range_line(one: replaying.RulesRange) -> str:
+    rules = f"rules {one.rules}" if one.rules else "rules before 1"
+    proof = (
+        "every decision derived again"
+        if one.derived
+        else "chain, digests and states proved; decisions not derived again, as their rules are old"
+    )
+    return f"  cycles {one.first_cycle} to {one.last_cycle} ({rules}): {proof}"
+
+
 def _report_lines(report: replaying.Report, took_s: float) -> list[str]:
     lines = []
     first = report.first
@@ -297,11 +316,13 @@ def _report_lines(report: replaying.Report, took_s: float) -> list[str]:
         ended = " (up to the record that differs)" if first and first.machine == one.machine else ""
         refused = f", {one.refused} claims refused" if one.refused else ""
         dropped = f", {one.dropped} records of fenced leaders dropped" if one.dropped else ""
+        derived = " derived again" if all(each.derived for each in one.ranges) else ""
         lines.append(
             f"{one.machine}: {one.cycles} cycles of {one.terms} terms, "
-            f"{one.inputs} inputs, {one.decisions} decisions derived again"
+            f"{one.inputs} inputs, {one.decisions} decisions{derived}"
             f"{refused}{dropped}{ended}"
         )
+        lines += [] if derived else map(_range_line, one.ranges)
     lines += [
         f"not yet decided on: {place.topic} from offset {start} to {end}"
         for place, (start, end) in report.unproved.items()

@@ -21,7 +21,7 @@ from yardmaster.core.admission.machine import QuotaMachine
 from yardmaster.core.errors import SnapshotUnreadable
 from yardmaster.core.machine import Decision, Machine
 from yardmaster.schemas.events.admissions import NodeCordonedV1, TaskAdmittedV1
-from yardmaster.schemas.events.machine import SnapshotTakenV1
+from yardmaster.schemas.events.machine import RulesEnabledV1, SnapshotTakenV1
 from yardmaster.schemas.events.requests import NodeCordonRequestedV1, PauseRequestedV1
 from yardmaster.schemas.reasons import RefusalCode
 from yardmaster.schemas.resources import Resources
@@ -40,7 +40,7 @@ def refusal(desk, record):
 def test_quota_is_a_machine_that_reads_requests_and_writes_admissions():
     machine: Machine = QuotaMachine()
     assert (machine.name, machine.output, machine.inputs) == ("quota", ADMISSIONS, (REQUESTS,))
-    assert machine.observations == (SnapshotTakenV1,)
+    assert machine.observations == (RulesEnabledV1, SnapshotTakenV1)
     assert machine.policies(machine.initial(CELL)) == ()
 
 

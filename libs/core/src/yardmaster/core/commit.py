@@ -11,6 +11,8 @@ them agree:
   decides.
 - A cycle may lie in several consecutive batches; without its CycleCommitted none of it counts, and
   the next term drops it.
+- The version of the rules never falls, and a log that has begun changes to higher ones only in a
+  cycle with a RulesEnabled.
 - Each commit names the digest of the one before (`prev`), of its decisions and of its inputs. What
   does not fit is loud (`ChainBroken`, `ForeignRecord`), with topic and offset; nothing is skipped.
 
@@ -29,7 +31,12 @@ from typing import Any, Final
 
 from yardmaster.core.errors import ChainBroken, ForeignRecord, SnapshotUnreadable
 from yardmaster.schemas.envelope import Actor, ActorKind, Envelope, Event
-from yardmaster.schemas.events.machine import CycleCommittedV1, InputRange, TermStartedV1
+from yardmaster.schemas.events.machine import (
+    CycleCommittedV1,
+    InputRange,
+    RulesEnabledV1,
+    TermStartedV1,
+)
 
 #: The head before the first commit.
 GENESIS: Final = "0" * 64
@@ -128,8 +135,9 @@ class CountedCycle:
 class CommitReader:
     """Reads one machine's topic in order and tells which cycles count.
 
-    What is public is as of the last record fed, but for `cycle`, `now_ms`, `complete`, `inputs` and
-    `boundary`, which change only with a counted commit. `dump` gives the state at `boundary`.
+    What is public is as of the last record fed, but for `cycle`, `rules`, `now_ms`, `complete`,
+    `inputs` and `boundary`, which change only with a counted commit. `dump` gives the state at
+    `boundary`.
     """
 
     __slots__ = (
@@ -146,7 +154,7 @@ class CommitReader:
             "now_ms",
             "owner",
         ),
-        *("prefix", "seq", "state_digest", "term", "topic"),
+        *("prefix", "rules", "seq", "state_digest", "term", "topic"),
     )
 
     def __init__(self, machine: str, cell: str, topic: str) -> None:
@@ -165,8 +173,10 @@ class CommitReader:
         self.head = GENESIS
         #: Records that do not count: of fenced leaders, and of cycles never committed.
         self.dropped = 0
-        #: The last counted cycle, its time, and whether it decided all there was to decide.
+        #: The last counted cycle, its rules, its time, and whether it decided all there was to
+        #: decide.
         self.cycle = 0
+        self.rules = 0
         self.now_ms = 0
         self.complete = True
         self.state_digest = ""
@@ -272,6 +282,7 @@ class CommitReader:
         self._check_commit(offset, envelope, data)
         self._check_inputs(offset, data.inputs)
         self._check_decisions(offset, data)
+        self._check_rules(offset, data)
         counted = CountedCycle(
             offset=offset,
             commit=data,
@@ -288,6 +299,7 @@ class CommitReader:
         self.seq += 1
         self.head = digest.hex()
         self.cycle = data.cycle
+        self.rules = data.rules
         self.now_ms = data.now_ms
         self.complete = data.complete
         self.state_digest = data.state_digest
@@ -346,6 +358,19 @@ class CommitReader:
         if any(decision.time_ms != data.now_ms for _, decision in self._buffer):
             raise self._broken(offset, "its decisions were made at another time")
 
+    def _check_rules(self, offset: int, data: CycleCommittedV1) -> None:
+        enabled = [
+            one.data.rules for _, one in self._buffer if isinstance(one.data, RulesEnabledV1)
+        ]
+        changed = self.cycle > 0 and data.rules != self.rules
+        if data.rules < self.rules:
+            raise self._broken(offset, f"its rules fall from {self.rules} to {data.rules}")
+        if enabled != ([data.rules] if changed else []):
+            raise self._broken(
+                offset,
+                f"its rules are {data.rules} after {self.rules}, but its cycle enables {enabled}",
+            )
+
     def _broken(self, offset: int, found: str) -> ChainBroken:
         return ChainBroken(topic=self.topic, offset=offset, found=found)
 
@@ -366,6 +391,7 @@ class CommitReader:
             "head": head,
             "dropped": dropped,
             "cycle": self.cycle,
+            "rules": self.rules,
             "now_ms": self.now_ms,
             "complete": self.complete,
             "state_digest": self.state_digest,
@@ -385,6 +411,8 @@ class CommitReader:
             reader.term, reader.owner = int(dump["term"]), str(dump["owner"])
             reader.seq, reader.head = int(dump["seq"]), str(dump["head"])
             reader.dropped, reader.cycle = int(dump["dropped"]), int(dump["cycle"])
+            # Snapshots taken before rules were recorded do not have them.
+            reader.rules = int(dump.get("rules", 0))
             reader.now_ms, reader.complete = int(dump["now_ms"]), bool(dump["complete"])
             reader.state_digest = str(dump["state_digest"])
             reader.inputs = {(str(t), int(n)): int(at) for t, n, at in dump["inputs"]}

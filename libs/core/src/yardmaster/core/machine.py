@@ -65,6 +65,10 @@ class Machine(Protocol[S]):
     def observations(self) -> tuple[type[Event], ...]:
         """Event classes of `output` that its shell observes; no input leads to them."""
 
+    @property
+    def rules(self) -> int:
+        """The version of the rules by which it decides (`core.rules`)."""
+
     def initial(self, cell: str) -> S:
         """The state before any record."""
 

@@ -37,7 +37,13 @@ from yardmaster.schemas.envelope import Envelope, Event
 from yardmaster.schemas.events import admissions as a
 from yardmaster.schemas.events import requests as r
 from yardmaster.schemas.events.details import JobDetailedV1, RequestNotedV1, StopSignal
-from yardmaster.schemas.events.machine import CycleCommittedV1, SnapshotTakenV1, TermStartedV1
+from yardmaster.schemas.events.machine import (
+    CycleCommittedV1,
+    CycleCommittedV2,
+    RulesEnabledV1,
+    SnapshotTakenV1,
+    TermStartedV1,
+)
 from yardmaster.schemas.reasons import RefusalCode
 from yardmaster.schemas.topics import DECISIONS, REQUESTS
 
@@ -518,7 +524,7 @@ PROJECTED: Final[Mapping[type[Event], Projection]] = {
 #: Events that no view shows yet.
 IGNORED: Final[frozenset[type[Event]]] = frozenset(
     {
-        *(TermStartedV1, CycleCommittedV1, SnapshotTakenV1),
+        *(TermStartedV1, CycleCommittedV1, CycleCommittedV2, RulesEnabledV1, SnapshotTakenV1),
         *(a.UsageRecordedV1, a.RoleGrantedV1, a.RoleRevokedV1, a.TokenIssuedV1, a.TokenRevokedV1),
         *(a.AccessRevokedV1, a.RunAsBoundV1),
         *scheduled.IGNORED,

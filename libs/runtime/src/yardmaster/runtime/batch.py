@@ -15,7 +15,7 @@ from yardmaster.schemas.construct import writes_slots
 from yardmaster.schemas.envelope import Actor, ActorKind, Envelope, Event
 from yardmaster.schemas.errors import MalformedRecord
 from yardmaster.schemas.events.machine import (
-    CycleCommittedV1,
+    CycleCommittedV2,
     InputRange,
     PolicyInUse,
     RefusedRange,
@@ -147,6 +147,7 @@ def write_cycle(
     state_digest: str,
     complete: bool,
     limit: int | None,
+    rules: int,
 ) -> WrittenCycle:
     """The decisions' records and, last, the CycleCommitted over them.
 
@@ -165,7 +166,7 @@ def write_cycle(
     ]
     records = [encode(envelope, cell) for envelope in envelopes]
     digests = [digest_of(record) for record in records]
-    commit = CycleCommittedV1(
+    commit = CycleCommittedV2(
         cell=cell,
         machine=place.machine,
         term=place.term,
@@ -181,6 +182,7 @@ def write_cycle(
         prev=place.prev,
         complete=complete,
         limit=limit,
+        rules=rules,
     )
     envelopes.append(place.envelope(len(records), commit, cell, None))
     records.append(encode(envelopes[-1], cell))

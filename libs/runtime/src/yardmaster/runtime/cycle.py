@@ -41,6 +41,7 @@ from yardmaster.runtime.tracing import trace_cycle
 from yardmaster.runtime.waiting import first_of
 from yardmaster.schemas.envelope import Envelope, Event
 from yardmaster.schemas.errors import SchemaError
+from yardmaster.schemas.events.machine import RulesEnabledV1
 
 S = TypeVar("S")
 
@@ -136,6 +137,7 @@ class Leader(Generic[S]):
         began = self._metrics.telemetry.tracer.now()
         whole: dict[Upstream, Taken] = {}
         observed: Sequence[Decision] = ()
+        enabling = self._enabling()
         continuing = not fold.reader.complete
         if not continuing:
             observed = self._observations.first(max(1, limits.max_decisions // 2))
@@ -144,6 +146,7 @@ class Leader(Generic[S]):
                 await self.look_for_others(at_hand=True)
                 return False
         self._last_start_s = started_s
+        observed = (*enabling, *observed)
         fold.begin(fold.reader.cycle + 1, now_ms)
         taken = [] if continuing else self._take_inputs(whole)
         refused = [one for each in taken for one in each.refused]
@@ -160,12 +163,13 @@ class Leader(Generic[S]):
             state_digest=verdict.state_digest,
             complete=verdict.complete,
             limit=None if verdict.complete else limits.max_decisions,
+            rules=fold.machine.rules,
         ).records
         envelopes = self._checked(records)
         offsets = await self._append(records)
         counted = await self._read_back(records, envelopes, offsets)
         fold.finish(counted, accepted)
-        self._observations.recorded(len(observed))
+        self._observations.recorded(len(observed) - len(enabling))
         due_ms = None if taken or decisions else fold.machine.due_ms(fold.state)
         # Only a moment that has come and stays: a later one calls for its cycle when it comes.
         self._idle_due = due_ms if due_ms is not None and due_ms <= now_ms else None
@@ -177,6 +181,13 @@ class Leader(Generic[S]):
         if self._after_cycle is not None:
             self._after_cycle()
         return True
+
+    def _enabling(self) -> tuple[Decision, ...]:
+        """The record that switches a log begun under older rules to those of this program."""
+        reader, rules = self.fold.reader, self.fold.machine.rules
+        if reader.cycle == 0 or reader.rules == rules:
+            return ()
+        return (Decision(RulesEnabledV1(rules=rules), reader.cell),)
 
     async def look_for_others(self, *, at_hand: bool = False) -> None:
         """Read what others wrote into the own topic, or what of it is at hand (while idle).

@@ -1,7 +1,7 @@
 """What running a machine on a log may raise.
 
 ```
-MachineError   Fenced  ReplayDiverged  UnwritableDecision  CycleTooLarge  UnknownTask
+MachineError   Fenced  ReplayDiverged  UnknownRules  UnwritableDecision  CycleTooLarge  UnknownTask
 ```
 """
 
@@ -30,6 +30,15 @@ class ReplayDiverged(MachineError):
     """
 
     code = "replay_diverged"
+
+
+class UnknownRules(MachineError):
+    """{topic} offset {offset}: rules {rules} decided cycle {cycle}; this program has rules {known}.
+
+    Upgrade it to the version that wrote the log, or to a later one.
+    """
+
+    code = "unknown_rules"
 
 
 class UnwritableDecision(MachineError):

@@ -17,7 +17,7 @@ from yardmaster.core.machine import Machine
 from yardmaster.eventlog.codec import decode
 from yardmaster.eventlog.port import EventLog, Partition, StoredRecord
 from yardmaster.runtime.batch import decode_own, digest_of
-from yardmaster.runtime.errors import ReplayDiverged
+from yardmaster.runtime.errors import ReplayDiverged, UnknownRules
 from yardmaster.runtime.inputs import Cursor, Upstream, foreign, upstream_name
 from yardmaster.schemas.envelope import Envelope, Event
 from yardmaster.schemas.errors import SchemaError
@@ -120,6 +120,7 @@ class Fold(Generic[S]):
         Raises:
             ForeignRecord, ChainBroken: the own topic, or another machine's, contradicts itself.
             ReplayDiverged: inputs or state are not those of the commit.
+            UnknownRules: the log is a newer program's.
             ImpossibleEvent: a decision does not fit the state.
             LogTruncated, LogCorrupt and what else reading may raise.
         """
@@ -137,13 +138,27 @@ class Fold(Generic[S]):
     def feed(
         self, stored: StoredRecord, envelope: Envelope[Event] | None = None
     ) -> CountedCycle | None:
-        """Show the reader the own topic's next record; `envelope` where it is known already."""
+        """Show the reader the own topic's next record; `envelope` where it is known already.
+
+        Raises:
+            UnknownRules: a newer program decided the cycle that the record commits.
+            and what `CommitReader.feed` raises.
+        """
         if envelope is None:
             try:
                 envelope = decode_own(stored.record, self.cell)
             except SchemaError as error:
                 raise foreign(stored, error) from error
-        return self.reader.feed(stored.offset, digest_of(stored.record), envelope)
+        counted = self.reader.feed(stored.offset, digest_of(stored.record), envelope)
+        if counted is not None and counted.commit.rules > self.machine.rules:
+            raise UnknownRules(
+                topic=self.own.topic,
+                offset=counted.offset,
+                cycle=counted.commit.cycle,
+                rules=counted.commit.rules,
+                known=self.machine.rules,
+            )
+        return counted
 
     async def follow(self, counted: CountedCycle) -> None:
         """Take a cycle's inputs from the log and end the cycle."""

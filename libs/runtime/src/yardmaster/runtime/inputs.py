@@ -20,7 +20,12 @@ from yardmaster.runtime.batch import decode_own, digest_of
 from yardmaster.runtime.errors import ReplayDiverged
 from yardmaster.schemas.envelope import Envelope, Event
 from yardmaster.schemas.errors import SchemaError, UnknownEventType, UnknownVersion
-from yardmaster.schemas.events.machine import InputRange, RefusedRange, SnapshotTakenV1
+from yardmaster.schemas.events.machine import (
+    InputRange,
+    RefusedRange,
+    RulesEnabledV1,
+    SnapshotTakenV1,
+)
 from yardmaster.schemas.reasons import RefusalCode
 from yardmaster.schemas.topics import Topic
 
@@ -249,9 +254,11 @@ class Upstream:
 
 
 def events_of(counted: CountedCycle) -> list[Envelope[Event]]:
-    """What a cycle tells other machines: its decisions, but not its shell's snapshots."""
+    """What a cycle tells other machines: its decisions, but not its shell's own records."""
     return [
-        envelope for _, envelope in counted.decisions if type(envelope.data) is not SnapshotTakenV1
+        envelope
+        for _, envelope in counted.decisions
+        if type(envelope.data) not in (SnapshotTakenV1, RulesEnabledV1)
     ]
 
 

@@ -8,11 +8,11 @@ from yardmaster.core.commit import CountedCycle
 from yardmaster.core.machine import Machine
 from yardmaster.eventlog.port import EventLog
 from yardmaster.runtime.fold import Fold, Listener
-from yardmaster.runtime.verify import Finding, Proved, Report, verify
+from yardmaster.runtime.verify import Finding, Proved, Report, RulesRange, verify
 from yardmaster.schemas.envelope import Envelope, Event
 from yardmaster.schemas.position import Position
 
-__all__ = ["Finding", "Proved", "Replayed", "Report", "at", "verify"]
+__all__ = ["Finding", "Proved", "Replayed", "Report", "RulesRange", "at", "verify"]
 
 S = TypeVar("S")
 

@@ -1,25 +1,44 @@
 """Restart: the newest snapshot that fits the log, then the tail. Without a snapshot, the whole log.
 
-Snapshots are a cache. One that is damaged, of another version, or of another log is passed over
-with a warning; but one that knows more of the log than there is means that the log lost its end,
-and that stops the machine: what it once decided must not be decided again otherwise.
+Snapshots are a cache, and only the log is believed: a snapshot's state must have the digest that
+the log's commit names, and the cycles after it must lead to the states that their commits name. A
+snapshot that is damaged, forged, of another version, or of another log is passed over with a
+warning, and the one before it is tried. But one that knows more of the log than there is means that
+the log lost its end, and that stops the machine: what it once decided must not be decided again
+otherwise.
 """
 
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic_core import from_json
 
-from yardmaster.core.errors import SnapshotUnreadable
+from yardmaster.core.errors import (
+    ChainBroken,
+    ForeignRecord,
+    ImpossibleEvent,
+    SnapshotUnreadable,
+)
 from yardmaster.core.machine import Machine
 from yardmaster.eventlog.errors import LogTruncated, SnapshotsUnavailable
-from yardmaster.eventlog.port import EventLog
+from yardmaster.eventlog.port import EventLog, StoredRecord
 from yardmaster.eventlog.snapshots import Snapshot, SnapshotStore
-from yardmaster.runtime.batch import digest_of
+from yardmaster.runtime.batch import decode_own, digest_of
 from yardmaster.runtime.clock import Clock
+from yardmaster.runtime.errors import ReplayDiverged
 from yardmaster.runtime.fold import Fold
 from yardmaster.runtime.metrics import RuntimeMetrics
+from yardmaster.schemas.errors import SchemaError
+from yardmaster.schemas.events.machine import CycleCommittedV1
 
 S = TypeVar("S")
+#: What a restore from a snapshot may meet through the snapshot's fault.
+SKIPPED: Final = (
+    SnapshotUnreadable,
+    ChainBroken,
+    ForeignRecord,
+    ImpossibleEvent,
+    ReplayDiverged,
+)
 
 
 async def restore(
@@ -37,12 +56,12 @@ async def restore(
 
     Raises:
         LogTruncated: the log ends before what a snapshot knows of it.
-        and what `Fold.catch_up` raises.
+        and what `Fold.catch_up` raises from the start of the log: what it meets after a snapshot
+        may be the snapshot's fault.
     """
     started_s = clock.monotonic_s()
-    fold: Fold[S] | None = None
     before: int | None = None
-    while snapshots is not None and fold is None:
+    while snapshots is not None:
         try:
             newest = await snapshots.newest(machine.name, cell, before=before)
         except SnapshotsUnavailable as error:
@@ -58,13 +77,18 @@ async def restore(
             fold = await from_snapshot(
                 log, machine, cell, newest.snapshot, partition=partition, read_ahead=read_ahead
             )
-        except SnapshotUnreadable as unreadable:
+            return await _caught_up(fold, clock, metrics, started_s)
+        except SKIPPED as bad:
             metrics.snapshots_skipped.inc()
-            metrics.telemetry.warn(
-                "snapshot_skipped", cycle=before, code=unreadable.code, found=str(unreadable)
-            )
-    if fold is None:
-        fold = Fold(log, machine, cell, partition=partition, read_ahead=read_ahead)
+            metrics.telemetry.warn("snapshot_skipped", cycle=before, code=bad.code, found=str(bad))
+    fold = Fold(log, machine, cell, partition=partition, read_ahead=read_ahead)
+    return await _caught_up(fold, clock, metrics, started_s)
+
+
+async def _caught_up(
+    fold: Fold[S], clock: Clock, metrics: RuntimeMetrics, started_s: float
+) -> Fold[S]:
+    """The fold at the end of the log, and the metrics of a restore that began at `started_s`."""
     cycle = fold.reader.cycle
     folded = await fold.catch_up()
     took_s = clock.monotonic_s() - started_s
@@ -95,8 +119,6 @@ async def from_snapshot(
     except ValueError as error:
         raise SnapshotUnreadable(found=str(error)) from None
     fold = Fold(log, machine, cell, partition=partition, read_ahead=read_ahead, dump=dump)
-    if machine.digest(fold.state) != dump["digest"]:
-        raise SnapshotUnreadable(found="its state has another digest than when it was taken")
     ends = {fold.own: fold.reader.next}
     for place in fold.inputs:
         ends[place] = fold.reader.inputs.get((place.topic, place.number), 0)
@@ -110,4 +132,31 @@ async def from_snapshot(
     last = await log.read(fold.own, fold.reader.next - 1, max_records=1)
     if not last or digest_of(last[0].record).hex() != fold.reader.head:
         raise SnapshotUnreadable(found="it is of another log")
+    _check_against(fold, last[0])
     return fold
+
+
+def _check_against(fold: Fold[Any], stored: StoredRecord) -> None:
+    """Compare a snapshot's state and reader with the commit after which it was taken.
+
+    Raises:
+        SnapshotUnreadable: they are not those that the log's commit names.
+    """
+    reader = fold.reader
+    try:
+        envelope = decode_own(stored.record, fold.cell)
+    except SchemaError as error:
+        raise SnapshotUnreadable(found=f"what it was taken after: {error}") from None
+    commit = envelope.data
+    if not isinstance(commit, CycleCommittedV1):
+        raise SnapshotUnreadable(found=f"it was taken after a {envelope.type}")
+    if commit.state_digest != fold.machine.digest(fold.state):
+        raise SnapshotUnreadable(found="its state is not the one that the log's commit names")
+    named = (envelope.epoch, envelope.source, envelope.seq + 1, commit.cycle, commit.rules)
+    inputs = {(one.topic, one.partition): one.next for one in commit.inputs}
+    if (
+        named != (reader.term, reader.owner, reader.seq, reader.cycle, reader.rules)
+        or (commit.now_ms, commit.complete) != (reader.now_ms, reader.complete)
+        or any(reader.inputs.get(place) != end for place, end in inputs.items())
+    ):
+        raise SnapshotUnreadable(found="its reader is not where the log's commit says")

@@ -9,6 +9,10 @@ changed shows:
 - a decision, by its commit's mark of it, and by being decided again;
 - a commit, by being made again; all of them, by the chain.
 
+Only cycles that the rules of this program decided are derived again. Of cycles decided by older
+rules the chain, the digests of inputs and decisions and the digest of each state are proved, and
+the report says so for each range of cycles; the audit covers both alike.
+
 The first record of a machine's history that differs ends the proof of that machine: what follows
 from a state that is wrong says nothing.
 """
@@ -41,7 +45,7 @@ from yardmaster.schemas.envelope import Envelope, Event
 from yardmaster.schemas.errors import SchemaError, YardmasterError
 from yardmaster.schemas.events.admissions import DetailsErasedV1
 from yardmaster.schemas.events.details import JobDetailedV1, RequestNotedV1
-from yardmaster.schemas.events.machine import InputRange
+from yardmaster.schemas.events.machine import CycleCommittedV1, InputRange
 from yardmaster.schemas.events.requests import DetailsRef
 from yardmaster.schemas.topics import DETAILS, INPUT_ORDER
 
@@ -68,10 +72,22 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class RulesRange:
+    """Consecutive cycles that the same rules decided (0: written before rules had a version)."""
+
+    rules: int
+    first_cycle: int
+    last_cycle: int
+    #: Whether the decisions were derived again; else chain, digests and states are proved.
+    derived: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Proved:
-    """What was proved of one machine: counts, and its last cycle."""
+    """What was proved of one machine: counts, its last cycle, and which rules decided when."""
 
     machine: str
+    ranges: tuple[RulesRange, ...]
     terms: int
     cycles: int
     decisions: int
@@ -126,6 +142,7 @@ class Prover(Fold[S]):
         super().__init__(log, machine, cell, partition=partition)
         self.refs = _Refs()
         self.terms = self.cycles = self.decisions = self.taken = self.refused = 0
+        self._ranges: list[RulesRange] = []
         self._raw: dict[int, Record] = {}
 
     def feed(
@@ -142,7 +159,31 @@ class Prover(Fold[S]):
         return counted
 
     async def follow(self, counted: CountedCycle) -> None:
-        """Judge the cycle's inputs again, decide again, compare, and go on."""
+        """Prove a cycle: derive it again if the current rules decided it, else fold it."""
+        if counted.commit.rules == self.machine.rules:
+            self.refused += await self._derive(counted)
+        else:
+            self.refused += await self._fold(counted)
+        self._note_rules(counted.commit)
+        self._note_erased(counted)
+        self.cycles += 1
+        self.decisions += len(counted.decisions)
+        self._raw.clear()
+
+    async def _fold(self, counted: CountedCycle) -> int:
+        """Apply what the commit took as it took it, compare digests; the refused records."""
+        commit = counted.commit
+        self.begin(commit.cycle, commit.now_ms)
+        for wanted in self.ordered(counted):
+            self.taken += wanted.next - wanted.first
+            for envelope in await self.take(counted, wanted):
+                self._note_details(envelope)
+                self.apply(envelope)
+        self.finish(counted, ())
+        return sum(one.last - one.first + 1 for one in commit.refused)
+
+    async def _derive(self, counted: CountedCycle) -> int:
+        """Judge the cycle's inputs again, decide again, compare; the refused records."""
         commit = counted.commit
         self.begin(commit.cycle, commit.now_ms)
         refused: list[Refused] = []
@@ -161,11 +202,7 @@ class Prover(Fold[S]):
             )
         self._decide_again(counted, traces)
         self.finish(counted, ())
-        self._note_erased(counted)
-        self.cycles += 1
-        self.decisions += len(counted.decisions)
-        self.refused += len(refused)
-        self._raw.clear()
+        return len(refused)
 
     async def _judge_again(
         self, counted: CountedCycle, wanted: InputRange
@@ -223,6 +260,7 @@ class Prover(Fold[S]):
             state_digest=verdict.state_digest,
             complete=verdict.complete,
             limit=commit.limit,
+            rules=self.machine.rules,
         ).records
         self._compare(counted, expected)
 
@@ -256,6 +294,14 @@ class Prover(Fold[S]):
                 keys = {envelope.subject, envelope.id, getattr(envelope.data, "job_id", "")}
                 self.refs.wanted.append((ref, frozenset(key.encode() for key in keys), envelope.id))
 
+    def _note_rules(self, commit: CycleCommittedV1) -> None:
+        last = self._ranges[-1] if self._ranges else None
+        first = commit.cycle
+        if last is not None and last.rules == commit.rules:
+            first = self._ranges.pop().first_cycle
+        derived = commit.rules == self.machine.rules
+        self._ranges.append(RulesRange(commit.rules, first, commit.cycle, derived=derived))
+
     def _note_erased(self, counted: CountedCycle) -> None:
         for _, envelope in counted.decisions:
             if isinstance(envelope.data, DetailsErasedV1):
@@ -265,6 +311,7 @@ class Prover(Fold[S]):
         """What has been proved so far."""
         return Proved(
             machine=self.machine.name,
+            ranges=tuple(self._ranges),
             terms=self.terms,
             cycles=self.cycles,
             decisions=self.decisions,

@@ -20,7 +20,7 @@ def writes_slots(cls: type[T]) -> type[T]:
     found = fields(cls)  # type: ignore[arg-type]
     if any(f.default_factory is not MISSING for f in found):
         return cls
-    given: dict[str, Any] = {f"_write_{f.name}": cls.__dict__[f.name].__set__ for f in found}
+    given: dict[str, Any] = {f"_write_{f.name}": getattr(cls, f.name).__set__ for f in found}
     given |= {f"_default_{f.name}": f.default for f in found if f.default is not MISSING}
     arguments = [_argument(f) for f in found if f.init and not f.kw_only]
     named = [_argument(f) for f in found if f.init and f.kw_only]

@@ -217,6 +217,7 @@ class Driver(Generic[S]):
             state_digest=machine.digest(state),
             complete=complete,
             limit=None if complete else MAX_DECISIONS,
+            rules=machine.rules,
         )
         self._head = written.digests[-1].hex()
         write(tape, machine.output, written.records, now_ms)

@@ -27,13 +27,19 @@ from yardmaster.core.errors import ImpossibleEvent
 from yardmaster.schemas.envelope import Event
 from yardmaster.schemas.events import admissions as a
 from yardmaster.schemas.events import requests as r
-from yardmaster.schemas.events.machine import CycleCommittedV1, SnapshotTakenV1, TermStartedV1
+from yardmaster.schemas.events.machine import (
+    CycleCommittedV1,
+    CycleCommittedV2,
+    RulesEnabledV1,
+    SnapshotTakenV1,
+    TermStartedV1,
+)
 
 Verdict = Callable[[AdmissionState, Any, Any], None]
 
 #: Records of quota's own topic that change nothing here: they are the shell's.
 IGNORED: Final[frozenset[type[Event]]] = frozenset(
-    {TermStartedV1, CycleCommittedV1, SnapshotTakenV1}
+    {TermStartedV1, CycleCommittedV1, CycleCommittedV2, RulesEnabledV1, SnapshotTakenV1}
 )
 #: Published events to which no request leads in this version: one in the log is another version's.
 UNWRITTEN: Final[frozenset[type[Event]]] = frozenset(

@@ -9,8 +9,9 @@ from yardmaster.core.admission.changes import PolicyCheck, any_policy
 from yardmaster.core.admission.decide import advance, decide
 from yardmaster.core.admission.state import AdmissionState
 from yardmaster.core.machine import Decision, Verdict
+from yardmaster.core.rules import RULES
 from yardmaster.schemas.envelope import Envelope, Event
-from yardmaster.schemas.events.machine import PolicyInUse, SnapshotTakenV1
+from yardmaster.schemas.events.machine import PolicyInUse, RulesEnabledV1, SnapshotTakenV1
 from yardmaster.schemas.events.requests import LogCreatedV1
 from yardmaster.schemas.reasons import RefusalCode
 from yardmaster.schemas.topics import ADMISSIONS, REQUESTS, Topic
@@ -31,7 +32,8 @@ class QuotaMachine:
     name: str = "quota"
     output: Topic = ADMISSIONS
     inputs: tuple[Topic, ...] = (REQUESTS,)
-    observations: tuple[type[Event], ...] = (SnapshotTakenV1,)
+    observations: tuple[type[Event], ...] = (RulesEnabledV1, SnapshotTakenV1)
+    rules: int = RULES
 
     def __init__(self, check_policy: PolicyCheck = any_policy) -> None:
         self._check_policy = check_policy

@@ -13,7 +13,12 @@ from typing import Any, Final
 
 from yardmaster.core.audit.findings import Report, Seen
 from yardmaster.schemas.envelope import Envelope
-from yardmaster.schemas.events.machine import CycleCommittedV1, SnapshotTakenV1, TermStartedV1
+from yardmaster.schemas.events.machine import (
+    CycleCommittedV1,
+    RulesEnabledV1,
+    SnapshotTakenV1,
+    TermStartedV1,
+)
 
 #: The chain's head before any record.
 NO_HEAD: Final = "0" * 64
@@ -65,6 +70,8 @@ class Chain:
         self.seq = 0
         self.head = NO_HEAD
         self.cycle = 0
+        #: The version of the rules of the last cycle.
+        self.rules = 0
         self.now_ms = 0
         self.pending: list[Seen] = []
         #: Whether a fault of the cycle at hand was told already.
@@ -138,6 +145,7 @@ class Chain:
         self.digests[body.cycle] = body.state_digest
         self.head = seen.digest.hex()
         self.cycle = body.cycle
+        self.rules = body.rules
         self.now_ms = max(self.now_ms, body.now_ms)
         return Batch(seen, body, records)
 
@@ -162,6 +170,13 @@ class Chain:
             self._broken(
                 seen, f"{where}: expected prev {self.head[:16]}..., found {body.prev[:16]}..."
             )
+        elif body.rules != self.rules and self.cycle > 0 and not _enables(records, body.rules):
+            self._broken(
+                seen,
+                f"{where}: rules change from {self.rules} to {body.rules}, which nothing enables",
+            )
+        elif body.rules < self.rules:
+            self._broken(seen, f"{where}: rules fall from {self.rules} to {body.rules}")
 
     def _snapshot(self, seen: Seen, body: SnapshotTakenV1) -> None:
         expected = self.digests.get(body.cycle, "of no counted cycle")
@@ -172,3 +187,11 @@ class Chain:
                 f"snapshot of cycle {body.cycle}: expected state {expected[:20]}, "
                 f"found {body.state_digest[:20]}",
             )
+
+
+def _enables(records: Iterable[Seen], rules: int) -> bool:
+    """Whether a cycle's records switch the log to this version of the rules."""
+    return any(
+        one.envelope is not None and one.envelope.data == RulesEnabledV1(rules=rules)
+        for one in records
+    )

@@ -86,6 +86,8 @@ IGNORED: Final[frozenset[type[Event]]] = frozenset(
         adm.RunAsBoundV1,
         mac.TermStartedV1,
         mac.CycleCommittedV1,
+        mac.CycleCommittedV2,
+        mac.RulesEnabledV1,
         mac.SnapshotTakenV1,
     }
 )

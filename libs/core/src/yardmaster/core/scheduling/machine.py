@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
 from yardmaster.core.machine import Decision, Verdict
+from yardmaster.core.rules import RULES
 from yardmaster.core.scheduling import apply as applying
 from yardmaster.core.scheduling import cycle as cycling
 from yardmaster.core.scheduling import snapshot
@@ -14,7 +15,7 @@ from yardmaster.core.scheduling.refusals import refusal
 from yardmaster.core.scheduling.state import ClusterState
 from yardmaster.schemas.envelope import Envelope, Event
 from yardmaster.schemas.events.decisions import NodeSilenceObservedV1
-from yardmaster.schemas.events.machine import PolicyInUse, SnapshotTakenV1
+from yardmaster.schemas.events.machine import PolicyInUse, RulesEnabledV1, SnapshotTakenV1
 from yardmaster.schemas.reasons import RefusalCode
 from yardmaster.schemas.topics import ADMISSIONS, DECISIONS, NODE_EVENTS, Topic
 
@@ -52,7 +53,12 @@ class SchedulerMachine:
     name: Final = "scheduler"
     output: ClassVar[Topic] = DECISIONS
     inputs: ClassVar[tuple[Topic, ...]] = (ADMISSIONS, NODE_EVENTS)
-    observations: ClassVar[tuple[type[Event], ...]] = (NodeSilenceObservedV1, SnapshotTakenV1)
+    observations: ClassVar[tuple[type[Event], ...]] = (
+        NodeSilenceObservedV1,
+        RulesEnabledV1,
+        SnapshotTakenV1,
+    )
+    rules: ClassVar[int] = RULES
 
     def initial(self, cell: str) -> ClusterState:
         """An empty cell."""

@@ -1,6 +1,6 @@
 """What every state machine writes beside its decisions: terms, commits, snapshots."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
@@ -109,6 +109,29 @@ class CycleCommittedV1(Event):
     limit: Positive | None = None
     kid: Code | None = None
     sig: Signature | None = None
+
+    @property
+    def rules(self) -> int:
+        """The version of the rules that decided; 0: written before versions were recorded."""
+        return 0
+
+
+@event(ADMISSIONS, DECISIONS, name="CycleCommitted", version=2)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CycleCommittedV2(CycleCommittedV1):
+    """As version 1, with the version of the rules by which the cycle was decided."""
+
+    rules: Positive = field()
+
+
+@event(ADMISSIONS, DECISIONS, name="RulesEnabled")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RulesEnabledV1(Event):
+    """From the cycle of this record on, this version of the rules decides a log begun under older
+    ones. A program that knows only older rules must not lead any more.
+    """
+
+    rules: Positive
 
 
 @event(ADMISSIONS, DECISIONS, name="SnapshotTaken")

@@ -1,0 +1,20 @@
+"""The version of the rules by which the machines decide.
+
+`verify` derives a cycle again only with the rules that decided it. So `RULES` is raised whenever
+an unchanged state with unchanged inputs could lead to other decisions: a policy's order, a default
+that is resolved while deciding, a new decision. It is not raised for a change of speed, or for an
+event type that no log contains yet.
+
+A commit names the rules of its cycle (`CycleCommitted.rules`; 0 in logs written before versions
+were recorded). A log never returns to lower rules, and the cycle in which it changes to higher ones
+contains a RulesEnabled, which the new leader's shell adds as an observation.
+
+| rules | since |
+| --- | --- |
+| 0 | before versions were recorded |
+| 1 | the first recorded version |
+"""
+
+from typing import Final
+
+RULES: Final = 1

@@ -1,0 +1,90 @@
+"""Logs that earlier versions wrote are folded, proved and led on by this one."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.kept_logs import KEPT, kept_log
+from tests.support.toy_cell import CELL, ToyCell
+from yardmaster.core.admission.machine import QuotaMachine
+from yardmaster.core.machine import Machine
+from yardmaster.core.rules import RULES
+from yardmaster.core.scheduling.machine import SchedulerMachine
+from yardmaster.core.scheduling.policies import check
+from yardmaster.eventlog.port import EventLog
+from yardmaster.runtime.fold import Fold
+from yardmaster.runtime.replay import verify
+from yardmaster.schemas.events.machine import CycleCommittedV2, RulesEnabledV1
+
+
+@pytest.fixture(params=KEPT)
+async def log(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[EventLog]:
+    opened = await kept_log(request.param, tmp_path)
+    yield opened
+    await opened.close()
+
+
+def machines() -> list[Machine[Any]]:
+    return [QuotaMachine(check), SchedulerMachine()]
+
+
+def test_there_are_logs_of_both_forms() -> None:
+    assert {"before-1/sqlite", "before-1/kafka"} <= set(KEPT)
+
+
+async def test_a_kept_log_is_proved_without_deriving_what_older_rules_decided(
+    log: EventLog,
+) -> None:
+    report = await verify(log, machines(), CELL)
+    assert report.findings == ()
+    assert report.promises == ()
+    for proved in report.proved:
+        (only,) = proved.ranges
+        assert (only.rules, only.derived) == (0, False)
+        assert (only.first_cycle, only.last_cycle) == (1, proved.cycles)
+        assert proved.cycles >= 28
+        assert proved.decisions >= 30
+
+
+async def test_a_kept_log_is_led_on_under_the_current_rules_and_stays_provable(
+    log: EventLog,
+) -> None:
+    cell = ToyCell(log)
+    before = {}
+    for machine in machines():
+        leader = cell.leader(machine)
+        await leader.take_term()
+        before[machine.name] = leader.fold.reader.cycle
+        # What time alone has brought since: silent nodes, ended pauses.
+        cell.clock.advance(3600.0)
+        while not await leader.step():
+            await cell.ask()
+    for machine in machines():
+        events = await cell.events(machine.output.name)
+        commits = [one for one in events if isinstance(one, CycleCommittedV2)]
+        assert [one.rules for one in commits] == [RULES] * len(commits)
+        assert [one for one in events if isinstance(one, RulesEnabledV1)] == [
+            RulesEnabledV1(rules=RULES)
+        ]
+    report = await verify(log, machines(), CELL)
+    assert report.findings == ()
+    assert report.promises == ()
+    for proved in report.proved:
+        assert [(one.rules, one.derived) for one in proved.ranges] == [(0, False), (RULES, True)]
+        assert proved.ranges[0].last_cycle == before[proved.machine]
+
+
+async def test_a_kept_log_restores_from_a_snapshot_taken_in_its_middle(log: EventLog) -> None:
+    for machine in machines():
+        whole = Fold(log, machine, CELL)
+        await whole.catch_up()
+        part = Fold(log, machine, CELL)
+        while part.reader.cycle < 15 and await part.cursor.fill(1):
+            counted = part.feed(part.cursor.pop())
+            if counted is not None:
+                await part.follow(counted)
+        again = Fold(log, machine, CELL, dump=part.dump())
+        await again.catch_up()
+        assert again.dump() == whole.dump()
