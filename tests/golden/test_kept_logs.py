@@ -8,15 +8,23 @@ import pytest
 
 from tests.support.kept_logs import KEPT, kept_log
 from tests.support.toy_cell import CELL, ToyCell
+from tests.support.views import telemetry
 from yardmaster.core.admission.machine import QuotaMachine
 from yardmaster.core.machine import Machine
 from yardmaster.core.rules import RULES
 from yardmaster.core.scheduling.machine import SchedulerMachine
 from yardmaster.core.scheduling.policies import check
+from yardmaster.core.scheduling.state import ClusterState
 from yardmaster.eventlog.port import EventLog
+from yardmaster.projections import fold as projecting
+from yardmaster.projections.fold import FOLDS
+from yardmaster.projections.memory import MemoryViewStore
+from yardmaster.projections.rows import TaskRow
+from yardmaster.runtime.clock import ManualClock
 from yardmaster.runtime.fold import Fold
 from yardmaster.runtime.replay import verify
 from yardmaster.schemas.events.machine import CycleCommittedV2, RulesEnabledV1
+from yardmaster.views.follower import Follower, Metrics, Views
 
 
 @pytest.fixture(params=KEPT)
@@ -88,3 +96,22 @@ async def test_a_kept_log_restores_from_a_snapshot_taken_in_its_middle(log: Even
         again = Fold(log, machine, CELL, dump=part.dump())
         await again.catch_up()
         assert again.dump() == whole.dump()
+
+
+@pytest.mark.parametrize("fold", FOLDS.values(), ids=FOLDS)
+async def test_views_of_a_kept_log_are_folded_to_its_end(
+    log: EventLog, fold: projecting.Fold
+) -> None:
+    store = MemoryViewStore(CELL, ManualClock())
+    follower = Follower(log, Views(store, store), CELL, 0, Metrics(telemetry()), fold=fold)
+    await follower.start()
+    await follower.catch_up()
+    decided: Fold[ClusterState] = Fold(log, SchedulerMachine(), CELL)
+    await decided.catch_up()
+    position = await store.position()
+    assert position.of("decisions") == decided.reader.boundary
+    assert decided.state.tasks
+    for task_id, task in decided.state.tasks.items() if fold is projecting.VIEWS else ():
+        row = await store.get(TaskRow, task_id)
+        assert row is not None
+        assert row.phase.final == task.phase.final
