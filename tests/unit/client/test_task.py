@@ -115,6 +115,21 @@ def test_without_an_api_a_checkpoint_goes_into_the_file(files: Path) -> None:
     assert [path.name for path in files.iterdir()] == ["checkpoint.json"], "no drafts are left"
 
 
+def test_without_an_api_a_step_that_does_not_rise_is_refused_too(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("YARD_CHECKPOINT_URI", "s3://old")
+    monkeypatch.setenv("YARD_CHECKPOINT_STEP", "7")
+    for step in (6, 7):
+        with pytest.raises(task.CheckpointRefused, match=f"step {step} does not rise above 7"):
+            task.report_checkpoint("s3://runs/a", step)
+    assert not (files / "checkpoint.json").exists()
+    task.report_checkpoint("s3://runs/b", 8)
+    task.report_checkpoint("s3://runs/b", 8)
+    with pytest.raises(task.CheckpointRefused, match="step 8 does not rise above 8"):
+        task.report_checkpoint("s3://runs/c", 8)
+
+
 def test_the_last_checkpoint_is_the_own_or_else_the_one_that_was_given(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -15,7 +15,9 @@ from yardmaster.node_agent.agent import simulated_ports
 from yardmaster.node_agent.api import MAX_BODY_BYTES
 from yardmaster.node_agent.ledger import MemoryLedger
 from yardmaster.runtime.chance import SystemChance
+from yardmaster.runtime.clock import Clock, ManualClock
 from yardmaster.runtime.telemetry import Telemetry
+from yardmaster.schemas.events.decisions import Checkpoint
 from yardmaster.schemas.events.node_events import (
     CheckpointDoneV1,
     TaskExitedV1,
@@ -49,6 +51,15 @@ class Desk:
     ledger: SpyLedger
     mine: str
     other: str
+    telemetry: Telemetry
+
+    @property
+    def token_of_other(self) -> str:
+        return self.ledger.tokens[self.other]
+
+    async def progress(self) -> list[int]:
+        """What was reported of the first task's progress."""
+        return [p.permille for p in await self.world.of_type(TaskProgressedV1, self.mine)]
 
     async def raw(self, data: bytes, *, keep_open: bool = False) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.ledger.port)
@@ -91,23 +102,28 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
 
 
 @asynccontextmanager
-async def opened(path: Path) -> AsyncIterator[Desk]:
-    world = await AgentWorld(path / "n1").open()
+async def opened(
+    path: Path, *, clock: Clock | None = None, checkpoint: Checkpoint | None = None
+) -> AsyncIterator[Desk]:
+    world = await AgentWorld(path / "n1", clock=clock).open()
     ledger = SpyLedger()
+    telemetry = Telemetry("node_agent", now_ms=world.clock.now_ms, quiet=True)
     ports = simulated_ports(
         world.settings,
         log=world.log,
         clock=world.clock,
         chance=SystemChance(),
-        telemetry=Telemetry("node_agent", now_ms=world.clock.now_ms, quiet=True),
+        telemetry=telemetry,
         ledger=ledger,
     )
     async with world.agent(ports):
         env = {"SIM_SECONDS": "1000", "SIM_STOP_SECONDS": "-1"}
-        mine, other = [await world.allocate(sh("true", env=env)) for _ in range(2)]
+        mine, other = [
+            await world.allocate(sh("true", env=env), checkpoint=checkpoint) for _ in range(2)
+        ]
         await world.until(TaskStartedV1, mine)
         await world.until(TaskStartedV1, other)
-        yield Desk(world, ledger, mine, other)
+        yield Desk(world, ledger, mine, other, telemetry)
     await world.assert_honest()
 
 
@@ -126,12 +142,88 @@ async def test_a_repeat_is_taken_and_a_step_that_does_not_rise_is_not(desk: Desk
         )
         assert (status, problem["code"]) == (409, "step_not_rising")
     await desk.ask("POST", "/v1/checkpoints", {"uri": "s3://runs/c", "step": 4})
+    await desk.world.stop(desk.mine, grace_s=600)
     done = await desk.world.until(CheckpointDoneV1, where=lambda c: c.step == 4)
     assert len(done) == 1
     assert {c.uri for c in await desk.world.of_type(CheckpointDoneV1)} == {
         "s3://runs/a",
         "s3://runs/c",
     }
+
+
+async def test_a_step_below_that_of_an_earlier_attempt_is_refused_in_the_answer(
+    tmp_path: Path,
+) -> None:
+    saved = Checkpoint(uri="s3://runs/step-7", step=7)
+    async with opened(tmp_path, checkpoint=saved) as desk:
+        for step in (6, 7):
+            status, problem = await desk.ask(
+                "POST", "/v1/checkpoints", {"uri": "s3://runs/b", "step": step}
+            )
+            assert (status, problem["code"]) == (409, "step_not_rising")
+            assert "7" in problem["detail"]
+        assert (await desk.ask("POST", "/v1/checkpoints", {"uri": saved.uri, "step": 7}))[0] == 200
+        await desk.world.stop(desk.mine, grace_s=0)
+        await desk.world.ended(desk.mine)
+        assert not await desk.world.of_type(CheckpointDoneV1)
+
+
+async def test_progress_in_a_loop_is_reported_once_in_ten_seconds_and_the_newest_wins(
+    tmp_path: Path,
+) -> None:
+    clock = ManualClock()
+    async with opened(tmp_path, clock=clock) as desk:
+        for permille in range(1, 51):
+            assert (await desk.ask("POST", "/v1/progress", {"permille": permille}))[0] == 202
+        await desk.ask("POST", "/v1/progress", {"permille": 900}, token=desk.token_of_other)
+        await desk.world.until(TaskProgressedV1, desk.other)
+        assert await desk.progress() == [1]
+        clock.advance(9.9)
+        await desk.ask("POST", "/v1/progress", {"permille": 60})
+        assert await desk.progress() == [1]
+        clock.advance(0.2)
+        await desk.world.until(TaskProgressedV1, desk.mine, count=2)
+        assert await desk.progress() == [1, 60]
+        exposed = desk.telemetry.exposition().decode()
+        assert 'yard_node_agent_reports_coalesced_total{kind="progress"} 49.0' in exposed
+
+
+async def test_the_last_progress_is_reported_before_the_exit(tmp_path: Path) -> None:
+    async with opened(tmp_path, clock=ManualClock()) as desk:
+        for permille in (1, 2, 999, 1000):
+            await desk.ask("POST", "/v1/progress", {"permille": permille})
+        await desk.world.stop(desk.mine, grace_s=0)
+        await desk.world.ended(desk.mine)
+        assert await desk.progress() == [1, 1000]
+        types = [e.type for e in await desk.world.envelopes() if e.subject == desk.mine]
+        assert types[-3:] == ["TaskProgressed", "TaskExited", "SlotsReleased"]
+
+
+async def test_checkpoints_are_coalesced_and_the_last_is_reported_at_a_stop_and_before_the_exit(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path, clock=ManualClock()) as desk:
+
+        async def save(*steps: int) -> None:
+            for step in steps:
+                body = {"uri": f"s3://runs/{step}", "step": step}
+                assert (await desk.ask("POST", "/v1/checkpoints", body))[0] == 200
+
+        async def reported(count: int) -> list[int]:
+            return [c.step for c in await desk.world.until(CheckpointDoneV1, count=count)]
+
+        await save(1, 2, 3)
+        assert await reported(1) == [1]
+        await desk.world.stop(desk.mine, grace_s=600)
+        assert await reported(2) == [1, 3]
+        await save(4)
+        assert await reported(3) == [1, 3, 4], "what is saved for the stop does not wait"
+        await save(5, 6)
+        await desk.world.stop(desk.mine, grace_s=0)
+        await desk.world.ended(desk.mine)
+        assert await reported(4) == [1, 3, 4, 6]
+        types = [e.type for e in await desk.world.envelopes() if e.subject == desk.mine]
+        assert types[-3:] == ["CheckpointDone", "TaskExited", "SlotsReleased"]
 
 
 @pytest.mark.parametrize(

@@ -94,8 +94,10 @@ def report_checkpoint(uri: str | os.PathLike[str], step: int) -> None:
     `uri` is a URI that every node reaches (s3, gs, az, abfs, hdfs, https, nfs, file), or a path,
     which becomes a file URI. Returns when the agent has it safe.
 
+    The log gets the newest checkpoint at most once in 10 s, at a stop, and before the task's exit.
+
     Raises:
-        CheckpointRefused: it cannot count.
+        CheckpointRefused: its URI is not allowed, or its step is not above the last one's.
         OSError: neither the agent nor its file can be reached.
     """
     checkpoint = Checkpoint(_uri(uri), int(step))
@@ -103,6 +105,7 @@ def report_checkpoint(uri: str | os.PathLike[str], step: int) -> None:
     if status in (400, 409, 422):
         raise CheckpointRefused(content.get("detail", f"the agent answered {status}"))
     if status != 200:
+        _refuse_lower_step(checkpoint)
         _write_note({**checkpoint._asdict(), **({"done": True} if _TOLD.done else {})})
     _TOLD.checkpoint = checkpoint
 
@@ -125,7 +128,11 @@ def done() -> None:
 
 
 def progress(permille: int) -> None:
-    """Say how far the task is, in thousandths; never fails, and may get lost."""
+    """Report the task's progress in thousandths. Cheap: call it each step.
+
+    Never fails, and a value may get lost. The log gets the newest value at most once in 10 s, and
+    the last one before the task's exit.
+    """
     _ask("POST", "/v1/progress", {"permille": max(0, min(1000, int(permille)))})
 
 
@@ -167,6 +174,20 @@ def _ask(method: str, path: str, body: dict[str, Any] | None) -> tuple[int, dict
     finally:
         connection.close()
     return response.status, answer if isinstance(answer, dict) else {}
+
+
+def _refuse_lower_step(checkpoint: Checkpoint) -> None:
+    """Refuse what the agent would ignore in the file, where it cannot answer.
+
+    Raises:
+        CheckpointRefused.
+    """
+    last = last_checkpoint() if os.environ.get("YARD_CHECKPOINT_FILE") else None
+    if last is not None and checkpoint != last and checkpoint.step <= last.step:
+        raise CheckpointRefused(
+            f"step {checkpoint.step} does not rise above {last.step}, "
+            "the step of the task's last checkpoint"
+        )
 
 
 def _write_note(note: dict[str, Any]) -> None:

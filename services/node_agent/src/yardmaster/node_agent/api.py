@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 import h11
 
 from yardmaster.node_agent.metrics import AgentMetrics
-from yardmaster.node_agent.supervision import CheckpointRefused, Supervision
+from yardmaster.node_agent.supervision import CheckpointRefused, StepNotRising, Supervision
 from yardmaster.node_agent.waiting import within
 from yardmaster.runtime.clock import Clock
 
@@ -169,9 +169,10 @@ class TaskApi:
     def _checkpoint(self, supervision: Supervision, content: dict[str, Any]) -> None:
         try:
             supervision.take_checkpoint(content)
+        except StepNotRising as refused:
+            raise Refused(409, str(refused)) from None
         except CheckpointRefused as refused:
-            falls = "does not rise" in str(refused)
-            raise Refused(409 if falls else 422, str(refused)) from None
+            raise Refused(422, str(refused)) from None
 
 
 async def _receive(

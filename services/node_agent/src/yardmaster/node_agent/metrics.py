@@ -20,6 +20,11 @@ class AgentMetrics:
         self.killed = counter("killed", "Replicas killed at the end of their grace, or revoked.")
         self.lost_exits = counter("lost_exits", "Replicas whose exit nobody saw.")
         self.facts_waiting = gauge("facts_waiting", "Facts not yet in the log.")
+        self.reports_coalesced = counter(
+            "reports_coalesced",
+            "Reports of tasks that a newer one replaced before they were sent.",
+            "kind",
+        )
         self.appends = counter("appends", "Batches appended, by topic.", "topic")
         self.append_unknown = counter("append_unknown", "Appends of unknown outcome, tried again.")
         self.log_retries = counter("log_retries", "Calls tried again: the log was unavailable.")

@@ -66,6 +66,9 @@ class Settings(LogSettings):
     ask_again_s: PositiveSeconds = 60.0
     #: Between two looks at a task's output and checkpoint file.
     tick_s: PositiveSeconds = 0.25
+    #: Progress and checkpoints of one replica are each reported at most once in this time; of those
+    #: made meanwhile the newest is reported.
+    report_interval_s: PositiveSeconds = 10.0
     #: Output of one replica that reaches the log, and that waits for it on disk; the rest is
     #: dropped with one line that says so.
     output_limit_bytes: PositiveInt = 16 * 2**20

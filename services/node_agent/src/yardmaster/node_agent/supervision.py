@@ -26,6 +26,7 @@ from yardmaster.node_agent.executors.port import Launch, Process
 from yardmaster.node_agent.lease import FenceExpired
 from yardmaster.node_agent.metrics import AgentMetrics
 from yardmaster.node_agent.output import OutputShipper
+from yardmaster.node_agent.pacing import PacedReport
 from yardmaster.node_agent.ports import Shop
 from yardmaster.node_agent.reports import Fact
 from yardmaster.node_agent.waiting import happens_within, within
@@ -63,6 +64,10 @@ class CheckpointRefused(ValueError):
     """A task reported a checkpoint that cannot count; the message says why."""
 
 
+class StepNotRising(CheckpointRefused):
+    """A checkpoint is not newer than the task's last one; the message names both steps."""
+
+
 class Supervision:
     """Looks after one replica; `start` or `adopt` runs until it is released."""
 
@@ -72,6 +77,14 @@ class Supervision:
         self._metrics = metrics
         self._clock = shop.ports.clock
         self._output = OutputShipper(shop, replica, metrics)
+        interval_s, coalesced = shop.settings.report_interval_s, metrics.reports_coalesced
+        self._permille = 0
+        self._progress = PacedReport(
+            self._clock, interval_s, self._report_progress, coalesced.labels("progress")
+        )
+        self._checkpoints = PacedReport(
+            self._clock, interval_s, self._report_checkpoint, coalesced.labels("checkpoint")
+        )
         self._tracer = shop.ports.telemetry.tracer
         self._assigned = self._tracer.now()
         #: The trace of the request that asked for the job; an adopted replica's is not known.
@@ -99,6 +112,8 @@ class Supervision:
             order = replace(order, signalled=old.signalled)
         self.replica.stop = order
         self._keep()
+        # What a stop requeues starts from the last checkpoint, which may come with the stop.
+        self._checkpoints.hurry()
         self._stopping.set()
         self._stop_changed.set()
 
@@ -120,8 +135,11 @@ class Supervision:
     def take_checkpoint(self, content: object) -> None:
         """Record a checkpoint `{uri, step}` and report it; a repeat changes nothing.
 
+        It is in the ledger when this returns, and in the log within `report_interval_s`.
+
         Raises:
-            CheckpointRefused: malformed, or its step does not rise.
+            CheckpointRefused: malformed.
+            StepNotRising: its step is not above that of the task's last checkpoint.
         """
         try:
             checkpoint = _CHECKPOINT.validate_json(json.dumps(content))
@@ -129,18 +147,26 @@ class Supervision:
             first = error.errors(include_url=False, include_input=False, include_context=False)[0]
             where = ".".join(str(part) for part in first["loc"]) or "body"
             raise CheckpointRefused(f"{where}: {first['msg']}") from None
-        last = self.replica.checkpoint
+        last = self._last_checkpoint()
         if checkpoint == last:
             return
         if last is not None and checkpoint.step <= last.step:
-            raise CheckpointRefused(f"step {checkpoint.step} does not rise above {last.step}")
+            raise StepNotRising(
+                f"step {checkpoint.step} does not rise above {last.step}, "
+                "the step of the task's last checkpoint"
+            )
         self.replica.checkpoint, self.replica.checkpoint_told = checkpoint, False
         self._keep()
-        self._report_checkpoint()
+        self._checkpoints.offer()
 
     def take_progress(self, permille: int) -> None:
-        """Report how far the task says it is; not kept, the next report replaces it."""
-        self._report("progress", TaskProgressedV1(**self._names(), permille=permille))
+        """Report the task's progress within `report_interval_s`; not kept in the ledger."""
+        self._permille = permille
+        self._progress.offer()
+
+    def _last_checkpoint(self) -> Checkpoint | None:
+        """The last one of this replica; before its first, the one that its attempt began with."""
+        return self.replica.checkpoint or self.replica.assignment.checkpoint
 
     def finish(self) -> None:
         """The task said that its work is done: exit code 0 after a stop then means success."""
@@ -241,6 +267,7 @@ class Supervision:
         if process is not None:
             await self._clear_away(process)
             self._look_at_checkpoint(process)
+            self._checkpoints.flush()
             self._output.say("it ended with the machine, or its agent, and is lost with the node")
             await self._drain(process)
 
@@ -279,6 +306,8 @@ class Supervision:
                 group.create_task(self._keep_stopping(process)),
                 group.create_task(self._keep_looking(process)),
                 group.create_task(self._keep_shipping(process)),
+                group.create_task(self._progress.run()),
+                group.create_task(self._checkpoints.run()),
             ]
             if replica.exit is None:
                 exit_ = await process.exited()
@@ -368,7 +397,7 @@ class Supervision:
             done = content.pop("done", False)
             if done is True:
                 self.finish()
-            last = self.replica.checkpoint
+            last = self._last_checkpoint()
             step = content.get("step")
             if content and not (last is not None and isinstance(step, int) and step < last.step):
                 self.take_checkpoint(content)
@@ -395,6 +424,9 @@ class Supervision:
         self.replica.state = ReplicaState.RELEASED
         self.replica.ended_ms = self._clock.now_ms()
         self._keep()
+        # The log takes no report of a replica after its end.
+        self._progress.flush()
+        self._checkpoints.flush()
         self._report_ended()
 
     # --- what it reports -----------------------------------------------------------------------
@@ -435,6 +467,9 @@ class Supervision:
             self._keep(durable=False)
 
         self._report("checkpoint", event, told=told)
+
+    def _report_progress(self) -> None:
+        self._report("progress", TaskProgressedV1(**self._names(), permille=self._permille))
 
     def _report_ended(self) -> None:
         exit_ = self.replica.exit
