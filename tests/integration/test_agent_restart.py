@@ -275,6 +275,35 @@ async def test_a_wiped_data_directory_leaves_no_orphan(world: AgentWorld) -> Non
         assert not alive(pid)
 
 
+async def test_a_wiped_data_directory_leaves_no_orphan_that_cleared_its_environment(
+    world: AgentWorld,
+) -> None:
+    """One command has an empty environment; the other's child left its session as well."""
+    child = "import os, time; os.setsid(); print('pid', os.getpid(), flush=True); time.sleep(1000)"
+    async with world.agent():
+        tasks = [
+            await world.allocate(sh("echo pid $$; exec env -i sleep 1000"), slots=[(0, 1)]),
+            await world.allocate(sh(f'env -i {sys.executable} -c "{child}" & exec env -i sleep 99')),
+        ]
+        pids = [int((await world.until_output(task, "pid")).split()[1]) for task in tasks]
+    assert all(alive(pid) for pid in pids)
+    shutil.rmtree(world.data_dir)
+    async with world.agent():
+        assert [pid for pid in pids if alive(pid)] == [], "it joined while they held its slots"
+        after = await world.allocate(sh("true"), slots=[(0, 1)])
+        assert not (await world.ended(after))[0].never_started
+
+
+async def test_a_sweep_ends_a_runner_that_was_stopped(world: AgentWorld) -> None:
+    async with world.agent():
+        task = await world.allocate(sh("echo pid $PPID; exec env -i sleep 1000"))
+        runner = int((await world.until_output(task, "pid")).split()[1])
+    os.kill(runner, signal.SIGSTOP)
+    shutil.rmtree(world.data_dir)
+    async with world.agent():
+        assert not alive(runner)
+
+
 async def test_a_node_counted_as_lost_kills_all_and_joins_anew(world: AgentWorld) -> None:
     async with world.agent() as old:
         task = await world.allocate(sh("trap '' TERM; echo pid $$; while :; do sleep 0.05; done"))

@@ -220,7 +220,7 @@ class ProcessExecutor:
         seen = procfs.look(pid)
         if seen is None:
             raise ExecutorFailed(replica=key, found="its runner vanished")
-        identity = ProcessIdentity(boot_id=procfs.boot_id(), pid=pid, started=seen.started)
+        identity = _identity_of(seen)
         process = await self._started(directory, identity)
         if process is None:
             directory.give_up()
@@ -243,9 +243,13 @@ class ProcessExecutor:
         return await self._started(directory, runner_identity)
 
     async def sweep(self) -> int:
-        """Kill what hangs on a runner of this root or has its stop file's path in its environment.
+        """Kill the descendants of each runner of this root, and what carries a stop file's path of
+        this root in its environment; then remove the directories.
 
-        Then the directories go. A runner that has not begun yet finds its place taken and ends.
+        The runners are found by their arguments, so that the descendants are found too when the
+        directories are gone and a command cleared its environment. What is found by neither: such
+        a command whose runner was killed. A runner that has not begun yet finds its place taken
+        and ends.
         """
         killed = 0
         found = sorted(self._root.iterdir()) if self._root.is_dir() else []
@@ -255,22 +259,28 @@ class ProcessExecutor:
                 directory.give_up()
         except OSError as error:
             raise ExecutorFailed(replica=self._root, found=error) from None
-        starts = [(d.read_json("start") or {}).get("runner") for d in directories]
-        runners = [runner for start in starts if (runner := _identity(start)) is not None]
         mark = f"YARD_STOP_FILE={self._root}{os.sep}".encode()
+        ended = [
+            identity.pid
+            for directory in directories
+            if (identity := _identity((directory.read_json("start") or {}).get("runner")))
+        ]
         for _ in range(SWEEP_ROUNDS):
-            left = procfs.members(None, None, mark)
-            living = [runner for runner in runners if procfs.alive(runner)]
-            for runner_identity in living:
-                left += procfs.members(runner_identity, None, mark)
-            if not left and not living:
+            left = {seen.pid: seen for seen in procfs.members(None, None, mark)}
+            runners = procfs.runners(runner.__file__, str(self._root))
+            for seen in runners:
+                below = procfs.members(_identity_of(seen), None, mark)
+                # A runner that was stopped does not end by itself.
+                left |= {one.pid: one for one in below or [seen]}
+            if not left:
                 break
-            killed += sum(procfs.kill(seen) for seen in left)
+            ended += [seen.pid for seen in runners]
+            killed += sum(procfs.kill(seen) for seen in left.values())
             await self._clock.sleep(SWEEP_S)
         else:
             raise ExecutorFailed(replica=self._root, found="some of its processes survive SIGKILL")
-        for runner_identity in runners:
-            _reap(runner_identity.pid)
+        for pid in dict.fromkeys(ended):
+            _reap(pid)
         for directory in directories:
             directory.remove()
         return killed
@@ -351,6 +361,10 @@ def _listen(directory: ReplicaDirectory, runner_identity: ProcessIdentity | None
     if runner_identity is not None and procfs.alive(runner_identity):
         bell.watch(runner_identity.pid)
     return bell
+
+
+def _identity_of(seen: procfs.Seen) -> ProcessIdentity:
+    return ProcessIdentity(boot_id=procfs.boot_id(), pid=seen.pid, started=seen.started)
 
 
 def _identity(content: object) -> ProcessIdentity | None:

@@ -72,6 +72,31 @@ def processes() -> dict[int, Seen]:
     }
 
 
+def runners(program: str, root: str) -> list[Seen]:
+    """The living processes that run `program` (a Python file) for a directory under `root`.
+
+    Arguments outlast a lost directory and a command that cleared its environment.
+    """
+    wanted = Path(program).name
+    found: list[Seen] = []
+    for seen in processes().values():
+        arguments = _arguments(seen.pid)
+        if seen.ended or len(arguments) < 3:
+            continue
+        file, directory = arguments[-2:]
+        if Path(file).name == wanted and directory.startswith(root + os.sep):
+            found.append(seen)
+    return found
+
+
+def _arguments(pid: int) -> list[str]:
+    try:
+        raw = (_PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return []
+    return [os.fsdecode(part) for part in raw.split(b"\0")[:-1]]
+
+
 def members(
     runner: ProcessIdentity | None, main: ProcessIdentity | None, mark: bytes
 ) -> list[Seen]:
