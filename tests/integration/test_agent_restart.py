@@ -283,7 +283,9 @@ async def test_a_wiped_data_directory_leaves_no_orphan_that_cleared_its_environm
     async with world.agent():
         tasks = [
             await world.allocate(sh("echo pid $$; exec env -i sleep 1000"), slots=[(0, 1)]),
-            await world.allocate(sh(f'env -i {sys.executable} -c "{child}" & exec env -i sleep 99')),
+            await world.allocate(
+                sh(f'env -i {sys.executable} -c "{child}" & exec env -i sleep 99')
+            ),
         ]
         pids = [int((await world.until_output(task, "pid")).split()[1]) for task in tasks]
     assert all(alive(pid) for pid in pids)

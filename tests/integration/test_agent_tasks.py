@@ -5,12 +5,14 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 
 from tests.support.node_agent import DEADLINE_S, AgentWorld, python, sh
 from yardmaster.eventlog.port import Partition, Record
+from yardmaster.node_agent.settings import PASSED
 from yardmaster.schemas.events.decisions import Checkpoint
 from yardmaster.schemas.events.details import Run, StopSignal
 from yardmaster.schemas.events.node_events import (
@@ -98,7 +100,10 @@ async def test_what_cannot_be_run_ends_as_a_shell_would_end_it(
 async def test_the_environment_is_the_one_that_is_documented(
     world: AgentWorld, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("AGENT_ONLY_SECRET", "hidden")
+    for name in ("AGENT_ONLY_SECRET", "AWS_SECRET_ACCESS_KEY", "LD_LIBRARY_PATH", "PYTHONPATH"):
+        monkeypatch.setenv(name, "of the agent")
+    monkeypatch.setenv("YARD_LOG", "kafka://user:password@broker")
+    monkeypatch.setenv("LC_MEASUREMENT", "C")
     secrets = tmp_path / "secrets" / "nlp"
     secrets.mkdir(parents=True)
     (secrets / "hf").write_text("s3cret\n")
@@ -142,6 +147,11 @@ async def test_the_environment_is_the_one_that_is_documented(
         "PET_NODE_RANK": "0",
         "PET_NPROC_PER_NODE": "2",
         "PET_MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": "127.0.0.1",
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "YARD_JOB_NAME": "a job",
+        "YARD_USER": "somebody",
         "NCCL_DEBUG": "WARN",
         "HF_TOKEN": "s3cret",
         "PWD": f"{directory}/work",
@@ -151,8 +161,13 @@ async def test_the_environment_is_the_one_that_is_documented(
     assert env["YARD_AGENT_URL"].startswith("http://127.0.0.1:")
     assert len(env["YARD_AGENT_TOKEN"]) == 64
     assert int(env["PET_MASTER_PORT"]) > 0
-    assert "AGENT_ONLY_SECRET" not in env
-    assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"} & env.keys()
+    assert env["MASTER_PORT"] == env["PET_MASTER_PORT"]
+    # The shell's own, beside what the agent gives.
+    given = {"YARD_PARAMS", "YARD_AGENT_URL", "YARD_AGENT_TOKEN"}
+    given |= {"MASTER_PORT", "PET_MASTER_PORT", "OLDPWD", "SHLVL", "_"}
+    passed = env.keys() - expected.keys() - given
+    assert all(any(fnmatchcase(name, known) for known in PASSED) for name in passed), passed
+    assert env["LC_MEASUREMENT"] == "C"
     assert not holding(Path(directory), b"s3cret"), "a secret lies on disk"
     assert b"s3cret" not in (world.data_dir / "ledger").read_bytes()
 

@@ -1,5 +1,6 @@
 """What a node has, with and without a driver."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ from yardmaster.node_agent.devices import (
     detect_gpus,
     free_port,
     memory_mib,
+    own_variables,
     parse_smi,
 )
+from yardmaster.node_agent.settings import Settings
 
 
 def test_a_machine_without_a_driver_has_no_gpus(tmp_path: Path) -> None:
@@ -44,3 +47,29 @@ def test_the_machine_has_something() -> None:
     assert cpu_milli() >= 1000
     assert memory_mib() > 0
     assert 0 < free_port() < 65_536
+
+
+def test_only_variables_on_the_list_are_passed_on_and_never_the_agents_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    environ = {
+        "PATH": "/bin",
+        "LC_ALL": "C",
+        "LC_TIME": "de_DE",
+        "YARD_LOG": "kafka://user:password@broker",
+        "AWS_SECRET_ACCESS_KEY": "s3cret",
+        "PATHS": "/other",
+    }
+    monkeypatch.setattr(os, "environ", environ)
+    assert own_variables(("PATH", "LC_*")) == {
+        "PATH": "/bin",
+        "LC_ALL": "C",
+        "LC_TIME": "de_DE",
+    }
+    assert own_variables(("YARD_*", "Y*")) == {}
+
+
+@pytest.mark.parametrize("name", ["*", "", "A*B", "A=B", "[A]*"])
+def test_a_list_of_passed_variables_names_them(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="passed"):
+        Settings(node="n1", data_dir=tmp_path, passed=(name,))

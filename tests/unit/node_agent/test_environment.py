@@ -51,10 +51,24 @@ def test_the_job_may_change_what_the_agent_passes_on_and_nothing_it_says() -> No
         environment(PET_NNODES="9")
 
 
-def test_a_task_of_one_replica_gets_a_free_port_so_that_two_on_a_node_do_not_meet() -> None:
+def test_a_single_replica_is_a_gang_of_one_on_a_free_port_of_its_own() -> None:
+    env = environment(replace(assignment(), slots=(2,), gpu_milli=1000))
+    expected = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    assert {name: env.get(name) for name in expected} == expected
+    assert (env["PET_NNODES"], env["PET_NODE_RANK"]) == ("1", "0")
+    assert env["MASTER_PORT"] == env["PET_MASTER_PORT"] == "4711"
+    assert (env["MASTER_ADDR"], env["PET_MASTER_ADDR"]) == ("127.0.0.1", "127.0.0.1")
+
+
+def test_the_ranks_of_a_single_replica_with_several_gpus_are_left_to_torchrun() -> None:
     env = environment()
-    assert (env["PET_MASTER_ADDR"], env["PET_MASTER_PORT"]) == ("127.0.0.1", "4711")
-    assert "MASTER_PORT" not in env
+    assert (env["RANK"], env["WORLD_SIZE"]) == ("0", "1")
+    assert "LOCAL_RANK" not in env
+
+
+def test_a_task_knows_its_jobs_name_and_the_user_who_submitted_it() -> None:
+    env = environment()
+    assert (env["YARD_JOB_NAME"], env["YARD_USER"]) == ("n", "u")
 
 
 def test_a_gang_meets_on_the_port_that_is_held_for_it() -> None:

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
@@ -65,9 +66,17 @@ def memory_mib() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20
 
 
-def own_variables(names: tuple[str, ...]) -> dict[str, str]:
-    """Those variables of the agent's own environment that are set."""
-    return {name: os.environ[name] for name in names if name in os.environ}
+def own_variables(patterns: tuple[str, ...]) -> dict[str, str]:
+    """The variables of the agent's own environment that its tasks get, by name.
+
+    A pattern is a name, or a name's beginning with `*` at its end. `YARD_` names are the agent's
+    settings, which may hold credentials: no pattern passes them on.
+    """
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if not name.startswith("YARD_") and any(fnmatchcase(name, p) for p in patterns)
+    }
 
 
 def free_port() -> int:

@@ -63,7 +63,7 @@ def task_environment(
     """The whole environment of one replica.
 
     `secrets` are resolved values by variable name. `free_port` is for the rendezvous of a task of
-    one replica, for which the scheduler holds no port.
+    one replica, for which the scheduler reserves no port.
 
     Raises:
         RunRefused: the job sets a reserved name.
@@ -72,7 +72,7 @@ def task_environment(
     env = {**facts.passed, **details.run.env, **secrets}
     env |= _own(assignment, details, token, paths, facts)
     env |= _devices(assignment, facts)
-    env |= _gang(assignment, free_port)
+    env |= _rendezvous(assignment, free_port)
     return env
 
 
@@ -86,6 +86,8 @@ def _own(
     grace = assignment.grace_s
     values = {
         "JOB_ID": key.task_id.partition(".")[0],
+        "JOB_NAME": details.name,
+        "USER": details.user,
         "TASK_ID": key.task_id,
         "TASK_INDEX": index,
         "TASK_COUNT": assignment.tasks,
@@ -123,10 +125,11 @@ def _devices(assignment: Assignment, facts: NodeFacts) -> dict[str, str]:
     return env
 
 
-def _gang(assignment: Assignment, free_port: int) -> dict[str, str]:
-    """For `torchrun` the PET_ names; for programs that join a gang by themselves the plain ones.
+def _rendezvous(assignment: Assignment, free_port: int) -> dict[str, str]:
+    """PET_ names for `torchrun`, plain ones for programs that join a gang without it.
 
-    A program of one process a replica has LOCAL_RANK 0; with more GPUs it would have more
+    A single replica is a gang of one, so that `init_process_group("env://")` works in it too. A
+    program of one process per replica has LOCAL_RANK 0; with more GPUs it would have more
     processes, whose ranks only torchrun knows.
     """
     replica, replicas, slots = assignment.key.replica, assignment.replicas, len(assignment.slots)
@@ -139,14 +142,11 @@ def _gang(assignment: Assignment, free_port: int) -> dict[str, str]:
         "PET_NPROC_PER_NODE": max(slots, 1),
         "PET_MASTER_ADDR": address,
         "PET_MASTER_PORT": port,
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+        "RANK": replica,
+        "WORLD_SIZE": replicas,
     }
-    if gang:
-        values |= {
-            "MASTER_ADDR": address,
-            "MASTER_PORT": port,
-            "RANK": replica,
-            "WORLD_SIZE": replicas,
-        }
-        if slots <= 1:
-            values["LOCAL_RANK"] = 0
+    if slots <= 1:
+        values["LOCAL_RANK"] = 0
     return {name: str(value) for name, value in values.items()}

@@ -13,6 +13,23 @@ Milli = Annotated[int, Field(ge=0)]
 PositiveSeconds = Annotated[float, Field(gt=0)]
 PositiveInt = Annotated[int, Field(gt=0)]
 
+#: A variable's name, or its beginning and `*`.
+PassedName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\*?$", max_length=128)]
+
+#: What tasks get of the agent's own environment by default: what says where the machine's programs
+#: are, which user the task runs as, and how to write text and time. Not passed on:
+#:
+#: - `YARD_*`: the agent's settings, with the log's credentials. No setting passes these on.
+#: - Credentials and tokens of the agent (`AWS_*`, `*_TOKEN`, proxies with a password): a job names
+#:   its secrets, and gets no others.
+#: - `LD_LIBRARY_PATH`, `PYTHONPATH`, `VIRTUAL_ENV`: libraries of the agent's own program, which
+#:   are the wrong ones for a task's.
+#: - `NVIDIA_*`, `CUDA_*`: the agent sets these from the slots that a task holds.
+PASSED: Final = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL"),
+    *("LANG", "LANGUAGE", "LC_*", "TZ", "TMPDIR"),
+)
+
 #: The longest time between two heartbeats: half the shortest fence (`core.fencing.LEAST_FENCE_S`),
 #: so that one that comes late does not end what runs.
 MAX_HEARTBEAT_S: Final = 2.5
@@ -52,9 +69,9 @@ class Settings(LogSettings):
     memory_mib: Milli | None = None
     #: An MPS daemon runs: fractions get its limits.
     mps: bool = False
-    #: Variables of the agent's own environment that every task gets; nothing else of it is passed
-    #: on.
-    passed: tuple[str, ...] = ("PATH", "HOME", "USER", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR")
+    #: Variables of the agent's own environment that its tasks get, by name or with `*` at the end;
+    #: no other reaches them. See PASSED for the reasons.
+    passed: tuple[PassedName, ...] = PASSED
 
     #: Whether the agent makes the node's topic where there is none, as the log may not let it; and
     #: how long it waits for one before it ends.
