@@ -52,6 +52,7 @@ from yardmaster.schemas.events.requests import (
 )
 from yardmaster.schemas.reasons import RefusalCode, Start
 from yardmaster.schemas.resources import Resources
+from yardmaster.schemas.sources import agent_source
 
 START_MS = 1_767_225_600_000  # 2026-01-01T00:00Z
 BOOT = "3f0c6a52-8d11-4b0e-9a6c-5f2d1e0b7c44"
@@ -249,9 +250,9 @@ class LogBuilder:
 
     def claim(self, event: Any, *, node: str | None = None) -> Entry:
         """What an agent reports; `node` says who, when it is another than the event's."""
-        name = node or event.node
+        name = f"node/{node}" if node else agent_source(event.node, event.incarnation)
         if name not in self._agents:
-            self._agents[name] = Writer(self, f"node/{name}", ActorKind.NODE)
+            self._agents[name] = Writer(self, name, ActorKind.NODE)
         return self.append("node-events", self._agents[name].envelope(event, subject_of(event)))
 
     def raw(self, topic: str, value: bytes = b"\x00nonsense") -> Entry:

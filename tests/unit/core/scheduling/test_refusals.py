@@ -10,6 +10,7 @@ from yardmaster.schemas.envelope import Actor, ActorKind, Envelope, Event
 from yardmaster.schemas.events import admissions as adm
 from yardmaster.schemas.events import node_events as nev
 from yardmaster.schemas.reasons import RefusalCode
+from yardmaster.schemas.sources import agent_source
 
 SECOND = "1" * 12
 
@@ -221,3 +222,30 @@ def test_an_agent_that_started_again_counts_from_the_beginning(cell: Cell) -> No
     cell.cycle()
     assert [code for _, code in cell.refused] == ["repeated"], "the old start is over"
     assert cell.state.sources["node/n1"] == (2, 0)
+
+
+def test_a_new_incarnation_is_not_judged_by_the_numbers_of_the_one_before(cell: Cell) -> None:
+    """Its clock may be behind, and its ledger knows nothing of the one before."""
+    lives = [f"{number:012x}" for number in range(10, 90)]
+    for number, life in enumerate(lives):
+        join = joined(cell, "n3", incarnation=life)
+        cell._inputs.append((join, f"{agent_source('n3', life)}/{1000 - number}/0"))
+        cell.cycle()
+        assert cell.refused == []
+    assert cell.state.nodes["n3"].incarnation == lives[-1]
+    kept = [source for source in cell.state.sources if source.startswith("node/n3.")]
+    assert len(kept) <= 2, "marks do not grow with a node's incarnations"
+
+
+def test_within_an_incarnation_a_number_that_does_not_rise_is_a_repeat(cell: Cell) -> None:
+    source = agent_source("n3", SECOND)
+    join = joined(cell, "n3", incarnation=SECOND)
+    for epoch, codes in ((7, []), (6, ["repeated"]), (8, [])):
+        cell._inputs.append((join, f"{source}/{epoch}/0"))
+        cell.cycle()
+        assert [code for _, code in cell.refused] == codes
+    assert cell.state.sources[source] == (8, 0)
+
+
+def test_an_incarnation_speaks_for_itself_only(cell: Cell) -> None:
+    assert refused(cell, exited(cell), source=agent_source("n1", SECOND)) == "not_its_author"

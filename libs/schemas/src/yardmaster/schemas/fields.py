@@ -44,7 +44,7 @@ ReplicaIndex = Annotated[int, Field(ge=0, lt=MAX_REPLICAS)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")]
 JobId = Annotated[str, Field(pattern=r"^[0-9a-z]{12}$")]
 TaskId = Annotated[str, Field(pattern=r"^[0-9a-z]{12}\.(0|[1-9][0-9]{0,3})$")]
-#: Who wrote a record: `gateway/gw-1`, `scheduler/main.5f0c1e2d3a4b`, `node/gpu-07`.
+#: Who wrote a record: `gateway/gw-1`, `scheduler/main.5f0c1e2d3a4b`, `node/gpu-07.90c1d2e3f4a5`.
 Source = Annotated[str, Field(pattern=r"^[a-z_]{1,20}/[a-z0-9][a-z0-9._-]{0,90}$")]
 #: A record's identity: source, epoch, seq.
 RecordId = Annotated[

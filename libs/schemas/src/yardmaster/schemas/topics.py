@@ -96,7 +96,7 @@ QUARANTINE: Final = Topic(
     retention_ms=30 * DAY_MS,
     max_batch_bytes=4 * MIB,
     writers=("quota", "scheduler"),
-    readers=("views", "auditor"),
+    readers=("views", "auditor", "node_agent"),
 )
 
 ASSIGNMENTS_PREFIX: Final = "assignments."

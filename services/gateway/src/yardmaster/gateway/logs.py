@@ -23,6 +23,7 @@ from yardmaster.projections.rows import AttemptRow, OutputRow
 from yardmaster.schemas.errors import SchemaError
 from yardmaster.schemas.events.expiring import TaskOutputV1
 from yardmaster.schemas.instants import rfc3339
+from yardmaster.schemas.sources import written_by_agent
 from yardmaster.schemas.topics import TASK_LOGS
 
 router = APIRouter(tags=["tasks"])
@@ -105,7 +106,7 @@ class Output:
         if self._replica is not None and data.replica != self._replica:
             return None
         placed = (await self._placed(data.attempt)).get(data.replica)
-        if placed is None or placed != data.node or envelope.source != f"node/{placed}":
+        if placed is None or placed != data.node or not written_by_agent(envelope.source, placed):
             return None
         last = self._seen.get((data.attempt, data.replica), -1)
         if data.seq <= last:

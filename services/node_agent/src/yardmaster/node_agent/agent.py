@@ -40,6 +40,7 @@ from yardmaster.node_agent.book import (
 from yardmaster.node_agent.environment import NodeFacts
 from yardmaster.node_agent.errors import AgentError, ExecutorFailed
 from yardmaster.node_agent.executors.port import Process
+from yardmaster.node_agent.joining import HINTS, LOOK_S, JoinRefusals
 from yardmaster.node_agent.lease import FenceExpired, IncarnationOver, Lease
 from yardmaster.node_agent.metrics import AgentMetrics
 from yardmaster.node_agent.ports import Ports, Shop, host_ports, simulated_ports
@@ -51,6 +52,7 @@ from yardmaster.runtime.patient import PatientLog
 from yardmaster.runtime.waiting import together
 from yardmaster.schemas.events.expiring import NodeHeartbeatV1
 from yardmaster.schemas.events.node_events import NodeJoinedV1, ReplicaRef
+from yardmaster.schemas.reasons import RefusalCode
 from yardmaster.schemas.topics import HEARTBEATS, assignments
 
 __all__ = ["Ports", "Settings", "host_ports", "run", "simulated_ports"]
@@ -173,6 +175,8 @@ class _Incarnation:
         self._lease = Lease(ports.clock, ports.executor, book, ports.machine.boot_id)
         #: Set by whoever finds that the incarnation is over while it looks after a replica.
         self._found_over = asyncio.Event()
+        #: The cell refused the last join that it answered.
+        self._join_refused = False
         self.head = book.head
 
     async def run(self) -> None:
@@ -237,6 +241,7 @@ class _Incarnation:
             self._ports.clock,
             self._metrics,
             node=self.head.node,
+            incarnation=self.head.incarnation,
             partition=self._settings.partition,
             epoch=self.head.epoch,
         )
@@ -322,18 +327,43 @@ class _Incarnation:
         shop.reporter.report("joined", self.head.node, fact)
 
     def _has_joined(self) -> None:
-        self._ports.health.say("node")
+        if not self._join_refused:
+            self._ports.health.say("node")
 
     async def _ask_again(self, shop: Shop) -> None:
-        """Ask to join again, slowly, for as long as the node was given nothing.
+        """Ask to join again every `ask_again_s` while the node was given nothing; a refusal is an
+        error in the log and makes the agent not ready.
 
-        One that the cell refuses hears nothing of it, and may be enrolled at any time. To ask again
-        as a node that is in changes nothing.
+        A refused node may be enrolled at any time. To ask again as a node that is in changes
+        nothing.
         """
+        refusals = JoinRefusals(shop.ports.log, shop.writer.source, self.head.epoch)
+        clock, settings = self._ports.clock, self._settings
+        asked_s = clock.monotonic_s()
+        refused = False
         while not self._book.replicas and self._book.forgotten_through < 0:
-            await self._ports.clock.sleep(self._settings.ask_again_s)
-            if not self._book.replicas:
+            await clock.sleep(min(LOOK_S, settings.ask_again_s))
+            if (code := await refusals.look()) is not None:
+                refused = self._join_refused = True
+                self._say_refused(code)
+            if clock.monotonic_s() - asked_s >= settings.ask_again_s and not self._book.replicas:
+                # Not refused since it asked last: it is in.
+                self._join_refused = refused
+                self._has_joined()
                 self._join(shop, [])
+                asked_s, refused = clock.monotonic_s(), False
+        self._join_refused = False
+        self._has_joined()
+
+    def _say_refused(self, code: RefusalCode) -> None:
+        hint = HINTS.get(code, "the topic quarantine has the record").replace(
+            "NODE", self.head.node
+        )
+        self._metrics.joins_refused.labels(code.value).inc()
+        self._ports.health.say("node", f"the cell refuses the node's join: {code.value}; {hint}")
+        self._ports.telemetry.error(
+            "join_refused", node=self.head.node, code=code.value, hint=hint, epoch=self.head.epoch
+        )
 
     async def _follow(self, follower: Follower) -> None:
         """Follow the assignments, once there is a log and a topic of them."""

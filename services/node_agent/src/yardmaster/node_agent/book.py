@@ -229,8 +229,8 @@ class Offer:
 class Head:
     """The node's own entry: the first line of a ledger, and again at every start.
 
-    `epoch` rises with every start, and is at least the start's time in ms, so that it rises also
-    where a lost ledger forgot the count. `api_port` is kept, because running tasks were told it.
+    `epoch` rises with every start of an incarnation, whatever the clock says, and is at least the
+    start's time in ms. `api_port` is kept, because running tasks were told it.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED

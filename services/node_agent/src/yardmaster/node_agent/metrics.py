@@ -34,6 +34,9 @@ class AgentMetrics:
         self.output_failed = counter("output_failed", "Batches of output tried again later.")
         self.requests = counter("api_requests", "Requests of tasks, by status.", "status")
         self.connections_refused = counter("api_connections_refused", "Over MAX_CONNECTIONS.")
+        self.joins_refused = counter(
+            "joins_refused", "Joins that the cell refused, by the code.", "code"
+        )
         self.incarnations = counter("incarnations", "Ledgers begun.")
         self.fenced = counter("fenced", "Times that all was killed for want of acknowledgement.")
         self.renewals_failed = counter(

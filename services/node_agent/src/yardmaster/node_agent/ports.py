@@ -102,6 +102,7 @@ def simulated_ports(
     telemetry: Telemetry,
     ledger: Ledger | None = None,
     executor: Executor | None = None,
+    health: Health | None = None,
 ) -> Ports:
     """Ports that touch no disk and start no process; `ledger` and `executor` outlive agents."""
     gpus = settings.gpus or 0
@@ -122,6 +123,7 @@ def simulated_ports(
             passed={},
         ),
         free_port=lambda: 29_500,
+        health=health or Health(),
     )
 
 

@@ -17,6 +17,7 @@ from yardmaster.node_agent.lease import Lease
 from yardmaster.node_agent.metrics import AgentMetrics
 from yardmaster.runtime.clock import Clock
 from yardmaster.schemas.envelope import Actor, ActorKind, Envelope, Event
+from yardmaster.schemas.sources import agent_source
 from yardmaster.schemas.topics import KIB, NODE_EVENTS
 
 #: A batch of facts or of output is at most this large; the topics take 128 KiB.
@@ -43,6 +44,7 @@ class Writer:
         metrics: AgentMetrics,
         *,
         node: str,
+        incarnation: str,
         partition: int,
         epoch: int,
     ) -> None:
@@ -51,6 +53,7 @@ class Writer:
         self._clock = clock
         self._metrics = metrics
         self._node = node
+        self.source = agent_source(node, incarnation)
         self._partition = partition
         self._epoch = epoch
         self._seq = 0
@@ -69,7 +72,7 @@ class Writer:
         envelope = Envelope(
             type=event.TYPE,
             version=event.VERSION,
-            source=f"node/{self._node}",
+            source=self.source,
             epoch=self._epoch,
             seq=seq,
             subject=subject,

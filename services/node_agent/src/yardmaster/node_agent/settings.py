@@ -43,7 +43,7 @@ class Settings(LogSettings):
 
     model_config = SettingsConfigDict(env_prefix="YARD_AGENT_")
 
-    #: The node's name: its topic is `assignments.<node>`, its source `node/<node>`.
+    #: The node's name: its topic is `assignments.<node>`, its source `node/<node>.<incarnation>`.
     node: Name
     pool: Name = "default"
     node_type: Name = "generic"
@@ -79,7 +79,7 @@ class Settings(LogSettings):
     topic_wait_s: PositiveSeconds = 600.0
     #: Between two heartbeats; at most MAX_HEARTBEAT_S.
     heartbeat_s: PositiveSeconds = 2.0
-    #: A node that was given nothing yet asks to join again after so long: a refusal is not told.
+    #: A node that was given nothing yet asks to join again after this time.
     ask_again_s: PositiveSeconds = 60.0
     #: Between two looks at a task's output and checkpoint file.
     tick_s: PositiveSeconds = 0.25

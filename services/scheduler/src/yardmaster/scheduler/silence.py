@@ -27,6 +27,7 @@ from yardmaster.scheduler.settings import ShellLimits
 from yardmaster.schemas.errors import SchemaError
 from yardmaster.schemas.events.decisions import NodeSilenceObservedV1
 from yardmaster.schemas.events.expiring import NodeHeartbeatV1
+from yardmaster.schemas.sources import written_by_agent
 from yardmaster.schemas.topics import HEARTBEATS
 
 
@@ -121,7 +122,9 @@ class SilenceWatch:
             self._metrics.heartbeats_ignored.inc()
             return
         beat = envelope.data
-        if not isinstance(beat, NodeHeartbeatV1) or envelope.source != f"node/{beat.node}":
+        if not isinstance(beat, NodeHeartbeatV1) or not written_by_agent(
+            envelope.source, beat.node, beat.incarnation
+        ):
             self._metrics.heartbeats_ignored.inc()
             return
         life = (beat.node, beat.incarnation)

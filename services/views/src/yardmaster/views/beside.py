@@ -18,6 +18,7 @@ from yardmaster.projections.store import Change, Put, ViewStore, Wanted
 from yardmaster.schemas.errors import SchemaError
 from yardmaster.schemas.events.expiring import NodeHeartbeatV1, TaskOutputV1
 from yardmaster.schemas.position import Position
+from yardmaster.schemas.sources import written_by_agent
 from yardmaster.schemas.topics import HEARTBEATS, TASK_LOGS
 
 TOPICS: Final = (HEARTBEATS.name, TASK_LOGS.name)
@@ -110,7 +111,7 @@ class Beside:
             if (
                 envelope is not None
                 and isinstance(data, NodeHeartbeatV1 | TaskOutputV1)
-                and envelope.source == f"node/{data.node}"
+                and written_by_agent(envelope.source, data.node)
             ):
                 yield stored, data
             else:

@@ -21,6 +21,7 @@ from yardmaster.core.audit.verdicts import Verdicts
 from yardmaster.schemas.envelope import Envelope
 from yardmaster.schemas.events.machine import InputRange
 from yardmaster.schemas.events.node_events import TaskStartedV1
+from yardmaster.schemas.sources import written_by_agent
 from yardmaster.schemas.topics import ADMISSIONS, DECISIONS, INPUT_ORDER, NODE_EVENTS, REQUESTS
 
 __all__ = ["Audit", "Finding", "audit", "record_digest"]
@@ -207,7 +208,9 @@ class Audit:
             self._report.add("S2", seen, f"{envelope.type} in {seen.topic}: expected it refused")
         elif denied:
             body = envelope.data
-            if isinstance(body, TaskStartedV1) and envelope.source == f"node/{body.node}":
+            if isinstance(body, TaskStartedV1) and written_by_agent(
+                envelope.source, body.node, body.incarnation
+            ):
                 self._cluster.started(seen, body, refused=True)
         elif not scheduling:
             if claim:

@@ -43,6 +43,7 @@ from yardmaster.schemas.events.requests import (
     PoolConfig,
     ProjectConfig,
 )
+from yardmaster.schemas.sources import written_by_agent
 from yardmaster.schemas.topics import NODE_EVENTS
 
 
@@ -164,7 +165,7 @@ class Cluster:
         """Apply an input that a counted cycle took and did not refuse."""
         body = envelope.data
         if seen.topic == NODE_EVENTS.name:
-            if envelope.source != f"node/{body.node}":
+            if not written_by_agent(envelope.source, body.node, body.incarnation):
                 self.report.add(
                     "S2",
                     seen,

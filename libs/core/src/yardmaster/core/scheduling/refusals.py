@@ -11,6 +11,7 @@ from yardmaster.core.scheduling.state import ClusterState
 from yardmaster.schemas.envelope import Envelope, Event
 from yardmaster.schemas.events import node_events as nev
 from yardmaster.schemas.reasons import RefusalCode
+from yardmaster.schemas.sources import written_by_agent
 from yardmaster.schemas.topics import NODE_EVENTS
 
 ReplicaClaim = (
@@ -27,7 +28,8 @@ def refusal(state: ClusterState, envelope: Envelope[Event]) -> RefusalCode | Non
     event = envelope.data
     if NODE_EVENTS.name not in event.TOPICS:
         return RefusalCode.WRONG_TOPIC
-    if envelope.source != f"node/{event.node}":  # type: ignore[attr-defined]
+    author = (event.node, event.incarnation)  # type: ignore[attr-defined]
+    if not written_by_agent(envelope.source, *author):
         return RefusalCode.NOT_ITS_AUTHOR
     last = state.sources.get(envelope.source)
     if last is not None and (envelope.epoch, envelope.seq) <= last:

@@ -17,6 +17,7 @@ from yardmaster.core.scheduling.state import ClusterState
 from yardmaster.schemas.events import admissions as adm
 from yardmaster.schemas.events import decisions as dec
 from yardmaster.schemas.events import node_events as nev
+from yardmaster.schemas.sources import agent_source
 
 
 def node_cordoned_v1(state: ClusterState, event: adm.NodeCordonedV1, _: str) -> None:
@@ -121,6 +122,7 @@ def _bar(state: ClusterState, node: Node) -> None:
 def node_joined_v1(state: ClusterState, event: nev.NodeJoinedV1, record_id: str) -> None:
     believed(state, record_id)
     node = state.node(event.node)
+    _forget_marks(state, node, event.incarnation)
     if node.state is NodeState.UP and node.incarnation == event.incarnation:
         node.silent_ms = 0
         state.dirty[node] = None
@@ -131,6 +133,18 @@ def node_joined_v1(state: ClusterState, event: nev.NodeJoinedV1, record_id: str)
         state.dirty[node] = None
         return
     install(state, node, event)
+
+
+def _forget_marks(state: ClusterState, node: Node, joining: str) -> None:
+    """Forget the last numbers of incarnations that cannot claim anything any more.
+
+    So a node's marks do not grow with its incarnations. What they would refuse as a repeat is
+    refused as stale.
+    """
+    over = node.dead if node.pending is None else [*node.dead, node.pending.incarnation]
+    for incarnation in over:
+        if incarnation != joining:
+            state.sources.pop(agent_source(node.name, incarnation), None)
 
 
 def install(state: ClusterState, node: Node, event: nev.NodeJoinedV1) -> None:

@@ -1,0 +1,200 @@
+"""Joins of a real agent at a cell with both real machines: lost ledgers, clocks, refusals."""
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.cell_world import World, asked, of
+from tests.support.logs import joined
+from yardmaster.eventlog.codec import decode, encode
+from yardmaster.eventlog.port import Partition
+from yardmaster.node_agent.agent import run, simulated_ports
+from yardmaster.node_agent.ledger import MemoryLedger
+from yardmaster.node_agent.settings import Settings
+from yardmaster.runtime.chance import SeededChance
+from yardmaster.runtime.clock import ManualClock
+from yardmaster.runtime.health import Health
+from yardmaster.runtime.telemetry import Telemetry
+from yardmaster.schemas.envelope import Actor, ActorKind, Envelope, Event
+from yardmaster.schemas.events.decisions import SlotsAllocatedV1, TaskRequeuedV1
+from yardmaster.schemas.events.machine import CycleCommittedV1
+from yardmaster.schemas.events.node_events import NodeJoinedV1, SlotsReleasedV1
+from yardmaster.schemas.events.requests import Enrolment, NodeEnrolRequestedV1
+from yardmaster.schemas.reasons import RefusalCode
+
+
+class Skewed:
+    """A host's clock that differs from the others', and goes as fast."""
+
+    def __init__(self, clock: ManualClock, skew_ms: int) -> None:
+        self._clock = clock
+        self._skew_ms = skew_ms
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms() + self._skew_ms
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._clock, name)
+
+
+@dataclass
+class Host:
+    """A node's machine: its agents, one after another."""
+
+    world: World
+    folder: Path
+    seed: int = 1
+    lines: io.StringIO = field(default_factory=io.StringIO)
+    health: Health = field(default_factory=Health)
+
+    @asynccontextmanager
+    async def agent(
+        self, ledger: MemoryLedger | None = None, *, skew_ms: int = 0
+    ) -> AsyncIterator[None]:
+        clock = Skewed(self.world.clock, skew_ms)
+        settings = Settings(node="n1", data_dir=self.folder, gpus=1, api=False)
+        self.seed += 1
+        telemetry = Telemetry("node_agent", now_ms=clock.now_ms, stream=self.lines)
+        self.health = Health()
+        ports = simulated_ports(
+            settings,
+            log=self.world.log,
+            clock=clock,
+            chance=SeededChance(self.seed),
+            telemetry=telemetry,
+            ledger=ledger,
+            health=self.health,
+        )
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(run(ports, settings))
+            yield
+            running.cancel()
+
+    async def until(self, true: Callable[[], bool], seconds: float = 200) -> None:
+        """Let time pass until it is true."""
+        clock = self.world.clock
+        ends_s = clock.monotonic_s() + seconds
+        while not true():
+            assert clock.monotonic_s() < ends_s, (self.lines.getvalue(), self.health.reasons)
+            clock.advance(0.1)
+            for _ in range(20):
+                await asyncio.sleep(0)
+
+    def said(self, event: str) -> list[dict[str, Any]]:
+        """Lines of the agent's log."""
+        lines = [json.loads(line) for line in self.lines.getvalue().splitlines()]
+        return [line for line in lines if line["event"] == event]
+
+
+@pytest.fixture
+async def host(tmp_path: Path) -> AsyncIterator[Host]:
+    world = World(tmp_path / "snapshots")
+    await world.create(node_timeout_s=60)
+    async with world.running():
+        yield Host(world, tmp_path / "n1")
+
+
+async def reported(world: World, kind: type[Event]) -> list[Envelope[Any]]:
+    stored = await world.log.read(Partition("node-events"), 0, max_records=10_000)
+    return [e for e in (decode(each.record) for each in stored) if isinstance(e.data, kind)]
+
+
+async def refusals(world: World) -> list[RefusalCode]:
+    commits = of(CycleCommittedV1, await world.decisions())
+    return [one.code for commit in commits for one in commit.refused]
+
+
+async def test_a_node_with_a_lost_ledger_and_a_clock_stepped_back_joins_and_reports_at_once(
+    host: Host,
+) -> None:
+    world = host.world
+    async with host.agent(MemoryLedger()):
+        await host.until(lambda: not host.health.reasons)
+    async with host.agent(MemoryLedger(), skew_ms=-600_000):
+        await host.until(lambda: not host.health.reasons)
+        await world.request(asked(0))
+        await world.happens(lambda d: bool(of(SlotsAllocatedV1, d)))
+        # Its details are not written here, so the agent releases the slots at once.
+        await world.happens(lambda d: bool(of(TaskRequeuedV1, d)))
+    assert (await reported(world, SlotsReleasedV1))[0].data.never_started
+    joins = await reported(world, NodeJoinedV1)
+    assert joins[-1].epoch < joins[0].epoch, "the clock had stepped back"
+    assert await refusals(world) == []
+    await world.prove()
+
+
+async def test_a_join_that_the_log_has_a_newer_number_for_is_loud_and_not_ready(
+    host: Host,
+) -> None:
+    """As after a ledger that came back from a backup, on a host whose clock is behind."""
+    world, ledger = host.world, MemoryLedger()
+    async with host.agent(ledger):
+        await host.until(lambda: not host.health.reasons)
+    join = (await reported(world, NodeJoinedV1))[-1]
+    later = Envelope(
+        type=join.type,
+        version=join.version,
+        source=join.source,
+        epoch=join.epoch + 5_000_000,
+        seq=0,
+        subject=join.subject,
+        time_ms=join.time_ms,
+        actor=Actor(kind=ActorKind.NODE, id="n1"),
+        data=join.data,
+    )
+    await world.log.append(Partition("node-events"), [encode(later, "main")])
+    async with host.agent(ledger):
+        await host.until(lambda: bool(host.said("join_refused")))
+        assert "repeated" in host.health.reasons["node"]
+        line = host.said("join_refused")[0]
+        assert (line["level"], line["code"], line["node"]) == ("error", "repeated", "n1")
+
+
+async def test_a_node_that_is_not_enrolled_is_not_ready_until_it_is(host: Host) -> None:
+    world = host.world
+    bounds = Enrolment(pool="default", gpus=1)
+    await world.request(NodeEnrolRequestedV1(node="n2", enrolment=bounds))
+    await world.settles()
+    async with host.agent(MemoryLedger()):
+        await host.until(lambda: bool(host.said("join_refused")))
+        assert "yard nodes enrol n1" in host.health.reasons["node"]
+        await world.request(NodeEnrolRequestedV1(node="n1", enrolment=bounds))
+        await host.until(lambda: not host.health.reasons)
+        await world.request(asked(0))
+        await world.happens(lambda d: bool(of(SlotsAllocatedV1, d)))
+    assert set(await refusals(world)) == {RefusalCode.NOT_ENROLLED}
+
+
+async def test_an_agent_of_an_earlier_version_is_believed_as_before(host: Host) -> None:
+    world = host.world
+    join = joined("n1", 1)
+    entry = world.writers.claim(join).envelope
+    assert entry is not None
+
+    async def put(epoch: int, life: int) -> None:
+        old = Envelope(
+            type=entry.type,
+            version=entry.version,
+            source="node/n1",
+            epoch=epoch,
+            seq=0,
+            subject="n1",
+            time_ms=world.clock.now_ms(),
+            actor=entry.actor,
+            data=joined("n1", 1, life=life),
+        )
+        await world.log.append(Partition("node-events"), [encode(old, "main")])
+        await world.settles()
+
+    await put(7, 1)
+    await put(6, 2)
+    assert await refusals(world) == [RefusalCode.REPEATED]
+    await put(8, 2)
+    assert await refusals(world) == [RefusalCode.REPEATED]
