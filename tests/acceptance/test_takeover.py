@@ -26,10 +26,10 @@ from tests.support.groups import until_joined
 from yardmaster.core.commit import CommitReader
 from yardmaster.eventlog.port import EventLog, Partition, StoredRecord
 from yardmaster.runtime.batch import decode_own, digest_of
-from yardmaster.scheduler.relay import OFFSET_HEADER
 from yardmaster.schemas.envelope import Envelope, Event
 from yardmaster.schemas.events.decisions import SlotsAllocatedV1
 from yardmaster.schemas.events.machine import TermStartedV1
+from yardmaster.schemas.relayed import OFFSET_HEADER, relayed_from
 from yardmaster.schemas.topics import assignments
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600), pytest.mark.xdist_group("takeover")]
@@ -272,7 +272,7 @@ def relayed(cluster: Cluster) -> int:
             while stored := await log.read(at, offset, max_records=5000):
                 offset = stored[-1].offset + 1
                 for each in stored:
-                    source = int(dict(each.record.headers)[OFFSET_HEADER])
+                    source = relayed_from(dict(each.record.headers)[OFFSET_HEADER]).offset
                     assert source in decided.counted, f"{at} {each.offset} counts for nobody"
                     assert each.record.value == decided.records[source].record.value
                     count += 1

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.node_agent import DEADLINE_S, AgentWorld, python, sh
+from tests.support.node_agent import DEADLINE_S, OTHER_INCARNATION, AgentWorld, python, sh
 from yardmaster.eventlog.port import Partition, Record
 from yardmaster.node_agent.settings import PASSED
 from yardmaster.schemas.events.decisions import Checkpoint
@@ -421,6 +421,43 @@ async def test_a_stop_of_an_attempt_that_is_not_here_changes_nothing(world: Agen
         await world.stop(task, attempt=1, grace_s=0)
         await world.ended(task)
         assert (await world.exit_of(task)).exit_code == 0
+
+
+@pytest.mark.parametrize("how", ["stopped", "revoked"])
+async def test_a_stop_releases_the_replicas_whose_assignment_was_lost(
+    world: AgentWorld, how: str
+) -> None:
+    lost = "000000000009.0"
+    order = world.stop if how == "stopped" else world.revoke
+    async with world.agent() as joined:
+        await order(lost, attempt=3, unstarted=(OTHER_INCARNATION, (7,)))
+        for _ in range(2):
+            await order(lost, attempt=3, unstarted=(joined.incarnation, (0, 2)))
+        released = await world.ended(lost, count=2)
+        assert [(r.attempt, r.replica, r.never_started) for r in released] == [
+            (3, 0, True),
+            (3, 2, True),
+        ]
+        said = await world.until_output(lost, "\n", stream="agent", attempt=3)
+        assert "its assignment did not reach the node" in said
+        await world.allocate(sh("echo started"), task_id=lost, attempt=3, replicas=3)
+        after = await world.allocate(sh("true"))
+        await world.ended(after)
+    async with world.agent():
+        after = await world.allocate(sh("true"))
+        await world.ended(after)
+    assert [r.replica for r in await world.of_type(TaskStartedV1, lost)] == [1]
+    assert len(await world.of_type(SlotsReleasedV1, lost)) == 3
+
+
+async def test_a_replica_that_the_agent_knows_is_stopped_whatever_the_stop_says_of_it(
+    world: AgentWorld,
+) -> None:
+    async with world.agent() as joined:
+        task = await world.allocate(sh("sleep 100"))
+        await world.until(TaskStartedV1, task)
+        await world.stop(task, grace_s=0, unstarted=(joined.incarnation, (0,)))
+        assert [r.never_started for r in await world.ended(task)] == [False]
 
 
 async def test_a_later_stop_can_only_make_the_end_sooner(world: AgentWorld) -> None:

@@ -43,6 +43,7 @@ from yardmaster.schemas.events.node_events import (
 )
 from yardmaster.schemas.events.requests import DetailsRef
 from yardmaster.schemas.reasons import Start, Stop, StopCode
+from yardmaster.schemas.relayed import RelayedFrom
 from yardmaster.schemas.topics import (
     DETAILS,
     HEARTBEATS,
@@ -208,6 +209,7 @@ class AgentWorld:
         attempt: int = 1,
         grace_s: int = 20,
         code: StopCode = StopCode.PRIORITY,
+        unstarted: tuple[str, tuple[int, ...]] = ("", ()),
     ) -> None:
         """Preempt an attempt (`code` priority), or stop it for another reason."""
         cls = PreemptionRequestedV1 if code is StopCode.PRIORITY else StopRequestedV1
@@ -219,14 +221,22 @@ class AgentWorld:
                 stop=Stop(code=code),
                 grace_s=grace_s,
                 deadline_at_ms=self.clock.now_ms() + grace_s * 1000,
-            )
+            ),
+            unstarted=unstarted,
         )
 
-    async def revoke(self, task_id: str, attempt: int = 1) -> None:
-        """Take an allocation back."""
+    async def revoke(
+        self,
+        task_id: str,
+        attempt: int = 1,
+        *,
+        unstarted: tuple[str, tuple[int, ...]] = ("", ()),
+    ) -> None:
+        """Revoke an allocation."""
         stop = Stop(code=StopCode.START_TIMEOUT)
         await self.assign(
-            AllocationRevokedV1(task_id=task_id, attempt=attempt, nodes=(self.node,), stop=stop)
+            AllocationRevokedV1(task_id=task_id, attempt=attempt, nodes=(self.node,), stop=stop),
+            unstarted=unstarted,
         )
 
     async def lose(self, incarnation: str) -> None:
@@ -236,10 +246,16 @@ class AgentWorld:
         )
         await self.assign(lost)
 
-    async def assign(self, event: Event, *, source: str = "scheduler/main.abcdefabcdef") -> Record:
-        """Relay a decision to the node."""
+    async def assign(
+        self,
+        event: Event,
+        *,
+        source: str = "scheduler/main.abcdefabcdef",
+        unstarted: tuple[str, tuple[int, ...]] = ("", ()),
+    ) -> Record:
+        """Relay a decision to the node; a stop with the replicas that have not started there."""
         record = codec.encode(self._envelope(event, self.node, source), "main")
-        header = ("yard_offset", str(self.decisions).encode())
+        header = RelayedFrom(self.decisions, *unstarted).header()
         self.decisions += 1
         record = replace(record, headers=(*record.headers, header))
         await self.repeat(record)

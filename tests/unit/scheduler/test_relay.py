@@ -29,7 +29,7 @@ from yardmaster.eventlog.testing import Fault, FaultKind, FaultPlan, FaultyLog
 from yardmaster.runtime.clock import ManualClock
 from yardmaster.runtime.telemetry import Telemetry
 from yardmaster.scheduler.metrics import ShellMetrics
-from yardmaster.scheduler.relay import OFFSET_HEADER, Relay, concerned
+from yardmaster.scheduler.relay import Relay, Unstarted, concerned
 from yardmaster.scheduler.settings import ShellLimits
 from yardmaster.schemas.events.admissions import NodeEnrolledV1
 from yardmaster.schemas.events.decisions import (
@@ -42,6 +42,7 @@ from yardmaster.schemas.events.decisions import (
 )
 from yardmaster.schemas.events.requests import Enrolment, NodeEnrolRequestedV1
 from yardmaster.schemas.reasons import EndCode, Stop, StopCode
+from yardmaster.schemas.relayed import OFFSET_HEADER, RelayedFrom, relayed_from
 from yardmaster.schemas.topics import TOPICS, assignments
 
 
@@ -68,7 +69,12 @@ class Rig:
             await self.log.append(Partition("decisions"), [entry.record])
         self.written = self.builder.end("decisions")
 
-    def relay(self, log: EventLog | None = None, snapshots: SnapshotStore | None = None) -> Relay:
+    def relay(
+        self,
+        log: EventLog | None = None,
+        snapshots: SnapshotStore | None = None,
+        unstarted: Unstarted = lambda _task, _attempt: {},
+    ) -> Relay:
         telemetry = Telemetry("scheduler", now_ms=self.clock.now_ms, stream=io.StringIO())
         return Relay(
             log or self.log,
@@ -77,11 +83,15 @@ class Rig:
             limits=ShellLimits(),
             metrics=ShellMetrics(telemetry),
             snapshots=snapshots,
+            unstarted=unstarted,
         )
 
     async def relayed(self, node: str) -> list[int]:
         """The offsets in `decisions` of what a node's topic holds."""
-        return [int(dict(s.record.headers)[OFFSET_HEADER]) for s in await self.copies(node)]
+        return [
+            relayed_from(dict(s.record.headers)[OFFSET_HEADER]).offset
+            for s in await self.copies(node)
+        ]
 
     async def copies(self, node: str) -> list[StoredRecord]:
         return list(await self.log.read(Partition(assignments(node).name), 0))
@@ -133,6 +143,35 @@ async def test_a_copy_is_the_record_with_its_offset(rig: Rig) -> None:
     assert copy.record.key == original.key
     assert copy.record.value == original.value
     assert copy.record.headers == (*original.headers, (OFFSET_HEADER, b"1"))
+
+
+async def test_a_copy_of_a_stop_names_the_replicas_that_have_not_started_on_its_node(
+    rig: Rig,
+) -> None:
+    stop = Stop(code=StopCode.START_TIMEOUT)
+    rig.builder.scheduler.cycle(
+        allocated(task(1), placed("a", 0), placed("b", 0, replica=1), placed("b", 1, replica=2)),
+    )
+    rig.builder.scheduler.cycle(
+        AllocationRevokedV1(task_id=task(1), attempt=1, nodes=("a", "b"), stop=stop),
+    )
+    await rig.write()
+
+    def unstarted(task_id: str, attempt: int) -> dict[str, tuple[str, list[int]]]:
+        assert (task_id, attempt) == (task(1), 1)
+        return {"b": (incarnation(), [1, 2])}
+
+    async with running(rig.relay(unstarted=unstarted), ["a", "b"]):
+        await settled(rig)
+    a, b = [(await rig.copies(node))[1].record.headers[-1] for node in ("a", "b")]
+    assert a == (OFFSET_HEADER, b"3")
+    assert b == (OFFSET_HEADER, b"3 000000000001 1,2")
+    assert relayed_from(b[1]) == RelayedFrom(3, incarnation(), (1, 2))
+    rig.builder.scheduler.cycle(allocated(task(2), placed("a", 0)))
+    await rig.write()
+    async with running(rig.relay(), ["a", "b"]):
+        await settled(rig)
+    assert await rig.relayed("b") == [1, 3, 3], "a relay that takes over begins with that copy"
 
 
 async def test_a_cycle_without_its_commit_reaches_nobody_until_it_has_it(rig: Rig) -> None:

@@ -1,8 +1,10 @@
 """The node's own topic: what the scheduler's relay copied there is taken over and acted on.
 
 The position is this agent's, in its ledger; no consumer group. A record may come twice, and late: a
-replica that the ledger knows is not taken again, an assignment to another incarnation is void. A
-record that cannot be read stops the agent (tasks go on): it may be a stop that a newer scheduler
+replica that the ledger knows is not taken again, an assignment to another incarnation is void. An
+assignment may also be lost, when a broker loses its newest records: the stop of an attempt names
+the replicas that never started, and those that the ledger does not know are released. A record that
+cannot be read stops the agent (tasks go on): it may be a stop that a newer scheduler
 wrote.
 """
 
@@ -13,7 +15,14 @@ from typing import Final
 from yardmaster.eventlog.codec import decode
 from yardmaster.eventlog.errors import OffsetGone
 from yardmaster.eventlog.port import Partition, Record, StoredRecord
-from yardmaster.node_agent.book import Assignment, Reached, Replica, ReplicaKey, StopOrder
+from yardmaster.node_agent.book import (
+    Assignment,
+    Reached,
+    Replica,
+    ReplicaKey,
+    StopOrder,
+    lost_assignment,
+)
 from yardmaster.node_agent.errors import AssignmentUnreadable
 from yardmaster.node_agent.lease import IncarnationOver
 from yardmaster.node_agent.metrics import AgentMetrics
@@ -29,18 +38,19 @@ from yardmaster.schemas.events.decisions import (
     SlotsAllocatedV1,
     StopRequestedV1,
 )
+from yardmaster.schemas.relayed import OFFSET_HEADER, RelayedFrom, relayed_from
 from yardmaster.schemas.topics import assignments
 
 #: Records read at a time.
 MAX_RECORDS: Final = 200
 #: How long one wait for more lasts.
 WAIT_S: Final = 30.0
-#: The relay's header: the record's offset in `decisions`.
-OFFSET_HEADER: Final = "yard_offset"
 #: What the relay adds to a record; the second is its own affair.
 RELAY_HEADERS: Final = (OFFSET_HEADER, "yard_behind")
 #: Hexadecimal digits of an attempt's token: 256 bits.
 TOKEN_DIGITS: Final = 64
+
+StopEvent = PreemptionRequestedV1 | StopRequestedV1 | AllocationRevokedV1
 
 
 class Follower:
@@ -87,18 +97,18 @@ class Follower:
                 await log.wait({self._partition: book.reached}, WAIT_S)
 
     def _act(self, stored: StoredRecord) -> None:
-        envelope, decision = self._read(stored)
+        envelope, origin = self._read(stored)
         event = envelope.data
         match event:
             case SlotsAllocatedV1():
-                outcome = self._allocated(event, envelope.id, decision)
+                outcome = self._allocated(event, envelope.id, origin.offset)
             case PreemptionRequestedV1() | StopRequestedV1():
-                outcome = self._stopped(event, envelope.id)
+                outcome = self._stopped(event, envelope.id, origin)
             case AllocationRevokedV1():
                 order = StopOrder(
                     code=event.stop.code.value, deadline_ms=0, cause=envelope.id, revoked=True
                 )
-                outcome = self._order(event.task_id, event.attempt, order)
+                outcome = self._order(event, order, origin)
             case NodeLostV1():
                 head = self._shop.book.head
                 if (event.node, event.incarnation) == (head.node, head.incarnation):
@@ -109,8 +119,8 @@ class Follower:
                 outcome = "ignored"
         self._metrics.assignments.labels(envelope.type, outcome).inc()
 
-    def _read(self, stored: StoredRecord) -> tuple[Envelope[Event], int]:
-        """The event, and its offset in `decisions` (-1: the relay did not say)."""
+    def _read(self, stored: StoredRecord) -> tuple[Envelope[Event], RelayedFrom]:
+        """The event, and what the relay says of it."""
         record = stored.record
         given = dict(record.headers).get(OFFSET_HEADER, b"")
         own = tuple(header for header in record.headers if header[0] not in RELAY_HEADERS)
@@ -126,7 +136,7 @@ class Follower:
                 offset=stored.offset,
                 found=f"{envelope.source} is no scheduler",
             )
-        return envelope, int(given) if given.isdigit() else -1
+        return envelope, relayed_from(given)
 
     def _allocated(self, event: SlotsAllocatedV1, cause: str, decision: int) -> str:
         head, book = self._shop.book.head, self._shop.book
@@ -170,22 +180,60 @@ class Follower:
                 return f"slot {slot} is held already"
         return None
 
-    def _stopped(self, event: PreemptionRequestedV1 | StopRequestedV1, cause: str) -> str:
+    def _stopped(
+        self, event: PreemptionRequestedV1 | StopRequestedV1, cause: str, origin: RelayedFrom
+    ) -> str:
         # The deadline is the scheduler's time: a clock of ours that is behind does not lengthen it.
         now_ms = self._shop.ports.clock.now_ms()
         deadline_ms = min(event.deadline_at_ms, now_ms + event.grace_s * 1000)
         order = StopOrder(code=event.stop.code.value, deadline_ms=deadline_ms, cause=cause)
-        return self._order(event.task_id, event.attempt, order)
+        return self._order(event, order, origin)
 
-    def _order(self, task_id: str, attempt: int, order: StopOrder) -> str:
-        told = [
+    def _order(self, event: StopEvent, order: StopOrder, origin: RelayedFrom) -> str:
+        stopped = [
             supervision
             for key, supervision in self._supervisions.items()
-            if (key.task_id, key.attempt) == (task_id, attempt)
+            if (key.task_id, key.attempt) == (event.task_id, event.attempt)
         ]
-        for supervision in told:
+        for supervision in stopped:
             supervision.stop(order)
-        return "taken" if told else "void"
+        if stopped:
+            return "taken"
+        return "lost" if self._release_lost(event, order, origin) else "void"
+
+    def _release_lost(self, event: StopEvent, order: StopOrder, origin: RelayedFrom) -> bool:
+        """Release replicas whose assignment never reached this incarnation; whether there are any.
+
+        They are in the ledger from here on, so an assignment that comes late is a repeat.
+        """
+        head, book = self._shop.book.head, self._shop.book
+        if origin.incarnation != head.incarnation or order.cause is None:
+            return False
+        keys = [ReplicaKey(event.task_id, event.attempt, number) for number in origin.unstarted]
+        lost = [
+            Replica(
+                assignment=lost_assignment(key, order.cause, origin.offset),
+                token=self._shop.ports.chance.hex("task-token", TOKEN_DIGITS),
+            )
+            for key in keys
+            if key not in book.replicas
+        ]
+        if not lost:
+            return False
+        self._metrics.assignments_lost.inc(len(lost))
+        self._shop.ports.telemetry.error(
+            "assignment_lost",
+            task_id=event.task_id,
+            attempt=event.attempt,
+            replicas=len(lost),
+            topic=self._partition.topic,
+        )
+        self._shop.add(lost)
+        for replica in lost:
+            supervision = Supervision(self._shop, self._metrics, replica)
+            supervision.refuse("its assignment did not reach the node")
+            self._begin(supervision)
+        return True
 
 
 def _assignment(

@@ -99,6 +99,31 @@ class Assignment:
         return int(self.key.task_id.partition(".")[2])
 
 
+def lost_assignment(key: ReplicaKey, cause: str, decision: int) -> Assignment:
+    """Stands in the ledger for an assignment that never came; nothing is started from it.
+
+    `cause` is the record that stopped the attempt; `decision` its offset in `decisions`.
+    """
+    return Assignment(
+        key=key,
+        cause=cause,
+        decision=decision,
+        project="unknown",
+        pool="unknown",
+        tasks=1,
+        replicas=1,
+        slots=(),
+        gpu_milli=0,
+        cpu_milli=0,
+        memory_mib=0,
+        master_addr="unknown",
+        master_port=None,
+        details=DetailsRef(offset=0, digest="0" * 64),
+        checkpoint=None,
+        grace_s=None,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessIdentity:
     """A process, for ever: on which boot, its pid, its start in clock ticks since that boot."""

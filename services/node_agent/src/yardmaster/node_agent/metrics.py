@@ -14,6 +14,9 @@ class AgentMetrics:
             "type",
             "outcome",
         )
+        self.assignments_lost = counter(
+            "assignments_lost", "Replicas released because their assignment never came."
+        )
         self.replicas = gauge("replicas", "Replicas that hold slots here.")
         self.never_started = counter("never_started", "Replicas given back without a start.")
         self.started = counter("started", "Replicas started.")

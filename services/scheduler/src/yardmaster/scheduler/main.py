@@ -1,10 +1,10 @@
 """The scheduling service: a machine for each cell, beside its leader the relay and the watch."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NoReturn
 
-from yardmaster.core.scheduling.entities import NodeState
+from yardmaster.core.scheduling.entities import NodeState, ReplicaState
 from yardmaster.core.scheduling.machine import SchedulerMachine
 from yardmaster.core.scheduling.state import ClusterState
 from yardmaster.runtime.cells import run_cells
@@ -37,6 +37,22 @@ def known_nodes(state: ClusterState) -> set[str]:
     return enrolled.union(state.nodes)
 
 
+def unstarted(
+    state: ClusterState, task_id: str, attempt: int
+) -> Mapping[str, tuple[str, Sequence[int]]]:
+    """By node: the incarnation and the replicas of an open attempt that have not started there."""
+    task = state.tasks.get(task_id)
+    run = None if task is None else task.run
+    found: dict[str, tuple[str, list[int]]] = {}
+    if run is None or run.number != attempt:
+        return found
+    for replica, placement in enumerate(run.placements):
+        if run.replicas[replica] == ReplicaState.ALLOCATED:
+            _, replicas = found.setdefault(placement.node, (placement.incarnation, []))
+            replicas.append(replica)
+    return found
+
+
 async def run(ports: Ports, settings: RuntimeSettings) -> NoReturn:
     """Schedule every cell of the settings until cancelled.
 
@@ -67,6 +83,7 @@ async def schedule(ports: Ports, settings: RuntimeSettings) -> NoReturn:
             partitions=settings.partitions,
             nodes_log=nodes_log or ports.log,
             snapshots=ports.snapshots,
+            unstarted=lambda task_id, attempt: unstarted(fold.state, task_id, attempt),
         )
         fold.listeners.append(relay.heard)
         watch = SilenceWatch(

@@ -1,7 +1,9 @@
 """The relay: copies what counts in `decisions` to the topics of the nodes that must act on it.
 
 It follows the log, so a fenced leader's batch reaches no agent. A copy has the record's key, value
-and headers, and `yard_offset`, where it lies in `decisions`. Copies may come more than once; agents
+and headers, and `yard_offset`, its offset in `decisions`. A copy of a stop also names the attempt's
+replicas that have not started there, so that an agent that missed their assignment releases them.
+Copies may come more than once; agents
 know an attempt they have. Its position is in what it wrote: it goes on with the cycle of the
 highest `yard_offset` there is, and copies that whole cycle again, since it may have been copied to
 some nodes only.
@@ -14,7 +16,7 @@ a node misses something, and whoever takes over goes on from there.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -50,9 +52,9 @@ from yardmaster.schemas.events.decisions import (
     StopRequestedV1,
 )
 from yardmaster.schemas.events.node_events import NodeJoinedV1
+from yardmaster.schemas.relayed import OFFSET_HEADER, RelayedFrom, relayed_from
 from yardmaster.schemas.topics import DECISIONS, assignments
 
-OFFSET_HEADER: Final = "yard_offset"
 BEHIND_HEADER: Final = "yard_behind"
 MACHINE: Final = "scheduler"
 #: Decisions that the leader has decoded and the relay has not come to yet; older ones are decoded
@@ -68,6 +70,13 @@ class _Batch:
 
     first: int
     records: Sequence[Record]
+
+
+#: Decisions that end an attempt.
+_STOPS: Final = (PreemptionRequestedV1, StopRequestedV1, AllocationRevokedV1)
+#: By node: the incarnation and the replicas of an attempt that have not started there yet. Empty
+#: when that attempt is not open.
+Unstarted = Callable[[str, int], Mapping[str, tuple[str, Sequence[int]]]]
 
 
 def concerned(event: Event) -> Iterable[str]:
@@ -98,6 +107,7 @@ class Relay:
         partitions: int = 1,
         nodes_log: EventLog | None = None,
         snapshots: SnapshotStore | None = None,
+        unstarted: Unstarted = lambda _task, _attempt: {},
     ) -> None:
         """`nodes_log`: a handle for the nodes' topics, whose failures are not `log`'s."""
         self._log = log
@@ -110,6 +120,7 @@ class Relay:
         #: Of every node's topic: a node may be named in any cell, and may move.
         self._partitions = max(partitions, partition + 1)
         self._snapshots = snapshots
+        self._unstarted = unstarted
         self._slots = asyncio.Semaphore(limits.max_appends)
         #: For nodes that are behind: those that are not do not wait for them.
         self._late_slots = asyncio.Semaphore(limits.max_appends)
@@ -190,9 +201,14 @@ class Relay:
         copies: dict[str, list[Record]] = {}
         first: dict[str, int] = {}
         for offset, envelope in counted.decisions:
-            for node in concerned(envelope.data):
+            event = envelope.data
+            unstarted: Mapping[str, tuple[str, Sequence[int]]] = {}
+            if isinstance(event, _STOPS):
+                unstarted = self._unstarted(event.task_id, event.attempt)
+            for node in concerned(event):
                 record = records[offset]
-                header = (OFFSET_HEADER, str(offset).encode())
+                incarnation, replicas = unstarted.get(node, ("", ()))
+                header = RelayedFrom(offset, incarnation, tuple(replicas)).header()
                 copy = Record(record.key, record.value, (*record.headers, header))
                 copies.setdefault(node, []).append(copy)
                 first.setdefault(node, offset)
@@ -385,10 +401,8 @@ class Relay:
 def _relayed(last: StoredRecord | None) -> tuple[int, int]:
     """The offset that a topic's newest copy says, and minus that from which on to go on."""
     headers = dict(last.record.headers) if last is not None else {}
-    offset, behind = (
-        int(text) if (text := headers.get(name, b"")).isdigit() else -1
-        for name in (OFFSET_HEADER, BEHIND_HEADER)
-    )
+    offset = relayed_from(headers.get(OFFSET_HEADER, b"")).offset
+    behind = int(text) if (text := headers.get(BEHIND_HEADER, b"")).isdigit() else -1
     return offset, -(behind if behind >= 0 else offset)
 
 

@@ -1,9 +1,9 @@
-"""Joins of a real agent at a cell with both real machines: lost ledgers, clocks, refusals."""
+"""A real agent and both real machines: lost ledgers and assignments, clocks, refused joins."""
 
 import asyncio
 import io
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +14,9 @@ import pytest
 from tests.support.cell_world import World, asked, of
 from tests.support.logs import joined
 from yardmaster.eventlog.codec import decode, encode
-from yardmaster.eventlog.port import Partition
+from yardmaster.eventlog.port import Partition, Record
 from yardmaster.node_agent.agent import run, simulated_ports
+from yardmaster.node_agent.book import ReplicaState
 from yardmaster.node_agent.ledger import MemoryLedger
 from yardmaster.node_agent.settings import Settings
 from yardmaster.runtime.chance import SeededChance
@@ -93,10 +94,31 @@ class Host:
         return [line for line in lines if line["event"] == event]
 
 
+class Lossy:
+    """A log whose broker acknowledges a node's assignments and loses `lose` batches of them."""
+
+    def __init__(self, log: Any) -> None:
+        self._log = log
+        self.lose = 0
+        self.lost: list[Record] = []
+
+    async def append(self, partition: Partition, batch: Sequence[Record]) -> int:
+        if self.lose and partition.topic == "assignments.n1":
+            self.lose -= 1
+            self.lost += batch
+            end: int = await self._log.end(partition)
+            return end
+        appended: int = await self._log.append(partition, batch)
+        return appended
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+
 @pytest.fixture
 async def host(tmp_path: Path) -> AsyncIterator[Host]:
     world = World(tmp_path / "snapshots")
-    await world.create(node_timeout_s=60)
+    await world.create(node_timeout_s=60, start_timeout_s=15)
     async with world.running():
         yield Host(world, tmp_path / "n1")
 
@@ -170,6 +192,35 @@ async def test_a_node_that_is_not_enrolled_is_not_ready_until_it_is(host: Host) 
         await world.request(asked(0))
         await world.happens(lambda d: bool(of(SlotsAllocatedV1, d)))
     assert set(await refusals(world)) == {RefusalCode.NOT_ENROLLED}
+
+
+async def test_a_lost_assignment_gives_its_slots_back_and_is_not_started_when_it_comes_late(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path / "snapshots")
+    lossy = Lossy(world.log)
+    world.log = lossy  # type: ignore[assignment]
+    await world.create(node_timeout_s=60, start_timeout_s=15)
+    host, ledger = Host(world, tmp_path / "n1"), MemoryLedger()
+    async with world.running(), host.agent(ledger):
+        await host.until(lambda: not host.health.reasons)
+        lossy.lose = 1
+        await world.request(asked(0))
+        await world.happens(lambda d: bool(of(SlotsAllocatedV1, d)))
+        await host.until(lambda: bool(lossy.lost))
+        await host.until(lambda: bool(host.said("assignment_lost")))
+        assert host.said("assignment_lost")[0]["level"] == "error"
+        await world.happens(lambda d: len(of(SlotsAllocatedV1, d)) == 2)
+        released = [e.data for e in await reported(world, SlotsReleasedV1)]
+        assert [(r.attempt, r.never_started) for r in released][:1] == [(1, True)]
+        await world.log.append(Partition("assignments.n1"), lossy.lost)
+        await world.settles()
+    book = ledger.load()
+    assert book is not None
+    late = [r for r in book.replicas.values() if r.key.attempt == 1]
+    assert [(r.state, r.identity) for r in late] == [(ReplicaState.RELEASED, None)]
+    assert await refusals(world) == []
+    await world.prove()
 
 
 async def test_an_agent_of_an_earlier_version_is_believed_as_before(host: Host) -> None:

@@ -1,0 +1,39 @@
+"""What the relay says of a copy, and what is read from it."""
+
+import pytest
+
+from yardmaster.schemas.relayed import NOWHERE, OFFSET_HEADER, RelayedFrom, relayed_from
+
+LIFE = "0123456789ab"
+
+
+@pytest.mark.parametrize(
+    "origin", [RelayedFrom(0), RelayedFrom(7, LIFE, (0,)), RelayedFrom(7, LIFE, (1, 4095))]
+)
+def test_what_is_written_is_read(origin: RelayedFrom) -> None:
+    name, value = origin.header()
+    assert (name, relayed_from(value)) == (OFFSET_HEADER, origin)
+
+
+def test_a_copy_of_an_assignment_says_its_offset_alone_as_earlier_relays_did() -> None:
+    assert RelayedFrom(12).header() == ("yard_offset", b"12")
+    assert RelayedFrom(12, LIFE).header() == ("yard_offset", b"12")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"-1",
+        b"x",
+        b"7 ",
+        b"7 0123456789ab",
+        b"7 0123456789ab ",
+        b"7 0123456789ab 1,",
+        b"7 short 1",
+        b"7  0123456789ab 1",
+        b"9" * 17,
+    ],
+)
+def test_a_value_of_another_form_says_nothing(value: bytes) -> None:
+    assert relayed_from(value) == NOWHERE
