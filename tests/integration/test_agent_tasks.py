@@ -15,6 +15,7 @@ from yardmaster.eventlog.port import Partition, Record
 from yardmaster.node_agent.settings import PASSED
 from yardmaster.schemas.events.decisions import Checkpoint
 from yardmaster.schemas.events.details import Run, StopSignal
+from yardmaster.schemas.events.expiring import TaskOutputV1
 from yardmaster.schemas.events.node_events import (
     CheckpointDoneV1,
     SlotsReleasedV1,
@@ -81,20 +82,51 @@ async def test_a_process_that_dies_of_a_signal_is_reported_with_it(
 @pytest.mark.parametrize(
     ("run", "code", "said"),
     [
-        (Run(command=("/no/such/program",)), 127, "cannot run /no/such/program"),
-        (Run(command=("/",)), 126, "cannot run /"),
-        (Run(script="true", working_dir="/no/such/folder"), 127, "/no/such/folder"),
-        (Run(script="echo $UNSET_NAME"), 2, "UNSET_NAME"),
+        (Run(command=("/no/such/program",)), 127, ["cannot run /no/such/program", "correct the"]),
+        (Run(command=("./train.py",)), 127, ["no such file (the working directory is /"]),
+        (
+            Run(command=("no-such-program",), env={"PATH": "/usr/bin:/opt/bin"}),
+            127,
+            ["no such program in PATH (/usr/bin:/opt/bin)", "Install it on the nodes"],
+        ),
+        (Run(command=("/",)), 126, ["cannot run /: Permission denied"]),
+        (Run(command=("/etc/passwd",)), 126, ["cannot run /etc/passwd", "chmod +x"]),
+        (
+            Run(script="true", working_dir="/no/such/folder"),
+            127,
+            ["the working directory /no/such/folder cannot be used", "Set working_dir to"],
+        ),
+        (Run(script="echo $UNSET_NAME"), 2, ["UNSET_NAME"]),
     ],
 )
-async def test_what_cannot_be_run_ends_as_a_shell_would_end_it(
-    world: AgentWorld, run: Run, code: int, said: str
+async def test_what_cannot_be_run_ends_as_a_shell_would_end_it_and_says_what_to_do(
+    world: AgentWorld, run: Run, code: int, said: list[str]
 ) -> None:
     async with world.agent():
         task = await world.allocate(run)
         assert (await world.exit_of(task)).exit_code == code
         await world.ended(task)
-        assert said in await world.output(task, stream="stderr")
+        output = await world.output(task, stream="stderr")
+        assert [part for part in said if part not in output] == []
+
+
+async def test_a_script_without_its_interpreter_says_so(world: AgentWorld) -> None:
+    script = world.data_dir.parent / "train.py"
+    script.write_text("#!/no/such/python3\n")
+    script.chmod(0o700)
+    async with world.agent():
+        task = await world.allocate(Run(command=(str(script),)))
+        assert (await world.exit_of(task)).exit_code == 127
+        await world.ended(task)
+        assert "lacks the interpreter" in await world.output(task, stream="stderr")
+
+
+async def test_every_line_of_a_gangs_output_is_recorded_with_its_replica(world: AgentWorld) -> None:
+    async with world.agent():
+        task = await world.allocate(sh('echo "I am $RANK"'), replicas=2, slots=[(0,), (1,)])
+        await world.ended(task, count=2)
+        said = await world.of_type(TaskOutputV1, task)
+    assert {(each.replica, each.text) for each in said} == {(0, "I am 0\n"), (1, "I am 1\n")}
 
 
 async def test_the_environment_is_the_one_that_is_documented(

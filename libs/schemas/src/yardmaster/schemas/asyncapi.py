@@ -125,9 +125,9 @@ def _channel(name: str, topic: Topic) -> Json:
     if name == ASSIGNMENTS:
         channel["parameters"] = {"node": {"description": "The node's name."}}
         channel["x-yardmaster"]["headers"] = {
-            "yard_offset": "The record's offset in `decisions`; a copy may come more than once. For "
-            "a stop, also the node's incarnation and the attempt's replicas that have not started "
-            "there.",
+            "yard_offset": "The record's offset in `decisions`; a copy may come more than once. "
+            "For a stop, also the node's incarnation and the attempt's replicas that have not "
+            "started there.",
             "yard_behind": "The relay's own: from this offset on some node misses copies.",
         }
     return channel

@@ -180,19 +180,52 @@ def _become_command(directory: str, spec: dict[str, Any], go: int, libc: ctypes.
     stderr = os.open(os.path.join(directory, "stderr"), appending, 0o600)
     for source, target in ((stdin, 0), (stdout, 1), (stderr, 2)):
         os.dup2(source, target)
-    command = spec["command"]
-    what = spec["cwd"]
+    command, cwd, env = spec["command"], spec["cwd"], spec["env"]
     try:
-        os.chdir(what)
-        what = command[0]
-        os.execvpe(what, command, spec["env"])
-    except OSError as error:
-        os.write(2, f"yardmaster: cannot run {what}: {error.strerror}\n".encode())
-        os._exit(NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_RUN)
-    except ValueError as error:
-        os.write(2, f"yardmaster: cannot run {what!r}: {error}\n".encode())
-        os._exit(CANNOT_RUN)
-    os._exit(CANNOT_RUN)
+        os.chdir(cwd)
+    except (OSError, ValueError) as error:
+        _end_unrun(
+            f"the working directory {cwd} cannot be used on this node: {_reason(error)}. "
+            "Set working_dir to a directory that every node has, or leave it out",
+            error,
+        )
+    try:
+        os.execvpe(command[0], command, env)
+    except (OSError, ValueError) as error:
+        _end_unrun(_why_not_run(command[0], cwd, env, error), error)
+
+
+def _why_not_run(program: str, cwd: str, env: dict[str, str], error: Exception) -> str:
+    """What is missing for a command, and what the user can do."""
+    if isinstance(error, PermissionError):
+        return (
+            f"cannot run {program}: {_reason(error)}. "
+            "Make it executable (chmod +x), or name its interpreter before it"
+        )
+    if not isinstance(error, FileNotFoundError):
+        return f"cannot run {program!r}: {_reason(error)}"
+    if "/" not in program:
+        path = env.get("PATH", os.defpath)
+        return (
+            f"cannot run {program}: this node has no such program in PATH ({path}). "
+            "Install it on the nodes, give its full path, or set PATH in the job's env"
+        )
+    if os.path.exists(program):
+        return f"cannot run {program}: this node lacks the interpreter that its first line names"
+    return (
+        f"cannot run {program}: this node has no such file (the working directory is {cwd}). "
+        "Put it where every node has it, or correct the path"
+    )
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _end_unrun(said: str, error: Exception) -> NoReturn:
+    """Say in the task's output why its command does not run; end as a shell would."""
+    os.write(2, f"yardmaster: {said}\n".encode(errors="backslashreplace"))
+    os._exit(NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_RUN)
 
 
 def _write_exit(directory: str, status: int) -> None:
