@@ -30,7 +30,7 @@ def alive(pid: int) -> bool:
 async def test_a_fenced_node_kills_what_runs_before_it_can_be_started_elsewhere(
     world: AgentWorld,
 ) -> None:
-    log = Deaf(world)
+    log = Deaf(world.log)
     async with world.agent(replace(world.ports(), log=log)) as joined:
         task = await world.allocate(sh("echo pid $$; sleep 1000"), fence_s=5)
         pid = int((await world.until_output(task, "pid")).split()[1])
@@ -45,7 +45,7 @@ async def test_a_fenced_node_kills_what_runs_before_it_can_be_started_elsewhere(
 
 
 async def test_what_has_no_fence_runs_on_while_the_log_is_away(world: AgentWorld) -> None:
-    log = Deaf(world)
+    log = Deaf(world.log)
     async with world.agent(replace(world.ports(), log=log)):
         task = await world.allocate(sh("echo pid $$; sleep 1000"))
         pid = int((await world.until_output(task, "pid")).split()[1])
@@ -60,7 +60,7 @@ async def test_what_has_no_fence_runs_on_while_the_log_is_away(world: AgentWorld
 
 async def test_output_that_waits_for_the_log_is_bounded_on_disk_too(world: AgentWorld) -> None:
     world.configure(output_limit_bytes=10_000)
-    log = Deaf(world)
+    log = Deaf(world.log)
     async with world.agent(replace(world.ports(), log=log)):
         log.deaf_to = {"task-logs"}
         task = await world.allocate(sh("echo first; while :; do echo more of it; done"))
@@ -125,7 +125,7 @@ async def test_an_agent_that_is_back_in_time_keeps_what_runs_under_a_fence(
 async def test_nothing_under_a_fence_starts_where_the_node_was_cut_off_for_as_long(
     world: AgentWorld,
 ) -> None:
-    log = Deaf(world)
+    log = Deaf(world.log)
     async with world.agent(replace(world.ports(), log=log)) as joined:
         before = await world.allocate(sh("true"), fence_s=5)
         await world.ended(before)

@@ -17,7 +17,7 @@ import pytest
 from tests.support.node_agent import DEADLINE_S, OTHER_INCARNATION, AgentWorld, Deaf, python, sh
 from yardmaster.eventlog.errors import AppendOutcomeUnknown, LogUnavailable
 from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.eventlog.port import Partition, Record, StoredRecord
+from yardmaster.eventlog.port import EventLog, Partition, Record, StoredRecord
 from yardmaster.eventlog.sqlite import SqliteLog
 from yardmaster.node_agent.agent import run
 from yardmaster.node_agent.book import ReplicaKey
@@ -188,7 +188,7 @@ task.report_checkpoint("s3://runs/a", 1)
 async def test_facts_that_did_not_reach_the_log_are_told_by_the_next_agent(
     world: AgentWorld,
 ) -> None:
-    log = Deaf(world)
+    log = Deaf(world.log)
     async with world.agent(replace(world.ports(), log=log)):
         log.deaf_to = {"node-events"}
         task = await world.allocate(sh('echo \'{"uri":"s3://a/b","step":1}\' > ../checkpoint.json'))
@@ -477,8 +477,8 @@ class Forgetful:
 class Away(Deaf):
     """A log that cannot be read for a moment."""
 
-    def __init__(self, world: AgentWorld) -> None:
-        super().__init__(world)
+    def __init__(self, log: EventLog) -> None:
+        super().__init__(log)
         self.away_for = 3
 
     async def read(
@@ -496,7 +496,7 @@ class Away(Deaf):
 
 
 async def test_an_agent_outlives_a_log_that_cannot_be_read_for_a_moment(world: AgentWorld) -> None:
-    away: Any = Away(world)
+    away: Any = Away(world.log)
     async with world.agent(replace(world.ports(), log=away)):
         task = await world.allocate(sh("true"))
         assert (await world.exit_of(task)).exit_code == 0

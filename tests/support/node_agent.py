@@ -377,8 +377,8 @@ class AgentWorld:
 class Deaf:
     """A log that takes nothing for some topics."""
 
-    def __init__(self, world: AgentWorld) -> None:
-        self._inner = world.log
+    def __init__(self, log: EventLog) -> None:
+        self._inner = log
         self.deaf_to: set[str] = set()
         self.refused_one = asyncio.Event()
 

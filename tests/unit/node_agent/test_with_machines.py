@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.cell_world import World, asked, of
 from tests.support.logs import joined
+from tests.support.node_agent import Deaf
 from yardmaster.eventlog.codec import decode, encode
 from yardmaster.eventlog.port import Partition, Record
 from yardmaster.node_agent.agent import run, simulated_ports
@@ -152,13 +153,17 @@ async def test_a_node_with_a_lost_ledger_and_a_clock_stepped_back_joins_and_repo
     await world.prove()
 
 
+@pytest.mark.parametrize("given", [False, True])
 async def test_a_join_that_the_log_has_a_newer_number_for_is_loud_and_not_ready(
-    host: Host,
+    host: Host, given: bool
 ) -> None:
     """As after a ledger that came back from a backup, on a host whose clock is behind."""
     world, ledger = host.world, MemoryLedger()
     async with host.agent(ledger):
         await host.until(lambda: not host.health.reasons)
+        if given:
+            await world.request(asked(0))
+            await world.happens(lambda d: bool(of(TaskRequeuedV1, d)))
     join = (await reported(world, NodeJoinedV1))[-1]
     later = Envelope(
         type=join.type,
@@ -177,6 +182,27 @@ async def test_a_join_that_the_log_has_a_newer_number_for_is_loud_and_not_ready(
         assert "repeated" in host.health.reasons["node"]
         line = host.said("join_refused")[0]
         assert (line["level"], line["code"], line["node"]) == ("error", "repeated", "n1")
+        await host.until(lambda: len(host.said("join_refused")) > 1)
+        assert "repeated" in host.health.reasons["node"], "and stays so"
+
+
+async def test_an_agent_is_not_ready_before_its_join_is_in_the_log(host: Host) -> None:
+    world, ledger = host.world, MemoryLedger()
+    async with host.agent(ledger):
+        await host.until(lambda: not host.health.reasons)
+        await world.request(asked(0))
+        await world.happens(lambda d: bool(of(TaskRequeuedV1, d)))
+    joins = len(await reported(world, NodeJoinedV1))
+    deaf = Deaf(world.log)
+    world.log = deaf  # type: ignore[assignment]
+    deaf.deaf_to = {"node-events"}
+    async with host.agent(ledger):
+        await deaf.refused_one.wait()
+        await host.until(lambda: bool(host.health.reasons), 1)
+        assert "node" in host.health.reasons
+        deaf.deaf_to = set()
+        await host.until(lambda: not host.health.reasons)
+    assert len(await reported(world, NodeJoinedV1)) == joins + 1
 
 
 async def test_a_node_that_is_not_enrolled_is_not_ready_until_it_is(host: Host) -> None:

@@ -175,6 +175,7 @@ class _Incarnation:
         self._lease = Lease(ports.clock, ports.executor, book, ports.machine.boot_id)
         #: Set by whoever finds that the incarnation is over while it looks after a replica.
         self._found_over = asyncio.Event()
+        self._joining: NodeJoinedV1 | None = None
         #: The cell refused the last join that it answered.
         self._join_refused = False
         self.head = book.head
@@ -323,37 +324,43 @@ class _Incarnation:
                 for key in running
             ),
         )
-        fact = Fact(events=(event,), subject=self.head.node, cause=None, told=self._has_joined)
-        shop.reporter.report("joined", self.head.node, fact)
+        self._joining = event
+        self._ask(shop)
+
+    def _ask(self, shop: Shop) -> None:
+        event = self._joining
+        assert event is not None, "it was asked for at the start"
+        fact = Fact(events=(event,), subject=event.node, cause=None, told=self._has_joined)
+        shop.reporter.report("joined", event.node, fact)
 
     def _has_joined(self) -> None:
         if not self._join_refused:
             self._ports.health.say("node")
 
     async def _ask_again(self, shop: Shop) -> None:
-        """Ask to join again every `ask_again_s` while the node was given nothing; a refusal is an
-        error in the log and makes the agent not ready.
+        """Ask to join again every `ask_again_s` while the node was given nothing or is refused.
 
-        A refused node may be enrolled at any time. To ask again as a node that is in changes
-        nothing.
+        A refusal is an error in the log and makes the agent not ready. A refused node may be
+        enrolled at any time. To ask again as a node that is in changes nothing.
         """
         refusals = JoinRefusals(shop.ports.log, shop.writer.source, self.head.epoch)
-        clock, settings = self._ports.clock, self._settings
-        asked_s = clock.monotonic_s()
-        refused = False
-        while not self._book.replicas and self._book.forgotten_through < 0:
+        clock, settings, book = self._ports.clock, self._settings, self._book
+        asked_s, refused = clock.monotonic_s(), False
+        while True:
             await clock.sleep(min(LOOK_S, settings.ask_again_s))
             if (code := await refusals.look()) is not None:
                 refused = self._join_refused = True
                 self._say_refused(code)
-            if clock.monotonic_s() - asked_s >= settings.ask_again_s and not self._book.replicas:
-                # Not refused since it asked last: it is in.
-                self._join_refused = refused
-                self._has_joined()
-                self._join(shop, [])
-                asked_s, refused = clock.monotonic_s(), False
-        self._join_refused = False
-        self._has_joined()
+            if clock.monotonic_s() - asked_s < settings.ask_again_s:
+                continue
+            if not refused:
+                if self._join_refused:
+                    self._join_refused = False
+                    self._ports.health.say("node")
+                if book.replicas or book.forgotten_through >= 0:
+                    return
+            self._ask(shop)
+            asked_s, refused = clock.monotonic_s(), False
 
     def _say_refused(self, code: RefusalCode) -> None:
         hint = HINTS.get(code, "the topic quarantine has the record").replace(
