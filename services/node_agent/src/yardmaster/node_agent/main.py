@@ -2,8 +2,8 @@
 
 `YARD_LOG` says where the log is, `YARD_AGENT_NODE`, `YARD_AGENT_DATA_DIR` and the rest of
 `Settings` what the node is. Any signal that ends it is fine: tasks run on and are found again at
-the next start. It is ready once its joining is in the log, while its heartbeats arrive. Whether the
-cell lets the node in is the scheduler's to say: `yard nodes list` shows it.
+the next start. It is ready once its join is in the log and was not refused, while its heartbeats
+arrive. `yard nodes ls` shows which nodes have joined.
 """
 
 import sys
