@@ -11,7 +11,7 @@ from typing import Final
 from pydantic_core import from_json
 
 from yardmaster.eventlog.codec import decode
-from yardmaster.eventlog.errors import LogAccessRefused, OffsetGone, ReadPastEnd, UnknownTopic
+from yardmaster.eventlog.errors import LogError
 from yardmaster.eventlog.port import EventLog, Partition
 from yardmaster.schemas.errors import SchemaError
 from yardmaster.schemas.events.expiring import RecordQuarantinedV1
@@ -46,22 +46,21 @@ class JoinRefusals:
         self._source = source
         self._epoch = epoch
         self._next: int | None = None
+        self._back = LOOK_BACK
 
     async def look(self) -> RefusalCode | None:
-        """Why a join was refused since the last look; None when none was, or the log hides it.
+        """Why a join was refused since the last look; None when none was.
 
-        Raises:
-            LogError: the log failed.
+        None too when the topic cannot be read: it only informs, so that ends no agent.
         """
         code: RefusalCode | None = None
         try:
             if self._next is None:
-                self._next = max(0, await self._log.end(self._place) - LOOK_BACK)
+                self._next = max(0, await self._log.end(self._place) - self._back)
+                self._back = 0
             records = await self._log.read(self._place, self._next, max_records=MAX_RECORDS)
-        except (OffsetGone, ReadPastEnd):
-            self._next = await self._log.end(self._place)
-            return None
-        except (UnknownTopic, LogAccessRefused):
+        except LogError:
+            self._next = None
             return None
         for stored in records:
             self._next = stored.offset + 1
