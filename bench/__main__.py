@@ -20,7 +20,7 @@ from typing import Any
 from bench.timing import Row
 
 RESULTS = Path(__file__).parent / "results"
-GROUPS = ("core", "policies", "placement", "logs", "embedded", "cluster", "simulator")
+GROUPS = ("commands", "core", "policies", "placement", "logs", "embedded", "cluster", "simulator")
 FOOTER = """\
 In timed sections the garbage collector is off and what lives is frozen (services freeze what they
 restored and collect rarely). value: by the clock; cpu: the same by this process's processor time,
@@ -79,6 +79,12 @@ def _log(name: str) -> Callable[[bool], list[Row]]:
     return run
 
 
+def _commands(quick: bool) -> list[Row]:
+    from bench import commands
+
+    return commands.start(quick)
+
+
 def _embedded(quick: bool) -> list[Row]:
     from bench import embedded
 
@@ -125,6 +131,7 @@ AMONG_JOBS = (("jobs, fair share", "demand_proportional"), ("jobs, max_min", "ma
 
 #: (name, group, whether `--quick` runs it too, what to run)
 PARTS: Sequence[tuple[str, str, bool, Callable[[bool], list[Row]]]] = (
+    ("commands", "commands", True, _commands),
     ("memory", "logs", True, _log("memory")),
     ("sqlite", "logs", True, _log("sqlite")),
     ("kafka", "logs", True, _log("kafka")),

@@ -1,5 +1,6 @@
 """The command as a whole: help, nearest names, exit codes of errors, modules imported late."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 import click
 import pytest
 
+from tests.unit.cli.answers import Answer, answering
+from tests.unit.cli.test_describe import task
 from yardmaster.cli import doctor
 from yardmaster.cli.errors import Exit
 from yardmaster.cli.main import COMMANDS, Yard, run, yard
@@ -25,14 +28,48 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -
     assert out.startswith(f"Usage: yard {name}")
 
 
-def test_help_lists_every_command_and_imports_none() -> None:
-    loaded = "print([m for m in sys.modules if m.startswith(('httpx', 'pydantic', 'fastapi'))])"
-    program = f"import sys; from yardmaster.cli.main import run; run(['--help']); {loaded}"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+#: What takes long to import: models, HTTP clients, terminals, YAML, and the services' libraries.
+HEAVY = ("aiokafka", "asyncio", "fastapi", "httpx", "opentelemetry", "pydantic", "rich", "yaml")
+
+
+def loaded(*args: str) -> tuple[str, list[str]]:
+    """What a command prints, and the heavy modules and commands' modules that it imports."""
+    shown = f"[m for m in sys.modules if m.startswith({HEAVY!r})]"
+    commands = "[m[15:] for m in sys.modules if m.startswith('yardmaster.cli.')]"
+    program = (
+        "import sys; from yardmaster.cli.main import run; code = run(sys.argv[1:]); "
+        f"print({shown}, file=sys.stderr); print(*sorted({commands}), file=sys.stderr); "
+        "sys.exit(code)"
     )
-    assert all(f"  {name} " in done.stdout for name in COMMANDS)
-    assert done.stdout.splitlines()[-1] == "[]"
+    env = {key: value for key, value in os.environ.items() if not key.startswith("YARD_")}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *args],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env={**env, "XDG_CONFIG_HOME": "/nonexistent", "XDG_DATA_HOME": "/nonexistent"},
+    )
+    heavy, modules = done.stderr.splitlines()[-2:]
+    assert heavy == "[]"
+    return done.stdout, modules.split()
+
+
+def test_help_lists_every_command_and_imports_none() -> None:
+    shown, modules = loaded("--help")
+    assert all(f"  {name} " in shown for name in COMMANDS)
+    assert not {module for module, *_ in COMMANDS.values()} & set(modules)
+
+
+def test_ls_and_show_import_neither_models_nor_an_http_library() -> None:
+    with answering(Answer({"items": [], "next_cursor": None})) as server:
+        _, modules = loaded("ls", "--server", server.url, "--phase", "active", "--since", "2h")
+    assert {module for module, *_ in COMMANDS.values()} & set(modules) == {"tasks"}
+    shown_task = task()
+    answers = (Answer({"tasks": 1}), Answer(shown_task), Answer({"items": []}))
+    with answering(*answers) as server:
+        shown, _ = loaded("show", "--server", server.url, shown_task["task_id"])
+    assert shown.startswith(shown_task["task_id"])
 
 
 def test_a_command_that_is_not_there_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

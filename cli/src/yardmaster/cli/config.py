@@ -16,15 +16,15 @@ before `yard up`.
 import json
 import os
 import shlex
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
-
-import yaml
+from typing import TYPE_CHECKING, Any, Final
 
 from yardmaster.cli.errors import BadUsage, CliError, Exit
+
+if TYPE_CHECKING:
+    import yaml
 
 DEV: Final = "dev"
 #: A token command that takes longer than this is taken to hang.
@@ -96,6 +96,8 @@ class Config:
             return self.token.value
         if not self.token_command:
             return None
+        import subprocess
+
         command = " ".join(self.token_command)
         try:
             done = subprocess.run(
@@ -189,6 +191,8 @@ def load_file(path: Path) -> dict[str, Any]:
         return {}
     except OSError as error:
         raise BadUsage(f"{path}: {error.strerror}") from None
+    import yaml
+
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -217,7 +221,7 @@ def _only(path: Path, where: str, content: Mapping[str, Any], known: frozenset[s
             )
 
 
-def _first_line(error: yaml.YAMLError) -> str:
+def _first_line(error: "yaml.YAMLError") -> str:
     mark = getattr(error, "problem_mark", None)
     what = getattr(error, "problem", None) or str(error).splitlines()[0]
     return f"line {mark.line + 1}: {what}" if mark is not None else what
@@ -226,6 +230,8 @@ def _first_line(error: yaml.YAMLError) -> str:
 def save_current(path: Path, name: str) -> None:
     """Make `name` the context that is used from now on; the rest of the file's content stays."""
     content = load_file(path)
+    import yaml
+
     content["current"] = name
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")

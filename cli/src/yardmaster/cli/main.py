@@ -6,14 +6,12 @@ Modules are imported when their command is called, so that `yard --help` and com
 import importlib
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from typing import Final
 
 import click
 
 from yardmaster.cli.errors import CliError, Exit
-from yardmaster.cli.yamltree import nearest
 
 #: Command -> (module, attribute, one line for the list). In the order in which help shows them.
 COMMANDS: Final = {
@@ -77,6 +75,8 @@ class Yard(click.Group):
         """The command that the first argument names, or a hint at the nearest."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
+            from yardmaster.cli.yamltree import nearest
+
             like = nearest(name, COMMANDS)
             hint = f" Did you mean {like}?" if like else ""
             ctx.fail(f"There is no command {name}.{hint}")
@@ -120,6 +120,8 @@ def run(args: Sequence[str]) -> int:
         return 128 + 13
     except Exception as error:  # noqa: BLE001 the last stop before a traceback at a user
         if verbose:
+            import traceback
+
             traceback.print_exc()
         known = _known(error)
         _say(known.lines())

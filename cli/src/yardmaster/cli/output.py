@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import click
-import yaml
 
 from yardmaster.cli.cells import Cell, Gpus, Span, show, sort_key
 from yardmaster.cli.errors import BadUsage
@@ -120,8 +119,7 @@ class Output:
         if self.format == "jsonl":
             return [json.dumps(row, ensure_ascii=False) for row in rows]
         if self.format == "yaml":
-            body = {**(document or {}), "items": [dict(row) for row in rows]}
-            return [yaml.safe_dump(body, sort_keys=False, allow_unicode=True).rstrip("\n")]
+            return [_yaml({**(document or {}), "items": [dict(row) for row in rows]})]
         if self.format == "name":
             return [str(row[name]) for row in rows]
         chosen = self._chosen(columns)
@@ -138,9 +136,7 @@ class Output:
         elif self.format == "jsonl":
             self.say(json.dumps(document, ensure_ascii=False))
         elif self.format == "yaml":
-            self.say(
-                yaml.safe_dump(dict(document), sort_keys=False, allow_unicode=True).rstrip("\n")
-            )
+            self.say(_yaml(document))
         elif self.format == "name":
             self.say(str(document[name]))
         elif self.format == "csv":
@@ -223,6 +219,12 @@ class Output:
             if text in _COLOURS and cell in line:
                 return line.replace(cell, click.style(cell, fg=_COLOURS[text]), 1)
         return line
+
+
+def _yaml(document: Mapping[str, Any]) -> str:
+    import yaml
+
+    return yaml.safe_dump(dict(document), sort_keys=False, allow_unicode=True).rstrip("\n")
 
 
 def _empty(cell: Cell) -> bool:

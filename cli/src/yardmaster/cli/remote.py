@@ -1,22 +1,25 @@
 """The gateway as commands see it: references resolved, verdicts awaited, answers as plain JSON."""
 
 import re
-import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
-
-from pydantic import BaseModel
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
 
 from yardmaster.cli.cells import span
 from yardmaster.cli.config import DEV, Config
 from yardmaster.cli.describe import refusal_words
 from yardmaster.cli.errors import BadUsage, CliError, Exit, problem_error
 from yardmaster.cli.output import Output, Row
-from yardmaster.client.api import Client
-from yardmaster.client.transport import ApiError
-from yardmaster.schemas.api import Accepted, Refusal, RequestState, Task
+from yardmaster.cli.reader import Json, Reader
+from yardmaster.client.errors import ApiError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from yardmaster.client.api import Client
+    from yardmaster.schemas.api import Accepted, Refusal, Task
 
 _JOB: Final = re.compile(r"^[0-9a-z]{12}$")
 _REF: Final = re.compile(r"^([0-9a-z]{1,12})(?:\.(0|[1-9][0-9]{0,3}))?$")
@@ -59,29 +62,22 @@ def connect(config: Config) -> "Remote":
         if config.context.value == DEV:
             hint = f"start one with: yard dev   (data folder {config.data_dir})"
         raise CliError("no server is running here", exit_code=Exit.UNREACHABLE, hint=hint)
-    client = Client(
-        config.server.value,
-        config.bearer(),
-        sleep=time.sleep,
-        new_key=lambda: secrets.token_hex(16),
-        ca=config.ca.value,
-    )
-    return Remote(client)
+    return Remote(config.server.value, config.bearer(), config.ca.value)
 
 
 def api_error(error: ApiError) -> CliError:
     """What to show for a failed call."""
-    problem = error.problem.model_dump(mode="json")
-    if error.status == 0 and error.problem.code == "unreachable":
+    problem = error.document
+    if error.status == 0 and problem["code"] == "unreachable":
         return CliError(
-            error.problem.detail,
+            problem["detail"],
             exit_code=Exit.UNREACHABLE,
             hint="is it running? yard dev starts one here; yard config shows which is asked",
         )
     return problem_error(error.status, problem)
 
 
-def refusal_error(refusal: Refusal, subject: str, *, admission: bool = False) -> CliError:
+def refusal_error(refusal: "Refusal", subject: str, *, admission: bool = False) -> CliError:
     """What to show for what quota refused."""
     plain = refusal.model_dump(mode="json")
     code = Exit.NOT_FOUND if refusal.code in _UNKNOWN else Exit.CONFLICT
@@ -106,10 +102,32 @@ _HINTS: Final[Mapping[str, str]] = {
 
 
 class Remote:
-    """A client, and what several commands do with it."""
+    """The gateway by its two clients, and what several commands do with it."""
 
-    def __init__(self, client: Client) -> None:
-        self.client = client
+    def __init__(self, server: str, token: str | None, ca: str | None) -> None:
+        self._server = server
+        self._token = token
+        self._ca = ca
+
+    @cached_property
+    def client(self) -> "Client":
+        """Every call, with typed answers; commands that only read start faster with `reader`."""
+        import secrets
+
+        from yardmaster.client.api import Client
+
+        return Client(
+            self._server,
+            self._token,
+            sleep=time.sleep,
+            new_key=lambda: secrets.token_hex(16),
+            ca=self._ca,
+        )
+
+    @cached_property
+    def reader(self) -> Reader:
+        """Reads alone, answered as plain JSON; imports neither models nor httpx."""
+        return Reader(self._server, self._token, sleep=time.sleep, ca=self._ca)
 
     def resolve(self, text: str) -> Ref:
         """The job or task that `text` names: an id, or the beginning of one.
@@ -126,7 +144,7 @@ class Remote:
         prefix, index = match[1], match[2]
         if _JOB.match(prefix):
             return Ref(prefix, None if index is None else int(index))
-        found = [job.job_id for job in self.client.jobs(ref=prefix, limit=10).items]
+        found = [job["job_id"] for job in self.reader.jobs(ref=prefix, limit=10)["items"]]
         if not found:
             raise CliError(
                 f"no job begins with {prefix}",
@@ -150,12 +168,12 @@ class Remote:
         ref = self.resolve(text)
         if ref.index is not None:
             return ref.id
-        count = self.client.job(ref.job_id).tasks
+        count = self.reader.job(ref.job_id)["tasks"]
         if count > 1:
             raise BadUsage(f"{ref.id} has {count} tasks", hint=f"name one: {ref.id}.0")
         return f"{ref.job_id}.0"
 
-    def tasks_of(self, ref: Ref, min_position: str | None = None) -> list[Task]:
+    def tasks_of(self, ref: Ref, min_position: str | None = None) -> "list[Task]":
         """The tasks that a reference means, in order of their index."""
         if ref.index is not None:
             return [self.client.task(ref.id, min_position=min_position)]
@@ -165,12 +183,23 @@ class Remote:
             raise CliError(f"there is no job {ref.job_id}", exit_code=Exit.NOT_FOUND)
         return tasks
 
-    def settle(self, accepted: Accepted, subject: str, out: Output) -> None:
+    def rows_of(self, ref: Ref) -> list[Json]:
+        """The tasks that a reference means as plain JSON, in order of their index."""
+        if ref.index is not None:
+            return [self.reader.task(ref.id)]
+        rows = sorted(self.reader.all_tasks(job_id=ref.job_id), key=lambda row: row["index"])
+        if not rows:
+            raise CliError(f"there is no job {ref.job_id}", exit_code=Exit.NOT_FOUND)
+        return rows
+
+    def settle(self, accepted: "Accepted", subject: str, out: Output) -> None:
         """Wait until quota has judged a change; say so when it takes longer.
 
         Raises:
             CliError: it was refused.
         """
+        from yardmaster.schemas.api import RequestState
+
         deadline = time.monotonic() + VERDICT_S
         # A request is known once the views have got to it.
         self.client.pools(limit=1, min_position=accepted.position)
@@ -183,11 +212,11 @@ class Remote:
                 out.note(f"{subject}: recorded, not judged after {span(VERDICT_S)}")
 
 
-def plain(model: BaseModel) -> dict[str, Any]:
+def plain(model: "BaseModel") -> dict[str, Any]:
     """An answer as the JSON it was."""
     return model.model_dump(mode="json")
 
 
-def rows(models: Sequence[BaseModel] | Iterator[BaseModel]) -> list[Row]:
+def rows(models: "Iterable[BaseModel]") -> list[Row]:
     """Answers as rows of a table."""
     return [plain(model) for model in models]

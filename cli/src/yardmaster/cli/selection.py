@@ -9,8 +9,8 @@ import click
 from yardmaster.cli.cells import parse_time
 from yardmaster.cli.errors import BadUsage
 from yardmaster.cli.session import Session, now_ms
-from yardmaster.schemas.api import ENDED, Phase
-from yardmaster.schemas.quantities import duration_s
+from yardmaster.schemas.durations import duration_s
+from yardmaster.schemas.phases import ENDED, Phase
 
 _OPTIONS = (
     click.option("-A", "--all", "everything", is_flag=True, help="Of every project."),

@@ -3,19 +3,21 @@
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from yardmaster.cli.describe import job_lines, task_lines
 from yardmaster.cli.errors import BadUsage
 from yardmaster.cli.output import Column, Output, Row
-from yardmaster.cli.queueorder import OF_TASKS, least_asked_first
-from yardmaster.cli.remote import Ref, Remote, plain, rows
+from yardmaster.cli.remote import Ref, Remote, rows
 from yardmaster.cli.selection import filter_options, filters, narrowed, phases
 from yardmaster.cli.session import Session, command, detaching
 from yardmaster.cli.tables import TASKS
-from yardmaster.schemas.api import ENDED, Accepted
+from yardmaster.schemas.phases import ENDED
+
+if TYPE_CHECKING:
+    from yardmaster.schemas.api import Accepted
 
 #: Pause between two looks of `--watch`, in seconds.
 WATCH_S: Final = 1.0
@@ -38,8 +40,8 @@ def ls(session: Session, queue: str | None, watch: bool, **given: Any) -> None:
 
         def read() -> list[Row]:
             most = out.limit or (SCREEN_ROWS if out.terminal else None)
-            found = remote.client.all_tasks(**query, sort="-submitted_at")
-            return rows(itertools.islice(found, most))
+            found = remote.reader.all_tasks(**query, sort="-submitted_at")
+            return list(itertools.islice(found, most))
 
     if not watch:
         listed = read()
@@ -54,16 +56,19 @@ def ls(session: Session, queue: str | None, watch: bool, **given: Any) -> None:
 def _queue(
     remote: Remote, pool: str, query: dict[str, Any]
 ) -> tuple[Sequence[Column], Callable[[], list[Row]]]:
+    # Imported here: only this form of the command needs the reasons' models.
+    from yardmaster.cli.queueorder import OF_TASKS, least_asked_first
+
     policy = remote.client.pool(pool).config.policy
     if policy.name not in (*OF_TASKS, "fair_share"):
         raise BadUsage(f"the order of policy {policy.name} is not known to this version of yard")
 
     def read() -> list[Row]:
         asked = {**query, "pool": pool, "phase": ["pending"]}
-        waiting = rows(remote.client.all_tasks(**asked))
+        waiting = list(remote.reader.all_tasks(**asked))
         order = OF_TASKS.get(policy.name)
         if order is None:
-            there = rows(remote.client.all_tasks(pool=pool, phase=phases("active")))
+            there = list(remote.reader.all_tasks(pool=pool, phase=phases("active")))
             order = least_asked_first(there, str(policy.options.get("among", "job")))
         return sorted(waiting, key=order)
 
@@ -101,7 +106,7 @@ def show(session: Session, ref: str, attempts: bool, events: bool, spec: bool) -
     """Show a job or task: what it needs, why it waits, its checkpoint, its attempts."""
     remote, out = session.remote, session.out
     found = remote.resolve(ref)
-    job = plain(remote.client.job(found.job_id))
+    job = remote.reader.job(found.job_id)
     if spec:
         shown = {
             key: job[key] for key in ("job_id", "name", "labels", "spec", "run", "stop_signal")
@@ -113,7 +118,7 @@ def show(session: Session, ref: str, attempts: bool, events: bool, spec: bool) -
         out.one(shown, list, "job_id")
         return
     if found.index is None and job["tasks"] > 1 and not (attempts or events):
-        listed = rows(remote.tasks_of(found))
+        listed = remote.rows_of(found)
         out.one(
             {**job, "items": listed},
             lambda: job_lines(out, job, out.lines(listed, TASKS, name="task_id")),
@@ -124,8 +129,8 @@ def show(session: Session, ref: str, attempts: bool, events: bool, spec: bool) -
     if events:
         _show_events(remote, out, task_id)
         return
-    task = plain(remote.client.task(task_id))
-    runs = rows(remote.client.attempts(task_id).items)
+    task = remote.reader.task(task_id)
+    runs = remote.reader.attempts(task_id)
     if attempts:
         _show_attempts(out, runs)
         return
@@ -184,8 +189,8 @@ def _targets(
         )
     found = [
         task
-        for task in remote.client.all_tasks(**filters(session, given))
-        if task.phase not in ENDED
+        for task in remote.reader.all_tasks(**filters(session, given))
+        if task["phase"] not in ENDED
     ]
     if not found:
         session.out.note("no task that has not ended is like this")
@@ -193,12 +198,12 @@ def _targets(
     if not yes:
         if not session.out.terminal:
             raise BadUsage(f"{len(found)} tasks are meant", hint="add --yes to go ahead")
-        session.out.items(rows(found), TASKS, name="task_id")
+        session.out.items(found, TASKS, name="task_id")
         click.confirm(f"{verb} these {len(found)} tasks?", abort=True, err=True)
-    return [Ref(task.job_id, task.index) for task in found]
+    return [Ref(task["job_id"], task["index"]) for task in found]
 
 
-def _ask_all(session: Session, refs: Sequence[Ref], ask: Callable[[str], Accepted]) -> None:
+def _ask_all(session: Session, refs: Sequence[Ref], ask: "Callable[[str], Accepted]") -> None:
     pending = [(ref, ask(ref.id)) for ref in refs]
     for ref, accepted in pending:
         session.remote.settle(accepted, ref.id, session.out)

@@ -12,7 +12,8 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from yardmaster.client.transport import MAX_TRIES, ApiError, Change, Params, Transport, events
+from yardmaster.client.errors import ApiError, no_answer
+from yardmaster.client.transport import MAX_TRIES, Change, Params, Transport, events
 from yardmaster.schemas.api import (
     Accepted,
     Attempt,
@@ -425,9 +426,7 @@ class Client:
         except ValidationError as error:
             found = error.errors(include_url=False, include_input=False)[0]
             raise ApiError(
-                self._transport.no_answer(
-                    "bad_answer", f"the answer is not understood: {found['msg']}"
-                )
+                no_answer("bad_answer", f"the answer is not understood: {found['msg']}")
             ) from error
 
 

@@ -6,43 +6,21 @@ cannot be reached, is not ready or does not know an outcome. Waiting between tri
 """
 
 import ssl
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 import httpx
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
-from yardmaster.schemas.api import Problem
-from yardmaster.schemas.errors import YardmasterError
+from yardmaster.client.calls import ANSWER_S, MAX_TRIES, Params, query, tried
+from yardmaster.client.errors import ApiError, refused, unreachable
 
-#: Tries of one call, the first included.
-MAX_TRIES: Final = 5
-#: Seconds before the second try; doubled for each one after, up to the longest.
-FIRST_PAUSE_S: Final = 0.2
-LONGEST_PAUSE_S: Final = 5.0
-#: Longest wait for an answer that the gateway itself does not delay, in seconds.
-ANSWER_S: Final = 15.0
+__all__ = ["MAX_TRIES", "ApiError", "Change", "Params", "Transport", "events"]
+
 #: Longest silence of a stream, in seconds; bookmarks come more often.
 SILENCE_S: Final = 60.0
-
-Params = Mapping[str, str | int | bool | Sequence[str] | None]
-
-
-class ApiError(YardmasterError):
-    """{detail}"""
-
-    code = "api"
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        super().__init__(detail=problem.detail)
-
-    @property
-    def status(self) -> int:
-        """The HTTP status; 0 when no answer came."""
-        return self.problem.status
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +79,7 @@ class Transport:
         headers: Mapping[str, str],
         wait_s: float,
     ) -> httpx.Response:
-        pause_s = FIRST_PAUSE_S
-        for left in range(self._max_tries - 1, -1, -1):
+        def once() -> httpx.Response:
             try:
                 response = self._http.request(
                     method,
@@ -113,20 +90,12 @@ class Transport:
                     timeout=httpx.Timeout(ANSWER_S + wait_s, connect=5.0),
                 )
             except httpx.TransportError as error:
-                if left == 0:
-                    raise ApiError(self._unreachable(error)) from error
-            else:
-                if response.is_success:
-                    return response
-                problem = self._problem(response)
-                if left == 0 or response.status_code not in (429, 503, 504):
-                    raise ApiError(problem)
-                after = response.headers.get("Retry-After", "")
-                if after.isdecimal():
-                    pause_s = max(pause_s, min(float(after), 60.0))
-            self._sleep(pause_s)
-            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
-        raise AssertionError("the last try returns or raises")
+                raise unreachable(self._server, error) from error
+            if not response.is_success:
+                raise _refused(response)
+            return response
+
+        return tried(once, sleep=self._sleep, max_tries=self._max_tries)
 
     @contextmanager
     def stream(
@@ -139,32 +108,10 @@ class Transport:
             ) as response:
                 if not response.is_success:
                     response.read()
-                    raise ApiError(self._problem(response))
+                    raise _refused(response)
                 yield response
         except httpx.TransportError as error:
-            raise ApiError(self._unreachable(error)) from error
-
-    def _problem(self, response: httpx.Response) -> Problem:
-        try:
-            return Problem.model_validate_json(response.content)
-        except ValidationError:
-            found = f"status {response.status_code} and no problem document"
-            problem = self.no_answer("bad_answer", f"the answer is not understood: {found}")
-            return problem.model_copy(update={"status": response.status_code})
-
-    def _unreachable(self, error: httpx.TransportError) -> Problem:
-        what = str(error) or type(error).__name__
-        return self.no_answer("unreachable", f"{self._server} cannot be reached: {what}")
-
-    def no_answer(self, code: str, detail: str) -> Problem:
-        return Problem(
-            type="about:blank",
-            title=code.replace("_", " "),
-            status=0,
-            detail=detail,
-            code=code,
-            hint="check the server's address, and that it runs",
-        )
+            raise unreachable(self._server, error) from error
 
 
 def _trust(server: str, ca: str | None) -> ssl.SSLContext:
@@ -174,23 +121,12 @@ def _trust(server: str, ca: str | None) -> ssl.SSLContext:
     return httpx.create_ssl_context() if ca is None else ssl.create_default_context(cafile=ca)
 
 
-def query(params: Params) -> dict[str, str | list[str]]:
-    """Query parameters as the gateway reads them: lists joined by commas, each label by itself."""
-    query: dict[str, str | list[str]] = {}
-    for name, value in params.items():
-        if value is None:
-            continue
-        if name == "label":
-            for pair in [value] if isinstance(value, str) else value:  # type: ignore[union-attr]
-                key, _, wanted = str(pair).partition("=")
-                query[f"label.{key}"] = wanted
-        elif isinstance(value, bool):
-            query[name] = "true" if value else "false"
-        elif isinstance(value, str | int):
-            query[name] = str(value)
-        else:
-            query[name] = ",".join(value)
-    return query
+def _refused(response: httpx.Response) -> ApiError:
+    try:
+        document = response.json()
+    except ValueError:
+        document = None
+    return refused(response.status_code, document, response.headers.get("Retry-After"))
 
 
 def events(lines: Iterator[str]) -> Iterator[Change]:

@@ -35,6 +35,7 @@ from yardmaster.schemas.fields import (
     TaskId,
 )
 from yardmaster.schemas.job_file import Amount, Closed, JobSpec, parse_job
+from yardmaster.schemas.phases import ENDED, Phase
 from yardmaster.schemas.position import POSITION_PATTERN
 from yardmaster.schemas.reasons import WaitClass
 from yardmaster.schemas.resources import Resources
@@ -105,28 +106,6 @@ class Answer(BaseModel):
     """A part of an answer; fields may be added in later versions."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class Phase(StrEnum):
-    """Where a task is in its life."""
-
-    SUBMITTED = "submitted"
-    PENDING = "pending"
-    STARTING = "starting"
-    RUNNING = "running"
-    STOPPING = "stopping"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    REJECTED = "rejected"
-
-    @property
-    def final(self) -> bool:
-        """Whether nothing follows."""
-        return self in ENDED
-
-
-ENDED: Final = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED, Phase.REJECTED})
 
 
 class NodeState(StrEnum):

@@ -4,11 +4,20 @@ import math
 import re
 from typing import Final
 
+from yardmaster.schemas.durations import DURATION_PATTERN, duration_s
 from yardmaster.schemas.fields import MAX_INT, MAX_SLOTS
 from yardmaster.schemas.resources import Resources
 
+__all__ = [
+    "DURATION_PATTERN",
+    "MEMORY_PATTERN",
+    "duration_s",
+    "gpu_slots",
+    "memory_mib",
+    "milli",
+]
+
 MEMORY_PATTERN: Final = r"^[0-9]{1,12}(\.[0-9]{1,3})?(Ki|Mi|Gi|Ti|k|M|G|T)?$"
-DURATION_PATTERN: Final = r"^([0-9]{1,9}(\.[0-9]{1,3})?(ms|s|m|h|d|w)){1,6}$"
 
 _BYTES: Final = {
     "Ki": 2**10,
@@ -20,14 +29,6 @@ _BYTES: Final = {
     "G": 10**9,
     "T": 10**12,
     "": 1,
-}
-_MILLIS: Final = {
-    "ms": 1,
-    "s": 1000,
-    "m": 60_000,
-    "h": 3_600_000,
-    "d": 86_400_000,
-    "w": 604_800_000,
 }
 
 
@@ -46,23 +47,6 @@ def memory_mib(text: str) -> int:
     if mib > MAX_INT:
         raise ValueError(f"{text[:32]!r} is more memory than there is")
     return mib
-
-
-def duration_s(text: str) -> int:
-    """Seconds, rounded up, of `90s`, `20m`, `12h`, `1h30m`, `7d` or `500ms`.
-
-    Raises: ValueError with what to write instead.
-    """
-    if re.fullmatch(DURATION_PATTERN, text) is None:
-        raise ValueError(f"{text[:32]!r} is no duration; write 90s, 20m, 12h, 1h30m or 7d")
-    micros = 0
-    for number, unit in re.findall(r"([0-9.]+)([a-z]+)", text):
-        whole, _, fraction = number.partition(".")
-        micros += int(whole + fraction.ljust(3, "0")) * _MILLIS[unit]
-    seconds = -(-micros // 1_000_000)
-    if seconds > 10 * 365 * 86_400:
-        raise ValueError(f"{text[:32]!r} is more than ten years")
-    return seconds
 
 
 def milli(amount: int | float, what: str) -> int:

@@ -1,0 +1,58 @@
+"""A small HTTP server whose answers a test chooses."""
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass
+class Answer:
+    """One answer; a `body` that is no text is sent as JSON."""
+
+    body: Any
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Answers:
+    """The server: its address, what it was asked, what it answers (the last answer stays)."""
+
+    url: str
+    answers: list[Answer]
+    asked: list[tuple[str, Mapping[str, str]]] = field(default_factory=list)
+
+
+@contextmanager
+def answering(*answers: Answer) -> Iterator[Answers]:
+    """A server that gives `answers` one after the other."""
+    served = Answers("", list(answers))
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            served.asked.append((self.path, dict(self.headers)))
+            answer = served.answers.pop(0) if len(served.answers) > 1 else served.answers[0]
+            text = answer.body if isinstance(answer.body, str) else json.dumps(answer.body)
+            self.send_response(answer.status)
+            for name, value in answer.headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    served.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield served
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

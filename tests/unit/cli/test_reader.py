@@ -1,0 +1,75 @@
+"""Reads without models: what is sent, what is tried again, what an error becomes."""
+
+import pytest
+
+from tests.unit.cli.answers import Answer, answering
+from yardmaster.cli.reader import Reader
+from yardmaster.client.calls import MAX_TRIES
+from yardmaster.client.errors import ApiError
+
+PROBLEM = {"type": "x", "title": "t", "status": 503, "detail": "not ready", "code": "view_behind"}
+
+
+def reader(server: str, slept: list[float] | None = None) -> Reader:
+    return Reader(server, "secret", sleep=(slept if slept is not None else []).append)
+
+
+def test_a_read_sends_the_token_and_the_filters_and_returns_the_json() -> None:
+    with answering(Answer({"items": [{"job_id": "a"}]})) as server:
+        found = reader(server.url + "/").jobs(ref="a b", phase=["running", "pending"], user=None)
+    assert found == {"items": [{"job_id": "a"}]}
+    path, headers = server.asked[0]
+    assert path == "/v1/jobs?ref=a+b&phase=running%2Cpending"
+    assert headers["Authorization"] == "Bearer secret"
+
+
+def test_all_pages_are_read() -> None:
+    first = Answer({"items": [{"n": 1}], "next_cursor": "next"})
+    with answering(first, Answer({"items": [{"n": 2}], "next_cursor": None})) as server:
+        assert list(reader(server.url).all_tasks(limit=1)) == [{"n": 1}, {"n": 2}]
+    assert server.asked[1][0] == "/v1/tasks?limit=1&cursor=next"
+
+
+def test_a_gateway_that_is_not_ready_is_asked_again_after_the_time_it_names() -> None:
+    slept: list[float] = []
+    busy = Answer(PROBLEM, 503, {"Retry-After": "7"})
+    with answering(busy, Answer({"ok": True})) as server:
+        assert reader(server.url, slept).get("/v1/version") == {"ok": True}
+    assert slept == [7.0]
+
+
+def test_a_refusal_is_an_error_with_its_problem_document_and_is_not_tried_again() -> None:
+    denied = {**PROBLEM, "status": 403, "code": "forbidden"}
+    with answering(Answer(denied, 403)) as server, pytest.raises(ApiError) as caught:
+        reader(server.url).get("/v1/version")
+    assert (caught.value.status, caught.value.document["code"]) == (403, "forbidden")
+    assert caught.value.problem.detail == "not ready"
+    assert len(server.asked) == 1
+
+
+def test_a_gateway_that_does_not_answer_is_unreachable_after_all_tries() -> None:
+    with answering(Answer({})) as server:
+        pass
+    slept: list[float] = []
+    with pytest.raises(ApiError) as caught:
+        reader(server.url, slept).get("/v1/version")
+    assert (caught.value.status, caught.value.document["code"]) == (0, "unreachable")
+    assert server.url in caught.value.document["detail"]
+    assert len(slept) == MAX_TRIES - 1
+
+
+@pytest.mark.parametrize("answer", [Answer("oops", 500), Answer("<html>"), Answer("[1]")])
+def test_an_answer_that_is_not_the_api_s_is_an_error_that_names_its_status(answer: Answer) -> None:
+    with answering(answer) as server, pytest.raises(ApiError) as caught:
+        reader(server.url).get("/v1/version")
+    assert caught.value.document["code"] == "bad_answer"
+    assert f"status {answer.status}" in caught.value.document["detail"]
+
+
+def test_a_redirect_does_not_get_the_token() -> None:
+    with answering(Answer({})) as other:
+        moved = Answer("", 302, {"Location": other.url})
+        with answering(moved) as server, pytest.raises(ApiError) as caught:
+            reader(server.url).get("/v1/version")
+    assert caught.value.status == 302
+    assert other.asked == []
