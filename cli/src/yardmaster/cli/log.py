@@ -12,7 +12,7 @@ from yardmaster.cli.logorder import PAGE, Entry, LogOrder, decoded
 from yardmaster.cli.logsource import log_options, log_source, on_log
 from yardmaster.cli.moments import Moment, parse_moment
 from yardmaster.cli.output import Column, Output
-from yardmaster.cli.session import Session, YardCommand, detaching, now_ms
+from yardmaster.cli.session import Session, YardGroup, detaching, now_ms
 from yardmaster.eventlog.port import EventLog, Partition
 from yardmaster.schemas.envelope import Envelope
 from yardmaster.schemas.events.machine import CycleCommittedV1, TermStartedV1
@@ -25,11 +25,7 @@ from yardmaster.schemas.topics import INPUT_ORDER, TOPICS
 FOLLOW_S: Final = 5.0
 
 
-class _LogGroup(click.Group):
-    command_class = YardCommand
-
-
-@click.group("log", cls=_LogGroup)
+@click.group("log", cls=YardGroup)
 def log() -> None:
     """Read the log itself: dump, tail, stat. Without --log that of the embedded mode."""
 

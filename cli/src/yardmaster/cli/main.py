@@ -7,33 +7,41 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from yardmaster.cli.errors import CliError, Exit
+from yardmaster.cli.session import YardGroup, global_options
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 #: Command -> (module, attribute, one line for the list). In the order in which help shows them.
 COMMANDS: Final = {
     "submit": ("submit", "submit", "Submit a job: a YAML file, or -- COMMAND."),
     "ls": ("tasks", "ls", "List tasks."),
     "show": ("tasks", "show", "Show a job or task: what it needs, why it waits, its attempts."),
-    "explain": ("explain", "explain", "Say why a task waits, was stopped or was refused."),
+    "explain": ("explain", "explain", "Show why a task is pending, was stopped or was refused."),
     "logs": ("logs", "logs", "Print what a task wrote."),
-    "wait": ("waiting", "wait", "Wait for tasks to end; the exit code is theirs."),
+    "wait": ("waiting", "wait", "Wait for tasks to end, and return their exit code."),
     "cancel": ("tasks", "cancel", "End jobs or tasks."),
     "pause": ("tasks", "pause", "Stop tasks with a checkpoint and hold them."),
     "resume": ("tasks", "resume", "Let paused tasks run again."),
     "set": ("set", "set_group", "Change a job's priority, weight or bound on slots."),
-    "erase": ("erase", "erase", "Erase what was said of ended jobs, and what they ran."),
-    "usage": ("usage", "usage", "GPU time by project, user or pool."),
+    "erase": (
+        "erase",
+        "erase",
+        "Permanently delete the names, labels, commands and notes of finished jobs.",
+    ),
+    "usage": ("usage", "usage", "Show GPU-hours by project, user or pool."),
     "nodes": ("nodes", "nodes", "List nodes; enrol, revoke, cordon, uncordon, drain."),
     "pools": ("pools", "pools", "List pools; show, create, set, delete."),
     "projects": ("projects", "projects", "List projects; show, create, set, delete."),
     "departments": ("projects", "departments", "List departments; show, create, set, delete."),
     "log": ("log", "log", "Read the log itself: dump, tail, stat."),
-    "replay": ("replay", "replay", "The cluster at any moment; verify every decision."),
-    "simulate": ("simulate", "simulate", "Policies on a cluster that is not there, compared."),
+    "replay": ("replay", "replay", "Show the cluster at any time; verify every decision."),
+    "simulate": ("simulate", "simulate", "Compare policies on a simulated cluster."),
     "conformance": ("conformance", "conformance", "Run scenarios of other schedulers."),
     "views": ("views", "views", "Rebuild the views that gateways read."),
     "snapshots": ("snapshots", "snapshots", "List the stored snapshots of the machines."),
@@ -43,16 +51,16 @@ COMMANDS: Final = {
     "setup": ("setup", "setup", "Make a log's topics and first records."),
     "demo": ("demo", "demo", "Watch a small cluster at work, in half a minute."),
     "doctor": ("doctor", "doctor", "Say what this machine lacks, and how to get it."),
-    "login": ("contexts", "login", "Check and keep a server's address as a context."),
-    "whoami": ("contexts", "whoami", "Who the server takes you for."),
-    "contexts": ("contexts", "contexts", "List the servers you know; use one."),
+    "login": ("contexts", "login", "Save a server as a context and switch to it."),
+    "whoami": ("contexts", "whoami", "Show your identity and roles on the server."),
+    "contexts": ("contexts", "contexts", "List contexts (known servers); use one."),
     "config": ("contexts", "config", "Show every setting and where it is from."),
     "completion": ("contexts", "completion", "Print the completion script of a shell."),
     "version": ("contexts", "version", "Print the version of yard and of the server."),
 }
 
 
-class Yard(click.Group):
+class Yard(YardGroup):
     """The root; imports a command's module when it is named."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -69,18 +77,19 @@ class Yard(click.Group):
             raise TypeError(f"{module}.{attribute} is no command")
         return found
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that the first argument names, or a hint at the nearest."""
-        name = args[0]
-        if name not in COMMANDS and not name.startswith("-"):
-            from yardmaster.cli.yamltree import nearest
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
+        """Commands by name, without importing any, and options."""
+        from click.shell_completion import CompletionItem
 
-            like = nearest(name, COMMANDS)
-            hint = f" Did you mean {like}?" if like else ""
-            ctx.fail(f"There is no command {name}.{hint}")
-        return super().resolve_command(ctx, args)
+        found = click.Command.shell_complete(self, ctx, incomplete)
+        return [
+            *(
+                CompletionItem(name, help=about)
+                for name, (_, _, about) in COMMANDS.items()
+                if name.startswith(incomplete)
+            ),
+            *found,
+        ]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list of commands, without importing any."""
@@ -88,8 +97,31 @@ class Yard(click.Group):
             formatter.write_dl([(name, about) for name, (_, _, about) in COMMANDS.items()])
 
 
-@click.command(cls=Yard, context_settings={"help_option_names": ["-h", "--help"]})
-def yard() -> None:
+def _version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if not asked or ctx.resilient_parsing:
+        return
+    from importlib.metadata import version
+
+    click.echo(f"yard {version('yardmaster')}")
+    ctx.exit()
+
+
+@click.command(
+    cls=Yard,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    params=[
+        click.Option(
+            ["--version"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_version,
+            help="Print the version of yard and exit.",
+        ),
+        *global_options(),
+    ],
+)
+def yard(**_: object) -> None:
     """Yardmaster: a scheduler for shared GPU clusters whose every decision can be replayed.
 
     Start with `yard demo`, or `yard dev` in one terminal and `yard submit -- COMMAND` in another.

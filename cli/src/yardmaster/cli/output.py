@@ -19,8 +19,6 @@ import click
 from yardmaster.cli.cells import Cell, Gpus, Span, show, sort_key
 from yardmaster.cli.errors import BadUsage
 
-FORMATS: Final = ("table", "wide", "json", "jsonl", "yaml", "csv", "name")
-
 Row = Mapping[str, Any]
 
 #: Colours of a word where it is a whole cell.

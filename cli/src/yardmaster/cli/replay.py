@@ -15,7 +15,7 @@ from yardmaster.cli.errors import Exit
 from yardmaster.cli.logsource import LogSource, log_options, log_source, on_log
 from yardmaster.cli.moments import parse_moment
 from yardmaster.cli.output import Column, Output
-from yardmaster.cli.session import Session, YardCommand, now_ms
+from yardmaster.cli.session import Session, YardCommand, YardGroup, now_ms
 from yardmaster.core.admission.machine import QuotaMachine
 from yardmaster.core.machine import Machine
 from yardmaster.core.scheduling.entities import Node, NodeState, Task
@@ -35,10 +35,6 @@ def machines() -> tuple[Machine[Any], ...]:
     return (QuotaMachine(check), SchedulerMachine())
 
 
-class _ReplayGroup(click.Group):
-    command_class = YardCommand
-
-
 class _AtCommand(YardCommand):
     """Takes `-2h` as the moment it means, not as options."""
 
@@ -48,7 +44,7 @@ class _AtCommand(YardCommand):
         return super().parse_args(ctx, [*rest, "--", *ago] if ago else rest)
 
 
-@click.group("replay", cls=_ReplayGroup)
+@click.group("replay", cls=YardGroup)
 def replay() -> None:
     """The cluster at any moment, every decision proved. Without --log of the embedded mode."""
 

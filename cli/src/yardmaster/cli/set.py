@@ -3,14 +3,10 @@
 import click
 
 from yardmaster.cli.errors import BadUsage
-from yardmaster.cli.session import Session, YardCommand
+from yardmaster.cli.session import Session, YardGroup
 
 
-class _SetGroup(click.Group):
-    command_class = YardCommand
-
-
-@click.group("set", cls=_SetGroup)
+@click.group("set", cls=YardGroup)
 def set_group() -> None:
     """Change a job's priority, weight or bound on slots."""
 

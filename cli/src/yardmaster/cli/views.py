@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from yardmaster.cli.errors import BadUsage
 from yardmaster.cli.logsource import LogSource, log_options, log_source, opened
 from yardmaster.cli.output import Output
-from yardmaster.cli.session import NounGroup, Session
+from yardmaster.cli.session import Session, YardGroup
 from yardmaster.eventlog.port import EventLog
 from yardmaster.projections.fold import FOLDS
 from yardmaster.projections.redis import RedisViewStore
@@ -28,7 +28,7 @@ from yardmaster.views.rebuild import Rebuild, Rebuilt
 from yardmaster.views.settings import ViewsSettings
 
 
-@click.group("views", cls=NounGroup)
+@click.group("views", cls=YardGroup)
 def views() -> None:
     """The views that gateways read: rebuild them from the log."""
 

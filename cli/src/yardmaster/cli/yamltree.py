@@ -155,8 +155,8 @@ def overlay(tree: Tree, sets: Iterable[str]) -> None:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word most like `word`, or None when none is like it."""
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    """The known word of which at least three quarters are those of `word`; None when none is."""
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.75)
     return found[0] if found else None
 
 
