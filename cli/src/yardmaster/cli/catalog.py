@@ -130,6 +130,8 @@ CATALOG: Final[Mapping[str, Entry]] = {
     "config": _list("config"),
     "completion": _plain(
         "completion bash > ~/.local/share/bash-completion/completions/yard",
+        "completion zsh",
+        "completion fish",
         of=_NOTHING,
     ),
     "version": _one("version", "version --client"),

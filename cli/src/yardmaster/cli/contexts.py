@@ -139,7 +139,19 @@ def _write(path: Path, text: str) -> None:
 @command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(session: Session, shell: str) -> None:
-    """Print a shell's completion script: source <(yard completion bash)."""
+    """Print the completion script of a shell.
+
+    It completes commands and options, and, by asking the server (for 1.5 s at most), the ids of
+    jobs and tasks, nodes, pools, projects, departments, phases, kinds and contexts.
+
+    \b
+    bash  yard completion bash > ~/.local/share/bash-completion/completions/yard
+    zsh   yard completion zsh > "${fpath[1]}/_yard"
+    fish  yard completion fish > ~/.config/fish/completions/yard.fish
+
+    For the running shell alone: source <(yard completion bash), or the same with zsh; in fish
+    yard completion fish | source.
+    """
     from yardmaster.cli.main import yard
 
     found = get_completion_class(shell)
