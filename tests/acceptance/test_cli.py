@@ -4,6 +4,7 @@ import csv
 import json
 import signal
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 
@@ -44,6 +45,25 @@ def test_usage_says_who_held_how_much(dev: Dev) -> None:
     listed = dev.yard("usage", "--by", "user", "--bucket", "day", "-o", "csv").lines
     assert listed[0].split(",")[:2] == ["start", "user"]
     dev.yard("usage", "--from", "yesterday", code=2)
+
+
+MONTH_AGO = datetime.now(UTC) - timedelta(days=31)
+
+
+@pytest.mark.parametrize(
+    "time", ["2h", "-2h", "30d", "-30d", f"{MONTH_AGO:%Y-%m-%d}", f"{MONTH_AGO:%Y-%m-%dT%H:%MZ}"]
+)
+def test_times_are_written_alike_in_every_option(dev: Dev, time: str) -> None:
+    job = dev.submit("--gpus", "0", "--wait", "--", "true")
+    assert f"{job}.0" in dev.yard("ls", "--since", time).out
+    dev.yard("usage", "--from", time)
+    assert dev.yard("usage", "--from", "40d", "--to", time, "-o", "name").code == 0
+    assert "LogCreated" in dev.yard("log", "dump", "--from", time).out
+    assert "TaskSubmitted" not in dev.yard("log", "dump", "--to", time).out
+    early = dev.yard("replay", "at", time, code=101)
+    first = early.err.partition("is before the log's first cycle, at ")[2].split()[0]
+    assert dev.yard("replay", "at", first, "-o", "json").json["now_at"] == first
+    dev.yard("explain", f"{job}.0", "--at", time, code=101)
 
 
 def _held(dev: Dev) -> int:
@@ -194,6 +214,14 @@ def test_a_node_is_cordoned_and_taken_back(dev: Dev) -> None:
     assert dev.yard("show", job, "-o", "json").json["attempts"][0]["nodes"] == ["node-1"]
     dev.yard("nodes", "uncordon", "node-2")
     dev.yard("nodes", "cordon", "node-9", code=101)
+
+
+def test_a_drain_takes_a_time_to_come_and_no_other(dev: Dev) -> None:
+    dev.yard("nodes", "drain", "node-2", "--deadline", "2999-01-01")
+    until(lambda: "until" in dev.yard("nodes").out, "the node is drained")
+    said = dev.yard("nodes", "drain", "node-2", "--deadline", "-2h", code=2)
+    assert "has passed already" in said.err
+    dev.yard("nodes", "uncordon", "node-2")
 
 
 def test_a_drain_moves_tasks_off_a_node(dev: Dev) -> None:

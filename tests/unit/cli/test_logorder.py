@@ -106,7 +106,9 @@ async def test_moments_bound_what_is_given() -> None:
     assert types(found)[-2:] == ["SlotsAllocated", "CycleCommitted"]
 
 
-@pytest.mark.parametrize("text", ["yesterday", "main@", "main@x4", "-2", "cycle:x", "2026-01-31"])
+@pytest.mark.parametrize(
+    "text", ["yesterday", "main@", "main@x4", "-2", "cycle:x", "2026-13-31", "20260131"]
+)
 def test_what_is_no_moment_is_bad_usage(text: str) -> None:
     with pytest.raises(BadUsage):
         parse_moment(text, 0, "--at")
@@ -114,6 +116,8 @@ def test_what_is_no_moment_is_bad_usage(text: str) -> None:
 
 def test_moments_are_positions_times_and_cycles() -> None:
     assert parse_moment("-2h", 10_000_000, "--at") == Moment(at_ms=2_800_000)
+    assert parse_moment("2h", 10_000_000, "--at") == Moment(at_ms=2_800_000)
+    assert parse_moment("1970-01-02", 0, "--at") == Moment(at_ms=86_400_000)
     assert parse_moment("1970-01-01T00:00:01Z", 0, "--at") == Moment(at_ms=1000)
     assert parse_moment("cycle:7", 0, "--at") == Moment(cycle=7)
 

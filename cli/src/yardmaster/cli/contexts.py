@@ -14,6 +14,20 @@ from yardmaster.cli.output import Column
 from yardmaster.cli.remote import plain
 from yardmaster.cli.session import NounGroup, Session, command
 
+_COMPLETION = """Print the completion script of a shell.
+
+It completes commands and options, and, by asking the server (for 1.5 s at most), the ids of
+jobs and tasks, nodes, pools, projects, departments, phases, kinds and contexts.
+
+\b
+bash  yard completion bash > ~/.local/share/bash-completion/completions/yard
+zsh   yard completion zsh > "${fpath[1]}/_yard"
+fish  yard completion fish > ~/.config/fish/completions/yard.fish
+
+For the running shell alone: source <(yard completion bash), or the same with zsh; in fish
+yard completion fish | source.
+"""
+
 
 @click.group("contexts", cls=NounGroup)
 def contexts() -> None:
@@ -136,22 +150,10 @@ def _write(path: Path, text: str) -> None:
     part.replace(path)
 
 
-@command("completion")
+@command("completion", help=_COMPLETION)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(session: Session, shell: str) -> None:
-    """Print the completion script of a shell.
-
-    It completes commands and options, and, by asking the server (for 1.5 s at most), the ids of
-    jobs and tasks, nodes, pools, projects, departments, phases, kinds and contexts.
-
-    \b
-    bash  yard completion bash > ~/.local/share/bash-completion/completions/yard
-    zsh   yard completion zsh > "${fpath[1]}/_yard"
-    fish  yard completion fish > ~/.config/fish/completions/yard.fish
-
-    For the running shell alone: source <(yard completion bash), or the same with zsh; in fish
-    yard completion fish | source.
-    """
+    """Print the completion script of a shell."""
     from yardmaster.cli.main import yard
 
     found = get_completion_class(shell)

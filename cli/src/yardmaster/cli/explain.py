@@ -22,7 +22,7 @@ _WHOLE: Final = re.compile(r"^[0-9a-z]{12}(\.[0-9]{1,4})?$")
 
 @command("explain")
 @click.argument("ref", metavar="REF")
-@click.option("--at", "moment", metavar="T", help="Then: a position, time, -2h or cycle:N.")
+@click.option("--at", "moment", metavar="T", help="Then: a time, 2h (ago), a position or cycle:N.")
 @log_options
 def explain(
     session: Session, ref: str, moment: str | None, file: str | None, cell: str | None

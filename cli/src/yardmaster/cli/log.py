@@ -67,8 +67,8 @@ def _wanted(entry: Entry, types: Sequence[str], task: str | None) -> bool:
 
 @log.command("dump")
 @log_options
-@click.option("--from", "start", metavar="T", help="From a position, time, -2h or cycle:N on.")
-@click.option("--to", "end", metavar="T", help="Up to a position, time, -2h or cycle:N.")
+@click.option("--from", "start", metavar="T", help="A time, 2h (ago), a position or cycle:N.")
+@click.option("--to", "end", metavar="T", help="The same.")
 @click.option("--type", "types", multiple=True, metavar="TYPE", help="Only events of this type.")
 @click.option("--task", metavar="ID", help="Only events about this task or job.")
 def dump(

@@ -1,13 +1,12 @@
-"""Moments in a log as people write them: a position, a time, `-2h`, `cycle:88121`."""
+"""Moments in a log as people write them: a position, a time (`times` says how), `cycle:88121`."""
 
 from dataclasses import dataclass
 
-from yardmaster.cli.cells import parse_time
 from yardmaster.cli.errors import BadUsage
 from yardmaster.cli.logorder import Entry
+from yardmaster.cli.times import FORMS, clock_ms, is_relative, past_ms
 from yardmaster.schemas.events.machine import CycleCommittedV1
 from yardmaster.schemas.position import Position
-from yardmaster.schemas.quantities import duration_s
 from yardmaster.schemas.topics import DECISIONS
 
 
@@ -49,15 +48,12 @@ def parse_moment(text: str, now_ms: int, option: str) -> Moment:
             return Moment(position=Position.parse(text))
         except ValueError as error:
             raise BadUsage(f"{option}: {error}") from None
-    if text.startswith("-"):
-        try:
-            return Moment(at_ms=now_ms - 1000 * duration_s(text[1:]))
-        except ValueError as error:
-            raise BadUsage(f"{option}: {error}") from None
-    at_ms = parse_time(text)
-    if at_ms is None or "T" not in text:
+    if is_relative(text):
+        return Moment(at_ms=past_ms(text, now_ms, option))
+    try:
+        return Moment(at_ms=clock_ms(text, option))
+    except BadUsage:
         raise BadUsage(
-            f"{option}: {text} is no moment of a log",
-            hint="write main@d3021, 2026-01-31T12:00:00Z, -2h or cycle:88121",
-        )
-    return Moment(at_ms=at_ms)
+            f"{option}: {text} is not a valid time or position",
+            hint=f"write {FORMS}, main@d3021 or cycle:88121",
+        ) from None

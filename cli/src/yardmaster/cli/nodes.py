@@ -18,10 +18,10 @@ from yardmaster.cli.remote import plain, rows
 from yardmaster.cli.selection import at_time
 from yardmaster.cli.session import NounGroup, Session, detaching, now_ms
 from yardmaster.cli.tables import NODES
+from yardmaster.cli.times import future_ms
 from yardmaster.client.transport import ApiError
 from yardmaster.schemas.api import Enrolment, NodePatch, NodeSlots, NodeWish
 from yardmaster.schemas.fields import MAX_SLOTS
-from yardmaster.schemas.quantities import duration_s
 
 _ENROLMENT: Final[TypeAdapter[Enrolment]] = TypeAdapter(Enrolment)
 #: Time that tasks which may not be preempted are left by a drain without --deadline.
@@ -223,16 +223,13 @@ def uncordon(session: Session, name: str) -> None:
     default=DRAIN_DEADLINE,
     metavar="TIME",
     show_default=True,
-    help="When the rest is stopped.",
+    help="When to stop the rest: in 2h, or at a time.",
 )
 @click.option("--reason", metavar="TEXT", help="Why; shown to everybody.")
 @click.option("--wait", is_flag=True, help="Wait until nothing runs on it.")
 def drain(session: Session, name: str, deadline: str, reason: str | None, wait: bool) -> None:
     """Cordon a node, stop preemptible tasks with grace now and the rest at the deadline."""
-    try:
-        until_ms = now_ms() + duration_s(deadline) * 1000
-    except ValueError as error:
-        raise BadUsage(f"--deadline: {error}") from None
+    until_ms = future_ms(deadline, now_ms(), "--deadline")
     _wish(
         session,
         name,

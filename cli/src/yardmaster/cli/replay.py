@@ -11,7 +11,8 @@ from typing import Any, Final
 import click
 
 from yardmaster.cli.cells import Gpus, When
-from yardmaster.cli.errors import Exit
+from yardmaster.cli.errors import CliError, Exit
+from yardmaster.cli.logorder import PAGE, decoded
 from yardmaster.cli.logsource import LogSource, log_options, log_source, on_log
 from yardmaster.cli.moments import parse_moment
 from yardmaster.cli.output import Column, Output
@@ -24,8 +25,10 @@ from yardmaster.core.scheduling.policies import check
 from yardmaster.core.scheduling.state import ClusterState
 from yardmaster.eventlog.port import EventLog
 from yardmaster.runtime import replay as replaying
+from yardmaster.schemas.events.machine import CycleCommittedV1
 from yardmaster.schemas.instants import rfc3339
 from yardmaster.schemas.plain import dump as plain_json
+from yardmaster.schemas.topics import DECISIONS
 
 _AGO: Final = re.compile(r"^-[0-9]")
 
@@ -62,7 +65,10 @@ def at(
     everything: bool,
     nodes_only: bool,
 ) -> None:
-    """Show the cluster as the scheduler saw it at T: a position, a time, -2h or cycle:88121."""
+    """Show the cluster as the scheduler saw it at T.
+
+    T is a time, 2h or -2h (ago), a position, or cycle:88121; without it, the end of the log.
+    """
     bounds: dict[str, Any] = {}
     if moment is not None:
         asked = parse_moment(moment, now_ms(), "T")
@@ -71,12 +77,33 @@ def at(
     where = log_source(session, file, cell)
 
     async def work(source: EventLog) -> replaying.Replayed[ClusterState]:
-        return await replaying.at(
+        found = await replaying.at(
             source, SchedulerMachine(), where.cell, partition=where.partition, **bounds
         )
+        if found.cycle == 0 and bounds.get("time_ms") is not None:
+            first_ms = await _first_cycle_ms(source, where)
+            if first_ms is not None:
+                raise CliError(
+                    f"{moment} is before the log's first cycle, at {rfc3339(first_ms)}",
+                    exit_code=Exit.NOT_FOUND,
+                    hint=f"yard replay at {rfc3339(first_ms)}",
+                )
+        return found
 
     found = on_log(where, work)
     _show_state(session.out, found, everything=everything, nodes_only=nodes_only)
+
+
+async def _first_cycle_ms(log: EventLog, where: LogSource) -> int | None:
+    """The time of the scheduler's first cycle; None when there is none."""
+    partition, offset = where.at(DECISIONS.name), 0
+    while page := await log.read(partition, offset, max_records=PAGE):
+        for stored in page:
+            envelope = decoded(stored)
+            if envelope is not None and isinstance(envelope.data, CycleCommittedV1):
+                return envelope.data.now_ms
+        offset = page[-1].offset + 1
+    return None
 
 
 def _show_state(

@@ -6,10 +6,9 @@ from typing import Any
 
 import click
 
-from yardmaster.cli.cells import parse_time
 from yardmaster.cli.errors import BadUsage
 from yardmaster.cli.session import Session, now_ms
-from yardmaster.schemas.durations import duration_s
+from yardmaster.cli.times import past_ms
 from yardmaster.schemas.phases import ENDED, Phase
 
 _OPTIONS = (
@@ -24,7 +23,7 @@ _OPTIONS = (
     click.option("--node", metavar="NAME", help="On this node."),
     click.option("--user", metavar="NAME", help="Of this user."),
     click.option("--label", multiple=True, metavar="KEY=VALUE", help="With this label."),
-    click.option("--since", metavar="TIME", help="Submitted since: 2h, or an RFC 3339 time."),
+    click.option("--since", metavar="TIME", help="Submitted since: 2h, a date, or a time."),
 )
 
 
@@ -79,16 +78,8 @@ def phases(text: str | None) -> Sequence[str] | None:
 
 
 def since(text: str | None) -> str | None:
-    """The RFC 3339 time that `--since` means: a time, or so long ago (`2h`, `-2h`)."""
-    if text is None:
-        return None
-    if parse_time(text) is not None and "T" in text:
-        return text
-    try:
-        ago_s = duration_s(text.removeprefix("-"))
-    except ValueError as error:
-        raise BadUsage(f"--since: {error}") from None
-    return at_time(now_ms() - ago_s * 1000)
+    """The RFC 3339 time that `--since` means."""
+    return None if text is None else at_time(past_ms(text, now_ms(), "--since"))
 
 
 def at_time(at_ms: int) -> str:
