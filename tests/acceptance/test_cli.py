@@ -50,9 +50,7 @@ def test_usage_says_who_held_how_much(dev: Dev) -> None:
 MONTH_AGO = datetime.now(UTC) - timedelta(days=31)
 
 
-@pytest.mark.parametrize(
-    "time", ["2h", "-2h", "30d", "-30d", f"{MONTH_AGO:%Y-%m-%d}", f"{MONTH_AGO:%Y-%m-%dT%H:%MZ}"]
-)
+@pytest.mark.parametrize("time", ["2h", "-30d", f"{MONTH_AGO:%Y-%m-%d}"])
 def test_times_are_written_alike_in_every_option(dev: Dev, time: str) -> None:
     job = dev.submit("--gpus", "0", "--wait", "--", "true")
     assert f"{job}.0" in dev.yard("ls", "--since", time).out

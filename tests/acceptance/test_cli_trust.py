@@ -65,7 +65,8 @@ def test_what_cannot_be_enrolled_is_said_before_anything_is_sent(dev: Dev) -> No
     bad = ("--pool", "default", "--gpus", "1")
     assert "KEY=VALUE" in dev.yard("nodes", "enrol", "gpu-08", *bad, "--label", "x", code=2).err
     dev.yard("nodes", "enrol", "gpu-08", *bad, "--address", "not an address", code=2)
-    said = dev.yard("nodes", "enrol", "gpu-08", "--pool", "ghost", "--gpus", "1", code=101)
+    ghost = ("nodes", "enrol", "gpu-08", "--pool", "ghost", "--gpus", "1")
+    said = dev.yard(*ghost, "--yes", code=101)
     assert "pools" in said.err
 
 
@@ -78,12 +79,31 @@ def public_key(dev: Dev) -> Path:
     return path
 
 
+def test_the_first_enrollment_takes_those_present_along(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    with running_dev(tmp_path_factory.mktemp("open"), nodes=2, slots=2) as dev:
+        narrow = ("nodes", "enrol", "node-1", "--pool", "default", "--gpus", "1")
+        said = dev.yard(*narrow, "--all-present", code=2)
+        assert "until they are enrolled: node-1\n" in said.err
+        new = ("nodes", "enrol", "gpu-07", "--pool", "default", "--gpus", "8")
+        assert dev.yard(*new, "--all-present").lines == ["gpu-07", "node-1", "node-2"]
+        assert states(dev) == {"gpu-07": "enrolled", "node-1": "ready", "node-2": "ready"}
+        dev.yard(*narrow)
+        assert states(dev)["node-1"] == "barred"
+
+
 def test_nodes_are_enrolled_given_work_revoked_and_taken_back(dev: Dev) -> None:
     bounds = ("--pool", "default", "--gpus", "2")
-    said = dev.yard(
+    first = (
         *("nodes", "enrol", "gpu-07", "--pool", "default", "--gpus", "8"),
         *("--label", "rack=r1", "--address", "10.0.0.7", "--key", str(public_key(dev))),
     )
+    refused = dev.yard(*first, code=2)
+    assert "until they are enrolled: node-1, node-2" in refused.err
+    assert "--all-present" in refused.err
+    assert states(dev) == {"node-1": "ready", "node-2": "ready"}
+    said = dev.yard(*first, "--yes")
     assert "start its agent" in said.err
     assert states(dev) == {"gpu-07": "enrolled", "node-1": "barred", "node-2": "barred"}
     wide = dev.yard("nodes", "-o", "wide").out

@@ -19,8 +19,9 @@ from yardmaster.cli.selection import at_time
 from yardmaster.cli.session import NounGroup, Session, detaching, now_ms
 from yardmaster.cli.tables import NODES
 from yardmaster.cli.times import future_ms
-from yardmaster.client.transport import ApiError
-from yardmaster.schemas.api import Enrolment, NodePatch, NodeSlots, NodeWish
+from yardmaster.client.errors import ApiError
+from yardmaster.core.scheduling.enrolment import covers
+from yardmaster.schemas.api import Enrolment, Node, NodePatch, NodeSlots, NodeState, NodeWish
 from yardmaster.schemas.fields import MAX_SLOTS
 
 _ENROLMENT: Final[TypeAdapter[Enrolment]] = TypeAdapter(Enrolment)
@@ -28,6 +29,8 @@ _ENROLMENT: Final[TypeAdapter[Enrolment]] = TypeAdapter(Enrolment)
 DRAIN_DEADLINE: Final = "1h"
 #: Pause between two looks of `drain --wait`, in seconds.
 LOOK_S: Final = 1.0
+#: The states of nodes that are not there.
+_ABSENT: Final = (NodeState.ENROLLED, NodeState.REVOKED, NodeState.GONE, NodeState.LOST)
 
 
 @click.group("nodes", cls=NounGroup)
@@ -59,8 +62,8 @@ def show(session: Session, name: str) -> None:
 @click.option("--disable", metavar="N,...", help="Start nothing new on these GPUs.")
 @click.option("--enable", metavar="N,...|all", help="Let these take tasks again.")
 @click.option("--stop", is_flag=True, help="Stop what runs on the disabled ones, with grace.")
-@click.option("--reason", metavar="TEXT", help="Why; shown to everybody.")
-@click.option("--if-match", metavar="ETAG", help="Only if nobody changed the node since.")
+@click.option("--reason", metavar="TEXT", help="Why; shown to all users.")
+@click.option("--if-match", metavar="ETAG", help="Only if the node was not modified since.")
 def slots(
     session: Session,
     name: str,
@@ -131,7 +134,13 @@ def _list_slots(session: Session, name: str) -> None:
     metavar="FILE",
     help="Its Ed25519 public key; two while one follows the other.",
 )
-@click.option("--if-match", metavar="ETAG", help="Only if nobody changed it since.")
+@click.option(
+    "--all-present",
+    is_flag=True,
+    help="Enroll the nodes that have joined too, with what they have.",
+)
+@click.option("--yes", is_flag=True, help="Bar the nodes that are not enrolled, without asking.")
+@click.option("--if-match", metavar="ETAG", help="Only if it was not modified since.")
 def enrol(
     session: Session,
     name: str,
@@ -141,9 +150,15 @@ def enrol(
     labels: tuple[str, ...],
     address: str | None,
     keys: tuple[Path, ...],
+    all_present: bool,
+    yes: bool,
     if_match: str | None,
 ) -> None:
-    """Make a node known: only what is enrolled may join, once the first node is."""
+    """Register a node. After the first registration, only registered nodes may join.
+
+    The first registration bars every node that has joined and is not registered: it keeps its tasks
+    and gets no new ones. The command names these nodes and asks first.
+    """
     body = {
         **{"pool": pool, "gpus": gpus, "node_type": node_type, "address": address},
         **{"labels": _labels(labels), "keys": [key_digest(path) for path in keys]},
@@ -153,12 +168,62 @@ def enrol(
     except ValidationError as error:
         raise BadUsage(explained(error)) from None
     remote = session.remote
+    nodes = list(remote.client.all_nodes())
+    present = [node for node in nodes if node.state not in _ABSENT]
+    others = [n for n in present if n.enrolment is None and n.name != name] if all_present else []
+    barred = [node for node in _barred_by(name, enrolment, nodes, present) if node not in others]
+    if barred and not yes:
+        _confirm_barring(session, name, barred)
     known = if_match or _enrolment_tag(session, name)
     accepted = remote.client.put_enrolment(name, enrolment, if_match=known, create=known is None)
     remote.settle(accepted, name, session.out)
     session.out.say(name)
-    if known is None:
+    for other in others:
+        as_joined = Enrolment(pool=other.pool, gpus=other.gpus, labels=other.labels)
+        accepted = remote.client.put_enrolment(other.name, as_joined, create=True)
+        remote.settle(accepted, other.name, session.out)
+        session.out.say(other.name)
+    if known is None and name not in [node.name for node in present]:
         session.out.note(f"{name} may join now: start its agent (again, if it runs)")
+
+
+def _barred_by(
+    name: str, enrolment: Enrolment, nodes: Sequence[Node], present: Sequence[Node]
+) -> list[Node]:
+    """The nodes that get nothing new once `name` is enrolled: some, where it is the first."""
+    if any(node.enrolment is not None for node in nodes):
+        return []
+    return [
+        node
+        for node in present
+        # Where the enrollment of every node was revoked, the others are barred already.
+        if node.state is not NodeState.BARRED
+        and (node.name != name or not _covered(node, enrolment))
+    ]
+
+
+def _covered(node: Node, enrolment: Enrolment) -> bool:
+    return covers(
+        *(enrolment, node.pool, node.gpus, node.node_type or "", node.labels, node.address or "")
+    )
+
+
+def _confirm_barring(session: Session, name: str, barred: Sequence[Node]) -> None:
+    """Ask whether the first enrollment may bar these nodes.
+
+    Raises: BadUsage when no one can answer; click.Abort for no.
+    """
+    named = ", ".join(
+        f"{node.name} ({len(node.tasks)} tasks)" if node.tasks else node.name for node in barred
+    )
+    message = (
+        f"{name} would be the cell's first enrolled node: from then on only enrolled nodes may "
+        f"join, and these get no new tasks until they are enrolled: {named}"
+    )
+    if not session.out.terminal or not click.get_text_stream("stdin").isatty():
+        raise BadUsage(message, hint="add --all-present to enroll them too, or --yes to bar them")
+    click.echo(message, err=True)
+    click.confirm(f"enroll {name} and bar {len(barred)} nodes?", abort=True, err=True)
 
 
 def _labels(pairs: Sequence[str]) -> dict[str, str]:
@@ -184,9 +249,9 @@ def _enrolment_tag(session: Session, name: str) -> str | None:
 
 @nodes.command("revoke")
 @click.argument("name")
-@click.option("--if-match", metavar="ETAG", help="Only if nobody changed it since.")
+@click.option("--if-match", metavar="ETAG", help="Only if it was not modified since.")
 def revoke(session: Session, name: str, if_match: str | None) -> None:
-    """Trust a node no more: stop what it runs without grace, and let it not join again.
+    """Revoke a node: kill its tasks at once and refuse it until it is enrolled again.
 
     To let tasks save their work, drain it first.
     """
@@ -203,7 +268,7 @@ def _wish(session: Session, name: str, wish: NodePatch) -> None:
 
 @nodes.command("cordon")
 @click.argument("name")
-@click.option("--reason", metavar="TEXT", help="Why; shown to everybody.")
+@click.option("--reason", metavar="TEXT", help="Why; shown to all users.")
 def cordon(session: Session, name: str, reason: str | None) -> None:
     """Start nothing new on a node."""
     _wish(session, name, NodePatch(state=NodeWish.CORDONED, reason=reason))
@@ -225,7 +290,7 @@ def uncordon(session: Session, name: str) -> None:
     show_default=True,
     help="When to stop the rest: in 2h, or at a time.",
 )
-@click.option("--reason", metavar="TEXT", help="Why; shown to everybody.")
+@click.option("--reason", metavar="TEXT", help="Why; shown to all users.")
 @click.option("--wait", is_flag=True, help="Wait until nothing runs on it.")
 def drain(session: Session, name: str, deadline: str, reason: str | None, wait: bool) -> None:
     """Cordon a node, stop preemptible tasks with grace now and the rest at the deadline."""

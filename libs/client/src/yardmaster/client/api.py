@@ -235,6 +235,16 @@ class Client:
         """One page of nodes; filters: pool, state, limit, cursor, min_position."""
         return self._get("/v1/nodes", List[Node], filters)
 
+    def all_nodes(self, **filters: str | int | bool | Sequence[str] | None) -> Iterator[Node]:
+        """Every node of all pages."""
+        cursor: str | None = None
+        while True:
+            page = self.nodes(**{"limit": 1000, **filters, "cursor": cursor})
+            yield from page.items
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
     def node(self, name: str, *, min_position: str | None = None) -> Node:
         """One node."""
         return self._get(f"/v1/nodes/{_part(name)}", Node, {"min_position": min_position})
