@@ -1,5 +1,6 @@
 """`log dump` gives the log in the order in which it was decided on."""
 
+import asyncio
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +24,7 @@ from yardmaster.cli.logsource import file_source, opened
 from yardmaster.cli.main import run
 from yardmaster.cli.moments import Moment, parse_moment
 from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.eventlog.port import EventLog
+from yardmaster.eventlog.port import EventLog, Partition, Record
 from yardmaster.eventlog.sqlite import SqliteLog
 from yardmaster.runtime.clock import ManualClock
 from yardmaster.schemas.events.requests import PolicyRef, PoolChangeRequestedV1, PoolConfig
@@ -122,8 +123,8 @@ def test_moments_are_positions_times_and_cycles() -> None:
     assert parse_moment("cycle:7", 0, "--at") == Moment(cycle=7)
 
 
-async def written(path: Path) -> Path:
-    log = await filled(await SqliteLog.open(path, ManualClock()), story())
+async def written(path: Path, builder: LogBuilder | None = None) -> Path:
+    log = await filled(await SqliteLog.open(path, ManualClock()), builder or story())
     await log.close()
     return path
 
@@ -139,8 +140,6 @@ async def test_a_topic_is_counted_by_records_types_and_cycles(tmp_path: Path) ->
 
 @pytest.fixture
 def log_file(tmp_path: Path) -> Path:
-    import asyncio
-
     return asyncio.run(written(tmp_path / "log.db"))
 
 
@@ -153,6 +152,72 @@ def test_dump_is_json_lines_filtered_by_type_and_task(
     assert lines[0]["position"].startswith("main@")
     assert run(["log", "dump", "--log", str(log_file), "--task", f"{JOB}.0", "--limit", "1"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def dumped(
+    log_file: Path, capsys: pytest.CaptureFixture[str], *args: str, code: int = 0
+) -> tuple[list[str], str]:
+    """The types that a dump prints (or its lines, where they are no JSON), and its errors."""
+    assert run(["log", "dump", "--log", str(log_file), *args]) == code
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
+    return [json.loads(line)["type"] if line[0] == "{" else line for line in lines], said.err
+
+
+def test_dump_takes_the_beginning_of_an_id_and_a_job_means_all_its_tasks(
+    log_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_job = ["TaskSubmitted", "TaskAdmitted", "SlotsAllocated"]
+    for text in (JOB, JOB[:4], f"{JOB}.0", f"{JOB[:4]}.0"):
+        assert dumped(log_file, capsys, "--task", text) == (of_job, "")
+    assert (
+        "no job of the log begins with zz" in dumped(log_file, capsys, "--task", "zz", code=101)[1]
+    )
+    assert "not a valid id" in dumped(log_file, capsys, "--task", "x_y", code=2)[1]
+
+
+def test_an_id_that_several_jobs_begin_with_is_ambiguous(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    builder = LogBuilder()
+    builder.request(log_created())
+    builder.request(submitted(JOB))
+    builder.request(submitted(f"{JOB[:-1]}z"))
+    asyncio.run(written(tmp_path / "log.db", builder))
+    found, said = dumped(tmp_path / "log.db", capsys, "--task", JOB[:4], code=101)
+    assert found == []
+    assert f"{JOB[:4]} is ambiguous: {JOB}, {JOB[:-1]}z" in said
+
+
+def test_a_type_that_does_not_exist_is_an_error_that_names_the_types(
+    log_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "TaskSubmitted, " in dumped(log_file, capsys, "--type", "Foo", code=2)[1]
+    near = dumped(log_file, capsys, "--type", "TaskSubmited", code=2)[1]
+    assert "did you mean TaskSubmitted?" in near
+    assert run(["log", "tail", "--log", str(log_file), "--type", "Foo"]) == 2
+
+
+def test_records_can_be_listed_by_their_ids_and_take_no_other_format(
+    log_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids, _ = dumped(log_file, capsys, "-o", "name", "--type", "NodeJoined")
+    assert ids == [record["id"] for record in records(log_file, capsys, "NodeJoined")]
+    assert "is not one of" in dumped(log_file, capsys, "-o", "table", code=2)[1]
+
+
+def records(log_file: Path, capsys: pytest.CaptureFixture[str], type_: str) -> list[dict[str, str]]:
+    assert run(["log", "dump", "--log", str(log_file), "--type", type_]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+async def test_tombstones_are_counted_apart_from_what_cannot_be_decoded() -> None:
+    log = await filled(MemoryLog(ManualClock()), story())
+    await log.append(Partition("details"), [Record(JOB.encode(), None)])
+    await log.append(Partition("requests"), [Record(b"main", None)])
+    rows = {row["topic"]: row for row in await count_topics(log)}
+    assert (rows["details"]["tombstones"], rows["details"]["undecodable"]) == (1, 0)
+    assert (rows["requests"]["tombstones"], rows["requests"]["undecodable"]) == (0, 1)
 
 
 def test_tail_gives_the_newest_of_each_topic(

@@ -3,23 +3,28 @@
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import click
 
 from yardmaster.cli.cells import When
+from yardmaster.cli.errors import BadUsage, CliError, Exit
 from yardmaster.cli.logorder import PAGE, Entry, LogOrder, decoded
-from yardmaster.cli.logsource import log_options, log_source, on_log
+from yardmaster.cli.logsource import LogSource, log_options, log_source, on_log
 from yardmaster.cli.moments import Moment, parse_moment
 from yardmaster.cli.output import Column, Output
+from yardmaster.cli.remote import REF, REF_HINT
 from yardmaster.cli.session import Session, YardGroup, detaching, now_ms
+from yardmaster.cli.yamltree import nearest
 from yardmaster.eventlog.port import EventLog, Partition
 from yardmaster.schemas.envelope import Envelope
+from yardmaster.schemas.events import EVENTS
 from yardmaster.schemas.events.machine import CycleCommittedV1, TermStartedV1
 from yardmaster.schemas.instants import rfc3339
 from yardmaster.schemas.plain import dump as plain_json
 from yardmaster.schemas.position import Position
-from yardmaster.schemas.topics import INPUT_ORDER, TOPICS
+from yardmaster.schemas.topics import INPUT_ORDER, REQUESTS, TOPICS
 
 #: The longest that `tail -f` waits before it looks whether it was told to stop, in seconds.
 FOLLOW_S: Final = 5.0
@@ -56,21 +61,93 @@ def _envelope_json(envelope: Envelope[Any] | None) -> dict[str, Any]:
     }
 
 
-def _wanted(entry: Entry, types: Sequence[str], task: str | None) -> bool:
-    envelope = entry.envelope
-    if types and (envelope is None or envelope.type not in types):
-        return False
-    if task is None:
-        return True
-    return envelope is not None and envelope.subject in (task, task.partition(".")[0])
+@dataclass(frozen=True, slots=True)
+class _Filter:
+    """Which records are asked for: those of some types, about one job or task."""
+
+    types: Sequence[str]
+    about: str | None = None
+
+    def wants(self, entry: Entry) -> bool:
+        envelope = entry.envelope
+        if self.types and (envelope is None or envelope.type not in self.types):
+            return False
+        if self.about is None:
+            return True
+        if envelope is None:
+            return False
+        # All of a job; of a task what concerns its job too.
+        job = self.about.partition(".")[0]
+        return envelope.subject in (self.about, job) or envelope.subject.startswith(
+            f"{self.about}."
+        )
+
+
+def _types(given: Sequence[str]) -> Sequence[str]:
+    """The types that `--type` names.
+
+    Raises: BadUsage for one that no version of Yardmaster has published.
+    """
+    known = sorted({name for name, _ in EVENTS})
+    for name in given:
+        if name not in known:
+            like = nearest(name, known)
+            raise BadUsage(
+                f"--type {name}: there is no such event type",
+                hint=f"did you mean {like}?" if like else f"types: {', '.join(known)}",
+            )
+    return given
+
+
+async def _about(log: EventLog, where: LogSource, given: str) -> str:
+    """The whole id of the job or task that `--task` names by an id or the beginning of one.
+
+    Raises: CliError when no job of the log begins so, or several do.
+    """
+    match = REF.match(given)
+    if match is None:
+        raise BadUsage(f"--task {given}: not a valid id", hint=REF_HINT)
+    prefix, index = match[1], match[2]
+    found: set[str] = set()
+    partition, offset = where.at(REQUESTS.name), 0
+    while page := await log.read(partition, offset, max_records=PAGE):
+        offset = page[-1].offset + 1
+        for stored in page:
+            headers = dict(stored.record.headers)
+            subject = headers.get("ce_subject", b"").decode("ascii", "replace")
+            if headers.get("ce_type") == b"TaskSubmitted" and subject.startswith(prefix):
+                found.add(subject)
+    if not found:
+        raise CliError(f"no job of the log begins with {prefix}", exit_code=Exit.NOT_FOUND)
+    if len(found) > 1:
+        raise CliError(
+            f"{prefix} is ambiguous: {', '.join(sorted(found)[:10])}",
+            exit_code=Exit.NOT_FOUND,
+            hint="give more of the id",
+        )
+    job = found.pop()
+    return job if index is None else f"{job}.{index}"
+
+
+def _print(out: Output, entry: Entry) -> None:
+    if out.format == "name":
+        out.say(str(entry.position) if entry.envelope is None else entry.envelope.id)
+    else:
+        out.say(json.dumps(record_json(entry), ensure_ascii=False))
 
 
 @log.command("dump")
 @log_options
 @click.option("--from", "start", metavar="T", help="A time, 2h (ago), a position or cycle:N.")
 @click.option("--to", "end", metavar="T", help="The same.")
-@click.option("--type", "types", multiple=True, metavar="TYPE", help="Only events of this type.")
-@click.option("--task", metavar="ID", help="Only events about this task or job.")
+@click.option(
+    "--type", "types", multiple=True, metavar="TYPE", help="Only this type, TaskExited say."
+)
+@click.option(
+    "--task",
+    metavar="ID",
+    help="Only events about this job (all its tasks) or task; an id's beginning.",
+)
 def dump(
     session: Session,
     file: str | None,
@@ -84,19 +161,22 @@ def dump(
     now = now_ms()
     first = parse_moment(start, now, "--from") if start else None
     last = parse_moment(end, now, "--to") if end else None
+    wanted_types = _types(types)
     where = log_source(session, file, cell)
     out = session.out
     left = out.limit
 
     async def work(source: EventLog) -> None:
         nonlocal left
+        about = None if task is None else await _about(source, where, task)
+        wanted = _Filter(wanted_types, about)
         async for entry in between(LogOrder(source, where.cell, where.partition), first, last):
-            if not _wanted(entry, types, task):
+            if not wanted.wants(entry):
                 continue
             if left is not None and left <= 0:
                 return
             left = None if left is None else left - 1
-            out.say(json.dumps(record_json(entry), ensure_ascii=False))
+            _print(out, entry)
 
     on_log(where, work)
 
@@ -117,8 +197,10 @@ async def between(
 @log.command("tail")
 @log_options
 @click.option("-n", "count", type=click.IntRange(min=0), default=10, help="Records of each topic.")
-@click.option("-f", "--follow", is_flag=True, help="Go on with what is appended.")
-@click.option("--type", "types", multiple=True, metavar="TYPE", help="Only events of this type.")
+@click.option("-f", "--follow", is_flag=True, help="Print new records as they come.")
+@click.option(
+    "--type", "types", multiple=True, metavar="TYPE", help="Only this type, TaskExited say."
+)
 def tail(
     session: Session,
     file: str | None,
@@ -127,7 +209,8 @@ def tail(
     follow: bool,
     types: tuple[str, ...],
 ) -> None:
-    """Print the newest records of each topic as JSON lines; -f goes on as they are appended."""
+    """Print the newest records of each topic as JSON lines; -f prints new ones as they come."""
+    wanted = _Filter(_types(types))
     where = log_source(session, file, cell)
     out = session.out
 
@@ -142,8 +225,8 @@ def tail(
                     for stored in page:
                         position = position.at(partition.topic, stored.offset + 1)
                         entry = Entry(stored, decoded(stored), position)
-                        if _wanted(entry, types, None):
-                            out.say(json.dumps(record_json(entry), ensure_ascii=False))
+                        if wanted.wants(entry):
+                            _print(out, entry)
                     ends[partition] = page[-1].offset + 1
             if not follow:
                 return
@@ -155,9 +238,9 @@ def tail(
 
 @log.command("stat")
 @log_options
-@click.option("--types", is_flag=True, help="How many of each type of event.")
+@click.option("--types", is_flag=True, help="Count each type of event.")
 def stat(session: Session, file: str | None, cell: str | None, types: bool) -> None:
-    """Count records, bytes, terms and cycles of each topic."""
+    """Count records, bytes, terms and cycles of each topic; tombstones are erased records."""
     where = log_source(session, file, cell)
     counted = on_log(where, lambda source: count_topics(source, where.partition))
     if types:
@@ -171,6 +254,7 @@ def stat(session: Session, file: str | None, cell: str | None, types: bool) -> N
         Column("LAST", lambda row: When(row["last_at"])),
         Column("TERM", lambda row: row["term"], right=True),
         Column("CYCLES", lambda row: row["cycles"], right=True),
+        Column("TOMBSTONES", lambda row: row["tombstones"] or None, right=True),
         Column("UNDECODABLE", lambda row: row["undecodable"] or None, right=True),
     )
     session.out.items(counted, columns, name="topic", document={"log": where.shown})
@@ -203,6 +287,7 @@ async def count_topics(source: EventLog, number: int = 0) -> list[dict[str, Any]
             "last_at": None,
             "term": None,
             "cycles": None,
+            "tombstones": 0,
             "undecodable": 0,
         }
         types: Counter[str] = Counter()
@@ -210,11 +295,14 @@ async def count_topics(source: EventLog, number: int = 0) -> list[dict[str, Any]
         while page := await source.read(partition, offset, max_records=PAGE):
             offset = page[-1].offset + 1
             for stored in page:
-                envelope = decoded(stored)
                 row["records"] += 1
                 row["bytes"] += stored.record.size
                 row["last_at"] = rfc3339(stored.appended_ms)
                 row["first_at"] = row["first_at"] or row["last_at"]
+                if stored.record.value is None and TOPICS[topic].compacted:
+                    row["tombstones"] += 1
+                    continue
+                envelope = decoded(stored)
                 if envelope is None:
                     row["undecodable"] += 1
                     continue

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from yardmaster.schemas.api import Accepted, Refusal, Task
 
 _JOB: Final = re.compile(r"^[0-9a-z]{12}$")
-_REF: Final = re.compile(r"^([0-9a-z]{1,12})(?:\.(0|[1-9][0-9]{0,3}))?$")
+#: An id of a job or task, or the beginning of one.
+REF: Final = re.compile(r"^([0-9a-z]{1,12})(?:\.(0|[1-9][0-9]{0,3}))?$")
+REF_HINT: Final = "like 4kq7w2mz9c1f, 4kq7w2mz9c1f.0 or 4kq7"
 #: How long a command waits for quota's verdict before it leaves it at "recorded", in seconds.
 VERDICT_S: Final = 5.0
 #: The refusals that mean "there is no such thing"; all others are conflicts.
@@ -135,11 +137,11 @@ class Remote:
         Raises:
             CliError: nothing or more than one job begins so.
         """
-        match = _REF.match(text)
+        match = REF.match(text)
         if match is None:
             raise BadUsage(
-                f"{text} is no id of a job or task",
-                hint="like 4kq7w2mz9c1f, 4kq7w2mz9c1f.0 or 4kq7",
+                f"{text} is not a valid id of a job or task",
+                hint=REF_HINT,
             )
         prefix, index = match[1], match[2]
         if _JOB.match(prefix):
