@@ -191,11 +191,16 @@ def test_projects_and_pools_are_made_changed_and_deleted(dev: Dev) -> None:
     assert shown["config"]["weight"] == 2
     assert shown["config"]["limit_milli"] == 1000
     dev.yard("submit", "-p", "nlp", "--priority", "5", "--", "true", code=104)
-    dev.yard("projects", "create", "nlp", "department=research", code=103)
+    again = dev.yard("projects", "create", "nlp", "department=research", code=103)
+    assert again.err.startswith("error: project nlp exists already\nhint: change it with: ")
+    refused = dev.yard("projects", "set", "nlp", "weight=x", code=2)
+    assert "weight: a whole number, not x" in refused.err
     dev.yard("pools", "create", "spare", "option.preemption=false")
     assert dev.yard("pools", "-o", "name").lines == ["default", "spare"]
     assert "unknown key polcy" in dev.yard("pools", "set", "spare", "polcy=x", code=2).err
-    dev.yard("pools", "set", "spare", "policy=nonsense", code=103)
+    refused = dev.yard("pools", "set", "spare", "policy=nonsense", code=103)
+    assert "policies of this version: priority, fair_share, " in refused.err
+    assert "exists already" in dev.yard("pools", "create", "spare", code=103).err
     dev.yard("pools", "delete", "spare")
     dev.yard("projects", "delete", "nlp")
     dev.yard("departments", "delete", "research")
@@ -380,7 +385,7 @@ def test_what_operators_look_at_is_there(dev: Dev) -> None:
 
 def test_contexts_are_kept_and_used(tmp_path: Path) -> None:
     dev = Dev(tmp_path)
-    dev.yard("login", "prod", "https://yard.example.org", "-p", "nlp")
+    dev.yard("login", "prod", "https://yard.example.org", "-p", "nlp", "--no-check")
     assert dev.yard("contexts", "-o", "name").lines == ["dev", "prod"]
     assert "https://yard.example.org" in dev.yard("config").out
     dev.yard("contexts", "use", "dev")

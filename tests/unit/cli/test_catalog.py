@@ -14,6 +14,7 @@ from tests.unit.cli.answers import Answer, answering
 from yardmaster.cli.catalog import CATALOG
 from yardmaster.cli.errors import Exit
 from yardmaster.cli.main import run, yard
+from yardmaster.core.scheduling.policies import POLICIES
 
 NO_TASKS = Answer({"items": [], "next_cursor": None})
 RUNNING = {
@@ -98,6 +99,15 @@ def test_a_shared_option_that_the_command_does_not_take_is_refused_before_it_too
     assert "--server means nothing to yard completion" in capsys.readouterr().err
     assert run(["-o", "csv", "whoami"]) == Exit.USAGE
     assert "'csv' is not one of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["dev", "simulate"])
+def test_help_lists_the_policies_that_policy_takes(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([command, "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"One of {', '.join(name for name, _ in POLICIES)}." in shown
 
 
 def test_the_version_is_printed_without_a_server(capsys: pytest.CaptureFixture[str]) -> None:

@@ -111,6 +111,30 @@ def test_one_object_is_text_or_its_document(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out == 'line\n{\n  "id": "x"\n}\nx\n'
 
 
+def test_a_whole_object_has_units_for_people_and_the_api_s_numbers_for_programs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    document = {
+        "name": "n1",
+        "gpu_milli_used": 2500,
+        "memory_mib": 2048,
+        "memory_mib_used": 100,
+        "limit_milli": None,
+        "slots": [{"index": 0, "gpu_milli_used": 1000, "disabled": False}],
+        "config": {"node_timeout_s": 90, "start_timeout_s": 3600, "options": {"delay_s": 60}},
+        "labels": {"zone_s": "a"},
+    }
+    output().whole(document, "name")
+    assert capsys.readouterr().out == (
+        "name: n1\ngpu_used: 2.5\nmemory: 2 GiB\nmemory_used: 100 MiB\nlimit: null\nslots:\n"
+        "- index: 0\n  gpu_used: 1\n  disabled: false\n"
+        "config:\n  node_timeout: 1m30s\n  start_timeout: 1h\n  options:\n    delay_s: 60\n"
+        "labels:\n  zone_s: a\n"
+    )
+    output(format="yaml").whole(document, "name")
+    assert yaml.safe_load(capsys.readouterr().out) == document
+
+
 def test_quiet_leaves_hints_out_and_data_is_never_on_stderr(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

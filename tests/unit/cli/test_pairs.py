@@ -44,9 +44,9 @@ def test_a_pool_says_how_it_places() -> None:
     [
         ("weight", "KEY=VALUE"),
         ("wieght=2", "unknown key"),
-        ("weight=two", "weight: "),
+        ("weight=two", "weight: a whole number, not two"),
         ("quota.h100=2", "quota.POOL.KEY"),
-        ("max-slots=lots", "max-slots: "),
+        ("max-slots=lots", "max-slots: a number of GPUs or none, not lots"),
     ],
 )
 def test_what_is_wrong_is_named(pair: str, said: str) -> None:

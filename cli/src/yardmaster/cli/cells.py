@@ -1,9 +1,10 @@
 """The kinds of value a table shows, each in two ways: short for a terminal, exact for a pipe."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 #: Control characters except tab; what users wrote must not move the cursor of who reads it.
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
@@ -97,6 +98,47 @@ def gpus(milli: int | None, digits: int | None = None) -> str:
 def mebibytes(mib: int) -> str:
     """`256 GiB` or `512 MiB`."""
     return f"{mib // 1024} GiB" if mib and mib % 1024 == 0 else f"{mib} MiB"
+
+
+def duration(seconds: int) -> str:
+    """`1h30m`, `90d`, `0s`: exact, as people write it."""
+    parts = []
+    left = seconds
+    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)):
+        whole, left = divmod(left, size)
+        parts.append(f"{whole}{unit}" if whole else "")
+    return "".join(parts) or "0s"
+
+
+def _thousandths(milli: int | None) -> float | int | None:
+    return milli if milli is None else milli / 1000 if milli % 1000 else milli // 1000
+
+
+#: Keys of mappings whose keys are their users' own.
+_AS_GIVEN: Final = ("labels", "options")
+
+
+def readable(value: Any) -> Any:
+    """A document of the API with units for people: `memory_mib: 2048` is `memory: 2 GiB`."""
+    if isinstance(value, list):
+        return [readable(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    found: dict[str, Any] = {}
+    for key, inner in value.items():
+        if key in _AS_GIVEN:
+            found[key] = inner
+        elif inner is not None and (isinstance(inner, bool) or not isinstance(inner, int)):
+            found[key] = readable(inner)
+        elif "_milli" in key:
+            found[key.replace("_milli", "")] = _thousandths(inner)
+        elif "_mib" in key:
+            found[key.replace("_mib", "")] = None if inner is None else mebibytes(inner)
+        elif key.endswith("_s"):
+            found[key.removesuffix("_s")] = None if inner is None else duration(inner)
+        else:
+            found[key] = inner
+    return found
 
 
 def show(cell: Cell, *, relative: bool, now_ms: int) -> str:

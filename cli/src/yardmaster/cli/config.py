@@ -16,7 +16,7 @@ before `yard up`.
 import json
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -94,26 +94,27 @@ class Config:
         """
         if self.token.value is not None:
             return self.token.value
-        if not self.token_command:
-            return None
-        import subprocess
+        return token_of(self.token_command, self.path) if self.token_command else None
 
-        command = " ".join(self.token_command)
-        try:
-            done = subprocess.run(
-                self.token_command,
-                stdout=subprocess.PIPE,
-                timeout=TOKEN_COMMAND_S,
-                check=True,
-                text=True,
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            raise CliError(
-                f"token_command failed: {command}: {type(error).__name__}",
-                exit_code=Exit.NOT_ALLOWED,
-                hint=f"see token_command in {self.path}",
-            ) from None
-        return done.stdout.strip()
+
+def token_of(command: Sequence[str], path: Path) -> str:
+    """What a token command prints; `path`: the file that names it.
+
+    Raises: CliError when it fails, or takes longer than `TOKEN_COMMAND_S`.
+    """
+    import subprocess
+
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, timeout=TOKEN_COMMAND_S, check=True, text=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise CliError(
+            f"token_command failed: {' '.join(command)}: {type(error).__name__}",
+            exit_code=Exit.NOT_ALLOWED,
+            hint=f"see token_command in {path}",
+        ) from None
+    return done.stdout.strip()
 
 
 @dataclass(frozen=True, slots=True)

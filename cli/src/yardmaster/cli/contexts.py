@@ -1,18 +1,28 @@
 """`yard contexts`, `config`, `whoami`, `version`, `login`, `completion`: the command itself."""
 
+import os
+import shlex
 import sys
+import time
 from importlib.metadata import version as installed
 from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
 
 import click
 import yaml
 from click.shell_completion import get_completion_class
 
-from yardmaster.cli.config import load_file, save_current
-from yardmaster.cli.errors import BadUsage
+from yardmaster.cli.config import load_file, save_current, token_of
+from yardmaster.cli.errors import BadUsage, CliError, Exit
 from yardmaster.cli.output import Column
-from yardmaster.cli.remote import plain
+from yardmaster.cli.reader import Reader
+from yardmaster.cli.remote import api_error, plain
 from yardmaster.cli.session import NounGroup, Session, command
+from yardmaster.client.errors import ApiError
+
+#: Tries of the check of `login`, the first included.
+CHECK_TRIES: Final = 2
 
 _COMPLETION = """Print the completion script of a shell.
 
@@ -31,7 +41,7 @@ yard completion fish | source.
 
 @click.group("contexts", cls=NounGroup)
 def contexts() -> None:
-    """List the servers you know; use one."""
+    """List contexts (known servers); use one."""
 
 
 @contexts.command("ls")
@@ -59,7 +69,7 @@ def list_contexts(session: Session) -> None:
 @contexts.command("use")
 @click.argument("name")
 def use(session: Session, name: str) -> None:
-    """Use a context from now on."""
+    """Switch to a context."""
     config = session.config
     if name not in config.contexts:
         raise BadUsage(
@@ -71,7 +81,7 @@ def use(session: Session, name: str) -> None:
 
 @command("config")
 def config(session: Session) -> None:
-    """Show every setting and where it is from; never a secret."""
+    """Show every setting and where it comes from; secrets are not shown."""
     columns = (
         Column("SETTING", lambda row: row["setting"]),
         Column("VALUE", lambda row: row["value"]),
@@ -88,7 +98,7 @@ def config(session: Session) -> None:
 
 @command("whoami")
 def whoami(session: Session) -> None:
-    """Show who the server takes you for."""
+    """Show your identity and roles on the server."""
     answer = plain(session.remote.client.whoami())
 
     def text() -> list[str]:
@@ -102,7 +112,7 @@ def whoami(session: Session) -> None:
 
 
 @command("version")
-@click.option("--client", is_flag=True, help="Do not ask the server.")
+@click.option("--client", is_flag=True, help="Show the version of yard alone.")
 def version(session: Session, client: bool) -> None:
     """Print the version of yard, and of the server where one answers."""
     out = session.out
@@ -119,9 +129,10 @@ def version(session: Session, client: bool) -> None:
 @command("login")
 @click.argument("name")
 @click.argument("url")
-@click.option("--token-command", metavar="COMMAND", help="Prints the token; run for each command.")
+@click.option("--token-command", metavar="COMMAND", help="Prints the token; each command runs it.")
 @click.option("--ca", metavar="FILE", help="Certificates to trust.")
-@click.option("-p", "--project", metavar="NAME", help="Project of this context.")
+@click.option("-p", "--project", metavar="NAME", help="Default project of this context.")
+@click.option("--no-check", is_flag=True, help="Save it without asking the server.")
 def login(
     session: Session,
     name: str,
@@ -129,18 +140,48 @@ def login(
     token_command: str | None,
     ca: str | None,
     project: str | None,
+    no_check: bool,
 ) -> None:
-    """Keep a server's address as a context, and use it. Tokens stay with COMMAND or YARD_TOKEN."""
-    if not url.startswith(("http://", "https://")):
-        raise BadUsage(f"{url} is no address of a server", hint="like https://yard.example.org")
+    """Save a server as a context and switch to it.
+
+    The server must answer at URL, and accept the token that COMMAND or YARD_TOKEN gives; nothing
+    is saved otherwise. The token itself is never saved.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise BadUsage(f"{url}: not a valid server URL", hint="like https://yard.example.org")
     path = session.config.path
     content = load_file(path)
     given = {"server": url, "project": project, "ca": ca, "token_command": token_command}
     kept = {key: value for key, value in given.items() if value is not None}
-    content.setdefault("contexts", {})[name] = kept
+    answered = "" if no_check else f", {_checked(url, token_command, ca, path)}"
+    content["contexts"] = {**(content.get("contexts") or {}), name: kept}
     content["current"] = name
     _write(path, yaml.safe_dump(content, sort_keys=False))
-    session.out.note(f"{path}: context {name}; check it with: yard whoami")
+    session.out.note(f"{path}: context {name}: {url}{answered}")
+
+
+def _checked(url: str, token_command: str | None, ca: str | None, path: Path) -> str:
+    """What the server says to a caller of the new context, in a few words.
+
+    Raises: CliError when it does not answer, or does not accept the token.
+    """
+    token = os.environ.get("YARD_TOKEN")
+    if token is None and token_command is not None:
+        token = token_of(shlex.split(token_command), path)
+    hint = "nothing was saved; --no-check saves it without asking the server"
+    try:
+        reader = Reader(url, token, sleep=time.sleep, ca=ca, max_tries=CHECK_TRIES)
+        return f"you are {reader.get('/v1/whoami')['user']}"
+    except ApiError as error:
+        if token is None and error.document["code"] == "unauthenticated":
+            return "which wants a token: give --token-command, or set YARD_TOKEN"
+        found = api_error(error)
+        raise CliError(found.message, exit_code=found.exit_code, hint=hint) from None
+    except (OSError, KeyError) as error:
+        raise CliError(
+            f"{url} cannot be asked: {error}", exit_code=Exit.UNREACHABLE, hint=hint
+        ) from None
 
 
 def _write(path: Path, text: str) -> None:

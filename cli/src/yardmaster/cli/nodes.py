@@ -50,11 +50,8 @@ def ls(session: Session, pool: str | None, state: str | None) -> None:
 @nodes.command("show")
 @click.argument("name")
 def show(session: Session, name: str) -> None:
-    """Show all of one node."""
-    out = session.out
-    if out.for_people:
-        out.format = "yaml"
-    out.one(plain(session.remote.client.node(name)), list, "name")
+    """Show all of one node; -o yaml and json give the numbers of the API."""
+    session.out.whole(plain(session.remote.client.node(name)), "name")
 
 
 @nodes.command("slots")

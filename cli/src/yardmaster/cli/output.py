@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import click
 
-from yardmaster.cli.cells import Cell, Gpus, Span, show, sort_key
+from yardmaster.cli.cells import Cell, Gpus, Span, readable, show, sort_key
 from yardmaster.cli.errors import BadUsage
 
 Row = Mapping[str, Any]
@@ -142,6 +142,10 @@ class Output:
         else:
             for line in text():
                 self.say(self.fit(line))
+
+    def whole(self, document: Mapping[str, Any], name: str) -> None:
+        """Show all of one object; for people with units instead of thousandths and MiB."""
+        self.one(document, lambda: _yaml(readable(document)).splitlines(), name)
 
     def fit(self, line: str) -> str:
         """`line`, cut to the terminal's width where there is one."""

@@ -20,7 +20,10 @@ def _text(text: str) -> Any:
 
 
 def _whole(text: str) -> Any:
-    return int(text)
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"a whole number, not {text[:32]}") from None
 
 
 def _names(text: str) -> Any:
@@ -30,11 +33,15 @@ def _names(text: str) -> Any:
 def _gpus(text: str) -> Any:
     if text in NO_BOUND:
         return None
-    return milli(float(text), "GPUs")
+    try:
+        amount = float(text)
+    except ValueError:
+        raise ValueError(f"a number of GPUs or {NO_BOUND[0]}, not {text[:32]}") from None
+    return milli(amount, "GPUs")
 
 
 def _bound(text: str) -> Any:
-    return None if text in NO_BOUND else int(text)
+    return None if text in NO_BOUND else _whole(text)
 
 
 def _seconds(text: str) -> Any:

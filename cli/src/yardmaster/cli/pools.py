@@ -8,7 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from yardmaster.cli.errors import BadUsage
 from yardmaster.cli.pairs import POOL, lay
-from yardmaster.cli.remote import plain, rows
+from yardmaster.cli.remote import creating, plain, rows
 from yardmaster.cli.session import NounGroup, Session
 from yardmaster.cli.tables import POOLS
 from yardmaster.schemas.api import PoolConfig
@@ -31,11 +31,8 @@ def ls(session: Session) -> None:
 @pools.command("show")
 @click.argument("name")
 def show(session: Session, name: str) -> None:
-    """Show all of one pool."""
-    out = session.out
-    if out.for_people:
-        out.format = "yaml"
-    out.one(plain(session.remote.client.pool(name)), list, "name")
+    """Show all of one pool; -o yaml and json give the numbers of the API."""
+    session.out.whole(plain(session.remote.client.pool(name)), "name")
 
 
 def _config(body: dict[str, object], pairs: Sequence[str]) -> PoolConfig:
@@ -60,14 +57,16 @@ def create(session: Session, name: str, pairs: tuple[str, ...]) -> None:
     """Make a pool: policy=priority option.preemption=true node-timeout=60s ..."""
     remote = session.remote
     config = _config({"policy": {"name": "priority"}}, pairs)
-    remote.settle(remote.client.put_pool(name, config, create=True), name, session.out)
+    with creating("pool", name):
+        accepted = remote.client.put_pool(name, config, create=True)
+    remote.settle(accepted, name, session.out)
     session.out.say(name)
 
 
 @pools.command("set")
 @click.argument("name")
 @click.argument("pairs", nargs=-1, required=True, metavar="KEY=VALUE...")
-@click.option("--if-match", metavar="ETAG", help="Only if nobody changed it since.")
+@click.option("--if-match", metavar="ETAG", help="Only if it was not modified since.")
 def change(session: Session, name: str, pairs: tuple[str, ...], if_match: str | None) -> None:
     """Change keys of a pool's configuration; the others stay."""
     remote = session.remote
@@ -80,7 +79,7 @@ def change(session: Session, name: str, pairs: tuple[str, ...], if_match: str | 
 
 @pools.command("delete")
 @click.argument("name")
-@click.option("--if-match", metavar="ETAG", help="Only if nobody changed it since.")
+@click.option("--if-match", metavar="ETAG", help="Only if it was not modified since.")
 def delete(session: Session, name: str, if_match: str | None) -> None:
     """Remove a pool that nothing names."""
     remote = session.remote

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 from yardmaster.cli.errors import BadUsage
 from yardmaster.cli.pairs import DEPARTMENT, PROJECT, lay
 from yardmaster.cli.pools import explained
-from yardmaster.cli.remote import plain, rows
+from yardmaster.cli.remote import creating, plain, rows
 from yardmaster.cli.session import NounGroup, Session
 from yardmaster.cli.tables import DEPARTMENTS, PROJECTS
 from yardmaster.schemas.api import DepartmentConfig, ProjectConfig
@@ -50,11 +50,8 @@ def list_projects(session: Session, pool: str | None, department: str | None) ->
 @projects.command("show")
 @click.argument("name")
 def show_project(session: Session, name: str) -> None:
-    """Show all of one project."""
-    out = session.out
-    if out.for_people:
-        out.format = "yaml"
-    out.one(plain(session.remote.client.project(name)), list, "name")
+    """Show all of one project; -o yaml and json give the numbers of the API."""
+    session.out.whole(plain(session.remote.client.project(name)), "name")
 
 
 @projects.command("create")
@@ -64,14 +61,16 @@ def create_project(session: Session, name: str, pairs: tuple[str, ...]) -> None:
     """Make a project: department=research weight=2 max-slots=64 quota.h100.deserved=16 ..."""
     remote = session.remote
     config = _project({"department": "default"}, pairs)
-    remote.settle(remote.client.put_project(name, config, create=True), name, session.out)
+    with creating("project", name):
+        accepted = remote.client.put_project(name, config, create=True)
+    remote.settle(accepted, name, session.out)
     session.out.say(name)
 
 
 @projects.command("set")
 @click.argument("name")
 @click.argument("pairs", nargs=-1, required=True, metavar="KEY=VALUE...")
-@click.option("--if-match", metavar="ETAG", help="Only if nobody changed it since.")
+@click.option("--if-match", metavar="ETAG", help="Only if it was not modified since.")
 def set_project(session: Session, name: str, pairs: tuple[str, ...], if_match: str | None) -> None:
     """Change keys of a project's configuration; the others stay."""
     remote = session.remote
@@ -84,7 +83,7 @@ def set_project(session: Session, name: str, pairs: tuple[str, ...], if_match: s
 
 @projects.command("delete")
 @click.argument("name")
-@click.option("--if-match", metavar="ETAG", help="Only if nobody changed it since.")
+@click.option("--if-match", metavar="ETAG", help="Only if it was not modified since.")
 def delete_project(session: Session, name: str, if_match: str | None) -> None:
     """Remove a project whose jobs have all ended."""
     remote = session.remote
@@ -109,11 +108,8 @@ def list_departments(session: Session, pool: str | None) -> None:
 @departments.command("show")
 @click.argument("name")
 def show_department(session: Session, name: str) -> None:
-    """Show all of one department."""
-    out = session.out
-    if out.for_people:
-        out.format = "yaml"
-    out.one(plain(session.remote.client.department(name)), list, "name")
+    """Show all of one department; -o yaml and json give the numbers of the API."""
+    session.out.whole(plain(session.remote.client.department(name)), "name")
 
 
 @departments.command("create")
@@ -123,14 +119,16 @@ def create_department(session: Session, name: str, pairs: tuple[str, ...]) -> No
     """Make a department: weight=2 quota.h100.deserved=32 ..."""
     remote = session.remote
     config = _department({}, pairs)
-    remote.settle(remote.client.put_department(name, config, create=True), name, session.out)
+    with creating("department", name):
+        accepted = remote.client.put_department(name, config, create=True)
+    remote.settle(accepted, name, session.out)
     session.out.say(name)
 
 
 @departments.command("set")
 @click.argument("name")
 @click.argument("pairs", nargs=-1, required=True, metavar="KEY=VALUE...")
-@click.option("--if-match", metavar="ETAG", help="Only if nobody changed it since.")
+@click.option("--if-match", metavar="ETAG", help="Only if it was not modified since.")
 def set_department(
     session: Session, name: str, pairs: tuple[str, ...], if_match: str | None
 ) -> None:
@@ -145,7 +143,7 @@ def set_department(
 
 @departments.command("delete")
 @click.argument("name")
-@click.option("--if-match", metavar="ETAG", help="Only if nobody changed it since.")
+@click.option("--if-match", metavar="ETAG", help="Only if it was not modified since.")
 def delete_department(session: Session, name: str, if_match: str | None) -> None:
     """Remove a department without projects."""
     remote = session.remote

@@ -2,7 +2,8 @@
 
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -86,8 +87,14 @@ def refusal_error(refusal: "Refusal", subject: str, *, admission: bool = False) 
     return CliError(
         f"{subject}: refused: {refusal_words(plain)}",
         exit_code=Exit.REFUSED if admission else code,
-        hint=_HINTS.get(refusal.code),
+        hint=_policies_hint() if refusal.code == "policy_unknown" else _HINTS.get(refusal.code),
     )
+
+
+def _policies_hint() -> str:
+    from yardmaster.cli.policies import policy_names
+
+    return f"policies of this version: {', '.join(policy_names())}"
 
 
 _HINTS: Final[Mapping[str, str]] = {
@@ -98,8 +105,8 @@ _HINTS: Final[Mapping[str, str]] = {
     "priority_not_allowed": "too urgent for this project; see yard projects show",
     "kind_not_allowed": "the project may not run jobs of this kind; see yard projects show",
     "limit_exceeded": "it asks for more than its project may ever use; see yard projects show",
-    "version_mismatch": "somebody changed it meanwhile; look again and repeat",
-    "in_use": "something still names it",
+    "version_mismatch": "it was modified by someone else; review it and try again",
+    "in_use": "something still refers to it",
 }
 
 
@@ -212,6 +219,24 @@ class Remote:
                 raise refusal_error(request.refusal, subject)
             if request.state is RequestState.RECORDED:
                 out.note(f"{subject}: recorded, not judged after {span(VERDICT_S)}")
+
+
+@contextmanager
+def creating(what: str, name: str) -> Iterator[None]:
+    """Inside, an object is created that must not exist; `what`: `project`, say.
+
+    Raises: CliError when it exists.
+    """
+    try:
+        yield
+    except ApiError as error:
+        if error.document["code"] != "version_mismatch":
+            raise
+        raise CliError(
+            f"{what} {name} exists already",
+            exit_code=Exit.CONFLICT,
+            hint=f"change it with: yard {what}s set {name} KEY=VALUE",
+        ) from None
 
 
 def plain(model: "BaseModel") -> dict[str, Any]:

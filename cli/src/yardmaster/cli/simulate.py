@@ -13,6 +13,7 @@ from yardmaster.cli import simulated
 from yardmaster.cli.cells import Span
 from yardmaster.cli.errors import BadUsage
 from yardmaster.cli.output import Column, Output
+from yardmaster.cli.policies import PolicyOption
 from yardmaster.cli.session import Session, command
 from yardmaster.schemas.quantities import duration_s
 from yardmaster.simulation.errors import BadWorkload
@@ -29,7 +30,11 @@ DEFAULT_JOBS = 1 << 13
 @command("simulate")
 @click.argument("workload", default="calibrated", metavar="[WORKLOAD]")
 @click.option(
-    "--policy", "policies", multiple=True, metavar="NAME[:KEY=V|V,...]", help="Repeat to compare."
+    *("--policy", "policies"),
+    cls=PolicyOption,
+    multiple=True,
+    metavar="NAME[:KEY=V|V,...]",
+    help="Repeat to compare.",
 )
 @click.option("--placement", "placements", multiple=True, metavar="NAME", help="Repeat to compare.")
 @click.option("--seed", default="0", metavar="SEEDS", help="7, 1,2,5 or 100..107 (default: 0).")
