@@ -198,8 +198,7 @@ def test_projects_and_pools_are_made_changed_and_deleted(dev: Dev) -> None:
     dev.yard("pools", "create", "spare", "option.preemption=false")
     assert dev.yard("pools", "-o", "name").lines == ["default", "spare"]
     assert "unknown key polcy" in dev.yard("pools", "set", "spare", "polcy=x", code=2).err
-    refused = dev.yard("pools", "set", "spare", "policy=nonsense", code=103)
-    assert "policies of this version: priority, fair_share, " in refused.err
+    dev.yard("pools", "set", "spare", "policy=nonsense", code=103)
     assert "exists already" in dev.yard("pools", "create", "spare", code=103).err
     dev.yard("pools", "delete", "spare")
     dev.yard("projects", "delete", "nlp")

@@ -67,21 +67,22 @@ def test_every_help_ends_with_examples_that_can_be_typed(
 
 
 @pytest.mark.parametrize(
-    ("command", "option"),
+    ("path", "option"),
     [
         *(("dev", option) for option in ("--columns", "--sort", "--server", "-o")),
         *(("version", option) for option in ("--sort", "--limit", "--columns")),
-        *(("completion bash", option) for option in ("--server", "--data", "-o")),
-        *(("nodes cordon n1", option) for option in ("-o", "--columns")),
+        *(("completion", option) for option in ("--server", "--data", "-o")),
+        *(("nodes cordon", option) for option in ("-o", "--columns")),
     ],
 )
-def test_an_option_that_would_do_nothing_is_not_taken(
-    command: str, option: str, capsys: pytest.CaptureFixture[str]
+def test_an_option_that_would_do_nothing_is_neither_taken_nor_listed(
+    path: str, option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run([*command.split(), option, "json"]) == Exit.USAGE
+    assert run([*path.split(), option, "json"]) == Exit.USAGE
     assert f"No such option: {option}" in capsys.readouterr().err
-    assert run([command.split()[0], "--help"]) == 0
-    assert f"{option} " not in capsys.readouterr().out
+    assert run([*path.split(), "--help"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert not [line for line in listed if line.strip().startswith(option)]
 
 
 def test_shared_options_may_come_before_the_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,13 +102,10 @@ def test_a_shared_option_that_the_command_does_not_take_is_refused_before_it_too
     assert "'csv' is not one of" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["dev", "simulate"])
-def test_help_lists_the_policies_that_policy_takes(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run([command, "--help"]) == 0
+def test_simulate_s_help_lists_the_policies(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert f"One of {', '.join(name for name, _ in POLICIES)}." in shown
+    assert f"Policies: {', '.join(name for name, _ in POLICIES)}." in shown
 
 
 def test_the_version_is_printed_without_a_server(capsys: pytest.CaptureFixture[str]) -> None:

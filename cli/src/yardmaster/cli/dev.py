@@ -14,7 +14,6 @@ from yardmaster.cli.devdata import (
     read_cluster,
 )
 from yardmaster.cli.errors import BadUsage
-from yardmaster.cli.policies import PolicyOption
 from yardmaster.cli.session import Session, command
 from yardmaster.cli.yamltree import scalar
 
@@ -24,7 +23,7 @@ from yardmaster.cli.yamltree import scalar
 @click.option("--slots", type=click.IntRange(0, 1024), metavar="N", help="Slots (GPUs) a node.")
 @click.option("--cluster", "file", metavar="FILE", help="Nodes and policy from a YAML file.")
 @click.option("--port", type=click.IntRange(0, 65_535), default=0, help="0: a free one.")
-@click.option("--policy", cls=PolicyOption, metavar="NAME", help="Of pool default, in a new log.")
+@click.option("--policy", default=None, metavar="NAME", help="Of the pool default, in a new log.")
 @click.option("--policy-option", multiple=True, metavar="K=V", help="preemption=false, ...")
 def dev(
     session: Session,

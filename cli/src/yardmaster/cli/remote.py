@@ -87,14 +87,8 @@ def refusal_error(refusal: "Refusal", subject: str, *, admission: bool = False) 
     return CliError(
         f"{subject}: refused: {refusal_words(plain)}",
         exit_code=Exit.REFUSED if admission else code,
-        hint=_policies_hint() if refusal.code == "policy_unknown" else _HINTS.get(refusal.code),
+        hint=_HINTS.get(refusal.code),
     )
-
-
-def _policies_hint() -> str:
-    from yardmaster.cli.policies import policy_names
-
-    return f"policies of this version: {', '.join(policy_names())}"
 
 
 _HINTS: Final[Mapping[str, str]] = {
@@ -230,7 +224,7 @@ def creating(what: str, name: str) -> Iterator[None]:
     try:
         yield
     except ApiError as error:
-        if error.document["code"] != "version_mismatch":
+        if error.document["code"] not in ("already_exists", "version_mismatch"):
             raise
         raise CliError(
             f"{what} {name} exists already",

@@ -13,8 +13,8 @@ from yardmaster.cli import simulated
 from yardmaster.cli.cells import Span
 from yardmaster.cli.errors import BadUsage
 from yardmaster.cli.output import Column, Output
-from yardmaster.cli.policies import PolicyOption
 from yardmaster.cli.session import Session, command
+from yardmaster.core.scheduling.policies import POLICIES
 from yardmaster.schemas.quantities import duration_s
 from yardmaster.simulation.errors import BadWorkload
 from yardmaster.simulation.metrics import ALL, BE, TE
@@ -25,16 +25,17 @@ from yardmaster.simulation.synthetic import DEMAND_SETS, Mix
 from yardmaster.simulation.workload import NodeFaults
 
 DEFAULT_JOBS = 1 << 13
+#: The policies that a run can have, in the order of their registry.
+POLICY_NAMES = tuple(dict.fromkeys(name for name, _ in POLICIES))
 
 
 @command("simulate")
 @click.argument("workload", default="calibrated", metavar="[WORKLOAD]")
 @click.option(
     *("--policy", "policies"),
-    cls=PolicyOption,
     multiple=True,
     metavar="NAME[:KEY=V|V,...]",
-    help="Repeat to compare.",
+    help=f"Repeat to compare. Policies: {', '.join(POLICY_NAMES)}.",
 )
 @click.option("--placement", "placements", multiple=True, metavar="NAME", help="Repeat to compare.")
 @click.option("--seed", default="0", metavar="SEEDS", help="7, 1,2,5 or 100..107 (default: 0).")
