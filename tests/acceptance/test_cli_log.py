@@ -68,7 +68,7 @@ def test_verify_says_what_it_derived_again(told: tuple[Path, str, str], tmp_path
     said = yard(tmp_path).yard("replay", "verify", "--log", str(log))
     assert re.search(r"^quota: \d+ cycles of 1 terms", said.out, re.MULTILINE)
     assert re.search(r"^scheduler: \d+ cycles of 1 terms", said.out, re.MULTILINE)
-    assert said.lines[-1].startswith("ok: the log leads where it says")
+    assert said.lines[-1].startswith("ok: every recorded decision was reproduced")
     found = yard(tmp_path).yard("replay", "verify", "--log", str(log), "-o", "json").json
     assert found["ok"] is True
     assert found["findings"] == []

@@ -160,7 +160,7 @@ class Dev:
         return found
 
     def prove(self) -> None:
-        """The log leads where it says, and keeps its promises (the audit is a part of it)."""
+        """Every recorded decision is reproduced, and the audit finds nothing."""
         self.yard("replay", "verify", "--log", str(self.log))
 
 

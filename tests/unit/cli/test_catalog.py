@@ -108,6 +108,17 @@ def test_simulate_s_help_lists_the_policies(capsys: pytest.CaptureFixture[str]) 
     assert f"Policies: {', '.join(name for name, _ in POLICIES)}." in shown
 
 
+def test_a_format_that_is_set_is_followed_where_the_command_has_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("YARD_OUTPUT", "csv")
+    with answering(NO_TASKS) as server:
+        assert run(["ls", "--server", server.url]) == 0
+    assert capsys.readouterr().out.startswith("id,name,")
+    assert run(["version", "--client"]) == 0
+    assert capsys.readouterr().out.startswith("yard ")
+
+
 def test_the_version_is_printed_without_a_server(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
     assert capsys.readouterr().out.startswith("yard ")

@@ -1,4 +1,4 @@
-"""What each command takes beside its own options, and the examples that its help shows.
+"""What each command takes besides its own options, and the examples that its help shows.
 
 One table for all commands, so that a test can compare it with them: every command has an example
 that can be parsed, and takes only those shared options that change what it does.

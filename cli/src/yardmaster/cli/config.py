@@ -217,7 +217,7 @@ def _only(path: Path, where: str, content: Mapping[str, Any], known: frozenset[s
     for key in content:
         if key not in known:
             raise BadUsage(
-                f"{path}: {where}{key}: there is no such setting",
+                f"{path}: {where}{key}: no such setting",
                 hint=f"known: {', '.join(sorted(known))}",
             )
 

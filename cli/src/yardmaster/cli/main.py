@@ -28,7 +28,7 @@ COMMANDS: Final = {
     "cancel": ("tasks", "cancel", "End jobs or tasks."),
     "pause": ("tasks", "pause", "Stop tasks with a checkpoint and hold them."),
     "resume": ("tasks", "resume", "Let paused tasks run again."),
-    "set": ("set", "set_group", "Change a job's priority, weight or bound on slots."),
+    "set": ("set", "set_group", "Change a job's priority, weight or limit on slots."),
     "erase": (
         "erase",
         "erase",

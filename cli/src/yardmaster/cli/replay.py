@@ -356,6 +356,10 @@ def _report_lines(report: replaying.Report, took_s: float) -> list[str]:
     unnamed = report.details_unnamed
     vouched = f", {unnamed} that no request names, so not proved" if unnamed else ""
     lines.append(f"{checked}{gone}{vouched}")
-    verdict = "ok: the log leads where it says" if report.ok else "NOT ok"
+    verdict = "NOT ok"
+    if report.ok:
+        whole = all(each.derived for one in report.proved for each in one.ranges)
+        which = "every recorded decision" if whole else "every decision of the current rules"
+        verdict = f"ok: {which} was reproduced"
     lines.append(f"{verdict} ({took_s:.2f} s)")
     return lines

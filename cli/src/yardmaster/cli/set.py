@@ -8,7 +8,7 @@ from yardmaster.cli.session import Session, YardGroup
 
 @click.group("set", cls=YardGroup)
 def set_group() -> None:
-    """Change a job's priority, weight or bound on slots."""
+    """Change a job's priority, weight or limit on slots."""
 
 
 def _change(
@@ -28,16 +28,16 @@ def _change(
 @set_group.command("priority")
 @click.argument("ref", metavar="REF")
 @click.argument("n", type=click.IntRange(1, 99), metavar="N")
-@click.option("--if-match", metavar="ETAG", help="Only if nobody changed it since.")
+@click.option("--if-match", metavar="ETAG", help="Only if it was not modified since.")
 def priority(session: Session, ref: str, n: int, if_match: str | None) -> None:
-    """Set a job's priority: 1 to 99, lower goes first."""
+    """Set a job's priority: 1 to 99, smaller numbers go first."""
     _change(session, ref, if_match, "priority", n)
 
 
 @set_group.command("weight")
 @click.argument("ref", metavar="REF")
 @click.argument("n", type=click.IntRange(1), metavar="N")
-@click.option("--if-match", metavar="ETAG", help="Only if nobody changed it since.")
+@click.option("--if-match", metavar="ETAG", help="Only if it was not modified since.")
 def weight(session: Session, ref: str, n: int, if_match: str | None) -> None:
     """Set a job's weight in a fair share."""
     _change(session, ref, if_match, "weight", n)
@@ -46,11 +46,11 @@ def weight(session: Session, ref: str, n: int, if_match: str | None) -> None:
 @set_group.command("max-slots")
 @click.argument("ref", metavar="REF")
 @click.argument("n", metavar="N|none")
-@click.option("--if-match", metavar="ETAG", help="Only if nobody changed it since.")
+@click.option("--if-match", metavar="ETAG", help="Only if it was not modified since.")
 def max_slots(session: Session, ref: str, n: str, if_match: str | None) -> None:
-    """Bound a job's running GPUs; none lifts the bound."""
+    """Limit a job's running GPUs; none removes the limit."""
     try:
         value = None if n == "none" else float(n)
     except ValueError:
-        raise BadUsage(f"{n} is no number of GPUs", hint="a number, or none") from None
+        raise BadUsage(f"{n} is not a number of GPUs", hint="a number, or none") from None
     _change(session, ref, if_match, "max_slots", value)

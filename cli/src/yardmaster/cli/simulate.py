@@ -1,4 +1,4 @@
-"""`yard simulate`: policies, placements and seeds on a cluster that is not there."""
+"""`yard simulate`: compare policies, placements and seeds on a simulated cluster."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence

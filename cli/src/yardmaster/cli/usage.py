@@ -1,4 +1,4 @@
-"""`yard usage`: who held how much GPU time, by project, user or pool."""
+"""`yard usage`: GPU-hours by project, user or pool."""
 
 from typing import Any
 
