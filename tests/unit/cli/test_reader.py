@@ -3,7 +3,7 @@
 import pytest
 
 from tests.unit.cli.answers import Answer, answering
-from yardmaster.cli.reader import Reader
+from yardmaster.cli.reader import Reader, trust
 from yardmaster.client.calls import MAX_TRIES
 from yardmaster.client.errors import ApiError
 
@@ -64,6 +64,15 @@ def test_an_answer_that_is_not_the_api_s_is_an_error_that_names_its_status(answe
         reader(server.url).get("/v1/version")
     assert caught.value.document["code"] == "bad_answer"
     assert f"status {answer.status}" in caught.value.document["detail"]
+
+
+def test_certificates_are_read_for_https_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    assert trust("http://gateway:1", None).cert_store_stats()["x509_ca"] == 0
+    trusted = trust("https://gateway:1", None)
+    assert trusted.cert_store_stats()["x509_ca"] > 0
+    assert trusted.check_hostname
 
 
 def test_a_redirect_does_not_get_the_token() -> None:
