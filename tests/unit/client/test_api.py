@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from yardmaster.client.api import ApiError, Client
-from yardmaster.client.transport import MAX_TRIES, events
+from yardmaster.client.calls import LONGEST_PAUSE_S, MAX_TRIES
+from yardmaster.client.transport import events
 from yardmaster.schemas.api import JobSpec, NodePatch, NodeSlots, NodeWish, PoolConfig
 from yardmaster.schemas.events.requests import PolicyRef
 from yardmaster.schemas.job_file import JobRun
@@ -252,12 +253,108 @@ def test_a_watch_that_is_refused_says_why() -> None:
     assert caught.value.problem.code == "rate_limited"
 
 
+def sent(*pieces: tuple[int, int, str], end: str | None = None) -> httpx.Response:
+    """A stream of output: (offset, seq, text) each; cut unless `end` gives the task's phase."""
+    text = "".join(
+        f"event: output\nid: {offset}\n"
+        f"data: {json.dumps({'attempt': 1, 'replica': 0, 'seq': seq, 'text': text})}\n\n"
+        for offset, seq, text in pieces
+    )
+    if end is not None:
+        text += f'event: end\ndata: {{"phase": "{end}"}}\n\n'
+    return httpx.Response(200, text=text, headers={"Yard-Position": "main@r7"})
+
+
 def test_output_comes_as_text_or_piece_by_piece() -> None:
     assert "".join(Server(httpx.Response(200, text="a\nb\n")).client().logs("a.0")) == "a\nb\n"
-    followed = 'event: output\nid: 1\ndata: {"text":"a\\n"}\n\nevent: end\ndata: {}\n\n'
-    server = Server(httpx.Response(200, text=followed))
+    server = Server(sent((1, 0, "a\n"), end="succeeded"))
     assert list(server.client().logs("a.0", follow=True)) == ["a\n"]
     assert server.requests[0].url.params["follow"] == "true"
+    server = Server(sent((1, 0, "a\n"), end="running"))
+    assert [piece.text for piece in server.client().output("a.0")] == ["a\n"]
+    assert server.requests[0].url.params["pieces"] == "true"
+
+
+def test_followed_output_that_the_gateway_closes_is_resumed_after_its_last_piece() -> None:
+    server = Server(
+        sent((4, 0, "a\n"), (6, 1, "b\n"), end="running"),
+        sent((8, 1, "b\n"), (9, 2, "c\n"), end="failed"),
+    )
+    assert list(server.client().logs("a.0", follow=True, tail=5)) == ["a\n", "b\n", "c\n"]
+    assert [request.headers.get("Last-Event-ID") for request in server.requests] == [None, "6"]
+    assert len(server.slept) == 1
+
+
+class Noted:
+    """Notes when a gateway was lost and was back."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def lost(self, error: ApiError) -> None:
+        self.found.append(error.problem.code)
+
+    def back(self) -> None:
+        self.found.append("back")
+
+
+PAGE = httpx.Response(
+    200,
+    json={"items": [], "next_cursor": None, "position": "main@r3"},
+    headers={"Yard-Position": "main@r3"},
+)
+AWAY = (
+    *(httpx.ConnectError("refused"),) * 3 * MAX_TRIES,
+    httpx.Response(500, text="Internal Server Error"),
+    httpx.Response(502, text="<html>"),
+    problem(503, "not_ready"),
+    problem(503, "view_behind"),
+)
+
+
+def test_a_caller_that_outlasts_outages_reads_on_and_never_sees_the_past() -> None:
+    server = Server(PAGE, *AWAY, PAGE)
+    client, noted = server.client(), Noted()
+    client.outlast(noted)
+    assert client.tasks(limit=1).items == []
+    assert client.tasks(limit=1).items == []
+    assert server.requests[0].headers.get("Yard-Min-Position") is None
+    assert server.requests[-1].headers["Yard-Min-Position"] == "main@r3"
+    assert noted.found[0] == noted.found[-1] == "back"
+    assert set(noted.found[1:-1]) == {"unreachable", "bad_answer", "not_ready", "view_behind"}
+    assert max(server.slept) == LONGEST_PAUSE_S
+    assert server.slept[:6] == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0]
+
+
+def test_followed_output_survives_outages_without_loss_or_repeat() -> None:
+    server = Server(
+        sent((4, 0, "a\n"), (6, 1, "b\n")),
+        *AWAY,
+        sent((8, 1, "b\n"), (9, 2, "c\n"), end="failed"),
+    )
+    client = server.client()
+    client.outlast(Noted())
+    assert list(client.logs("a.0", follow=True)) == ["a\n", "b\n", "c\n"]
+    assert {request.headers.get("Last-Event-ID") for request in server.requests[1:]} == {"6"}
+
+
+def test_a_gateway_that_was_never_there_is_not_waited_for() -> None:
+    server = Server(httpx.ConnectError("refused"))
+    client = server.client()
+    client.outlast(Noted())
+    with pytest.raises(ApiError):
+        client.tasks()
+    assert len(server.requests) == MAX_TRIES
+
+
+def test_what_no_wait_can_mend_ends_a_caller_that_outlasts_outages() -> None:
+    server = Server(PAGE, problem(401, "unauthenticated"))
+    client = server.client()
+    client.outlast(Noted())
+    client.tasks()
+    with pytest.raises(ApiError) as caught:
+        client.tasks()
+    assert caught.value.status == 401
 
 
 def test_server_sent_events_without_data_are_none() -> None:

@@ -190,8 +190,59 @@ async def test_output_is_the_text_of_the_newest_attempt(cell: TestCell) -> None:
     assert response.headers["x-content-type-options"] == "nosniff"
     assert (await cell.call("GET", f"/v1/tasks/{task}/logs?tail=2")).text == "two\nthree\n"
     assert (await cell.call("GET", f"/v1/tasks/{task}/logs?tail=0")).text == ""
-    assert (await cell.call("GET", f"/v1/tasks/{task}/logs?attempt=2")).text == ""
-    assert (await cell.call("GET", f"/v1/tasks/{task}/logs?replica=1")).text == ""
+
+
+async def test_output_of_an_attempt_or_replica_that_is_not_there_is_refused(
+    cell: TestCell,
+) -> None:
+    task = f"{await cell.submit()}.0"
+    early = await cell.call("GET", f"/v1/tasks/{task}/logs?attempt=2", status=404)
+    await cell.starts(task)
+    for follow in ("", "&follow=true"):
+        late = await cell.call("GET", f"/v1/tasks/{task}/logs?attempt=9{follow}", status=404)
+        assert "attempt 9" in late["detail"]
+        assert "attempts 1 to 1" in late["detail"]
+        other = await cell.call("GET", f"/v1/tasks/{task}/logs?replica=5{follow}", status=404)
+        assert "replica 5" in other["detail"]
+        assert "replica 0 only" in other["detail"]
+    assert "attempt" in early["detail"]
+
+
+async def test_the_last_lines_are_counted_over_pieces_and_a_line_may_be_open(
+    cell: TestCell,
+) -> None:
+    task = f"{await cell.submit()}.0"
+    await cell.starts(task)
+    for seq, text in enumerate(["one\nt", "wo\nthree\n", "fo", "ur"]):
+        await prints(cell, task, text, seq)
+    for lines, wanted in ((0, ""), (1, "four"), (2, "three\nfour"), (3, "two\nthree\nfour")):
+        response = await cell.call("GET", f"/v1/tasks/{task}/logs?tail={lines}")
+        assert response.text == wanted, lines
+    response = await cell.call("GET", f"/v1/tasks/{task}/logs?tail=2&pieces=true")
+    found = events(response.text)
+    pieces = [data for event, _, data in found if event == "output"]
+    assert [piece["text"] for piece in pieces] == ["three\n", "fo", "ur"]
+    assert {(piece["attempt"], piece["replica"]) for piece in pieces} == {(1, 0)}
+    assert found[-1][0] == "end"
+
+
+async def test_followed_output_starts_with_its_last_lines_or_after_the_last_event_seen() -> None:
+    async with test_cell(stream_s=0.2, bookmark_s=0.05) as cell:
+        task = f"{await cell.submit()}.0"
+        await cell.starts(task)
+        for seq in range(4):
+            await prints(cell, task, f"line {seq}\n", seq)
+        path = f"/v1/tasks/{task}/logs?follow=true"
+
+        async def followed(query: str, **headers: str) -> list[Event]:
+            answer = await cell.call("GET", path + query, settle=False, headers=headers)
+            return [one for one in events(answer.text) if one[0] == "output"]
+
+        assert [data["text"] for _, _, data in await followed("&tail=1")] == ["line 3\n"]
+        every = await followed("")
+        assert len(every) == 4
+        resumed = await followed("&tail=1", **{"Last-Event-ID": str(every[1][1])})
+        assert resumed == every[2:]
 
 
 async def test_output_of_another_node_or_twice_is_not_shown(cell: TestCell) -> None:

@@ -5,6 +5,7 @@ waiting are the caller's (`new_key`, `sleep`): this module asks neither chance n
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -12,8 +13,9 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from yardmaster.client.calls import MAX_TRIES, Outages, Params, Pauses
 from yardmaster.client.errors import ApiError, no_answer
-from yardmaster.client.transport import MAX_TRIES, Change, Params, Transport, events
+from yardmaster.client.transport import Change, Transport, events
 from yardmaster.schemas.api import (
     Accepted,
     Attempt,
@@ -33,6 +35,7 @@ from yardmaster.schemas.api import (
     NodeEnrolment,
     NodePatch,
     NodeSlots,
+    Phase,
     Pool,
     PoolConfig,
     Project,
@@ -46,9 +49,19 @@ from yardmaster.schemas.api import (
     WhoAmI,
 )
 
-__all__ = ["ApiError", "Change", "Client"]
+__all__ = ["ApiError", "Change", "Client", "Piece"]
 
 M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of one replica's output; `seq` counts the parts of an attempt's replica."""
+
+    attempt: int
+    replica: int
+    seq: int
+    text: str
 
 
 class Client:
@@ -91,8 +104,16 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._transport.close()
+
+    def outlast(self, outages: Outages | None) -> None:
+        """Wait for the gateway, however long it is away: reads and followed output then resume.
+
+        What is read afterwards covers all that was read before. It begins with the first answer:
+        a gateway that was never there raises as before.
+        """
+        self._transport.endurance.outages = outages
 
     # --- jobs -----------------------------------------------------------------------------------
 
@@ -218,16 +239,60 @@ class Client:
         replica: int | None = None,
         tail: int | None = None,
     ) -> Iterator[str]:
-        """Pieces of a task's output as they come; `follow` goes on until the task ended."""
-        params = {"follow": follow, "attempt": attempt, "replica": replica, "tail": tail}
-        path = f"/v1/tasks/{_part(task_id)}/logs"
-        with self._transport.stream(path, params, {}) as response:
-            if not follow:
-                yield from response.iter_text()
-                return
-            for change in events(response.iter_lines()):
-                if change.event == "output":
-                    yield str(change.data["text"])
+        """Parts of a task's output as they come; `follow` goes on until the task has ended."""
+        if follow:
+            found = self.output(task_id, follow=True, attempt=attempt, replica=replica, tail=tail)
+            yield from (piece.text for piece in found)
+            return
+        params = {"attempt": attempt, "replica": replica, "tail": tail}
+        with self._transport.stream(_logs(task_id), params, {}) as response:
+            yield from response.iter_text()
+
+    def output(
+        self,
+        task_id: str,
+        *,
+        follow: bool = False,
+        attempt: int | None = None,
+        replica: int | None = None,
+        tail: int | None = None,
+    ) -> Iterator[Piece]:
+        """Pieces of a task's output, each once; `follow` goes on until the task has ended.
+
+        A followed stream that the gateway closes before the end is resumed where it was.
+        """
+        params: Params = {
+            "follow" if follow else "pieces": True,
+            "attempt": attempt,
+            "replica": replica,
+            "tail": tail,
+        }
+        newest: dict[tuple[int, int], int] = {}
+        after: str | None = None
+        pauses = Pauses()
+        while True:
+            headers = {} if after is None else {"Last-Event-ID": after}
+            try:
+                with self._transport.stream(_logs(task_id), params, headers) as response:
+                    for change in events(response.iter_lines()):
+                        if change.event == "end" and Phase(change.data["phase"]).final:
+                            return
+                        if change.event != "output":
+                            continue
+                        piece = _piece(change.data)
+                        after = change.id
+                        place = (piece.attempt, piece.replica)
+                        if piece.seq <= newest.get(place, -1):
+                            continue  # an agent may have written a piece again
+                        newest[place] = piece.seq
+                        pauses = Pauses()
+                        yield piece
+                if not follow:
+                    return
+            except ApiError as error:
+                if not follow or not self._transport.endurance.outlasts(error):
+                    raise
+            self._transport.pause(pauses.next())
 
     # --- nodes, pools, projects, departments ----------------------------------------------------
 
@@ -438,6 +503,14 @@ class Client:
             raise ApiError(
                 no_answer("bad_answer", f"the answer is not understood: {found['msg']}")
             ) from error
+
+
+def _logs(task_id: str) -> str:
+    return f"/v1/tasks/{_part(task_id)}/logs"
+
+
+def _piece(data: Mapping[str, Any]) -> Piece:
+    return Piece(data["attempt"], data["replica"], data["seq"], data["text"])
 
 
 def _part(text: str) -> str:

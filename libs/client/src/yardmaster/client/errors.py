@@ -1,6 +1,7 @@
 """What a call of the client raises. Imports no models: commands that only read start fast."""
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 from yardmaster.schemas.errors import YardmasterError
@@ -8,6 +9,14 @@ from yardmaster.schemas.errors import YardmasterError
 if TYPE_CHECKING:
     from yardmaster.schemas.api import Problem
 
+#: Statuses after which the same call may succeed; 0: no answer came.
+_PASSING: Final = (
+    0,
+    HTTPStatus.TOO_MANY_REQUESTS,
+    HTTPStatus.BAD_GATEWAY,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    HTTPStatus.GATEWAY_TIMEOUT,
+)
 #: The longest pause that a gateway may ask for with `Retry-After`, in seconds.
 LONGEST_ASKED_PAUSE_S: Final = 60.0
 
@@ -28,6 +37,16 @@ class ApiError(YardmasterError):
     def status(self) -> int:
         """The HTTP status; 0 when no answer came."""
         return int(self.document["status"])
+
+    @property
+    def passing(self) -> bool:
+        """Whether the same request may succeed later.
+
+        A server that is stopping may answer 500 without a problem document.
+        """
+        if self.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+            return bool(self.document["code"] == "bad_answer")
+        return self.status in _PASSING
 
     @property
     def problem(self) -> "Problem":

@@ -1,7 +1,8 @@
 """How a call of the client is carried: tries, pauses, streams, and every failure as one exception.
 
 Reads, and writes that carry an idempotency key or a condition, are tried again when the gateway
-cannot be reached, is not ready or does not know an outcome. Waiting between tries is the caller's
+cannot be reached, is not ready or does not know an outcome: `MAX_TRIES` times, or, reads of a
+caller that outlasts outages, until the gateway answers. Waiting between tries is the caller's
 (`sleep`): this module asks no clock.
 """
 
@@ -14,7 +15,7 @@ from typing import Any, Final
 import httpx
 from pydantic import TypeAdapter
 
-from yardmaster.client.calls import ANSWER_S, MAX_TRIES, Params, query, tried
+from yardmaster.client.calls import ANSWER_S, MAX_TRIES, Endurance, Params, query, tried
 from yardmaster.client.errors import ApiError, refused, unreachable
 
 __all__ = ["MAX_TRIES", "ApiError", "Change", "Params", "Transport", "events"]
@@ -58,6 +59,7 @@ class Transport:
         self._server = server
         self._sleep = sleep
         self._max_tries = max_tries
+        self.endurance = Endurance()
 
     def close(self) -> None:
         """Let go of the connections."""
@@ -79,6 +81,9 @@ class Transport:
         headers: Mapping[str, str],
         wait_s: float,
     ) -> httpx.Response:
+        reads = method == "GET"
+        at_least = self.endurance.headers(params) if reads else {}
+
         def once() -> httpx.Response:
             try:
                 response = self._http.request(
@@ -86,29 +91,45 @@ class Transport:
                     path,
                     params=query(params),
                     content=body,
-                    headers=dict(headers),
+                    headers={**at_least, **headers},
                     timeout=httpx.Timeout(ANSWER_S + wait_s, connect=5.0),
                 )
             except httpx.TransportError as error:
                 raise unreachable(self._server, error) from error
             if not response.is_success:
                 raise _refused(response)
+            self.endurance.answered(response.headers.get("Yard-Position"))
             return response
 
-        return tried(once, sleep=self._sleep, max_tries=self._max_tries)
+        return tried(
+            once,
+            sleep=self._sleep,
+            max_tries=self._max_tries,
+            endurance=self.endurance if reads else None,
+        )
+
+    def pause(self, seconds: float) -> None:
+        """Wait before the next try."""
+        self._sleep(seconds)
 
     @contextmanager
     def stream(
         self, path: str, params: Params, headers: Mapping[str, str]
     ) -> Iterator[httpx.Response]:
+        """An answer that is read as it comes; not tried again.
+
+        Raises: ApiError, also when the stream is cut.
+        """
         timeout = httpx.Timeout(SILENCE_S, connect=5.0)
+        sent = {**self.endurance.headers(params), **headers}
         try:
             with self._http.stream(
-                "GET", path, params=query(params), headers=dict(headers), timeout=timeout
+                "GET", path, params=query(params), headers=sent, timeout=timeout
             ) as response:
                 if not response.is_success:
                     response.read()
                     raise _refused(response)
+                self.endurance.answered(response.headers.get("Yard-Position"))
                 yield response
         except httpx.TransportError as error:
             raise unreachable(self._server, error) from error

@@ -1,5 +1,6 @@
 """The gateway as an ASGI application: its routers, what surrounds each request, its OpenAPI."""
 
+import asyncio
 from functools import cache
 from typing import Any, Final
 
@@ -88,8 +89,12 @@ class Surroundings:
         # Only methods that exist are counted by name: a label is kept for ever.
         method = scope["method"] if scope["method"] in _METHODS else "other"
 
+        begun = False
+
         async def sending(part: Message) -> None:
+            nonlocal begun
             if part["type"] == "http.response.start":
+                begun = True
                 headers = MutableHeaders(scope=part)
                 headers["X-Content-Type-Options"] = "nosniff"
                 headers["Trace-Id"] = trace
@@ -102,7 +107,15 @@ class Surroundings:
 
         # It ends when the answer begins: a watch goes on for hours.
         with span:
-            await self._app(scope, receive, sending)
+            try:
+                await self._app(scope, receive, sending)
+            except asyncio.CancelledError:
+                if begun:
+                    raise
+                # The gateway stops in the middle of a long read; another one answers it.
+                stopping = problems.answer("not_ready", "the gateway is stopping", trace)
+                await stopping(scope, receive, sending)
+                raise
 
 
 def _say(

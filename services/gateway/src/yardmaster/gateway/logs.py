@@ -1,13 +1,14 @@
-"""`/v1/tasks/{id}/logs`: a task's output, as text or followed as server-sent events.
+"""`/v1/tasks/{id}/logs`: a task's output, as text or as server-sent events, which may be followed.
 
 Pieces count only from the node that the attempt's replica was placed on; the topic holds claims.
 """
 
 from collections import deque
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import StreamingResponse
 
 from yardmaster.eventlog.codec import decode
@@ -19,7 +20,7 @@ from yardmaster.gateway.problems import documented
 from yardmaster.gateway.streams import SSE, described, message
 from yardmaster.gateway.tasks import find_task
 from yardmaster.projections.errors import ViewsUnavailable
-from yardmaster.projections.rows import AttemptRow, OutputRow
+from yardmaster.projections.rows import AttemptRow, OutputRow, TaskRow
 from yardmaster.schemas.errors import SchemaError
 from yardmaster.schemas.events.expiring import TaskOutputV1
 from yardmaster.schemas.instants import rfc3339
@@ -146,7 +147,7 @@ class Output:
     response_class=StreamingResponse,
     responses={
         200: {
-            "description": "Text; with follow, server-sent events `output` and `end`",
+            "description": "Text; with pieces or follow, server-sent events `output` and `end`",
             "content": {
                 "text/plain": {"schema": {"type": "string"}},
                 SSE: {"schema": described("output", "bookmark", "end")},
@@ -160,59 +161,119 @@ async def read_output(
     reading: Read,
     task_id: str,
     follow: bool = False,
+    pieces: bool = False,
     attempt: Annotated[int | None, Query(ge=1, le=2**31)] = None,
     replica: Annotated[int | None, Query(ge=0, lt=4096)] = None,
     tail: Annotated[int | None, Query(ge=0, le=MAX_TAIL)] = None,
+    last_event_id: Annotated[str | None, Header(pattern=r"^[0-9]{1,18}$")] = None,
 ) -> StreamingResponse:
-    """A task's output: of its newest attempt, or of the one named; `tail` gives the last lines."""
+    """A task's output: of its newest attempt, or of the one named; `tail` gives the last lines.
+
+    `pieces` gives what there is piece by piece, each with its attempt and replica; `follow` also
+    waits for more until the task has ended. `Last-Event-ID` resumes a followed output after it.
+    """
     row = await find_task(reading, task_id)
     if row.job.erased:
         raise errors.NotFound(what=f"output of task {task_id}: its job was erased")
+    await _check_place(reading, row, attempt, replica)
     headers = {"Yard-Position": str(reading.position)}
     if follow:
         reading.gateway.admit_stream()
         output = Output(reading, task_id, attempt, replica)
+        after = None if last_event_id is None else int(last_event_id)
         return StreamingResponse(
-            _followed(reading, task_id, attempt, output), media_type=SSE, headers=headers
+            _followed(reading, task_id, attempt, output, tail, after),
+            media_type=SSE,
+            headers=headers,
         )
     newest = attempt if attempt is not None else row.attempt
     output = Output(reading, task_id, newest, replica)
-    most = reading.gateway.settings.max_log_bytes
-    text = _text(output, newest, most) if tail is None else _tail(output, newest, tail, most)
+    output.offset, until = await output.span(newest)
+    found = _cut(output.pieces(until), reading.gateway.settings.max_log_bytes)
+    if tail is not None:
+        found = _last(found, tail)
+    if pieces:
+        return StreamingResponse(_as_events(found, row), media_type=SSE, headers=headers)
+    text = (piece.text.encode() async for _, piece in found)
     return StreamingResponse(text, media_type="text/plain; charset=utf-8", headers=headers)
 
 
-async def _text(output: Output, attempt: int, most: int) -> AsyncIterator[bytes]:
-    output.offset, until = await output.span(attempt)
+async def _check_place(
+    reading: Reading, row: TaskRow, attempt: int | None, replica: int | None
+) -> None:
+    """Refuse an attempt or replica that the task does not have.
+
+    Raises:
+        NotFound: naming those that it has.
+    """
+    if attempt is not None and attempt > max(1, row.attempt):
+        has = f"attempts 1 to {row.attempt}" if row.attempt else "no attempt yet"
+        raise errors.NotFound(what=f"attempt {attempt} of task {row.task_id}; it has {has}")
+    if replica is None:
+        return
+    number = attempt if attempt is not None else row.attempt
+    found = await reading.store.get(AttemptRow, f"{row.task_id}/{number}")
+    count = 0 if found is None else len(found.replicas)
+    if 0 < count <= replica:
+        has = "replica 0 only" if count == 1 else f"replicas 0 to {count - 1}"
+        raise errors.NotFound(what=f"replica {replica} of task {row.task_id}; it has {has}")
+
+
+_Pieces = AsyncIterator[tuple[int, TaskOutputV1]]
+
+
+async def _cut(pieces: _Pieces, most: int) -> _Pieces:
+    """Pieces of `most` bytes of text together."""
     size = 0
-    async for _, piece in output.pieces(until):
-        part = piece.text.encode()
-        size += len(part)
+    async for offset, piece in pieces:
+        size += len(piece.text.encode())
         if size > most:
             return
-        yield part
+        yield offset, piece
 
 
-async def _tail(output: Output, attempt: int, lines: int, most: int) -> AsyncIterator[bytes]:
-    kept: deque[str] = deque()
+async def _last(pieces: _Pieces, lines: int) -> _Pieces:
+    """The pieces of the last `lines` lines; the first one without what comes before them."""
+    kept: deque[tuple[int, TaskOutputV1]] = deque()
     breaks = 0
-    async for part in _text(output, attempt, most):
-        text = part.decode()
-        kept.append(text)
-        breaks += text.count("\n")
-        while kept and breaks - kept[0].count("\n") > lines:
-            breaks -= kept.popleft().count("\n")
-    if lines:
-        yield "".join("".join(kept).splitlines(keepends=True)[-lines:]).encode()
+    async for offset, piece in pieces:
+        kept.append((offset, piece))
+        breaks += piece.text.count("\n")
+        # The last line may be open: it counts as one.
+        while kept and breaks - kept[0][1].text.count("\n") > lines:
+            breaks -= kept.popleft()[1].text.count("\n")
+    if not kept:
+        return
+    #: Lines that come before the first one wanted.
+    spare = breaks + (not kept[-1][1].text.endswith("\n")) - lines
+    for offset, piece in kept:
+        text, found = piece.text, piece.text.count("\n")
+        if spare > 0:
+            text = text.split("\n", spare)[spare] if found >= spare else ""
+            spare -= min(spare, found)
+        if text:
+            yield offset, replace(piece, text=text)
+
+
+async def _as_events(pieces: _Pieces, row: TaskRow) -> AsyncIterator[bytes]:
+    async for offset, piece in pieces:
+        yield message("output", _shown(piece), str(offset))
+    yield message("end", {"phase": row.phase}, None)
 
 
 async def _followed(
-    reading: Reading, task_id: str, attempt: int | None, output: Output
+    reading: Reading,
+    task_id: str,
+    attempt: int | None,
+    output: Output,
+    tail: int | None,
+    after: int | None,
 ) -> AsyncIterator[bytes]:
     """Pieces as they come, until the task has ended and all of it was sent.
 
-    While the views are away it goes on: the output is in the log, and where an attempt that was
-    seen runs is known. Whether the task has ended is asked again when they are back.
+    It starts after the offset `after`, else with the last `tail` lines, else with all there is.
+    While the views are unavailable it continues: the output is in the log, and where an attempt
+    that was seen runs is known. Whether the task has ended is asked again when they are back.
     """
     gateway = reading.gateway
     clock = gateway.ports.clock
@@ -222,6 +283,11 @@ async def _followed(
         first, until = await output.span(attempt if attempt is not None else max(1, row.attempt))
         # Where nothing is known yet, everything that the views have not seen may be the task's.
         output.offset = first if until else noted
+        if after is not None:
+            output.offset = max(output.offset, after + 1)
+        elif tail is not None:
+            async for offset, piece in _last(output.pieces(await output.end()), tail):
+                yield message("output", _shown(piece), str(offset))
         stop = clock.monotonic_s() + gateway.settings.stream_s
         while True:
             away = False
