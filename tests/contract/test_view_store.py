@@ -153,6 +153,26 @@ async def test_a_list_is_narrowed_by_every_facet_named(store: ViewStore) -> None
     assert await names(store, facets={"colour": frozenset({"red"})}) == []
 
 
+async def test_what_a_list_holds_is_counted_up_to_its_limit(store: ViewStore) -> None:
+    async def count(**query: object) -> int:
+        return (await store.count(ProjectRow, Query(**query))).number  # type: ignore[arg-type]
+
+    assert await count() == 0
+    await put(store, 1, *(project(f"p{n}", "research" if n % 3 else "other") for n in range(9)))
+    research = frozenset({"research"})
+    assert await count() == 9
+    assert await count(limit=4) == 4
+    assert await count(facets={"department": research}) == 6
+    assert await count(facets={"department": research}, limit=5) == 5
+    assert await count(facets={"department": research | {"other"}}) == 9
+    assert await count(facets={"department": frozenset()}) == 0
+    assert await count(facets={"department": frozenset({"nobody"})}) == 0
+    both = {"department": research, "project": frozenset({"p1", "p3", "p4"})}
+    assert await count(facets=both) == 2
+    assert await count(facets={"department": research}, prefix="p4") == 1
+    assert (await store.count(ProjectRow, Query())).position == at(1)
+
+
 async def test_a_row_that_changes_its_facets_changes_lists(store: ViewStore) -> None:
     await put(store, 1, project("nlp"))
     await put(store, 2, project("nlp", "product"))

@@ -94,6 +94,52 @@ async def test_pages_follow_their_cursors_to_the_end(cell: TestCell) -> None:
     assert seen == [f"{job}.{index}" for index in range(7)]
 
 
+async def test_tasks_of_a_job_in_one_phase_are_one_group(cell: TestCell) -> None:
+    array = await cell.submit(
+        name="sweep", tasks={"count": 7, "max_concurrent": 2}, resources={"gpus": 1}
+    )
+    single = await cell.submit(name="alone", kind="interactive")
+    await cell.starts(f"{array}.0")
+    found = await cell.call("GET", "/v1/task-groups")
+    groups = [
+        (one["first"]["task_id"], one["first"]["phase"], one["last_index"], one["count"])
+        for one in found["items"]
+    ]
+    assert groups == [
+        (f"{single}.0", "starting", 0, 1),
+        (f"{array}.2", "pending", 6, 5),
+        (f"{array}.1", "starting", 1, 1),
+        (f"{array}.0", "running", 0, 1),
+    ]
+    assert found["phases"] == {"pending": 5, "starting": 2, "running": 1}
+    for query, wanted in (
+        ("phase=pending", [5]),
+        ("name=sweep&phase=running,starting", [1, 1]),
+        ("kind=interactive", [1]),
+        (f"job_id={array}&phase=pending", [5]),
+        ("name=nothing", []),
+        ("project=other", []),
+    ):
+        found = await cell.call("GET", f"/v1/task-groups?{query}")
+        assert [one["count"] for one in found["items"]] == wanted, query
+    listed = await cell.call("GET", "/v1/tasks?name=alone")
+    assert [task["task_id"] for task in listed["items"]] == [f"{single}.0"]
+
+
+async def test_groups_come_in_pages_of_jobs(cell: TestCell) -> None:
+    jobs = [await cell.submit(tasks={"count": 2}) for _ in range(3)]
+    seen: list[str] = []
+    cursor = ""
+    while True:
+        page = await cell.call("GET", f"/v1/task-groups?limit=2{cursor}")
+        seen += [one["first"]["job_id"] for one in page["items"]]
+        if page["next_cursor"] is None:
+            break
+        cursor = f"&cursor={page['next_cursor']}"
+    assert list(dict.fromkeys(seen)) == jobs[::-1]
+    await cell.call("GET", "/v1/task-groups?cursor=abc", status=400)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [

@@ -44,6 +44,7 @@ from yardmaster.schemas.api import (
     Request,
     Submitted,
     Task,
+    TaskGroups,
     Usage,
     Version,
     WhoAmI,
@@ -177,11 +178,18 @@ class Client:
     def tasks(self, **filters: str | int | bool | Sequence[str] | None) -> List[Task]:
         """One page of tasks.
 
-        Filters: phase (one or several), project, pool, node, user, kind, job_id, ref (an id's
+        Filters: phase (one or several), project, pool, node, user, kind, name, job_id, ref (an id's
         beginning), since (RFC 3339), label (several `key=value`), sort (`-submitted_at` or
         `submitted_at`), limit (up to 1000), cursor, min_position.
         """
         return self._get("/v1/tasks", List[Task], filters)
+
+    def task_groups(self, **filters: str | int | bool | Sequence[str] | None) -> TaskGroups:
+        """One page of tasks, those of a job in the same phase together, and counts by phase.
+
+        Filters: those of `tasks` without pool, node, ref; `limit` is of jobs.
+        """
+        return self._get("/v1/task-groups", TaskGroups, filters)
 
     def all_tasks(self, **filters: str | int | bool | Sequence[str] | None) -> Iterator[Task]:
         """Every task of all pages."""

@@ -17,6 +17,7 @@ from yardmaster.projections.rows import Facet, Order, R, Row
 from yardmaster.projections.store import (
     Change,
     ChangeSet,
+    Count,
     Delete,
     Found,
     Page,
@@ -272,6 +273,12 @@ class MemoryViewStore:
         rows = [cast("R", row) for row in islice(table.page(query), query.limit + 1)]
         more = rows[query.limit - 1].order if len(rows) > query.limit else None
         return Page(tuple(rows[: query.limit]), more, self._position)
+
+    async def count(self, kind: type[Row], query: Query) -> Count:
+        """How many rows a page would have."""
+        table = self._kinds.get(kind.KIND)
+        number = 0 if table is None else sum(1 for _ in islice(table.page(query), query.limit))
+        return Count(number, self._position)
 
     async def reach(self, position: Position, timeout_s: float) -> bool:
         """Wait until the rows cover a position."""

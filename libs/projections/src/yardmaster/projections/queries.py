@@ -8,7 +8,7 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from yardmaster.core.scheduling.shapes import shape_id
@@ -34,6 +34,8 @@ from yardmaster.schemas.api import Phase
 MAX_LIMIT: Final = 1000
 #: Phases of tasks that have not ended.
 LIVE: Final = tuple(str(phase) for phase in Phase if not phase.final)
+#: Tasks of a phase are counted up to here.
+MAX_COUNTED: Final = 10_000
 #: Attempts of a task that are shown; older ones are in the log.
 MAX_ATTEMPTS: Final = 1000
 
@@ -62,6 +64,7 @@ class Filters:
     nodes: frozenset[str] = frozenset()
     users: frozenset[str] = frozenset()
     kinds: frozenset[str] = frozenset()
+    names: frozenset[str] = frozenset()
     states: frozenset[str] = frozenset()
     departments: frozenset[str] = frozenset()
     job_id: str | None = None
@@ -107,7 +110,7 @@ def _query(kind: type[Row], filters: Filters, sight: Sight) -> Query:
     named = (
         ("phase", frozenset(str(phase) for phase in filters.phases)),
         *(("pool", filters.pools), ("node", filters.nodes), ("user", filters.users)),
-        *(("kind", filters.kinds), ("state", filters.states)),
+        *(("kind", filters.kinds), ("state", filters.states), ("name", filters.names)),
         ("department", filters.departments),
         ("job", frozenset() if filters.job_id is None else frozenset({filters.job_id})),
         *((f"label.{key}", values) for key, values in (filters.labels or {}).items()),
@@ -140,6 +143,64 @@ async def rows(
         BadCursor: the filter's cursor is none.
     """
     return await store.page(kind, _query(kind, filters, sight))
+
+
+@dataclass(frozen=True, slots=True)
+class TaskGroup:
+    """Tasks of one job in one phase: the first by index, the last one's index, how many."""
+
+    first: TaskRow
+    last_index: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskGroups:
+    """Groups of the jobs of a page, and where the next page starts."""
+
+    groups: tuple[TaskGroup, ...]
+    next: Order | None
+
+
+async def task_groups(
+    store: ViewStore, filters: Filters, sight: Sight = EVERYTHING
+) -> TaskGroups:
+    """The tasks of a page of jobs, those of a job in the same phase together.
+
+    Costs two short reads a group, however many tasks it has; `filters.limit` is of jobs.
+
+    Raises:
+        BadCursor: the filter's cursor is none.
+    """
+    of_jobs = replace(filters, job_id=None, ref=filters.job_id or filters.ref)
+    page = await rows(store, JobRow, of_jobs, sight)
+    found: list[TaskGroup] = []
+    for job in page.rows:
+        for phase in Phase:
+            count = job.phases.get(phase, 0)
+            if not count or (filters.phases and phase not in filters.phases):
+                continue
+            facets = {"job": frozenset({job.key}), "phase": frozenset({str(phase)})}
+            ends = [
+                (await store.page(TaskRow, Query(facets=facets, newest_first=last, limit=1))).rows
+                for last in ((False, True) if count > 1 else (False,))
+            ]
+            if all(ends):  # they may have moved on since the job was read
+                found.append(TaskGroup(ends[0][0], ends[-1][0].index, count))
+    return TaskGroups(tuple(found), page.next)
+
+
+async def task_counts(
+    store: ViewStore, filters: Filters, sight: Sight = EVERYTHING
+) -> dict[Phase, int]:
+    """How many tasks are in each phase, up to `MAX_COUNTED` each; `filters.phases` is ignored."""
+    found: dict[Phase, int] = {}
+    for phase in Phase:
+        query = _query(TaskRow, replace(filters, phases=frozenset({phase}), cursor=None), sight)
+        number = (await store.count(TaskRow, replace(query, limit=MAX_COUNTED))).number
+        if number:
+            found[phase] = number
+    return found
 
 
 async def task(store: ViewStore, task_id: str, sight: Sight = EVERYTHING) -> TaskRow | None:

@@ -27,7 +27,7 @@ from yardmaster.projections.redis_wire import EXEC, MULTI, UNWATCH, Link, Wire
 from yardmaster.projections.redis_write import NO_NEWS, Fence, Write, notes_of, told
 from yardmaster.projections.row_codec import RowCodec
 from yardmaster.projections.rows import R, Row
-from yardmaster.projections.store import Change, ChangeSet, Found, Page, Query, Wanted
+from yardmaster.projections.store import Change, ChangeSet, Count, Found, Page, Query, Wanted
 from yardmaster.schemas.position import Position
 
 #: Changes that are kept for watches to resume from; a set is kept or dropped whole.
@@ -263,6 +263,13 @@ class RedisViewStore:
         Raises: ViewsUnavailable, ViewsDamaged.
         """
         return await Walk(self._view, kind, query).page()
+
+    async def count(self, kind: type[Row], query: Query) -> Count:
+        """How many rows a page would have.
+
+        Raises: ViewsUnavailable.
+        """
+        return await Walk(self._view, kind, query).count()
 
     # --- waiting and watching -------------------------------------------------------------------
 

@@ -6,9 +6,9 @@ key is looked up by key when few rows have it. Lists are merged by their members
 rows do.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any, Final, Generic, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
 from yardmaster.projections import redis_keys
 from yardmaster.projections.errors import ViewsUnavailable
@@ -18,8 +18,10 @@ from yardmaster.projections.redis_view import RedisView
 from yardmaster.projections.redis_wire import Command
 from yardmaster.projections.redis_write import Entry
 from yardmaster.projections.rows import R, Row
-from yardmaster.projections.store import Page, Query
+from yardmaster.projections.store import Count, Page, Query
 from yardmaster.schemas.position import Position
+
+T = TypeVar("T")
 
 #: Members read of one list at once.
 MIN_CHUNK: Final = 8
@@ -60,14 +62,25 @@ class Walk(Generic[R]):
         Raises: ViewsUnavailable, ViewsDamaged.
         """
         limit = self._query.limit
+        rows = await self._at_one_head(lambda: self._rows(limit + 1))
+        more = rows[limit - 1].order if len(rows) > limit else None
+        return Page(tuple(rows[:limit]), more, self._position)
+
+    async def count(self) -> Count:
+        """How many rows the page would have; only the lists are read.
+
+        Raises: ViewsUnavailable.
+        """
+        return Count(await self._at_one_head(self._number), self._position)
+
+    async def _at_one_head(self, read: Callable[[], Awaitable[T]]) -> T:
+        """What `read` gives when nothing was written meanwhile, or what the last try gives."""
         for left in reversed(range(MAX_TRIES)):
             self._strict, self._first = left > 0, None
             try:
-                rows = await self._rows(limit + 1)
+                return await read()
             except _Moved:
                 continue
-            more = rows[limit - 1].order if len(rows) > limit else None
-            return Page(tuple(rows[:limit]), more, self._position)
         raise ViewsUnavailable(found="another generation came to count in the middle of a page")
 
     @property
@@ -105,6 +118,28 @@ class Walk(Generic[R]):
             rows += await self._fetch(await self._having(members, others), wanted - len(rows))
             size = min(2 * size, MAX_CHUNK)
         return rows
+
+    async def _number(self) -> int:
+        query = self._query
+        if not all(self._facets.values()):
+            await self._look(lambda _: ())
+            return 0
+        alone = len(self._facets) == 1 and len(next(iter(self._facets.values()))) == 1
+        if alone and not (query.prefix or query.since_ms or query.after):
+            (number,) = await self._look(self._counts)
+            return min(int(number), query.limit)
+        source, others = await self._source()
+        number = 0
+        while number < query.limit:
+            members = await source.next(MAX_CHUNK)
+            if not members:
+                break
+            if query.prefix:
+                members = [
+                    one for one in members if redis_keys.key_of(one).startswith(query.prefix)
+                ]
+            number += len(await self._having(members, others))
+        return min(number, query.limit)
 
     async def _source(self) -> "tuple[_Source, _Facets]":
         """What to walk, and the facets that remain to be asked for."""

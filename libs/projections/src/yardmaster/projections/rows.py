@@ -129,6 +129,7 @@ class JobFacts:
             ("project", self.project),
             ("user", self.user),
             ("kind", self.asked.kind),
+            ("name", self.name),
             *((f"label.{key}", value) for key, value in self.labels.items()),
         )
 

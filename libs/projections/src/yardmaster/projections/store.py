@@ -97,6 +97,14 @@ class Page(Generic[R]):
     position: Position
 
 
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How many rows match, at most the query's limit, as of a position."""
+
+    number: int
+    position: Position
+
+
 #: A row's kind and key.
 Wanted = tuple[type[Row], str]
 
@@ -136,6 +144,9 @@ class ViewStore(Protocol):
 
     async def page(self, kind: type[R], query: Query) -> Page[R]:
         """Rows of a kind, filtered, one page."""
+
+    async def count(self, kind: type[Row], query: Query) -> Count:
+        """How many rows a page of `query.limit` rows would have, without reading them."""
 
     async def apply(
         self,

@@ -336,6 +336,24 @@ class Task(Answer):
     refusal: Refusal | None
 
 
+class TaskGroup(Answer):
+    """Tasks of one job in one phase: the first of them by index, the last one's index, how many."""
+
+    first: Task
+    last_index: int
+    count: int
+
+
+class TaskGroups(Answer):
+    """A page of groups, and how many tasks match in each phase, up to `counted_most` a phase."""
+
+    items: list[TaskGroup]
+    next_cursor: str | None
+    phases: dict[Phase, int]
+    counted_most: int
+    position: PositionText
+
+
 class Job(Answer):
     """What a user submitted: `asked` as submitted, `spec` with all defaults once admitted."""
 

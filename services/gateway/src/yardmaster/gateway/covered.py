@@ -13,8 +13,17 @@ from yardmaster.eventlog.codec import decode
 from yardmaster.eventlog.errors import LogError
 from yardmaster.eventlog.port import EventLog, Partition
 from yardmaster.projections.errors import ViewsUnfinished
-from yardmaster.projections.rows import R
-from yardmaster.projections.store import Change, ChangeSet, Found, Page, Query, ViewStore, Wanted
+from yardmaster.projections.rows import R, Row
+from yardmaster.projections.store import (
+    Change,
+    ChangeSet,
+    Count,
+    Found,
+    Page,
+    Query,
+    ViewStore,
+    Wanted,
+)
 from yardmaster.schemas.errors import SchemaError
 from yardmaster.schemas.events.machine import CycleCommittedV1
 from yardmaster.schemas.position import Position
@@ -147,6 +156,13 @@ class CoveredViews:
         page = await self.store.page(kind, query)
         await self._see(page.position, least)
         return page
+
+    async def count(self, kind: type[Row], query: Query) -> Count:
+        """How many rows a page would have."""
+        least = await self._wanted()
+        found = await self.store.count(kind, query)
+        await self._see(found.position, least)
+        return found
 
     async def apply(
         self,

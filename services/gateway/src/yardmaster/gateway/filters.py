@@ -24,6 +24,8 @@ Kinds = Annotated[str | None, Query(pattern=_some("|".join(Kind)), max_length=10
 States = Annotated[str | None, Query(pattern=_some("|".join(NodeState)), max_length=1000)]
 Names = Annotated[str | None, Query(pattern=_some(_NAME), max_length=4096)]
 Users = Annotated[str | None, Query(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=1000)]
+#: A job's name, whole; it may have commas in it.
+JobName = Annotated[str | None, Query(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=128)]
 Ref = Annotated[str | None, Query(pattern=r"^[0-9a-z]{1,12}(\.[0-9]{0,4})?$")]
 JobIdQuery = Annotated[str | None, Query(pattern=r"^[0-9a-z]{12}$")]
 Since = Annotated[
@@ -85,6 +87,7 @@ async def task_filters(
     node: Names = None,
     user: Users = None,
     kind: Kinds = None,
+    name: JobName = None,
     job_id: JobIdQuery = None,
     ref: Ref = None,
     since: Since = None,
@@ -100,6 +103,7 @@ async def task_filters(
         nodes=some(node),
         users=some(user),
         kinds=some(kind),
+        names=frozenset({name}) if name else frozenset(),
         job_id=job_id,
         labels=labels(request),
         ref=ref or "",
@@ -117,6 +121,7 @@ async def job_filters(
     pool: Names = None,
     user: Users = None,
     kind: Kinds = None,
+    name: JobName = None,
     ref: Ref = None,
     since: Since = None,
     sort: Sort = "-submitted_at",
@@ -131,7 +136,37 @@ async def job_filters(
         pool=pool,
         user=user,
         kind=kind,
+        name=name,
         ref=ref,
+        since=since,
+        sort=sort,
+        limit=limit,
+        cursor=cursor,
+    )
+
+
+async def group_filters(
+    request: Request,
+    phase: Phases = None,
+    project: Names = None,
+    user: Users = None,
+    kind: Kinds = None,
+    name: JobName = None,
+    job_id: JobIdQuery = None,
+    since: Since = None,
+    sort: Sort = "-submitted_at",
+    limit: Limit = 100,
+    cursor: Cursor = None,
+) -> Filters:
+    """The filters of groups of tasks: those of tasks that are the same for all tasks of a job."""
+    return await task_filters(
+        request,
+        phase=phase,
+        project=project,
+        user=user,
+        kind=kind,
+        name=name,
+        job_id=job_id,
         since=since,
         sort=sort,
         limit=limit,

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends, Query, Response
 from yardmaster.gateway import errors
 from yardmaster.gateway.bodies import body_of, takes
 from yardmaster.gateway.context import Read, Reading
-from yardmaster.gateway.filters import task_filters
+from yardmaster.gateway.filters import group_filters, task_filters
 from yardmaster.gateway.history import records_at
 from yardmaster.gateway.jobs import find_job, may_change
 from yardmaster.gateway.lists import page_of
@@ -26,6 +26,8 @@ from yardmaster.schemas.api import (
     List,
     Phase,
     Task,
+    TaskGroup,
+    TaskGroups,
 )
 from yardmaster.schemas.events.requests import (
     CancelRequestedV1,
@@ -53,6 +55,39 @@ async def list_tasks(
 ) -> List[Task]:
     """Tasks, the newest first; `label.team=x` narrows by label."""
     return await page_of(reading, TaskRow, filters, reading.presenter.task)
+
+
+@router.get(
+    "/task-groups",
+    operation_id="list_task_groups",
+    response_model=TaskGroups,
+    openapi_extra={"x-label-filters": True},
+    responses=documented("bad_cursor"),
+)
+async def list_task_groups(
+    reading: Read, filters: Annotated[Filters, Depends(group_filters)]
+) -> TaskGroups:
+    """Tasks of a job in the same phase as one item; `limit` is of jobs. Counts them all by phase.
+
+    `phase` narrows the items, not the counts.
+    """
+    try:
+        found = await queries.task_groups(reading.store, filters, reading.sight)
+    except queries.BadCursor:
+        raise errors.BadCursor() from None
+    presenter = reading.presenter
+    return TaskGroups(
+        items=[
+            TaskGroup(
+                first=await presenter.task(one.first), last_index=one.last_index, count=one.count
+            )
+            for one in found.groups
+        ],
+        next_cursor=queries.cursor_of(found.next),
+        phases=await queries.task_counts(reading.store, filters, reading.sight),
+        counted_most=queries.MAX_COUNTED,
+        position=str(reading.position),
+    )
 
 
 async def find_task(reading: Reading, task_id: str) -> TaskRow:
