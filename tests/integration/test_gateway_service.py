@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import httpx
 import pytest
 
 from tests.support import logs
@@ -190,6 +191,26 @@ async def test_a_gateway_that_is_cancelled_ends_open_streams_and_starts_again() 
         assert watching.result() in (["snapshot"], ["unreachable"])
         listener = gateway.listen("127.0.0.1", port)
     listener.close()
+
+
+async def test_a_long_read_of_a_gateway_that_stops_gets_a_problem_document() -> None:
+    cell = await TestCell(stop_s=0.0).start()
+    task = f"{await cell.submit()}.0"
+    ports = dataclasses.replace(cell.ports, telemetry=telemetry("gateway"))
+    listener = gateway.listen("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/tasks/{task}?wait_for=ended"
+    headers = {"Authorization": "Bearer nlp"}
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(gateway.run(ports, cell.settings, listener=listener))
+        reading = group.create_task(inside(lambda: httpx.get(url, headers=headers, timeout=60)))
+        async with asyncio.timeout(20):
+            while not cell.store._waiters:  # noqa: ASYNC110 the store rings no bell for readers
+                await asyncio.sleep(0.01)
+        running.cancel()
+    answer = reading.result()
+    assert (answer.status_code, answer.json()["code"]) == (503, "not_ready")
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.headers["retry-after"] == "1"
 
 
 async def test_who_is_not_known_is_told_over_http(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from typing import Any, Final
 from yardmaster.cli.local.plan import MODULES
 
 _COMMANDS: Final = (
-    *("dev", "embedded", "explain", "logs", "main", "nodes", "pools", "projects", "replay", "set"),
-    *("setup", "submit", "tasks"),
+    *("dev", "embedded", "explain", "logs", "ls", "main", "nodes", "pools", "projects", "replay"),
+    *("set", "setup", "submit", "tasks"),
 )
 _MODULES: Final = (
     *(f"yardmaster.cli.{name}" for name in _COMMANDS),

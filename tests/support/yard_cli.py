@@ -199,11 +199,16 @@ def until(there: Callable[[], T], what: str, words: Callable[[], str] = lambda: 
 
 @contextmanager
 def running_dev(
-    folder: Path, *, nodes: int = 1, slots: int = 2, prove: bool = True
+    folder: Path,
+    *,
+    nodes: int = 1,
+    slots: int = 2,
+    prove: bool = True,
+    extra: Sequence[str] = (),
 ) -> Iterator[Dev]:
     """An embedded process; afterwards nothing of it is left, and its log is proved."""
     dev = Dev(folder, nodes=nodes, slots=slots)
-    dev.start()
+    dev.start(*extra)
     try:
         yield dev
         if dev.process is not None:

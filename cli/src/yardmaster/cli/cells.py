@@ -22,6 +22,20 @@ class When:
 
 
 @dataclass(frozen=True, slots=True)
+class Age:
+    """How long ago a moment was; exact, the moment itself (RFC 3339). The youngest sorts first."""
+
+    at: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Percent:
+    """A share, kept in thousandths; exact, a number of percent without its sign."""
+
+    permille: int
+
+
+@dataclass(frozen=True, slots=True)
 class Span:
     """Seconds; on a terminal in the largest unit that fits."""
 
@@ -36,7 +50,7 @@ class Gpus:
     digits: int | None = None
 
 
-Cell = str | int | bool | When | Span | Gpus | None
+Cell = str | int | bool | When | Age | Percent | Span | Gpus | None
 
 
 def plain(text: str) -> str:
@@ -147,7 +161,9 @@ def show(cell: Cell, *, relative: bool, now_ms: int) -> str:
         return NOTHING
     if isinstance(cell, bool):
         return "yes" if cell else "no"
-    if isinstance(cell, When):
+    if isinstance(cell, Percent):
+        return f"{cell.permille / 10:g}{'%' if relative else ''}"
+    if isinstance(cell, When | Age):
         if cell.at is None:
             return NOTHING
         at_ms = parse_time(cell.at) if relative else None
@@ -174,4 +190,9 @@ def sort_key(cell: Cell) -> tuple[int, float, str]:
     if isinstance(cell, When):
         at_ms = parse_time(cell.at) if cell.at else None
         return (3, 0.0, "") if at_ms is None else (1, float(at_ms), "")
+    if isinstance(cell, Age):
+        at_ms = parse_time(cell.at) if cell.at else None
+        return (3, 0.0, "") if at_ms is None else (1, -float(at_ms), "")
+    if isinstance(cell, Percent):
+        return (0, float(cell.permille), "")
     return (2, 0.0, cell)

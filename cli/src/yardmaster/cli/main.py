@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: Command -> (module, attribute, one line for the list). In the order in which help shows them.
 COMMANDS: Final = {
     "submit": ("submit", "submit", "Submit a job: a YAML file, or -- COMMAND."),
-    "ls": ("tasks", "ls", "List tasks."),
+    "ls": ("ls", "ls", "List tasks or jobs."),
     "show": ("tasks", "show", "Show a job or task: what it needs, why it waits, its attempts."),
     "explain": ("explain", "explain", "Show why a task is pending, was stopped or was refused."),
     "logs": ("logs", "logs", "Print what a task wrote."),

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import click
 
-from yardmaster.cli.cells import Cell, Gpus, Span, readable, show, sort_key
+from yardmaster.cli.cells import Age, Cell, Gpus, Span, When, readable, show, sort_key
 from yardmaster.cli.errors import BadUsage
 
 Row = Mapping[str, Any]
@@ -41,17 +41,34 @@ _COLOURS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its title, how a row gives its cell, and whether only `wide` shows it."""
+    """One column: its title, how a row gives its cell, and whether only `wide` shows it.
+
+    `exact` is its title where cells are shown exactly instead of for people: it names their unit.
+    """
 
     title: str
     cell: Callable[[Row], Cell]
     wide: bool = False
     right: bool = False
+    exact: str | None = None
 
     @property
     def key(self) -> str:
         """What `--columns` and `--sort` call it."""
-        return self.title.lower().replace(" ", "_")
+        return _key(self.title)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All that `--columns` and `--sort` may call it."""
+        return (self.key,) if self.exact is None else (self.key, _key(self.exact))
+
+    def title_of(self, *, relative: bool) -> str:
+        """Its title in a table for people at a terminal (`relative`), or elsewhere."""
+        return self.title if relative or self.exact is None else self.exact
+
+
+def _key(title: str) -> str:
+    return title.lower().replace(" ", "_")
 
 
 @dataclass(slots=True)
@@ -164,15 +181,25 @@ class Output:
             [title in flush for title in titles],
         )
 
+    @property
+    def _relative(self) -> bool:
+        return self.terminal and self.for_people
+
     def _text(self, cell: Cell) -> str:
-        return show(cell, relative=self.terminal and self.for_people, now_ms=self.now_ms())
+        return show(cell, relative=self._relative, now_ms=self.now_ms())
 
     def _arranged(self, rows: Sequence[Row], columns: Sequence[Column]) -> Sequence[Row]:
         if self.sort:
             for key in reversed(self.sort.split(",")):
-                column = _column(columns, key.lstrip("-"))
+                name = key.lstrip("-")
+                column = _column(columns, name)
+                # By age the youngest is first, by the moment the oldest.
+                by_moment = isinstance(column.cell(rows[0]), Age) if rows else False
+                turned = by_moment and name.lower() != column.key
                 rows = sorted(
-                    rows, key=lambda row: sort_key(column.cell(row)), reverse=key.startswith("-")
+                    rows,
+                    key=lambda row: sort_key(column.cell(row)),
+                    reverse=key.startswith("-") is not turned,
                 )
         return rows if self.limit is None else rows[: self.limit]
 
@@ -185,7 +212,7 @@ class Output:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         if self.headers:
-            writer.writerow([c.key for c in columns])
+            writer.writerow([_key(c.title_of(relative=False)) for c in columns])
         for row in rows:
             cells = [c.cell(row) for c in columns]
             writer.writerow(["" if _empty(cell) else self._text(cell) for cell in cells])
@@ -193,7 +220,8 @@ class Output:
 
     def _table(self, rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
         body = [[self._text(c.cell(row)) for c in columns] for row in rows]
-        return self._grid([c.title for c in columns], body, [c.right for c in columns])
+        titles = [c.title_of(relative=self._relative) for c in columns]
+        return self._grid(titles, body, [c.right for c in columns])
 
     def _grid(self, titles: list[str], body: list[list[str]], right: list[bool]) -> list[str]:
         widths = [
@@ -234,12 +262,14 @@ def _empty(cell: Cell) -> bool:
         return cell.milli is None
     if isinstance(cell, Span):
         return cell.seconds is None
+    if isinstance(cell, When | Age):
+        return cell.at is None
     return cell is None or cell == ""
 
 
 def _column(columns: Sequence[Column], key: str) -> Column:
     for column in columns:
-        if column.key == key.lower():
+        if key.lower() in column.keys:
             return column
     known = ", ".join(c.key for c in columns)
     raise BadUsage(f"there is no column {key}", hint=f"columns: {known}")

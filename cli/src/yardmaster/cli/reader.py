@@ -14,7 +14,7 @@ from urllib import request as urllib
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode
 
-from yardmaster.client.calls import ANSWER_S, MAX_TRIES, Params, query, tried
+from yardmaster.client.calls import ANSWER_S, MAX_TRIES, Endurance, Params, query, tried
 from yardmaster.client.errors import refused, unreachable
 
 #: Tasks of one page.
@@ -49,6 +49,7 @@ class Reader:
         self._sleep = sleep
         self._max_tries = max_tries
         self._answer_s = answer_s
+        self.endurance = Endurance()
         # Without a handler for redirects: the token goes to no other address.
         self._opener = urllib.OpenerDirector()
         for handler in (
@@ -67,13 +68,22 @@ class Reader:
         """
         asked = urlencode(query(params or {}))
         url = f"{self._server}{path}{'?' + asked if asked else ''}"
-        return tried(lambda: self._once(url, wait_s), sleep=self._sleep, max_tries=self._max_tries)
+        request = urllib.Request(
+            url, headers={**self._headers, **self.endurance.headers(params or {})}
+        )
+        return tried(
+            lambda: self._once(request, wait_s),
+            sleep=self._sleep,
+            max_tries=self._max_tries,
+            endurance=self.endurance,
+        )
 
-    def _once(self, url: str, wait_s: float) -> Json:
-        asked = urllib.Request(url, headers=self._headers)
+    def _once(self, asked: urllib.Request, wait_s: float) -> Json:
+        position: str | None = None
         try:
             with self._opener.open(asked, timeout=self._answer_s + wait_s) as answer:
                 found = json.loads(answer.read())
+                position = answer.headers.get("Yard-Position")
         except HTTPError as error:
             with error:
                 raise refused(error.code, _json(error), error.headers.get("Retry-After")) from None
@@ -88,6 +98,7 @@ class Reader:
             found = None
         if not isinstance(found, dict):
             raise refused(200, None, None)
+        self.endurance.answered(position)
         return found
 
     def jobs(self, **filters: str | int | bool | Sequence[str] | None) -> Json:
@@ -98,11 +109,26 @@ class Reader:
         """One job."""
         return self.get(f"/v1/jobs/{quote(job_id, safe='')}", {"min_position": min_position})
 
+    def all_jobs(self, **filters: str | int | bool | Sequence[str] | None) -> Iterator[Json]:
+        """Every job of all pages."""
+        return self._each("/v1/jobs", filters)
+
+    def tasks(self, **filters: str | int | bool | Sequence[str] | None) -> Json:
+        """One page of tasks; the filters are those of `Client.tasks`."""
+        return self.get("/v1/tasks", filters)
+
+    def task_groups(self, **filters: str | int | bool | Sequence[str] | None) -> Json:
+        """One page of groups of tasks; the filters are those of `Client.task_groups`."""
+        return self.get("/v1/task-groups", filters)
+
     def all_tasks(self, **filters: str | int | bool | Sequence[str] | None) -> Iterator[Json]:
         """Every task of all pages; the filters are those of `Client.tasks`."""
+        return self._each("/v1/tasks", filters)
+
+    def _each(self, path: str, filters: Params) -> Iterator[Json]:
         cursor: str | None = None
         while True:
-            page = self.get("/v1/tasks", {"limit": PAGE, **filters, "cursor": cursor})
+            page = self.get(path, {"limit": PAGE, **filters, "cursor": cursor})
             yield from page["items"]
             cursor = page.get("next_cursor")
             if cursor is None:
@@ -111,6 +137,10 @@ class Reader:
     def task(self, task_id: str, *, min_position: str | None = None) -> Json:
         """One task."""
         return self.get(f"/v1/tasks/{quote(task_id, safe='')}", {"min_position": min_position})
+
+    def named(self, kind: str, name: str) -> Json:
+        """The node, pool or project (`kind`) of a name."""
+        return self.get(f"/v1/{kind}s/{quote(name, safe='')}")
 
     def attempts(self, task_id: str) -> list[Json]:
         """A task's attempts, the newest first."""

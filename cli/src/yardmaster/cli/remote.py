@@ -14,6 +14,7 @@ from yardmaster.cli.describe import refusal_words
 from yardmaster.cli.errors import BadUsage, CliError, Exit, problem_error
 from yardmaster.cli.output import Output, Row
 from yardmaster.cli.reader import Json, Reader
+from yardmaster.client.calls import Outages
 from yardmaster.client.errors import ApiError
 
 if TYPE_CHECKING:
@@ -111,6 +112,15 @@ class Remote:
         self._server = server
         self._token = token
         self._ca = ca
+        self._outages: Outages | None = None
+
+    def outlast(self, outages: Outages | None) -> None:
+        """Let reads wait for the end of the gateway's outages; None: fail as others do."""
+        self._outages = outages
+        if "client" in self.__dict__:
+            self.client.outlast(outages)
+        if "reader" in self.__dict__:
+            self.reader.endurance.outages = outages
 
     @cached_property
     def client(self) -> "Client":
@@ -119,18 +129,22 @@ class Remote:
 
         from yardmaster.client.api import Client
 
-        return Client(
+        made = Client(
             self._server,
             self._token,
             sleep=time.sleep,
             new_key=lambda: secrets.token_hex(16),
             ca=self._ca,
         )
+        made.outlast(self._outages)
+        return made
 
     @cached_property
     def reader(self) -> Reader:
         """Reads alone, answered as plain JSON; imports neither models nor httpx."""
-        return Reader(self._server, self._token, sleep=time.sleep, ca=self._ca)
+        made = Reader(self._server, self._token, sleep=time.sleep, ca=self._ca)
+        made.endurance.outages = self._outages
+        return made
 
     def resolve(self, text: str) -> Ref:
         """The job or task that `text` names: an id, or the beginning of one.

@@ -12,7 +12,7 @@ from yardmaster.cli.times import past_ms
 from yardmaster.schemas.phases import ENDED, Phase
 
 _OPTIONS = (
-    click.option("-A", "--all", "everything", is_flag=True, help="Of every project."),
+    click.option("-A", "--all-projects", "everything", is_flag=True, help="Of every project."),
     click.option("-p", "--project", metavar="NAME", help="Of this project."),
     click.option(
         "--phase",
@@ -22,6 +22,8 @@ _OPTIONS = (
     click.option("--pool", metavar="NAME", help="In this pool."),
     click.option("--node", metavar="NAME", help="On this node."),
     click.option("--user", metavar="NAME", help="Of this user."),
+    click.option("--kind", metavar="A,B", help="Of these kinds: training, interactive, inference."),
+    click.option("--name", metavar="NAME", help="Of jobs with this name."),
     click.option("--label", multiple=True, metavar="KEY=VALUE", help="With this label."),
     click.option("--since", metavar="TIME", help="Submitted since: 2h, a date, or a time."),
 )
@@ -46,6 +48,8 @@ def filters(session: Session, given: Mapping[str, Any]) -> dict[str, Any]:
         "pool": given["pool"],
         "node": given["node"],
         "user": given["user"],
+        "kind": kinds(given["kind"]),
+        "name": given["name"],
         "phase": phases(given["phase"]),
         "since": since(given["since"]),
     }
@@ -58,7 +62,56 @@ def filters(session: Session, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def narrowed(given: Mapping[str, Any]) -> bool:
     """Whether any filter was given at all."""
-    return any(given[key] for key in ("project", "phase", "pool", "node", "user", "label", "since"))
+    named = ("project", "phase", "pool", "node", "user", "kind", "name", "label", "since")
+    return any(given[key] for key in named)
+
+
+def matches(task: Mapping[str, Any], query: Mapping[str, Any]) -> bool:
+    """Whether a task as the server shows it matches a query of `filters`, as the server decides."""
+    pools = [task["pool"]] if task["pool"] is not None else task["pools"]
+    found = {
+        "project": [task["project"]],
+        "pool": pools,
+        "node": task["nodes"],
+        "user": [task["user"]],
+        "kind": [task["kind"]],
+        "phase": [task["phase"]],
+    }
+    for key, values in found.items():
+        wanted = query.get(key)
+        if wanted is not None:
+            some = wanted.split(",") if isinstance(wanted, str) else wanted
+            if not set(values) & set(some):
+                return False
+    labels: dict[str, set[str]] = {}
+    for pair in query.get("label", ()):
+        key, _, value = pair.partition("=")
+        labels.setdefault(key, set()).add(value)
+    if any(task["labels"].get(key) not in some for key, some in labels.items()):
+        return False
+    if query.get("name") not in (None, task["name"]):
+        return False
+    start = parse_time(query["since"]) if "since" in query else None
+    submitted = parse_time(task["submitted_at"])
+    return start is None or submitted is None or submitted >= start
+
+
+def kinds(text: str | None) -> str | None:
+    """The kinds that `--kind` names.
+
+    Raises:
+        BadUsage: there is no such kind.
+    """
+    if text is None:
+        return None
+    # Imported here: few lists are narrowed by kind, and the requests' models take long to import.
+    from yardmaster.schemas.events.requests import Kind
+
+    known = [kind.value for kind in Kind]
+    for kind in text.split(","):
+        if kind not in known:
+            raise BadUsage(f"--kind {kind}: no such kind", hint=f"kinds: {', '.join(known)}")
+    return text
 
 
 def phases(text: str | None) -> Sequence[str] | None:

@@ -6,6 +6,8 @@ may also come before the command: `yard --server URL ls`.
 """
 
 import os
+import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -47,6 +49,20 @@ class Session:
             data=self._shared.get("data"),
         )
         return configuration.resolve(flags, os.environ)
+
+    def command(self, *words: str) -> str:
+        """`yard WORDS` to copy: with the connection that this command was given."""
+        given = [
+            word
+            for flag in _EXPORTED
+            if self._shared.get(flag) is not None
+            for word in (f"--{flag}", str(self._shared[flag]))
+        ]
+        return shlex.join(["yard", *words, *given])
+
+    def again(self) -> str:
+        """This very command, to copy."""
+        return shlex.join(["yard", *sys.argv[1:]])
 
     def export(self) -> None:
         """Let commands that this process runs have the connection that was asked of this one."""

@@ -2,6 +2,7 @@
 
 import secrets
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,10 +12,12 @@ from yardmaster.cli.cells import span
 from yardmaster.cli.config import DEV
 from yardmaster.cli.errors import BadUsage, Exit
 from yardmaster.cli.jobfile import build, flag_options
+from yardmaster.cli.lasting import lasting, timeout_s
 from yardmaster.cli.logs import follow_all
-from yardmaster.cli.remote import VERDICT_S, Ref, Remote, refusal_error
-from yardmaster.cli.session import Session, YardCommand, detaching
-from yardmaster.cli.waiting import deadline_after, wait_for_end
+from yardmaster.cli.output import Output
+from yardmaster.cli.remote import VERDICT_S, Ref, Remote, refusal_error, rows
+from yardmaster.cli.session import Session, YardCommand
+from yardmaster.cli.waiting import wait_for_end
 from yardmaster.schemas.api import Phase, Submitted, Task
 
 #: What the job file takes as a working directory; a longer one is left to the agent.
@@ -74,7 +77,9 @@ def submit(session: Session, file: str | None, command: tuple[str, ...], **given
         # files of their own.
         folder=folder if here and not contained and len(folder) <= MAX_FOLDER else None,
     )
-    deadline = deadline_after(given["timeout"])
+    limit_s = timeout_s(given["timeout"])
+    if limit_s is not None and not (given["wait"] or given["follow"]):
+        raise BadUsage("--timeout is for --wait and --follow")
     remote, out = session.remote, session.out
     key = given["idempotency_key"] or secrets.token_hex(16)
     try:
@@ -83,18 +88,33 @@ def submit(session: Session, file: str | None, command: tuple[str, ...], **given
         out.note(f"\nnot known whether it was recorded; repeat with: --idempotency-key {key}")
         raise
     out.detail(f"recorded at {answer.position}, idempotency key {key}")
-    with detaching(f"yard wait {answer.job_id}"):
+    words = ("logs", "-f") if given["follow"] else ("wait",)
+    with lasting(session, session.command(*words, answer.job_id), limit_s):
         if not given["no_wait"]:
             _admitted(remote, answer, session)
         out.one(answer.model_dump(mode="json"), lambda: [answer.job_id], "job_id")
         sys.stdout.flush()
-        if given["follow"]:
-            follow_all(remote, answer.task_ids, out)
         if given["follow"] or given["wait"]:
-            return wait_for_end(
-                remote, [Ref(answer.job_id)], out, deadline=deadline, position=answer.position
-            )
+            return _to_the_end(remote, answer, out, follow=given["follow"])
     return int(Exit.DONE)
+
+
+def _to_the_end(remote: Remote, answer: Submitted, out: Output, *, follow: bool) -> int:
+    """Wait for the end, printing the output with `follow`; the tasks' exit code.
+
+    Raises:
+        CliError: 105 when the job can never fit.
+    """
+
+    def ended(out: Output) -> int:
+        return wait_for_end(remote, [Ref(answer.job_id)], out, position=answer.position)
+
+    if follow:
+        tasks = remote.client.all_tasks(job_id=answer.job_id, min_position=answer.position)
+        listed = sorted(rows(tasks), key=lambda row: int(row["index"]))
+        # What can never fit writes nothing: it is looked for while output is waited for.
+        follow_all(remote, listed, out, meanwhile=lambda: ended(replace(out, quiet=True)))
+    return ended(out)
 
 
 def _text(file: str | None, runs: bool) -> tuple[str | None, str]:

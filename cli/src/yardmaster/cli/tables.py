@@ -3,9 +3,15 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from yardmaster.cli.cells import NOTHING, Cell, Gpus, Span, When, parse_time, span
+from yardmaster.cli.cells import Age, Cell, Gpus, Percent, Span, When, parse_time, span
 from yardmaster.cli.output import Column, Row
 from yardmaster.cli.session import now_ms
+
+#: Phases in the order in which people look for them: what runs, what waits, what has ended.
+SHOWN_FIRST: Final = (
+    *("running", "starting", "stopping", "pending", "submitted"),
+    *("succeeded", "failed", "cancelled", "rejected"),
+)
 
 
 def _key(name: str) -> Any:
@@ -24,32 +30,41 @@ def _joined(name: str) -> Any:
     return lambda row: ",".join(row.get(name) or ()) or None
 
 
-def reason(task: Row) -> str:
-    """Why a task is where it is, in a few words: the last column of `yard ls`."""
+def reason(task: Row) -> str | None:
+    """Why a task is where it is, in a few words: the last column of `yard ls`; None: no reason."""
     phase = task["phase"]
     if phase == "stopping" and task.get("stop"):
         return f"{task['stop']['code']}{_left(task['stop'].get('deadline_at'))}"
     if phase in ("pending", "submitted"):
         wait = task.get("wait")
         if wait is None:
-            return "paused" if task.get("paused") else NOTHING
+            return "paused" if task.get("paused") else None
         return f"never: {wait['code']}" if wait["wait_class"] == "never" else str(wait["code"])
     if phase == "rejected" and task.get("refusal"):
         return str(task["refusal"]["code"])
     if phase in ("failed", "cancelled") and task.get("end"):
         return ended(task["end"])
-    if phase == "running" and task.get("progress_permille") is not None:
-        return f"{task['progress_permille'] / 10:g} %"
-    return NOTHING
+    return None
 
 
 def ended(end: Mapping[str, Any]) -> str:
-    """How a task ended: `exit 3`, `signal 9`, or the code of what ended it."""
-    if end["code"] == "exit" and end.get("exit_code") is not None:
-        return f"exit {end['exit_code']}"
-    if end["code"] == "signal" and end.get("signal") is not None:
-        return f"signal {end['signal']}"
-    return str(end["code"])
+    """How a task ended: `exit 3`, `signal 9`, `time_limit`, `restarts_exhausted, exit 3`."""
+    parts = [] if end["code"] in ("exit", "signal") else [str(end["code"])]
+    if end.get("exit_code") is not None:
+        parts.append(f"exit {end['exit_code']}")
+    elif end.get("signal") is not None:
+        parts.append(f"signal {end['signal']}")
+    return ", ".join(parts) or str(end["code"])
+
+
+def counted(phases: Mapping[Any, int], most: int | None = None) -> str:
+    """`332 tasks: 8 running, 300 pending`; a count of `most` may be larger than that."""
+    shown = [(phase, phases[phase]) for phase in SHOWN_FIRST if phases.get(phase)]
+    total = sum(count for _, count in shown)
+    more = "+" if any(count == most for _, count in shown) else ""
+    noun = "task" if total == 1 else "tasks"
+    parts = [f"{count}{'+' if count == most else ''} {phase}" for phase, count in shown]
+    return f"{total}{more} {noun}: {', '.join(parts)}" if parts else f"0 {noun}"
 
 
 def _left(deadline_at: str | None) -> str:
@@ -66,6 +81,11 @@ def _ran(task: Row) -> Cell:
         return None
     last = parse_time(ended_at) if ended_at else now_ms()
     return Span(max(0.0, ((last or first) - first) / 1000))
+
+
+def _progress(task: Row) -> Cell:
+    permille = task.get("progress_permille")
+    return None if permille is None else Percent(permille)
 
 
 def _labels(row: Row) -> Cell:
@@ -85,17 +105,55 @@ TASKS: Final = (
     Column("PHASE", _key("phase")),
     Column("GPUS", _gpus("gpu_milli"), right=True),
     Column("POOL", lambda row: row.get("pool") or next(iter(row.get("pools") or ()), None)),
-    Column("AGE", _when("submitted_at"), right=True),
+    Column("AGE", lambda row: Age(row.get("submitted_at")), exact="SUBMITTED", right=True),
+    Column("PROGRESS", _progress, exact="PROGRESS_PERCENT", right=True),
     Column("REASON", reason),
     Column("ATTEMPT", _key("attempt"), wide=True, right=True),
     Column("PRIORITY", _key("priority"), wide=True, right=True),
     Column("USER", _key("user"), wide=True),
     Column("NODES", _joined("nodes"), wide=True),
-    Column("RAN", _ran, wide=True, right=True),
+    Column("RAN", _ran, exact="RAN_S", wide=True, right=True),
     Column(
         "CHECKPOINT", lambda row: (row.get("checkpoint") or {}).get("step"), wide=True, right=True
     ),
     Column("PARAMS", _params, wide=True),
+    Column("LABELS", _labels, wide=True),
+)
+
+
+def grouped(row: Row) -> Row:
+    """A row of `TASKS` for a group of tasks: its first one's, under an id like `ID.[3-299]`."""
+    first: Row = row["first"]
+    if row["count"] == 1:
+        return {**first, "count": 1}
+    span_ = f"{first['job_id']}.[{first['index']}-{row['last_index']}]"
+    return {**first, "task_id": span_, "count": row["count"]}
+
+
+#: Tasks with those of a job that are in the same phase together; GPUS are of one of them.
+GROUPS: Final = (
+    *TASKS[:4],
+    Column("TASKS", lambda row: row.get("count", 1), right=True),
+    *TASKS[4:],
+)
+
+
+def _phases(row: Row) -> Cell:
+    counts = row["phases"]
+    return ", ".join(f"{counts[p]} {p}" for p in SHOWN_FIRST if counts.get(p)) or None
+
+
+JOBS: Final = (
+    Column("ID", _key("job_id")),
+    Column("NAME", _key("name")),
+    Column("PROJECT", _key("project")),
+    Column("TASKS", _key("tasks"), right=True),
+    Column("PHASES", _phases),
+    Column("AGE", lambda row: Age(row.get("submitted_at")), exact="SUBMITTED", right=True),
+    Column("KIND", _key("kind"), wide=True),
+    Column("PRIORITY", _key("priority"), wide=True, right=True),
+    Column("USER", _key("user"), wide=True),
+    Column("POOLS", lambda row: ",".join((row.get("spec") or row["asked"])["pools"]), wide=True),
     Column("LABELS", _labels, wide=True),
 )
 

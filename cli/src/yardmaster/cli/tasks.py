@@ -1,9 +1,7 @@
-"""`yard ls`, `show`, `cancel`, `pause` and `resume`: what is done with jobs and tasks every day."""
+"""`yard show`, `cancel`, `pause` and `resume`: what is done with jobs and tasks every day."""
 
-import itertools
-import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,90 +9,13 @@ from yardmaster.cli.describe import job_lines, task_lines
 from yardmaster.cli.errors import BadUsage
 from yardmaster.cli.output import Column, Output, Row
 from yardmaster.cli.remote import Ref, Remote, rows
-from yardmaster.cli.selection import filter_options, filters, narrowed, phases
-from yardmaster.cli.session import Session, command, detaching
+from yardmaster.cli.selection import filter_options, filters, narrowed
+from yardmaster.cli.session import Session, command
 from yardmaster.cli.tables import TASKS
 from yardmaster.schemas.phases import ENDED
 
 if TYPE_CHECKING:
     from yardmaster.schemas.api import Accepted
-
-#: Pause between two looks of `--watch`, in seconds.
-WATCH_S: Final = 1.0
-#: Rows of a list on a terminal without `--limit`; a pipe gets all.
-SCREEN_ROWS: Final = 1000
-
-
-@command("ls")
-@filter_options
-@click.option("--queue", metavar="POOL", help="What waits for a pool, in its policy's order.")
-@click.option("-w", "--watch", is_flag=True, help="Go on: redraw on a terminal, append on a pipe.")
-def ls(session: Session, queue: str | None, watch: bool, **given: Any) -> None:
-    """List tasks, the newest first: those of your project, or of all when you have set none."""
-    query = filters(session, given)
-    out, remote = session.out, session.remote
-    if queue is not None:
-        columns, read = _queue(remote, queue, query)
-    else:
-        columns = TASKS
-
-        def read() -> list[Row]:
-            most = out.limit or (SCREEN_ROWS if out.terminal else None)
-            found = remote.reader.all_tasks(**query, sort="-submitted_at")
-            return list(itertools.islice(found, most))
-
-    if not watch:
-        listed = read()
-        out.items(listed, columns, name="task_id")
-        if not listed:
-            out.note("no tasks; submit one with: yard submit -- COMMAND")
-        return
-    with detaching("yard ls -w"):
-        _watch(out, columns, read)
-
-
-def _queue(
-    remote: Remote, pool: str, query: dict[str, Any]
-) -> tuple[Sequence[Column], Callable[[], list[Row]]]:
-    # Imported here: only this form of the command needs the reasons' models.
-    from yardmaster.cli.queueorder import OF_TASKS, least_asked_first
-
-    policy = remote.client.pool(pool).config.policy
-    if policy.name not in (*OF_TASKS, "fair_share"):
-        raise BadUsage(f"the order of policy {policy.name} is not known to this version of yard")
-
-    def read() -> list[Row]:
-        asked = {**query, "pool": pool, "phase": ["pending"]}
-        waiting = list(remote.reader.all_tasks(**asked))
-        order = OF_TASKS.get(policy.name)
-        if order is None:
-            there = list(remote.reader.all_tasks(pool=pool, phase=phases("active")))
-            order = least_asked_first(there, str(policy.options.get("among", "job")))
-        return sorted(waiting, key=order)
-
-    place = Column("PRIORITY", lambda row: row["priority"], right=True)
-    return (TASKS[0], place, *(c for c in TASKS[1:] if c.title != "PRIORITY")), read
-
-
-def _watch(out: Output, columns: Sequence[Column], read: Callable[[], list[Row]]) -> None:
-    seen: dict[str, str] = {}
-    while True:
-        listed = read()
-        if out.terminal and out.for_people:
-            click.clear()
-            out.items(listed, columns, name="task_id")
-        else:
-            changed = [row for row in listed if seen.get(row["task_id"]) != _mark(row)]
-            if changed:
-                out.items(changed, columns, name="task_id")
-                out.headers = False
-            seen = {row["task_id"]: _mark(row) for row in listed}
-        time.sleep(WATCH_S)
-
-
-def _mark(row: Row) -> str:
-    """What makes a row worth another line on a pipe."""
-    return f"{row['phase']} {row['attempt']} {row['wait']} {row['stop']} {row['priority']}"
 
 
 @command("show")

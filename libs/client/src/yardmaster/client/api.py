@@ -131,6 +131,10 @@ class Client:
         """One page of jobs; the filters of `tasks` apply, but for node and phase."""
         return self._get("/v1/jobs", List[Job], filters)
 
+    def all_jobs(self, **filters: str | int | bool | Sequence[str] | None) -> Iterator[Job]:
+        """Every job of all pages."""
+        return _each(self.jobs, filters)
+
     def job(self, job_id: str, *, min_position: str | None = None) -> Job:
         """One job."""
         return self._get(f"/v1/jobs/{_part(job_id)}", Job, {"min_position": min_position})
@@ -193,13 +197,7 @@ class Client:
 
     def all_tasks(self, **filters: str | int | bool | Sequence[str] | None) -> Iterator[Task]:
         """Every task of all pages."""
-        cursor: str | None = None
-        while True:
-            page = self.tasks(**{"limit": 1000, **filters, "cursor": cursor})
-            yield from page.items
-            cursor = page.next_cursor
-            if cursor is None:
-                return
+        return _each(self.tasks, filters)
 
     def task(
         self,
@@ -445,10 +443,25 @@ class Client:
     def watch(
         self, kinds: Sequence[str] = ("task",), *, after: str | None = None
     ) -> Iterator[Change]:
-        """A snapshot, then every change until the gateway closes; resume with the last `id`."""
-        headers = {} if after is None else {"Last-Event-ID": after}
-        with self._transport.stream("/v1/watch", {"kinds": list(kinds)}, headers) as response:
-            yield from events(response.iter_lines())
+        """A snapshot, then every change until the gateway closes; resume with the last `id`.
+
+        A caller that outlasts outages is resumed without end; a second snapshot comes where the
+        gateway no longer knows what happened meanwhile.
+        """
+        pauses = Pauses()
+        while True:
+            headers = {} if after is None else {"Last-Event-ID": after}
+            try:
+                with self._transport.stream("/v1/watch", {"kinds": list(kinds)}, headers) as found:
+                    for change in events(found.iter_lines()):
+                        after, pauses = change.id or after, Pauses()
+                        yield change
+                if self._transport.endurance.outages is None:
+                    return
+            except ApiError as error:
+                if not self._transport.endurance.outlasts(error):
+                    raise
+            self._transport.pause(pauses.next())
 
     def cycle(self, cell: str, number: int) -> Cycle:
         """One cycle of a cell's scheduler."""
@@ -511,6 +524,16 @@ class Client:
             raise ApiError(
                 no_answer("bad_answer", f"the answer is not understood: {found['msg']}")
             ) from error
+
+
+def _each(read: Callable[..., List[M]], filters: Mapping[str, Any]) -> Iterator[M]:
+    cursor: str | None = None
+    while True:
+        page = read(**{"limit": 1000, **filters, "cursor": cursor})
+        yield from page.items
+        cursor = page.next_cursor
+        if cursor is None:
+            return
 
 
 def _logs(task_id: str) -> str:

@@ -162,9 +162,7 @@ class TaskGroups:
     next: Order | None
 
 
-async def task_groups(
-    store: ViewStore, filters: Filters, sight: Sight = EVERYTHING
-) -> TaskGroups:
+async def task_groups(store: ViewStore, filters: Filters, sight: Sight = EVERYTHING) -> TaskGroups:
     """The tasks of a page of jobs, those of a job in the same phase together.
 
     Costs two short reads a group, however many tasks it has; `filters.limit` is of jobs.

@@ -112,10 +112,10 @@ class Surroundings:
             except asyncio.CancelledError:
                 if begun:
                     raise
-                # The gateway stops in the middle of a long read; another one answers it.
+                # The gateway stops in the middle of a long read: the caller asks again. Cancelled
+                # once more it would end, but the answer is written without waiting.
                 stopping = problems.answer("not_ready", "the gateway is stopping", trace)
                 await stopping(scope, receive, sending)
-                raise
 
 
 def _say(
