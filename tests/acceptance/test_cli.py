@@ -123,7 +123,7 @@ def test_a_gang_starts_whole_with_ranks_on_two_nodes(dev: Dev) -> None:
     job = dev.submit("--gpus", "2", "--replicas", "2", "--script", script)
     dev.yard("wait", job, "--timeout", "45s")
     lines = sorted(dev.yard("logs", job).lines)
-    assert [line.split(" at ")[0] for line in lines] == ["rank 0 of 2", "rank 1 of 2"]
+    assert [line.split(" at ")[0] for line in lines] == ["[0] rank 0 of 2", "[1] rank 1 of 2"]
     assert len({line.split(" at ")[1].split(" on ")[0] for line in lines}) == 1
     assert {line.split(" on ")[1] for line in lines} == {"node-1", "node-2"}
     assert dev.yard("logs", job, "--replica", "1").lines[0].startswith("rank 1")

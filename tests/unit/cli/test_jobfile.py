@@ -191,3 +191,45 @@ def test_without_anything_the_hints_say_what_is_missing() -> None:
 @pytest.mark.parametrize("item", ["priority", "=1", "a..b=1"])
 def test_a_set_that_is_no_assignment_is_refused(item: str) -> None:
     assert "KEY=VALUE" in failure(PLAIN, sets=(item,)).message
+
+
+WORDS = [
+    ("time_limit: soon", "time_limit: a duration such as 90s, 2h or 1d was expected"),
+    ("time_limit: 12", "time_limit: a duration such as 90s, 2h or 1d was expected"),
+    ("stop: {grace: x}", "stop.grace: a duration such as 90s, 2h or 1d was expected"),
+    ("resources: {memory: lots}", "resources.memory: a size such as 512Mi, 256Gi or 1Ti was"),
+    ("pools: [A B]", "pools.0: a name of lower-case letters"),
+    ("pools: h100", "pools: a list such as [a, b] was expected"),
+    ("labels: {team: [x]}", "labels.team: one line of text was expected"),
+    ("labels: {Team: x}", "labels.Team: a name of lower-case letters"),
+    ("preemptible: maybe", "preemptible: true or false was expected"),
+    ("max_restarts: 1.5", "max_restarts: a whole number was expected"),
+    ("resources: 3", "resources: a mapping of keys to values was expected"),
+    ("checkpoint: {start_from: here}", "checkpoint.start_from: a URI such as s3://"),
+]
+
+
+@pytest.mark.parametrize(("line", "wanted"), WORDS)
+def test_what_a_key_takes_is_said_in_words(line: str, wanted: str) -> None:
+    shown = failure(f"{PLAIN}{line}\n").message
+    assert shown.startswith(f"job.yaml:3: {wanted}")
+    assert "pattern" not in shown
+    assert "^" not in shown
+
+
+def test_a_command_that_is_one_text_is_told_to_be_a_list() -> None:
+    shown = failure('project: nlp\nrun: {command: "echo hi"}\n').message
+    assert "job.yaml:2: run.command: a list such as [python3, train.py]" in shown
+    assert "run.script" in shown
+    assert (
+        "run.env.1A: a name of letters"
+        in failure("project: nlp\nrun: {command: [a], env: {1A: x}}\n").message
+    )
+
+
+def test_labels_take_numbers_as_variables_do() -> None:
+    made = job(PLAIN.replace("}", ", env: {SEED: 7, LR: 0.5}}") + "labels: {year: 2026, lr: 0.5}\n")
+    assert made.labels == {"year": "2026", "lr": "0.5"}
+    assert made.run.env == {"SEED": "7", "LR": "0.5"}
+    for key in ("labels: {on: true}", "run: {command: [a], env: {ON: true}}"):
+        assert failure(f"project: nlp\n{key}\n")

@@ -183,7 +183,7 @@ def test_what_runs_is_what_was_written() -> None:
 @pytest.mark.parametrize(
     ("run", "name"),
     [
-        ({"command": ["/usr/bin/python", "t.py"]}, "python"),
+        ({"command": ["/usr/bin/python", "t.py"]}, "t.py"),
         ({"command": ["a/"]}, "job"),
         ({"script": "x"}, "script"),
     ],

@@ -13,6 +13,7 @@ import click
 from pydantic import BaseModel, ValidationError
 
 from yardmaster.cli.errors import BadUsage
+from yardmaster.cli.jobwords import expected
 from yardmaster.cli.yamltree import Path, Tree, overlay, read, scalar, unknown_key
 from yardmaster.schemas.job_file import (
     GpuShares,
@@ -228,7 +229,10 @@ def _put_flag(tree: Tree, flag: Flag, given: Any) -> None:
 
 
 def _words(tree: Tree) -> None:
-    """Make numbers in a command or variable the texts they are meant as."""
+    """Make numbers in a label, command or variable the texts they are meant as."""
+    labels = tree.values.get("labels")
+    if isinstance(labels, dict):
+        tree.values["labels"] = {key: _word(item) for key, item in labels.items()}
     run = tree.values.get("run")
     if not isinstance(run, dict):
         return
@@ -273,6 +277,9 @@ def _explained(tree: Tree, item: Mapping[str, Any]) -> BadUsage:
     if item["type"] == "extra_forbidden":
         known = _MODELS.get(path[:-1])
         return unknown_key(tree, path, known.model_fields if known else ())
+    words = expected(path, item["type"])
+    if words is not None:
+        return tree.error(tuple(part for part in path if part != "[key]"), f"{words} was expected")
     what = str(item["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
     if item["type"] == "missing":
         what = "is missing"

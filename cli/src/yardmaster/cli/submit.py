@@ -1,6 +1,7 @@
 """`yard submit`: a job file or a command becomes a job."""
 
 import secrets
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +19,15 @@ from yardmaster.cli.output import Output
 from yardmaster.cli.remote import VERDICT_S, Ref, Remote, refusal_error, rows
 from yardmaster.cli.session import Session, YardCommand
 from yardmaster.cli.waiting import wait_for_end
+from yardmaster.cli.yamltree import NotAMapping
 from yardmaster.schemas.api import Phase, Submitted, Task
 
 #: What the job file takes as a working directory; a longer one is left to the agent.
 MAX_FOLDER: Final = 128
+
+
+#: How a script is run, by the end of its name.
+_RUN_WITH: Final = {".py": "python3", ".sh": "sh"}
 
 
 class _SubmitCommand(YardCommand):
@@ -34,13 +40,19 @@ class _SubmitCommand(YardCommand):
             args, command = args[:at], args[at + 1 :]
             if not command:
                 raise click.UsageError("There is no command after --.", ctx)
-        rest = super().parse_args(ctx, args)
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if command:
+                raise
+            error.message += ". The options of a command come after --: yard submit -- COMMAND"
+            raise
         ctx.params["command"] = tuple(command)
         return rest
 
 
 @click.command("submit", cls=_SubmitCommand)
-@click.argument("file", required=False, metavar="FILE|-")
+@click.argument("files", nargs=-1, metavar="FILE|-")
 @flag_options
 @click.option(
     "--set",
@@ -56,27 +68,36 @@ class _SubmitCommand(YardCommand):
 @click.option("--wait", is_flag=True, help="Wait for the end; the exit code is the tasks'.")
 @click.option("--follow", is_flag=True, help="Print the output until the end.")
 @click.option("--timeout", metavar="TIME", help="With --wait or --follow: give up after this long.")
-def submit(session: Session, file: str | None, command: tuple[str, ...], **given: Any) -> int:
+def submit(session: Session, files: tuple[str, ...], command: tuple[str, ...], **given: Any) -> int:
     """Submit a job: a YAML file, - for one on stdin, or -- COMMAND.
 
     Prints the job's id. Waits up to 5 s for admission, so that a refusal shows at once.
     """
+    if len(files) > 1:
+        raise BadUsage(
+            f"one job file was expected, not {len(files)} words",
+            hint=f"put -- before a command: yard submit -- {shlex.join(files)}",
+        )
+    file = files[0] if files else None
     text, source = _text(file, bool(command or given["script"]))
     here = session.config.context.value == DEV
     folder = str(Path.cwd())
     dev = session.config.dev
     contained = dev is not None and dev.programs is not None
-    spec = build(
-        text,
-        source,
-        flags=given,
-        sets=given["sets"],
-        command=command,
-        project=session.config.project.value or ("default" if here else None),
-        # The nodes are this machine: a program finds the files that its user sees. Containers have
-        # files of their own.
-        folder=folder if here and not contained and len(folder) <= MAX_FOLDER else None,
-    )
+    try:
+        spec = build(
+            text,
+            source,
+            flags=given,
+            sets=given["sets"],
+            command=command,
+            project=session.config.project.value or ("default" if here else None),
+            # The nodes are this machine: a program finds the files that its user sees. Containers
+            # have files of their own.
+            folder=folder if here and not contained and len(folder) <= MAX_FOLDER else None,
+        )
+    except BadUsage as error:
+        raise _not_a_job_file(file, error) or error from None
     limit_s = timeout_s(given["timeout"])
     if limit_s is not None and not (given["wait"] or given["follow"]):
         raise BadUsage("--timeout is for --wait and --follow")
@@ -117,6 +138,19 @@ def _to_the_end(remote: Remote, answer: Submitted, out: Output, *, follow: bool)
     return ended(out)
 
 
+def _not_a_job_file(file: str | None, error: BadUsage) -> BadUsage | None:
+    """A clearer error for a program that was given in the place of a job file."""
+    if file is None or file == "-":
+        return None
+    program = _RUN_WITH.get(Path(file).suffix)
+    if program is None and not isinstance(error, NotAMapping):
+        return None
+    words = shlex.join([program, file] if program else [f"./{file}" if "/" not in file else file])
+    return BadUsage(
+        f"{file} is not a job file", hint=f"put -- before a command: yard submit -- {words}"
+    )
+
+
 def _text(file: str | None, runs: bool) -> tuple[str | None, str]:
     """The job file's text (None: no file) and its name; `runs`: flags say what to run."""
     if file is None:
@@ -129,7 +163,8 @@ def _text(file: str | None, runs: bool) -> tuple[str | None, str]:
         return Path(file).read_text(), file
     except (OSError, UnicodeDecodeError) as error:
         what = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise BadUsage(f"{file}: {what}") from None
+        hint = None if runs else f"put -- before a command: yard submit -- {shlex.quote(file)}"
+        raise BadUsage(f"{file}: {what}", hint=hint) from None
 
 
 def _admitted(remote: Remote, answer: Submitted, session: Session) -> Task:

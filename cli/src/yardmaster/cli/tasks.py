@@ -1,50 +1,54 @@
 """`yard show`, `cancel`, `pause` and `resume`: what is done with jobs and tasks every day."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from yardmaster.cli.cells import plain
+from yardmaster.cli.confirm import confirm
 from yardmaster.cli.describe import job_lines, task_lines
 from yardmaster.cli.errors import BadUsage
+from yardmaster.cli.listing import Together
 from yardmaster.cli.output import Column, Output, Row
 from yardmaster.cli.remote import Ref, Remote, rows
 from yardmaster.cli.selection import filter_options, filters, narrowed
 from yardmaster.cli.session import Session, command
-from yardmaster.cli.tables import TASKS
+from yardmaster.cli.specfile import job_file
+from yardmaster.cli.tables import GROUPS, TASKS, ended
+from yardmaster.client.errors import ApiError
 from yardmaster.schemas.phases import ENDED
 
 if TYPE_CHECKING:
     from yardmaster.schemas.api import Accepted
 
 
+#: Lines of output that the description of a failed task ends with.
+LAST_LINES: Final = 10
+#: A job of more tasks is summed up.
+FEW_TASKS: Final = 20
+
+
 @command("show")
 @click.argument("ref", metavar="REF")
 @click.option("--attempts", is_flag=True, help="Each attempt with its replicas and numbers.")
 @click.option("--events", is_flag=True, help="The log's records about it.")
-@click.option("--spec", is_flag=True, help="What it was submitted with, all defaults resolved.")
-def show(session: Session, ref: str, attempts: bool, events: bool, spec: bool) -> None:
-    """Show a job or task: what it needs, why it waits, its checkpoint, its attempts."""
+@click.option("--spec", is_flag=True, help="Its job file, all defaults resolved.")
+@click.option("--all", "every", is_flag=True, help="Of a large job every task as a row.")
+def show(session: Session, ref: str, attempts: bool, events: bool, spec: bool, every: bool) -> None:
+    """Show a job or task: what it needs, why it waits, its checkpoint, its attempts.
+
+    A failed task ends with the last lines that it wrote. To edit a job and run it again: yard show
+    JOB --spec > job.yaml, then yard submit job.yaml.
+    """
     remote, out = session.remote, session.out
     found = remote.resolve(ref)
     job = remote.reader.job(found.job_id)
     if spec:
-        shown = {
-            key: job[key] for key in ("job_id", "name", "labels", "spec", "run", "stop_signal")
-        }
-        if shown["spec"] is None:
-            shown["spec"] = job["asked"]
-        if out.for_people:
-            out.format = "yaml"
-        out.one(shown, list, "job_id")
+        _show_spec(remote, out, job)
         return
     if found.index is None and job["tasks"] > 1 and not (attempts or events):
-        listed = remote.rows_of(found)
-        out.one(
-            {**job, "items": listed},
-            lambda: job_lines(out, job, out.lines(listed, TASKS, name="task_id")),
-            "job_id",
-        )
+        _show_job(remote, out, found, job, every)
         return
     task_id = found.id if found.index is not None else remote.one_task(ref)
     if events:
@@ -55,7 +59,60 @@ def show(session: Session, ref: str, attempts: bool, events: bool, spec: bool) -
     if attempts:
         _show_attempts(out, runs)
         return
-    out.one({**task, "attempts": runs}, lambda: task_lines(out, task, runs), "task_id")
+
+    def lines() -> list[str]:
+        failed = task["phase"] == "failed"
+        return [
+            *task_lines(out, task, runs),
+            *(_last_output(session, task) if failed and runs else []),
+        ]
+
+    out.one({**task, "attempts": runs}, lines, "task_id")
+
+
+def _show_job(remote: Remote, out: Output, ref: Ref, job: Row, every: bool) -> None:
+    """A job of several tasks; for people a large one is summed up."""
+    if every or not out.for_people or job["tasks"] <= FEW_TASKS:
+        listed = remote.rows_of(ref)
+        body: Row = {**job, "items": listed}
+        out.one(body, lambda: job_lines(out, job, _table(out, listed, TASKS)), "job_id")
+        return
+    together = Together(remote, {"job_id": ref.job_id}, GROUPS).read(FEW_TASKS)
+    out.one(job, lambda: job_lines(out, job, _table(out, together.rows, GROUPS)), "job_id")
+    if sum(row["count"] for row in together.rows) < job["tasks"]:
+        out.note(f"{len(together.rows)} rows shown; --all lists every task")
+
+
+def _table(out: Output, listed: Sequence[Row], columns: Sequence[Column]) -> list[str]:
+    return out.lines(listed, columns, name="task_id")
+
+
+def _show_spec(remote: Remote, out: Output, job: Row) -> None:
+    first = remote.reader.task(f"{job['job_id']}.0")
+    params = []
+    if first["params"]:
+        params = [row["params"] for row in remote.rows_of(Ref(job["job_id"]))]
+    if out.for_people:
+        out.format = "yaml"
+    out.one(job_file(job, params), list, "name")
+
+
+def _last_output(session: Session, task: Row) -> list[str]:
+    """The last lines that a task wrote, under a title that says where the others are."""
+    # Imported here: output is read by the client with models, which takes long to import.
+    from yardmaster.cli.logs import last_lines
+
+    try:
+        found = last_lines(session.remote, task, LAST_LINES)
+    except ApiError as error:
+        if error.document["code"] != "not_found":
+            raise
+        return []
+    end = f"Failed      {ended(task['end'])}" if task.get("end") else ""
+    if not found:
+        return [end, "It wrote no output."]
+    more = session.command("logs", task["task_id"])
+    return [end, f"Output      last lines; all of it: {more}", *(f"  {plain(x)}" for x in found)]
 
 
 def _show_events(remote: Remote, out: Output, task_id: str) -> None:
@@ -105,8 +162,8 @@ def _targets(
         return [remote.resolve(ref) for ref in refs]
     if not narrowed(given) and not given["everything"]:
         raise BadUsage(
-            "nothing was named",
-            hint=f"give ids, or filters as of ls: yard {verb} -p nlp --phase pending",
+            "no job or task given",
+            hint=f"give ids, or filters as for ls: yard {verb} -p nlp --phase pending",
         )
     found = [
         task
@@ -114,13 +171,13 @@ def _targets(
         if task["phase"] not in ENDED
     ]
     if not found:
-        session.out.note("no task that has not ended is like this")
+        session.out.note("no active task matches")
         return []
     if not yes:
-        if not session.out.terminal:
-            raise BadUsage(f"{len(found)} tasks are meant", hint="add --yes to go ahead")
-        session.out.items(found, TASKS, name="task_id")
-        click.confirm(f"{verb} these {len(found)} tasks?", abort=True, err=True)
+        if session.out.terminal:
+            session.out.items(found, TASKS, name="task_id")
+        count = "1 task" if len(found) == 1 else f"{len(found)} tasks"
+        confirm(f"This would {verb} {count}.", session.out)
     return [Ref(task["job_id"], task["index"]) for task in found]
 
 

@@ -1,7 +1,5 @@
 """`yard usage`: GPU-hours by project, user or pool."""
 
-from typing import Any
-
 import click
 
 from yardmaster.cli.output import Column
@@ -40,14 +38,10 @@ def usage(session: Session, begin: str, end: str | None, by: str, bucket: str | 
         Column("GPU_HOURS", lambda row: _hours(row["gpu_milli_seconds"]), right=True),
     ]
     if bucket is not None:
-        columns.insert(0, Column("START", lambda row: _start(row["start_at"], bucket)))
+        columns.insert(0, Column("START", lambda row: f"{row['start_at'][:19]}Z"))
     session.out.items(rows(found.items), tuple(columns), name="name", document=plain(found))
 
 
 def _hours(milli_seconds: int) -> str:
     whole, rest = divmod(milli_seconds, 1000 * 3600)
     return f"{whole}.{rest * 100 // (1000 * 3600):02d}"
-
-
-def _start(at: str, bucket: str) -> Any:
-    return {"hour": at[:13] + "Z", "day": at[:10], "month": at[:7]}[bucket]

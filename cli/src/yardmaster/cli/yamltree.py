@@ -24,6 +24,10 @@ MAX_NODES: Final = 100_000
 _FLOAT: Final = re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
 
 
+class NotAMapping(BadUsage):
+    """The document is no mapping: it may be no file of ours at all."""
+
+
 @dataclass(slots=True)
 class Tree:
     """Plain values (`values`) and where each is from (`places`, by path)."""
@@ -81,7 +85,7 @@ def read(text: str, source: str) -> Tree:
     if root is None:
         return tree
     if not isinstance(root, yaml.MappingNode):
-        raise BadUsage(f"{source}: a mapping of keys to values was expected")
+        raise NotAMapping(f"{source}: a mapping of keys to values was expected")
     tree.values = _Reader(tree).convert(root, ())
     return tree
 

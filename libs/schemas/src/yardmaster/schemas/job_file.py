@@ -40,6 +40,7 @@ from yardmaster.schemas.fields import (
     Name,
     Priority,
 )
+from yardmaster.schemas.program import program_of
 from yardmaster.schemas.quantities import (
     DURATION_PATTERN,
     MEMORY_PATTERN,
@@ -379,11 +380,10 @@ def task_params(spec: JobSpec) -> tuple[dict[str, JsonValue], ...]:
 
 
 def name_of(spec: JobSpec) -> str:
-    """The job's name: as given, else the program's."""
+    """The job's name: as given, else that of the program that the command runs."""
     if spec.name is not None:
         return spec.name
     if spec.run.command:
-        last = spec.run.command[0].rsplit("/", 1)[-1]
-        shown = "".join(c for c in last if c.isprintable())[:128]
+        shown = "".join(c for c in program_of(spec.run.command) if c.isprintable())[:128]
         return shown or "job"
     return "script"
