@@ -112,7 +112,7 @@ def test_explain_has_a_line_for_each_pool_with_its_numbers() -> None:
 
 
 def test_the_reason_column_is_short() -> None:
-    assert reason(task()) == "-"
+    assert reason(task()) is None
     assert reason(task(wait=WAIT)) == "insufficient_free"
     assert reason(task(wait={**WAIT, "wait_class": "never"})) == "never: insufficient_free"
     assert reason(task(phase="stopping", stop=STOP)).startswith("priority, ")
@@ -122,7 +122,9 @@ def test_the_reason_column_is_short() -> None:
     assert reason(task(phase="failed", end=end)) == "signal 9"
     refused = {"code": "limit_exceeded", "numbers": {}, "about": "nlp"}
     assert reason(task(phase="rejected", refusal=refused)) == "limit_exceeded"
-    assert reason(task(phase="running", progress_permille=425)) == "42.5 %"
+    assert reason(task(phase="running", progress_permille=425)) is None
+    end = {"outcome": "failed", "code": "restarts_exhausted", "exit_code": 3, "signal": None}
+    assert reason(task(phase="failed", end=end)) == "restarts_exhausted, exit 3"
 
 
 def test_needs_names_fractions_and_elastic_gangs() -> None:

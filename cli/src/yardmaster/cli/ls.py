@@ -111,6 +111,8 @@ def _append_changes(out: Output, shown: EachTask) -> None:
             take(change.data["items"])
             if change.data["complete"]:
                 # A snapshot has active tasks only: what was active before it may have ended.
+                if known is None and out.headers and out.format in ("table", "wide", "csv"):
+                    _print(out, shown, [], even_empty=True)
                 gone = sorted((known or set()) - listed)
                 take([shown.remote.reader.task(task_id) for task_id in gone])
                 known, listed = set(listed), set()
@@ -118,8 +120,8 @@ def _append_changes(out: Output, shown: EachTask) -> None:
             known.add(change.data["item"]["task_id"])
 
 
-def _print(out: Output, shown: Listing, changed: list[Row]) -> None:
-    if changed:
+def _print(out: Output, shown: Listing, changed: list[Row], *, even_empty: bool = False) -> None:
+    if changed or even_empty:
         out.items(changed, TASKS if isinstance(shown, EachTask) else shown.columns, name=shown.name)
         out.headers = False
 
