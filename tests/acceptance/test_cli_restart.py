@@ -92,8 +92,8 @@ def test_a_command_that_waits_for_a_server_that_stays_away_gives_up_in_time(
     followed = dev.begin("logs", "-f", job, "--timeout", "5s")
     assert next_line(followed) == "one\n"
     dev.stop(number)
-    for process in (waiting, followed):
+    for process, words in ((waiting, "yard wait"), (followed, f"yard logs -f {job}")):
         _, err = process.communicate(timeout=STEP_S)
         assert process.returncode == 124, err
-    assert f"come back with: yard logs -f {job}" in err
+        assert f"come back with: {words}" in err
     dev.start("--port", str(port))

@@ -115,7 +115,7 @@ def test_the_reason_column_is_short() -> None:
     assert reason(task()) is None
     assert reason(task(wait=WAIT)) == "insufficient_free"
     assert reason(task(wait={**WAIT, "wait_class": "never"})) == "never: insufficient_free"
-    assert reason(task(phase="stopping", stop=STOP)).startswith("priority, ")
+    assert (reason(task(phase="stopping", stop=STOP)) or "").startswith("priority, ")
     end = {"outcome": "failed", "code": "exit", "exit_code": 3, "signal": None}
     assert reason(task(phase="failed", end=end)) == "exit 3"
     end = {"outcome": "failed", "code": "signal", "exit_code": None, "signal": 9}

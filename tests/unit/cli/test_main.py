@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -62,7 +63,7 @@ def test_help_lists_every_command_and_imports_none() -> None:
 
 
 def test_ls_and_show_import_neither_models_nor_an_http_library() -> None:
-    none = {"items": [], "next_cursor": None, "phases": {}, "counted_most": 10_000}
+    none: dict[str, Any] = {"items": [], "next_cursor": None, "phases": {}, "counted_most": 10_000}
     with answering(Answer(none)) as server:
         _, modules = loaded("ls", "--server", server.url, "--phase", "active", "--since", "2h")
     assert {module for module, *_ in COMMANDS.values()} & set(modules) == {"ls"}

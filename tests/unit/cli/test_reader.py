@@ -82,3 +82,38 @@ def test_a_redirect_does_not_get_the_token() -> None:
             reader(server.url).get("/v1/version")
     assert caught.value.status == 302
     assert other.asked == []
+
+
+class Noted:
+    """Notes when the gateway was lost and was back."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def lost(self, error: ApiError) -> None:
+        self.found.append(error.document["code"])
+
+    def back(self) -> None:
+        self.found.append("back")
+
+
+def test_reads_outlast_an_outage_and_cover_what_was_read_before() -> None:
+    page = Answer({"items": []}, headers={"Yard-Position": "main@r3"})
+    away = (Answer("Internal Server Error", 500), Answer("<html>", 502))
+    with answering(page, *away, *away, *away, page) as server:
+        slept: list[float] = []
+        reader = Reader(server.url, sleep=slept.append, max_tries=2)
+        noted = Noted()
+        reader.endurance.outages = noted
+        assert reader.tasks() == reader.tasks() == {"items": []}
+    assert noted.found == ["back", *["bad_answer"] * 5, "back"]
+    assert slept == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0]
+    assert "Yard-Min-Position" not in server.asked[0][1]
+    assert {headers["Yard-Min-Position"] for _, headers in server.asked[1:]} == {"main@r3"}
+
+
+def test_a_server_that_never_answered_is_not_waited_for() -> None:
+    reader = Reader("http://127.0.0.1:9", sleep=lambda _: None, max_tries=2)
+    reader.endurance.outages = Noted()
+    with pytest.raises(ApiError, match="cannot be reached"):
+        reader.tasks()

@@ -377,3 +377,23 @@ async def test_a_cycle_says_what_it_took(cell: TestCell) -> None:
 
 def test_tokens_of_the_tests_are_all_different() -> None:
     assert len({caller.user for caller in CALLERS.values()}) == len(CALLERS)
+
+
+async def test_output_that_is_resumed_misses_nothing_of_an_attempt_that_ended_meanwhile() -> None:
+    async with test_cell(stream_s=0.2, bookmark_s=0.05) as cell:
+        task = f"{await cell.submit()}.0"
+        await cell.starts(task)
+        await prints(cell, task, "one\n", 0)
+        path = f"/v1/tasks/{task}/logs?follow=true"
+        answer = await cell.call("GET", path, settle=False)
+        (seen,) = [one for one in events(answer.text) if one[0] == "output"]
+        await prints(cell, task, "two\n", 1)
+        await cell.call("POST", f"/v1/tasks/{task}/pause", status=202, json={})
+        await cell.finishes(task)
+        await cell.call("POST", f"/v1/tasks/{task}/resume", status=202, json={})
+        await cell.starts(task, attempt=2)
+        await prints(cell, task, "three\n", 0, attempt=2)
+        headers = {"Last-Event-ID": str(seen[1])}
+        answer = await cell.call("GET", path, settle=False, headers=headers)
+        texts = [data["text"] for event, _, data in events(answer.text) if event == "output"]
+        assert texts == ["two\n", "three\n"]

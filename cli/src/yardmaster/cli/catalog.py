@@ -53,8 +53,11 @@ _NOTHING: Final = frozenset[str]()
 CATALOG: Final[Mapping[str, Entry]] = {
     "": _plain("demo", "submit --gpus 1 -- python train.py", "ls", "--server URL nodes"),
     "submit": _one("submit job.yaml", "submit --gpus 2 --follow -- python train.py"),
-    "ls": _list("ls", "ls -p nlp --phase pending,running", "ls --since 2h -o json"),
-    "show": _list("show 4kq7w2mz9c1f", "show 4kq7 --attempts"),
+    "ls": _list(
+        *("ls", "ls -p nlp --phase pending,running", "ls --since 2h -o json"),
+        *("ls --jobs --since 2d", "ls --queue default -w"),
+    ),
+    "show": _list("show 4kq7w2mz9c1f", "show 4kq7 --attempts", "show 4kq7 --spec > job.yaml"),
     "explain": _one("explain 4kq7w2mz9c1f.0", "explain 4kq7w2mz9c1f.0 --at -2h"),
     "logs": _plain("logs 4kq7w2mz9c1f", "logs -f --tail 20 4kq7w2mz9c1f.0"),
     "wait": _plain("wait 4kq7w2mz9c1f", "wait 4kq7 --for running --timeout 10m"),

@@ -1,6 +1,6 @@
 """What each key of a job file takes, in words.
 
-For errors that pydantic states as patterns and types. The rules themselves are `schemas.job_file`'s.
+For errors that pydantic states as patterns and types; `schemas.job_file` has the rules themselves.
 """
 
 from collections.abc import Mapping

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from yardmaster.cli.cells import parse_time
 from yardmaster.cli.errors import BadUsage
 from yardmaster.cli.session import Session, now_ms
 from yardmaster.cli.times import past_ms

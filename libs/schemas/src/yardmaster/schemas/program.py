@@ -25,9 +25,9 @@ _SCRIPT: Final = re.compile(r"^[^-=][^=]*\.(py|sh|pyz)$")
 
 
 def program_of(command: Sequence[str]) -> str:
-    """`train.py` of `python3 train.py --lr 1`, `pkg.mod` of `python3 -m pkg.mod`, `sh` of `sh -c X`.
+    """`train.py` of `python3 train.py --lr 1`, `pkg.mod` of `python3 -m pkg.mod`, `sh` of `sh -c`.
 
-    The first word's last part where nothing better is known.
+    The last part of the first word where nothing better is known.
     """
     words = list(command)
     first = _base(words[0])

@@ -284,7 +284,10 @@ async def _followed(
         # Where nothing is known yet, everything that the views have not seen may be the task's.
         output.offset = first if until else noted
         if after is not None:
-            output.offset = max(output.offset, after + 1)
+            # The attempt that was followed may have been followed by another meanwhile.
+            output.offset = max(
+                (await output.span(attempt if attempt is not None else 1))[0], after + 1
+            )
         elif tail is not None:
             async for offset, piece in _last(output.pieces(await output.end()), tail):
                 yield message("output", _shown(piece), str(offset))
