@@ -36,13 +36,13 @@ def test_an_erased_job_is_gone_from_what_is_shown_and_from_the_file(dev: Dev) ->
         *("--script", f": {SECRET}; sleep 600"),
     )
     dev.reach(f"{job}.0", "running")
-    said = dev.yard("erase", job, code=103)
+    said = dev.yard("erase", job, "--yes", code=103)
     assert "still needed" in said.err
     dev.yard("cancel", job, "--now", "--reason", f"{SECRET} said so")
     dev.reach(f"{job}.0", "cancelled")
     assert SECRET in dev.yard("ls", "-A", "-o", "json").out
     assert on_disk(dev)
-    assert dev.yard("erase", job[:6]).lines == [job]
+    assert dev.yard("erase", job[:6], "--yes").lines == [job]
     shown = dev.yard("show", job, "-o", "json").out
     listed = dev.yard("ls", "-A", "-o", "json").out
     events = dev.yard("log", "dump", "--log", str(dev.log), "-o", "jsonl").out
@@ -50,14 +50,14 @@ def test_an_erased_job_is_gone_from_what_is_shown_and_from_the_file(dev: Dev) ->
         assert SECRET not in text
     until(lambda: not on_disk(dev), "the file has forgotten", lambda: str(on_disk(dev)))
     dev.yard("logs", job, code=101)
-    dev.yard("erase", job)
+    dev.yard("erase", job, "--yes")
     dev.prove()
 
 
 def test_a_task_alone_is_not_erased(dev: Dev) -> None:
     said = dev.yard("erase", "4kq7w2mz9c1f.0", code=2)
-    assert "erased whole" in said.err
-    dev.yard("erase", "4kq7w2mz9c1f", code=101)
+    assert "name its whole job: yard erase 4kq7w2mz9c1f" in said.err
+    dev.yard("erase", "4kq7w2mz9c1f", "--yes", code=101)
 
 
 def test_what_cannot_be_enrolled_is_said_before_anything_is_sent(dev: Dev) -> None:
