@@ -89,7 +89,13 @@ async def slow() -> tuple[SlowLog, RequestWriter]:
     log = SlowLog()
     await log.create_topics(tuple(TOPICS.values()))
     made = RequestWriter(
-        log, SystemClock(), telemetry("gateway"), cell="main", partition=0, instance="gw-1"
+        log,
+        SystemClock(),
+        telemetry("gateway"),
+        cell="main",
+        partition=0,
+        instance="gw-1",
+        start="0" * 12,
     )
     return log, made
 

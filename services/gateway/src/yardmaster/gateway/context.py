@@ -77,7 +77,10 @@ class Gateway:
             cell=settings.cell,
             partition=settings.partition,
             instance=settings.instance or "gw-1",
+            start=ports.chance.hex("gateway start", 12),
         )
+        #: Why it can serve no longer; it is about to end.
+        self.failed: str | None = None
         self.limit = RateLimit(
             ports.clock,
             burst=settings.rate_burst,

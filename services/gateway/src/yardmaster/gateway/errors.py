@@ -4,7 +4,7 @@
 GatewayError   Malformed  BadCursor  Unauthenticated  Forbidden  NotFound  WrongPhase  NotEnded
                InUse  PositionUnknown  VersionMismatch  TooLarge  WrongMediaType  InvalidBody
                IdempotencyMismatch  PreconditionRequired  RateLimited  ViewBehind  Busy
-               TokenFileRefused
+               TokenFileRefused  OwnRecordRefused
 ```
 """
 
@@ -136,6 +136,16 @@ class Busy(GatewayError):
     """{limit} requests wait to be recorded already; nothing of this one was. Try again."""
 
     code = "busy"
+
+
+class OwnRecordRefused(GatewayError):
+    """Quota refused record {record} of this gateway, which was answered with 202: {reason}.
+
+    Whoever sent the request has to send it again. The next start of the gateway writes under a name
+    of its own.
+    """
+
+    code = "own_record_refused"
 
 
 class TokenFileRefused(GatewayError):

@@ -31,6 +31,8 @@ class Health(BaseModel):
 
 async def health_of(gateway: Gateway) -> Health:
     """How it goes, asked of the log and of the views."""
+    if gateway.failed is not None:
+        return Health(status="not_ready", found=gateway.failed)
     try:
         await gateway.end(REQUESTS.name)
     except LogError as error:

@@ -10,6 +10,7 @@ from yardmaster.gateway.app import create_app
 from yardmaster.gateway.auth import Identity, StaticTokens, TokenFile
 from yardmaster.gateway.context import Gateway, GatewayPorts
 from yardmaster.gateway.health import tell
+from yardmaster.gateway.own_records import watch_own
 from yardmaster.gateway.settings import GatewaySettings
 from yardmaster.gateway.ticker import DetailsTicker
 from yardmaster.projections.fold import USAGE, VIEWS
@@ -40,13 +41,14 @@ async def run(
 
     Raises:
         CannotListen: the address is taken.
+        OwnRecordRefused: quota does not take this gateway's records.
     """
     with listener if listener is not None else listen(settings.host, settings.port) as bound:
         host, port = bound.getsockname()[:2]
         app = create_app(ports, settings)
         server = Server(app)
         ports.telemetry.info("listening", host=host, port=port)
-        work: list[Work] = [server.serve(sockets=[bound])]
+        work: list[Work] = [server.serve(sockets=[bound]), watch_own(app.state.gateway)]
         if health is not None:
             work.append(tell(app.state.gateway, health))
         if settings.details_tick_s is not None:

@@ -29,6 +29,8 @@ MAX_WAITING: Final = 1_000
 #: A batch closes at so many records or bytes.
 MAX_BATCH_RECORDS: Final = 200
 MAX_BATCH_BYTES: Final = 512 * 1024
+#: Requests without an answer that are remembered.
+MAX_UNANSWERED: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ class _Entry:
 
     events: Sequence[tuple[Event, str]]
     asker: Asker
+    #: The numbers of its records, once they are made.
+    seqs: range = range(0)
     offset: int | None = None
     error: BaseException | None = None
     records: list[Record] = field(default_factory=list)
@@ -55,7 +59,12 @@ class _Entry:
 
 
 class RequestWriter:
-    """Writes one gateway's records of one cell; `epoch` is when the gateway started (ms)."""
+    """Writes the records of one start of a gateway, for one cell.
+
+    `start` (12 hex digits, by chance) is part of the source: quota takes a source's records only in
+    rising order, and by the clock alone a start after the clock was set back would come before the
+    last one. `epoch` is when the gateway started (ms).
+    """
 
     def __init__(
         self,
@@ -66,6 +75,7 @@ class RequestWriter:
         cell: str,
         partition: int,
         instance: str,
+        start: str,
     ) -> None:
         self._log = log
         self._clock = clock
@@ -73,11 +83,13 @@ class RequestWriter:
         self._cell = cell
         self._requests = Partition(REQUESTS.name, partition)
         self._details = Partition(DETAILS.name, partition)
-        self._source = f"gateway/{instance}"
+        self.source = f"gateway/{instance}.{start}"
         self._epoch = clock.now_ms()
         self._seq = 0
         self._waiting: deque[_Entry] = deque()
         self._lock = asyncio.Lock()
+        #: Records whose append was not answered, the newest `MAX_UNANSWERED`.
+        self._unanswered: deque[range] = deque(maxlen=MAX_UNANSWERED)
         self._depth = telemetry.gauge("requests_waiting", "Requests that wait to be recorded")
         self._batches = telemetry.counter("request_batches", "Batches appended to requests")
         self._recorded = telemetry.counter("requests_recorded", "Requests recorded")
@@ -129,6 +141,11 @@ class RequestWriter:
             raise AssertionError("an entry that is done has an offset or an error")
         return entry.offset
 
+    def acknowledged(self, envelope: Envelope[Event]) -> bool:
+        """Whether a record of `requests` is this writer's own, and its append was answered."""
+        own = envelope.source == self.source
+        return own and not any(envelope.seq in seqs for seqs in self._unanswered)
+
     def _appending(self, where: Partition, asker: Asker) -> Span:
         """The span from wanting an append to its acknowledgement."""
         return child_span(
@@ -142,10 +159,12 @@ class RequestWriter:
         while self._waiting and len(batch) < MAX_BATCH_RECORDS:
             entry = self._waiting[0]
             if not entry.records:
+                first = self._seq
                 entry.records = [
                     encode(self._envelope(event, subject, entry.asker), self._cell)
                     for event, subject in entry.events
                 ]
+                entry.seqs = range(first, self._seq)
             size += batch_bytes(entry.records)
             if batch and size > MAX_BATCH_BYTES:
                 break
@@ -155,6 +174,7 @@ class RequestWriter:
         try:
             offset = await self._log.append(self._requests, records)
         except BaseException as error:
+            self._unanswered.extend(entry.seqs for entry in batch)
             for entry in batch:
                 entry.error = self._why(error)
             raise
@@ -178,7 +198,7 @@ class RequestWriter:
         return Envelope(
             type=event.TYPE,
             version=event.VERSION,
-            source=self._source,
+            source=self.source,
             epoch=self._epoch,
             seq=seq,
             subject=subject,

@@ -95,7 +95,7 @@ def _apply_request(state: AdmissionState, event: Event, record_id: str) -> None:
     mark = state.sources.get(source)
     if mark is not None and not mark.below(epoch, seq):
         return
-    state.sources.put(source, Mark(epoch, seq))
+    state.put_mark(source, epoch, seq)
     if isinstance(event, r.LogCreatedV1):
         if state.logs.get(state.cell) is None:
             state.logs.put(state.cell, Log(event.log_id, event.mode.value))

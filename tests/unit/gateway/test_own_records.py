@@ -1,0 +1,91 @@
+"""A gateway's records are taken whatever its clock says; one whose records are refused ends."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.support.gateway import JSON, TestCell, test_cell
+from tests.support.views import telemetry
+from yardmaster.eventlog.errors import AppendOutcomeUnknown
+from yardmaster.eventlog.port import Partition
+from yardmaster.gateway.app import create_app
+from yardmaster.gateway.context import Gateway
+from yardmaster.gateway.errors import OwnRecordRefused
+from yardmaster.gateway.own_records import watch_own
+from yardmaster.runtime.clock import ManualClock
+
+RUN = {"command": ["true"]}
+REQUESTS = Partition("requests")
+
+
+def started_again(cell: TestCell, clock: ManualClock | None = None) -> Gateway:
+    """Another start of the cell's gateway, with a clock of its own."""
+    ports = replace(cell.ports, telemetry=telemetry("gateway"), clock=clock or cell.clock)
+    cell.app = create_app(ports, cell.settings)
+    gateway = cell.app.state.gateway
+    assert isinstance(gateway, Gateway)
+    return gateway
+
+
+async def test_what_a_gateway_acknowledges_after_its_clock_stepped_back_is_judged() -> None:
+    async with test_cell(clock=ManualClock(1_700_000_000_000)) as cell:
+        await cell.submit()
+        started_again(cell, ManualClock(1_700_000_000_000 - 30_000))
+        job = await cell.submit()
+        assert (await cell.call("GET", f"/v1/jobs/{job}"))["job_id"] == job
+
+
+async def test_a_gateway_ends_when_quota_refuses_what_it_acknowledged(cell: TestCell) -> None:
+    gateway = started_again(cell)
+    source = gateway.writer.source
+    await cell.submit()
+    # As if its numbers began again: what it writes now is taken for a repeat.
+    gateway.writer = type(gateway.writer)(
+        *(cell.log, cell.clock, telemetry("gateway")),
+        cell="main",
+        partition=0,
+        instance="gw-1",
+        start=source.rpartition(".")[2],
+    )
+    gateway.writer._epoch = 1
+    watching = asyncio.create_task(watch_own(gateway))
+    await cell.submit()
+    with pytest.raises(OwnRecordRefused) as caught:
+        await watching
+    assert caught.value.code == "own_record_refused"
+    assert str(caught.value.fields["record"]).startswith(f"{source}/1/")
+    assert caught.value.fields["reason"] == "repeated"
+    problem = await cell.call("GET", "/readyz", token=None, status=503, settle=False)
+    assert problem["code"] == "not_ready"
+    assert source in problem["detail"]
+
+
+async def test_a_record_that_landed_late_and_was_never_acknowledged_ends_nothing(
+    cell: TestCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = started_again(cell)
+    late: list[Any] = []
+    append = cell.log.append
+
+    async def unanswered(partition: Partition, batch: Any) -> int:
+        if partition.topic != "requests":
+            return await append(partition, batch)
+        late.extend(batch)
+        raise AppendOutcomeUnknown(topic="requests", found="no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cell.log, "append", unanswered)
+        body = {"project": "nlp", "run": RUN}
+        await cell.call("POST", "/v1/jobs", token="nlp", status=504, json=body, headers=JSON)
+    watching = asyncio.create_task(watch_own(gateway))
+    job = await cell.submit()
+    await cell.log.append(REQUESTS, late)
+    await cell.settle()
+    assert (await cell.call("GET", f"/v1/jobs/{job}"))["job_id"] == job
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not watching.done()
+    assert gateway.failed is None
+    watching.cancel()
