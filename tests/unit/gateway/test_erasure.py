@@ -6,17 +6,23 @@ from typing import Any
 
 import pytest
 
-from tests.support.gateway import TestCell
+from tests.support.gateway import TestCell, test_cell
 from tests.support.views import telemetry
 from tests.unit.gateway.test_operating import state
+from yardmaster.core.admission.machine import QuotaMachine
+from yardmaster.core.scheduling.machine import SchedulerMachine
+from yardmaster.core.scheduling.policies import check
 from yardmaster.eventlog.errors import AppendOutcomeUnknown, LogUnavailable
 from yardmaster.eventlog.memory import MemoryLog
 from yardmaster.eventlog.port import EventLog, Partition, Record
+from yardmaster.gateway.context import Gateway
 from yardmaster.gateway.ticker import DetailsTicker
+from yardmaster.projections.errors import ViewsUnavailable
 from yardmaster.projections.memory import MemoryViewStore
-from yardmaster.projections.rows import OutputRow
+from yardmaster.projections.rows import OutputRow, Row
 from yardmaster.projections.store import Put
 from yardmaster.runtime.clock import ManualClock
+from yardmaster.runtime.verify import verify
 from yardmaster.schemas.events.admissions import DetailsErasedV1
 from yardmaster.schemas.events.requests import EraseRequestedV1
 from yardmaster.schemas.topics import DETAILS
@@ -82,6 +88,49 @@ async def test_what_was_said_of_a_job_is_gone_from_the_log_and_from_all_that_is_
     shown = await cell.call("GET", f"/v1/jobs/{job}")
     assert (shown["erased"], shown["name"], shown["labels"], shown["run"]) == (True, job, {}, None)
     assert [e for e in await cell.events("admissions") if isinstance(e, DetailsErasedV1)]
+
+
+async def test_the_proof_of_a_log_knows_what_was_erased(cell: TestCell) -> None:
+    job = await ended_job(cell)
+    machines = (QuotaMachine(check), SchedulerMachine())
+    before = await verify(cell.log, machines, "main")
+    await erase(cell, job)
+    after = await verify(cell.log, machines, "main")
+    assert (before.ok, before.details_gone) == (True, 0)
+    assert (after.ok, after.details_gone) == (True, 3)
+
+
+async def test_an_erasure_finds_the_details_of_a_repeat_that_only_quota_could_tell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with test_cell(recent_requests=1, view_wait_s=0.01) as cell:
+        gateway: Gateway = cell.app.state.gateway
+        headers = {"Idempotency-Key": "twice"}
+        body = {"project": "nlp", "run": {"command": ["echo", SECRET]}}
+
+        async def submit() -> str:
+            answer = await cell.call(
+                "POST", "/v1/jobs", token="nlp", status=202, json=body, headers=headers
+            )
+            return str(answer["job_id"])
+
+        job = await submit()
+        await cell.submit()
+
+        async def away(kind: type[Row], key: str) -> None:
+            raise ViewsUnavailable(found="away")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(gateway.views.store, "get", away)
+            assert await submit() == job
+        await cell.call("POST", f"/v1/jobs/{job}/cancel", token="nlp", status=202, json={})
+        await cell.starts(f"{job}.0")
+        await cell.finishes(f"{job}.0")
+        assert (await in_details(cell.log)).count(SECRET.encode()) == 2
+        await erase(cell, job)
+        assert SECRET.encode() not in await in_details(cell.log)
+        report = await verify(cell.log, (QuotaMachine(check), SchedulerMachine()), "main")
+        assert report.ok
 
 
 async def test_views_made_anew_after_an_erasure_never_saw_what_is_gone(cell: TestCell) -> None:

@@ -1,14 +1,22 @@
 """Submitting, reading, changing and ending jobs."""
 
 import asyncio
+from dataclasses import replace
+from typing import Any
 
+import httpx
 import pytest
+from fastapi import FastAPI
 
 from tests.support import logs
 from tests.support.gateway import TestCell
+from tests.support.views import telemetry
 from yardmaster.eventlog.port import Partition
+from yardmaster.gateway.app import create_app
+from yardmaster.gateway.context import Gateway
+from yardmaster.schemas.events.admissions import TaskAdmittedV1
 from yardmaster.schemas.events.details import JobDetailedV1, RequestNotedV1
-from yardmaster.schemas.events.requests import CancelRequestedV1, TaskSubmittedV1
+from yardmaster.schemas.events.requests import CancelRequestedV1, DetailsRef, TaskSubmittedV1
 
 RUN = {"command": ["python", "t.py"]}
 
@@ -90,6 +98,69 @@ async def test_two_at_once_with_one_key_make_one_job(cell: TestCell) -> None:
     assert len(submitted) == 1
     detailed = [e for e in await cell.events("details") if isinstance(e, JobDetailedV1)]
     assert len(detailed) == 1
+
+
+def other_gateway(cell: TestCell) -> FastAPI:
+    """A second gateway of the cell, on the same log and views."""
+    return create_app(replace(cell.ports, telemetry=telemetry("gateway")), cell.settings)
+
+
+async def through_both(cell: TestCell, *bodies: dict[str, Any]) -> list[httpx.Response]:
+    """The answers to submissions under one key, each gateway having looked before any recorded."""
+    apps = [cell.app, other_gateway(cell)]
+    looked = [asyncio.Event() for _ in apps]
+    answers: list[httpx.Response] = []
+
+    async def send(number: int) -> None:
+        gateway: Gateway = apps[number].state.gateway
+        detail = gateway.writer.detail
+
+        async def when_both_looked(*args: Any) -> DetailsRef:
+            looked[number].set()
+            for each in looked:
+                await each.wait()
+            return await detail(*args)
+
+        gateway.writer.detail = when_both_looked  # type: ignore[method-assign, assignment]
+        transport = httpx.ASGITransport(apps[number])
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            headers = {"Authorization": "Bearer nlp", "Idempotency-Key": "both"}
+            answers.append(await client.post("/v1/jobs", json=bodies[number], headers=headers))
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(len(apps)):
+            group.create_task(send(number))
+    await cell.settle()
+    return answers
+
+
+async def test_one_key_through_two_gateways_is_one_job_that_keeps_its_command(
+    cell: TestCell,
+) -> None:
+    body = {"project": "nlp", "run": RUN}
+    first, second = await through_both(cell, body, body)
+    assert (first.status_code, second.status_code) == (202, 202)
+    assert first.json() == second.json()
+    submitted = [e for e in await cell.events("requests") if isinstance(e, TaskSubmittedV1)]
+    assert len(submitted) == 2, "this test means both gateways to record it"
+    # What compaction leaves of each key: the newest record.
+    stored = await cell.log.read(Partition("details"), 0, max_records=100)
+    kept = {one.record.key: one for one in stored}
+    (admitted,) = [e for e in await cell.events("admissions") if isinstance(e, TaskAdmittedV1)]
+    left = [one.offset for one in kept.values() if one.record.value is not None]
+    assert left == [admitted.details.offset], "the repeat's details are removed, and only those"
+
+
+async def test_one_key_with_two_bodies_through_two_gateways_is_refused_for_the_second(
+    cell: TestCell,
+) -> None:
+    body = {"project": "nlp", "run": RUN}
+    first, second = await through_both(cell, body, {**body, "priority": 3})
+    answers = {answer.status_code: answer.json() for answer in (first, second)}
+    assert answers.keys() == {202, 422}
+    assert answers[422]["code"] == "idempotency_mismatch"
+    job = await cell.call("GET", f"/v1/jobs/{answers[202]['job_id']}")
+    assert (job["run"]["command"], job["phases"]) == (RUN["command"], {"starting": 1})
 
 
 async def test_the_same_key_is_another_job_for_another_user_or_project(cell: TestCell) -> None:

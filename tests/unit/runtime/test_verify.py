@@ -268,11 +268,15 @@ async def test_changed_removed_and_swapped_details_are_found(untouched: Records)
         )
 
 
-async def test_erased_details_are_no_difference(untouched: Records) -> None:
-    erased = [*untouched["details"], Record(job_id(3).encode(), None)]
-    report = await proof(await put_in(with_details(untouched, erased)))
-    assert report.ok
-    assert (report.details_checked, report.details_gone) == (19, 1)
+@pytest.mark.parametrize("value", [None, b"{}"], ids=["tombstone", "replaced"])
+async def test_details_that_are_gone_without_an_erasure_are_found(
+    untouched: Records, value: bytes | None
+) -> None:
+    gone = [*untouched["details"], Record(job_id(3).encode(), value)]
+    report = await proof(await put_in(with_details(untouched, gone)))
+    assert [(one.topic, one.offset) for one in report.findings][:1] == [("details", 3)]
+    assert "no DetailsErased says why" in str(report.first)
+    assert (report.details_checked, report.details_gone) == (19, 0)
 
 
 async def test_details_that_no_request_names_are_not_called_proved(untouched: Records) -> None:

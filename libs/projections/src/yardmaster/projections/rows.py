@@ -26,6 +26,7 @@ from yardmaster.schemas.events.requests import (
     PoolConfig,
     ProjectConfig,
     SubmittedSpec,
+    TaskSubmittedV1,
 )
 from yardmaster.schemas.reasons import EndCode, Start, Stop, Wait
 
@@ -491,9 +492,13 @@ class RequestRow(Row):
 
     @property
     def facets(self) -> tuple[Facet, ...]:
-        """The record's identity, while a verdict may still name it; whose job its note is about."""
+        """The record's identity, while a verdict may still name it; the job that is described.
+
+        By a note, or by the details of a submission that was refused, as a repeat is.
+        """
         recorded = self.state is RequestState.RECORDED
-        noted = self.note is not None and self.type in _ABOUT_JOBS
+        repeat = self.type == TaskSubmittedV1.TYPE and self.state is RequestState.REFUSED
+        noted = repeat or (self.note is not None and self.type in _ABOUT_JOBS)
         return (
             *((("record", self.record_id),) if recorded else ()),
             *((("noted", self.subject.partition(".")[0]),) if noted else ()),

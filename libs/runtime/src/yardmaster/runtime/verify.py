@@ -43,10 +43,11 @@ from yardmaster.runtime.fold import Fold
 from yardmaster.runtime.inputs import Refused, Upstream, judge, refused_ranges
 from yardmaster.schemas.envelope import Envelope, Event
 from yardmaster.schemas.errors import SchemaError, YardmasterError
-from yardmaster.schemas.events.admissions import DetailsErasedV1
+from yardmaster.schemas.events.admissions import DetailsErasedV1, RequestRefusedV1
 from yardmaster.schemas.events.details import JobDetailedV1, RequestNotedV1
 from yardmaster.schemas.events.machine import CycleCommittedV1, InputRange
 from yardmaster.schemas.events.requests import DetailsRef
+from yardmaster.schemas.reasons import AdmissionCode
 from yardmaster.schemas.topics import DETAILS, INPUT_ORDER
 
 S = TypeVar("S")
@@ -110,7 +111,7 @@ class Report:
     #: By partition: first offset not proved, and the end; only where there are such records.
     unproved: Mapping[Partition, tuple[int, int]]
     details_checked: int
-    #: Details that requests name and that were erased, or replaced under their key, since.
+    #: Details that requests name and that were erased, or were a repeat's, which count for nothing.
     details_gone: int
     #: Details that no proved request names, so that nothing vouches for what they say.
     details_unnamed: int
@@ -133,6 +134,8 @@ class _Refs:
     #: (reference, keys that the details record may have, id of the request)
     wanted: list[tuple[DetailsRef, frozenset[bytes], str]] = field(default_factory=list)
     erased: set[str] = field(default_factory=set)
+    #: Ids of submissions that quota refused as repeats: a gateway removes their details.
+    repeats: set[str] = field(default_factory=set)
 
 
 class Prover(Fold[S]):
@@ -304,8 +307,15 @@ class Prover(Fold[S]):
 
     def _note_erased(self, counted: CountedCycle) -> None:
         for _, envelope in counted.decisions:
-            if isinstance(envelope.data, DetailsErasedV1):
-                self.refs.erased.add(envelope.data.job_id)
+            event = envelope.data
+            if isinstance(event, DetailsErasedV1):
+                self.refs.erased.add(event.job_id)
+            elif (
+                isinstance(event, RequestRefusedV1)
+                and event.code is AdmissionCode.DUPLICATE_ID
+                and envelope.cause is not None
+            ):
+                self.refs.repeats.add(envelope.cause)
 
     def proved(self) -> Proved:
         """What has been proved so far."""
@@ -349,6 +359,7 @@ async def verify(
         await _note_unproved(log, prover, unproved)
         refs.wanted += prover.refs.wanted
         refs.erased |= prover.refs.erased
+        refs.repeats |= prover.refs.repeats
     details = await _check_details(log, refs)
     findings += details.wrong
     broken: tuple[audit.Finding, ...] = ()
@@ -419,14 +430,12 @@ class _Details:
 async def _check_details(log: EventLog, refs: _Refs) -> _Details:
     """Compare what requests say of `details` with what is there; the first that differ first."""
     there: dict[tuple[int, int], tuple[str | None, bool]] = {}
-    newest: dict[tuple[int, bytes], int] = {}
     found = _Details()
     for number in sorted({0} | {ref.partition for ref, _, _ in refs.wanted}):
         async for stored in _details_of(log, number, found.wrong):
-            value, key = stored.record.value, stored.record.key
+            value = stored.record.value
             digest = None if value is None else sha256(value).hexdigest()
             there[number, stored.offset] = (digest, _as_written(stored))
-            newest[number, key] = stored.offset
     damaged = {(one.partition, one.offset) for one in found.wrong}
     for ref, keys, request in refs.wanted:
         digest, as_written = there.get((ref.partition, ref.offset), (None, False))
@@ -439,15 +448,11 @@ async def _check_details(log: EventLog, refs: _Refs) -> _Details:
                 text = f"it is not what request {request} recorded"
             elif not as_written:
                 text = "its key or its headers are not those of what it holds"
-        elif any(newest.get((ref.partition, key), -1) > ref.offset for key in keys) or any(
-            key.decode() in refs.erased for key in keys
-        ):
+        elif request in refs.repeats or any(key.decode() in refs.erased for key in keys):
             found.gone += 1
             continue
         else:
-            text = (
-                f"there is no such record, and nothing says it was erased; request {request} has it"
-            )
+            text = f"it is gone, and no DetailsErased says why; request {request} refers to it"
         if text:
             found.wrong.append(Finding(DETAILS.name, ref.partition, ref.offset, text))
     named = {(ref.partition, ref.offset) for ref, _, _ in refs.wanted}

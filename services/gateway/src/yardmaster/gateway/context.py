@@ -171,10 +171,7 @@ class Gateway:
 
     @asynccontextmanager
     async def one_at_a_time(self, job_id: str) -> AsyncIterator[None]:
-        """Let submissions of one id through one after the other.
-
-        Side by side, the second one's details would take the place of the first one's.
-        """
+        """Let submissions of one id through one after the other, so that one of them is recorded."""
         turn = self._turns.setdefault(job_id, _Turn())
         turn.users += 1
         try:

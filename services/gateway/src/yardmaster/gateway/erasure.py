@@ -63,10 +63,11 @@ async def erase_job(
         department=row.facts.department,
     )
     _ended(row)
-    keys = [key async for key in _note_keys(reading, row.key)]
+    keys = [key async for key in _other_keys(reading, row.key)]
     own = await _key_of_details(reading, row.offset)
-    if own is not None and own != row.key:
+    if own is not None:
         keys.append(own)
+    # The job's own id is the details' key in logs of earlier versions.
     offset = await gateway.writer.erase([*keys, row.key])
     event = EraseRequestedV1(job_id=row.key, partition=gateway.settings.partition, tombstone=offset)
     return await submit_requests(gateway, [(event, row.key)], asker, response)
@@ -78,8 +79,8 @@ def _ended(row: JobRow) -> None:
         raise errors.NotEnded(what=f"job {row.key}", phase=live[0] if live else "submitted")
 
 
-async def _note_keys(reading: Reading, job_id: str) -> AsyncIterator[str]:
-    """The keys of the notes that people gave with requests about the job or tasks of it."""
+async def _other_keys(reading: Reading, job_id: str) -> AsyncIterator[str]:
+    """The keys of notes given with requests about the job or its tasks, and of repeats' details."""
     query = Query(facets={"noted": frozenset({job_id})}, limit=PAGE)
     while True:
         page = await reading.store.page(RequestRow, query)

@@ -4,6 +4,7 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Response
 
+from yardmaster.eventlog.errors import LogError
 from yardmaster.gateway import errors, submission
 from yardmaster.gateway.bodies import body_of, takes
 from yardmaster.gateway.context import Gate, Gateway, Read, Reading, Who, may
@@ -97,26 +98,26 @@ async def submit_job(
     """Record a job: 202 says that it will be judged, not what the verdict is.
 
     The same key and body again give the same answer; the same key with another body is refused.
-    While the views are away it goes on. A key that may have been used before the newest requests
-    that a gateway knows by itself is then judged by quota alone.
+    Another gateway may record the same key at the same time: the request that is first in the log
+    counts. Submissions are taken while the views are away; a key that is older than the newest
+    requests (`recent_requests`) is then judged by quota alone.
     """
     await _may_submit(gateway, caller, spec.project)
     key = key_of(gateway, idempotency_key, response)
     log, _ = await gateway.log_created()
     id_ = submission.job_id(log.log_id, spec.project, caller.user, key)
+    digest = submission.body_digest(spec, key)
     async with gateway.one_at_a_time(id_):
-        known, sure = None, True
+        known = None
         if idempotency_key is not None:
-            known, sure = await _submitted_before(gateway, id_)
-        if known is not None:
-            if known.body_digest != submission.body_digest(spec, key):
-                raise errors.IdempotencyMismatch(key=key, job_id=id_)
-            offset, tasks = known.offset, known.tasks
-        else:
-            offset, tasks = await _record(gateway, spec, id_, key, asker, sure)
-    position = str(Position(cell=gateway.cell, requests=offset + 1))
+            known = await _submitted_before(gateway, id_)
+        if known is None:
+            known = await _record(gateway, spec, id_, key, asker)
+    if known.body_digest != digest:
+        raise errors.IdempotencyMismatch(key=key, job_id=id_)
+    position = str(Position(cell=gateway.cell, requests=known.offset + 1))
     response.headers["Yard-Position"] = position
-    ids = [f"{id_}.{index}" for index in range(tasks)]
+    ids = [f"{id_}.{index}" for index in range(known.tasks)]
     return Submitted(job_id=id_, task_ids=ids, position=position)
 
 
@@ -136,36 +137,45 @@ async def _may_submit(gateway: Gateway, caller: Caller, project: str) -> None:
     may(caller, Action.SUBMIT, project=project, department=department)
 
 
-async def _submitted_before(gateway: Gateway, id_: str) -> tuple[Submission | None, bool]:
-    """The job of a key that was used before, and whether it is sure that there is no other."""
+async def _submitted_before(gateway: Gateway, id_: str) -> Submission | None:
+    """The job of a key that was used before, as far as log and views say."""
     known = await gateway.recent.find(id_)
     if known is not None or gateway.recent.oldest == 0:
-        return known, True
-    older = Position(cell=gateway.cell, requests=gateway.recent.oldest)
+        return known
     try:
-        found = await gateway.views.store.get_all([(JobRow, id_)])
+        row = await gateway.views.store.get(JobRow, id_)
     except ViewsUnavailable:
-        return None, False
-    row = found.rows[0]
-    if isinstance(row, JobRow):
-        return Submission(row.body_digest, row.offset, row.facts.asked.tasks), True
-    return None, found.position.covers(older)
+        return None
+    return None if row is None else _as_submitted(row)
 
 
-async def _record(
-    gateway: Gateway, spec: JobSpec, id_: str, key: str, asker: Asker, sure: bool
-) -> tuple[int, int]:
-    """Record a job and its details; unless it is `sure` that the job is new, those apart.
+def _as_submitted(row: JobRow) -> Submission:
+    return Submission(row.body_digest, row.offset, row.facts.asked.tasks)
 
-    Under the job's own key they would take the place of an earlier submission's, which that one's
-    record names, while quota refuses this one as a repeat.
+
+async def _record(gateway: Gateway, spec: JobSpec, id_: str, key: str, asker: Asker) -> Submission:
+    """Record a job and its details; the submission that counts, which may be an earlier one.
+
+    The details have a key of their own, `<job>.<salt>`: under the job's, those of a repeat would
+    replace those of the submission that counts when the log is compacted.
     """
     salt = gateway.ports.chance.hex("details salt", 32)
     details = submission.details(spec, id_, asker.caller.user, salt)
-    place = id_ if sure else f"{id_}.{salt}"
+    place = f"{id_}.{salt}"
     ref = await gateway.writer.detail(details, place, id_, asker)
     event = submission.request(spec, id_, key, ref)
-    return await gateway.writer.record([(event, id_)], asker), event.spec.tasks
+    offset = await gateway.writer.record([(event, id_)], asker)
+    own = Submission(event.body_digest, offset, event.spec.tasks)
+    try:
+        first = await gateway.recent.find(id_)
+        if first is None or first.offset >= offset:
+            return own
+        await gateway.writer.erase([place])
+    except LogError as error:
+        # It is recorded. Quota judges it, and an erasure of the job finds its details.
+        gateway.ports.telemetry.warn("repeat_not_looked_for", code=error.code, job_id=id_)
+        return own
+    return first
 
 
 @router.get(

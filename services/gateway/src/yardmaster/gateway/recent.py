@@ -1,9 +1,9 @@
 """Which jobs were submitted lately, read from the log itself: a submission needs no views.
 
-A second submission under an idempotency key must be told from a first, whichever gateway took it:
-its details would take the place of the first one's. The log knows, at once, also while the views
-lag or are away. The newest of `requests` are kept here, read on from where the last look ended; who
-used a key before them is found in the views.
+A second submission under an idempotency key must get the answer of the first, whichever gateway
+recorded it. The log knows at once, also while the views lag or are unavailable. The newest of
+`requests` are kept here, read on from where the last look ended; an older use of a key is found in
+the views.
 """
 
 import asyncio
