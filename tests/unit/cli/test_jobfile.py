@@ -110,7 +110,7 @@ def test_every_flag_sets_the_key_it_says() -> None:
     samples = {
         "name": "x", "project": "vision", "kind": "interactive", "role": "shell", "priority": "7",
         "weight": "2", "max_slots": "4", "pool": ("a", "b"), "node_type": ("sxm",), "gpus": "2",
-        "cpus": "1.5", "memory": "2Gi", "replicas": "2:4", "tasks": "3", "max_concurrent": "2",
+        "cpus": "1.5", "memory": "2Gi", "replicas": "2:2", "tasks": "3", "max_concurrent": "2",
         "min_runtime": "1m", "time_limit": "2h", "max_restarts": "1", "unschedulable": "fail",
         "signal": "INT", "grace": "30s", "exit_zero": "finished", "start_from": "s3://b/x",
         "image": "team/train:1", "working_dir": "/srv", "env": ("A=1",), "secret": ("T=nlp/hf",),
@@ -128,6 +128,18 @@ def test_every_flag_sets_the_key_it_says() -> None:
     assert spec.run.env == {"A": "1"}
     assert spec.pools == ["a", "b"]
     assert spec.avoid_nodes == ["n1", "n2"]
+
+
+def test_memory_without_a_unit_is_refused_in_file_and_flag() -> None:
+    in_file = failure(PLAIN + "resources: {memory: 10}\n").message
+    assert in_file.endswith("resources.memory: 10 has no unit; write 10Mi or 10Gi")
+    in_flag = failure(PLAIN, memory="10").message
+    assert in_flag.endswith("memory: 10 has no unit; write 10Mi or 10Gi")
+
+
+def test_an_elastic_gang_is_refused_in_file_and_flag() -> None:
+    for found in (failure(PLAIN + "replicas: {min: 2, max: 4}\n"), failure(PLAIN, replicas="2:4")):
+        assert "elastic gangs (max above min) are not supported yet" in found.message
 
 
 def test_replicas_auto_is_a_word_of_file_and_flag() -> None:

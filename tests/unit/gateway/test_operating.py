@@ -23,7 +23,7 @@ async def state(cell: TestCell, answer: dict[str, Any]) -> Any:
 MADE = [
     ("/v1/pools/new", POOL),
     ("/v1/projects/new", {"department": "research", "limit_milli": 8000}),
-    ("/v1/departments/new", {"quotas": {"h100": {"deserved_milli": 4000}}}),
+    ("/v1/departments/new", {"quotas": {"h100": {"limit_milli": 4000}}}),
 ]
 
 
@@ -85,17 +85,43 @@ async def test_a_policy_that_is_not_known_is_refused_by_quota(cell: TestCell) ->
 async def test_a_quota_is_part_of_its_project(cell: TestCell) -> None:
     path = "/v1/projects/nlp"
     headers = {"If-Match": await tag(cell, path)}
-    quota = {"deserved_milli": 4000, "limit_milli": 8000, "over_quota_weight": 2}
+    quota = {"deserved_milli": None, "limit_milli": 8000, "over_quota_weight": 1}
     answer = await cell.call("PUT", f"{path}/quotas/h100", status=202, json=quota, headers=headers)
     assert await state(cell, answer) == "accepted"
     shown = await cell.call("GET", path)
     assert shown["config"]["quotas"] == {"h100": quota}
-    assert shown["pools"][0] | quota == shown["pools"][0]
+    assert shown["pools"][0]["limit_milli"] == 8000
     await cell.call("PUT", f"{path}/quotas/h100", status=412, json=quota, headers=headers)
     any_ = {"If-Match": "*"}
     await cell.call("DELETE", f"{path}/quotas/a100", status=404, headers=any_)
     await cell.call("DELETE", f"{path}/quotas/h100", status=202, headers=any_)
     assert (await cell.call("GET", path))["config"]["quotas"] == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "places"),
+    [
+        ("/v1/departments/research", {"weight": 2}, ["/weight"]),
+        (
+            "/v1/departments/research",
+            {"quotas": {"h100": {"deserved_milli": 1000, "over_quota_weight": 3}}},
+            ["/quotas/h100/deserved_milli", "/quotas/h100/over_quota_weight"],
+        ),
+        (
+            "/v1/projects/nlp",
+            {"department": "research", "quotas": {"h100": {"deserved_milli": 1000}}},
+            ["/quotas/h100/deserved_milli"],
+        ),
+        ("/v1/projects/nlp/quotas/h100", {"deserved_milli": 1000}, ["/deserved_milli"]),
+        ("/v1/projects/nlp/quotas/h100", {"over_quota_weight": 0}, ["/over_quota_weight"]),
+    ],
+)
+async def test_options_that_do_not_work_yet_are_refused(
+    cell: TestCell, path: str, body: dict[str, Any], places: list[str]
+) -> None:
+    problem = await cell.call("PUT", path, status=422, json=body, headers={"If-Match": "*"})
+    assert [one["pointer"] for one in problem["errors"]] == places
+    assert all("is not supported yet" in one["detail"] for one in problem["errors"])
 
 
 async def test_sums_of_pools_projects_and_departments_follow_the_tasks(cell: TestCell) -> None:

@@ -62,6 +62,15 @@ def test_a_body_digest_stays_what_it_was_when_the_job_file_learns_more() -> None
         assert not learnt.startswith("d398a72e49ac")
 
 
+def test_a_body_digest_tells_no_cpus_from_the_default() -> None:
+    def digest(cpus: str) -> str:
+        body = f'{{"project":"nlp","run":{{"command":["a"]}},"resources":{{"gpus":1{cpus}}}}}'
+        return body_digest(parse_job(body), "k")
+
+    assert digest("") == digest(',"cpus":1') == digest(',"cpus":1.0')
+    assert len({digest(""), digest(',"cpus":0'), digest(',"cpus":2')}) == 3
+
+
 # --- the writer ---------------------------------------------------------------------------------
 
 

@@ -2,9 +2,11 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from yardmaster.eventlog.memory import MemoryLog
 from yardmaster.node_agent.devices import (
     Devices,
     cpu_milli,
@@ -14,7 +16,11 @@ from yardmaster.node_agent.devices import (
     own_variables,
     parse_smi,
 )
+from yardmaster.node_agent.ports import host_ports
 from yardmaster.node_agent.settings import Settings
+from yardmaster.runtime.chance import SystemChance
+from yardmaster.runtime.clock import SystemClock
+from yardmaster.runtime.telemetry import Telemetry
 
 
 def test_a_machine_without_a_driver_has_no_gpus(tmp_path: Path) -> None:
@@ -41,6 +47,30 @@ def test_the_driver_tells_indexes_and_the_smallest_memory() -> None:
     assert parse_smi("0, 81559\n1, 143771\n") == Devices(("0", "1"), 81_559)
     assert parse_smi("0, [N/A]\n") == Devices(("0",), 0)
     assert parse_smi("") == Devices()
+
+
+@pytest.mark.parametrize(
+    ("said", "cpus"),
+    [
+        ({"gpus": 64}, 64_000),
+        ({"devices": ("0",) * 64}, 64_000),
+        ({"gpus": 64, "cpu_milli": 500}, 500),
+        ({"gpus": 0}, cpu_milli()),
+    ],
+)
+async def test_a_node_has_a_cpu_for_each_slot_that_it_only_declares(
+    tmp_path: Path, said: dict[str, Any], cpus: int
+) -> None:
+    settings = Settings(node="n1", address="127.0.0.1", data_dir=tmp_path, **said)
+    clock = SystemClock()
+    ports = host_ports(
+        settings,
+        log=MemoryLog(clock),
+        clock=clock,
+        chance=SystemChance(),
+        telemetry=Telemetry("node_agent", now_ms=clock.now_ms),
+    )
+    assert ports.machine.cpu_milli == cpus
 
 
 def test_the_machine_has_something() -> None:

@@ -75,8 +75,25 @@ def test_the_example_of_the_interface_is_taken_whole() -> None:
 def test_what_is_not_said_is_left_to_the_defaults_of_project_and_pool() -> None:
     asked = submitted_spec(parse())
     assert (asked.preemptible, asked.priority, asked.weight, asked.grace_s) == (None,) * 4
-    assert asked.resources == Resources()
     assert (asked.tasks, asked.replicas_min) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("said", "cpu_milli"), [({}, 1000), ({"cpus": 0}, 0), ({"cpus": 2.5}, 2500)]
+)
+def test_a_replica_asks_for_one_cpu_unless_the_job_says_otherwise(
+    said: dict[str, Any], cpu_milli: int
+) -> None:
+    assert submitted_spec(parse()).resources == Resources(cpu_milli=1000)
+    asked = submitted_spec(parse(resources={"gpus": 1, **said}, replicas=2))
+    assert asked.resources == Resources(gpus=1, gpu_milli=1000, cpu_milli=cpu_milli)
+
+
+@pytest.mark.parametrize("memory", ["10", 10, "1.5", 0])
+def test_memory_without_a_unit_is_refused_with_what_to_write(memory: object) -> None:
+    assert f"{memory} has no unit; write {memory}Mi or {memory}Gi" in refused(
+        resources={"memory": memory}
+    )
 
 
 @pytest.mark.parametrize(
@@ -126,9 +143,10 @@ def test_a_search_has_a_task_for_every_point_the_last_axis_turning_fastest() -> 
     assert task_params(parse(tasks={"count": 3})) == ()
 
 
-def test_a_gang_may_be_elastic() -> None:
-    asked = submitted_spec(parse(replicas={"min": 2, "max": 4}))
-    assert (asked.replicas_min, asked.replicas_max) == (2, 4)
+def test_an_elastic_gang_is_refused_because_it_would_never_grow() -> None:
+    asked = submitted_spec(parse(replicas={"min": 2, "max": 2}))
+    assert (asked.replicas_min, asked.replicas_max) == (2, 2)
+    assert "not supported yet; give one number" in refused(replicas={"min": 2, "max": 4})
     assert "greater than max" in refused(replicas={"min": 4, "max": 2})
 
 
@@ -154,9 +172,9 @@ def test_a_gang_may_be_elastic() -> None:
         ({"priority": 0}, "greater than or equal to 1"),
         ({"max_slots": 0}, "greater than 0"),
         ({"time_limit": 5}, "valid string"),
-        ({"time_limit": "11y"}, "pattern"),
+        ({"time_limit": "11y"}, "no duration; write 90s"),
         ({"time_limit": "4000d"}, "ten years"),
-        ({"resources": {"memory": "256GB"}}, "pattern"),
+        ({"resources": {"memory": "256GB"}}, "no amount of memory; write 512Mi"),
         ({"checkpoint": {"start_from": "s3://user:pw@host?x"}}, "pattern"),
         ({"version": 2}, "1"),
         ({"surprise": 1}, "not permitted"),
@@ -198,7 +216,7 @@ def test_replicas_auto_lays_all_gpus_of_a_task_over_whole_nodes() -> None:
     assert (asked.layout, asked.replicas_min, asked.replicas_max) == (Layout.WHOLE_NODES, 1, 1)
     assert (asked.resources.gpus, asked.resources.cpu_milli) == (16, 4000)
     assert submitted_spec(parse(replicas=2)).layout is Layout.REPLICAS
-    assert submitted_spec(parse(replicas={"min": 1, "max": 2})).layout is Layout.REPLICAS
+    assert submitted_spec(parse(replicas={"min": 2, "max": 2})).layout is Layout.REPLICAS
 
 
 @pytest.mark.parametrize("gpus", [0.5, {"count": 2, "fraction": 0.5}])

@@ -17,12 +17,11 @@ from yardmaster.schemas.quantities import duration_s, memory_mib, milli
         ("256Gi", 262_144),
         ("512Mi", 512),
         ("1.5Ti", 1_572_864),
-        ("1", 1),
         ("1Ki", 1),
-        ("1048577", 2),
+        ("1025Ki", 2),
         ("64G", 61_036),
         ("1M", 1),
-        ("0", 0),
+        ("0Mi", 0),
     ],
 )
 def test_memory_is_in_mib_rounded_up(text: str, mib: int) -> None:

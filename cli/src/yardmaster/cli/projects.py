@@ -41,7 +41,7 @@ def projects() -> None:
 @click.option("--pool", metavar="NAME", help="Their numbers of this pool.")
 @click.option("--department", metavar="NAME", help="Of this department.")
 def list_projects(session: Session, pool: str | None, department: str | None) -> None:
-    """List projects: what they deserve, use and wait for."""
+    """List projects: what they use, wait for and may use."""
     page = session.remote.client.projects(department=department, limit=1000)
     listed = [{**row, "shown_pool": pool} if pool else row for row in rows(page.items)]
     session.out.items(listed, PROJECTS, name="name", document=plain(page))
@@ -58,7 +58,7 @@ def show_project(session: Session, name: str) -> None:
 @click.argument("name")
 @click.argument("pairs", nargs=-1, metavar="[KEY=VALUE]...")
 def create_project(session: Session, name: str, pairs: tuple[str, ...]) -> None:
-    """Make a project: department=research weight=2 max-slots=64 quota.h100.deserved=16 ..."""
+    """Make a project: department=research weight=2 max-slots=64 quota.h100.limit=16 ..."""
     remote = session.remote
     config = _project({"department": "default"}, pairs)
     with creating("project", name):
@@ -99,7 +99,7 @@ def departments() -> None:
 @departments.command("ls")
 @click.option("--pool", metavar="NAME", help="Their numbers of this pool.")
 def list_departments(session: Session, pool: str | None) -> None:
-    """List departments: what their projects deserve, use and wait for together."""
+    """List departments: what their projects use, wait for and may use together."""
     page = session.remote.client.departments(limit=1000)
     listed = [{**row, "shown_pool": pool} if pool else row for row in rows(page.items)]
     session.out.items(listed, DEPARTMENTS, name="name", document=plain(page))
@@ -116,7 +116,7 @@ def show_department(session: Session, name: str) -> None:
 @click.argument("name")
 @click.argument("pairs", nargs=-1, metavar="[KEY=VALUE]...")
 def create_department(session: Session, name: str, pairs: tuple[str, ...]) -> None:
-    """Make a department: weight=2 quota.h100.deserved=32 ..."""
+    """Make a department: quota.h100.limit=32 ..."""
     remote = session.remote
     config = _department({}, pairs)
     with creating("department", name):

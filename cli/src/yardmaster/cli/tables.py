@@ -216,7 +216,6 @@ def _use(row: Row) -> Mapping[str, Any]:
     uses = [use for use in row.get("pools") or () if shown in (None, use["pool"])]
     limits = [use["limit_milli"] for use in uses if use.get("limit_milli") is not None]
     return {
-        "deserved": sum(use.get("deserved_milli") or 0 for use in uses),
         "used": sum(use["used_milli"] for use in uses) if shown else row.get("used_milli"),
         "pending": sum(use["pending_milli"] for use in uses) if shown else row.get("pending_milli"),
         "limit": sum(limits) if limits and shown else row["config"].get("limit_milli"),
@@ -229,17 +228,14 @@ def _of_use(name: str) -> Any:
 
 def _quota_state(row: Row) -> Cell:
     use = _use(row)
-    if use["limit"] is not None and use["used"] >= use["limit"]:
-        return "at_limit"
-    if use["deserved"] and use["used"] > use["deserved"]:
-        return "over_quota"
-    return "in_quota"
+    if use["limit"] is None:
+        return "no_limit"
+    return "at_limit" if use["used"] >= use["limit"] else "below_limit"
 
 
 PROJECTS: Final = (
     Column("NAME", _key("name")),
     Column("DEPARTMENT", _key("department")),
-    Column("DESERVED", _of_use("deserved"), right=True),
     Column("USED", _of_use("used"), right=True),
     Column("PENDING", _of_use("pending"), right=True),
     Column("LIMIT", _of_use("limit"), right=True),
@@ -251,9 +247,7 @@ PROJECTS: Final = (
 DEPARTMENTS: Final = (
     Column("NAME", _key("name")),
     Column("PROJECTS", _joined("projects")),
-    Column("DESERVED", _of_use("deserved"), right=True),
     Column("USED", _of_use("used"), right=True),
     Column("PENDING", _of_use("pending"), right=True),
-    Column("WEIGHT", lambda row: row["config"].get("weight"), right=True),
     Column("REVISION", _key("revision"), wide=True, right=True),
 )

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -54,6 +55,8 @@ from yardmaster.schemas.resources import Resources
 #: Environment that Yardmaster or the driver sets; a job may not.
 RESERVED_ENV: Final = ("LD_", "YARD_", "NVIDIA_", "CUDA_")
 MAX_AXES: Final = 16
+#: CPUs of a replica whose job does not say.
+DEFAULT_CPUS: Final = 1
 
 
 class Closed(BaseModel):
@@ -79,10 +82,24 @@ def _thousandths(amount: int | float) -> int | float:
     return amount
 
 
+def _with_unit(value: Any) -> Any:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        raise ValueError(f"{value} has no unit; write {value}Mi or {value}Gi")
+    return value
+
+
+# The patterns are for readers of the schema; the validators say more than "should match".
 #: `90s`, `20m`, `12h`, `1h30m`, `7d`.
-Duration = Annotated[str, Field(pattern=DURATION_PATTERN), AfterValidator(_duration)]
+Duration = Annotated[
+    str, AfterValidator(_duration), Field(json_schema_extra={"pattern": DURATION_PATTERN})
+]
 #: `512Mi`, `256Gi`, `1Ti`.
-Memory = Annotated[str, Field(pattern=MEMORY_PATTERN), AfterValidator(_memory)]
+Memory = Annotated[
+    str,
+    BeforeValidator(_with_unit),
+    AfterValidator(_memory),
+    Field(json_schema_extra={"pattern": MEMORY_PATTERN}),
+]
 #: A number with at most three decimals.
 Amount = Annotated[int | float, Field(ge=0, le=1_000_000), AfterValidator(_thousandths)]
 #: One line that people read, without control characters.
@@ -124,7 +141,7 @@ class JobResources(Closed):
     """
 
     gpus: Gpus = 0
-    cpus: Amount = 0
+    cpus: Amount = DEFAULT_CPUS
     memory: Memory | None = None
 
     @field_validator("gpus", mode="before")
@@ -147,7 +164,7 @@ class JobResources(Closed):
 
 
 class ReplicaRange(Closed):
-    """An elastic gang: never fewer than `min` replicas, never more than `max`."""
+    """A gang of `min` to `max` replicas. Elastic gangs do not work yet, so both are the same."""
 
     min: Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
     max: Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
@@ -156,6 +173,8 @@ class ReplicaRange(Closed):
     def _ordered(self) -> "ReplicaRange":
         if self.min > self.max:
             raise ValueError("min is greater than max")
+        if self.min < self.max:
+            raise ValueError("elastic gangs (max above min) are not supported yet; give one number")
         return self
 
 

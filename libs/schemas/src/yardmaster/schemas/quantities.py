@@ -17,7 +17,7 @@ __all__ = [
     "milli",
 ]
 
-MEMORY_PATTERN: Final = r"^[0-9]{1,12}(\.[0-9]{1,3})?(Ki|Mi|Gi|Ti|k|M|G|T)?$"
+MEMORY_PATTERN: Final = r"^[0-9]{1,12}(\.[0-9]{1,3})?(Ki|Mi|Gi|Ti|k|M|G|T)$"
 
 _BYTES: Final = {
     "Ki": 2**10,
@@ -28,15 +28,16 @@ _BYTES: Final = {
     "M": 10**6,
     "G": 10**9,
     "T": 10**12,
-    "": 1,
 }
 
 
 def memory_mib(text: str) -> int:
-    """MiB, rounded up, of `256Gi`, `512Mi`, `1.5Ti`, `64G` (10^9) or plain bytes.
+    """MiB, rounded up, of `256Gi`, `512Mi`, `1.5Ti` or `64G` (10^9).
 
     Raises: ValueError with what to write instead.
     """
+    if re.fullmatch(r"[0-9.]{1,16}", text):
+        raise ValueError(f"{text} has no unit; write {text}Mi or {text}Gi")
     if re.fullmatch(MEMORY_PATTERN, text) is None:
         raise ValueError(f"{text[:32]!r} is no amount of memory; write 512Mi, 256Gi or 1Ti")
     digits = text.rstrip("KMGTik")

@@ -171,7 +171,7 @@ class Gateway:
 
     @asynccontextmanager
     async def one_at_a_time(self, job_id: str) -> AsyncIterator[None]:
-        """Let submissions of one id through one after the other, so that one of them is recorded."""
+        """Let submissions of one id through one after the other: only the first is recorded."""
         turn = self._turns.setdefault(job_id, _Turn())
         turn.users += 1
         try:

@@ -11,6 +11,7 @@ from yardmaster.gateway.filters import Cursor, Limit
 from yardmaster.gateway.names import name_in_path
 from yardmaster.gateway.problems import documented
 from yardmaster.gateway.rights import Action
+from yardmaster.gateway.unsupported import refuse_department
 from yardmaster.gateway.writes import (
     Ask,
     IfMatch,
@@ -100,6 +101,7 @@ async def configure_department(
 ) -> Accepted:
     """Configure a department: `If-None-Match: *` makes a new one, `If-Match` changes one."""
     may(reading.caller, Action.OPERATE)
+    refuse_department(config)
     department = name_in_path(name, "department")
     row = await reading.store.get(DepartmentRow, department)
     current = row.revision if row is not None else None

@@ -13,6 +13,7 @@ from yardmaster.gateway.lists import page_of
 from yardmaster.gateway.names import name_in_path
 from yardmaster.gateway.problems import documented
 from yardmaster.gateway.rights import Action
+from yardmaster.gateway.unsupported import refuse_quota, refuse_quotas
 from yardmaster.gateway.writer import Asker
 from yardmaster.gateway.writes import (
     Ask,
@@ -97,6 +98,7 @@ async def configure_project(
 ) -> Accepted:
     """Configure a project: `If-None-Match: *` makes a new one, `If-Match` changes one."""
     may(reading.caller, Action.OPERATE)
+    refuse_quotas(config.quotas)
     project = name_in_path(name, "project")
     row = await queries.project(reading.store, project)
     current = row.revision if row is not None else None
@@ -160,6 +162,7 @@ async def set_quota(
 ) -> Accepted:
     """Set what a project may have of one pool; the ETag is the project's."""
     may(reading.caller, Action.OPERATE)
+    refuse_quota(quota)
     row = await _find(reading, name)
     condition(f"project {name}", row.revision, if_match)
     quotas = {**row.config.quotas, name_in_path(pool, "pool"): quota}

@@ -8,6 +8,7 @@ from pydantic_core import to_json
 from yardmaster.schemas.events.details import JobDetailedV1
 from yardmaster.schemas.events.requests import DetailsRef, TaskSubmittedV1
 from yardmaster.schemas.job_file import (
+    DEFAULT_CPUS,
     JobSpec,
     name_of,
     run_of,
@@ -45,6 +46,9 @@ def body_digest(spec: JobSpec, key: str) -> str:
     for later in ("avoid_nodes", "runtime_estimate"):
         if not described[later]:
             del described[later]
+    # The default of earlier versions was 0, and stands for the default.
+    cpus = spec.resources.cpus
+    described["resources"]["cpus"] = {DEFAULT_CPUS: 0, 0: None}.get(cpus, cpus)
     plain = to_json(_sorted(described))
     return hmac.digest(key.encode(), plain, "sha256").hex()
 

@@ -84,13 +84,20 @@ def host_ports(
         machine=Machine(
             boot_id=boot_id(),
             devices=Devices(found.names, memory),
-            cpu_milli=cpu_milli() if settings.cpu_milli is None else settings.cpu_milli,
+            cpu_milli=_cpu_milli(settings, 0 if declared is None else len(declared)),
             memory_mib=memory_mib() if settings.memory_mib is None else settings.memory_mib,
             passed=own_variables(settings.passed),
         ),
         free_port=free_port,
         health=health or Health(),
     )
+
+
+def _cpu_milli(settings: Settings, declared: int) -> int:
+    """The node's CPUs as set, or the machine's; a slot that is only declared has one at least."""
+    if settings.cpu_milli is not None:
+        return settings.cpu_milli
+    return max(cpu_milli(), 1000 * declared)
 
 
 def simulated_ports(

@@ -64,8 +64,10 @@ class Settings(LogSettings):
     devices: tuple[str, ...] | None = None
     #: Memory of one GPU; None: as detected.
     gpu_memory_mib: Milli | None = None
-    #: None: what the machine has.
+    #: None: what the machine has, and at least one CPU for each slot that `gpus` or `devices`
+    #: declares: a task asks for one CPU unless it says otherwise.
     cpu_milli: Milli | None = None
+    #: None: what the machine has.
     memory_mib: Milli | None = None
     #: An MPS daemon runs: fractions get its limits.
     mps: bool = False
