@@ -1,10 +1,12 @@
 """Pools, projects, departments and nodes: configured, changed on a condition, deleted."""
 
+import re
 from typing import Any
 
 import pytest
 
 from tests.support.gateway import TestCell
+from yardmaster.gateway.app import document
 from yardmaster.schemas.events.requests import NodeSlotsChangeRequestedV1
 
 POOL = {"policy": {"name": "priority", "options": {"preemption": False}}, "default_priority": 50}
@@ -74,12 +76,65 @@ async def test_what_is_in_use_is_not_deleted(cell: TestCell) -> None:
         assert problem["code"] == "in_use"
 
 
-async def test_a_policy_that_is_not_known_is_refused_by_quota(cell: TestCell) -> None:
-    body = {"policy": {"name": "astrology"}}
-    answer = await cell.call(
-        "PUT", "/v1/pools/new", status=202, json=body, headers={"If-None-Match": "*"}
+@pytest.mark.parametrize("policy", [{"name": "astrology"}, {"name": "priority", "version": 999}])
+async def test_a_policy_that_does_not_exist_is_refused_with_those_that_do(
+    cell: TestCell, policy: dict[str, Any]
+) -> None:
+    problem = await cell.call(
+        *("PUT", "/v1/pools/new"),
+        status=422,
+        json={"policy": policy},
+        headers={"If-None-Match": "*"},
     )
-    assert await state(cell, answer) == "policy_unknown"
+    (found,) = problem["errors"]
+    assert (found["pointer"], found["code"]) == ("/policy/name", "policy_unknown")
+    assert f"no policy {policy['name']} of version" in found["detail"]
+    assert "priority (version 1), fair_share (version 1)" in found["detail"]
+    assert "sjf" not in found["detail"], "a policy for simulations only"
+
+
+@pytest.mark.parametrize(("path", "body"), MADE)
+async def test_making_what_exists_says_that_it_does(
+    cell: TestCell, path: str, body: dict[str, Any]
+) -> None:
+    new = {"If-None-Match": "*"}
+    await cell.call("PUT", path, status=202, json=body, headers=new)
+    problem = await cell.call("PUT", path, status=412, json=body, headers=new)
+    assert problem["code"] == "already_exists"
+    kind = path.split("/")[2].removesuffix("s")
+    assert problem["detail"] == f"{kind} new exists already."
+
+
+async def test_a_405_allows_every_method_of_the_path(cell: TestCell) -> None:
+    paths = document()["paths"]
+    for path, operations in paths.items():
+        response = await cell.call(
+            "OPTIONS", re.sub(r"\{[^}]*\}", "x", path), status=405, settle=False
+        )
+        assert "does not take OPTIONS" in response["detail"]
+        async with cell.client() as client:
+            headers = (await client.options(re.sub(r"\{[^}]*\}", "x", path))).headers
+        assert headers["Allow"] == ", ".join(sorted(name.upper() for name in operations)), path
+
+
+def test_every_reference_of_the_document_resolves() -> None:
+    whole = document()
+
+    def check(part: Any) -> int:
+        if isinstance(part, list):
+            return sum(map(check, part))
+        if not isinstance(part, dict):
+            return 0
+        count = sum(map(check, part.values()))
+        if isinstance(ref := part.get("$ref"), str):
+            there: Any = whole
+            for step in ref.removeprefix("#/").split("/"):
+                assert step in there, ref
+                there = there[step]
+            count += 1
+        return count
+
+    assert check(whole) > 100
 
 
 async def test_a_quota_is_part_of_its_project(cell: TestCell) -> None:

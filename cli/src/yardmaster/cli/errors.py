@@ -72,6 +72,7 @@ _BY_CODE: Final[Mapping[str, Exit]] = {
     "wrong_phase": Exit.CONFLICT,
     "in_use": Exit.CONFLICT,
     "version_mismatch": Exit.CONFLICT,
+    "already_exists": Exit.CONFLICT,
     "precondition_required": Exit.CONFLICT,
     "idempotency_mismatch": Exit.CONFLICT,
     "rate_limited": Exit.UNREACHABLE,

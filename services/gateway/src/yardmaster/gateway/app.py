@@ -47,6 +47,7 @@ from yardmaster.schemas.api import (
     JobPatch,
     JobSpec,
     NodePatch,
+    NodeSlots,
     PoolConfig,
     Problem,
     ProjectConfig,
@@ -54,7 +55,7 @@ from yardmaster.schemas.api import (
 )
 
 _BODIES: Final = (
-    *(JobSpec, JobPatch, CancelBody, HoldBody, NodePatch),
+    *(JobSpec, JobPatch, CancelBody, HoldBody, NodePatch, NodeSlots),
     *(PoolConfig, DepartmentConfig, ProjectConfig, Quota, Enrolment),
 )
 PREFIX: Final = "/v1"

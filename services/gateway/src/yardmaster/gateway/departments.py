@@ -86,8 +86,9 @@ async def read_department(reading: Read, response: Response, name: str) -> Depar
     response_model=Accepted,
     openapi_extra=takes(DepartmentConfig),
     responses=documented(
-        *("forbidden", "not_found", "version_mismatch", "too_large", "unsupported_media_type"),
-        *("invalid_spec", "precondition_required", "busy", "outcome_unknown"),
+        *("forbidden", "not_found", "version_mismatch", "already_exists", "too_large"),
+        *("unsupported_media_type", "invalid_spec", "precondition_required", "busy"),
+        "outcome_unknown",
     ),
 )
 async def configure_department(

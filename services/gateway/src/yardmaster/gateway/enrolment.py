@@ -55,8 +55,9 @@ async def read_enrolment(reading: Read, response: Response, name: str) -> NodeEn
     response_model=Accepted,
     openapi_extra=takes(Enrolment),
     responses=documented(
-        *("forbidden", "not_found", "version_mismatch", "too_large", "unsupported_media_type"),
-        *("invalid_spec", "precondition_required", "busy", "outcome_unknown"),
+        *("forbidden", "not_found", "version_mismatch", "already_exists", "too_large"),
+        *("unsupported_media_type", "invalid_spec", "precondition_required", "busy"),
+        "outcome_unknown",
     ),
 )
 async def enrol_node(

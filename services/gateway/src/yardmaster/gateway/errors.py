@@ -2,9 +2,9 @@
 
 ```
 GatewayError   Malformed  BadCursor  Unauthenticated  Forbidden  NotFound  WrongPhase  NotEnded
-               InUse  PositionUnknown  VersionMismatch  TooLarge  WrongMediaType  InvalidBody
-               IdempotencyMismatch  PreconditionRequired  RateLimited  ViewBehind  Busy
-               TokenFileRefused  OwnRecordRefused
+               InUse  PositionUnknown  VersionMismatch  AlreadyExists  TooLarge  WrongMediaType
+               InvalidBody  IdempotencyMismatch  PreconditionRequired  RateLimited  ViewBehind
+               Busy  TokenFileRefused  OwnRecordRefused
 ```
 """
 
@@ -78,6 +78,12 @@ class VersionMismatch(GatewayError):
     """{what} was changed in between: its ETag is {etag} now."""
 
     code = "version_mismatch"
+
+
+class AlreadyExists(GatewayError):
+    """{what} exists already."""
+
+    code = "already_exists"
 
 
 class TooLarge(GatewayError):

@@ -4,8 +4,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Response
 
+from yardmaster.core.errors import UnknownPolicy
+from yardmaster.core.scheduling.policies import POLICIES, policy_of
 from yardmaster.gateway import errors
-from yardmaster.gateway.bodies import body_of, takes
+from yardmaster.gateway.bodies import body_of, invalid, takes
 from yardmaster.gateway.context import Read, Reading, may
 from yardmaster.gateway.filters import Cursor, Limit
 from yardmaster.gateway.lists import page_of
@@ -24,7 +26,7 @@ from yardmaster.gateway.writes import (
 from yardmaster.projections import queries
 from yardmaster.projections.queries import Filters
 from yardmaster.projections.rows import PoolRow
-from yardmaster.schemas.api import Accepted, List, Pool, PoolConfig
+from yardmaster.schemas.api import Accepted, FieldError, List, Pool, PoolConfig
 from yardmaster.schemas.events.requests import PoolChangeRequestedV1, PoolDeletionRequestedV1
 
 router = APIRouter(tags=["pools"])
@@ -62,6 +64,26 @@ async def read_pool(reading: Read, response: Response, name: str) -> Pool:
     return await reading.presenter.pool(row)
 
 
+def _known_policy(config: PoolConfig) -> None:
+    """Refuse a policy that does not exist; quota judges everything else about a pool.
+
+    Raises:
+        InvalidBody: with the policies that exist.
+    """
+    try:
+        policy_of(config.policy)
+    except UnknownPolicy:
+        ref = config.policy
+        known = ", ".join(
+            f"{name} (version {version})"
+            for (name, version), policy in POLICIES.items()
+            if not policy.simulated
+        )
+        detail = f"there is no policy {ref.name} of version {ref.version}; there are: {known}"
+        field = FieldError(pointer="/policy/name", code="policy_unknown", detail=detail)
+        raise invalid([field]) from None
+
+
 @router.put(
     "/pools/{name}",
     operation_id="configure_pool",
@@ -69,8 +91,9 @@ async def read_pool(reading: Read, response: Response, name: str) -> Pool:
     response_model=Accepted,
     openapi_extra=takes(PoolConfig),
     responses=documented(
-        *("forbidden", "not_found", "version_mismatch", "too_large", "unsupported_media_type"),
-        *("invalid_spec", "precondition_required", "busy", "outcome_unknown"),
+        *("forbidden", "not_found", "version_mismatch", "already_exists", "too_large"),
+        *("unsupported_media_type", "invalid_spec", "precondition_required", "busy"),
+        "outcome_unknown",
     ),
 )
 async def configure_pool(
@@ -84,6 +107,7 @@ async def configure_pool(
 ) -> Accepted:
     """Configure a pool: `If-None-Match: *` makes a new one, `If-Match` changes one."""
     may(reading.caller, Action.OPERATE)
+    _known_policy(config)
     pool = name_in_path(name, "pool")
     row = await reading.store.get(PoolRow, pool)
     current = row.revision if row is not None else None

@@ -1,7 +1,9 @@
 """Errors as problem documents (RFC 9457); alone knows status codes."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -11,6 +13,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import compile_path
 
 from yardmaster.eventlog.errors import (
     AppendOutcomeUnknown,
@@ -47,6 +50,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "in_use": Kind(409, "empty it first"),
     "position_unknown": Kind(410, "start without a position; this may be another log"),
     "version_mismatch": Kind(412, "read it again, then decide again"),
+    "already_exists": Kind(412, "choose another name, or change it with its ETag as If-Match"),
     "too_large": Kind(413),
     "unsupported_media_type": Kind(415, "send Content-Type: application/json"),
     "invalid_spec": Kind(422),
@@ -145,6 +149,21 @@ def fields_of(error: ValidationError) -> list[FieldError]:
 _BRANCHES: Final = frozenset({"number", "shares", "range", "int", "float"})
 
 
+def _methods_at(request: Request) -> list[str]:
+    """The methods of all operations at a request's path; routing knows only the first route's."""
+    return sorted(
+        method.upper()
+        for path, operations in request.app.openapi()["paths"].items()
+        if _pattern(path).match(request.url.path)
+        for method in operations
+    )
+
+
+@cache
+def _pattern(path: str) -> re.Pattern[str]:
+    return compile_path(path)[0]
+
+
 def _escaped(part: object) -> str:
     return str(part).replace("~", "~0").replace("/", "~1")
 
@@ -200,9 +219,13 @@ def install(app: FastAPI) -> None:
             raise error
         known = {404: "not_found", 405: "method_not_allowed"}
         code = known.get(error.status_code, "malformed")
-        where = f"{request.method} {request.url.path[:200]}"
-        headers = error.headers if code == "method_not_allowed" else None
-        return answer(code, f"there is nothing at {where}", trace(request), headers=headers)
+        path = request.url.path[:200]
+        if code != "method_not_allowed":
+            where = f"there is nothing at {request.method} {path}"
+            return answer(code, where, trace(request))
+        allow = ", ".join(_methods_at(request)) or (error.headers or {}).get("Allow", "")
+        detail = f"{path} does not take {request.method[:32]}; it takes {allow}"
+        return answer(code, detail, trace(request), headers={"Allow": allow})
 
     async def broken(request: Request, error: Exception) -> Response:
         telemetry = request.app.state.gateway.ports.telemetry

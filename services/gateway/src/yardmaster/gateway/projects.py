@@ -36,8 +36,9 @@ from yardmaster.schemas.events.requests import (
 router = APIRouter(tags=["projects"])
 
 _WRITES = documented(
-    *("forbidden", "not_found", "version_mismatch", "too_large", "unsupported_media_type"),
-    *("invalid_spec", "precondition_required", "busy", "outcome_unknown"),
+    *("forbidden", "not_found", "version_mismatch", "already_exists", "too_large"),
+    *("unsupported_media_type", "invalid_spec", "precondition_required", "busy"),
+    "outcome_unknown",
 )
 _DELETES = documented(
     *("forbidden", "not_found", "in_use", "version_mismatch", "precondition_required"),

@@ -48,7 +48,10 @@ def body_digest(spec: JobSpec, key: str) -> str:
             del described[later]
     # The default of earlier versions was 0, and stands for the default.
     cpus = spec.resources.cpus
-    described["resources"]["cpus"] = {DEFAULT_CPUS: 0, 0: None}.get(cpus, cpus)
+    if cpus == DEFAULT_CPUS:
+        described["resources"]["cpus"] = 0
+    elif cpus == 0:
+        described["resources"]["cpus"] = None
     plain = to_json(_sorted(described))
     return hmac.digest(key.encode(), plain, "sha256").hex()
 

@@ -73,6 +73,7 @@ def condition(
 
     Raises:
         PreconditionRequired: there is no condition.
+        AlreadyExists: it must not exist.
         VersionMismatch: it does not hold.
         Malformed: it is none.
     """
@@ -80,7 +81,7 @@ def condition(
         if if_none_match.strip() != "*":
             raise errors.Malformed(found="If-None-Match takes * alone")
         if current is not None:
-            raise errors.VersionMismatch(what=what, etag=etag(current))
+            raise errors.AlreadyExists(what=what)
         return 0
     if if_match is None:
         raise errors.PreconditionRequired(what=what)
