@@ -84,7 +84,7 @@ def test_show_is_as_in_the_interface() -> None:
 
 
 def test_explain_has_a_line_for_each_pool_with_its_numbers() -> None:
-    pool = {"pool": "h100", "asked_milli": 16_000, "about": None, "cycle": 88_121, **WAIT}
+    pool = {"pool": "h100", "asked_milli": 16_000, "about": None, "cycle": 88_119, **WAIT}
     why = {
         "task_id": "9b3xd0h5t6vn.0",
         "phase": "pending",
@@ -104,10 +104,32 @@ def test_explain_has_a_line_for_each_pool_with_its_numbers() -> None:
     assert explain_lines(out(), why, "main@d3021") == [
         "9b3xd0h5t6vn.0: pending, not now (cycle 88121, 10:20:11Z, main@d3021)",
         "POOL CODE                ASKED NUMBERS",
-        "h100 insufficient_free      16 free 3.5, short 12.5",
-        "a100 never: exceeds_pool    16 free 3.5, short 12.5",
+        "h100 insufficient_free      16 free 3.5, short 12.5 (as of cycle 88119)",
+        "a100 never: exceeds_pool    16 free 3.5, short 12.5 (as of cycle 88119)",
         "Last stop   priority, rule worse_priority, for k5w0p3xz8rta.0, until 2026-01-01T10:30:41Z",
         "            priority 42, for priority 5, held 16",
+    ]
+
+
+def test_explain_names_the_resource_that_is_short_in_its_own_unit() -> None:
+    never = {"code": "exceeds_every_node", "wait_class": "never", "since_at": None, "cycle": 7}
+    waits = [
+        ("cpus", {"asked_cpu_milli": 1_000_000, "largest_cpu_milli": 2000}),
+        ("memory", {"asked_memory_mib": 2048, "largest_memory_mib": 1536}),
+        ("gpus", {"asked_gpus": 12, "largest_gpus": 4}),
+    ]
+    why = {
+        "task_id": "9b3xd0h5t6vn.0",
+        "phase": "pending",
+        "pools": [
+            {**never, "pool": "default", "asked_milli": 12_000, "about": about, "numbers": found}
+            for about, found in waits
+        ],
+    }
+    assert explain_lines(out(), why, None)[2:] == [
+        "default never: exceeds_every_node 1000 CPUs cpus, largest 2 CPUs (as of cycle 7)",
+        "default never: exceeds_every_node     2 GiB memory, largest 1536 MiB (as of cycle 7)",
+        "default never: exceeds_every_node        12 gpus, largest 4 GPUs (as of cycle 7)",
     ]
 
 

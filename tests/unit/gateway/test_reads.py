@@ -300,3 +300,18 @@ async def test_a_request_carries_the_callers_trace_into_the_log(cell: TestCell) 
     assert envelope.traceparent.split("-")[1] == trace
     assert envelope.auth is not None
     assert envelope.auth.credential_id == "olga-token"
+
+
+async def test_the_numbers_of_a_wait_name_the_resource_their_unit_and_their_cycle(
+    cell: TestCell,
+) -> None:
+    job = await cell.submit(resources={"gpus": 2, "cpus": 1000})
+    explained = await cell.call("GET", f"/v1/tasks/{job}.0/explain")
+    (wait,) = [one for one in explained["pools"] if one["pool"] == "default"]
+    assert (wait["code"], wait["about"]) == ("exceeds_every_node", "cpus")
+    assert wait["numbers"] == {"asked_cpu_milli": 1_000_000, "largest_cpu_milli": 64_000}
+    before = wait["cycle"]
+    await cell.submit()
+    task = await cell.call("GET", f"/v1/tasks/{job}.0")
+    again = await cell.call("GET", f"/v1/tasks/{job}.0/explain")
+    assert task["wait"]["cycle"] == before < again["cycle"], "the reason is of its own cycle"

@@ -30,7 +30,13 @@ def numbers(values: Mapping[str, int], *, without: Sequence[str] = ()) -> str:
     for key, value in values.items():
         if key in without:
             continue
-        if key.endswith("_milli"):
+        if key.endswith("_cpu_milli"):
+            parts.append(f"{_words(key, '_cpu_milli')} {counted(gpus(value), 'CPU')}")
+        elif key.endswith("_memory_mib"):
+            parts.append(f"{_words(key, '_memory_mib')} {mebibytes(value)}")
+        elif key.endswith("_gpus"):
+            parts.append(f"{_words(key, '_gpus')} {counted(str(value), 'GPU')}")
+        elif key.endswith("_milli"):
             parts.append(f"{_words(key, '_milli')} {gpus(value)}")
         elif key.endswith("_at_ms"):
             parts.append(f"{_words(key, '_at_ms')} {_utc(value)}")
@@ -39,6 +45,11 @@ def numbers(values: Mapping[str, int], *, without: Sequence[str] = ()) -> str:
         else:
             parts.append(f"{_words(key, '')} {value}")
     return ", ".join(parts)
+
+
+def counted(number: str, what: str) -> str:
+    """`1 CPU`, `0.5 CPUs`, `4 CPUs`."""
+    return f"{number} {what}" if number == "1" else f"{number} {what}s"
 
 
 def _words(key: str, unit: str) -> str:
@@ -138,8 +149,26 @@ def _waits(out: Output, wait: Row) -> str:
         at_ms = parse_time(since)
         age = "" if at_ms is None else f" ({span((out.now_ms() - at_ms) / 1000)})"
         text += f" since {_at(out, since)}{age}"
-    shown = numbers(wait.get("numbers") or {})
+    shown = _recorded(wait)
     return f"{text}   {shown}" if shown else text
+
+
+def _recorded(wait: Row, *, without: Sequence[str] = ()) -> str:
+    """The numbers of a wait, and the cycle that they are of."""
+    shown = numbers(wait.get("numbers") or {}, without=without)
+    if shown and wait.get("cycle") is not None:
+        shown += f" (as of cycle {wait['cycle']})"
+    return shown
+
+
+#: Numbers of a wait that say what the task asks for.
+_ASKED: Final = ("asked_gpus", "asked_cpu_milli", "asked_memory_mib", "asked_milli", "asked")
+
+
+def _asked(wait: Row) -> str:
+    """What a task asks for of the resource that it waits for: `16`, `1000 CPUs`."""
+    found = {key: wait["numbers"][key] for key in _ASKED[1:3] if key in wait["numbers"]}
+    return numbers(found).replace("asked ", "") if found else gpus(wait["asked_milli"])
 
 
 def stop_words(out: Output, stop: Row) -> str:
@@ -229,10 +258,8 @@ def explain_lines(out: Output, why: Row, position: str | None) -> list[str]:
             [
                 wait["pool"],
                 f"never: {wait['code']}" if wait["wait_class"] == "never" else wait["code"],
-                gpus(wait["asked_milli"]),
-                numbers(wait["numbers"], without=("asked_milli", "asked"))
-                + (f" ({wait['about']})" if wait.get("about") else "")
-                or NOTHING,
+                _asked(wait),
+                _pool_numbers(wait),
             ]
             for wait in pools
         ]
@@ -253,6 +280,12 @@ def explain_lines(out: Output, why: Row, position: str | None) -> list[str]:
     if why.get("refusal"):
         lines.append(_labelled("Refused", refusal_words(why["refusal"])))
     return lines
+
+
+def _pool_numbers(wait: Row) -> str:
+    shown = _recorded(wait, without=_ASKED)
+    about = wait.get("about")
+    return ", ".join(part for part in (about, shown) if part) or NOTHING
 
 
 def _explain_title(why: Row, position: str | None) -> str:

@@ -14,6 +14,7 @@ from yardmaster.cli.moments import parse_moment
 from yardmaster.cli.remote import plain
 from yardmaster.cli.session import Session, command, now_ms
 from yardmaster.eventlog.port import EventLog
+from yardmaster.projections.units import with_units
 from yardmaster.runtime.explain import AttemptStory, Explanation, PoolWait, explain_at
 from yardmaster.schemas.instants import rfc3339
 
@@ -90,7 +91,9 @@ def _wait(found: Explanation, wait: PoolWait) -> dict[str, Any]:
         "code": wait.wait.code.value,
         "wait_class": wait.wait_class.value,
         "asked_milli": found.asked_gpu_milli,
-        "numbers": dict(wait.wait.numbers),
+        "numbers": with_units(
+            wait.wait.code, wait.wait.about, wait.wait.numbers, found.asked, found.replicas
+        ),
         "about": wait.wait.about,
         "since_at": None if wait.since_ms is None else rfc3339(wait.since_ms),
         "cycle": wait.cycle,

@@ -22,6 +22,7 @@ from yardmaster.projections.rows import (
     WaitRow,
 )
 from yardmaster.projections.store import ViewStore
+from yardmaster.projections.units import with_units
 from yardmaster.schemas import api
 from yardmaster.schemas.events.decisions import Checkpoint
 from yardmaster.schemas.events.requests import Quota
@@ -180,6 +181,7 @@ class Presenter:
             numbers=best.numbers,
             about=best.about,
             since_at=best.since_at,
+            cycle=best.cycle,
         )
 
     def _pool_wait(self, row: TaskRow, pool: str, wait: WaitRow | None) -> api.PoolWait:
@@ -200,7 +202,13 @@ class Presenter:
             code=wait.wait.code,
             wait_class=wait.wait.code.wait_class,
             asked_milli=row.gpu_milli,
-            numbers=dict(wait.wait.numbers),
+            numbers=with_units(
+                wait.wait.code,
+                wait.wait.about,
+                wait.wait.numbers,
+                row.job.asked.resources,
+                row.job.asked.replicas_min,
+            ),
             about=wait.wait.about,
             since_at=rfc3339(since),
             cycle=wait.cycle,

@@ -26,6 +26,7 @@ from yardmaster.schemas.events.decisions import (
 )
 from yardmaster.schemas.position import Position
 from yardmaster.schemas.reasons import Start, Stop, Wait, WaitClass, WaitCode
+from yardmaster.schemas.resources import Resources
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,9 @@ class Explanation:
     priority: int
     submitted_ms: int
     asked_gpu_milli: int
+    #: What one replica asks for, and how many replicas there are.
+    asked: Resources
+    replicas: int
     #: The class of all its waits together: `never` only when it is so in every pool.
     wait_class: WaitClass | None
     waits: tuple[PoolWait, ...]
@@ -151,6 +155,8 @@ def explain(state: ClusterState, task_id: str, history: TaskHistory | None = Non
         priority=task.job.priority,
         submitted_ms=task.job.submitted_ms,
         asked_gpu_milli=task.job.shape.total_gpu_milli,
+        asked=task.job.spec.resources,
+        replicas=task.job.shape.replicas,
         wait_class=_class_of(waits),
         waits=waits,
         restarts=task.restarts,

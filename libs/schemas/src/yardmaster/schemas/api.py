@@ -256,7 +256,10 @@ class Request(Answer):
 
 
 class Wait(Answer):
-    """Why a task waits: of its pools, the one that is nearest to taking it."""
+    """Why a task waits: of its pools, the one that is nearest to taking it.
+
+    `numbers` are of `cycle`, in which the reason was recorded, and may have changed since.
+    """
 
     code: str
     wait_class: WaitClass
@@ -264,6 +267,7 @@ class Wait(Answer):
     numbers: Numbers
     about: str | None
     since_at: At | None
+    cycle: int | None = None
 
 
 class StopShown(Answer):
@@ -413,7 +417,10 @@ class Attempt(Answer):
 
 
 class PoolWait(Answer):
-    """Why a task is not placed in one of its pools."""
+    """Why a task is not placed in one of its pools.
+
+    `numbers` are of `cycle`, in which the reason was recorded, and may have changed since.
+    """
 
     pool: str
     code: str
