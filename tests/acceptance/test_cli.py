@@ -172,6 +172,15 @@ def test_a_job_that_fails_when_it_can_never_fit_does(dev: Dev) -> None:
     dev.yard("submit", "--gpus", "64", "--unschedulable", "fail", "--wait", "--", "true", code=105)
 
 
+def test_submitting_what_can_never_fit_warns_at_once_with_what_would(dev: Dev) -> None:
+    said = dev.yard("submit", "--gpus", "12", "--", "true")
+    assert "warning: it can never fit: resources.gpus: 12 per replica" in said.err
+    job = said.out.strip()
+    lines = dev.yard("explain", job).lines
+    assert any("largest" in line and "(as of cycle " in line for line in lines), lines
+    dev.yard("cancel", job)
+
+
 def test_waiting_for_what_can_never_fit_ends_and_says_why(dev: Dev) -> None:
     said = dev.yard("submit", "--gpus", "64", "--wait", "--", "true", code=105)
     job = said.out.strip()

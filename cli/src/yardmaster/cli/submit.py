@@ -108,6 +108,8 @@ def submit(session: Session, files: tuple[str, ...], command: tuple[str, ...], *
     except KeyboardInterrupt:
         out.note(f"\nnot known whether it was recorded; repeat with: --idempotency-key {key}")
         raise
+    for warning in answer.warnings:
+        out.note(f"warning: it can never fit: {warning}")
     out.detail(f"recorded at {answer.position}, idempotency key {key}")
     words = ("logs", "-f") if given["follow"] else ("wait",)
     with lasting(session, session.command(*words, answer.job_id), limit_s):

@@ -210,11 +210,15 @@ class NodeSlots(Closed):
 
 
 class Submitted(Answer):
-    """A job was recorded, not yet judged; read with `position` as `min_position` to see it."""
+    """A job was recorded, not yet judged; read with `position` as `min_position` to see it.
+
+    `warnings`: why it can never fit on the nodes that there are now, and what would.
+    """
 
     job_id: JobId
     task_ids: list[TaskId]
     position: PositionText
+    warnings: list[str] = Field(default_factory=list)
 
 
 class Accepted(Answer):

@@ -20,6 +20,7 @@ from yardmaster.gateway.limits import RateLimit
 from yardmaster.gateway.recent import RecentSubmissions
 from yardmaster.gateway.rights import Action, Caller, allowed, named, sees_all
 from yardmaster.gateway.settings import GatewaySettings
+from yardmaster.gateway.sizes import NodeSizes
 from yardmaster.gateway.writer import RequestWriter
 from yardmaster.projections import queries
 from yardmaster.projections.queries import Sight
@@ -100,6 +101,7 @@ class Gateway:
             Partition(REQUESTS.name, settings.partition),
             most=settings.recent_requests,
         )
+        self.sizes = NodeSizes(self.views, ports.clock, ports.telemetry)
         #: Who sends each open stream.
         self._open_streams: dict[int, asyncio.Task[Any]] = {}
         self._made_streams = 0

@@ -50,6 +50,7 @@ from yardmaster.schemas.events.requests import (
     ResumeRequestedV1,
     WeightChangeRequestedV1,
 )
+from yardmaster.schemas.job_file import submitted_spec
 from yardmaster.schemas.position import Position
 from yardmaster.schemas.quantities import milli
 
@@ -118,7 +119,8 @@ async def submit_job(
     position = str(Position(cell=gateway.cell, requests=known.offset + 1))
     response.headers["Yard-Position"] = position
     ids = [f"{id_}.{index}" for index in range(known.tasks)]
-    return Submitted(job_id=id_, task_ids=ids, position=position)
+    warnings = await gateway.sizes.warnings(submitted_spec(spec), spec.project)
+    return Submitted(job_id=id_, task_ids=ids, position=position, warnings=warnings)
 
 
 async def _may_submit(gateway: Gateway, caller: Caller, project: str) -> None:

@@ -1,0 +1,100 @@
+"""What a submission is told at once when no node could ever hold its job."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.support.gateway import TestCell
+from tests.support.views import telemetry
+from yardmaster.gateway.app import create_app
+from yardmaster.gateway.context import Gateway
+from yardmaster.gateway.sizes import Size, unfit
+from yardmaster.schemas.events.requests import SubmittedSpec
+from yardmaster.schemas.job_file import parse_job, submitted_spec
+
+NODE = Size("sxm", 4, 32_000, 262_144)
+POOLS = {"default": {NODE: 3}, "empty": {}}
+
+
+def spec(text: str) -> SubmittedSpec:
+    return submitted_spec(parse_job(f'{{"project": "nlp", "run": {{"command": ["a"]}}, {text}}}'))
+
+
+@pytest.mark.parametrize(
+    ("text", "warning"),
+    [
+        (
+            '"resources": {"gpus": 12}',
+            "resources.gpus: 12 per replica, the largest node has 4. Try replicas: 3, gpus: 4.",
+        ),
+        (
+            '"resources": {"gpus": 6}',
+            "resources.gpus: 6 per replica, the largest node has 4. Try replicas: 2, gpus: 3.",
+        ),
+        ('"resources": {"gpus": 16}', "resources.gpus: 16 per replica, the largest node has 4"),
+        (
+            '"resources": {"gpus": 4}, "replicas": 4',
+            "replicas: 4, all nodes together hold 3 of them",
+        ),
+        (
+            '"resources": {"cpus": 1000}',
+            "resources.cpus: 1000 per replica, the largest node has 32",
+        ),
+        (
+            '"resources": {"memory": "512Gi"}',
+            "resources.memory: 524288Mi per replica, the largest node has 262144Mi",
+        ),
+        ('"node_types": ["pcie"]', "node_types: no node of type pcie is in its pools"),
+        (
+            '"replicas": "auto", "resources": {"gpus": 13}',
+            "resources.gpus: 13, all nodes together have 12",
+        ),
+    ],
+)
+def test_a_job_that_can_never_fit_is_told_what_is_short_and_what_would_fit(
+    text: str, warning: str
+) -> None:
+    assert unfit(spec(text), POOLS) == [warning]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"resources": {"gpus": 4}, "replicas": 3',
+        '"resources": {"gpus": 0.5}, "replicas": 24',
+        '"resources": {"gpus": 0, "cpus": 0}, "replicas": 4096',
+        '"resources": {"gpus": {"count": 3, "fraction": 0.25}}',
+        '"replicas": "auto", "resources": {"gpus": 12}',
+        '"node_types": ["sxm"]',
+    ],
+)
+def test_a_job_that_may_fit_some_day_is_told_nothing(text: str) -> None:
+    assert unfit(spec(text), POOLS) == []
+
+
+def test_of_pools_without_nodes_nothing_is_said() -> None:
+    assert unfit(spec('"resources": {"gpus": 99}'), {"empty": {}}) == []
+
+
+async def submit(cell: TestCell, gpus: int, **more: Any) -> list[str]:
+    body = {"project": "nlp", "resources": {"gpus": gpus}, "run": {"command": ["true"]}, **more}
+    answer = await cell.call("POST", "/v1/jobs", token="nlp", status=202, json=body)
+    return list(answer["warnings"])
+
+
+async def test_a_submission_is_answered_with_what_its_pools_lack(cell: TestCell) -> None:
+    await cell.joins("n2", pool="h100", gpus=8)
+    await cell.settle()
+    (warning,) = await submit(cell, 12)
+    assert warning.startswith("resources.gpus: 12 per replica, the largest node has 8")
+    assert await submit(cell, 8) == [], "another of its pools may run it"
+    (warning,) = await submit(cell, 8, pools=["default"])
+    assert warning == "resources.gpus: 8 per replica, the largest node has 4"
+
+
+async def test_a_submission_needs_no_views_to_be_recorded(cell: TestCell) -> None:
+    cell.app = create_app(replace(cell.ports, telemetry=telemetry("gateway")), cell.settings)
+    gateway: Gateway = cell.app.state.gateway
+    gateway.views.store = type(cell.store)("main", cell.clock)
+    assert await submit(cell, 12) == []
