@@ -5,9 +5,7 @@ from functools import cache
 from typing import Any, Final
 
 from fastapi import APIRouter, Depends, FastAPI
-from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
-from pydantic import TypeAdapter
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -28,38 +26,19 @@ from yardmaster.gateway import (
     usage,
     watch,
 )
-from yardmaster.gateway.bodies import BODY_PREFIX
 from yardmaster.gateway.context import (
     Gateway,
     GatewayPorts,
     only_known_parameters,
     the_caller,
 )
+from yardmaster.gateway.openapi import document_of
 from yardmaster.gateway.settings import GatewaySettings
 from yardmaster.gateway.writes import trace_of
 from yardmaster.runtime.telemetry import Telemetry
 from yardmaster.runtime.tracing import NO_SPAN, Span, trace_id_of
-from yardmaster.schemas.api import (
-    CancelBody,
-    DepartmentConfig,
-    Enrolment,
-    HoldBody,
-    JobPatch,
-    JobSpec,
-    NodePatch,
-    NodeSlots,
-    PoolConfig,
-    Problem,
-    ProjectConfig,
-    Quota,
-)
 
-_BODIES: Final = (
-    *(JobSpec, JobPatch, CancelBody, HoldBody, NodePatch, NodeSlots),
-    *(PoolConfig, DepartmentConfig, ProjectConfig, Quota, Enrolment),
-)
 PREFIX: Final = "/v1"
-_REFS: Final = "#/components/schemas/"
 
 
 class Surroundings:
@@ -198,36 +177,4 @@ def document() -> dict[str, Any]:
     app = FastAPI()
     app.include_router(_api())
     app.include_router(health.router)
-    return _completed(app)
-
-
-def _completed(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's document, with the bodies and problems that endpoints handle themselves."""
-    found: dict[str, Any] = get_openapi(
-        title="Yardmaster",
-        version=caller.software_version(),
-        description="Submit, watch and operate work on shared GPU clusters.",
-        routes=app.routes,
-    )
-    schemas = found.setdefault("components", {}).setdefault("schemas", {})
-    adapters: list[tuple[str, Any, TypeAdapter[Any]]] = [
-        (body.__name__, "validation", TypeAdapter(body)) for body in _BODIES
-    ]
-    _, given = TypeAdapter.json_schemas(adapters, ref_template=f"{_REFS}{BODY_PREFIX}{{model}}")
-    for name, schema in given["$defs"].items():
-        schemas[f"{BODY_PREFIX}{name}"] = schema
-    problem = Problem.model_json_schema(mode="serialization", ref_template=f"{_REFS}{{model}}")
-    schemas.update(problem.pop("$defs", {}))
-    schemas["Problem"] = problem
-    schemas.pop("HTTPValidationError", None)
-    schemas.pop("ValidationError", None)
-    found["components"]["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
-    for path, operations in found["paths"].items():
-        for operation in operations.values():
-            # Parameters that cannot be read are 400; 422 is about bodies, and founded with them.
-            content = operation["responses"].get("422", {}).get("content", {})
-            if "application/json" in content:
-                del operation["responses"]["422"]
-            if path.startswith("/v1/"):
-                operation["security"] = [{"bearer": []}]
-    return found
+    return document_of(app)
