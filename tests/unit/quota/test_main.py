@@ -74,7 +74,8 @@ class Cell(ToyCell):
                 run=Run(command=("t",)),
             )
             about = replace(envelope(detailed), subject=submitted.job_id)
-            record = encode(about, submitted.job_id)
+            place = await self.log.end(Partition("details"))
+            record = encode(about, f"{submitted.job_id}.{place:032x}")
             offset = await self.log.append(Partition("details"), [record])
             digest = sha256(record.value or b"").hexdigest()
             await self.asks(replace(submitted, details=r.DetailsRef(offset=offset, digest=digest)))

@@ -125,7 +125,7 @@ def simulated_ports(
         machine=Machine(
             boot_id=BOOT_ID,
             devices=Devices(declared, settings.gpu_memory_mib or 0),
-            cpu_milli=settings.cpu_milli or 0,
+            cpu_milli=1000 * len(declared) if settings.cpu_milli is None else settings.cpu_milli,
             memory_mib=settings.memory_mib or 0,
             passed={},
         ),
