@@ -57,7 +57,7 @@ def dump(state: AdmissionState) -> dict[str, Any]:
         },
         "jobs": {name: _dump_job(row) for name, row in state.jobs.items()},
         "rejected": {name: body.hex() for name, body in state.rejected.items()},
-        "sources": {name: _dump_mark(row) for name, row in state.sources.items()},
+        "sources": {name: [row.epoch, row.seq] for name, row in state.sources.items()},
         "work": [_dump_pending(pending) for pending in state.work],
     }
 
@@ -103,16 +103,12 @@ def _load(cell: str, dumped: dict[str, Any]) -> AdmissionState:
         state.put_job(name, _load_job(state, row))
     for name, body in dumped["rejected"].items():
         state.rejected.put(name, bytes.fromhex(body))
-    for name, mark in dumped["sources"].items():
-        state.sources.put(name, Mark(*map(int, mark)))
+    for name, (epoch, seq) in dumped["sources"].items():
+        state.sources.put(name, Mark(int(epoch), int(seq)))
     state.work.extend(_load_pending(row) for row in dumped["work"])
     if len(state.work) != state.taken - state.judged:
         raise ValueError(f"{len(state.work)} requests wait, not {state.taken - state.judged}")
     return state
-
-
-def _dump_mark(mark: Mark) -> list[int]:
-    return [mark.epoch, mark.seq, *((mark.taken,) if mark.taken else ())]
 
 
 def _dump_configs(

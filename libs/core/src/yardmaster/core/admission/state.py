@@ -26,9 +26,9 @@ from yardmaster.schemas.events.requests import (
 
 #: The pool that comes first where a job and its project name none.
 DEFAULT_POOL: Final = "default"
-#: Starts of gateways whose marks are kept. One more replaces the start whose last request was taken
-#: longest ago: a record of it can only be mistaken for a new one if it reaches the log later than
-#: requests of this many newer starts.
+#: Starts of gateways whose marks are kept. One more replaces the one that started first by its own
+#: clock: a record of that one could be mistaken for a new one only if the log took it again, late,
+#: after so many other starts.
 MAX_STARTS: Final = 1_000
 #: The source of one start of a gateway: `gateway/<name>.<12 hex digits>`.
 _ONE_START: Final = re.compile(r"gateway/.+\.[0-9a-f]{12}")
@@ -117,15 +117,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The last record taken from a source; what is not above it is a repeat.
-
-    `taken`, of a source that is one start of a gateway: how many requests had been taken with this
-    record. Of other sources 0.
-    """
+    """The last record taken from a source; what is not above it is a repeat."""
 
     epoch: int
     seq: int
-    taken: int = 0
 
     def below(self, epoch: int, seq: int) -> bool:
         """Whether a record comes after this one."""
@@ -159,10 +154,6 @@ def _config_line(row: Pool | Department | Project | Enrolled) -> str:
 
 def _enrolled_line(row: Enrolled) -> str:
     return f"{_config_line(row)}|{row.revoked}"
-
-
-def _mark_line(mark: Mark) -> str:
-    return f"{mark.epoch}|{mark.seq}" + (f"|{mark.taken}" if mark.taken else "")
 
 
 def _job_line(job: Job) -> str:
@@ -209,7 +200,7 @@ class AdmissionState:
         self.enrolled: Table[Enrolled] = Table("enrolled", _enrolled_line)
         #: Jobs that were refused: their ids are used up. Name -> body digest.
         self.rejected: Table[bytes] = Table("rejected", bytes.hex)
-        self.sources: Table[Mark] = Table("source", _mark_line)
+        self.sources: Table[Mark] = Table("source", lambda row: f"{row.epoch}|{row.seq}")
         #: How many rows name a pool, department or project ("pool/h100"). Derived, so not digested.
         self.uses: Table[int] = Table("uses", str)
         #: Derived: all pools, in the order in which a job without pools tries them.
@@ -274,15 +265,15 @@ class AdmissionState:
 
     def put_mark(self, source: str, epoch: int, seq: int) -> None:
         """Set the last record taken from a source; keeps `MAX_STARTS` starts of gateways."""
-        if _ONE_START.fullmatch(source) is None:
-            self.sources.put(source, Mark(epoch, seq))
-            return
-        if self.sources.get(source) is None:
-            starts = [(mark.taken, name) for name, mark in self.sources.items() if mark.taken]
+        if self.sources.get(source) is None and _ONE_START.fullmatch(source):
+            starts = [
+                (mark.epoch, name)
+                for name, mark in self.sources.items()
+                if _ONE_START.fullmatch(name)
+            ]
             if len(starts) >= MAX_STARTS:
                 self.sources.put(min(starts)[1], None)
-        # Counted from 1, so that the first request's mark is one of a start too.
-        self.sources.put(source, Mark(epoch, seq, self.taken + 1))
+        self.sources.put(source, Mark(epoch, seq))
 
     def put_pool(self, name: str, pool: Pool | None) -> None:
         """Set or remove a pool."""
