@@ -68,14 +68,13 @@ class Cell(ToyCell):
         for submitted in jobs:
             detailed = JobDetailedV1(
                 job_id=submitted.job_id,
-                salt="0" * 32,
+                salt=f"{await self.log.end(Partition('details')):032x}",
                 name="t",
                 user="ada",
                 run=Run(command=("t",)),
             )
             about = replace(envelope(detailed), subject=submitted.job_id)
-            place = await self.log.end(Partition("details"))
-            record = encode(about, f"{submitted.job_id}.{place:032x}")
+            record = encode(about, f"{submitted.job_id}.{detailed.salt}")
             offset = await self.log.append(Partition("details"), [record])
             digest = sha256(record.value or b"").hexdigest()
             await self.asks(replace(submitted, details=r.DetailsRef(offset=offset, digest=digest)))
