@@ -88,7 +88,7 @@ def lay(body: Body, pairs: Sequence[str], known: Mapping[str, Reader]) -> Body:
     """A copy of `body` with `key=value` pairs laid over it.
 
     Beside the known keys: `option.NAME` of a pool's policy; of a project or department
-    `quota.POOL.deserved`, `limit` and `over-quota-weight`.
+    `quota.POOL.limit` (`deserved` and `over-quota-weight` are not supported yet).
 
     Raises:
         BadUsage: a key that is not known, or a value that its key does not take.
@@ -122,7 +122,7 @@ def _reader(key: str, known: Mapping[str, Reader]) -> Reader:
             path, read = _QUOTA[what]
             return ("quotas", pool, *path), read
         raise BadUsage(f"{key}: quota.POOL.KEY was expected", hint=f"keys: {', '.join(_QUOTA)}")
-    extra = ("option.NAME",) if known is POOL else ("quota.POOL.deserved",)
+    extra = ("option.NAME",) if known is POOL else ("quota.POOL.limit",)
     like = nearest(key, known)
     raise BadUsage(
         f"unknown key {key}",
