@@ -205,7 +205,8 @@ def test_projects_and_pools_are_made_changed_and_deleted(dev: Dev) -> None:
     dev.yard("pools", "create", "spare", "option.preemption=false")
     assert dev.yard("pools", "-o", "name").lines == ["default", "spare"]
     assert "unknown key polcy" in dev.yard("pools", "set", "spare", "polcy=x", code=2).err
-    dev.yard("pools", "set", "spare", "policy=nonsense", code=103)
+    refused = dev.yard("pools", "set", "spare", "policy=nonsense", code=2)
+    assert "there are: priority (version 1), fair_share (version 1)" in refused.err
     assert "exists already" in dev.yard("pools", "create", "spare", code=103).err
     dev.yard("pools", "delete", "spare")
     dev.yard("projects", "delete", "nlp")
