@@ -91,11 +91,6 @@ async def test_a_process_that_dies_of_a_signal_is_reported_with_it(
         ),
         (Run(command=("/",)), 126, ["cannot run /: Permission denied"]),
         (Run(command=("/etc/passwd",)), 126, ["cannot run /etc/passwd", "chmod +x"]),
-        (
-            Run(script="true", working_dir="/no/such/folder"),
-            127,
-            ["the working directory /no/such/folder cannot be used", "Set working_dir to"],
-        ),
         (Run(script="echo $UNSET_NAME"), 2, ["UNSET_NAME"]),
     ],
 )
@@ -242,7 +237,8 @@ async def test_ranks_within_a_replica_of_many_gpus_are_left_to_torchrun(
 async def test_a_job_that_sets_a_reserved_name_is_not_started(world: AgentWorld, name: str) -> None:
     async with world.agent():
         task = await world.allocate(sh("true", env={name: "x"}))
-        assert (await world.ended(task))[0].never_started
+        released = (await world.ended(task))[0]
+        assert (released.never_started, released.failure) == (True, "reserved_variable")
         assert name in await world.output(task, stream="agent")
     assert not await world.of_type(TaskStartedV1)
 
@@ -250,8 +246,32 @@ async def test_a_job_that_sets_a_reserved_name_is_not_started(world: AgentWorld,
 async def test_a_secret_that_is_not_there_keeps_the_job_from_starting(world: AgentWorld) -> None:
     async with world.agent():
         task = await world.allocate(sh("true", secrets={"TOKEN": "../../etc/passwd"}))
-        assert (await world.ended(task))[0].never_started
+        released = (await world.ended(task))[0]
+        assert (released.never_started, released.failure) == (True, "secret_missing")
         assert "no secret" in await world.output(task, stream="agent")
+
+
+@pytest.mark.parametrize(
+    ("run", "failure", "why"),
+    [
+        (Run(script="true", working_dir="/no/such/folder"), "directory_missing", "/no/such/folder"),
+        (Run(script="true", working_dir="/etc/passwd"), "directory_missing", "/etc/passwd"),
+        (Run(script="true", image="busybox"), "no_executor", "container"),
+    ],
+)
+async def test_what_no_node_could_start_is_reported_with_its_cause(
+    world: AgentWorld, run: Run, failure: str, why: str
+) -> None:
+    async with world.agent():
+        task = await world.allocate(run)
+        released = (await world.ended(task))[0]
+        assert (released.never_started, released.failure) == (True, failure)
+        assert why in await world.output(task, stream="agent")
+
+
+async def test_a_node_says_which_executors_it_has(world: AgentWorld) -> None:
+    async with world.agent() as joined:
+        assert joined.executors == ("process",)
 
 
 async def test_erased_or_exchanged_details_are_reported_as_never_started(
@@ -271,7 +291,8 @@ async def test_erased_or_exchanged_details_are_reported_as_never_started(
             (world.job(), missing, "erased"),
         ):
             task = await world.allocate(details, task_id=f"{job}.0")
-            assert (await world.ended(task))[0].never_started
+            released = (await world.ended(task))[0]
+            assert (released.never_started, released.failure) == (True, "details_missing")
             assert why in await world.output(task, stream="agent")
 
 
@@ -441,7 +462,8 @@ async def test_what_is_taken_back_before_it_started_is_never_started(
     else:
         await world.revoke(task)
     async with world.agent():
-        assert (await world.ended(task))[0].never_started
+        released = (await world.ended(task))[0]
+        assert (released.never_started, released.failure) == (True, None)
     assert not await world.of_type(TaskStartedV1)
 
 
@@ -526,8 +548,8 @@ async def test_what_the_node_cannot_hold_is_given_back(world: AgentWorld) -> Non
         both = await world.allocate(sh("true"), slots=[(0,)], gpu_milli=500)
         beyond = await world.allocate(sh("true"), slots=[(4,)])
         fits = await world.allocate(sh("true"), slots=[(0,)], gpu_milli=400)
-        assert (await world.ended(both))[0].never_started
-        assert (await world.ended(beyond))[0].never_started
+        assert (await world.ended(both))[0].failure == "other"
+        assert (await world.ended(beyond))[0].failure == "other"
         assert not (await world.ended(fits))[0].never_started
         await world.stop(holder, grace_s=0)
         await world.ended(holder)

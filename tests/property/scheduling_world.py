@@ -253,6 +253,7 @@ class World:
                 types = task.job.spec.node_types
                 assert not types or node.node_type in types
                 assert node.name not in task.job.spec.avoid_nodes
+                assert node.runs_images or not task.job.spec.image, f"{task.id} on {node.name}"
                 assert not set(placement.slots) & set(node.disabled), f"{task.id} on a bad slot"
                 self._laid_as_asked(event, node, placement)
             self._nobody_passed(task, run.pool)
@@ -273,6 +274,8 @@ class World:
             record = group.waits.get(pool.name)
             if record is None or record[0].code not in BLOCKING or len(group.shape.pools) > 1:
                 continue
+            if group.shape.start_failed and pool.preempts and not group.shape.preemptible:
+                continue  # it may not preempt, so those behind it do not wait for it
             first = group.queue.first
             if record[2] == self.cell.state.cycle or first.job.spec.max_concurrent is not None:
                 continue
@@ -318,6 +321,9 @@ class World:
                     spec, run = victim.job.spec, victim.run
                     assert spec.preemptible
                     assert run is not None
+                    assert event.stop.for_task is not None
+                    ahead = state.task(event.stop.for_task)
+                    assert not ahead.failed_starts, f"{ahead.id} preempts after a failed start"
                     if spec.min_runtime_s and run.running_ms:
                         ran_ms = state.now_ms - run.running_ms
                         assert ran_ms >= spec.min_runtime_s * 1000, "stopped within its minimum"

@@ -22,6 +22,8 @@ from yardmaster.schemas import plain
 from yardmaster.schemas.events import admissions as adm
 from yardmaster.schemas.events import node_events as nev
 from yardmaster.schemas.events import requests as req
+from yardmaster.schemas.events.node_events import ExecutorKind
+from yardmaster.schemas.reasons import StartFailure
 from yardmaster.schemas.resources import Resources
 
 NODES = ("n1", "n2", "n3")
@@ -73,6 +75,7 @@ unusual = st.one_of(
     st.fixed_dictionaries({"time_limit_s": st.sampled_from([5, 60])}),
     st.fixed_dictionaries({"max_restarts": st.integers(1, 2)}),
     st.just({"unschedulable": req.Unschedulable.FAIL}),
+    st.just({"image": True}),
     st.just({"exit_zero": req.ExitZero.FINISHED}),
     st.fixed_dictionaries({"avoid_nodes": st.sampled_from([("n1",), ("n1", "n2"), ("n2", "n3")])}),
     st.builds(
@@ -252,6 +255,7 @@ class Histories(RuleBasedStateMachine):
         gpus=st.integers(0, 3),
         pool=st.sampled_from(["main", "main", "side"]),
         node_type=st.sampled_from(["any", "sxm"]),
+        executors=st.sampled_from([tuple(ExecutorKind), (ExecutorKind.PROCESS,)]),
     )
     def join(self, name: str, **offer: Any) -> None:
         self._join(name, **offer)
@@ -321,11 +325,12 @@ class Histories(RuleBasedStateMachine):
             if free:
                 self.world.claim(nev.SlotsReleasedV1(**about))
 
-    @rule(number=numbers)
-    def release(self, number: int) -> None:
+    @rule(number=numbers, failure=st.sampled_from([None, *[StartFailure.OTHER] * 3, *StartFailure]))
+    def release(self, number: int, failure: StartFailure | None) -> None:
         for task, about in self._one_of(number, ReplicaState.ALLOCATED, ReplicaState.EXITED):
             never = task.run.replicas[about["replica"]] == ReplicaState.ALLOCATED
-            self.world.claim(nev.SlotsReleasedV1(**about, never_started=never))
+            why = failure if never else None
+            self.world.claim(nev.SlotsReleasedV1(**about, never_started=never, failure=why))
 
     @rule()
     def obey(self) -> None:

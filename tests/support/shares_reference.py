@@ -346,7 +346,7 @@ def _asked(pool: Pool, pools: Pools, *, whole_tasks: bool) -> dict[Party, Share]
     limits: dict[Project, list[int | None]] = {}
     for group in pool.groups.values():
         shape, waiting = group.shape, group.queue.live
-        if shape.lane and waiting and could_fit(pool, shape):
+        if shape.lane and waiting and not shape.start_failed and could_fit(pool, shape):
             asked = shape.total_gpu_milli
             job = next(group.queue.in_order()).job
             if whole_tasks:

@@ -165,6 +165,9 @@ class ToyMachine:
             self.apply(draft, each.event, "quota/x/0/0")
         return Verdict(decisions, self.digest(draft), not draft.waiting and not draft.silent)
 
+    def unwritable(self, event: Event) -> Decision | None:
+        return None
+
     def settle(self, state: ToyState, *, complete: bool) -> ToyState:
         return state
 

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from yardmaster.cli.describe import explain_lines, needs, numbers, task_lines
+from yardmaster.cli.describe import END_TEXTS, explain_lines, needs, numbers, task_lines
 from yardmaster.cli.output import Output
 from yardmaster.cli.tables import reason
+from yardmaster.schemas.reasons import EndCode
 
 NOW_MS = 1_767_263_400_000  # 2026-01-01T10:30:00Z
 
@@ -170,3 +171,23 @@ def test_needs_says_where_all_gpus_of_a_task_are_laid() -> None:
 def test_numbers_have_their_units() -> None:
     values = {"limit_s": 7200, "until_at_ms": NOW_MS, "victims": 2, "free_milli": 500}
     assert numbers(values) == "limit 2h, until 10:30:00Z, victims 2, free 0.5"
+
+
+def test_the_end_of_a_task_that_could_not_start_says_what_to_do() -> None:
+    end = {"outcome": "failed", "code": "secret_missing", "exit_code": None, "signal": None}
+    shown = task_lines(out(), task(phase="failed", end=end, ended_at="2026-01-01T09:42:00Z"), [])
+    at = next(n for n, line in enumerate(shown) if line.startswith("Ended"))
+    assert "failed, secret_missing" in shown[at]
+    assert "the node has no secret of that name" in shown[at + 1]
+    why = {"task_id": "x.0", "phase": "failed", "pools": [], "end": end}
+    assert any("no secret of that name" in line for line in explain_lines(out(), why, None))
+
+
+def test_the_end_of_a_task_that_exited_needs_no_more_words() -> None:
+    end = {"outcome": "failed", "code": "exit", "exit_code": 3, "signal": None}
+    shown = task_lines(out(), task(phase="failed", end=end, ended_at="2026-01-01T09:42:00Z"), [])
+    assert shown[-1].startswith("Ended")
+
+
+def test_every_text_is_of_an_end_code() -> None:
+    assert {*END_TEXTS} <= {code.value for code in EndCode}

@@ -5,6 +5,7 @@ One file, though a long one: it is read beside the table of predicates, S1 to S1
 
 import dataclasses
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -747,6 +748,14 @@ def test_s5_a_stop_that_leaves_out_a_node(log: LogBuilder) -> None:
     expect_one(log, "S5", "not on its nodes ['n2']")
 
 
+def test_s4_failed_starts_are_counted_one_by_one(log: LogBuilder) -> None:
+    admit(log, JOB)
+    log.scheduler.cycle(allocated(A, placed("n1", 0)))
+    log.claim(released(A, "n1", never_started=True))
+    log.scheduler.cycle(replace(requeued(A), failed_starts=2))
+    expect_one(log, "S4", "requeued after 2 failed starts in a row, there were 0")
+
+
 # S6
 
 
@@ -860,6 +869,32 @@ def test_s7_no_pair_stops_each_other(log: LogBuilder, reordered: bool) -> None:
         assert found(log) == ()
     else:
         expect_one(log, "S7", f"{B} attempt 1 is stopped for {A}, which was stopped for it")
+
+
+def test_s7_a_task_whose_last_start_failed_preempts_no_other(log: LogBuilder) -> None:
+    admit(log, JOB)
+    admit(log, OTHER, priority=1)
+    run(log, A, placed("n1", 0))
+    log.scheduler.cycle(allocated(B, placed("n1", 1)))
+    log.claim(released(B, "n1", never_started=True))
+    log.scheduler.cycle(replace(requeued(B), failed_starts=1))
+    log.scheduler.cycle(preempted(log, A))
+    expect_one(log, "S7", f"{A} attempt 1 is stopped for {B}, whose last 1 starts failed")
+
+
+def test_s7_once_it_started_it_may(log: LogBuilder) -> None:
+    admit(log, JOB)
+    admit(log, OTHER, priority=1)
+    run(log, A, placed("n1", 0))
+    log.scheduler.cycle(allocated(B, placed("n1", 1)))
+    log.claim(released(B, "n1", never_started=True))
+    log.scheduler.cycle(replace(requeued(B), failed_starts=1))
+    run(log, B, placed("n1", 1), attempt=2)
+    log.claim(exited(B, "n1", attempt=2, exit_code=1))
+    log.claim(released(B, "n1", attempt=2))
+    log.scheduler.cycle(requeued(B, 2))
+    log.scheduler.cycle(preempted(log, A))
+    assert found(log) == ()
 
 
 # S8

@@ -159,3 +159,9 @@ def test_s10_a_stop_for_a_slot_that_was_not_to_be_emptied(
         assert found(log) == ()
     else:
         expect_one(log, "S10", "holds no slot that is to be emptied")
+
+
+def test_s3_a_job_with_an_image_runs_where_containers_run(log: LogBuilder) -> None:
+    admit(log, JOB, image=True)
+    log.scheduler.cycle(allocated(A, placed("n1", 0)))
+    expect_one(log, "S3", "node n1 runs no containers, which the job's image needs")

@@ -25,7 +25,7 @@ from yardmaster.runtime.clock import ManualClock
 from yardmaster.runtime.health import Health
 from yardmaster.runtime.telemetry import Telemetry
 from yardmaster.schemas.envelope import Actor, ActorKind, Envelope, Event
-from yardmaster.schemas.events.decisions import SlotsAllocatedV1, TaskRequeuedV1
+from yardmaster.schemas.events.decisions import SlotsAllocatedV1, TaskEndedV1
 from yardmaster.schemas.events.machine import CycleCommittedV1
 from yardmaster.schemas.events.node_events import NodeJoinedV1, SlotsReleasedV1
 from yardmaster.schemas.events.requests import Enrolment, NodeEnrolRequestedV1
@@ -145,7 +145,7 @@ async def test_a_node_with_a_lost_ledger_and_a_clock_stepped_back_joins_and_repo
         await world.request(asked(0))
         await world.happens(lambda d: bool(of(SlotsAllocatedV1, d)))
         # Its details are not written here, so the agent releases the slots at once.
-        await world.happens(lambda d: bool(of(TaskRequeuedV1, d)))
+        await world.happens(lambda d: bool(of(TaskEndedV1, d)))
     assert (await reported(world, SlotsReleasedV1))[0].data.never_started
     joins = await reported(world, NodeJoinedV1)
     assert joins[-1].epoch < joins[0].epoch, "the clock had stepped back"
@@ -163,7 +163,7 @@ async def test_a_join_that_the_log_has_a_newer_number_for_is_loud_and_not_ready(
         await host.until(lambda: not host.health.reasons)
         if given:
             await world.request(asked(0))
-            await world.happens(lambda d: bool(of(TaskRequeuedV1, d)))
+            await world.happens(lambda d: bool(of(TaskEndedV1, d)))
     join = (await reported(world, NodeJoinedV1))[-1]
     later = Envelope(
         type=join.type,
@@ -191,7 +191,7 @@ async def test_an_agent_is_not_ready_before_its_join_is_in_the_log(host: Host) -
     async with host.agent(ledger):
         await host.until(lambda: not host.health.reasons)
         await world.request(asked(0))
-        await world.happens(lambda d: bool(of(TaskRequeuedV1, d)))
+        await world.happens(lambda d: bool(of(TaskEndedV1, d)))
     joins = len(await reported(world, NodeJoinedV1))
     deaf = Deaf(world.log)
     world.log = deaf  # type: ignore[assignment]

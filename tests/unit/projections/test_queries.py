@@ -232,3 +232,54 @@ async def test_a_task_that_failed_waits_for_its_pause_to_be_over() -> None:
     later = await waits(store, f"{A}.0", log.now_ms + 9000)
     assert later is not None
     assert later.held is None
+
+
+async def test_a_task_whose_start_failed_waits_for_its_pause_and_then_apart_from_its_equals() -> (
+    None
+):
+    log, store = await populated()
+    row = await store.get(TaskRow, f"{A}.0")
+    assert row is not None
+    spec = row.job.spec
+    assert spec is not None
+    log.claim(logs.released(f"{A}.0", "n1"))
+    log.scheduler.cycle(
+        d.TaskRequeuedV1(
+            task_id=f"{A}.0",
+            attempt=1,
+            code=EndCode.NEVER_STARTED,
+            restarts=0,
+            not_before_ms=log.now_ms + 9000,
+            failed_starts=2,
+            failed_nodes=("n1",),
+        )
+    )
+    store = await viewed(log)
+    found = await waits(store, f"{A}.0", log.now_ms)
+    assert found is not None
+    assert found.held is not None
+    assert found.held.code == "start_backoff"
+    assert (found.held.numbers["failed_starts"], found.held.numbers["limit"]) == (2, 5)
+    row = await store.get(TaskRow, f"{A}.0")
+    assert row is not None
+    explained = await Presenter(store, log.now_ms).explain(row, "main")
+    assert "avoids the node" in (explained.unblock or "")
+    apart = shape_id(A, row.job.project, spec, start_failed=True)
+    for shape, code in (
+        (apart, WaitCode.INSUFFICIENT_FREE),
+        (row.job.shape or "", WaitCode.BACKFILL_NOT_ALLOWED),
+    ):
+        log.scheduler.cycle(
+            d.TaskUnschedulableV1(
+                task_id=f"{A}.0",
+                shape=shape,
+                priority=spec.priority,
+                pool="default",
+                wait=Wait(code=code),
+            )
+        )
+    later = await waits(await viewed(log), f"{A}.0", log.now_ms + 9000)
+    assert later is not None
+    recorded = later.recorded[0][1]
+    assert recorded is not None
+    assert recorded.wait.code == "insufficient_free"

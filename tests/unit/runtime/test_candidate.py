@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tests.support.toy_cell import CELL, ToyCell, answers, until
-from tests.support.toy_machine import ToyMachine, job_id, progress
+from tests.support.toy_machine import INCARNATION, ToyMachine, ToyState, job_id, progress
 from yardmaster.core.errors import ChainBroken, ForeignRecord
+from yardmaster.core.machine import Decision, Verdict
 from yardmaster.eventlog.errors import LogTruncated
 from yardmaster.eventlog.port import Partition, Record
 from yardmaster.eventlog.snapshots import Snapshot, SnapshotStore
@@ -23,6 +24,9 @@ from yardmaster.runtime.errors import ReplayDiverged
 from yardmaster.runtime.restore import restore
 from yardmaster.runtime.settings import CycleLimits, RetryLimits, SnapshotLimits
 from yardmaster.runtime.snapshotting import take
+from yardmaster.schemas.envelope import Event
+from yardmaster.schemas.events.admissions import CancelAcceptedV1
+from yardmaster.schemas.events.decisions import NodeLostV1, NodeSilenceObservedV1
 from yardmaster.schemas.events.machine import CycleCommittedV1, SnapshotTakenV1, TermStartedV1
 
 
@@ -185,6 +189,40 @@ async def test_a_machine_that_comes_to_another_state_stops_by_name(cell: ToyCell
     other = Forgetful(template.name, template.output, template.inputs)
     with pytest.raises(ReplayDiverged, match="digest"):
         await cell.candidate(other).run()
+
+
+class Stubborn(ToyMachine):
+    """Decides what cannot be written, until that was observed."""
+
+    def decide(self, state: ToyState, *, limit: int, observed: Sequence[Decision] = ()) -> Verdict:
+        if observed or not state.waiting:
+            return super().decide(state, limit=limit, observed=observed)
+        return Verdict([Decision(CancelAcceptedV1(job_id="NOT A JOB"), "x")], "0" * 64)
+
+    def unwritable(self, event: Event) -> Decision | None:
+        assert isinstance(event, CancelAcceptedV1)
+        return Decision(
+            NodeSilenceObservedV1(node="n1", incarnation=INCARNATION, last_heard_at_ms=5), "n1"
+        )
+
+
+async def test_after_a_decision_that_cannot_be_written_the_next_cycle_records_that(
+    cell: ToyCell,
+) -> None:
+    template, metrics = ToyMachine.scheduler(), cell.metrics()
+    machine = Stubborn(template.name, template.output, template.inputs)
+    candidate = cell.candidate(machine, metrics=metrics)
+    quota = cell.candidate()
+    async with running(candidate.run(), quota.run()):
+        await cell.ask()
+        await until(lambda: cycle_of(candidate) == 1, cell.clock)
+    events = await cell.events("decisions")
+    assert [type(e) for e in events if not isinstance(e, TermStartedV1)][:2] == [
+        NodeSilenceObservedV1,
+        NodeLostV1,
+    ]
+    assert metrics.decisions_refused._value.get() == 1
+    assert [line["code"] for line in cell.said("leading_ended")] == ["decision_refused"]
 
 
 async def test_cycles_that_are_too_large_are_made_smaller_in_a_new_term(cell: ToyCell) -> None:

@@ -107,3 +107,22 @@ async def test_what_holds_a_task_itself_comes_before_what_its_equals_wait_for(
     assert paused.waits[0].wait.code is WaitCode.PAUSED
     ended = await explain_at(world.log, "main", task(0))
     assert (ended.phase, ended.outcome) == ("succeeded", "exit")
+
+
+async def test_a_task_whose_start_failed_is_told_how_often_and_how_many_end_it(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    await world.create()
+    async with world.running():
+        await world.claim(joined("n1", 1))
+        await world.request(asked(0))
+        await world.happens(lambda e: len(of(SlotsAllocatedV1, e)) == 1)
+        await world.claim(released(task(0), "n1", never_started=True))
+        await world.happens(lambda e: len(of(TaskRequeuedV1, e)) == 1)
+    state = (await at(world.log, SchedulerMachine(), "main")).state
+    (wait,) = explain(state, task(0)).waits
+    assert wait.wait.code is WaitCode.START_BACKOFF
+    numbers = wait.wait.numbers
+    assert (numbers["failed_starts"], numbers["limit"]) == (1, 5)
+    await world.prove()

@@ -8,7 +8,13 @@ from yardmaster.schemas.reasons import NUMBERS, EndCode, StopCode, WaitClass, Wa
 
 NEVER = {
     *("no_matching_node", "exceeds_every_node", "exceeds_pool", "gang_indivisible"),
-    *("topology_impossible", "exceeds_limit", "exceeds_max_slots", "exceeds_deserved"),
+    *(
+        "topology_impossible",
+        "no_executor",
+        "exceeds_limit",
+        "exceeds_max_slots",
+        "exceeds_deserved",
+    ),
 }
 
 

@@ -18,6 +18,16 @@ from yardmaster.cli.tables import ended
 #: Words for the classes of a wait.
 _CLASS_WORDS: Final = {"never": "never", "held": "held", "not_now": "not now"}
 _LABEL_WIDTH: Final = 12
+#: What end codes mean that do not explain themselves, and what to do.
+END_TEXTS: Final = {
+    "start_failed": "too many starts in a row failed; yard logs has the reason of each",
+    "no_executor": "run.image needs a node that runs containers",
+    "secret_missing": "the node has no secret of that name; yard logs says which",
+    "details_missing": "the command to run was erased or cannot be read",
+    "directory_missing": "run.working_dir is not a directory on the node",
+    "reserved_variable": "run.env sets a variable that the agent sets; yard logs says which",
+    "decision_too_large": "no record can hold its allocation; ask for fewer replicas",
+}
 
 
 def _labelled(label: str, text: str) -> str:
@@ -104,6 +114,7 @@ def task_lines(out: Output, task: Row, attempts: Sequence[Row]) -> list[str]:
     if task.get("end"):
         at = _at(out, task.get("ended_at"))
         lines.append(_labelled("Ended", f"{task['end']['outcome']}, {ended(task['end'])}, {at}"))
+        lines += _end_text(task["end"])
     if task.get("refusal"):
         lines.append(_labelled("Refused", refusal_words(task["refusal"])))
     if task.get("checkpoint"):
@@ -277,6 +288,7 @@ def explain_lines(out: Output, why: Row, position: str | None) -> list[str]:
         lines += _stop_lines(out, "Last stop", why["last_stop"])
     if why.get("end"):
         lines.append(_labelled("End", f"{why['end']['outcome']}, {ended(why['end'])}"))
+        lines += _end_text(why["end"])
     if why.get("refusal"):
         lines.append(_labelled("Refused", refusal_words(why["refusal"])))
     return lines
@@ -286,6 +298,12 @@ def _pool_numbers(wait: Row) -> str:
     shown = _recorded(wait, without=_ASKED)
     about = wait.get("about")
     return ", ".join(part for part in (about, shown) if part) or NOTHING
+
+
+def _end_text(end: Row) -> list[str]:
+    """What an end code means, where the code alone does not say it."""
+    text = END_TEXTS.get(end["code"])
+    return [] if text is None else [_labelled("", text)]
 
 
 def _explain_title(why: Row, position: str | None) -> str:

@@ -100,6 +100,7 @@ _HINTS: Final[Mapping[str, str]] = {
     "priority_not_allowed": "too urgent for this project; see yard projects show",
     "kind_not_allowed": "the project may not run jobs of this kind; see yard projects show",
     "limit_exceeded": "it asks for more than its project may ever use; see yard projects show",
+    "allocation_too_large": "one record could not hold its allocation; ask for fewer replicas",
     "version_mismatch": "it was modified by someone else; review it and try again",
     "in_use": "something still refers to it",
 }

@@ -24,6 +24,7 @@ from yardmaster.core.scheduling.entities import (
     blocks,
 )
 from yardmaster.core.scheduling.indexes import FreeIndex, Room
+from yardmaster.core.scheduling.lifecycle import MAX_FAILED_NODES, MAX_FAILED_STARTS
 from yardmaster.core.scheduling.parties import could_fit
 from yardmaster.core.scheduling.policies import divides, lines_of, options_of, preempts
 from yardmaster.core.scheduling.ranking import Ranking
@@ -80,7 +81,7 @@ def _tasks(state: ClusterState, tasks: list[Task]) -> None:
             task.phase is Phase.PENDING
             and run is None
             and task.released
-            and not (task.paused or task.cancelled or task.job.erased)
+            and not (task.paused or task.cancelled or task.job.erased or task.unwritable)
             and task.held_until_ms <= state.now_ms
         )
         assert job_is_alone(state, task) == task.job.alone
@@ -273,7 +274,12 @@ def _shares(state: ClusterState, pool: Pool) -> None:
     below = [row.party for row in rows if row.held < row.offer]
     assert [share.party for share in portions.below()] == below
     waiting = {g for p in below for g in anew.groups_of(p)}
-    of_them = (g for g in pool.groups.values() if g.shape.lane and g.queue.live)
+    # What waits after a failed start is in no share.
+    of_them = (
+        g
+        for g in pool.groups.values()
+        if g.shape.lane and g.queue.live and not g.shape.start_failed
+    )
     among_jobs = options.among == "job"
     expected_groups = {
         g
@@ -361,8 +367,12 @@ def _victims(pool: Pool, tasks: list[Task]) -> None:
 def _queues(pool: Pool, tasks: list[Task]) -> None:
     members: dict[tuple[str, int], list[Task]] = {}
     for task in tasks:
+        assert len(task.failed_nodes) <= MAX_FAILED_NODES, f"{task.id} avoids too many nodes"
+        assert task.failed_starts < MAX_FAILED_STARTS, f"{task.id} should have ended"
         if task.group is not None and pool.name in task.job.shape.pools:
-            key = (task.job.shape.id, task.job.priority)
+            failed = task.failed_starts > 0
+            key = (task.shape.id, task.job.priority)
+            assert task.shape.start_failed == failed, f"{task.id} waits among tasks unlike it"
             assert task.group is pool.groups.get(key), f"{task.id} waits in another group"
             members.setdefault(key, []).append(task)
     assert pool.groups.keys() == members.keys(), f"{pool.name} keeps groups in which nobody waits"

@@ -172,10 +172,12 @@ def test_a_gang_that_does_not_start_in_time_is_revoked_whole() -> None:
     revoked = only(cell.cycle(after_s=10), dec.AllocationRevokedV1)
     assert revoked.nodes == ("n1", "n2")
     assert revoked.stop.numbers == {"active": 1, "needed": 2, "limit_s": 10}
+    assert revoked.late == ("n2",)
     cell.never_starts("gang", replica=1)
     assert started(cell.cycle()) == []
     cell.ends("gang", replica=0, signal=9)
-    assert kinds(cell.cycle()) == ["TaskRequeued", "SlotsAllocated"]
+    assert kinds(cell.cycle()) == ["TaskRequeued"]
+    assert started(cell.cycle(after_s=2)) == ["gang"]
 
 
 def test_a_gang_is_stopped_whole_for_a_better_task_and_goes_on_whole() -> None:

@@ -319,3 +319,13 @@ def test_worst_fit_goes_by_the_part_of_a_nodes_gpus_that_is_free() -> None:
     cell.submit("job")
     cell.cycle()
     assert cell.where("job") == [("n2", (1,))], "one of two is more than two of five"
+
+
+def test_a_node_takes_512_tasks_without_gpus_where_the_pool_does_not_say() -> None:
+    cell = Cell()
+    cell.node("n1")
+    cell.submit("many", gpus=0, tasks=513)
+    assert len(started(cell.cycle())) == 512
+    wait = waits(cell, "many")
+    assert (wait.code, wait.about) == ("insufficient_free", "gpuless")
+    assert_sound(cell.state)

@@ -94,6 +94,11 @@ class Machine(Protocol[S]):
         `limit` bounds the decisions, observations included.
         """
 
+    def unwritable(self, event: Event) -> Decision | None:
+        """What to observe in the next cycle after a decision was larger than a record may be, so
+        that the machine decides otherwise; None: there is no other way, the machine stops.
+        """
+
     def settle(self, state: S, *, complete: bool) -> S:
         """End a cycle: what was considered and still waits sleeps until an event wakes it."""
 

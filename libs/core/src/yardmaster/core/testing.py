@@ -20,7 +20,7 @@ from yardmaster.schemas.events import admissions as adm
 from yardmaster.schemas.events import decisions as dec
 from yardmaster.schemas.events import node_events as nev
 from yardmaster.schemas.events import requests as req
-from yardmaster.schemas.reasons import RefusalCode
+from yardmaster.schemas.reasons import RefusalCode, StartFailure
 from yardmaster.schemas.resources import Resources
 
 DETAILS: Final = req.DetailsRef(offset=0, digest="0" * 64)
@@ -252,10 +252,17 @@ class Cell:
             self.exits(name, index, replica=one, **how)
             self.releases(name, index, replica=one)
 
-    def never_starts(self, name: str, index: int = 0, replica: int = 0) -> None:
+    def never_starts(
+        self,
+        name: str,
+        index: int = 0,
+        replica: int = 0,
+        *,
+        failure: StartFailure | None = None,
+    ) -> None:
         """An agent gives a replica's slots back without having started it."""
         about = self._about(self.task(name, index), replica)
-        self.claim(nev.SlotsReleasedV1(**about, never_started=True))
+        self.claim(nev.SlotsReleasedV1(**about, never_started=True, failure=failure))
 
     def cancel(self, name: str, index: int | None = None, *, immediate: bool = False) -> None:
         """Quota accepted a cancel."""
@@ -363,9 +370,10 @@ class Cell:
         after_s: float = 0,
         limit: int = 1_000_000,
         silent: dict[str, int] | None = None,
+        unwritable: Sequence[str] = (),
     ) -> list[Event]:
         """Run one cycle `after_s` seconds later; `silent` maps nodes to when (ms) they were last
-        heard.
+        heard, `unwritable` names jobs whose allocation was too large to write.
         """
         self.now_ms += int(after_s * 1000)
         self.cycles += 1
@@ -386,6 +394,10 @@ class Cell:
                 name,
             )
             for name, heard_ms in sorted((silent or {}).items())
+        ]
+        observed += [
+            Decision(dec.AllocationUnwritableV1(task_id=self.task(name).id), self.task(name).id)
+            for name in unwritable
         ]
         verdict = self.decided(limit, observed)
         digest = machine.digest(self.state)

@@ -5,8 +5,8 @@ whose headers say something else is refused. Decoding is one pass of the validat
 event's type; only bodies of old versions are parsed twice, to be upcast before validation.
 """
 
-from collections.abc import Callable
-from functools import cache, lru_cache
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache, partial
 from struct import Struct
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
 from yardmaster.eventlog.port import Header, Headers, Record, frame, sized, write_framed
+from yardmaster.schemas.construct import later_fields
 from yardmaster.schemas.envelope import SPEC_VERSION, Envelope, Event
 from yardmaster.schemas.errors import MalformedRecord, UnknownEventType, UnknownVersion
 from yardmaster.schemas.events import EVENTS
@@ -56,8 +57,22 @@ def _known(type_: str, version: int) -> type[Event]:
 
 @cache
 def _dump(type_: str, version: int) -> Callable[[Envelope[Any]], bytes]:
-    _known(type_, version)
-    return _dump_details if type_ == JobDetailedV1.TYPE else _ENCODER.encode
+    cls = _known(type_, version)
+    if type_ == JobDetailedV1.TYPE:
+        return _dump_details
+    left_out = [_ENCODER.encode(added)[1:] for added in later_fields(cls)]
+    return partial(_dump_without, left_out) if left_out else _ENCODER.encode
+
+
+def _dump_without(left_out: Sequence[bytes], envelope: Envelope[Any]) -> bytes:
+    """An event without the fields that were added later, where they have their defaults.
+
+    They are the last of their objects; within strings a quotation mark is escaped.
+    """
+    value = _ENCODER.encode(envelope)
+    for added in left_out:
+        value = value.replace(b"," + added, b"}", 1)
+    return value
 
 
 def _dump_details(envelope: Envelope[JobDetailedV1]) -> bytes:

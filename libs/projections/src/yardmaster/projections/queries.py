@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from yardmaster.core.scheduling.lifecycle import MAX_FAILED_STARTS
 from yardmaster.core.scheduling.shapes import shape_id
 from yardmaster.projections.rows import (
     AttemptRow,
@@ -306,6 +307,13 @@ class WaitFinder:
             return None
         if row.paused:
             return Waits(held=Held("paused", {}))
+        if row.not_before_ms > self._now_ms and row.failed_starts:
+            numbers = {
+                "until_at_ms": row.not_before_ms,
+                "failed_starts": row.failed_starts,
+                "limit": MAX_FAILED_STARTS,
+            }
+            return Waits(held=Held("start_backoff", numbers))
         if row.not_before_ms > self._now_ms:
             numbers = {"until_at_ms": row.not_before_ms, "restarts": row.restarts}
             return Waits(held=Held("restart_backoff", numbers))
@@ -319,8 +327,10 @@ class WaitFinder:
                 return Waits(held=Held("at_max_concurrent", numbers))
         # Where a pool is divided among jobs, a job waits by itself; whether it is now, the last
         # record says.
-        own = shape_id(row.job.job_id, row.job.project, spec, bound=True)
-        shapes = dict.fromkeys((row.job.shape, own))
+        job, project, failed = row.job.job_id, row.job.project, row.failed_starts > 0
+        shared = shape_id(job, project, spec, start_failed=True) if failed else row.job.shape
+        own = shape_id(job, project, spec, bound=True, start_failed=failed)
+        shapes = dict.fromkeys((shared, own))
         found = []
         for pool in spec.pools:
             waits = [await self._wait(f"{pool}/{shape}/{spec.priority}") for shape in shapes]

@@ -189,6 +189,8 @@ class TaskRow(Row):
     attempt: int = 0
     restarts: int = 0
     not_before_ms: int = 0
+    #: Starts in a row that failed.
+    failed_starts: int = 0
     pool: str | None = None
     nodes: tuple[str, ...] = ()
     started_at_ms: int | None = None

@@ -92,7 +92,7 @@ def _task_started_v1(draft: Draft, envelope: Envelope[n.TaskStartedV1], _: objec
     draft.put(replace(attempt, started_at_ms=draft.now_ms))
     task = _task(draft, data, envelope.type)
     if task.phase is Phase.STARTING:
-        draft.change_task(task, phase=Phase.RUNNING, started_at_ms=draft.now_ms)
+        draft.change_task(task, phase=Phase.RUNNING, started_at_ms=draft.now_ms, failed_starts=0)
 
 
 def _checkpoint_done_v1(draft: Draft, envelope: Envelope[n.CheckpointDoneV1], _: object) -> None:
@@ -209,6 +209,7 @@ def _task_requeued_v1(draft: Draft, envelope: Envelope[d.TaskRequeuedV1], _: obj
         phase=Phase.PENDING,
         restarts=data.restarts,
         not_before_ms=data.not_before_ms,
+        failed_starts=data.failed_starts,
         pool=None,
         nodes=(),
         started_at_ms=None,
@@ -282,6 +283,8 @@ PROJECTED: Final[Mapping[type[Event], Callable[[Draft, Envelope[Any], Any], None
     d.TaskEndedV1: _task_ended_v1,
     d.NodeLostV1: _node_lost_v1,
 }
-IGNORED: Final[frozenset[type[Event]]] = frozenset({d.NodeSilenceObservedV1})
+IGNORED: Final[frozenset[type[Event]]] = frozenset(
+    {d.AllocationUnwritableV1, d.NodeSilenceObservedV1}
+)
 #: Too many to keep track of, or about a shape rather than a task.
 UNTRAILED: Final = (n.TaskProgressedV1, d.TaskUnschedulableV1)

@@ -35,6 +35,7 @@ _UNBLOCK: Final[Mapping[str, str]] = {
     WaitCode.NO_MATCHING_NODE: "a node of an allowed type joins the pool",
     WaitCode.EXCEEDS_EVERY_NODE: "a larger node joins, or a replica asks for less",
     WaitCode.EXCEEDS_POOL: "the pool grows, or the gang shrinks",
+    WaitCode.NO_EXECUTOR: "a node that runs containers joins the pool",
     WaitCode.EXCEEDS_LIMIT: "the limit is raised, or the task asks for less",
     WaitCode.EXCEEDS_MAX_SLOTS: "the job's max_slots is raised",
     WaitCode.PAUSED: "somebody resumes it",
@@ -50,6 +51,9 @@ _UNBLOCK: Final[Mapping[str, str]] = {
     WaitCode.AT_MAX_CONCURRENT: "earlier tasks of the same job end",
     WaitCode.VICTIMS_PROTECTED: "tasks that could be stopped have run their min_runtime",
     WaitCode.RESTART_BACKOFF: "the pause after a failure is over",
+    WaitCode.START_BACKOFF: (
+        "the pause after a failed start is over; the next attempt avoids the node where it can"
+    ),
 }
 _RANK: Final = {WaitClass.NOT_NOW: 0, WaitClass.HELD: 1, WaitClass.NEVER: 2}
 

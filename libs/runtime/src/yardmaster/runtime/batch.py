@@ -201,10 +201,10 @@ def cut(records: Sequence[Record], wanted: int, limit: int, topic: str) -> list[
     frame = batch_bytes(())
     batches: list[list[Record]] = []
     room = 0
-    for record in records:
+    for index, record in enumerate(records):
         size = record.size
         if frame + size > limit:
-            raise CycleTooLarge(size=frame + size, limit=limit, topic=topic)
+            raise CycleTooLarge(size=frame + size, limit=limit, topic=topic, record=index)
         if size > room:
             batches.append([])
             room = wanted - frame

@@ -9,7 +9,7 @@ again.
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, NoReturn, TypeVar
 
-from yardmaster.core.machine import Machine
+from yardmaster.core.machine import Decision, Machine
 from yardmaster.eventlog.errors import AppendOutcomeUnknown, LogUnavailable
 from yardmaster.eventlog.port import EventLog
 from yardmaster.eventlog.snapshots import SnapshotStore
@@ -17,7 +17,7 @@ from yardmaster.runtime.chance import Chance
 from yardmaster.runtime.clock import Clock
 from yardmaster.runtime.cycle import Leader
 from yardmaster.runtime.election import Election
-from yardmaster.runtime.errors import CycleTooLarge, Fenced
+from yardmaster.runtime.errors import CycleTooLarge, DecisionRefused, Fenced
 from yardmaster.runtime.fold import Fold
 from yardmaster.runtime.metrics import RuntimeMetrics
 from yardmaster.runtime.observations import Observations
@@ -33,7 +33,7 @@ S = TypeVar("S")
 #: What runs beside a leader while it leads: coroutines that end only when cancelled, or fail.
 Beside = Callable[[Leader[S]], Sequence[Work]]
 #: What a candidate survives by starting over.
-PASSING: Final = (Fenced, AppendOutcomeUnknown, CycleTooLarge, LogUnavailable)
+PASSING: Final = (Fenced, AppendOutcomeUnknown, CycleTooLarge, DecisionRefused, LogUnavailable)
 
 
 class Candidate(Generic[S]):
@@ -69,6 +69,8 @@ class Candidate(Generic[S]):
         self._told = told
         self._limits = settings.cycle
         self._pause_s = 0.0
+        #: That the last cycle's decision could not be written, for the next one to record.
+        self._refused: Decision | None = None
 
     async def run(self, beside: Beside[S] | None = None) -> NoReturn:
         """Until cancelled.
@@ -109,6 +111,9 @@ class Candidate(Generic[S]):
         self._told(None)
         await stand_by(fold, self._election, self._metrics, idle_wait_s=self._limits.idle_wait_s)
         self.observations.clear()
+        if self._refused is not None:
+            self.observations.put(self._refused)
+            self._refused = None
         await self._lead(fold, beside)
 
     async def _lead(self, fold: Fold[S], beside: Beside[S] | None) -> None:
@@ -175,6 +180,11 @@ class Candidate(Generic[S]):
                 self._election.step_back()
             case AppendOutcomeUnknown():
                 metrics.outcomes_unknown.inc()
+            case DecisionRefused():
+                metrics.decisions_refused.inc()
+                observed = error.fields["observed"]
+                assert isinstance(observed, Decision), "the leader says what to record"
+                self._refused = observed
             case CycleTooLarge():
                 smaller = _smaller(self._limits)
                 if smaller == self._limits:

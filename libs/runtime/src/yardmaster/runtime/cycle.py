@@ -30,7 +30,13 @@ from yardmaster.runtime.batch import (
 )
 from yardmaster.runtime.chance import Chance
 from yardmaster.runtime.clock import Clock
-from yardmaster.runtime.errors import CycleTooLarge, Fenced, UnwritableDecision
+from yardmaster.runtime.errors import (
+    CycleTooLarge,
+    DecisionRefused,
+    Fenced,
+    MachineError,
+    UnwritableDecision,
+)
 from yardmaster.runtime.fold import Fold
 from yardmaster.runtime.inputs import Cursor, Refused, Taken, Upstream, judge, refused_ranges
 from yardmaster.runtime.metrics import RuntimeMetrics
@@ -90,6 +96,7 @@ class Leader(Generic[S]):
             Fenced: another leader took over.
             AppendOutcomeUnknown: what was appended may or may not count.
             CycleTooLarge: decide in smaller cycles.
+            DecisionRefused: observe in the next cycle that one of them cannot be written.
             and whatever stops a machine for good: ForeignRecord, ChainBroken, ReplayDiverged,
             ImpossibleEvent, UnwritableDecision, LogTruncated, LogCorrupt.
         """
@@ -165,8 +172,12 @@ class Leader(Generic[S]):
             limit=None if verdict.complete else limits.max_decisions,
             rules=fold.machine.rules,
         ).records
-        envelopes = self._checked(records)
-        offsets = await self._append(records)
+        try:
+            envelopes = self._checked(records)
+            offsets = await self._append(records)
+        except (UnwritableDecision, CycleTooLarge) as error:
+            self._refuse_unwritable(decisions, records, error)
+            raise
         counted = await self._read_back(records, envelopes, offsets)
         fold.finish(counted, accepted)
         self._observations.recorded(len(observed) - len(enabling))
@@ -310,13 +321,33 @@ class Leader(Generic[S]):
             now_ms=now_ms,
         )
 
+    def _refuse_unwritable(
+        self, decisions: Sequence[Decision], records: Sequence[Record], error: MachineError
+    ) -> None:
+        """Name the decision that cannot be written, if the machine has another way.
+
+        Raises:
+            DecisionRefused.
+        """
+        place = error.fields["record"]
+        assert isinstance(place, int), "both name their record"
+        decision = decisions[place] if place < len(decisions) else None
+        observed = None if decision is None else self.fold.machine.unwritable(decision.event)
+        if decision is not None and observed is not None:
+            raise DecisionRefused(
+                type=decision.event.TYPE,
+                subject=decision.subject,
+                found=str(error),
+                observed=observed,
+            ) from error
+
     def _checked(self, records: Sequence[Record]) -> list[Envelope[Event]]:
         """The events of the records as any reader will find them.
 
         What readers cannot decode would stop them all, for good; so it is not written.
         """
         envelopes = []
-        for record in records:
+        for index, record in enumerate(records):
             try:
                 envelopes.append(decode_own(record, self.fold.cell))
             except SchemaError as error:
@@ -324,6 +355,7 @@ class Leader(Generic[S]):
                     machine=self.fold.machine.name,
                     type=dict(record.headers)["ce_type"].decode(),
                     found=str(error),
+                    record=index,
                 ) from error
         return envelopes
 
@@ -343,7 +375,10 @@ class Leader(Generic[S]):
                 size = batch_bytes(batch)
                 if len(batch) == 1:
                     raise CycleTooLarge(
-                        size=size, limit=error.fields.get("limit"), topic=fold.own.topic
+                        size=size,
+                        limit=error.fields.get("limit"),
+                        topic=fold.own.topic,
+                        record=len(offsets),
                     ) from error
                 self._batch_bytes = size // 2
                 batches = cut(records[len(offsets) :], size // 2, limit, fold.own.topic)

@@ -1,7 +1,8 @@
 """What running a machine on a log may raise.
 
 ```
-MachineError   Fenced  ReplayDiverged  UnknownRules  UnwritableDecision  CycleTooLarge  UnknownTask
+MachineError   Fenced  ReplayDiverged  UnknownRules  UnwritableDecision  CycleTooLarge
+               DecisionRefused  UnknownTask
 ```
 """
 
@@ -51,6 +52,14 @@ class CycleTooLarge(MachineError):
     """One record of a cycle takes {size} bytes, but {topic} takes {limit}. Nothing of it counts."""
 
     code = "cycle_too_large"
+
+
+class DecisionRefused(MachineError):
+    """The {type} about {subject} cannot be written: {found}. Nothing of its cycle was written; the
+    next one records that instead, as the decision `observed`.
+    """
+
+    code = "decision_refused"
 
 
 class UnknownTask(MachineError):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from yardmaster.core.commit import CountedCycle
 from yardmaster.core.scheduling.entities import Task, class_of
+from yardmaster.core.scheduling.lifecycle import MAX_FAILED_STARTS
 from yardmaster.core.scheduling.machine import SchedulerMachine
 from yardmaster.core.scheduling.state import ClusterState
 from yardmaster.eventlog.port import EventLog
@@ -201,6 +202,13 @@ def _waits(state: ClusterState, task: Task) -> tuple[PoolWait, ...]:
 def _held_back(state: ClusterState, task: Task) -> Wait | None:
     if task.paused:
         return Wait(code=WaitCode.PAUSED)
+    if task.held_until_ms > state.now_ms and task.failed_starts:
+        numbers = {
+            "until_at_ms": task.held_until_ms,
+            "failed_starts": task.failed_starts,
+            "limit": MAX_FAILED_STARTS,
+        }
+        return Wait(code=WaitCode.START_BACKOFF, numbers=numbers)
     if task.held_until_ms > state.now_ms:
         numbers = {"until_at_ms": task.held_until_ms, "restarts": task.restarts}
         return Wait(code=WaitCode.RESTART_BACKOFF, numbers=numbers)

@@ -31,6 +31,9 @@ class RuntimeMetrics:
         self.stopped = gauge("stopped", "1 once the machine has stopped for good.")
         self.terms_lost = counter("terms_lost", "Terms that another incarnation wrote first.")
         self.fenced = counter("fenced", "Times that another leader took over.")
+        self.decisions_refused = counter(
+            "decisions_refused", "Allocations that were too large to write; their tasks ended."
+        )
         self.outcomes_unknown = counter("outcomes_unknown", "Appends whose outcome is not known.")
         self.retries = counter("log_retries", "Calls tried again while the log was unavailable.")
         self.standby_lag = gauge("standby_lag", "Records of the own topic not yet folded.")

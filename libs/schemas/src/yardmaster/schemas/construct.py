@@ -4,10 +4,29 @@ A cycle under load makes tens of thousands of events, and making them is a sixth
 """
 
 from collections.abc import Callable
-from dataclasses import MISSING, Field, fields
-from typing import Any, TypeVar
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Any, Final, TypeVar, get_type_hints
 
 T = TypeVar("T")
+
+
+#: Marks a field, one of the last of its class, that a published version got later. A record in
+#: which all of these have their defaults, which keep the old meaning, is written without them: as
+#: it always was.
+LATER: Final = {"later": True}
+
+
+def later_fields(cls: type[Any]) -> list[dict[str, Any]]:
+    """The fields that a class, and the parts that it is made of, got later, with their defaults."""
+    own = {f.name: f.default for f in fields(cls) if f.metadata.get("later")}
+    parts = get_type_hints(cls)
+    found = [
+        each
+        for f in fields(cls)
+        if is_dataclass(parts[f.name])
+        for each in later_fields(parts[f.name])
+    ]
+    return [*found, own] if own else found
 
 
 def writes_slots(cls: type[T]) -> type[T]:

@@ -373,6 +373,7 @@ def submitted_spec(spec: JobSpec) -> SubmittedSpec:
         runtime_estimate_s=(
             None if spec.runtime_estimate is None else duration_s(spec.runtime_estimate)
         ),
+        image=spec.run.image is not None,
     )
 
 

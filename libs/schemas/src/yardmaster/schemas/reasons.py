@@ -34,6 +34,7 @@ class WaitCode(StrEnum):
     EXCEEDS_POOL = "exceeds_pool"
     GANG_INDIVISIBLE = "gang_indivisible"
     TOPOLOGY_IMPOSSIBLE = "topology_impossible"
+    NO_EXECUTOR = "no_executor"
     EXCEEDS_LIMIT = "exceeds_limit"
     EXCEEDS_MAX_SLOTS = "exceeds_max_slots"
     EXCEEDS_DESERVED = "exceeds_deserved"
@@ -54,6 +55,7 @@ class WaitCode(StrEnum):
     VICTIMS_PROTECTED = "victims_protected"
     PREEMPTION_DELAY = "preemption_delay"
     RESTART_BACKOFF = "restart_backoff"
+    START_BACKOFF = "start_backoff"
     BUDGET_EXHAUSTED = "budget_exhausted"
 
     @property
@@ -68,6 +70,7 @@ _CLASSES: Final[Mapping[WaitCode, WaitClass]] = {
     WaitCode.EXCEEDS_POOL: WaitClass.NEVER,
     WaitCode.GANG_INDIVISIBLE: WaitClass.NEVER,
     WaitCode.TOPOLOGY_IMPOSSIBLE: WaitClass.NEVER,
+    WaitCode.NO_EXECUTOR: WaitClass.NEVER,
     WaitCode.EXCEEDS_LIMIT: WaitClass.NEVER,
     WaitCode.EXCEEDS_MAX_SLOTS: WaitClass.NEVER,
     WaitCode.EXCEEDS_DESERVED: WaitClass.NEVER,
@@ -128,6 +131,36 @@ class EndCode(StrEnum):
     IDLE_LIMIT = "idle_limit"
     BUDGET = "budget"
     DETAILS_ERASED = "details_erased"
+    START_FAILED = "start_failed"
+    NO_EXECUTOR = "no_executor"
+    SECRET_MISSING = "secret_missing"
+    DETAILS_MISSING = "details_missing"
+    DIRECTORY_MISSING = "directory_missing"
+    RESERVED_VARIABLE = "reserved_variable"
+    DECISION_TOO_LARGE = "decision_too_large"
+
+
+@plain_members
+class StartFailure(StrEnum):
+    """Why an agent could not start a replica.
+
+    All but `other` hold on every node, so the task ends with the end code of the same name:
+    `no_executor` (`run.image` is set and the agent runs no containers), `secret_missing`,
+    `details_missing` (erased, or not readable), `directory_missing` (the working directory),
+    `reserved_variable` (the job sets a variable that the agent sets itself).
+    """
+
+    OTHER = "other"
+    NO_EXECUTOR = "no_executor"
+    SECRET_MISSING = "secret_missing"
+    DETAILS_MISSING = "details_missing"
+    DIRECTORY_MISSING = "directory_missing"
+    RESERVED_VARIABLE = "reserved_variable"
+
+    @property
+    def end_code(self) -> EndCode | None:
+        """The end of a task whose start failed for this reason; None: try again."""
+        return None if self is StartFailure.OTHER else EndCode(self.value)
 
 
 class AdmissionCode(StrEnum):
@@ -153,6 +186,7 @@ class AdmissionCode(StrEnum):
     POLICY_OPTIONS_INVALID = "policy_options_invalid"
     POLICY_FOR_SIMULATIONS = "policy_for_simulations"
     FENCE_IMPOSSIBLE = "fence_impossible"
+    ALLOCATION_TOO_LARGE = "allocation_too_large"
 
 
 @plain_members
@@ -217,6 +251,7 @@ NUMBERS: Final[Mapping[WaitCode | StopCode, tuple[str, ...]]] = {
     WaitCode.EXCEEDS_POOL: ("asked_milli", "pool_milli", "replicas", "places", "blocked"),
     WaitCode.GANG_INDIVISIBLE: ("asked", "largest", "divisible", "blocked"),
     WaitCode.TOPOLOGY_IMPOSSIBLE: ("asked", "largest"),
+    WaitCode.NO_EXECUTOR: ("nodes", "blocked"),
     WaitCode.EXCEEDS_LIMIT: ("asked_milli", "limit_milli"),
     WaitCode.EXCEEDS_MAX_SLOTS: ("asked_milli", "limit_milli"),
     WaitCode.EXCEEDS_DESERVED: ("asked_milli", "deserved_milli"),
@@ -243,6 +278,7 @@ NUMBERS: Final[Mapping[WaitCode | StopCode, tuple[str, ...]]] = {
     WaitCode.VICTIMS_PROTECTED: ("victims", "until_at_ms"),
     WaitCode.PREEMPTION_DELAY: ("until_at_ms",),
     WaitCode.RESTART_BACKOFF: ("until_at_ms", "restarts"),
+    WaitCode.START_BACKOFF: ("until_at_ms", "failed_starts", "limit"),
     WaitCode.BUDGET_EXHAUSTED: ("budget", "used", "resets_at_ms"),
     StopCode.PRIORITY: ("priority", "for_priority", "held_milli", "asked_milli"),
     StopCode.FAIR_SHARE: (

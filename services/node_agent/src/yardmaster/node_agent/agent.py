@@ -323,6 +323,7 @@ class _Incarnation:
                 ReplicaRef(task_id=key.task_id, attempt=key.attempt, replica=key.replica)
                 for key in running
             ),
+            executors=self._ports.executor.kinds,
         )
         self._joining = event
         self._ask(shop)

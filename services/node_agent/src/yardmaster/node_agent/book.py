@@ -32,6 +32,7 @@ from yardmaster.schemas.fields import (
     SlotIndex,
     TaskId,
 )
+from yardmaster.schemas.reasons import StartFailure
 
 FORMAT: Final = 1
 
@@ -209,6 +210,8 @@ class Replica:
     checkpoint: Checkpoint | None = None
     done: bool = False
     exit: Exit | None = None
+    #: Why it was not started, where that was tried.
+    failure: StartFailure | None = None
     ended_ms: Count = 0
     started_told: bool = False
     checkpoint_told: bool = True

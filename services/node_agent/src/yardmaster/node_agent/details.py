@@ -10,6 +10,7 @@ from yardmaster.node_agent.errors import RunRefused
 from yardmaster.node_agent.executors.secrets import Secrets
 from yardmaster.schemas.errors import SchemaError
 from yardmaster.schemas.events.details import JobDetailedV1
+from yardmaster.schemas.reasons import StartFailure
 from yardmaster.schemas.topics import DETAILS
 
 
@@ -28,19 +29,23 @@ async def read_details(log: EventLog, assignment: Assignment) -> tuple[JobDetail
     except (ReadPastEnd, OffsetGone):
         found = ()
     if not found or found[0].offset != where.offset or found[0].record.value is None:
-        raise RunRefused(replica=assignment.key, found="its details were erased")
+        raise _unreadable(assignment, "its details were erased")
     record = found[0].record
     if hashlib.sha256(record.value or b"").hexdigest() != where.digest:
-        raise RunRefused(replica=assignment.key, found="its details do not match their digest")
+        raise _unreadable(assignment, "its details do not match their digest")
     try:
         envelope = decode(record)
     except SchemaError as error:
-        raise RunRefused(replica=assignment.key, found=f"its details: {error.code}") from None
+        raise _unreadable(assignment, f"its details: {error.code}") from None
     details = envelope.data
     job_id = assignment.key.task_id.partition(".")[0]
     if not isinstance(details, JobDetailedV1) or details.job_id != job_id:
-        raise RunRefused(replica=assignment.key, found="its details are not its job's")
+        raise _unreadable(assignment, "its details are not its job's")
     return details, envelope.traceparent
+
+
+def _unreadable(assignment: Assignment, found: str) -> RunRefused:
+    return RunRefused(replica=assignment.key, found=found, failure=StartFailure.DETAILS_MISSING)
 
 
 def resolve_secrets(
@@ -55,6 +60,10 @@ def resolve_secrets(
     for name, reference in sorted(details.run.secrets.items()):
         value = secrets.resolve(reference)
         if value is None:
-            raise RunRefused(replica=assignment.key, found=f"there is no secret {reference!r} here")
+            raise RunRefused(
+                replica=assignment.key,
+                found=f"there is no secret {reference!r} here",
+                failure=StartFailure.SECRET_MISSING,
+            )
         values[name] = value
     return values

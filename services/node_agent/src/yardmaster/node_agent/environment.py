@@ -9,6 +9,7 @@ from yardmaster.node_agent.book import Assignment
 from yardmaster.node_agent.errors import RunRefused
 from yardmaster.node_agent.executors.port import Paths
 from yardmaster.schemas.events.details import JobDetailedV1
+from yardmaster.schemas.reasons import StartFailure
 
 #: Names with these beginnings are the agent's or the loader's: a job that sets one is refused, so
 #: that nothing it says reaches the agent's word, a driver hook or a root process.
@@ -47,7 +48,11 @@ def refuse_reserved(assignment: Assignment, names: list[str]) -> None:
     """
     for name in sorted(names):
         if name.startswith(RESERVED) or name in GANG_NAMES:
-            raise RunRefused(replica=assignment.key, found=f"its environment sets {name}, reserved")
+            raise RunRefused(
+                replica=assignment.key,
+                found=f"its environment sets {name}, reserved",
+                failure=StartFailure.RESERVED_VARIABLE,
+            )
 
 
 def task_environment(

@@ -1,12 +1,13 @@
 """What the agent raises.
 
 ```
-AgentError   ExecutorFailed  RunRefused  LedgerCorrupt  LedgerInUse  LedgerUnwritable
+AgentError   StartFailed  (ExecutorFailed  RunRefused)  LedgerCorrupt  LedgerInUse  LedgerUnwritable
              AssignmentUnreadable  NotEnrolled
 ```
 """
 
 from yardmaster.schemas.errors import YardmasterError
+from yardmaster.schemas.reasons import StartFailure
 
 
 class AgentError(YardmasterError):
@@ -15,13 +16,25 @@ class AgentError(YardmasterError):
     code = "agent"
 
 
-class ExecutorFailed(AgentError):
+class StartFailed(AgentError):
+    """The agent cannot start {replica}: {found}."""
+
+    code = "start_failed"
+
+    @property
+    def failure(self) -> StartFailure:
+        """What the scheduler is told."""
+        failure = self.fields.get("failure")
+        return failure if isinstance(failure, StartFailure) else StartFailure.OTHER
+
+
+class ExecutorFailed(StartFailed):
     """Nothing of {replica} was started, and nothing will be: {found}."""
 
     code = "executor_failed"
 
 
-class RunRefused(AgentError):
+class RunRefused(StartFailed):
     """The agent does not start {replica}: {found}."""
 
     code = "run_refused"

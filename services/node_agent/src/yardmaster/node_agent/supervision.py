@@ -41,12 +41,14 @@ from yardmaster.schemas.events.node_events import (
     TaskStartedV1,
 )
 from yardmaster.schemas.instants import rfc3339
+from yardmaster.schemas.reasons import StartFailure
 
 #: Between two rounds of SIGKILL, for what was started during the last.
 KILL_AGAIN_S: Final = 0.2
 #: How long after its main process the rest of a replica may end by itself.
 LINGER_S: Final = 0.1
 
+OTHER: Final = StartFailure.OTHER
 _CHECKPOINT: Final = TypeAdapter(Checkpoint)
 
 
@@ -185,7 +187,7 @@ class Supervision:
             process = await self._begin()
         except (RunRefused, ExecutorFailed) as error:
             self._say("replica_not_started", code=error.code)
-            await self._never(str(error))
+            await self._never(str(error), error.failure)
             return
         if process is None:
             assert replica.stop is not None, "only a stop keeps it from starting"
@@ -244,7 +246,7 @@ class Supervision:
         if replica.state is ReplicaState.RELEASED:
             self._report_all()
         elif process is None and replica.identity is None:
-            await self._never("the agent was restarted before it had started it")
+            await self._never("the agent was restarted before it had started it", OTHER)
         elif process is None:
             # A machine that forgot it ended it.
             replica.exit = replica.exit or Exit(signal=signal.SIGKILL, lost=True)
@@ -414,7 +416,8 @@ class Supervision:
         with suppress(TimeoutError):
             await within(self._clock, self._shop.settings.drain_s, all_of_it())
 
-    async def _never(self, found: str) -> None:
+    async def _never(self, found: str, failure: StartFailure | None = None) -> None:
+        self.replica.failure = failure
         self._metrics.never_started.inc()
         self._output.say(f"never started: {found}"[:1000])
         await self._drain(None)
@@ -473,7 +476,11 @@ class Supervision:
 
     def _report_ended(self) -> None:
         exit_ = self.replica.exit
-        released = SlotsReleasedV1(**self._names(), never_started=self.replica.identity is None)
+        released = SlotsReleasedV1(
+            **self._names(),
+            never_started=self.replica.identity is None,
+            failure=self.replica.failure,
+        )
         events: tuple[Event, ...] = (released,)
         if exit_ is not None:
             exited = TaskExitedV1(

@@ -89,6 +89,9 @@ class QuotaMachine:
         """See `core.machine.Advancing.advance`."""
         return state, *advance(state, limit - len(observed), self._check_policy)
 
+    def unwritable(self, _: Event) -> None:
+        """See `core.machine.Machine.unwritable`: no verdict is larger than its request."""
+
     def settle(self, state: AdmissionState, *, complete: bool) -> AdmissionState:
         """Nothing sleeps: what was not judged waits in order."""
         return state

@@ -8,6 +8,7 @@ move jobs that were admitted before it.
 from collections.abc import Sequence
 from typing import Final
 
+from yardmaster.core.admission.size import MAX_BYTES, allocation_bytes
 from yardmaster.core.admission.state import AdmissionState, Pending
 from yardmaster.schemas.envelope import Event
 from yardmaster.schemas.events.admissions import (
@@ -53,18 +54,21 @@ def judge_submission(state: AdmissionState, request: TaskSubmittedV1, pending: P
         return _rejected(job_id, AdmissionCode.PROJECT_UNKNOWN, about=request.project)
     config = project.config
     pools = _pools(state, request.spec, config)
-    return (
+    refused = (
         _wrong_pools(state, job_id, pools, config)
         or _not_allowed(job_id, request.spec, config)
         or _over_limit(state, request, pools, config)
-        or TaskAdmittedV1(
-            job_id=job_id,
-            project=request.project,
-            department=config.department,
-            spec=_resolved(state, request.spec, pools, config),
-            submitted_at_ms=pending.taken_ms,
-            details=request.details,
-        )
+    )
+    if refused is not None:
+        return refused
+    spec = _resolved(state, request.spec, pools, config)
+    return _too_large(job_id, spec) or TaskAdmittedV1(
+        job_id=job_id,
+        project=request.project,
+        department=config.department,
+        spec=spec,
+        submitted_at_ms=pending.taken_ms,
+        details=request.details,
     )
 
 
@@ -153,6 +157,15 @@ def _over_limit(
     return _rejected(request.job_id, code, about=widest[1], numbers=numbers)
 
 
+def _too_large(job_id: str, spec: AdmittedSpec) -> TaskRejectedV1 | None:
+    """Whether the allocation of one task could be more than a record holds."""
+    size = allocation_bytes(spec)
+    if size <= MAX_BYTES:
+        return None
+    numbers = {"replicas": spec.replicas_max, "bytes": size, "limit_bytes": MAX_BYTES}
+    return _rejected(job_id, AdmissionCode.ALLOCATION_TOO_LARGE, numbers=numbers)
+
+
 def _resolved(
     state: AdmissionState, spec: SubmittedSpec, pools: tuple[str, ...], config: ProjectConfig
 ) -> AdmittedSpec:
@@ -189,4 +202,5 @@ def _resolved(
         # In one order, so that jobs that avoid the same nodes are equal.
         avoid_nodes=tuple(sorted(set(spec.avoid_nodes))),
         runtime_estimate_s=spec.runtime_estimate_s,
+        image=spec.image,
     )

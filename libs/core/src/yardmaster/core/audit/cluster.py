@@ -31,6 +31,7 @@ from yardmaster.schemas.events.admissions import (
 )
 from yardmaster.schemas.events.decisions import Placement
 from yardmaster.schemas.events.node_events import (
+    ExecutorKind,
     NodeDrainedV1,
     NodeJoinedV1,
     SlotsReleasedV1,
@@ -72,6 +73,7 @@ class Node:
     node_type: str
     labels: dict[str, str]
     address: str
+    executors: tuple[ExecutorKind, ...]
     up: bool = True
 
 
@@ -109,6 +111,8 @@ class Task:
     attempt: Attempt | None = None
     ran_ms: int = 0
     not_before_ms: int = 0
+    #: Starts in a row that failed, as the last TaskRequeued says; 0 once it started.
+    failed_starts: int = 0
     ended: str | None = None
 
 
@@ -236,10 +240,13 @@ class Cluster:
                     )
                 known = self.nodes.get(body.node)
                 if known is not None and known.up and known.incarnation == body.incarnation:
-                    return  # its agent started again; what the node offers stays what it was
+                    # Its agent started again, perhaps a newer one; what the node offers stays what
+                    # it was.
+                    known.executors = body.executors
+                    return
                 self.nodes[body.node] = Node(
                     *(body.incarnation, body.pool, body.gpus, body.cpu_milli, body.memory_mib),
-                    *(body.node_type, dict(body.labels), body.address),
+                    *(body.node_type, dict(body.labels), body.address, body.executors),
                 )
                 beyond = self.beyond_enrolment(body.node)
                 if beyond is not None:
@@ -313,6 +320,8 @@ class Cluster:
         attempt.processes.setdefault(body.replica, process)
         if attempt.running_ms is None and len(attempt.processes) == attempt.replicas:
             attempt.running_ms = self.now_ms
+            if not attempt.stopped:
+                self.task(body.task_id).failed_starts = 0
 
     # Slots
 

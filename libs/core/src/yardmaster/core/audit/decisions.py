@@ -224,6 +224,13 @@ class Decisions:
             self.report.add(
                 "S7", seen, f"{who} is stopped for {stop.for_task}, which cannot gain from it"
             )
+        if other is not None and other.failed_starts:
+            self.report.add(
+                "S7",
+                seen,
+                f"{who} is stopped for {stop.for_task}, whose last {other.failed_starts} starts "
+                "failed",
+            )
         if attempt is None:
             return  # found as a stop of what is not open
         if not attempt.preemptible:
@@ -337,7 +344,15 @@ class Decisions:
                 f"{who} is requeued; expected attempt {task.last} with nothing open, found "
                 f"replicas {opened} open",
             )
+        if body.failed_starts not in (task.failed_starts, task.failed_starts + 1):
+            self.report.add(
+                "S4",
+                seen,
+                f"{who} is requeued after {body.failed_starts} failed starts in a row, there were "
+                f"{task.failed_starts} before it",
+            )
         task.not_before_ms = body.not_before_ms
+        task.failed_starts = body.failed_starts
 
     def _ended(self, seen: Seen, body: TaskEndedV1) -> None:
         task = self.cluster.task(body.task_id)

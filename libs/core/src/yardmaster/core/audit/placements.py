@@ -4,6 +4,7 @@ from typing import Final
 
 from yardmaster.core.audit.cluster import Cluster, Job
 from yardmaster.schemas.events.decisions import Placement, SlotsAllocatedV1
+from yardmaster.schemas.events.node_events import ExecutorKind
 from yardmaster.schemas.events.requests import Layout
 
 SLOT_MILLI: Final = 1000
@@ -80,6 +81,8 @@ def place_fault(cluster: Cluster, job: Job, pool: str, p: Placement) -> str | No
         return f"node {p.node} has {node.gpus} slots, given are {list(p.slots)[:16]}"
     if out := sorted(set(p.slots).intersection(cluster.disabled.get(p.node, ()))):
         return f"node {p.node}: slots {out[:16]} are disabled"
+    if job.spec.image and ExecutorKind.CONTAINER not in node.executors:
+        return f"node {p.node} runs no containers, which the job's image needs"
     if p.node in job.spec.avoid_nodes:
         return f"node {p.node} is one to avoid"
     if over := [s for s in p.slots if cluster.slots[p.node, s] > SLOT_MILLI]:

@@ -68,6 +68,7 @@ APPLIERS: Final[Mapping[type[Event], Applier]] = {
     dec.TaskRequeuedV1: decisions.task_requeued_v1,
     dec.TaskUnschedulableV1: decisions.task_unschedulable_v1,
     dec.TaskEndedV1: decisions.task_ended_v1,
+    dec.AllocationUnwritableV1: decisions.allocation_unwritable_v1,
     dec.NodeSilenceObservedV1: nodes.node_silence_observed_v1,
     dec.NodeLostV1: nodes.node_lost_v1,
 }

@@ -141,14 +141,20 @@ def _may_stop_what_was_placed(pool: Pool) -> bool:
     if worst is None or not pool.preempts:
         return False
     if pool.lines is None:
-        may_stop = (group for group in pool.awake if group.priority <= worst)
+        may_stop = (
+            group
+            for group in pool.awake
+            if group.priority <= worst and not group.shape.start_failed
+        )
     else:
         # In strict lines nobody is placed past one who may have others stopped, but where that one
         # waited for the answer of a pool that he likes better.
         may_stop = (
             group
             for group in pool.awake
-            if not group.shape.preemptible and group.shape.pools[0] != pool.name
+            if not group.shape.preemptible
+            and not group.shape.start_failed
+            and group.shape.pools[0] != pool.name
         )
     return any(code_of(group, pool) in NO_ROOM for group in may_stop)
 

@@ -2,7 +2,8 @@
 who asks for the same as others is one of a kind (`runs.py`).
 
 A party asks for what its running tasks hold and what its waiting tasks could have: those that would
-fit were every preemptible task of the pool gone, so that somebody who comes to a full pool counts.
+fit were every preemptible task of the pool gone, so that somebody who comes to a full pool counts;
+but not those whose last start failed, for which nothing may be stopped.
 No more than its bounds let it hold: where the jobs of a project or the projects of a department ask
 for more than a limit above them, the limit is divided among them first, as the pool is.
 
@@ -167,7 +168,7 @@ class Demands:
         return Asked(age, demand, demand)
 
     def _of_group(self, group: Group, project: Project, pools: Pools) -> Asked | None:
-        waiting = group.queue.live
+        waiting = 0 if group.shape.start_failed else group.queue.live
         if not self._counts(group, group.shape, project, waiting, None, pools):
             return None
         return self._of_waiting(next(group.queue.in_order()).job, waiting)

@@ -16,7 +16,7 @@ from yardmaster.core.scheduling.shapes import Shape, shape_of
 from yardmaster.core.scheduling.workload import Asking
 from yardmaster.schemas.events.admissions import AdmittedSpec
 from yardmaster.schemas.events.decisions import Checkpoint, Outcome, Placement
-from yardmaster.schemas.events.node_events import NodeJoinedV1
+from yardmaster.schemas.events.node_events import ExecutorKind, NodeJoinedV1
 from yardmaster.schemas.events.requests import (
     DepartmentConfig,
     DetailsRef,
@@ -25,7 +25,7 @@ from yardmaster.schemas.events.requests import (
     ProjectConfig,
 )
 from yardmaster.schemas.members import plain_members
-from yardmaster.schemas.reasons import Stop, Wait, WaitClass, WaitCode
+from yardmaster.schemas.reasons import StartFailure, Stop, Wait, WaitClass, WaitCode
 
 #: So many of a node's incarnations that are over are remembered, the newest.
 MAX_DEAD_INCARNATIONS: Final = 64
@@ -95,7 +95,7 @@ class Attempt:
             "stop",
             "stop_deadline_ms",
         ),
-        "zero_exits",
+        *("failed_nodes", "failure", "zero_exits"),
     )
 
     def __init__(
@@ -126,10 +126,18 @@ class Attempt:
         self.done = False
         self.stop: Stop | None = None
         self.stop_deadline_ms = 0
+        #: The first reason that an agent gave for not starting a replica, and the nodes on which a
+        #: replica could not be started, or was not in time.
+        self.failure: StartFailure | None = None
+        self.failed_nodes: tuple[str, ...] = ()
+
+    def note_failed_start(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
+        """The nodes on which the start failed, with `nodes` among them; each once."""
+        return tuple(dict.fromkeys((*self.failed_nodes, *nodes)))
 
     def facts(self) -> tuple[object, ...]:
         """All that a digest covers."""
-        return (
+        facts = (
             self.number,
             self.pool.name,
             self.port,
@@ -145,6 +153,8 @@ class Attempt:
             self.stop_deadline_ms,
             [(p.node, p.incarnation, p.slots, p.gpu_milli) for p in self.placements],
         )
+        # Only where a start failed: digests are in the log.
+        return (*facts, self.failure, self.failed_nodes) if self.failed_nodes else facts
 
     @property
     def failed(self) -> bool:
@@ -155,6 +165,16 @@ class Attempt:
     def ended(self) -> bool:
         """Whether every replica has ended: what is still held will be given back without asking."""
         return min(self.replicas) >= ReplicaState.EXITED
+
+    @property
+    def late_nodes(self) -> tuple[str, ...]:
+        """Names of the nodes on which a replica has not started, each once."""
+        late = (
+            placement.node
+            for placement, was in zip(self.placements, self.replicas, strict=True)
+            if was == ReplicaState.ALLOCATED
+        )
+        return tuple(dict.fromkeys(late))
 
     @property
     def lane(self) -> int:
@@ -171,9 +191,21 @@ class Task:
     """The unit that is scheduled."""
 
     __slots__ = (
-        *("attempt", "cancel_now", "cancelled", "cause", "checkpoint", "group"),
-        *("hash", "held_until_ms", "id", "index", "job", "key", "outcome_code", "paused", "phase"),
-        *("preemptions", "queue", "ran_ms", "released", "restarts", "run"),
+        *("attempt", "cancel_now", "cancelled", "cause", "checkpoint", "failed_nodes"),
+        *(
+            "failed_starts",
+            "group",
+            "hash",
+            "held_until_ms",
+            "id",
+            "index",
+            "job",
+            "key",
+            "outcome_code",
+            "paused",
+            "phase",
+        ),
+        *("preemptions", "queue", "ran_ms", "released", "restarts", "run", "unwritable"),
     )
 
     def __init__(self, job: "Job", index: int) -> None:
@@ -189,6 +221,9 @@ class Task:
         self.queue: TaskQueue | None = None
         self.checkpoint: Checkpoint | None = None
         self.restarts = 0
+        #: How many starts in a row failed, and the nodes on which they did, the newest last.
+        self.failed_starts = 0
+        self.failed_nodes: tuple[str, ...] = ()
         #: How often FitGpp stopped it for others.
         self.preemptions = 0
         self.ran_ms = 0
@@ -199,12 +234,19 @@ class Task:
         #: Whether the job's max_concurrent lets it be considered.
         self.released = False
         self.outcome_code = ""
+        #: An allocation of it was larger than a record may be.
+        self.unwritable = False
         #: The record that last changed its standing.
         self.cause: str | None = None
         self.hash = 0
 
     def __lt__(self, other: "Task") -> bool:
         return self.key < other.key
+
+    @property
+    def shape(self) -> Shape:
+        """What it asks for; set apart from its equals while its last start failed."""
+        return self.job.shape_after_failed_start if self.failed_starts else self.job.shape
 
     @property
     def leaving(self) -> bool:
@@ -214,7 +256,7 @@ class Task:
 
     def facts(self) -> tuple[object, ...]:
         """All that a digest covers."""
-        facts = (
+        facts: tuple[object, ...] = (
             self.id,
             int(self.phase),
             self.attempt,
@@ -230,7 +272,11 @@ class Task:
             self.run and self.run.facts(),
         )
         # Only where there are any: digests are in the log.
-        return (*facts, self.preemptions) if self.preemptions else facts
+        if self.preemptions:
+            facts = (*facts, self.preemptions)
+        if self.failed_starts:
+            facts = (*facts, self.failed_starts, self.failed_nodes)
+        return (*facts, "unwritable") if self.unwritable else facts
 
 
 class Victims(TaskLine):
@@ -312,6 +358,12 @@ class Job:
         self.alone = alone
         self._reshape()
 
+    @property
+    def shape_after_failed_start(self) -> Shape:
+        """The shape of its tasks whose last start failed."""
+        bound = self.shape.job_id is not None
+        return shape_of(self.id, self.project.name, self.spec, bound=bound, start_failed=True)
+
     def _reshape(self) -> None:
         bound = self.alone or self.max_slots_milli is not None
         self.shape = shape_of(self.id, self.project.name, self.spec, bound=bound)
@@ -370,6 +422,7 @@ IMPOSSIBLE: Final = frozenset(
         WaitCode.EXCEEDS_POOL,
         WaitCode.GANG_INDIVISIBLE,
         WaitCode.TOPOLOGY_IMPOSSIBLE,
+        WaitCode.NO_EXECUTOR,
     }
 )
 
@@ -571,7 +624,7 @@ class Node:
     __slots__ = (
         *("address", "barred", "boot_id", "cordoned", "cpu_milli", "dead", "drain_ms", "firm"),
         "future",
-        *("disabled", "gpus", "stops_disabled"),
+        *("disabled", "executors", "gpus", "stops_disabled"),
         *("hash", "idle", "incarnation", "labels", "memory_mib", "name", "node_type", "open"),
         *("ordinal", "pending", "pool", "port_first", "port_last", "ports", "schema_version"),
         *("revoked_ms", "silent_ms", "state"),
@@ -589,6 +642,7 @@ class Node:
         self.schema_version = 0
         self.node_type = ""
         self.labels: dict[str, str] = {}
+        self.executors: tuple[ExecutorKind, ...] = (ExecutorKind.PROCESS,)
         self.address = ""
         self.gpus = self.cpu_milli = self.memory_mib = 0
         self.port_first = self.port_last = 0
@@ -620,6 +674,11 @@ class Node:
     def usable(self) -> bool:
         """Whether new tasks may be placed here."""
         return self.state is NodeState.UP and not self.cordoned and not self.barred
+
+    @property
+    def runs_images(self) -> bool:
+        """Whether its agent runs containers."""
+        return ExecutorKind.CONTAINER in self.executors
 
     @property
     def out_of_use(self) -> tuple[int, ...]:
@@ -673,6 +732,7 @@ class Node:
             *(self.barred, self.revoked_ms),
             # Only where there are any: digests are in the log.
             *((self.disabled, self.stops_disabled) if self.disabled else ()),
+            *(("executors", self.executors) if self.executors != (ExecutorKind.PROCESS,) else ()),
         )
 
 

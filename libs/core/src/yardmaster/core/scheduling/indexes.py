@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 STEP: Final = 50
 #: Levels of a quantity: the number of its binary digits.
 LEVELS: Final = 54
-#: Places for tasks without GPUs on a node of a pool that does not bound them.
+#: Places for tasks without GPUs on a node of a pool that is not configured.
 UNBOUNDED: Final = 1 << 30
+#: The same in a pool that does not bound them: each is a process or more, also one that asks for no
+#: CPU and no memory, and a lost node names them all in one record.
+DEFAULT_GPULESS: Final = 512
 
 
 class Room:
@@ -159,7 +162,7 @@ class FreeIndex:
 
     __slots__ = (
         *("available", "cpu", "free_milli", "memory", "of_type", "rooms", "shared", "whole"),
-        *("changes", "idle", "most_gpuless", "named", "of_size", "places"),
+        *("changes", "idle", "images", "most_gpuless", "named", "of_size", "places"),
         *("_stale", "asked", "rankings"),
     )
 
@@ -173,12 +176,14 @@ class FreeIndex:
         self.of_type: dict[str, int] = {}
         #: Nodes by how many slots they have that are not disabled.
         self.of_size: dict[int, int] = {}
+        #: Nodes that run containers.
+        self.images = 0
         #: Node ordinals by name.
         self.named: dict[str, int] = {}
         #: Nodes with GPUs of which none is used.
         self.idle = 0
         #: Most tasks without GPUs on a node; nodes by how many more they may take.
-        self.most_gpuless = UNBOUNDED
+        self.most_gpuless = DEFAULT_GPULESS
         self.places: dict[int, int] = {}
         #: Free gpu_milli of the available nodes.
         self.free_milli = 0
@@ -193,12 +198,13 @@ class FreeIndex:
         self.asked = NOBODY
         self._stale: list[Room] = []
 
-    def add(self, room: Room, node_type: str, name: str = "") -> None:
+    def add(self, room: Room, node_type: str, name: str = "", *, runs_images: bool = False) -> None:
         """Take in an empty node's room; it is not available until `open_node`."""
         bit = 1 << room.ordinal
         self.rooms[room.ordinal] = room
         room.node_type = node_type
         self.named[name] = room.ordinal
+        self.note_images(room.ordinal, runs_images=runs_images)
         self.of_type[node_type] = self.of_type.get(node_type, 0) | bit
         self.of_size[room.size] = self.of_size.get(room.size, 0) | bit
         self.whole.extend([0] * (len(room.slots) + 1 - len(self.whole)))
@@ -207,6 +213,10 @@ class FreeIndex:
         room.at_whole = room.at_shared = room.at_cpu = room.at_memory = -1
         room.at_idle = False
         self._index(room)
+
+    def note_images(self, ordinal: int, *, runs_images: bool) -> None:
+        """Whether a node runs containers."""
+        self.images = self.images & ~(1 << ordinal) | (runs_images << ordinal)
 
     def remove(self, room: Room, node_type: str, name: str = "") -> None:
         """Forget a node's room."""
@@ -217,6 +227,7 @@ class FreeIndex:
         for ranking in self.rankings.values():
             ranking.moved.add(room.ordinal)
         self.named.pop(name, None)
+        self.images &= ~bit
         self.of_type[node_type] &= ~bit
         self.of_size[room.size] &= ~bit
         self.idle &= ~bit
@@ -255,9 +266,9 @@ class FreeIndex:
         self.flush()
 
     def bound_gpuless(self, most: int | None) -> None:
-        """Let every node have so many tasks without GPUs at once (None: any number)."""
+        """Let every node have so many tasks without GPUs at once (None: `DEFAULT_GPULESS`)."""
         before = self.most_gpuless
-        self.most_gpuless = UNBOUNDED if most is None else most
+        self.most_gpuless = DEFAULT_GPULESS if most is None else most
         if before != self.most_gpuless:
             self.flush()
             for room in self.rooms.values():
@@ -396,16 +407,25 @@ class FreeIndex:
         self.memory = _or_more(_sets(LEVELS, [(r.at_memory, r.ordinal) for r in rooms]))
 
     def matching(self, shape: Shape) -> int:
-        """Nodes of the types that `shape` allows and does not avoid, whatever is free on them."""
+        """Nodes of the types that `shape` allows and does not avoid, with the executor that it
+        needs, whatever is free on them.
+        """
         mask = -1
         if shape.node_types:
             mask = 0
             for node_type in shape.node_types:
                 mask |= self.of_type.get(node_type, 0)
-        for name in shape.avoid_nodes:
+        if shape.image:
+            mask &= self.images
+        return mask & ~self.ordinals(shape.avoid_nodes)
+
+    def ordinals(self, names: Iterable[str]) -> int:
+        """The nodes of those names, those that it has."""
+        mask = 0
+        for name in names:
             ordinal = self.named.get(name)
             if ordinal is not None:
-                mask &= ~(1 << ordinal)
+                mask |= 1 << ordinal
         return mask
 
     def candidates(self, shape: Shape) -> int:

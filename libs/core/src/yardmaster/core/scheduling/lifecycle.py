@@ -24,9 +24,13 @@ from yardmaster.schemas.events.node_events import ReplicaRef
 from yardmaster.schemas.events.requests import ExitZero
 from yardmaster.schemas.reasons import EndCode, Stop, StopCode
 
-#: After the n-th failure (or allocation that never started) a task waits 2^n seconds, up to this
-#: many.
+#: After the n-th failure, and after the n-th start in a row that failed, a task waits 2^n seconds,
+#: up to this many.
 MAX_BACKOFF_S: Final = 300
+#: A task ends after so many starts in a row that failed.
+MAX_FAILED_STARTS: Final = 5
+#: The next attempt avoids at most so many nodes on which the start failed, the newest.
+MAX_FAILED_NODES: Final = 16
 #: Stops after which the task is over.
 FINAL_STOPS: Final = frozenset({StopCode.TIME_LIMIT, StopCode.IDLE_LIMIT, StopCode.BUDGET})
 
@@ -104,6 +108,13 @@ def next_of_task(state: ClusterState, task: Task) -> Event | None:
                 outcome=Outcome.FAILED,
                 code=EndCode.DETAILS_ERASED,
             )
+        if task.unwritable:
+            return TaskEndedV1(
+                task_id=task.id,
+                attempt=task.attempt,
+                outcome=Outcome.FAILED,
+                code=EndCode.DECISION_TOO_LARGE,
+            )
         return None
     if run.open == 0:
         return _end_of_attempt(state, task, run)
@@ -122,7 +133,8 @@ def _stop_of_attempt(state: ClusterState, task: Task, run: Attempt) -> Event | N
     if task.paused and not run.ended:
         return _stop(state, task, run, Stop(code=StopCode.PAUSED), grace_s=spec.grace_s)
     replicas = run.replicas
-    if ReplicaState.LOST in replicas:
+    # An exit that was reported decides before a later loss of a node.
+    if ReplicaState.LOST in replicas and not run.failed:
         lost = run.placements[replicas.index(ReplicaState.LOST)].node
         stop = Stop(
             code=StopCode.NODE_LOST,
@@ -164,6 +176,7 @@ def _stop_of_attempt(state: ClusterState, task: Task, run: Attempt) -> Event | N
                 attempt=run.number,
                 nodes=run.nodes,
                 stop=Stop(code=StopCode.START_TIMEOUT, numbers=numbers),
+                late=run.late_nodes,
             )
     return _drain(state, task, run) or _off_disabled(state, task, run)
 
@@ -218,16 +231,44 @@ def _end_of_attempt(state: ClusterState, task: Task, run: Attempt) -> Event:
     if stop is None or stop.code is StopCode.GANG_INCOMPLETE:
         if all_zero:
             return _ended(task, run, Outcome.SUCCEEDED, EndCode.EXIT, exit_code=0)
-        if ReplicaState.LOST in run.replicas:
-            return _requeued(task, run, EndCode.NODE_LOST)
         if run.failed:
             return _failed(state, task, run)
-        return _requeued(task, run, EndCode.NEVER_STARTED, _backoff_ms(state, run.number))
+        if ReplicaState.LOST in run.replicas:
+            return _requeued(task, run, EndCode.NODE_LOST)
+        return _failed_start(state, task, run, EndCode.NEVER_STARTED)
     if stop.code in FINAL_STOPS:
         return _ended(task, run, Outcome.FAILED, EndCode(str(stop.code)))
     if all_zero and (run.done or spec.exit_zero is ExitZero.FINISHED):
         return _ended(task, run, Outcome.SUCCEEDED, EndCode.EXIT, exit_code=0)
+    if stop.code is StopCode.START_TIMEOUT:
+        return _failed_start(state, task, run, EndCode.START_TIMEOUT)
     return _requeued(task, run, EndCode(str(stop.code)))
+
+
+def _failed_start(state: ClusterState, task: Task, run: Attempt, code: EndCode) -> Event:
+    """What follows a start that failed: try again after a pause, elsewhere if possible; or the end,
+    where trying again leads to the same, or has for `MAX_FAILED_STARTS` times.
+
+    `max_restarts` is not used up: nothing of the task ran.
+    """
+    end = run.failure.end_code if run.failure is not None else None
+    times = task.failed_starts + 1
+    if end is None and times >= MAX_FAILED_STARTS:
+        end = EndCode.START_FAILED
+    if end is not None:
+        return _ended(task, run, Outcome.FAILED, end)
+    # Older agents do not say which replica it was; of one node it is clear.
+    here = run.failed_nodes or (run.nodes if len(run.nodes) == 1 else ())
+    newest_first = dict.fromkeys(reversed((*task.failed_nodes, *here)))
+    return TaskRequeuedV1(
+        task_id=task.id,
+        attempt=run.number,
+        code=code,
+        restarts=task.restarts,
+        not_before_ms=_backoff_ms(state, times),
+        failed_starts=times,
+        failed_nodes=tuple(newest_first)[:MAX_FAILED_NODES][::-1],
+    )
 
 
 def _failed(state: ClusterState, task: Task, run: Attempt) -> Event:
@@ -243,6 +284,8 @@ def _failed(state: ClusterState, task: Task, run: Attempt) -> Event:
             code=code,
             restarts=task.restarts + 1,
             not_before_ms=held,
+            failed_starts=task.failed_starts,
+            failed_nodes=task.failed_nodes,
         )
     if most:
         code = EndCode.RESTARTS_EXHAUSTED
@@ -253,13 +296,15 @@ def _backoff_ms(state: ClusterState, times: int) -> int:
     return state.now_ms + 1000 * min(MAX_BACKOFF_S, 1 << min(times, 20))
 
 
-def _requeued(task: Task, run: Attempt, code: EndCode, not_before_ms: int = 0) -> TaskRequeuedV1:
+def _requeued(task: Task, run: Attempt, code: EndCode) -> TaskRequeuedV1:
     return TaskRequeuedV1(
         task_id=task.id,
         attempt=run.number,
         code=code,
         restarts=task.restarts,
-        not_before_ms=not_before_ms,
+        # A start that was cut short says nothing of whether one succeeds.
+        failed_starts=task.failed_starts,
+        failed_nodes=task.failed_nodes,
     )
 
 

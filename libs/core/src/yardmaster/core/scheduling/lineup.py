@@ -2,7 +2,7 @@
 
 Groups come in the policy's order, each with its first task, and have two turns: one to start, one
 to have others stopped. Of one rank (the first of the policy's key) all have their first turn before
-any has its second.
+any has its second; tasks whose last start failed come after both.
 
 Groups that wait for the same room alike, as the policy says, stand behind the first of them: where
 that one finds none, those behind it keep the answer that they have.
@@ -134,7 +134,9 @@ class Lineup:
 
     def _key(self, group: Group, task: Task, turn: int) -> LineKey:
         rank, *place = self._policy.order(self._view, group, task)
-        return rank, turn, *place
+        # A task whose last start failed has both turns after all others of its rank, so that it
+        # does not take what one of them preempted others for.
+        return rank, turn + 2 * group.shape.start_failed, *place
 
     def _likes(self, group: Group) -> Hashable | None:
         """What groups have in common that find room or do not find it alike; None: it is on its
@@ -145,7 +147,7 @@ class Lineup:
         if code not in NO_ROOM or len(shape.pools) > 1:
             return None
         rank = self._policy.alike(self._view, group)
-        return None if rank is None else (rank, shape.fit, code)
+        return None if rank is None else (rank, shape.fit, shape.start_failed, code)
 
     def _lead(self, line: list[Follower]) -> None:
         group = heappop(line)[2]

@@ -14,7 +14,11 @@ from yardmaster.core.scheduling.plan import plan
 from yardmaster.core.scheduling.refusals import refusal
 from yardmaster.core.scheduling.state import ClusterState
 from yardmaster.schemas.envelope import Envelope, Event
-from yardmaster.schemas.events.decisions import NodeSilenceObservedV1
+from yardmaster.schemas.events.decisions import (
+    AllocationUnwritableV1,
+    NodeSilenceObservedV1,
+    SlotsAllocatedV1,
+)
 from yardmaster.schemas.events.machine import PolicyInUse, RulesEnabledV1, SnapshotTakenV1
 from yardmaster.schemas.reasons import RefusalCode
 from yardmaster.schemas.topics import ADMISSIONS, DECISIONS, NODE_EVENTS, Topic
@@ -54,6 +58,7 @@ class SchedulerMachine:
     output: ClassVar[Topic] = DECISIONS
     inputs: ClassVar[tuple[Topic, ...]] = (ADMISSIONS, NODE_EVENTS)
     observations: ClassVar[tuple[type[Event], ...]] = (
+        AllocationUnwritableV1,
         NodeSilenceObservedV1,
         RulesEnabledV1,
         SnapshotTakenV1,
@@ -89,6 +94,12 @@ class SchedulerMachine:
         with Draft(state, limit, keep=True) as draft:
             complete = _fill(draft, observed)
         return state, draft.decisions, complete
+
+    def unwritable(self, event: Event) -> Decision | None:
+        """See `core.machine.Machine.unwritable`."""
+        if not isinstance(event, SlotsAllocatedV1):
+            return None
+        return Decision(AllocationUnwritableV1(task_id=event.task_id), event.task_id)
 
     def settle(self, state: ClusterState, *, complete: bool) -> ClusterState:
         """See `core.machine.Machine.settle`."""

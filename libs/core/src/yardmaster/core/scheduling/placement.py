@@ -258,25 +258,28 @@ def place(
     choose: Strategy,
     also: FreeIndex | None = None,
     key: str = "",
+    avoid: int = 0,
 ) -> list[Place] | None:
     """A place for every replica, or None; the indexes are left as they were.
 
     With `also`, each room must have the space in that index too (what is free now, and not
-    promised). `key` tells whom it is for, to strategies that draw.
+    promised). `key` names the task that the place is for, to strategies that draw. `avoid` is a set
+    of nodes (one bit each) that are not taken.
     """
     choose = choose.for_one(key or shape.id)
     if shape.replicas == 1:
-        for room in choose.rooms(index, shape, _within(also, shape)):
+        for room in choose.rooms(index, shape, _within(also, shape) & ~avoid):
             if also is None or also.rooms[room.ordinal].holds(shape):
                 return [(room, choose.pick(index, room, shape))]
-        return _on_idle_nodes(index, shape, choose, also) if shape.whole_nodes else None
+        return _on_idle_nodes(index, shape, choose, also, avoid) if shape.whole_nodes else None
     if shape.total_gpu_milli > index.free_milli:
         return None
     before = [(view, view.changes) for view in (index, also) if view is not None]
     places: list[Place] = []
     used: list[tuple[FreeIndex, Room, tuple[int, ...]]] = []
     while len(places) < shape.replicas:
-        chosen = _first(choose.rooms(index, shape, _within(also, shape)), shape, also)
+        rooms = choose.rooms(index, shape, _within(also, shape) & ~avoid)
+        chosen = _first(rooms, shape, also)
         if chosen is None:
             break
         views = [(index, chosen)]
@@ -303,9 +306,9 @@ def _within(also: FreeIndex | None, shape: Shape) -> int:
 
 
 def _on_idle_nodes(
-    index: FreeIndex, shape: Shape, choose: Strategy, also: FreeIndex | None
+    index: FreeIndex, shape: Shape, choose: Strategy, also: FreeIndex | None, avoid: int
 ) -> list[Place] | None:
-    groups = _idle_nodes(index, shape, also)
+    groups = _idle_nodes(index, shape, also, avoid)
     counts = {size: found.bit_count() for size, found in groups.items()}
     nodes = nodes_for(shape.gpus, counts, unequal=choose.unequal)
     if nodes is None:
@@ -323,8 +326,10 @@ def idle_sizes(index: FreeIndex, shape: Shape) -> dict[int, int]:
     return {size: found.bit_count() for size, found in groups.items()}
 
 
-def _idle_nodes(index: FreeIndex, shape: Shape, also: FreeIndex | None) -> dict[int, int]:
-    mask = index.candidates(shape) & index.idle
+def _idle_nodes(
+    index: FreeIndex, shape: Shape, also: FreeIndex | None, avoid: int = 0
+) -> dict[int, int]:
+    mask = index.candidates(shape) & index.idle & ~avoid
     if also is not None:
         mask &= also.candidates(shape) & also.idle
     # Only which CPU and memory are free has to be looked at one by one.

@@ -230,7 +230,7 @@ class PoolPass:
         if wait is not None:
             self._wait(group, task, wait)
             return Answer.WAITS
-        if turn:
+        if turn or (held is not None and shape.start_failed):
             return self._claim(group, task, held)
         if held is not None:
             places = self._place(self.pool.future, task)
@@ -240,7 +240,7 @@ class PoolPass:
             return Answer.PROMISED
         also = self.pool.future if self.promised else None
         room = self._room
-        if room is not None and room.holds(shape) and also is None:
+        if room is not None and room.holds(shape) and also is None and not task.failed_nodes:
             self._start(task, [(room, room.pick(shape))])
             return Answer.SERVED
         places = self._place(self.pool.idle, task, also)
@@ -255,8 +255,14 @@ class PoolPass:
     def _claim(self, group: Group, task: Task, held: Wait | None) -> Answer:
         """See whether others stop, or can be stopped, so that the task fits; `held`: why it may not
         start yet even then.
+
+        A task whose last start failed starts on free capacity only: it preempts no task, and gets
+        no slots that others release for a third.
         """
         shape = group.shape
+        if shape.start_failed:
+            self._wait(group, task, held or self._why_no_room(shape))
+            return Answer.WAITS
         if self._keep_what_is_freed(group, task):
             return Answer.PROMISED
         candidates = (v for v in self.policy.victims(self.view, task) if v not in self._placed)
@@ -281,16 +287,30 @@ class PoolPass:
         shape = task.job.shape
         if self.choose.unequal:
             # There less room may fit where more does not.
-            return place(index, shape, self.choose, also, self._key(task))
+            return self._off_failed(index, task, also)
         key = (index, shape.fit)
         if self._nowhere.get(key) == index.changes:
             return None
-        places = place(index, shape, self.choose, key=self._key(task))
+        places = self._off_failed(index, task, None)
         if places is None:
             self._nowhere[key] = index.changes
         elif also is not None:
-            return place(index, shape, self.choose, also, self._key(task))
+            return self._off_failed(index, task, also)
         return places
+
+    def _off_failed(
+        self, index: FreeIndex, task: Task, also: FreeIndex | None
+    ) -> list[Place] | None:
+        """A place off the nodes on which the task's last starts failed, else any place.
+
+        So they decide where it is placed, but never whether: it fits wherever its equals do.
+        """
+        shape, key = task.job.shape, self._key(task)
+        if avoid := index.ordinals(task.failed_nodes):
+            places = place(index, shape, self.choose, also, key, avoid)
+            if places is not None:
+                return places
+        return place(index, shape, self.choose, also, key)
 
     def _key(self, task: Task) -> str:
         return f"{task.id}/{task.attempt + 1}" if self.choose.drawn is not None else ""

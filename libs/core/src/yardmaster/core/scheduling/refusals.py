@@ -89,6 +89,8 @@ def _replica(state: ClusterState, event: ReplicaClaim) -> RefusalCode | None:
     if isinstance(event, nev.TaskStartedV1):
         return None if was == ReplicaState.ALLOCATED else RefusalCode.REPEATED
     if isinstance(event, nev.SlotsReleasedV1):
+        if event.failure is not None and not event.never_started:
+            return RefusalCode.CONTRADICTION
         expected = ReplicaState.ALLOCATED if event.never_started else ReplicaState.EXITED
         return None if was == expected else RefusalCode.CONTRADICTION
     if isinstance(event, nev.TaskExitedV1):

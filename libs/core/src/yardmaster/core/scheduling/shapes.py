@@ -21,6 +21,8 @@ Asked = tuple[
 ]
 #: Whether on whole nodes; nodes to avoid. None: neither is asked for.
 Where = tuple[bool, tuple[str, ...]] | None
+#: Whether a node that runs containers is needed; whether these are tasks whose last start failed.
+Also = tuple[bool, bool]
 #: What decides on which nodes a task fits, on whomever's behalf.
 Fit = tuple[object, ...]
 
@@ -34,6 +36,9 @@ class Shape:
 
     With `whole_nodes` the `gpus` are all of the task's and `replicas` is 1: it is placed on one
     node, or as a gang of as many replicas as nodes are taken, with CPU and memory for each.
+
+    `start_failed` sets the tasks whose last start failed apart from their equals: they fit on the
+    same nodes, but preempt no other task.
     """
 
     __slots__ = (
@@ -44,6 +49,7 @@ class Shape:
         "gpu_milli",
         "gpus",
         "id",
+        "image",
         "job_id",
         "lane",
         "memory_mib",
@@ -53,31 +59,41 @@ class Shape:
         "project",
         "replica_gpu_milli",
         "replicas",
+        "start_failed",
         "total_gpu_milli",
         "whole_nodes",
     )
 
-    def __init__(self, asked: Asked, where: Where) -> None:
+    def __init__(self, asked: Asked, where: Where, also: Also) -> None:
         self.project, self.pools, self.node_types = asked[:3]
         self.preemptible, self.fail_when_never = asked[3:5]
         self.replicas, self.gpus, self.gpu_milli, self.cpu_milli, self.memory_mib = asked[5:10]
         self.job_id = asked[10]
         self.whole_nodes, self.avoid_nodes = where or (False, ())
-        self.fit: Fit = (*asked[5:10], self.node_types, where)
+        self.image, self.start_failed = also
+        self.fit: Fit = (*asked[5:10], self.node_types, where, self.image)
         self.replica_gpu_milli = self.gpus * self.gpu_milli
         self.total_gpu_milli = self.replicas * self.replica_gpu_milli
         #: 0: asks for no GPU; 1: asks for GPUs. The two never block each other.
         self.lane = 1 if self.gpus else 0
-        # Ids are in the log: what asks for neither keeps the one that it always had.
-        told = asked if where is None else (*asked, where)
+        # Ids are in the log: what asks for none of it keeps the one that it always had.
+        told: tuple[object, ...] = asked if where is None else (*asked, where)
+        told += ("image",) * self.image + ("start_failed",) * self.start_failed
         self.id = blake2b(repr(told).encode(), digest_size=8).hexdigest()
 
 
-def shape_of(job_id: str, project: str, spec: AdmittedSpec, *, bound: bool | None = None) -> Shape:
+def shape_of(
+    job_id: str,
+    project: str,
+    spec: AdmittedSpec,
+    *,
+    bound: bool | None = None,
+    start_failed: bool = False,
+) -> Shape:
     """The shape of a job's tasks: the same object for equal ones.
 
     `bound` says whether the job has a bound of its own (`max_slots`), when that was changed since
-    its admission.
+    its admission; `start_failed` asks for the shape of the tasks whose last start failed.
     """
     resources = spec.resources
     # What one slot holds is on one node anyway.
@@ -92,14 +108,22 @@ def shape_of(job_id: str, project: str, spec: AdmittedSpec, *, bound: bool | Non
             job_id if bound else None,
         ),
         where,
+        (spec.image, start_failed),
     )
 
 
 @lru_cache(maxsize=65_536)
-def _shape(asked: Asked, where: Where) -> Shape:
-    return Shape(asked, where)
+def _shape(asked: Asked, where: Where, also: Also) -> Shape:
+    return Shape(asked, where, also)
 
 
-def shape_id(job_id: str, project: str, spec: AdmittedSpec, *, bound: bool | None = None) -> str:
+def shape_id(
+    job_id: str,
+    project: str,
+    spec: AdmittedSpec,
+    *,
+    bound: bool | None = None,
+    start_failed: bool = False,
+) -> str:
     """The id under which waits of a job's tasks are recorded (16 hex digits)."""
-    return shape_of(job_id, project, spec, bound=bound).id
+    return shape_of(job_id, project, spec, bound=bound, start_failed=start_failed).id

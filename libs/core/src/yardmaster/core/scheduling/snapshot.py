@@ -29,7 +29,7 @@ from yardmaster.schemas import plain
 from yardmaster.schemas.errors import SchemaError
 from yardmaster.schemas.events.admissions import AdmittedSpec
 from yardmaster.schemas.events.decisions import Checkpoint, Placement
-from yardmaster.schemas.events.node_events import NodeJoinedV1
+from yardmaster.schemas.events.node_events import ExecutorKind, NodeJoinedV1
 from yardmaster.schemas.events.requests import (
     DepartmentConfig,
     DetailsRef,
@@ -37,7 +37,7 @@ from yardmaster.schemas.events.requests import (
     PoolConfig,
     ProjectConfig,
 )
-from yardmaster.schemas.reasons import Stop, Wait, WaitCode
+from yardmaster.schemas.reasons import StartFailure, Stop, Wait, WaitCode
 
 FORMAT: Final = 2
 Plain = dict[str, Any]
@@ -116,6 +116,7 @@ def _dump_node(node: Node) -> Plain:
         "revoked_ms": node.revoked_ms,
         "silent_ms": node.silent_ms,
         "disabled": [list(node.disabled), node.stops_disabled],
+        "executors": [executor.value for executor in node.executors],
         "pending": _or_none(node.pending),
     }
 
@@ -149,6 +150,7 @@ def _dump_task(task: Task) -> list[Any]:
         task.group is not None,
         None if run is None else _dump_run(run),
         task.preemptions,
+        [task.failed_starts, list(task.failed_nodes), task.unwritable],
     ]
 
 
@@ -170,6 +172,8 @@ def _dump_run(run: Attempt) -> Plain:
         "done": run.done,
         "stop": _or_none(run.stop),
         "stop_deadline_ms": run.stop_deadline_ms,
+        "failure": run.failure,
+        "failed_nodes": list(run.failed_nodes),
     }
 
 
@@ -286,6 +290,9 @@ def _load_node(state: ClusterState, row: Plain) -> None:
     # Snapshots of before there were any have none.
     disabled, node.stops_disabled = row.get("disabled", ((), False))
     node.disabled = tuple(disabled)
+    # Snapshots of before nodes named theirs have none.
+    executors = row.get("executors", (ExecutorKind.PROCESS,))
+    node.executors = tuple(ExecutorKind(name) for name in executors)
     node.pending = _maybe(NodeJoinedV1, row["pending"])
     if row["pool"] is not None:
         node.barred = barred(state.enrolled, node, row["pool"])
@@ -334,6 +341,10 @@ def _load_task(state: ClusterState, task: Task, facts: list[Any]) -> bool:
         task.job.live += 1
     # Snapshots of before there was FitGpp have none.
     task.preemptions = facts[14] if len(facts) > 14 else 0
+    # Nor those of before failed starts were counted.
+    starts = facts[15] if len(facts) > 15 else (0, (), False)
+    task.failed_starts, failed_nodes, task.unwritable = starts
+    task.failed_nodes = tuple(failed_nodes)
     if facts[13] is not None:
         _load_run(state, task, facts[13])
     elif task.held_until_ms > state.now_ms and not task.phase.final:
@@ -356,6 +367,9 @@ def _load_run(state: ClusterState, task: Task, row: Plain) -> None:
     run.done = row["done"]
     run.stop = _maybe(Stop, row["stop"])
     run.stop_deadline_ms = row["stop_deadline_ms"]
+    failure = row.get("failure")
+    run.failure = None if failure is None else StartFailure(failure)
+    run.failed_nodes = tuple(row.get("failed_nodes", ()))
     reopen(state, task, run)
     spec = task.job.spec
     if spec.preemptible:

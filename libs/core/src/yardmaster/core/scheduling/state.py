@@ -269,7 +269,7 @@ class ClusterState:
     def enqueue(self, task: Task) -> None:
         """Let a task wait among its equals, in all pools it may use."""
         job = task.job
-        shape = job.shape
+        shape = task.shape
         group = self.pool(shape.pools[0]).groups.get((shape.id, job.priority))
         if group is None:
             group = self._new_group(shape, job.priority)

@@ -55,6 +55,11 @@ def _lasting(pool: Pool, shape: Shape) -> Wait | None:
     of_type = [n for n in nodes if not shape.node_types or n.node_type in shape.node_types]
     fitting = [n for n in of_type if n.name not in shape.avoid_nodes]
     blocked = len(of_type) - len(fitting)
+    if shape.image and fitting:
+        fitting = [n for n in fitting if n.runs_images]
+        if not fitting:
+            numbers = _told({"nodes": len(of_type)}, shape, blocked)
+            return Wait(code=WaitCode.NO_EXECUTOR, numbers=numbers)
     if not fitting:
         numbers = {"nodes": len(nodes), "left_by_pool": len(nodes), "left_by_type": len(of_type)}
         if blocked:

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
 
-from yardmaster.schemas.construct import writes_slots
+from yardmaster.schemas.construct import LATER, writes_slots
 from yardmaster.schemas.envelope import Event
 from yardmaster.schemas.events.registry import event
 from yardmaster.schemas.events.requests import (
@@ -86,6 +86,7 @@ class AdmittedSpec:
     layout: Layout = Layout.REPLICAS
     avoid_nodes: Names = ()
     runtime_estimate_s: Seconds | None = None
+    image: bool = field(default=False, metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

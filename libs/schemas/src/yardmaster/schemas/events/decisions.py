@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
 
-from yardmaster.schemas.construct import writes_slots
+from yardmaster.schemas.construct import LATER, writes_slots
 from yardmaster.schemas.envelope import Event
 from yardmaster.schemas.events.node_events import MAX_RUNNING, ReplicaRef
 from yardmaster.schemas.events.registry import event
@@ -23,6 +23,7 @@ from yardmaster.schemas.fields import (
     Incarnation,
     Millis,
     Name,
+    Names,
     Port,
     Positive,
     Priority,
@@ -132,12 +133,16 @@ class StopRequestedV1(Event):
 @event(DECISIONS, name="AllocationRevoked")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationRevokedV1(Event):
-    """An attempt that did not start in time is void; its slots are held until released."""
+    """An attempt that did not start in time is void; its slots are held until released.
+
+    `late`: nodes on which a replica had not started by then.
+    """
 
     task_id: TaskId
     attempt: Positive
     nodes: Nodes
     stop: Stop
+    late: Nodes = field(default=(), metadata=LATER)
 
 
 @event(DECISIONS, name="TaskRequeued")
@@ -145,7 +150,9 @@ class AllocationRevokedV1(Event):
 class TaskRequeuedV1(Event):
     """An attempt has ended and its task waits again, its queue time kept.
 
-    `restarts` counts failures so far; `not_before_ms` holds it back after one.
+    `restarts` counts failures so far; `not_before_ms` holds it back after one. `failed_starts`
+    counts the starts in a row that failed; while it is above 0, the task preempts no other, and its
+    next attempt avoids `failed_nodes` where it fits elsewhere.
     """
 
     task_id: TaskId
@@ -153,6 +160,8 @@ class TaskRequeuedV1(Event):
     code: EndCode
     restarts: Count
     not_before_ms: Millis = 0
+    failed_starts: Count = field(default=0, metadata=LATER)
+    failed_nodes: Names = field(default=(), metadata=LATER)
 
 
 @event(DECISIONS, name="TaskUnschedulable")
@@ -181,6 +190,16 @@ class TaskEndedV1(Event):
     code: EndCode
     exit_code: Annotated[int, Field(ge=0, le=255)] | None = None
     signal: Annotated[int, Field(ge=1, le=64)] | None = None
+
+
+@event(DECISIONS, name="AllocationUnwritable")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocationUnwritableV1(Event):
+    """What the shell observed: the SlotsAllocated that a cycle decided for a pending task is larger
+    than a record may be. Nothing of that cycle was written; the task ends.
+    """
+
+    task_id: TaskId
 
 
 @event(DECISIONS, name="NodeSilenceObserved")

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
 
+from yardmaster.schemas.construct import LATER
 from yardmaster.schemas.envelope import Event
 from yardmaster.schemas.events.registry import event
 from yardmaster.schemas.fields import (
@@ -22,6 +23,7 @@ from yardmaster.schemas.fields import (
     ReplicaIndex,
     TaskId,
 )
+from yardmaster.schemas.reasons import StartFailure
 from yardmaster.schemas.topics import NODE_EVENTS
 
 BootId = Annotated[str, Field(pattern=r"^[0-9a-f-]{8,36}$")]
@@ -33,6 +35,13 @@ class Isolation(StrEnum):
 
     NONE = "none"
     UNIT = "unit"
+    CONTAINER = "container"
+
+
+class ExecutorKind(StrEnum):
+    """What an agent can run: commands as processes, commands in containers (`run.image`)."""
+
+    PROCESS = "process"
     CONTAINER = "container"
 
 
@@ -55,6 +64,7 @@ class NodeJoinedV1(Event):
     `incarnation` is the life of the agent's ledger: the same after a restart of the agent
     (`running` says what lives on), another one with a new ledger or after the node was declared
     lost, with nothing running. Ports `port_first` to `port_last` are for gangs' rendezvous.
+    `executors`: agents from before the field run processes only.
     """
 
     node: Name
@@ -73,6 +83,9 @@ class NodeJoinedV1(Event):
     port_last: Port
     isolation: Isolation = Isolation.NONE
     running: Annotated[tuple[ReplicaRef, ...], Field(max_length=MAX_RUNNING)] = ()
+    executors: Annotated[tuple[ExecutorKind, ...], Field(max_length=2)] = field(
+        default=(ExecutorKind.PROCESS,), metadata=LATER
+    )
 
 
 @event(NODE_EVENTS, name="NodeDrained")
@@ -153,7 +166,11 @@ class TaskExitedV1(Event):
 @event(NODE_EVENTS, name="SlotsReleased")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotsReleasedV1(Event):
-    """Nothing of a replica is left, its slots are free. `never_started`: nothing ever ran."""
+    """Nothing of a replica is left, its slots are free. `never_started`: nothing ever ran.
+
+    `failure`: the agent tried to start it and could not. None where nothing was tried (the attempt
+    was stopped first), and from agents from before the field.
+    """
 
     task_id: TaskId
     attempt: Positive
@@ -161,3 +178,4 @@ class SlotsReleasedV1(Event):
     node: Name
     incarnation: Incarnation
     never_started: bool = False
+    failure: StartFailure | None = field(default=None, metadata=LATER)

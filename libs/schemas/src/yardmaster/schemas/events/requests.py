@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field
 
-from yardmaster.schemas.construct import writes_slots
+from yardmaster.schemas.construct import LATER, writes_slots
 from yardmaster.schemas.envelope import Event
 from yardmaster.schemas.events.registry import event
 from yardmaster.schemas.fields import (
@@ -146,6 +146,8 @@ class SubmittedSpec:
     layout: Layout = Layout.REPLICAS
     avoid_nodes: Names = ()
     runtime_estimate_s: Seconds | None = None
+    #: Whether `run.image` is set, so that only nodes that run containers will do.
+    image: bool = field(default=False, metadata=LATER)
 
     def __post_init__(self) -> None:
         if self.layout is Layout.WHOLE_NODES:
@@ -174,8 +176,8 @@ class PoolConfig:
     is lost; an attempt that has not started `start_timeout_s` after its allocation is revoked.
     `fence: kill` takes a `node_timeout_s` that leaves room for the kill before the loss.
     `unequal_gangs`: tasks on whole nodes may get nodes of unequal size. `gpuless_per_node`: the
-    most tasks without GPUs on a node at once (None: as many as its CPU and memory hold). `seed`:
-    what policies and placements that draw lots draw from.
+    most tasks without GPUs on a node at once (None: as many as its CPU and memory hold, at most
+    512). `seed`: what policies and placements that draw lots draw from.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED

@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 
 from yardmaster.node_agent.book import Exit, ProcessIdentity, ReplicaKey
 from yardmaster.schemas.events.details import Run
+from yardmaster.schemas.events.node_events import ExecutorKind
 
 StreamName = Literal["stdout", "stderr"]
 
@@ -96,6 +97,10 @@ class Process(Protocol):
 class Executor(Protocol):
     """Starts replicas and finds them again."""
 
+    @property
+    def kinds(self) -> tuple[ExecutorKind, ...]:
+        """What it runs, as the node says when it joins."""
+
     def paths(self, key: ReplicaKey) -> Paths:
         """Where the replica's notices will lie."""
 
@@ -112,7 +117,8 @@ class Executor(Protocol):
         """Start a replica; call it once a key, after the ledger holds it.
 
         Raises:
-            ExecutorFailed: nothing was started, and nothing will be.
+            ExecutorFailed: nothing was started, and nothing will be; its field `failure` says why
+                where that holds on every node.
         """
 
     async def adopt(self, key: ReplicaKey, known: ProcessIdentity | None = None) -> Process | None:

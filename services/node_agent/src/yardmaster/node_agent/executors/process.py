@@ -24,6 +24,8 @@ from yardmaster.node_agent.executors import procfs
 from yardmaster.node_agent.executors.directory import ReplicaDirectory
 from yardmaster.node_agent.executors.port import Launch, Paths, Renewal, StreamName
 from yardmaster.runtime.clock import Clock
+from yardmaster.schemas.events.node_events import ExecutorKind
+from yardmaster.schemas.reasons import StartFailure
 
 #: How often what is being killed without a runner's help is looked at again.
 SWEEP_S: Final = 0.05
@@ -179,6 +181,8 @@ class RealProcess:
 class ProcessExecutor:
     """Runs commands under `root`, one directory a replica."""
 
+    kinds = (ExecutorKind.PROCESS,)
+
     def __init__(self, root: Path, clock: Clock) -> None:
         self._root = root.absolute()
         self._clock = clock
@@ -210,10 +214,15 @@ class ProcessExecutor:
         """Start the runner and wait until the command's process is known."""
         key = launch.key
         if launch.run.image is not None:
-            raise ExecutorFailed(replica=key, found="its image needs a container executor")
+            raise ExecutorFailed(
+                replica=key,
+                found="its image needs a container executor",
+                failure=StartFailure.NO_EXECUTOR,
+            )
         directory = self._directory(key)
         try:
             directory.create()
+            self._find_working_dir(directory, launch)
             pid = self._spawn(directory, launch)
         except (OSError, ValueError) as error:
             raise ExecutorFailed(replica=key, found=error) from None
@@ -291,6 +300,28 @@ class ProcessExecutor:
 
     def _directory(self, key: ReplicaKey) -> ReplicaDirectory:
         return ReplicaDirectory(self._root / str(key))
+
+    def _find_working_dir(self, directory: ReplicaDirectory, launch: Launch) -> None:
+        """Look whether the directory that the job names is there.
+
+        Raises:
+            ExecutorFailed: it is not, or is no directory.
+        """
+        named = launch.run.working_dir
+        if named is None:
+            return
+        try:
+            found = (directory.path / "work" / named).stat()
+        except PermissionError:
+            return  # whether it can be used, its command will say
+        except (FileNotFoundError, NotADirectoryError):
+            found = None
+        if found is None or not stat.S_ISDIR(found.st_mode):
+            raise ExecutorFailed(
+                replica=launch.key,
+                found=f"its working directory {named} is not there",
+                failure=StartFailure.DIRECTORY_MISSING,
+            )
 
     def _spawn(self, directory: ReplicaDirectory, launch: Launch) -> int:
         run = launch.run

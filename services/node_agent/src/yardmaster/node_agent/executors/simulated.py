@@ -22,6 +22,7 @@ from yardmaster.node_agent.errors import ExecutorFailed
 from yardmaster.node_agent.executors.port import Launch, Paths, Renewal, StreamName
 from yardmaster.node_agent.waiting import happens_within
 from yardmaster.runtime.clock import Clock
+from yardmaster.schemas.events.node_events import ExecutorKind
 
 #: The one boot of a simulated machine.
 BOOT_ID: Final = "00000000-0000-0000-0000-000000000000"
@@ -107,6 +108,8 @@ class SimulatedProcess:
 
 class SimulatedExecutor:
     """A machine whose processes only take time."""
+
+    kinds = (ExecutorKind.PROCESS, ExecutorKind.CONTAINER)
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -47,6 +47,7 @@ def consider(state: ClusterState, task: Task) -> None:
         and not task.paused
         and not task.cancelled
         and not task.job.erased
+        and not task.unwritable
         and task.held_until_ms <= state.now_ms
     ):
         state.enqueue(task)

@@ -114,6 +114,7 @@ def allocation_revoked_v1(state: ClusterState, event: dec.AllocationRevokedV1, _
     state.dirty[task] = None
     if run.stop is None:
         state.put(task, "phase", Phase.PENDING)
+        state.put(run, "failed_nodes", run.note_failed_start(event.late))
         promise(state, task, run, event.stop)
         run.pool.recheck = True
 
@@ -128,10 +129,26 @@ def task_requeued_v1(state: ClusterState, event: dec.TaskRequeuedV1, _: str) -> 
     state.put(task, "phase", Phase.PENDING)
     state.put(task, "restarts", event.restarts)
     state.put(task, "held_until_ms", event.not_before_ms)
+    state.put(task, "failed_starts", event.failed_starts)
+    state.put(task, "failed_nodes", event.failed_nodes)
     state.dirty[task] = None
     consider(state, task)
     if event.not_before_ms > state.now_ms:
         state.deadline(event.not_before_ms, Due.HOLD, task.id, event.attempt)
+
+
+def allocation_unwritable_v1(
+    state: ClusterState, event: dec.AllocationUnwritableV1, _: str
+) -> None:
+    task = state.task(event.task_id)
+    if task.phase.final or task.run is not None or task.unwritable:
+        return
+    state.dequeue(task)
+    state.put(task, "unwritable", True)
+    state.dirty[task] = None
+    if state.journal is not None and task.id not in state.attention:
+        state.journal.append((state.attention.pop, (task.id, None)))
+    state.attention[task.id] = task
 
 
 def task_unschedulable_v1(state: ClusterState, event: dec.TaskUnschedulableV1, _: str) -> None:

@@ -126,6 +126,9 @@ def node_joined_v1(state: ClusterState, event: nev.NodeJoinedV1, record_id: str)
     if node.state is NodeState.UP and node.incarnation == event.incarnation:
         node.silent_ms = 0
         state.dirty[node] = None
+        if node.executors != event.executors:
+            # Its agent was exchanged for one that runs more, or less.
+            _change_executors(state, node, event.executors)
         return
     if node.open:
         node.pending = event
@@ -147,6 +150,18 @@ def _forget_marks(state: ClusterState, node: Node, joining: str) -> None:
             state.sources.pop(agent_source(node.name, incarnation), None)
 
 
+def _change_executors(
+    state: ClusterState, node: Node, executors: tuple[nev.ExecutorKind, ...]
+) -> None:
+    node.executors = executors
+    pool = node.pool
+    if pool is not None:
+        for index in pool.indexes:
+            index.note_images(node.idle.ordinal, runs_images=node.runs_images)
+        pool.topology += 1
+        state.wake_all(pool)
+
+
 def install(state: ClusterState, node: Node, event: nev.NodeJoinedV1) -> None:
     """Take a node in as a new incarnation, with nothing running."""
     _uninstall(state, node)
@@ -158,6 +173,7 @@ def install(state: ClusterState, node: Node, event: nev.NodeJoinedV1) -> None:
     node.schema_version = event.schema_version
     node.node_type = event.node_type
     node.labels = dict(event.labels)
+    node.executors = event.executors
     node.address = event.address
     node.gpus = event.gpus
     node.cpu_milli = event.cpu_milli
@@ -183,7 +199,7 @@ def install_room(state: ClusterState, node: Node, pool: Pool) -> None:
     node.pool = pool
     pool.nodes[node.ordinal] = node
     for index, room in pool.views(node):
-        index.add(room, node.node_type, node.name)
+        index.add(room, node.node_type, node.name, runs_images=node.runs_images)
     _disable(node)
     state.open_room(node)
 

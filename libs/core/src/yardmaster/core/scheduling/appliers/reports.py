@@ -10,6 +10,7 @@ from yardmaster.core.scheduling.holdings import note_leaving
 from yardmaster.core.scheduling.state import ClusterState
 from yardmaster.schemas.events import decisions as dec
 from yardmaster.schemas.events import node_events as nev
+from yardmaster.schemas.reasons import StartFailure
 
 
 def task_started_v1(state: ClusterState, event: nev.TaskStartedV1, record_id: str) -> None:
@@ -20,6 +21,8 @@ def task_started_v1(state: ClusterState, event: nev.TaskStartedV1, record_id: st
     state.dirty[task] = None
     if run.started == len(run.replicas) and task.phase is Phase.STARTING:
         task.phase = Phase.RUNNING
+        task.failed_starts = 0
+        task.failed_nodes = ()
         run.running_ms = state.now_ms
         limit = task.job.spec.time_limit_s
         if limit is not None:
@@ -59,4 +62,8 @@ def slots_released_v1(state: ClusterState, event: nev.SlotsReleasedV1, record_id
     believed(state, record_id)
     task, run = run_of(state, event.task_id, event.attempt)
     task.cause = record_id
+    if event.failure is not None and run.stop is None:
+        if run.failure in (None, StartFailure.OTHER):
+            run.failure = event.failure
+        run.failed_nodes = run.note_failed_start((event.node,))
     close_replica(state, task, run, event.replica, ReplicaState.RELEASED)

@@ -11,10 +11,13 @@ pool is full, what cannot be stopped is counted once, and starts use up room as 
   first, then the oldest, and of one party the earliest submission. One that does not fit lets
   others pass.
 - Tasks without GPUs are apart: first come, first served.
+- A task whose last start failed counts in no share, so that nothing is stopped for it. It starts on
+  what is free while no other task waits for its share.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import itemgetter
 from typing import ClassVar, Final, Literal
 
@@ -30,6 +33,7 @@ from yardmaster.core.scheduling.parties import (
     held_by,
     party_of,
     staying_of,
+    weight_of,
 )
 from yardmaster.core.scheduling.policy import OrderKey, Policy, PoolView, nobody
 from yardmaster.core.scheduling.portions import Portions, Share
@@ -100,10 +104,12 @@ def within_its_share(view: PoolView, group: Group) -> Wait | None:
     if not could_fit(view.pool, shape):
         return no_room(view.pool, shape)
     party = _party(view, group)
+    if shape.start_failed and not _anybody_below(view):
+        return None  # what is free is in no other task's share
     share = _shares(view).of(party)
     offer = share.offer if share is not None else 0
     used = _used(view, party)
-    if used + shape.total_gpu_milli <= offer:
+    if used + shape.total_gpu_milli <= offer and not shape.start_failed:
         return None
     return Wait(
         code=WaitCode.OVER_FAIR_SHARE,
@@ -329,11 +335,30 @@ def _below(view: PoolView) -> Iterator[tuple[Share, Group]]:
             yield share, group
 
 
+def _anybody_below(view: PoolView) -> bool:
+    """Whether a task waits that is within the share of its party; looked at again once something
+    was placed or promised.
+    """
+    changes = (view.pool.idle.changes, view.pool.future.changes)
+    known: tuple[tuple[int, int], bool] | None = view.memo.get("anybody_below")
+    if known is None or known[0] != changes:
+        found = any(
+            group.queue.live
+            and share.offer - _used(view, share.party) >= group.shape.total_gpu_milli
+            and could_fit(view.pool, group.shape)
+            and limit_reached(view.pool, group.queue.first.job, group, view.promises) is None
+            for share, group in _below(view)
+        )
+        known = view.memo["anybody_below"] = changes, found
+    return known[1]
+
+
 def who_may_have_more(view: PoolView) -> Iterator[Group]:
     """Of those who wait for their share, whom it is enough for now."""
     over = view.pool.over
     if over:
-        for _, group in _below(view):
+        failed = (group for group in over if group.shape.start_failed)
+        for group in chain((group for _, group in _below(view)), failed):
             if group in over and within_its_share(view, group) is None:
                 yield group
 
@@ -358,10 +383,11 @@ def by_its_share(view: PoolView, task: Task) -> Start:
         return Start(rule="no_gpus")
     party = party_of(task.job, view.options.among)
     share = _shares(view).of(party)
-    assert share is not None, "it starts without a share"
+    # A task whose last start failed is not counted, and starts on what is in no share.
+    assert share is not None or task.failed_starts, "it starts without a share"
     numbers = {
-        "fair_share_milli": share.offer,
-        "weight": share.weight,
+        "fair_share_milli": share.offer if share is not None else 0,
+        "weight": weight_of(party),
         "used_milli": held_by(view.pool, party),
     }
     return Start(rule="fair_share", numbers=numbers)

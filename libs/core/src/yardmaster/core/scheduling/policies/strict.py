@@ -51,8 +51,15 @@ def _waiting_for_room(pool: Pool) -> Iterator[Group]:
     for lane in pool.lanes:
         for groups in lane.blocked.values():
             for group in groups:
-                if group.waits[pool.name][0].code in BLOCKING:
+                if group.waits[pool.name][0].code in BLOCKING and not _is_passed(pool, group):
                     yield group
+
+
+def _is_passed(pool: Pool, group: Group) -> bool:
+    """Whether a group holds up none behind it: it would preempt others, but may not, since its last
+    start failed, so it may wait for long.
+    """
+    return group.shape.start_failed and pool.preempts and not group.shape.preemptible
 
 
 def running(view: PoolView) -> list[Task]:

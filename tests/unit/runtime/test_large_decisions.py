@@ -1,0 +1,39 @@
+"""A decision that is larger than a record may be ends its task; the cell goes on."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from tests.support.cell_world import World, asked, job, of
+from tests.support.logs import joined, submitted
+from yardmaster.schemas.events.decisions import (
+    AllocationUnwritableV1,
+    SlotsAllocatedV1,
+    TaskEndedV1,
+)
+from yardmaster.schemas.resources import Resources
+from yardmaster.schemas.topics import DECISIONS, KIB, TOPICS
+
+
+async def test_a_job_whose_allocation_cannot_be_written_ends_and_others_run(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    # A broker that takes less than the catalogue says, so that quota admits what does not fit.
+    topics = [
+        replace(t, max_batch_bytes=64 * KIB) if t is DECISIONS else t for t in TOPICS.values()
+    ]
+    await world.log.create_topics(topics)
+    await world.create(node_timeout_s=3600)
+    big = submitted(job(0), resources=Resources(), replicas_min=500, replicas_max=500)
+    async with world.running():
+        await world.claim(joined("n1", 1))
+        await world.request(big, asked(1))
+        events = await world.happens(
+            lambda e: bool(of(SlotsAllocatedV1, e)) and bool(of(TaskEndedV1, e))
+        )
+    assert [one.task_id for one in of(AllocationUnwritableV1, events)] == [f"{job(0)}.0"]
+    (ended,) = of(TaskEndedV1, events)
+    assert (ended.task_id, ended.code) == (f"{job(0)}.0", "decision_too_large")
+    assert [one.task_id for one in of(SlotsAllocatedV1, events)] == [f"{job(1)}.0"]
+    assert "machine_stopped" not in world.lines.getvalue()
+    await world.prove()
