@@ -12,10 +12,9 @@ contains a RulesEnabled, which the new leader's shell adds as an observation.
 | rules | since |
 | --- | --- |
 | 0 | before versions were recorded |
-| 1 | the first recorded version |
-| 2 | failed starts are counted by themselves; a reported exit decides before a lost node |
+| 1 | failed starts are counted by themselves; a reported exit decides before a lost node |
 """
 
 from typing import Final
 
-RULES: Final = 2
+RULES: Final = 1
