@@ -191,5 +191,5 @@ def test_a_log_that_is_none_stops_the_start_with_a_named_error(tmp_path: Path) -
     dev = Dev(tmp_path)
     dev.data.mkdir()
     dev.log.write_bytes(b"this is no database, whatever else it may be " * 100)
-    said = dev.yard("dev", code=2)
+    said = dev.yard("dev", "--port", "0", code=2)
     assert "is not a Yardmaster log" in said.err

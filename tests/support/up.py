@@ -80,8 +80,9 @@ class Up:
         return said
 
     def up(self, *words: str, code: int = 0) -> Said:
-        """`yard up` in this form on the ports of this test."""
-        ports = [f"--{name}-port={port}" for name, port in self.ports.items()]
+        """`yard up` in this form; the ports of this test are said once, as a user would."""
+        said = (self.data / "up.json").exists()
+        ports = [] if said else [f"--{name}-port={port}" for name, port in self.ports.items()]
         return self.yard("up", self.form, *ports, *words, code=code)
 
     def words(self) -> str:

@@ -92,6 +92,8 @@ class Dev:
         before = self.data / "dev.json"
         before.unlink(missing_ok=True)
         flags = [] if self.starts else ["--nodes", str(self.nodes), "--slots", str(self.slots)]
+        # The default port is for those who ask for it: tests run at the same time.
+        flags += [] if "--port" in extra else ["--port", "0"]
         self.process = fork(
             "yardmaster.cli.main",
             ["dev", *flags, *extra],

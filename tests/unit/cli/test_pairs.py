@@ -28,6 +28,14 @@ def test_quotas_and_options_have_keys_below_them() -> None:
     }
 
 
+def test_another_policy_drops_the_options_of_the_former_one() -> None:
+    before = {"policy": {"name": "priority", "options": {"preemption": False}}}
+    assert lay(before, ["policy=priority"], POOL) == before
+    assert lay(before, ["policy=fair_share"], POOL) == {"policy": {"name": "fair_share"}}
+    changed = lay(before, ["option.half-life=7d", "policy=fair_share"], POOL)
+    assert changed == {"policy": {"name": "fair_share", "options": {"half_life": "7d"}}}
+
+
 def test_a_limit_can_be_lifted() -> None:
     assert lay({"limit_milli": 1000}, ["max-slots=none"], PROJECT) == {"limit_milli": None}
 

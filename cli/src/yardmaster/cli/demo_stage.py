@@ -141,7 +141,9 @@ class Stage:
         self.say(f"A cluster of {NODES} nodes with {SLOTS} GPUs each, in one process:")
         shown = f"yard dev --nodes {NODES} --slots {SLOTS}"
         self.command(f"{shown} &")
+        # The usual port is left to the user's own cluster.
         words = [sys.executable, "-m", "yardmaster.cli.main", *shlex.split(shown)[1:]]
+        words += ["--port", "0"]
         output = self.folder / "dev.out"
         with open(output, "wb") as file:
             process = subprocess.Popen(

@@ -4,6 +4,7 @@
 log.db        the log           token         what callers send; 0600
 dev.json      port, token, pid  cluster.json  nodes and policy, as last started
 lock          held while one runs               nodes/ snapshots/
+port          where the gateway listened last
 ```
 """
 
@@ -24,6 +25,7 @@ PORTS_A_NODE: Final = 100
 FIRST_PORT: Final = 29_600
 #: Slots of a node when nothing says how many and the machine has no GPU.
 DEFAULT_SLOTS: Final = 4
+DEFAULT_POLICY: Final = "priority"
 
 _CLOSED = ConfigDict(extra="forbid", frozen=True)
 
@@ -47,7 +49,7 @@ class PolicySpec(BaseModel):
 
     model_config = _CLOSED
 
-    name: Name = "priority"
+    name: Name = DEFAULT_POLICY
     options: dict[str, bool | int | str] = {}
 
 
@@ -148,6 +150,17 @@ class DataFolder:
     def keep_cluster(self, cluster: Cluster) -> None:
         """Remember the cluster for the next start."""
         self._write("cluster.json", cluster.model_dump_json(indent=2) + "\n")
+
+    def port(self) -> int | None:
+        """The gateway's port at the last start; None when there was none."""
+        try:
+            return int((self.path / "port").read_text())
+        except (OSError, ValueError):
+            return None
+
+    def keep_port(self, port: int) -> None:
+        """Remember the gateway's port for the next start."""
+        self._write("port", f"{port}\n")
 
     def announce(self, port: int, token: str) -> None:
         """Say where callers find this process."""

@@ -11,14 +11,17 @@ import asyncio
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 import click
 import httpx
 
-from yardmaster.cli.devdata import Cluster, DataFolder
+from yardmaster.cli.devdata import Cluster, DataFolder, PolicySpec
+from yardmaster.cli.devpolicy import check_policy_of_log
 from yardmaster.cli.errors import CliError, Exit
+from yardmaster.cli.local.layout import GATEWAY_PORT
 from yardmaster.cli.setup import Site, set_up
 from yardmaster.eventlog.port import EventLog
 from yardmaster.eventlog.snapshots import SnapshotStore
@@ -49,14 +52,24 @@ HOST: Final = "127.0.0.1"
 #: Longest that the gateway may take from its start to its first good answer, in seconds.
 READY_S: Final = 30.0
 LOOK_S: Final = 0.05
+#: So many ports from GATEWAY_PORT on are tried before the start fails.
+PORTS_TRIED: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to start: the cluster, the gateway's port (0: a free one), whether services talk."""
+    """How to start.
+
+    Attributes:
+        port: the gateway's; 0: any free one; None: the folder's last one, else the first free one
+            from GATEWAY_PORT on.
+        policy: the policy that was asked for; the log must have it. None: whatever it has.
+        quiet: services print no log lines.
+    """
 
     cluster: Cluster
-    port: int = 0
+    port: int | None = None
+    policy: PolicySpec | None = None
     quiet: bool = True
 
 
@@ -120,21 +133,50 @@ def site_of(cluster: Cluster) -> Site:
 async def _serve(folder: DataFolder, options: Options, ready: Callable[[str], None]) -> None:
     clock, chance = SystemClock(), SystemChance()
     token = folder.token()
-    log = await SqliteLog.open(folder.log, clock)
-    try:
-        await set_up(log, clock, chance, site_of(options.cluster))
-        with gateway.listen(HOST, options.port) as listener:
-            server = f"http://{HOST}:{listener.getsockname()[1]}"
+    # The port comes first: a start that fails on it has written nothing.
+    with _listen(folder, options.port) as listener:
+        log = await SqliteLog.open(folder.log, clock)
+        try:
+            await set_up(log, clock, chance, site_of(options.cluster))
+            if options.policy is not None:
+                await check_policy_of_log(log, CELL, options.policy)
+            port = listener.getsockname()[1]
+            folder.keep_cluster(options.cluster)
+            folder.keep_port(port)
+            server = f"http://{HOST}:{port}"
             services = _services(folder, options, log, clock, chance, token, listener)
             async with asyncio.TaskGroup() as group:
                 _stop_on_signals(group)
                 for name, run in services.items():
                     group.create_task(_named(name, run))
                 await _until_ready(server, clock)
-                folder.announce(listener.getsockname()[1], token)
+                folder.announce(port, token)
                 ready(server)
-    finally:
-        await log.close()
+        finally:
+            await log.close()
+
+
+def _listen(folder: DataFolder, asked: int | None) -> socket.socket:
+    """Listen on the port that `Options.port` describes.
+
+    Raises:
+        CliError: the port that was asked for is in use, or all that are tried are.
+    """
+    if asked is not None:
+        tried = [asked]
+    else:
+        last = folder.port()
+        tried = [] if last is None else [last]
+        tried += range(GATEWAY_PORT, GATEWAY_PORT + PORTS_TRIED)
+    for port in tried:
+        with suppress(gateway.CannotListen):
+            return gateway.listen(HOST, port)
+    ports = f"port {tried[0]}" if len(tried) == 1 else f"all ports from {GATEWAY_PORT} on"
+    raise CliError(
+        f"cannot listen on {HOST}: {ports} in use",
+        exit_code=Exit.CONFLICT,
+        hint="choose another port with --port PORT, or any free one with --port 0",
+    )
 
 
 def _stop_on_signals(group: asyncio.TaskGroup) -> None:

@@ -5,6 +5,7 @@ or the flag they are about, and unknown keys the nearest known one.
 """
 
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -185,16 +186,20 @@ def build(
     command: Sequence[str] = (),
     project: str | None = None,
     folder: str | None = None,
+    beside: str | None = None,
 ) -> JobSpec:
     """The job of a file's text (None: no file), with flags, `--set` and a command laid over it.
 
     `flags` are by `Flag.parameter`; `project` is used where neither file nor flags name one,
-    `folder` as the folder to run in where they name none (and no image).
+    `folder` as the folder to run in where they name none (and no image). A relative folder of the
+    file is relative to `beside`, the file's own folder; None: it is left as it is.
 
     Raises:
         BadUsage: every error found, each with its line or flag.
     """
     tree = read(text, source) if text is not None else Tree(source)
+    if beside is not None:
+        _resolve_folder(tree, beside)
     for flag in FLAGS:
         _put_flag(tree, flag, flags.get(flag.parameter))
     if flags.get("preemptible") is not None:
@@ -209,6 +214,15 @@ def build(
         tree.put(("run", "working_dir"), folder, "current folder")
     _words(tree)
     return check(tree)
+
+
+def _resolve_folder(tree: Tree, beside: str) -> None:
+    """Make the file's working directory an absolute path."""
+    run = tree.values.get("run")
+    named = run.get("working_dir") if isinstance(run, dict) and "image" not in run else None
+    if isinstance(named, str) and named:
+        place = tree.places.get(("run", "working_dir"), tree.source)
+        tree.put(("run", "working_dir"), os.path.normpath(os.path.join(beside, named)), place)
 
 
 def _put_flag(tree: Tree, flag: Flag, given: Any) -> None:

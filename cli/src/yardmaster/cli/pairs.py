@@ -50,8 +50,9 @@ def _seconds(text: str) -> Any:
 
 Reader = tuple[tuple[str, ...], Callable[[str], Any]]
 
+_POLICY: Final = ("policy", "name")
 POOL: Final[Mapping[str, Reader]] = {
-    "policy": (("policy", "name"), _text),
+    "policy": (_POLICY, _text),
     "policy-version": (("policy", "version"), _whole),
     "placement": (("placement",), _text),
     "default-priority": (("default_priority",), _whole),
@@ -88,13 +89,15 @@ def lay(body: Body, pairs: Sequence[str], known: Mapping[str, Reader]) -> Body:
     """A copy of `body` with `key=value` pairs laid over it.
 
     Beside the known keys: `option.NAME` of a pool's policy; of a project or department
-    `quota.POOL.limit` (`deserved` and `over-quota-weight` are not supported yet).
+    `quota.POOL.limit` (`deserved` and `over-quota-weight` are not supported yet). Another policy
+    drops the options of the former one.
 
     Raises:
         BadUsage: a key that is not known, or a value that its key does not take.
     """
     changed = _copy(body)
-    for pair in pairs:
+    # First the policy: another one has options of its own.
+    for pair in sorted(pairs, key=lambda pair: not pair.startswith("policy=")):
         key, equals, text = pair.partition("=")
         if not equals:
             raise BadUsage(f"{pair}: KEY=VALUE was expected")
@@ -106,6 +109,8 @@ def lay(body: Body, pairs: Sequence[str], known: Mapping[str, Reader]) -> Body:
         inner = changed
         for part in path[:-1]:
             inner = inner.setdefault(part, {})
+        if path == _POLICY and inner.get("name") != value:
+            inner.pop("options", None)
         inner[path[-1]] = value
     return changed
 

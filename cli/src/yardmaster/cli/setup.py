@@ -6,7 +6,6 @@ whole, and a later one changes nothing.
 """
 
 import asyncio
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -16,7 +15,8 @@ import click
 from yardmaster.cli.devdata import PolicySpec
 from yardmaster.cli.errors import BadUsage, CliError, Exit
 from yardmaster.cli.session import Session, command
-from yardmaster.core.scheduling.policies import check
+from yardmaster.core.errors import BadPolicyOptions
+from yardmaster.core.scheduling.policies import POLICIES, options_of
 from yardmaster.eventlog.codec import decode, encode
 from yardmaster.eventlog.errors import AppendOutcomeUnknown, LogUnavailable, NotOurLog, UnknownTopic
 from yardmaster.eventlog.port import EventLog, Partition, Record
@@ -83,7 +83,7 @@ async def set_up(log: EventLog, clock: Clock, chance: Chance, site: Site) -> Fou
     nodes = [assignments(node) for node in site.nodes]
     await log.create_topics([*TOPICS.values(), *nodes], len(site.cells))
     known = [await _created(log, number, cell) for number, cell in enumerate(site.cells)]
-    policy = _policy(site.policy) if None in known else None
+    policy = checked_policy(site.policy) if None in known else None
     ids = {created.log_id: created for created in known if created is not None}
     if len(ids) > 1:
         raise CliError(
@@ -170,20 +170,24 @@ def _first_records(
     ]
 
 
-def _policy(spec: PolicySpec) -> PolicyRef:
-    """The policy of the pool `default`.
+def checked_policy(spec: PolicySpec) -> PolicyRef:
+    """The policy that a spec names.
 
     Raises:
-        CliError: no such policy, or it does not take the options.
+        BadUsage: there is no such policy, or it does not have these options.
     """
     policy = PolicyRef(name=spec.name, options=dict(spec.options))
-    refused = check(PoolConfig(policy=policy))
-    if refused is not None:
-        raise CliError(
-            f"policy {spec.name} {json.dumps(spec.options)}: {refused.value}",
-            exit_code=Exit.USAGE,
-            hint="policies and their options: docs/policies.md",
+    offered = [each.name for each in POLICIES.values() if not each.simulated]
+    if spec.name not in offered:
+        simulated = any(spec.name == each.name for each in POLICIES.values())
+        what = f"policy {spec.name} is for yard simulate only" if simulated else ""
+        raise BadUsage(
+            what or f"there is no policy {spec.name}", hint=f"policies: {', '.join(offered)}"
         )
+    try:
+        options_of(policy)
+    except BadPolicyOptions as error:
+        raise BadUsage(str(error), hint="options of each policy: docs/policies.md") from None
     return policy
 
 

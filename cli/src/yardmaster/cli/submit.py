@@ -82,6 +82,7 @@ def submit(session: Session, files: tuple[str, ...], command: tuple[str, ...], *
     text, source = _text(file, bool(command or given["script"]))
     here = session.config.context.value == DEV
     folder = str(Path.cwd())
+    beside = str(Path(file).absolute().parent) if file not in (None, "-") else folder
     dev = session.config.dev
     contained = dev is not None and dev.programs is not None
     try:
@@ -95,6 +96,7 @@ def submit(session: Session, files: tuple[str, ...], command: tuple[str, ...], *
             # The nodes are this machine: a program finds the files that its user sees. Containers
             # have files of their own.
             folder=folder if here and not contained and len(folder) <= MAX_FOLDER else None,
+            beside=beside if here and not contained else None,
         )
     except BadUsage as error:
         raise _not_a_job_file(file, error) or error from None

@@ -1,7 +1,7 @@
 """`yard up` and `yard down`: a cluster on this machine, in containers or as plain processes."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
@@ -55,7 +55,7 @@ def _port(name: str) -> _Decorator:
         f"{name}_port",
         type=click.IntRange(1, 65_000),
         metavar="PORT",
-        help=f"Default: as before, {default} at first.",
+        help=f"Default: the cluster's port; {default} for a new cluster.",
     )
 
 
@@ -99,10 +99,7 @@ def up(
     )
     names = _cells(cells, data, before)
     wanted = Wanted(counts=counts, cells=names, slots=slots if slots is not None else before.slots)
-    ports = {
-        name: given[f"{name}_port"]
-        for name in ("gateway", "health", "kafka", "controller", "redis")
-    }
+    ports = _ports(given, background.ports(data))
     if _form(form, data) == "compose":
         if names != ("main",):
             raise BadUsage("--compose runs one cell; several need --local")
@@ -110,6 +107,14 @@ def up(
     else:
         background.up(session.out, data, wanted, ports)
     return int(Exit.DONE)
+
+
+def _ports(given: Mapping[str, Any], before: Mapping[str, int]) -> dict[str, int]:
+    """The port of each listener: as given, else the cluster's as before, else the default."""
+    return {
+        name: given[f"{name}_port"] or before.get(name) or default
+        for name, default in _PORTS.items()
+    }
 
 
 def _cells(asked: str | None, data: DataLayout, before: Wanted) -> tuple[str, ...]:

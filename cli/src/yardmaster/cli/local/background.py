@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from yardmaster.cli.datalock import lock_owner, withdraw, write_private
@@ -15,10 +16,11 @@ from yardmaster.cli.errors import BadUsage, CliError, Exit
 from yardmaster.cli.local.broker import classpath
 from yardmaster.cli.local.layout import DataLayout, read_json
 from yardmaster.cli.local.leftovers import MARK, end, end_tasks, of_cluster, of_tasks
-from yardmaster.cli.local.plan import Wanted
+from yardmaster.cli.local.plan import MODULES, FixedPorts, Wanted
 from yardmaster.cli.local.ports import HOST, is_free
 from yardmaster.cli.local.redis_server import redis_program
 from yardmaster.cli.output import Output
+from yardmaster.cli.pointers import down_for, path_with_yard, yard_for
 
 #: Longest that a start and a stop may take, in seconds; usually 20 and 5, on two cores.
 UP_LIMIT_S: Final = 400.0
@@ -26,6 +28,10 @@ DOWN_LIMIT_S: Final = 120.0
 GRACE_S: Final = 10.0
 LOOK_S: Final = 0.1
 ANSWER_S: Final = 2.0
+#: Free ports are looked for this far from those that are taken, and so many times further.
+PORT_STEP: Final = 100
+PORT_STEPS: Final = 20
+LAST_PORT: Final = 65_000
 
 
 def wanted(data: DataLayout) -> Wanted:
@@ -38,9 +44,11 @@ def wanted(data: DataLayout) -> Wanted:
 
 
 def ports(data: DataLayout) -> dict[str, int]:
-    """The ports of the folder's cluster; empty when it never had one."""
+    """The ports of the folder's cluster by listener; without those that are no port numbers."""
     found = read_json(data.path / "up.json").get("ports")
-    return dict(found) if isinstance(found, dict) else {}
+    if not isinstance(found, dict):
+        return {}
+    return {name: port for name, port in found.items() if isinstance(port, int)}
 
 
 def runs(data: DataLayout) -> int | None:
@@ -69,7 +77,7 @@ def up(out: Output, data: DataLayout, want: Wanted, where: dict[str, int]) -> No
         if known != where:
             raise BadUsage(
                 "a cluster that runs keeps its ports: " + ", ".join(_differ(known, where)),
-                hint="yard down, then yard up with the new ones",
+                hint="run yard down, then yard up with the new ports",
             )
         if want.cells != (here := wanted(data).cells):
             # The topics were made with a partition for each of them.
@@ -77,9 +85,10 @@ def up(out: Output, data: DataLayout, want: Wanted, where: dict[str, int]) -> No
                 f"a cluster that runs keeps its cells: {','.join(here)}",
                 hint="yard up --data DIR --cells NAME,NAME starts another cluster, with its own",
             )
+        _check_ports(want, where, held=_listeners(wanted(data), known))
         _write(data, want, where)
         os.kill(pid, signal.SIGHUP)
-        out.note(f"a cluster runs on {data.path} (supervisor {pid}); it is made as asked")
+        out.note(f"a cluster runs in {data.path} (supervisor {pid}); scaling it")
     else:
         _clear(out, data)
         _check_ports(want, where)
@@ -110,18 +119,52 @@ def _clear(out: Output, data: DataLayout) -> None:
         _end_all(data)
 
 
-def _check_ports(want: Wanted, where: dict[str, int]) -> None:
-    gateways = [where["gateway"] + n for n in range(want.counts.gateway * len(want.cells))]
-    asked = {"--kafka-port": [where["kafka"]], "--controller-port": [where["controller"]]}
-    asked |= {"--redis-port": [where["redis"]], "--gateway-port": gateways}
-    for flag, wished in asked.items():
-        for port in wished:
-            if not is_free(port):
-                raise CliError(
-                    f"port {port} of {HOST} is taken",
-                    exit_code=Exit.CONFLICT,
-                    hint=f"choose another with {flag}, or stop what listens there",
-                )
+def _listeners(want: Wanted, where: Mapping[str, int]) -> dict[int, str]:
+    """Every port that a cluster listens on, with the flag that chooses it."""
+    found = {where[name]: f"--{name}-port" for name in ("kafka", "controller", "redis")}
+    fixed = FixedPorts(where["gateway"], where["health"])
+    for service in MODULES:
+        # Quota, schedulers and views serve all cells; a gateway and an agent serve one.
+        cells = len(want.cells) if service in ("gateway", "agent") else 1
+        for number in range(getattr(want.counts, service) * cells):
+            found[fixed.health(service, number)] = "--health-port"
+            if service == "gateway":
+                found[fixed.gateway(number)] = "--gateway-port"
+    return found
+
+
+def _check_ports(want: Wanted, where: Mapping[str, int], held: Collection[int] = ()) -> None:
+    """Check that what is wanted can listen; `held` are the running cluster's own ports.
+
+    Raises:
+        CliError: naming all ports that are in use, and ports that are free.
+    """
+    listeners = _listeners(want, where)
+    taken = [port for port in sorted(listeners) if port not in held and not is_free(port)]
+    if not taken:
+        return
+    ports, are = ("port", "is") if len(taken) == 1 else ("ports", "are")
+    if held:
+        hint = f"stop what listens there ({listeners[taken[0]]} cannot change while it runs)"
+    else:
+        hint = "stop what listens there, or choose free ports"
+        if free := _free_ports(want, where):
+            flags = " ".join(f"--{name}-port {port}" for name, port in free.items())
+            hint += f": {flags}"
+    raise CliError(
+        f"{ports} {', '.join(map(str, taken))} of {HOST} {are} taken",
+        exit_code=Exit.CONFLICT,
+        hint=hint,
+    )
+
+
+def _free_ports(want: Wanted, where: Mapping[str, int]) -> dict[str, int]:
+    """The nearest ports, all the same distance from `where`, that are free; empty without any."""
+    for distance in range(PORT_STEP, PORT_STEP * (PORT_STEPS + 1), PORT_STEP):
+        moved = {name: port + distance for name, port in where.items()}
+        if max(moved.values()) < LAST_PORT and all(map(is_free, _listeners(want, moved))):
+            return moved
+    return {}
 
 
 def _check_programs(out: Output) -> None:
@@ -140,7 +183,8 @@ def _begin(data: DataLayout) -> int:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env={**os.environ, MARK: str(data.path)},
+            # Tasks of process agents find the Python and the SDK that this command runs with.
+            env={**os.environ, MARK: str(data.path), "PATH": path_with_yard(os.environ)},
             cwd=data.path,
             start_new_session=True,
         )
@@ -245,15 +289,10 @@ def _report(out: Output, data: DataLayout, took_s: float) -> None:
         again = f", started again {row['restarts']} times" if row["restarts"] else ""
         out.say(f"  {row['name']:<12} pid {row['pid']:<8} {place}{again}")
     out.note(f"all healthy after {took_s:.0f} s; what each says is in {data.logs}")
-    out.note(f"hint: {pointing(data)}yard submit -- COMMAND; yard down stops it, tasks too")
-
-
-def pointing(data: DataLayout) -> str:
-    """What to put before `yard` so that it finds this cluster: nothing in the usual folder."""
-    from yardmaster.cli.config import default_up_dir
-
-    usual = default_up_dir(os.environ).absolute()
-    return "" if data.path == usual else f"YARD_DATA={data.path} "
+    here = yard_for(data.path, os.environ)
+    out.note(
+        f"hint: {here} submit -- COMMAND; {down_for(data.path, os.environ)} stops it, tasks too"
+    )
 
 
 def down(out: Output, data: DataLayout, *, purge: bool) -> None:

@@ -22,6 +22,7 @@ from yardmaster.cli.errors import BadUsage, CliError, Exit
 from yardmaster.cli.local.layout import DataLayout
 from yardmaster.cli.local.plan import Wanted
 from yardmaster.cli.output import Output
+from yardmaster.cli.pointers import down_for, yard_for
 
 #: The name of the cluster in the usual folder; those in others have a suffix.
 PROJECT: Final = "yardmaster"
@@ -84,7 +85,10 @@ def up(out: Output, data: DataLayout, want: Wanted, ports: Mapping[str, int]) ->
     for name in sorted(found):
         out.say(f"  {name}: {found[name]}")
     out.note(f"all healthy after {time.monotonic() - began_s:.0f} s: http://127.0.0.1:{port}")
-    out.note("hint: yard submit -- COMMAND; yard down stops it, tasks too")
+    here = yard_for(data.path, os.environ)
+    out.note(
+        f"hint: {here} submit -- COMMAND; {down_for(data.path, os.environ)} stops it, tasks too"
+    )
 
 
 def down(out: Output, data: DataLayout, *, purge: bool) -> None:
