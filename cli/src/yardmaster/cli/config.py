@@ -128,6 +128,9 @@ class DevServer:
     what: str = "yard dev"
     #: Its log's URL, when that is no file of the data folder.
     log: str | None = None
+    #: Where its views are, and the file with the password, when they are in a Redis.
+    redis: str | None = None
+    redis_password_file: str | None = None
     #: Where its tasks find Python, the examples and a folder for checkpoints, when that is not
     #: where this command finds them: containers have files of their own.
     programs: Mapping[str, str] | None = None
@@ -161,6 +164,8 @@ def read_dev(data_dir: Path) -> DevServer | None:
             pid=int(found["pid"]),
             what=str(found.get("what", "yard dev")),
             log=found.get("log"),
+            redis=found.get("redis"),
+            redis_password_file=found.get("redis_password_file"),
             programs=found.get("programs"),
         )
     except (OSError, ValueError, KeyError, TypeError):

@@ -65,9 +65,11 @@ def log_source(session: Session, given: str | None, cell: str | None) -> LogSour
         name = "YARD_" + "__".join(str(part) for part in found["loc"]).upper()
         raise BadUsage(f"{name}: {found['msg']}") from None
     url = given if given is not None and _is_url(given) else ""
-    if given is None and session.config.data.source != "--data":
-        # The cluster that runs here says where its log is; the embedded mode's is a file.
-        url = settings.log or session.config.log or ""
+    if given is None:
+        # The cluster that runs here says where its log is; the embedded mode's is a file. A folder
+        # that is named on the command line goes before the environment.
+        named = session.config.data.source == "flag --data"
+        url = ("" if named else settings.log) or session.config.log or ""
     if url:
         shown = url
     else:

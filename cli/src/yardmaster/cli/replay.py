@@ -220,7 +220,7 @@ def _task_row(task: Task) -> dict[str, Any]:
 @replay.command("verify")
 @log_options
 @click.option("--views", is_flag=True, help="Compare what gateways read with the log instead.")
-@click.option("--redis", metavar="URL", help="Where the views are (also: YARD_REDIS__URL).")
+@click.option("--redis", metavar="URL", help="Redis of the views (also: YARD_REDIS__URL).")
 def verify(
     session: Session, file: str | None, cell: str | None, views: bool, redis: str | None
 ) -> int:
@@ -249,7 +249,7 @@ def _verify_views(session: Session, where: LogSource, redis: str | None, started
     # Imported here: what follows a log into Redis is a service of its own.
     from yardmaster.cli import views
 
-    found = views.redis_settings(redis)
+    found = views.redis_settings(session, where, redis)
     done = on_log(where, lambda source: views.compare(source, where, found))
     took_s = time.monotonic() - started
     ok = all(one.ok for one in done)

@@ -7,21 +7,26 @@ service runs is what rebuilds views, and what they are compared with.
 import asyncio
 from collections.abc import Sequence
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import click
 from pydantic import ValidationError
 
-from yardmaster.cli.errors import BadUsage
+from yardmaster.cli.errors import BadUsage, CliError, Exit
 from yardmaster.cli.logsource import LogSource, log_options, log_source, opened
 from yardmaster.cli.output import Output
 from yardmaster.cli.session import Session, YardGroup
+from yardmaster.eventlog.codec import decode
 from yardmaster.eventlog.port import EventLog
 from yardmaster.projections.fold import FOLDS
 from yardmaster.projections.redis import RedisViewStore
 from yardmaster.projections.redis_settings import RedisSettings
+from yardmaster.projections.rows import LogRow
 from yardmaster.runtime.clock import SystemClock
 from yardmaster.runtime.telemetry import Telemetry
+from yardmaster.schemas.events.requests import LogCreatedV1
+from yardmaster.schemas.topics import REQUESTS
 from yardmaster.views.compare import Compared, Comparison
 from yardmaster.views.follower import Metrics
 from yardmaster.views.rebuild import Rebuild, Rebuilt
@@ -35,14 +40,14 @@ def views() -> None:
 
 @views.command("rebuild")
 @log_options
-@click.option("--redis", metavar="URL", help="Where the views are (also: YARD_REDIS__URL).")
+@click.option("--redis", metavar="URL", help="Redis of the views (also: YARD_REDIS__URL).")
 @click.option("--only", type=click.Choice(tuple(FOLDS)), help="The views, or metered usage, alone.")
 def rebuild(
     session: Session, file: str | None, cell: str | None, redis: str | None, only: str | None
 ) -> None:
     """Build the views anew from the log, beside those that are read, and switch; nothing stops."""
     where = log_source(session, file, cell)
-    found = redis_settings(redis)
+    found = redis_settings(session, where, redis)
     done = asyncio.run(_rebuild(session.out, where, found, [only] if only else list(FOLDS)))
     items = [
         {
@@ -76,6 +81,7 @@ async def _rebuild(
         out.note(f"{now.view}: {now.folded} of {now.records} records, {share} %")
 
     async with opened(where) as log:
+        await check_same_log(log, where, redis)
         metrics = _metrics(clock)
         for name in names:
             work = Rebuild(
@@ -91,29 +97,60 @@ async def _rebuild(
     return done
 
 
-def redis_settings(url: str | None) -> RedisSettings:
-    """Where the views are: as given, else as the services are told.
+def redis_settings(session: Session, where: LogSource, url: str | None) -> RedisSettings:
+    """Where the views are: as given, else as services are told, else as the log's cluster says.
 
     Raises:
         BadUsage: the settings cannot be.
     """
     try:
         known = ViewsSettings().redis
-        if url is None:
+        if url is not None:
+            return RedisSettings(**{**dict(known), "url": url})
+        dev = session.config.dev
+        if "url" in known.model_fields_set or dev is None or dev.redis is None:
             return known
-        given = {name: getattr(known, name) for name in type(known).model_fields}
-        return RedisSettings(**{**given, "url": url})
+        if where.settings.log != dev.log:
+            return known
+        return RedisSettings(url=dev.redis, password_file=Path(dev.redis_password_file or ""))
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False)[0]
         name = "--redis" if url is not None else "YARD_" + "__".join(map(str, found["loc"])).upper()
         raise BadUsage(f"{name}: {found['msg']}") from None
 
 
+async def check_same_log(log: EventLog, where: LogSource, redis: RedisSettings) -> None:
+    """Check that the views in Redis are of this log; views that name no log are empty.
+
+    Raises:
+        CliError: they are of another log.
+        LogError, ViewsUnavailable, ViewsDamaged.
+    """
+    store = RedisViewStore(redis, where.cell, SystemClock())
+    try:
+        shown = await store.get(LogRow, where.cell)
+    finally:
+        await store.close()
+    if shown is None:
+        return
+    first = await log.read(where.at(REQUESTS.name), 0, max_records=1)
+    event = decode(first[0].record).data if first else None
+    log_id = event.log_id if isinstance(event, LogCreatedV1) else "nothing"
+    if shown.log_id != log_id:
+        raise CliError(
+            f"the views in {redis.url} are of another log: they show log {shown.log_id}, and "
+            f"{where.shown} is log {log_id}",
+            exit_code=Exit.CONFLICT,
+            hint="name the Redis of this log: --redis redis://HOST:PORT/DB",
+        )
+
+
 async def compare(log: EventLog, where: LogSource, redis: RedisSettings) -> list[Compared]:
     """Every row of Redis against the log.
 
-    Raises: what `Comparison.run` raises.
+    Raises: what `check_same_log` and `Comparison.run` raise.
     """
+    await check_same_log(log, where, redis)
     clock = SystemClock()
     metrics = _metrics(clock)
     done = []

@@ -78,9 +78,14 @@ def up(out: Output, data: DataLayout, want: Wanted, ports: Mapping[str, int]) ->
         "examples": "/shared/examples",
         "checkpoints": "/shared/checkpoints",
     }
-    log = f"kafka://localhost:{ports['kafka']}"
-    more = {"what": "yard up --compose", "log": log, "programs": programs}
-    announce(data.path, port, data.token(), **more, pid=0)
+    more = {
+        "what": "yard up --compose",
+        "log": f"kafka://localhost:{ports['kafka']}",
+        "redis": f"redis://localhost:{ports['redis']}/0",
+        "redis_password_file": str(data.redis_password_file),
+        "programs": programs,
+    }
+    announce(data.path, port, data.token(), pid=0, **more)
     out.say(f"yard up --compose: {len(found)} containers, data in {data.path}")
     for name in sorted(found):
         out.say(f"  {name}: {found[name]}")

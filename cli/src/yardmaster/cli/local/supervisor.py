@@ -156,8 +156,15 @@ class Supervisor:
         self._change()
         gateway = next(s.plan for s in self.fleet.services.values() if s.plan.port is not None)
         assert gateway.port is not None
-        log = f"kafka://{self.fleet.broker.bootstrap}"
-        announce(self._data.path, gateway.port, self._data.token(), what="yard up", log=log)
+        announce(
+            self._data.path,
+            gateway.port,
+            self._data.token(),
+            what="yard up",
+            log=f"kafka://{self.fleet.broker.bootstrap}",
+            redis=self.fleet.redis.url,
+            redis_password_file=str(self._data.redis_password_file),
+        )
 
     def _change(self) -> None:
         """Run what is wanted now: stop what is over, start what is new."""

@@ -1,0 +1,113 @@
+"""Views are compared with, and rebuilt from, the log that they are of; its Redis is found."""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.logs import LogBuilder
+from tests.support.redis_server import RedisServer
+from tests.support.redis_views import own_database
+from tests.support.views_service import Story
+from tests.support.yard_cli import Said, run_yard
+from yardmaster.cli.datalock import announce
+from yardmaster.cli.local.redis_server import RedisServer as LocalRedis
+from yardmaster.eventlog.sqlite import SqliteLog
+from yardmaster.projections.redis import RedisViewStore
+from yardmaster.projections.redis_settings import RedisSettings
+from yardmaster.projections.rows import LogRow
+from yardmaster.projections.store import Put
+from yardmaster.runtime.clock import SystemClock
+from yardmaster.schemas.events.requests import LogMode
+from yardmaster.schemas.topics import TOPICS
+
+OTHER = LogRow(cell="main", log_id="1" * 32, mode=LogMode.KAFKA, created_ms=1)
+
+
+def log_in(path: Path, builder: LogBuilder) -> None:
+    """A log in a file."""
+
+    async def write() -> None:
+        log = await SqliteLog.open(path, SystemClock())
+        try:
+            await log.create_topics(tuple(TOPICS.values()))
+            await builder.write_to(log)
+        finally:
+            await log.close()
+
+    asyncio.run(write())
+
+
+def show(settings: RedisSettings, row: LogRow) -> None:
+    """Make views say which log they are of."""
+
+    async def write() -> None:
+        store = RedisViewStore(settings, "main", SystemClock())
+        try:
+            await store.note([Put(row)], {})
+        finally:
+            await store.close()
+
+    asyncio.run(write())
+
+
+def yard(folder: Path, *words: str) -> Said:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("YARD_")}
+    env = {**clean, "XDG_CONFIG_HOME": str(folder / "config"), "NO_COLOR": "1"}
+    return run_yard(words, env, folder)
+
+
+@pytest.mark.parametrize("command", [("replay", "verify", "--views"), ("views", "rebuild")])
+def test_views_of_another_log_are_neither_compared_nor_replaced(
+    tmp_path: Path, redis_server: RedisServer, command: tuple[str, ...]
+) -> None:
+    settings = own_database(redis_server)
+    story = Story()
+    story.job()
+    log_in(tmp_path / "log.db", story)
+    where = ("--log", str(tmp_path / "log.db"), "--redis", settings.url)
+    assert yard(tmp_path, "views", "rebuild", *where).code == 0
+    assert yard(tmp_path, *command, *where).code == 0
+
+    show(settings, OTHER)
+    said = yard(tmp_path, *command, *where)
+    assert said.code == 103, said.err
+    assert f"the views in {settings.url} are of another log: they show log {OTHER.log_id}" in (
+        said.err
+    )
+    # Nothing was written: they still say so.
+    assert yard(tmp_path, *command, *where).code == 103
+
+
+def test_the_redis_of_a_running_cluster_is_found_as_its_log_is(tmp_path: Path) -> None:
+    story = Story()
+    story.job()
+    log_in(tmp_path / "log.db", story)
+    password = tmp_path / "password"
+    password.write_text("s3cret\n")
+    password.chmod(0o600)
+    data = tmp_path / "data"
+    data.mkdir()
+    redis = LocalRedis(
+        tmp_path / "redis", port=0, password="s3cret", log_file=tmp_path / "redis.log"
+    )
+    url = redis.start()
+    try:
+        announce(
+            data,
+            7450,
+            "token",
+            what="yard up",
+            log=f"sqlite:///{tmp_path / 'log.db'}",
+            redis=url,
+            redis_password_file=str(password),
+        )
+        said = yard(tmp_path, "views", "rebuild", "--data", str(data))
+        assert said.code == 0, said.err
+        said = yard(tmp_path, "replay", "verify", "--views", "--data", str(data), "-o", "json")
+        assert said.code == 0, said.err
+        assert json.loads(said.out)["redis"] == url
+    finally:
+        redis.stop()
