@@ -23,6 +23,13 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("up")]
 YARD = str(Path(sys.executable).with_name("yard"))
 READY = re.compile(r"^yard dev: (http://127\.0\.0\.1:\d+), data in (.+)$", re.MULTILINE)
 
+TAKE_6379 = """
+import socket, sys
+with socket.create_server(("127.0.0.1", 6379)):
+    print("taken", flush=True)
+    sys.stdin.read()
+"""
+
 
 @dataclass
 class User:
@@ -162,6 +169,38 @@ def test_an_example_runs_from_any_folder_without_an_activated_venv(
     )
     wrote = user.yard("logs", said.out.strip())
     assert "finished after 2 steps" in wrote.out
+
+
+def test_doctor_names_who_has_the_default_ports_and_whether_clusters_answer(user: User) -> None:
+    def states() -> dict[str, tuple[str, str]]:
+        rows = user.yard("doctor", "-o", "json").json["items"]
+        return {row["what"]: (row["state"], row["found"]) for row in rows}
+
+    before = states()
+    assert before["port 7450 (gateway)"] == ("ok", "free")
+    assert before["port 9092 (Kafka)"] == ("ok", "free")
+    assert before["cluster"][0] == "absent"
+
+    process, said = user.dev()
+    taking = subprocess.Popen(
+        [*user.network.prefix, sys.executable, "-c", TAKE_6379],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    user.running.append(taking)
+    assert taking.stdout is not None
+    assert taking.stdout.readline() == "taken\n"
+    found = states()
+    folder = user.home / ".local/share/yardmaster/dev"
+    assert found["port 7450 (gateway)"] == ("ok", f"yard dev, data in {folder}")
+    assert found["port 6379 (Redis)"] == ("taken", "another program listens there")
+    assert found["cluster"] == ("ok", f"yard dev at {server(said)}: ready; data in {folder}")
+
+    process.send_signal(signal.SIGSTOP)
+    assert states()["cluster"][0] == "not ready"
+    process.send_signal(signal.SIGCONT)
+    user.stop(process)
 
 
 def nothing_written(user: User, data: Path, words: Sequence[str], found: str) -> None:

@@ -1,5 +1,7 @@
 """`yard doctor`: what this machine has, what it lacks, and how to get it."""
 
+import errno
+import http.client
 import importlib.util
 import os
 import shutil
@@ -8,12 +10,16 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
+from yardmaster.cli.config import DevServer, default_data_dir, default_up_dir, read_dev
 from yardmaster.cli.errors import CliError, Exit
+from yardmaster.cli.local.layout import GATEWAY_PORT, KAFKA_PORT, REDIS_PORT
+from yardmaster.cli.local.ports import HOST
 from yardmaster.cli.local.redis_server import redis_program
 from yardmaster.cli.output import Column
 from yardmaster.cli.session import Session, command
@@ -23,22 +29,32 @@ MIN_DISK_GIB: Final = 1
 #: SQLite that has WAL with the fixes we rest on.
 MIN_SQLITE: Final = (3, 31)
 PROBE_S: Final = 10
+#: Who listens on which port by default, and what to do when it is taken.
+_LISTENERS: Final = (
+    ("gateway", GATEWAY_PORT, "yard dev takes the next free port; yard up --gateway-port PORT"),
+    ("Kafka", KAFKA_PORT, "yard up --kafka-port PORT"),
+    ("Redis", REDIS_PORT, "yard up --redis-port PORT"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked for; `needed` things that are not `good` fail the check."""
+    """One thing that was looked for; `needed` things that are not `good` fail the check.
+
+    `lacking`: the state of an optional thing that is not good.
+    """
 
     what: str
     good: bool
     found: str
     needed: bool = False
     get: str = ""
+    lacking: str = "absent"
 
     @property
     def state(self) -> str:
-        """ok, missing (needed), or absent (optional)."""
-        return "ok" if self.good else "missing" if self.needed else "absent"
+        """ok, missing (needed), or what is lacking (optional)."""
+        return "ok" if self.good else "missing" if self.needed else self.lacking
 
 
 def _python() -> Finding:
@@ -72,15 +88,59 @@ def _sqlite(folder: Path) -> Finding:
     )
 
 
-def _port() -> Finding:
+def _running(env: Mapping[str, str], chosen: Path) -> list[tuple[Path, DevServer]]:
+    """The clusters that run here: in the folder of this command, and in the usual ones."""
+    folders = dict.fromkeys([chosen.absolute(), default_data_dir(env), default_up_dir(env)])
+    found = [(folder, read_dev(folder)) for folder in folders]
+    return [(folder, dev) for folder, dev in found if dev is not None]
+
+
+def _ports(running: Sequence[tuple[Path, DevServer]]) -> Iterator[Finding]:
+    """The default port of each listener: free, a running cluster's own, or taken."""
+    owners: dict[int, str] = {}
+    for folder, dev in running:
+        for url in filter(None, (dev.server, dev.log, dev.redis)):
+            owners[urlsplit(url).port or 0] = f"{dev.what}, data in {folder}"
+    for name, port, get in _LISTENERS:
+        what = f"port {port} ({name})"
+        try:
+            with socket.create_server((HOST, port)):
+                yield Finding(what, True, "free")
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                get = "let this user listen on the loopback interface"
+                yield Finding(what, False, str(error), True, get)
+            else:
+                owner = owners.get(port)
+                found = owner or "another program listens there"
+                yield Finding(what, owner is not None, found, get=get, lacking="taken")
+
+
+def _clusters(running: Sequence[tuple[Path, DevServer]]) -> Iterator[Finding]:
+    """Each running cluster, and whether it answers."""
+    if not running:
+        yield Finding("cluster", False, "none runs here", get="yard dev; or make up")
+    for folder, dev in running:
+        why = _not_ready(dev.server)
+        said = "ready" if why is None else why
+        found = f"{dev.what} at {dev.server}: {said}; data in {folder}"
+        get = f"look at its output, or at {folder / 'logs'}"
+        yield Finding("cluster", why is None, found, get=get, lacking="not ready")
+
+
+def _not_ready(server: str) -> str | None:
+    """Why a gateway is not ready, in its own words; None when it is."""
+    where = urlsplit(server)
+    connection = http.client.HTTPConnection(where.hostname or HOST, where.port, timeout=PROBE_S)
     try:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
-    except OSError as error:
-        return Finding(
-            "port on 127.0.0.1", False, str(error), True, "let this user listen on the loopback"
-        )
-    return Finding("port on 127.0.0.1", True, f"{port} is free", True)
+        connection.request("GET", "/readyz")
+        answer = connection.getresponse()
+        body = answer.read().decode(errors="replace")
+    except (OSError, http.client.HTTPException) as error:
+        return f"no answer: {error}"
+    finally:
+        connection.close()
+    return None if answer.status == http.HTTPStatus.OK else body.strip()
 
 
 def _disk(folder: Path) -> Finding:
@@ -159,7 +219,8 @@ def _broken_safe(look: Callable[[], Finding], what: str) -> Finding:
 
 
 def look(folder: Path) -> list[Finding]:
-    """Everything there is to say about this machine; `folder` is where data would lie."""
+    """Everything there is to say about this machine; `folder` is where data would be stored."""
+    running = _running(os.environ, folder)
     while not folder.is_dir():
         folder = folder.parent
     return [
@@ -168,7 +229,7 @@ def look(folder: Path) -> list[Finding]:
         _program("uv", "not needed: make install brings its own; or see docs.astral.sh/uv"),
         _broken_safe(lambda: _sqlite(folder), "SQLite with WAL"),
         _broken_safe(lambda: _disk(folder), "disk space"),
-        _port(),
+        *_ports(running),
         _process_groups(),
         _gpus(),
         _java(),
@@ -179,6 +240,7 @@ def look(folder: Path) -> list[Finding]:
         ),
         _redis(),
         _program("docker", "only for yard up --compose: docs.docker.com/engine/install"),
+        *_clusters(running),
     ]
 
 
@@ -189,7 +251,11 @@ def lacks(findings: Iterable[Finding]) -> list[Finding]:
 
 @command("doctor")
 def doctor(session: Session) -> int:
-    """Say what this machine lacks, and how to get it; exit 1 when something needed is missing."""
+    """Check this machine and the clusters that run on it; exit 1 when something needed is missing.
+
+    Names what is lacking and how to get it, the default ports that other programs use, and whether
+    each running cluster answers.
+    """
     findings = look(session.config.data_dir)
     columns = (
         Column("WHAT", lambda row: row["what"]),
