@@ -189,7 +189,7 @@ def test_a_second_process_is_refused_and_sigterm_is_a_clean_stop(tmp_path: Path)
 
 def test_a_log_that_is_none_stops_the_start_with_a_named_error(tmp_path: Path) -> None:
     dev = Dev(tmp_path)
-    dev.data.mkdir()
+    dev.data.mkdir(mode=0o700)
     dev.log.write_bytes(b"this is no database, whatever else it may be " * 100)
     said = dev.yard("dev", "--port", "0", code=2)
     assert "is not a Yardmaster log" in said.err

@@ -1,7 +1,6 @@
 """`make up` in containers: the services' own images, scaled by a number, and nothing left of it."""
 
 import json
-import re
 import subprocess
 import urllib.request
 from collections.abc import Iterator
@@ -98,7 +97,7 @@ def gateways(cluster: Containers) -> list[str]:
     return found
 
 
-def test_the_demo_passes_it_scales_and_down_leaves_nothing_behind(cluster: Containers) -> None:
+def test_it_scales_without_port_flags_and_down_leaves_nothing_behind(cluster: Containers) -> None:
     cluster.up()
     started = cluster.inspected()
     assert started.keys() == STARTED
@@ -106,11 +105,6 @@ def test_the_demo_passes_it_scales_and_down_leaves_nothing_behind(cluster: Conta
         assert one["Config"]["User"] == "10001:10001", name
         assert one["HostConfig"]["ReadonlyRootfs"], name
         assert one["HostConfig"]["CapDrop"] == ["ALL"], name
-
-    played = cluster.yard("demo", "--running")
-    assert re.search(r"([6-9]|\d\d+) of \1 tasks that nobody cancelled succeeded", played.out)
-    assert "every decision was derived again" in played.out
-    assert "NOT" not in played.out
 
     # One number, and nothing else, changes; what ran goes on as it was.
     cluster.up("--gateways", "3")
@@ -127,6 +121,9 @@ def test_the_demo_passes_it_scales_and_down_leaves_nothing_behind(cluster: Conta
         with urllib.request.urlopen(asked, timeout=10) as answer:
             nodes = json.load(answer)["items"]
         assert [node["name"] for node in nodes] == ["n1", "n2", "n3"]
+
+    # The Redis of this cluster is found, as its log is.
+    cluster.yard("replay", "verify", "--views")
 
     # A password is in no argument and no environment of any container.
     password = (cluster.data / "redis" / "password").read_text().strip()

@@ -45,6 +45,25 @@ def test_who_was_killed_is_given_the_time_to_let_go_of_its_lock(tmp_path: Path) 
     os.close(second.lock)
 
 
+@pytest.mark.parametrize("names", [(), ("lock", "log.db")])
+def test_a_folder_that_is_open_to_others_is_closed(tmp_path: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    tmp_path.chmod(0o755)
+    DataFolder.take(tmp_path)
+    assert tmp_path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_of_other_files_that_is_open_to_others_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    tmp_path.chmod(0o755)
+    with pytest.raises(BadUsage, match=r"open to other users \(mode 755\)"):
+        DataFolder.take(tmp_path)
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
+    tmp_path.chmod(0o700)
+    DataFolder.take(tmp_path)
+
+
 def test_the_token_is_private_and_stays(folder: DataFolder) -> None:
     token = folder.token()
     assert len(token) > 30

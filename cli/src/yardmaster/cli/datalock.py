@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import stat
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +14,10 @@ from yardmaster.cli.errors import BadUsage, CliError, Exit
 #: How long a process that was killed may still hold its lock, in seconds, and how often to look.
 LET_GO_S: Final = 5.0
 LOOK_S: Final = 0.01
+#: What others may not do with a data folder. Passing through is harmless, and containers need it.
+OTHERS: Final = 0o066
+#: A folder with one of these is a cluster's.
+OURS: Final = frozenset({"lock", "up.json"})
 
 
 def take_lock(path: Path) -> int:
@@ -20,10 +25,10 @@ def take_lock(path: Path) -> int:
 
     Returns: the lock's descriptor; closing it lets go.
     Raises:
-        CliError: another cluster runs on it, or it cannot be made.
+        CliError: another cluster runs on it, it cannot be made, or is open to other users.
     """
     try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(path)
         lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise BadUsage(f"{path}: {error.strerror}", hint="choose another: --data DIR") from None
@@ -38,6 +43,26 @@ def take_lock(path: Path) -> int:
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
     return lock
+
+
+def make_private(path: Path) -> None:
+    """Make a data folder, or close it to other users: it holds commands and environments.
+
+    Raises:
+        BadUsage: others may enter it, and it holds files that are not a cluster's.
+        OSError: it cannot be made, or its mode cannot be changed.
+    """
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if not mode & OTHERS:
+        return
+    names = os.listdir(path)
+    if names and OURS.isdisjoint(names):
+        raise BadUsage(
+            f"{path} is open to other users (mode {mode:o}) and holds other files",
+            hint=f"choose an empty folder with --data DIR, or run: chmod 700 {path}",
+        )
+    path.chmod(0o700)
 
 
 def lock_owner(path: Path) -> int | None:

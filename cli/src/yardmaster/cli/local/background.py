@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from yardmaster.cli.datalock import lock_owner, withdraw, write_private
+from yardmaster.cli.datalock import lock_owner, make_private, withdraw, write_private
 from yardmaster.cli.errors import BadUsage, CliError, Exit
 from yardmaster.cli.local.broker import classpath
 from yardmaster.cli.local.layout import DataLayout, read_json
@@ -105,7 +105,12 @@ def _differ(known: dict[str, int], asked: dict[str, int]) -> list[str]:
 
 
 def _write(data: DataLayout, want: Wanted, where: dict[str, int]) -> None:
-    data.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        make_private(data.path)
+    except OSError as error:
+        raise BadUsage(
+            f"{data.path}: {error.strerror}", hint="choose another: --data DIR"
+        ) from None
     write_private(
         data.path / "up.json", json.dumps({"wanted": want.json(), "ports": where}, indent=1) + "\n"
     )

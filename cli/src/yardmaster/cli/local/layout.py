@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from yardmaster.cli.datalock import write_private
+from yardmaster.cli.datalock import make_private, write_private
 
 #: Ports when nothing says otherwise. Gateways and health take one for each process from there on.
 GATEWAY_PORT: Final = 7450
@@ -84,7 +84,7 @@ class DataLayout:
 
     def make(self, cells: tuple[str, ...]) -> None:
         """Make what is not there yet: folders, and secrets of chance."""
-        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(self.path)
         for folder in (self.kafka, self.redis, self.snapshots, self.agents, self.views, self.logs):
             folder.mkdir(exist_ok=True)
         token = self._secret(self.token_file)

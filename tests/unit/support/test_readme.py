@@ -1,0 +1,98 @@
+"""The reader of README.md takes every command, and refuses what it cannot execute."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.readme import ReadmeError, Terminal, bare, blocks, clean_copy, filled, missing
+
+README = """# Name
+
+Text.
+
+```sh
+make demo    # a comment
+# a comment alone
+yard ls
+```
+
+```text
+task  running
+```
+
+## Part
+
+```sh
+yard wait ID
+```
+"""
+
+
+def test_every_line_of_a_block_is_a_command_with_its_line_and_output() -> None:
+    first, second = blocks(README)
+    assert first.heading == "Name"
+    assert first.commands == ((6, "make demo    # a comment"), (8, "yard ls"))
+    assert first.shown == ("task  running",)
+    assert (second.heading, second.before.split()) == ("Part", ["##", "Part"])
+    assert bare(first.commands[0][1]) == "make demo"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("```\nyard ls\n```", "a block of kind nothing"),
+        ("```console\n$ yard ls\n```", "a block of kind console"),
+        ("```sh\nyard ls\n", "a block that does not end"),
+        ("```sh\n# nothing\n```", "a block without a command"),
+        ("```sh\nyard submit \\\n  job.yaml\n```", "goes on in the next line"),
+        ("```sh\nyard submit - <<EOF\n```", "goes on in the next line"),
+        ("```text\nout\n```", "output that follows no commands"),
+        ("```sh\nyard ls\n```\nText\n```text\nout\n```", "output that follows no commands"),
+        ("- a list: ```yard ls```", "a fence that is not alone"),
+    ],
+)
+def test_what_cannot_be_executed_is_an_error(text: str, said: str) -> None:
+    with pytest.raises(ReadmeError, match=said):
+        blocks(text)
+
+
+def test_placeholders_are_filled_and_an_unknown_one_is_an_error() -> None:
+    known = {"ID": "4kq7w2mz9c1f"}
+    assert filled("yard show ID.0   # of ID", known) == "yard show 4kq7w2mz9c1f.0   # of ID"
+    assert filled("YARD_DATA=x yard sh -c 'echo $YARD_NODE $HOME'", known).endswith("$HOME'")
+    with pytest.raises(ReadmeError, match="nothing fills DIR"):
+        filled("yard up --data DIR", known)
+
+
+def test_output_is_compared_in_order_with_ids_and_numbers_left_open() -> None:
+    printed = "4kq7w2mz9c1f.0  running  12.5 s\nstep 40, saved\n"
+    assert missing(["9zq7w2mz9c1x.0 running 3 s", "step 7"], printed) == []
+    assert missing(["step 7", "9zq7w2mz9c1x.0 running"], printed) == ["9zq7w2mz9c1x.0 running"]
+    assert missing(["step 7, lost"], printed) == ["step 7, lost"]
+
+
+def test_a_terminal_keeps_its_variables_and_says_how_each_command_ended(tmp_path: Path) -> None:
+    terminal = Terminal((), {"PATH": "/usr/bin:/bin"}, tmp_path)
+    try:
+        assert terminal.run("x=$(printf found)   # a comment") == (0, "")
+        assert terminal.run('printf "%s" "$x"; cat') == (0, "found")
+        assert terminal.run("ls nowhere")[0] == 2
+        terminal.begin("exec 3>&1; sh -c 'echo up; exec sleep 600'")
+        assert terminal.until("^up$") == "up\n"
+        assert terminal.interrupt()[0] == 130
+        assert terminal.run("exit_code() { return 3; }; exit_code")[0] == 3
+    finally:
+        terminal.close()
+
+
+def test_a_copy_has_what_git_would_give_and_nothing_else(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for name in (".gitignore", "kept", "new", "ignored", "gone"):
+        (tree / name).write_text("ignored\n" if name == ".gitignore" else name)
+    for words in (["init", "-q"], ["add", ".gitignore", "kept", "gone"]):
+        subprocess.run(["git", *words], cwd=tree, check=True)
+    (tree / "gone").unlink()
+    clean_copy(tree, tmp_path / "copy")
+    assert {path.name for path in (tmp_path / "copy").iterdir()} == {".gitignore", "kept", "new"}
