@@ -141,8 +141,8 @@ async def check_same_log(log: EventLog, where: LogSource, redis: RedisSettings) 
             f"the views in {redis.url} are of another log: they show log {shown.log_id}, and "
             f"{where.shown} is log {log_id}",
             exit_code=Exit.CONFLICT,
-            hint="name the Redis of this log: --redis redis://HOST:PORT/DB; or empty this one, when "
-            "no other cluster uses it",
+            hint="name the Redis of this log: --redis redis://HOST:PORT/DB; or empty this one, "
+            "if no other cluster uses it",
         )
 
 
