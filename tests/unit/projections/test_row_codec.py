@@ -1,6 +1,6 @@
 """Rows as bytes and back, and members that sort like rows."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
@@ -17,6 +17,7 @@ from yardmaster.projections.store import Change, Delete, Put, Query
 from yardmaster.schemas.api import Phase
 from yardmaster.schemas.events import decisions as d
 from yardmaster.schemas.events.details import Run
+from yardmaster.schemas.events.machine import CycleCommittedV2
 from yardmaster.schemas.events.requests import SubmittedSpec
 from yardmaster.schemas.reasons import Stop, StopCode, Wait, WaitCode
 
@@ -56,6 +57,16 @@ async def test_every_row_of_a_cell_comes_back_as_it_was() -> None:
         assert reader.decode(type(row), encoded.raw, given) == row
     kinds = {type(row).__name__ for row in found}
     assert kinds >= {"TaskRow", "JobRow", "NodeRow", "AttemptRow", "PoolRow", "CycleRow", "LogRow"}
+
+
+async def test_a_commit_comes_back_in_its_own_version_with_the_version_of_its_rules() -> None:
+    (row,) = [row for row in await shown_rows() if isinstance(row, rows.CycleRow)][:1]
+    first = {field.name: getattr(row.commit, field.name) for field in fields(row.commit)}
+    codec = RowCodec()
+    for commit in (row.commit, CycleCommittedV2(**{**first, "rules": 3})):
+        read = codec.decode(rows.CycleRow, codec.encode(replace(row, commit=commit)).raw)
+        assert type(read.commit) is type(commit)
+        assert read.commit == commit
 
 
 def facts(**more: object) -> JobFacts:

@@ -15,7 +15,7 @@ from yardmaster.schemas.api import NodeState, Phase, RequestState
 from yardmaster.schemas.events.admissions import AdmittedSpec
 from yardmaster.schemas.events.decisions import Checkpoint, Outcome, Placement
 from yardmaster.schemas.events.details import Run, StopSignal
-from yardmaster.schemas.events.machine import CycleCommittedV1
+from yardmaster.schemas.events.machine import CycleCommittedV1, CycleCommittedV2
 from yardmaster.schemas.events.node_events import NodeJoinedV1
 from yardmaster.schemas.events.requests import (
     CancelRequestedV1,
@@ -519,7 +519,8 @@ class CycleRow(Row):
     KIND: ClassVar[str] = "cycle"
 
     offset: int
-    commit: CycleCommittedV1
+    #: By its own version: of version 1 alone, the rules' version would not be stored.
+    commit: CycleCommittedV2 | CycleCommittedV1
 
     @property
     def key(self) -> str:
