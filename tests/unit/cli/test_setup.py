@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
+from yardmaster.cli.dev import POLICY_NAMES
 from yardmaster.cli.devdata import PolicySpec
-from yardmaster.cli.errors import CliError, Exit
-from yardmaster.cli.setup import Site, set_up
+from yardmaster.cli.errors import BadUsage, CliError, Exit
+from yardmaster.cli.setup import Site, checked_policy, set_up
 from yardmaster.eventlog.codec import decode
 from yardmaster.eventlog.memory import MemoryLog
 from yardmaster.eventlog.port import Partition
@@ -111,3 +112,11 @@ async def test_a_policy_that_is_not_there_is_bad_usage(policy: PolicySpec) -> No
         await made.set_up("main", policy=policy)
     assert caught.value.exit_code == Exit.USAGE
     assert await made.log.end(Partition("requests")) == 0
+
+
+def test_the_help_of_yard_dev_lists_exactly_the_policies_of_a_log() -> None:
+    for name in POLICY_NAMES:
+        assert checked_policy(PolicySpec(name=name)).name == name
+    with pytest.raises(BadUsage) as caught:
+        checked_policy(PolicySpec(name="nonsense"))
+    assert caught.value.hint == f"policies: {', '.join(POLICY_NAMES)}"
