@@ -1,0 +1,72 @@
+"""Commands that wait, while a gateway alone is stopped or killed and started again."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import Cluster
+from tests.support.yard_cli import STEP_S, YARD, next_line
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600), pytest.mark.xdist_group("takeover")]
+
+LINES = 200
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("gateway-restart")
+    with Cluster(folder, quotas=1, schedulers=1, views=1, agents=1) as cluster:
+        yield cluster
+        cluster.prove()
+
+
+def begin(cluster: Cluster, *args: str) -> "subprocess.Popen[str]":
+    """A command to the gateway."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith("YARD_")}
+    env |= {"YARD_SERVER": cluster.server, "YARD_TOKEN": cluster.token(), "NO_COLOR": "1"}
+    return subprocess.Popen(
+        [*YARD, *args],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env | {"XDG_CONFIG_HOME": str(cluster.folder)},
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
+def test_output_and_end_of_a_task_reach_commands_across_a_restart_of_the_gateway(
+    cluster: Cluster, tmp_path: Path, number: int
+) -> None:
+    go = tmp_path / "go"
+    script = (
+        f"for i in $(seq {LINES}); do echo line $i; "
+        f"[ $i -ne 50 ] || until [ -e {go} ]; do sleep 0.1; done; done; exit 7"
+    )
+    (task,) = cluster.submit(["sh", "-c", script])
+    followed = begin(cluster, "logs", "-f", task)
+    (ended,) = cluster.submit(["true"])
+    waiting = begin(cluster, "wait", ended, task, "--timeout", "3m")
+    assert waiting.stderr is not None
+    # It has asked the gateway once it names a task that has ended.
+    assert f"{ended} succeeded" in waiting.stderr.readline()
+    lines = [next_line(followed) for _ in range(50)]
+    if number == signal.SIGTERM:
+        cluster.terminate("gateway-1")
+    else:
+        cluster.kill9("gateway-1")
+    assert followed.stderr is not None
+    assert "reconnecting" in followed.stderr.readline()
+    # What is written while the gateway is away, and the end, come too.
+    go.touch()
+    cluster.start("gateway-1")
+    rest, err = followed.communicate(timeout=STEP_S)
+    lines += rest.splitlines(keepends=True)
+    assert lines == [f"line {i}\n" for i in range(1, LINES + 1)], err
+    _, err = waiting.communicate(timeout=STEP_S)
+    assert waiting.returncode == 7, err
+    assert f"{task} failed: exit 7" in err
