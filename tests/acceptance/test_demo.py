@@ -29,7 +29,7 @@ def test_the_demo_shows_all_seven_steps_and_their_proof_within_a_minute(tmp_path
     ):
         assert state in said.out
     assert re.search(r"^resumed from step [1-9]\d* \(attempt 2\)$", said.out, re.MULTILINE)
-    assert re.search(r"^rank 1 of 2 on node-", said.out, re.MULTILINE)
+    assert re.search(r"^\[1\] rank 1 of 2 on node-", said.out, re.MULTILINE)
     assert "4 points were stopped for the gang, each with a checkpoint" in said.out
     assert "6 of 6 tasks that nobody cancelled succeeded" in said.out
     assert "every decision was derived again" in said.out

@@ -206,10 +206,10 @@ def test_a_set_that_is_no_assignment_is_refused(item: str) -> None:
 
 
 WORDS = [
-    ("time_limit: soon", "time_limit: a duration such as 90s, 2h or 1d was expected"),
+    ("time_limit: soon", "time_limit: 'soon' is not a duration; write 90s, 20m, 12h,"),
     ("time_limit: 12", "time_limit: a duration such as 90s, 2h or 1d was expected"),
-    ("stop: {grace: x}", "stop.grace: a duration such as 90s, 2h or 1d was expected"),
-    ("resources: {memory: lots}", "resources.memory: a size such as 512Mi, 256Gi or 1Ti was"),
+    ("stop: {grace: x}", "stop.grace: 'x' is not a duration; write 90s, 20m, 12h,"),
+    ("resources: {memory: lots}", "resources.memory: 'lots' is not an amount of memory; write"),
     ("pools: [A B]", "pools.0: a name of lower-case letters"),
     ("pools: h100", "pools: a list such as [a, b] was expected"),
     ("labels: {team: [x]}", "labels.team: one line of text was expected"),

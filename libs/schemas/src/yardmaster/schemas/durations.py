@@ -20,7 +20,7 @@ def duration_s(text: str) -> int:
     Raises: ValueError with what to write instead.
     """
     if re.fullmatch(DURATION_PATTERN, text) is None:
-        raise ValueError(f"{text[:32]!r} is no duration; write 90s, 20m, 12h, 1h30m or 7d")
+        raise ValueError(f"{text[:32]!r} is not a duration; write 90s, 20m, 12h, 1h30m or 7d")
     micros = 0
     for number, unit in re.findall(r"([0-9.]+)([a-z]+)", text):
         whole, _, fraction = number.partition(".")

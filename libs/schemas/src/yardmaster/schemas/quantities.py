@@ -39,7 +39,7 @@ def memory_mib(text: str) -> int:
     if re.fullmatch(r"[0-9.]{1,16}", text):
         raise ValueError(f"{text} has no unit; write {text}Mi or {text}Gi")
     if re.fullmatch(MEMORY_PATTERN, text) is None:
-        raise ValueError(f"{text[:32]!r} is no amount of memory; write 512Mi, 256Gi or 1Ti")
+        raise ValueError(f"{text[:32]!r} is not an amount of memory; write 512Mi, 256Gi or 1Ti")
     digits = text.rstrip("KMGTik")
     whole, _, fraction = digits.partition(".")
     thousandths = int(whole) * 1000 + int(fraction.ljust(3, "0") or 0)
