@@ -5,6 +5,8 @@ from pathlib import Path
 
 from tests.support.cell_world import World, asked, job, of
 from tests.support.logs import joined, submitted
+from yardmaster.runtime.settings import CycleLimits
+from yardmaster.schemas.envelope import Event
 from yardmaster.schemas.events.decisions import (
     AllocationUnwritableV1,
     SlotsAllocatedV1,
@@ -14,20 +16,28 @@ from yardmaster.schemas.resources import Resources
 from yardmaster.schemas.topics import DECISIONS, KIB, TOPICS
 
 
-async def test_a_job_whose_allocation_cannot_be_written_ends_and_others_run(
-    tmp_path: Path,
-) -> None:
+async def tight_world(tmp_path: Path) -> World:
+    """A broker that takes less than the catalogue says, so that quota admits what does not fit."""
     world = World(tmp_path)
-    # A broker that takes less than the catalogue says, so that quota admits what does not fit.
     topics = [
         replace(t, max_batch_bytes=64 * KIB) if t is DECISIONS else t for t in TOPICS.values()
     ]
     await world.log.create_topics(topics)
     await world.create(node_timeout_s=3600)
-    big = submitted(job(0), resources=Resources(), replicas_min=500, replicas_max=500)
+    return world
+
+
+def too_large() -> Event:
+    return submitted(job(0), resources=Resources(), replicas_min=500, replicas_max=500)
+
+
+async def test_a_job_whose_allocation_cannot_be_written_ends_and_others_run(
+    tmp_path: Path,
+) -> None:
+    world = await tight_world(tmp_path)
     async with world.running():
         await world.claim(joined("n1", 1))
-        await world.request(big, asked(1))
+        await world.request(too_large(), asked(1))
         events = await world.happens(
             lambda e: bool(of(SlotsAllocatedV1, e)) and bool(of(TaskEndedV1, e))
         )
@@ -35,5 +45,18 @@ async def test_a_job_whose_allocation_cannot_be_written_ends_and_others_run(
     (ended,) = of(TaskEndedV1, events)
     assert (ended.task_id, ended.code) == (f"{job(0)}.0", "decision_too_large")
     assert [one.task_id for one in of(SlotsAllocatedV1, events)] == [f"{job(1)}.0"]
+    assert "machine_stopped" not in world.lines.getvalue()
+    await world.prove()
+
+
+async def test_an_allocation_that_cannot_be_written_ends_its_task_late_in_a_cycle_of_many_parts(
+    tmp_path: Path,
+) -> None:
+    world = await tight_world(tmp_path)
+    async with world.running(cycle=CycleLimits(max_decisions=1)):
+        await world.claim(joined("n1", 4))
+        await world.request(asked(1), asked(2), too_large(), asked(3))
+        events = await world.happens(lambda e: bool(of(TaskEndedV1, e)))
+    assert [one.task_id for one in of(AllocationUnwritableV1, events)] == [f"{job(0)}.0"]
     assert "machine_stopped" not in world.lines.getvalue()
     await world.prove()

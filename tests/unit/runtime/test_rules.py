@@ -9,15 +9,22 @@ from tests.support.toy_cell import CELL, ToyCell
 from tests.support.toy_machine import ToyMachine, job_id
 from yardmaster.core.commit import CommitReader
 from yardmaster.core.errors import ChainBroken
+from yardmaster.core.machine import Decision
 from yardmaster.eventlog.codec import decode
 from yardmaster.eventlog.memory import MemoryLog
 from yardmaster.eventlog.port import Partition
 from yardmaster.runtime.batch import digest_of
 from yardmaster.runtime.clock import ManualClock
 from yardmaster.runtime.errors import UnknownRules
+from yardmaster.runtime.observations import Observations
 from yardmaster.runtime.replay import RulesRange, verify
 from yardmaster.schemas.events.admissions import CancelAcceptedV1, TaskResumedV1
-from yardmaster.schemas.events.machine import CycleCommittedV2, RulesEnabledV1, TermStartedV1
+from yardmaster.schemas.events.machine import (
+    CycleCommittedV2,
+    RulesEnabledV1,
+    SnapshotTakenV1,
+    TermStartedV1,
+)
 from yardmaster.schemas.topics import TOPICS
 
 
@@ -68,6 +75,23 @@ async def test_a_cycle_that_was_cut_under_older_rules_is_continued_under_newer_o
     assert events.count(TaskResumedV1) == 2
     report = await verify(cell.log, [ToyMachine.quota(2)], CELL, promises=False)
     assert report.ok
+
+
+async def test_what_was_observed_waits_for_the_cycle_after_the_one_that_enables_rules() -> None:
+    cell = await ToyCell().create()
+    await lead(cell, 1, requests=1, cycles=1)
+    observations = Observations(100, cell.metrics())
+    leader = cell.leader(ToyMachine.quota(2), observations=observations, max_decisions=1)
+    await leader.take_term()
+    taken = SnapshotTakenV1(cycle=1, state_digest="0" * 64)
+    observations.put(Decision(taken, CELL))
+    while await leader.step():
+        pass
+    assert [type(one) for one in (await cell.events("admissions"))[4:]] == [
+        *(RulesEnabledV1, CycleCommittedV2),
+        *(SnapshotTakenV1, CycleCommittedV2),
+    ]
+    await cell.fold(ToyMachine.quota(2))
 
 
 async def test_verify_derives_current_rules_again_and_says_what_it_proved_of_older_ones(

@@ -143,17 +143,19 @@ class Leader(Generic[S]):
         now_ms, started_s = self._now(), self._clock.monotonic_s()
         began = self._metrics.telemetry.tracer.now()
         whole: dict[Upstream, Taken] = {}
-        observed: Sequence[Decision] = ()
         enabling = self._enabling()
+        # Also in a cycle that goes on with the last one's decisions: one of those may be what the
+        # observation says cannot be written. Not with RulesEnabled, which fits into any cycle alone.
+        most = 0 if enabling else max(1, limits.max_decisions // 2)
+        waiting = self._observations.first(most)
         continuing = not fold.reader.complete
         if not continuing:
-            observed = self._observations.first(max(1, limits.max_decisions // 2))
             whole = await self._read_inputs()
             if not whole and not self._called_for(now_ms):
                 await self.look_for_others(at_hand=True)
                 return False
         self._last_start_s = started_s
-        observed = (*enabling, *observed)
+        observed = (*enabling, *waiting)
         fold.begin(fold.reader.cycle + 1, now_ms)
         taken = [] if continuing else self._take_inputs(whole)
         refused = [one for each in taken for one in each.refused]
@@ -180,7 +182,7 @@ class Leader(Generic[S]):
             raise
         counted = await self._read_back(records, envelopes, offsets)
         fold.finish(counted, accepted)
-        self._observations.recorded(len(observed) - len(enabling))
+        self._observations.recorded(len(waiting))
         due_ms = None if taken or decisions else fold.machine.due_ms(fold.state)
         # Only a moment that has come and stays: a later one calls for its cycle when it comes.
         self._idle_due = due_ms if due_ms is not None and due_ms <= now_ms else None
