@@ -5,7 +5,9 @@ from typing import Any
 from tests.unit.core.scheduling.reading import all_of, kinds, only, running, started, waits
 from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster.core.scheduling.entities import NodeState
+from yardmaster.core.scheduling.indexes import MOST_GPULESS
 from yardmaster.core.testing import Cell
+from yardmaster.schemas import plain
 from yardmaster.schemas.envelope import Event
 from yardmaster.schemas.events import decisions as dec
 from yardmaster.schemas.events import node_events as nev
@@ -49,6 +51,17 @@ def test_a_node_that_is_silent_for_its_timeout_is_lost_and_its_task_waits_again(
     assert (requeued.code, requeued.restarts, requeued.not_before_ms) == ("node_lost", 0, 0)
     assert waits(cell, "job").numbers == {"nodes": 1, "cordoned": 0, "lost": 1}
     assert_sound(cell.state)
+
+
+def test_a_node_never_holds_more_replicas_than_its_loss_can_name() -> None:
+    cell = Cell(node_timeout_s=60, gpuless_per_node=1_000_000)
+    cell.node("n1", gpus=1)
+    for name in ("a", "b", "c"):
+        cell.submit(name, gpus=0, tasks=2000)
+    cell.cycle()
+    lost = only(silent(cell, "n1", 60), dec.NodeLostV1)
+    assert len(lost.closed) == MOST_GPULESS
+    assert plain.load(dec.NodeLostV1, plain.dump(lost)) == lost
 
 
 def test_a_node_is_not_lost_before_its_timeout() -> None:

@@ -145,7 +145,7 @@ class Leader(Generic[S]):
         whole: dict[Upstream, Taken] = {}
         enabling = self._enabling()
         # Also in a cycle that goes on with the last one's decisions: one of those may be what the
-        # observation says cannot be written. Not with RulesEnabled, which fits into any cycle alone.
+        # observation says cannot be written. RulesEnabled comes alone: so it fits into any cycle.
         most = 0 if enabling else max(1, limits.max_decisions // 2)
         waiting = self._observations.first(most)
         continuing = not fold.reader.complete

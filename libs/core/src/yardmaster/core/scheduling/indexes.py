@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from yardmaster.core.scheduling.shapes import WHOLE, Shape
 from yardmaster.core.scheduling.workload import NOBODY, Workload
 from yardmaster.schemas.events.decisions import Placement
+from yardmaster.schemas.events.node_events import MAX_RUNNING
 
 if TYPE_CHECKING:
     from yardmaster.core.scheduling.ranking import Ranking
@@ -25,6 +26,9 @@ UNBOUNDED: Final = 1 << 30
 #: The same in a pool that does not bound them: each is a process or more, also one that asks for no
 #: CPU and no memory, and a lost node names them all in one record.
 DEFAULT_GPULESS: Final = 512
+#: The same in a pool that allows more: half of what NodeLost and NodeJoined may name. The other
+#: half is for tasks with GPUs.
+MOST_GPULESS: Final = MAX_RUNNING // 2
 
 
 class Room:
@@ -266,9 +270,11 @@ class FreeIndex:
         self.flush()
 
     def bound_gpuless(self, most: int | None) -> None:
-        """Let every node have so many tasks without GPUs at once (None: `DEFAULT_GPULESS`)."""
+        """Let every node have so many tasks without GPUs at once (None: `DEFAULT_GPULESS`), and at
+        most `MOST_GPULESS`.
+        """
         before = self.most_gpuless
-        self.most_gpuless = DEFAULT_GPULESS if most is None else most
+        self.most_gpuless = DEFAULT_GPULESS if most is None else min(most, MOST_GPULESS)
         if before != self.most_gpuless:
             self.flush()
             for room in self.rooms.values():

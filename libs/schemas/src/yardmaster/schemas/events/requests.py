@@ -176,8 +176,8 @@ class PoolConfig:
     is lost; an attempt that has not started `start_timeout_s` after its allocation is revoked.
     `fence: kill` takes a `node_timeout_s` that leaves room for the kill before the loss.
     `unequal_gangs`: tasks on whole nodes may get nodes of unequal size. `gpuless_per_node`: the
-    most tasks without GPUs on a node at once (None: as many as its CPU and memory hold, at most
-    512). `seed`: what policies and placements that draw lots draw from.
+    most tasks without GPUs on a node at once, up to 2,048 (None: 512). `seed`: what policies and
+    placements that draw lots draw from.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
