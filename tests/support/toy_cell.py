@@ -50,11 +50,7 @@ class ToyCell:
         return RuntimeMetrics(Telemetry(name, now_ms=self.clock.now_ms, stream=self.lines))
 
     def leader(
-        self,
-        machine: Machine[Any] | None = None,
-        log: EventLog | None = None,
-        observations: Observations | None = None,
-        **limits: Any,
+        self, machine: Machine[Any] | None = None, log: EventLog | None = None, **limits: Any
     ) -> Leader[Any]:
         """A leader at the start of the log, without a term."""
         metrics = self.metrics()
@@ -64,7 +60,7 @@ class ToyCell:
             chance=self.chance,
             limits=CycleLimits(**limits),
             metrics=metrics,
-            observations=Observations(100, metrics) if observations is None else observations,
+            observations=Observations(100, metrics),
         )
 
     def candidate(

@@ -871,28 +871,35 @@ def test_s7_no_pair_stops_each_other(log: LogBuilder, reordered: bool) -> None:
         expect_one(log, "S7", f"{B} attempt 1 is stopped for {A}, which was stopped for it")
 
 
-def test_s7_a_task_whose_last_start_failed_preempts_no_other(log: LogBuilder) -> None:
+def fails_to_start(log: LogBuilder, times: int) -> None:
+    """Both jobs are admitted, A runs, and the first starts of B fail."""
     admit(log, JOB)
     admit(log, OTHER, priority=1)
     run(log, A, placed("n1", 0))
-    log.scheduler.cycle(allocated(B, placed("n1", 1)))
-    log.claim(released(B, "n1", never_started=True))
-    log.scheduler.cycle(replace(requeued(B), failed_starts=1))
+    for attempt in range(1, times + 1):
+        log.scheduler.cycle(allocated(B, placed("n1", 1), attempt=attempt))
+        log.claim(released(B, "n1", attempt=attempt, never_started=True))
+        log.scheduler.cycle(replace(requeued(B, attempt), failed_starts=attempt))
+
+
+def test_s7_a_task_whose_last_starts_failed_preempts_no_other(log: LogBuilder) -> None:
+    fails_to_start(log, 2)
     log.scheduler.cycle(preempted(log, A))
-    expect_one(log, "S7", f"{A} attempt 1 is stopped for {B}, whose last 1 starts failed")
+    expect_one(log, "S7", f"{A} attempt 1 is stopped for {B}, whose last 2 starts failed")
+
+
+def test_s7_after_one_failed_start_it_may(log: LogBuilder) -> None:
+    fails_to_start(log, 1)
+    log.scheduler.cycle(preempted(log, A))
+    assert found(log) == ()
 
 
 def test_s7_once_it_started_it_may(log: LogBuilder) -> None:
-    admit(log, JOB)
-    admit(log, OTHER, priority=1)
-    run(log, A, placed("n1", 0))
-    log.scheduler.cycle(allocated(B, placed("n1", 1)))
-    log.claim(released(B, "n1", never_started=True))
-    log.scheduler.cycle(replace(requeued(B), failed_starts=1))
-    run(log, B, placed("n1", 1), attempt=2)
-    log.claim(exited(B, "n1", attempt=2, exit_code=1))
-    log.claim(released(B, "n1", attempt=2))
-    log.scheduler.cycle(requeued(B, 2))
+    fails_to_start(log, 2)
+    run(log, B, placed("n1", 1), attempt=3)
+    log.claim(exited(B, "n1", attempt=3, exit_code=1))
+    log.claim(released(B, "n1", attempt=3))
+    log.scheduler.cycle(requeued(B, 3))
     log.scheduler.cycle(preempted(log, A))
     assert found(log) == ()
 

@@ -16,7 +16,6 @@ from yardmaster.eventlog.port import Partition
 from yardmaster.runtime.batch import digest_of
 from yardmaster.runtime.clock import ManualClock
 from yardmaster.runtime.errors import UnknownRules
-from yardmaster.runtime.observations import Observations
 from yardmaster.runtime.replay import RulesRange, verify
 from yardmaster.schemas.events.admissions import CancelAcceptedV1, TaskResumedV1
 from yardmaster.schemas.events.machine import (
@@ -80,11 +79,10 @@ async def test_a_cycle_that_was_cut_under_older_rules_is_continued_under_newer_o
 async def test_what_was_observed_waits_for_the_cycle_after_the_one_that_enables_rules() -> None:
     cell = await ToyCell().create()
     await lead(cell, 1, requests=1, cycles=1)
-    observations = Observations(100, cell.metrics())
-    leader = cell.leader(ToyMachine.quota(2), observations=observations, max_decisions=1)
+    leader = cell.leader(ToyMachine.quota(2), max_decisions=1)
     await leader.take_term()
     taken = SnapshotTakenV1(cycle=1, state_digest="0" * 64)
-    observations.put(Decision(taken, CELL))
+    leader._observations.put(Decision(taken, CELL))
     while await leader.step():
         pass
     assert [type(one) for one in (await cell.events("admissions"))[4:]] == [

@@ -28,6 +28,7 @@ from yardmaster.core.scheduling.lifecycle import MAX_FAILED_NODES, MAX_FAILED_ST
 from yardmaster.core.scheduling.parties import could_fit
 from yardmaster.core.scheduling.policies import divides, lines_of, options_of, preempts
 from yardmaster.core.scheduling.ranking import Ranking
+from yardmaster.core.scheduling.shapes import APART_AFTER
 from yardmaster.core.scheduling.shares import VARIANTS
 from yardmaster.core.scheduling.state import MODULUS, ClusterState, Entity
 from yardmaster.core.scheduling.workload import Asking
@@ -370,7 +371,7 @@ def _queues(pool: Pool, tasks: list[Task]) -> None:
         assert len(task.failed_nodes) <= MAX_FAILED_NODES, f"{task.id} avoids too many nodes"
         assert task.failed_starts < MAX_FAILED_STARTS, f"{task.id} should have ended"
         if task.group is not None and pool.name in task.job.shape.pools:
-            failed = task.failed_starts > 0
+            failed = task.failed_starts >= APART_AFTER
             key = (task.shape.id, task.job.priority)
             assert task.shape.start_failed == failed, f"{task.id} waits among tasks unlike it"
             assert task.group is pool.groups.get(key), f"{task.id} waits in another group"

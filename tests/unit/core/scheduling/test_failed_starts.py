@@ -5,6 +5,7 @@ import pytest
 from tests.unit.core.scheduling.reading import all_of, kinds, only, running, started, waits
 from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster.core.scheduling.lifecycle import MAX_FAILED_NODES, MAX_FAILED_STARTS
+from yardmaster.core.scheduling.shapes import APART_AFTER
 from yardmaster.core.testing import Cell, fold
 from yardmaster.schemas.envelope import Event
 from yardmaster.schemas.events import decisions as dec
@@ -32,6 +33,13 @@ def fails_to_start(cell: Cell, name: str, **how: StartFailure) -> dec.TaskRequeu
     """A starting task of one replica cannot be started; what is decided next."""
     cell.never_starts(name, failure=how.get("failure", OTHER))
     return only(cell.cycle(), dec.TaskRequeuedV1)
+
+
+def set_apart(cell: Cell, name: str) -> None:
+    """Let a starting task fail to start so often in a row that it waits apart from its equals."""
+    for _ in range(APART_AFTER - 1):
+        cell.cycle(after_s=waited_s(cell, fails_to_start(cell, name)))
+    fails_to_start(cell, name)
 
 
 def waited_s(cell: Cell, requeued: dec.TaskRequeuedV1) -> int:
@@ -213,8 +221,8 @@ def test_no_more_than_some_nodes_are_remembered_the_newest() -> None:
 def test_whether_a_task_fits_does_not_depend_on_where_its_start_failed() -> None:
     cell = Cell()
     cell.node("n1", gpus=1)
-    cell.submit("job")
-    cell.submit("equal")
+    cell.submit("job", preemptible=False)
+    cell.submit("equal", preemptible=False)
     cell.cycle()
     fails_to_start(cell, "job")
     assert cell.phase("equal") == "starting"
@@ -301,15 +309,18 @@ def test_an_agent_that_comes_back_with_another_executor_gets_the_jobs_that_need_
 # Preempting
 
 
-def preempting(policy: str) -> Cell:
-    """A full cell in which `new`, whose start failed while there was room, would preempt `old`."""
+def preempting(policy: str, failed_starts: int = APART_AFTER) -> Cell:
+    """A full cell in which `new`, whose starts failed while there was room, would preempt `old`."""
     name, _, _ = policy.partition(" ")
     cell = Cell(policy=name, **PREEMPTING[policy])
     cell.node("n1", gpus=2)
     strict = name in ("fitgpp", "lrtp", "rand")
     cell.submit("new", project="q", gpus=1, priority=1, preemptible=not strict)
     cell.cycle()
-    fails_to_start(cell, "new")
+    if failed_starts == APART_AFTER:
+        set_apart(cell, "new")
+    else:
+        fails_to_start(cell, "new")
     cell.submit("old", project="p", gpus=1, tasks=2, priority=50)
     cell.cycle()
     cell.starts("old", 0)
@@ -319,11 +330,11 @@ def preempting(policy: str) -> Cell:
 
 
 @pytest.mark.parametrize("policy", PREEMPTING)
-def test_a_task_whose_last_start_failed_preempts_no_other(policy: str) -> None:
+def test_a_task_whose_last_starts_failed_preempts_no_other(policy: str) -> None:
     cell = preempting(policy)
     decided = cell.settled()
     assert stops(decided) == [], "nor in its pause"
-    cell.now_ms += 2000
+    cell.now_ms += 4000
     decided = cell.settled()
     assert stops(decided) == []
     assert cell.phase("new") == "pending"
@@ -333,13 +344,41 @@ def test_a_task_whose_last_start_failed_preempts_no_other(policy: str) -> None:
 @pytest.mark.parametrize("policy", PREEMPTING)
 def test_it_starts_on_free_capacity_and_may_preempt_once_it_started(policy: str) -> None:
     cell = preempting(policy)
-    cell.cycle(after_s=2)
+    cell.cycle(after_s=4)
     cell.settled()
     cell.ends("old", 0)
     assert "new" in started(cell.settled())
     cell.starts("new")
     cell.cycle()
     assert (cell.task("new").failed_starts, cell.phase("new")) == (0, "running")
+    assert_sound(cell.state)
+
+
+@pytest.mark.parametrize("policy", PREEMPTING)
+def test_one_failed_start_takes_neither_its_place_nor_its_right_to_preempt(policy: str) -> None:
+    cell = preempting(policy, failed_starts=1)
+    assert stops([*cell.cycle(after_s=2), *cell.settled()]) != []
+    assert_sound(cell.state)
+
+
+def test_a_gang_with_one_failed_start_does_not_wait_behind_what_came_after_it() -> None:
+    cell = Cell()
+    cell.node("n1", gpus=1)
+    cell.node("n2", gpus=1)
+    cell.submit("high", replicas=2, priority=1)
+    cell.cycle()
+    cell.submit("low", priority=50, tasks=9)
+    cell.never_starts("high", replica=0, failure=OTHER)
+    cell.never_starts("high", replica=1)
+    cell.cycle()
+    cell.starts("low", 0)
+    cell.starts("low", 1)
+    cell.cycle()
+    stopped = all_of(cell.cycle(after_s=2), dec.PreemptionRequestedV1)
+    assert {stop.stop.for_task for stop in stopped} == {cell.task("high").id}
+    cell.ends("low", 0, signal=15)
+    cell.ends("low", 1, signal=15)
+    assert "high" in started(cell.settled())
     assert_sound(cell.state)
 
 
@@ -363,10 +402,10 @@ def test_an_equal_behind_it_preempts_for_itself_and_gets_what_it_preempted_for()
     cell.node("n1", gpus=1)
     cell.submit("failed", priority=1)
     cell.cycle()
-    fails_to_start(cell, "failed")
+    set_apart(cell, "failed")
     cell.submit("low", priority=50)
     running(cell, "low")
-    cell.cycle(after_s=2)
+    cell.cycle(after_s=4)
     cell.submit("equal", priority=1)
     stop = only(cell.cycle(), dec.PreemptionRequestedV1)
     assert stop.stop.for_task == cell.task("equal").id
@@ -378,7 +417,7 @@ def test_an_equal_behind_it_preempts_for_itself_and_gets_what_it_preempted_for()
 @pytest.mark.parametrize("policy", ["fitgpp", "lrtp", "rand"])
 def test_in_a_strict_line_those_behind_it_still_preempt(policy: str) -> None:
     cell = preempting(policy)
-    cell.cycle(after_s=2)
+    cell.cycle(after_s=4)
     cell.submit("behind", project="r", gpus=1, preemptible=False)
     decided = cell.settled()
     victims = all_of(decided, dec.PreemptionRequestedV1)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from yardmaster.core.scheduling.lifecycle import MAX_FAILED_STARTS
-from yardmaster.core.scheduling.shapes import shape_id
+from yardmaster.core.scheduling.shapes import APART_AFTER, shape_id
 from yardmaster.projections.rows import (
     AttemptRow,
     DepartmentRow,
@@ -327,7 +327,7 @@ class WaitFinder:
                 return Waits(held=Held("at_max_concurrent", numbers))
         # Where a pool is divided among jobs, a job waits by itself; whether it is now, the last
         # record says.
-        job, project, failed = row.job.job_id, row.job.project, row.failed_starts > 0
+        job, project, failed = row.job.job_id, row.job.project, row.failed_starts >= APART_AFTER
         shared = shape_id(job, project, spec, start_failed=True) if failed else row.job.shape
         own = shape_id(job, project, spec, bound=True, start_failed=failed)
         shapes = dict.fromkeys((shared, own))

@@ -32,6 +32,8 @@ from yardmaster.schemas.reasons import Stop, StopCode
 
 #: The policy that promises S6's first half.
 QUOTA_POLICY: Final = "quota"
+#: After so many failed starts in a row a task preempts no other.
+APART_AFTER: Final = 2
 
 
 class Decisions:
@@ -224,7 +226,7 @@ class Decisions:
             self.report.add(
                 "S7", seen, f"{who} is stopped for {stop.for_task}, which cannot gain from it"
             )
-        if other is not None and other.failed_starts:
+        if other is not None and other.failed_starts >= APART_AFTER:
             self.report.add(
                 "S7",
                 seen,

@@ -3,7 +3,7 @@ who asks for the same as others is one of a kind (`runs.py`).
 
 A party asks for what its running tasks hold and what its waiting tasks could have: those that would
 fit were every preemptible task of the pool gone, so that somebody who comes to a full pool counts;
-but not those whose last start failed, for which nothing may be stopped.
+but not those whose last starts failed, for which nothing may be stopped.
 No more than its bounds let it hold: where the jobs of a project or the projects of a department ask
 for more than a limit above them, the limit is divided among them first, as the pool is.
 

@@ -12,7 +12,7 @@ from yardmaster.core.fencing import least_timeout_s
 from yardmaster.core.scheduling.indexes import FreeIndex, Room
 from yardmaster.core.scheduling.lines import Lines
 from yardmaster.core.scheduling.queues import QueueKey, TaskLine, TaskQueue
-from yardmaster.core.scheduling.shapes import Shape, shape_of
+from yardmaster.core.scheduling.shapes import APART_AFTER, Shape, shape_of
 from yardmaster.core.scheduling.workload import Asking
 from yardmaster.schemas.events.admissions import AdmittedSpec
 from yardmaster.schemas.events.decisions import Checkpoint, Outcome, Placement
@@ -245,8 +245,9 @@ class Task:
 
     @property
     def shape(self) -> Shape:
-        """What it asks for; set apart from its equals while its last start failed."""
-        return self.job.shape_after_failed_start if self.failed_starts else self.job.shape
+        """What it asks for; set apart from its equals while its last starts failed."""
+        apart = self.failed_starts >= APART_AFTER
+        return self.job.shape_after_failed_start if apart else self.job.shape
 
     @property
     def leaving(self) -> bool:
@@ -360,7 +361,7 @@ class Job:
 
     @property
     def shape_after_failed_start(self) -> Shape:
-        """The shape of its tasks whose last start failed."""
+        """The shape of its tasks whose last starts failed."""
         bound = self.shape.job_id is not None
         return shape_of(self.id, self.project.name, self.spec, bound=bound, start_failed=True)
 

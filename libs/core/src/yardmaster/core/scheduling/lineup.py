@@ -2,7 +2,7 @@
 
 Groups come in the policy's order, each with its first task, and have two turns: one to start, one
 to have others stopped. Of one rank (the first of the policy's key) all have their first turn before
-any has its second; tasks whose last start failed come after both.
+any has its second; tasks whose last starts failed come after both.
 
 Groups that wait for the same room alike, as the policy says, stand behind the first of them: where
 that one finds none, those behind it keep the answer that they have.
@@ -134,7 +134,7 @@ class Lineup:
 
     def _key(self, group: Group, task: Task, turn: int) -> LineKey:
         rank, *place = self._policy.order(self._view, group, task)
-        # A task whose last start failed has both turns after all others of its rank, so that it
+        # A task whose last starts failed has both turns after all others of its rank, so that it
         # does not take what one of them preempted others for.
         return rank, turn + 2 * group.shape.start_failed, *place
 

@@ -256,7 +256,7 @@ class PoolPass:
         """See whether others stop, or can be stopped, so that the task fits; `held`: why it may not
         start yet even then.
 
-        A task whose last start failed starts on free capacity only: it preempts no task, and gets
+        A task whose last starts failed starts on free capacity only: it preempts no task, and gets
         no slots that others release for a third.
         """
         shape = group.shape

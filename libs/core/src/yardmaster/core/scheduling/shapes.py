@@ -21,7 +21,10 @@ Asked = tuple[
 ]
 #: Whether on whole nodes; nodes to avoid. None: neither is asked for.
 Where = tuple[bool, tuple[str, ...]] | None
-#: Whether a node that runs containers is needed; whether these are tasks whose last start failed.
+#: After so many failed starts in a row a task is set apart from its equals. One may be a bad node's
+#: fault: the task keeps its place, avoids that node, and preempts as before.
+APART_AFTER: Final = 2
+#: Whether a node that runs containers is needed; whether these are tasks whose last starts failed.
 Also = tuple[bool, bool]
 #: What decides on which nodes a task fits, on whomever's behalf.
 Fit = tuple[object, ...]
@@ -37,7 +40,7 @@ class Shape:
     With `whole_nodes` the `gpus` are all of the task's and `replicas` is 1: it is placed on one
     node, or as a gang of as many replicas as nodes are taken, with CPU and memory for each.
 
-    `start_failed` sets the tasks whose last start failed apart from their equals: they fit on the
+    `start_failed` sets the tasks whose last starts failed apart from their equals: they fit on the
     same nodes, but preempt no other task.
     """
 
@@ -93,7 +96,7 @@ def shape_of(
     """The shape of a job's tasks: the same object for equal ones.
 
     `bound` says whether the job has a bound of its own (`max_slots`), when that was changed since
-    its admission; `start_failed` asks for the shape of the tasks whose last start failed.
+    its admission; `start_failed` asks for the shape of the tasks whose last starts failed.
     """
     resources = spec.resources
     # What one slot holds is on one node anyway.

@@ -151,8 +151,8 @@ class TaskRequeuedV1(Event):
     """An attempt has ended and its task waits again, its queue time kept.
 
     `restarts` counts failures so far; `not_before_ms` holds it back after one. `failed_starts`
-    counts the starts in a row that failed; while it is above 0, the task preempts no other, and its
-    next attempt avoids `failed_nodes` where it fits elsewhere.
+    counts the starts in a row that failed; from 2 on, the task preempts no other. Its next attempt
+    avoids `failed_nodes` where it fits elsewhere.
     """
 
     task_id: TaskId

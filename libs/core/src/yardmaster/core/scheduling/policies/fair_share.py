@@ -11,8 +11,8 @@ pool is full, what cannot be stopped is counted once, and starts use up room as 
   first, then the oldest, and of one party the earliest submission. One that does not fit lets
   others pass.
 - Tasks without GPUs are apart: first come, first served.
-- A task whose last start failed counts in no share, so that nothing is stopped for it. It starts on
-  what is free while no other task waits for its share.
+- A task whose last starts failed counts in no share, so that nothing is stopped for it. It starts
+  on what is free while no other task waits for its share.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -383,8 +383,8 @@ def by_its_share(view: PoolView, task: Task) -> Start:
         return Start(rule="no_gpus")
     party = party_of(task.job, view.options.among)
     share = _shares(view).of(party)
-    # A task whose last start failed is not counted, and starts on what is in no share.
-    assert share is not None or task.failed_starts, "it starts without a share"
+    # A task whose last starts failed is not counted, and starts on what is in no share.
+    assert share is not None or task.shape.start_failed, "it starts without a share"
     numbers = {
         "fair_share_milli": share.offer if share is not None else 0,
         "weight": weight_of(party),

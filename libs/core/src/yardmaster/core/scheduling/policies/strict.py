@@ -57,7 +57,7 @@ def _waiting_for_room(pool: Pool) -> Iterator[Group]:
 
 def _is_passed(pool: Pool, group: Group) -> bool:
     """Whether a group holds up none behind it: it would preempt others, but may not, since its last
-    start failed, so it may wait for long.
+    starts failed, so it may wait for long.
     """
     return group.shape.start_failed and pool.preempts and not group.shape.preemptible
 
