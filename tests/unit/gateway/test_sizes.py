@@ -1,7 +1,8 @@
 """What a submission is told at once when no node could ever hold its job."""
 
+import asyncio
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -9,7 +10,12 @@ from tests.support.gateway import TestCell
 from tests.support.views import telemetry
 from yardmaster.gateway.app import create_app
 from yardmaster.gateway.context import Gateway
-from yardmaster.gateway.sizes import Size, unfit
+from yardmaster.gateway.covered import CoveredViews
+from yardmaster.gateway.sizes import FRESH_S, NodeSizes, Size, unfit
+from yardmaster.projections.errors import ViewsUnavailable
+from yardmaster.projections.rows import Row
+from yardmaster.projections.store import Page, Query
+from yardmaster.runtime.clock import ManualClock
 from yardmaster.schemas.events.requests import SubmittedSpec
 from yardmaster.schemas.job_file import parse_job, submitted_spec
 
@@ -98,3 +104,38 @@ async def test_a_submission_needs_no_views_to_be_recorded(cell: TestCell) -> Non
     gateway: Gateway = cell.app.state.gateway
     gateway.views.store = type(cell.store)("main", cell.clock)
     assert await submit(cell, 12) == []
+
+
+class Hanging:
+    """Views whose reads end when the test says so, without an answer."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+        self.asked = asyncio.Event()
+        self.over = asyncio.Event()
+
+    async def page(self, kind: type[Row], query: Query) -> Page[Row]:
+        self.reads += 1
+        self.asked.set()
+        await self.over.wait()
+        raise ViewsUnavailable(found="no answer in time")
+
+    @property
+    def store(self) -> "Hanging":
+        return self
+
+
+async def test_submissions_wait_together_for_views_that_hang_and_then_not_at_all() -> None:
+    views, clock = Hanging(), ManualClock()
+    sizes = NodeSizes(cast(CoveredViews, views), clock, telemetry("gateway"))
+    asked = spec('"resources": {"gpus": 12}')
+    async with asyncio.TaskGroup() as group:
+        waiting = [group.create_task(sizes.warnings(asked, "nlp")) for _ in range(20)]
+        await views.asked.wait()
+        views.over.set()
+    assert [one.result() for one in waiting] == [[]] * 20
+    assert await sizes.warnings(asked, "nlp") == []
+    assert views.reads == 1, "each read of views that hang takes as long as their timeout"
+    clock.advance(FRESH_S)
+    assert await sizes.warnings(asked, "nlp") == []
+    assert views.reads == 2

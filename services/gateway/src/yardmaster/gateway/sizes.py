@@ -72,16 +72,31 @@ class NodeSizes:
         """Why a job can never fit on the nodes that there are, and what would; mostly nothing."""
         try:
             async with self._lock:
-                now_s = self._clock.monotonic_s()
-                if self._fresh_until_s is None or now_s >= self._fresh_until_s:
-                    self._pools = await self._read()
-                    self._of_projects.clear()
-                    self._fresh_until_s = now_s + FRESH_S
+                if not self._fresh():
+                    await self._refresh()
+            if not self._pools:
+                return []
             named = spec.pools or await self._pools_of(project)
         except ViewsError:
             return []
         pools = {name: self._pools.get(name, {}) for name in named or self._pools}
         return unfit(spec, pools)
+
+    def _fresh(self) -> bool:
+        until_s = self._fresh_until_s
+        return until_s is not None and self._clock.monotonic_s() < until_s
+
+    async def _refresh(self) -> None:
+        """Read the sizes; a failure counts as long as sizes do, so that nobody waits for another.
+
+        Raises: ViewsError.
+        """
+        self._pools = {}
+        self._of_projects.clear()
+        try:
+            self._pools = await self._read()
+        finally:
+            self._fresh_until_s = self._clock.monotonic_s() + FRESH_S
 
     async def _pools_of(self, project: str) -> tuple[str, ...]:
         if project not in self._of_projects:
