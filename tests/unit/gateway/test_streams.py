@@ -245,6 +245,21 @@ async def test_followed_output_starts_with_its_last_lines_or_after_the_last_even
         assert resumed == every[2:]
 
 
+async def test_followed_output_of_no_last_lines_resumes_with_all_that_was_written_since() -> None:
+    async with test_cell(stream_s=0.2, bookmark_s=0.05) as cell:
+        task = f"{await cell.submit()}.0"
+        await cell.starts(task)
+        await prints(cell, task, "before\n", 0)
+        path = f"/v1/tasks/{task}/logs?follow=true&tail=0"
+        first = events((await cell.call("GET", path, settle=False)).text)
+        seen = [id_ for _, id_, _ in first if id_ is not None]
+        assert not [one for one in first if one[0] == "output"]
+        await prints(cell, task, "while away\n", 1)
+        answer = await cell.call("GET", path, settle=False, headers={"Last-Event-ID": seen[-1]})
+        found = [data["text"] for event, _, data in events(answer.text) if event == "output"]
+        assert found == ["while away\n"]
+
+
 async def test_output_of_another_node_or_twice_is_not_shown(cell: TestCell) -> None:
     await cell.joins("n2")
     await cell.settle()

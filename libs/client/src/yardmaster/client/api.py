@@ -283,10 +283,10 @@ class Client:
                     for change in events(response.iter_lines()):
                         if change.event == "end" and Phase(change.data["phase"]).final:
                             return
+                        after = change.id or after
                         if change.event != "output":
                             continue
                         piece = _piece(change.data)
-                        after = change.id
                         place = (piece.attempt, piece.replica)
                         if piece.seq <= newest.get(place, -1):
                             continue  # an agent may have written a piece again

@@ -291,6 +291,8 @@ async def _followed(
         elif tail is not None:
             async for offset, piece in _last(output.pieces(await output.end()), tail):
                 yield message("output", _shown(piece), str(offset))
+            # A reader that resumes here gets all that is written from now on, not the last lines.
+            yield message("bookmark", {}, str(output.offset - 1) if output.offset else None)
         stop = clock.monotonic_s() + gateway.settings.stream_s
         while True:
             away = False
