@@ -13,7 +13,7 @@ from tests.unit.cli.answers import Answer, answering
 from tests.unit.cli.test_describe import task
 from yardmaster.cli import doctor
 from yardmaster.cli.errors import Exit
-from yardmaster.cli.main import COMMANDS, Yard, run, yard
+from yardmaster.cli.main import CLOSED_PIPE, COMMANDS, Yard, run, yard
 
 
 def said(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
@@ -72,6 +72,25 @@ def test_ls_and_show_import_neither_models_nor_an_http_library() -> None:
     with answering(*answers) as server:
         shown, _ = loaded("show", "--server", server.url, shown_task["task_id"])
     assert shown.startswith(shown_task["task_id"])
+
+
+@pytest.mark.parametrize("words", [("--help",), ("version", "--client"), ("completion", "bash")])
+def test_a_closed_pipe_ends_a_command_silently_with_the_code_of_its_signal(
+    words: tuple[str, ...],
+) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    program = "from yardmaster.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (CLOSED_PIPE, "")
 
 
 def test_a_command_that_is_not_there_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,8 +6,9 @@ Modules are imported when their command is called, so that `yard --help` and com
 import importlib
 import os
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -60,8 +61,43 @@ COMMANDS: Final = {
 }
 
 
+#: The exit code of a program that SIGPIPE ends.
+CLOSED_PIPE: Final = 128 + 13
+
+
+class _ClosedPipe(Exception):
+    """The reader of this command's output closed the pipe."""
+
+
+@contextmanager
+def _noticing_a_closed_pipe() -> Iterator[None]:
+    """Turn a closed pipe into an exception that click does not end with exit code 1."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise _ClosedPipe from None
+
+
 class Yard(YardGroup):
     """The root; imports a command's module when it is named."""
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        """Parse the command line; prints help."""
+        with _noticing_a_closed_pipe():
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        with _noticing_a_closed_pipe():
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All commands, in the order of `COMMANDS`."""
@@ -146,10 +182,10 @@ def run(args: Sequence[str]) -> int:
         return int(Exit.USAGE)
     except (click.Abort, KeyboardInterrupt):
         return int(Exit.INTERRUPTED)
-    except BrokenPipeError:
-        # Whoever read our output has seen enough; nothing may be flushed into it at exit.
+    except _ClosedPipe:
+        # What is still buffered must not fail at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + 13
+        return CLOSED_PIPE
     except Exception as error:  # noqa: BLE001 the last stop before a traceback at a user
         if verbose:
             import traceback
