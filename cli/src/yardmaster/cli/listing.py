@@ -82,14 +82,16 @@ class Together(Listing):
         """Groups of tasks in the order of their phases."""
         left = most if most is not None else MOST_ROWS
         found: list[Row] = []
+        cut = False
         wanted = self._phases(_RUN)
         if wanted:
             page = self.remote.reader.tasks(
                 **{**self.query, "phase": wanted, "limit": max(1, min(left, _READ))}
             )
             found += [grouped({"first": row, "count": 1}) for row in page["items"]][:left]
+            cut = page["next_cursor"] is not None
         if any(self.query.get(name) for name in _OF_TASKS):
-            return self._by_tasks(found, left)
+            return self._by_tasks(found, left, cut)
         counts: dict[str, int] = {}
         most_counted = 0
         for some in (_WAIT, _OVER):
@@ -115,9 +117,11 @@ class Together(Listing):
             summary += f" ({len(found)} rows shown; --all lists every task)"
         return Listed(found, summary)
 
-    def _by_tasks(self, found: list[Row], left: int) -> Listed:
-        """The same where filters tell tasks of a job apart: put together from pages of tasks."""
-        cut = False
+    def _by_tasks(self, found: list[Row], left: int, cut: bool) -> Listed:
+        """The same where filters tell tasks of a job apart: put together from pages of tasks.
+
+        `cut`: more tasks run than those in `found`.
+        """
         for some in (_WAIT, _OVER):
             wanted = self._phases(some)
             if not wanted:

@@ -13,6 +13,7 @@ from yardmaster.cli.output import Output, Row
 from yardmaster.cli.selection import filter_options, filters, matches, narrowed
 from yardmaster.cli.session import Session, command
 from yardmaster.cli.tables import TASKS
+from yardmaster.schemas.phases import ENDED
 
 #: Pause between two looks of `--watch`, in seconds.
 WATCH_S: Final = 1.0
@@ -105,7 +106,11 @@ def _append_changes(out: Output, shown: EachTask) -> None:
 
     for change in client.watch(["task"]):
         if change.event == "upsert":
-            take([change.data["item"]])
+            row = change.data["item"]
+            take([row])
+            if known is not None:
+                note = known.discard if row["phase"] in ENDED else known.add
+                note(row["task_id"])
         elif change.event == "snapshot":
             listed.update(row["task_id"] for row in change.data["items"])
             take(change.data["items"])
@@ -116,8 +121,6 @@ def _append_changes(out: Output, shown: EachTask) -> None:
                 gone = sorted((known or set()) - listed)
                 take([shown.remote.reader.task(task_id) for task_id in gone])
                 known, listed = set(listed), set()
-        if change.event == "upsert" and known is not None:
-            known.add(change.data["item"]["task_id"])
 
 
 def _print(out: Output, shown: Listing, changed: list[Row], *, even_empty: bool = False) -> None:
