@@ -49,6 +49,9 @@ def test_a_server_that_answers_is_saved_and_used(
         (["https://127.0.0.1:9", "--ca", "/nonexistent"], Exit.UNREACHABLE),
         (["notaurl"], Exit.USAGE),
         (["http://"], Exit.USAGE),
+        (["http://["], Exit.USAGE),
+        (["http://127.0.0.1:9", "--token-command", "it's"], Exit.USAGE),
+        (["http://127.0.0.1:9", "--token-command", "echo \u00f6"], Exit.USAGE),
     ],
 )
 def test_a_server_that_does_not_answer_is_not_saved(
@@ -71,3 +74,8 @@ def test_a_token_that_the_server_does_not_accept_is_an_error_and_no_token_is_a_h
         assert run(words) == 0
     assert "wants a token" in capsys.readouterr().err
     assert config.exists()
+
+
+def test_a_context_without_a_name_is_refused(config: Path) -> None:
+    assert run(["login", "", "http://127.0.0.1:9", "--no-check"]) == Exit.USAGE
+    assert not config.exists()

@@ -105,6 +105,31 @@ def test_an_unknown_option_is_bad_usage_with_a_hint(capsys: pytest.CaptureFixtur
     assert "hint: yard ls --help" in err
 
 
+@pytest.mark.parametrize("words", [("ls",), ("whoami",)])
+@pytest.mark.parametrize(
+    ("server", "token", "named"),
+    [
+        ("gateway", "t", "not a valid server URL"),
+        ("", "t", "not a valid server URL"),
+        ("http://gateway:99999", "t", "not a valid server URL"),
+        ("http://[", "t", "not a valid server URL"),
+        ("http://127.0.0.1:9", "two\nlines", "YARD_TOKEN"),
+        ("http://127.0.0.1:9", "t\u00f6ken", "YARD_TOKEN"),
+    ],
+)
+def test_a_server_or_token_that_cannot_be_used_is_bad_usage(
+    words: tuple[str, ...],
+    server: str,
+    token: str,
+    named: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("YARD_TOKEN", token)
+    code, _, err = said(capsys, *words, "--server", server)
+    assert (code, named in err) == (Exit.USAGE, True), err
+
+
 def test_an_unforeseen_error_is_internal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

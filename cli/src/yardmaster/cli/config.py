@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from yardmaster.cli.errors import BadUsage, CliError, Exit
 
@@ -90,11 +91,47 @@ class Config:
         """The token to send, or None for none.
 
         Raises:
-            CliError: the token command failed.
+            CliError: the token command failed, or the token cannot be sent.
         """
         if self.token.value is not None:
-            return self.token.value
+            return sendable(self.token.value, self.token.source)
         return token_of(self.token_command, self.path) if self.token_command else None
+
+
+def sendable(token: str, source: str) -> str:
+    """The token, which an HTTP header can contain.
+
+    Raises: BadUsage.
+    """
+    if not (token.isascii() and token.isprintable()):
+        raise BadUsage(f"{source}: a token has printable ASCII characters only")
+    return token
+
+
+def server_url(url: str) -> str:
+    """The URL, which is one of a server.
+
+    Raises: BadUsage.
+    """
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        raise BadUsage(f"{url!r}: not a valid server URL", hint="like https://yard.example.org")
+    return url
+
+
+def command_words(command: str) -> tuple[str, ...]:
+    """The words of a token command.
+
+    Raises: BadUsage.
+    """
+    try:
+        return tuple(shlex.split(command))
+    except ValueError as error:
+        raise BadUsage(f"token_command: {command}: {error}") from None
 
 
 def token_of(command: Sequence[str], path: Path) -> str:
@@ -114,7 +151,7 @@ def token_of(command: Sequence[str], path: Path) -> str:
             exit_code=Exit.NOT_ALLOWED,
             hint=f"see token_command in {path}",
         ) from None
-    return done.stdout.strip()
+    return sendable(done.stdout.strip(), f"token_command in {path}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +332,7 @@ def resolve(flags: Flags, env: Mapping[str, str]) -> Config:
     )
     token = Setting(None, "not set", secret=True)
     command = chosen.get("token_command")
-    words = tuple(shlex.split(command)) if isinstance(command, str) else tuple(command or ())
+    words = command_words(command) if isinstance(command, str) else tuple(command or ())
     if env.get("YARD_TOKEN"):
         token = Setting(env["YARD_TOKEN"], "environment YARD_TOKEN", secret=True)
     elif words:

@@ -1,19 +1,24 @@
 """`yard contexts`, `config`, `whoami`, `version`, `login`, `completion`: the command itself."""
 
 import os
-import shlex
 import sys
 import time
 from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 import click
 import yaml
 from click.shell_completion import get_completion_class
 
-from yardmaster.cli.config import load_file, save_current, token_of
+from yardmaster.cli.config import (
+    command_words,
+    load_file,
+    save_current,
+    sendable,
+    server_url,
+    token_of,
+)
 from yardmaster.cli.errors import BadUsage, CliError, Exit
 from yardmaster.cli.output import Column
 from yardmaster.cli.reader import Reader
@@ -147,9 +152,9 @@ def login(
     The server must answer at URL, and accept the token that COMMAND or YARD_TOKEN gives; nothing
     is saved otherwise. The token itself is never saved.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise BadUsage(f"{url}: not a valid server URL", hint="like https://yard.example.org")
+    if not name:
+        raise BadUsage("a context needs a name", hint=f"like: yard login prod {url}")
+    server_url(url)
     path = session.config.path
     content = load_file(path)
     given = {"server": url, "project": project, "ca": ca, "token_command": token_command}
@@ -167,8 +172,10 @@ def _checked(url: str, token_command: str | None, ca: str | None, path: Path) ->
     Raises: CliError when it does not answer, or does not accept the token.
     """
     token = os.environ.get("YARD_TOKEN")
-    if token is None and token_command is not None:
-        token = token_of(shlex.split(token_command), path)
+    if token is not None:
+        token = sendable(token, "environment YARD_TOKEN")
+    elif token_command is not None:
+        token = token_of(command_words(token_command), path)
     hint = "nothing was saved; --no-check saves it without asking the server"
     try:
         reader = Reader(url, token, sleep=time.sleep, ca=ca, max_tries=CHECK_TRIES)

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from yardmaster.cli.cells import span
-from yardmaster.cli.config import DEV, Config
+from yardmaster.cli.config import DEV, Config, server_url
 from yardmaster.cli.describe import refusal_words
 from yardmaster.cli.errors import BadUsage, CliError, Exit, problem_error
 from yardmaster.cli.output import Output, Row
@@ -59,14 +59,14 @@ def connect(config: Config) -> "Remote":
     """The server that the settings name.
 
     Raises:
-        CliError: none is named, and no embedded mode runs.
+        CliError: none is named, and no embedded mode runs; or its URL or the token is not valid.
     """
     if config.server.value is None:
         hint = "name one with --server or YARD_SERVER"
         if config.context.value == DEV:
             hint = f"start one with: yard dev   (data folder {config.data_dir})"
         raise CliError("no server is running here", exit_code=Exit.UNREACHABLE, hint=hint)
-    return Remote(config.server.value, config.bearer(), config.ca.value)
+    return Remote(server_url(config.server.value), config.bearer(), config.ca.value)
 
 
 def api_error(error: ApiError) -> CliError:
