@@ -32,6 +32,8 @@ from yardmaster.cli.errors import (
         (503, "views_unavailable", 106),
         (503, "log_unavailable", 106),
         (504, "outcome_unknown", 106),
+        (200, "bad_answer", 106),
+        (404, "bad_answer", 106),
         (500, "internal", 100),
         (418, None, 100),
     ],

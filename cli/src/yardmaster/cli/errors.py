@@ -80,6 +80,8 @@ _BY_CODE: Final[Mapping[str, Exit]] = {
     "views_unavailable": Exit.UNREACHABLE,
     "log_unavailable": Exit.UNREACHABLE,
     "outcome_unknown": Exit.UNREACHABLE,
+    # What answered is no gateway: a proxy, or another server.
+    "bad_answer": Exit.UNREACHABLE,
 }
 
 _BY_STATUS: Final[Mapping[int, Exit]] = {

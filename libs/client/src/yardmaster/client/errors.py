@@ -83,7 +83,8 @@ def refused(status: int, document: object, retry_after: str | None) -> ApiError:
     if not isinstance(document, dict) or any(
         not isinstance(document.get(key), kind) for key, kind in wanted.items()
     ):
-        found = f"status {status} and no problem document"
+        what = "JSON of the API" if status == HTTPStatus.OK else "problem document"
+        found = f"status {status} and no {what}"
         document = no_answer("bad_answer", f"the answer is not understood: {found}", status=status)
     after_s = float(retry_after) if retry_after and retry_after.isdecimal() else 0.0
     return ApiError(document, min(after_s, LONGEST_ASKED_PAUSE_S))
