@@ -130,6 +130,38 @@ def test_a_server_or_token_that_cannot_be_used_is_bad_usage(
     assert (code, named in err) == (Exit.USAGE, True), err
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("set", "max-slots", "4kq7w2mz9c1f", "nan"), "nan is not a number of GPUs"),
+        (("set", "max-slots", "4kq7w2mz9c1f", "1e400"), "1e400 is not a number of GPUs"),
+        (("set", "max-slots", "4kq7w2mz9c1f", "0"), "max_slots"),
+        (("set", "weight", "4kq7w2mz9c1f", "9" * 20), "weight"),
+        (("submit", "-p", "nlp", "--idempotency-key", "", "--", "true"), "--idempotency-key"),
+        (("submit", "-p", "nlp", "--idempotency-key", "\u00f6", "--", "true"), "--idempotency-key"),
+    ],
+)
+def test_a_value_that_no_request_can_contain_is_bad_usage_and_nothing_is_sent(
+    words: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with answering(Answer({}, 500)) as server:
+        at = words.index("--") if "--" in words else len(words)
+        code, _, err = said(capsys, *words[:at], "--server", server.url, *words[at:])
+    assert (code, named in err, server.asked) == (Exit.USAGE, True, []), err
+
+
+def test_an_error_that_nobody_reads_keeps_its_exit_code() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    program = "from yardmaster.cli.main import main; main()"
+    words = ("show", "not an id", "--server", "http://127.0.0.1:9")
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], stderr=write, check=False, timeout=60
+    )
+    os.close(write)
+    assert done.returncode == Exit.USAGE
+
+
 def test_an_unforeseen_error_is_internal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -228,8 +228,9 @@ def _known(error: Exception) -> CliError:
 
 
 def _say(lines: Sequence[str]) -> None:
-    for line in lines:
-        click.echo(line, err=True)
+    with suppress(BrokenPipeError):  # the exit code counts, also when nothing reads stderr
+        for line in lines:
+            click.echo(line, err=True)
 
 
 def main() -> None:

@@ -1,5 +1,7 @@
 """`yard set priority|weight|max-slots REF N`: changes of a job that goes on."""
 
+from math import isfinite
+
 import click
 
 from yardmaster.cli.errors import BadUsage
@@ -20,7 +22,15 @@ def _change(
         raise BadUsage(
             f"{key} is of whole jobs", hint=f"yard set {key.replace('_', '-')} {found.job_id} N"
         )
-    accepted = remote.client.patch_job(found.job_id, if_match=if_match, **{key: value})
+    # Imported here: help needs no models.
+    from pydantic import ValidationError
+
+    from yardmaster.cli.pools import explained
+
+    try:
+        accepted = remote.client.patch_job(found.job_id, if_match=if_match, **{key: value})
+    except ValidationError as error:
+        raise BadUsage(explained(error)) from None
     remote.settle(accepted, found.job_id, session.out)
     session.out.say(found.job_id)
 
@@ -51,6 +61,8 @@ def max_slots(session: Session, ref: str, n: str, if_match: str | None) -> None:
     """Limit a job's running GPUs; none removes the limit."""
     try:
         value = None if n == "none" else float(n)
+        if value is not None and not isfinite(value):
+            raise ValueError(n)
     except ValueError:
         raise BadUsage(f"{n} is not a number of GPUs", hint="a number, or none") from None
     _change(session, ref, if_match, "max_slots", value)

@@ -1,5 +1,6 @@
 """`yard submit`: a job file or a command becomes a job."""
 
+import re
 import secrets
 import shlex
 import sys
@@ -26,6 +27,8 @@ from yardmaster.schemas.api import Phase, Submitted, Task
 MAX_FOLDER: Final = 128
 
 
+#: An idempotency key, as the API takes it.
+_KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
 #: How a script is run, by the end of its name.
 _RUN_WITH: Final = {".py": "python3", ".sh": "sh"}
 
@@ -104,7 +107,11 @@ def submit(session: Session, files: tuple[str, ...], command: tuple[str, ...], *
     if limit_s is not None and not (given["wait"] or given["follow"]):
         raise BadUsage("--timeout is for --wait and --follow")
     remote, out = session.remote, session.out
-    key = given["idempotency_key"] or secrets.token_hex(16)
+    key = given["idempotency_key"]
+    if key is None:
+        key = secrets.token_hex(16)
+    elif not _KEY.fullmatch(key):
+        raise BadUsage("--idempotency-key: 1 to 255 printable ASCII characters, no spaces")
     try:
         answer = remote.client.submit(spec, idempotency_key=key)
     except KeyboardInterrupt:
