@@ -10,13 +10,12 @@ from typing import Final
 import click
 
 from yardmaster.cli.cells import coloured
-from yardmaster.cli.errors import BadUsage, CliError
+from yardmaster.cli.errors import BadUsage
 from yardmaster.cli.lasting import lasting, timeout_s
 from yardmaster.cli.output import Output, Row
-from yardmaster.cli.remote import Remote, api_error
+from yardmaster.cli.remote import Remote
 from yardmaster.cli.session import Session, command
 from yardmaster.client.api import Piece
-from yardmaster.client.errors import ApiError
 
 #: So many tasks are followed at once; more say to choose.
 MAX_FOLLOWED: Final = 32
@@ -75,26 +74,25 @@ def follow_all(
     `meanwhile` runs in a thread of its own; what it raises ends the following.
 
     Raises:
-        CliError: the server failed, or `meanwhile` raised it.
+        ApiError: the server failed.
         BadUsage: more tasks than can be followed at once.
+        Whatever `meanwhile` raises.
     """
     if len(tasks) > MAX_FOLLOWED:
         raise BadUsage(
             f"{len(tasks)} tasks are more than the {MAX_FOLLOWED} that can be followed at once",
             hint=f"follow one: yard logs -f {tasks[0]['task_id']}",
         )
-    pieces: queue.SimpleQueue[tuple[str, Piece | CliError | None]] = queue.SimpleQueue()
+    pieces: queue.SimpleQueue[tuple[str, Piece | Exception | None]] = queue.SimpleQueue()
 
     def aside(task_id: str, work: Callable[[], object]) -> None:
         """Do `work` in a thread; the queue gets its error, or None when it is done."""
 
         def run() -> None:
-            end: CliError | None = None
+            end: Exception | None = None
             try:
                 work()
-            except ApiError as error:
-                end = api_error(error)
-            except CliError as error:
+            except Exception as error:  # noqa: BLE001 the main thread raises it
                 end = error
             pieces.put((task_id, end))
 
@@ -116,7 +114,7 @@ def follow_all(
     open_ = set(writers)
     while open_:
         task_id, piece = pieces.get()
-        if isinstance(piece, CliError):
+        if isinstance(piece, Exception):
             raise piece
         if isinstance(piece, Piece):
             writers[task_id].write(piece)
