@@ -286,7 +286,7 @@ def test_followed_output_that_the_gateway_closes_is_resumed_after_its_last_piece
 
 
 def test_followed_output_is_resumed_where_it_began_when_nothing_was_written() -> None:
-    begun = httpx.Response(200, text='event: bookmark\nid: 4\ndata: {}\n\n')
+    begun = httpx.Response(200, text="event: bookmark\nid: 4\ndata: {}\n\n")
     server = Server(begun, sent((6, 1, "b\n"), end="failed"))
     assert list(server.client().logs("a.0", follow=True, tail=0)) == ["b\n"]
     assert [request.headers.get("Last-Event-ID") for request in server.requests] == [None, "4"]

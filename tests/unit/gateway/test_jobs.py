@@ -396,3 +396,29 @@ async def test_jobs_are_listed_by_label_phase_and_ref(cell: TestCell) -> None:
     assert await ids("phase=pending,running") == [blue]
     assert await ids(f"ref={red[:6]}") == [red]
     assert await ids("user=nobody") == []
+
+
+async def test_a_submission_that_a_stopping_gateway_cuts_off_may_have_been_recorded(
+    cell: TestCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append, recorded = cell.log.append, asyncio.Event()
+
+    async def unanswered(partition: Any, batch: Any) -> int:
+        offset = await append(partition, batch)
+        if partition.topic == "requests":
+            recorded.set()
+            await asyncio.Event().wait()
+        return offset
+
+    body = {"project": "nlp", "run": {"command": ["true"]}}
+    with monkeypatch.context() as patched:
+        patched.setattr(cell.log, "append", unanswered)
+        submitting = asyncio.create_task(
+            cell.call("POST", "/v1/jobs", token="nlp", status=504, settle=False, json=body)
+        )
+        await recorded.wait()
+        submitting.cancel()
+        problem = await submitting
+    assert problem["code"] == "outcome_unknown"
+    await cell.settle()
+    assert len((await cell.call("GET", "/v1/jobs", token="nlp"))["items"]) == 1

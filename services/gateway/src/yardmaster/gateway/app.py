@@ -92,9 +92,11 @@ class Surroundings:
             except asyncio.CancelledError:
                 if begun:
                     raise
-                # The gateway stops in the middle of a long read: the caller asks again. Cancelled
-                # once more it would end, but the answer is written without waiting.
-                stopping = problems.answer("not_ready", "the gateway is stopping", trace)
+                # The gateway stops in the middle of a long read: the caller asks again. A write may
+                # be in the log. Cancelled once more it would end, but the answer is written without
+                # waiting.
+                code = "not_ready" if scope["method"] in ("GET", "HEAD") else "outcome_unknown"
+                stopping = problems.answer(code, "the gateway is stopping", trace)
                 await stopping(scope, receive, sending)
 
 
