@@ -87,6 +87,7 @@ _PARAMETERS: Final[Mapping[str, tuple[str, Any]]] = {
     "limit": ("The longest page.", None),
     "node": (f"Only on this node; {_LISTED}", None),
     "phase": (f"Only in this phase; {_LISTED}", None),
+    "pieces": ("Give what there is piece by piece, as server-sent events.", None),
     "pool": (f"A pool; as a filter {_LISTED}", "default"),
     "project": (f"Only of this project; {_LISTED}", None),
     "ref": ("The beginning of an id.", None),
