@@ -159,12 +159,16 @@ class TestCell:
 
     async def settle(self) -> None:
         """Let quota, the scheduler and the views take all there is."""
+        await self.decide()
+        await self.follower.catch_up()
+        await self.meter.catch_up()
+
+    async def decide(self) -> None:
+        """Let quota and the scheduler take all there is, but not the views."""
         for _ in range(8):
             stepped = [await self._step(leader) for leader in self.leaders]
             if not any(stepped):
                 break
-        await self.follower.catch_up()
-        await self.meter.catch_up()
 
     async def _step(self, leader: Leader[Any]) -> bool:
         """One cycle with all that the log has; by itself it takes what has been sent to it."""

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support import logs
 from tests.support.gateway import CALLERS, TestCell, test_cell
+from yardmaster.gateway import logs as output_of_tasks
 from yardmaster.gateway import watch
 from yardmaster.gateway.rights import Caller
 from yardmaster.schemas.events.expiring import NodeHeartbeatV1, Stream, TaskOutputV1
@@ -317,6 +318,43 @@ async def test_output_that_the_views_have_not_seen_yet_is_followed_from_its_firs
 
         async with asyncio.TaskGroup() as group:
             group.create_task(late())
+            response = await cell.call("GET", f"/v1/tasks/{task}/logs?follow=true", settle=False)
+    found = events(response.text)
+    assert [data["text"] for event, _, data in found if event == "output"] == ["first\n"]
+
+
+async def test_output_of_an_attempt_is_not_lost_while_the_views_have_not_reached_its_allocation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As after the looks that output without an allocation is given.
+    monkeypatch.setattr(output_of_tasks, "LATE_LOOKS", 0)
+    async with test_cell(stream_s=30.0, bookmark_s=0.05) as cell:
+        ahead = f"{await cell.submit(resources={'gpus': 4})}.0"
+        task = f"{await cell.submit(resources={'gpus': 4})}.0"
+        assert (await cell.call("GET", f"/v1/tasks/{task}"))["phase"] == "pending"
+        await cell.starts(ahead)
+        await cell.claim(logs.exited(ahead, "n1"))
+        await cell.claim(logs.released(ahead, "n1"))
+        await cell.decide()
+        first = TaskOutputV1(
+            task_id=task,
+            attempt=1,
+            replica=0,
+            node="n1",
+            stream=Stream.STDOUT,
+            seq=0,
+            at_ms=1_700_000_000_000,
+            text="first\n",
+        )
+        await cell.write("task-logs", "node/n1", first, task)
+
+        async def views_catch_up() -> None:
+            await asyncio.sleep(0.2)
+            await cell.starts(task)
+            await cell.finishes(task)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(views_catch_up())
             response = await cell.call("GET", f"/v1/tasks/{task}/logs?follow=true", settle=False)
     found = events(response.text)
     assert [data["text"] for event, _, data in found if event == "output"] == ["first\n"]

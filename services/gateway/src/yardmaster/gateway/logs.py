@@ -25,7 +25,7 @@ from yardmaster.schemas.errors import SchemaError
 from yardmaster.schemas.events.expiring import TaskOutputV1
 from yardmaster.schemas.instants import rfc3339
 from yardmaster.schemas.sources import written_by_agent
-from yardmaster.schemas.topics import TASK_LOGS
+from yardmaster.schemas.topics import DECISIONS, TASK_LOGS
 
 router = APIRouter(tags=["tasks"])
 
@@ -33,8 +33,10 @@ router = APIRouter(tags=["tasks"])
 MAX_READ: Final = 200
 #: Lines that `tail` may ask for.
 MAX_TAIL: Final = 100_000
-#: So often, and this long apart, the views are asked for an attempt that has output.
+#: So often, and this long apart, the views are asked for an attempt that has output; more often
+#: while they have not reached the end of `decisions`, which has every allocation before its output.
 LATE_LOOKS: Final = 20
+BEHIND_LOOKS: Final = 600
 LATE_PAUSE_S: Final = 0.05
 #: How often a stream looks whether the views are back.
 AWAY_PAUSE_S: Final = 1.0
@@ -57,6 +59,7 @@ class Output:
         self._seen: dict[tuple[int, int], int] = {}
         #: Left of LATE_LOOKS; who forges output of attempts that are not there uses them up once.
         self._late_looks = LATE_LOOKS
+        self._behind_looks = BEHIND_LOOKS
         self.offset = 0
 
     async def span(self, attempt: int) -> tuple[int, int]:
@@ -120,17 +123,25 @@ class Output:
         known = self._nodes.get(attempt)
         if known is None:
             row = await self._reading.store.get(AttemptRow, f"{self._task_id}/{attempt}")
-            while row is None and self._late_looks > 0:
-                # The views may show an attempt a moment after its first output is there.
-                self._late_looks -= 1
+            while row is None and await self._may_come():
                 await self._reading.gateway.ports.clock.sleep(LATE_PAUSE_S)
                 row = await self._reading.store.get(AttemptRow, f"{self._task_id}/{attempt}")
             if row is None:
                 return {}
-            self._late_looks = LATE_LOOKS
+            self._late_looks, self._behind_looks = LATE_LOOKS, BEHIND_LOOKS
             known = {r.placement.replica: r.placement.node for r in row.replicas}
             self._nodes[attempt] = known
         return known
+
+    async def _may_come(self) -> bool:
+        """Whether the views may yet show an attempt that has output."""
+        if self._late_looks > 0:
+            self._late_looks -= 1
+            return True
+        position = await self._reading.store.position()
+        end = await self._reading.gateway.end(DECISIONS.name)
+        self._behind_looks -= 1
+        return self._behind_looks >= 0 and position.of(DECISIONS.name) < end
 
     async def end(self) -> int:
         """The offset that the topic's next record will get."""
