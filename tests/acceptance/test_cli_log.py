@@ -179,11 +179,15 @@ def test_a_restart_in_the_middle_goes_on_where_it_was(tmp_path: Path) -> None:
         assert "of 2 terms" in said.out
 
 
-def test_a_second_process_is_refused_and_sigterm_is_a_clean_stop(tmp_path: Path) -> None:
+def test_a_second_process_and_views_in_redis_are_refused_and_sigterm_is_a_clean_stop(
+    tmp_path: Path,
+) -> None:
     with running_dev(tmp_path) as dev:
         assert dev.process is not None
         said = dev.yard("dev", code=103)
         assert f"another yard dev or yard up (pid {dev.process.pid}) runs on" in said.err
+        said = dev.yard("replay", "verify", "--views", code=2)
+        assert "the views of this log are in the memory of its yard dev, not in Redis" in said.err
         assert dev.stop(signal.SIGTERM) == 0
 
 

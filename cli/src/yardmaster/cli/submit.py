@@ -74,7 +74,8 @@ class _SubmitCommand(YardCommand):
 def submit(session: Session, files: tuple[str, ...], command: tuple[str, ...], **given: Any) -> int:
     """Submit a job: a YAML file, - for one on stdin, or -- COMMAND.
 
-    Prints the job's id. Waits up to 5 s for admission, so that a refusal shows at once.
+    With a file, options and a command take the place of what the file says. Prints the job's id.
+    Waits up to 5 s for admission, so that a refusal shows at once.
     """
     if len(files) > 1:
         raise BadUsage(

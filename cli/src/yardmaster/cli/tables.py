@@ -126,7 +126,10 @@ def grouped(row: Row) -> Row:
     first: Row = row["first"]
     if row["count"] == 1:
         return {**first, "count": 1}
-    span_ = f"{first['job_id']}.[{first['index']}-{row['last_index']}]"
+    # Tasks between the first and the last may be in another phase, and so in another row.
+    whole = row["last_index"] - first["index"] + 1 == row["count"]
+    to = "-" if whole else ",..,"
+    span_ = f"{first['job_id']}.[{first['index']}{to}{row['last_index']}]"
     return {**first, "task_id": span_, "count": row["count"]}
 
 

@@ -108,11 +108,16 @@ def redis_settings(session: Session, where: LogSource, url: str | None) -> Redis
         if url is not None:
             return RedisSettings(**{**dict(known), "url": url})
         dev = session.config.dev
-        if "url" in known.model_fields_set or dev is None or dev.redis is None:
+        if "url" in known.model_fields_set:
             return known
-        if where.settings.log != dev.log:
-            return known
-        return RedisSettings(url=dev.redis, password_file=Path(dev.redis_password_file or ""))
+        if dev is not None and dev.redis is not None and where.settings.log == dev.log:
+            return RedisSettings(url=dev.redis, password_file=Path(dev.redis_password_file or ""))
+        if where.settings.log.startswith("sqlite:"):
+            raise BadUsage(
+                "the views of this log are in the memory of its yard dev, not in Redis",
+                hint="give --redis URL if a views service follows this log",
+            )
+        return known
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False)[0]
         name = "--redis" if url is not None else "YARD_" + "__".join(map(str, found["loc"])).upper()

@@ -333,7 +333,15 @@ def classpath() -> str:
 
     folder = cache_folder()
     with _locked(folder / "jgo.lock"):
-        jars = jgo.build(COORDINATES, cache_dir=folder / "jgo")
+        try:
+            jars = jgo.build(COORDINATES, cache_dir=folder / "jgo")
+        except OSError as error:
+            # Errors of the HTTP library that jgo uses are OSErrors too.
+            raise CliError(
+                f"Kafka's jars could not be fetched: {type(error).__name__}",
+                exit_code=Exit.UNREACHABLE,
+                hint="they are fetched once (54 MB): check the network, or the proxy settings",
+            ) from error
     return os.pathsep.join(f"{folder}/*" for folder in (jars.jars_dir, jars.modules_dir))
 
 

@@ -141,7 +141,7 @@ class Output:
         position = await self._reading.store.position()
         end = await self._reading.gateway.end(DECISIONS.name)
         self._behind_looks -= 1
-        return self._behind_looks >= 0 and position.of(DECISIONS.name) < end
+        return self._behind_looks >= 0 and (position.of(DECISIONS.name) or 0) < end
 
     async def end(self) -> int:
         """The offset that the topic's next record will get."""
