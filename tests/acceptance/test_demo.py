@@ -1,12 +1,13 @@
 """`yard demo` is what a newcomer sees first: it must work through a pipe, quickly, and be true."""
 
 import re
+import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.support.yard_cli import Dev
+from tests.support.yard_cli import STEP_S, Dev, next_line
 
 pytestmark = pytest.mark.xdist_group("cli")
 
@@ -35,3 +36,12 @@ def test_the_demo_shows_all_seven_steps_and_their_proof_within_a_minute(tmp_path
     assert "every decision was derived again" in said.out
     assert "NOT" not in said.out
     assert "\x1b" not in said.out
+
+
+def test_ctrl_c_during_a_command_of_the_demo_ends_the_demo(tmp_path: Path) -> None:
+    demo = Dev(tmp_path).begin("demo")
+    while not next_line(demo).startswith("$ yard cancel"):
+        pass
+    demo.send_signal(signal.SIGINT)
+    _, err = demo.communicate(timeout=STEP_S)
+    assert demo.returncode == 130, err

@@ -196,12 +196,16 @@ class Stage:
         click.echo(click.style(f"$ {text}", bold=True), color=self.colour)
 
     def yard(self, *words: str) -> int:
-        """Show and run a command; its exit code."""
+        """Show and run a command; its exit code.
+
+        Raises:
+            KeyboardInterrupt: the command was interrupted.
+        """
         from yardmaster.cli.main import run
 
         self.command(shlex.join(["yard", *words]))
         sys.stdout.flush()
-        return run(words)
+        return _not_interrupted(run(words))
 
     def submit(self, flags: Sequence[str], program: Sequence[str]) -> str:
         """Submit a job and give its id.
@@ -315,13 +319,24 @@ class RunningStage(Stage):
 
 
 def _silently(words: Sequence[str]) -> tuple[int, str]:
-    """Run a command; its exit code, and what it printed."""
+    """Run a command; its exit code, and what it printed.
+
+    Raises:
+        KeyboardInterrupt: the command was interrupted.
+    """
     from yardmaster.cli.main import run
 
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
-        code = run(words)
+        code = _not_interrupted(run(words))
     return code, text.getvalue().strip()
+
+
+def _not_interrupted(code: int) -> int:
+    """A command's exit code; Ctrl-C that a command took as its own ends the demo too."""
+    if code == Exit.INTERRUPTED:
+        raise KeyboardInterrupt
+    return code
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
