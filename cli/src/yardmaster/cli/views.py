@@ -98,7 +98,7 @@ async def _rebuild(
 
 
 def redis_settings(session: Session, where: LogSource, url: str | None) -> RedisSettings:
-    """Where the views are: as given, else as services are told, else as the log's cluster says.
+    """Redis of the views: `url`, else the services' settings, else that of the log's cluster.
 
     Raises:
         BadUsage: the settings cannot be.

@@ -147,8 +147,8 @@ class Busy(GatewayError):
 class OwnRecordRefused(GatewayError):
     """Quota refused record {record} of this gateway, which was answered with 202: {reason}.
 
-    Whoever sent the request has to send it again. The next start of the gateway writes under a name
-    of its own.
+    The client must send the request again. The next start of the gateway writes under a name of its
+    own.
     """
 
     code = "own_record_refused"

@@ -56,7 +56,7 @@ async def _check(gateway: Gateway, stored: StoredRecord) -> None:
     try:
         commit = decode(stored.record).data
     except SchemaError:
-        return  # whoever folds the log stops there, and names it
+        return  # every reader that folds the log stops there with a named error
     if not isinstance(commit, CycleCommittedV1):
         return
     for refused in commit.refused:

@@ -1,4 +1,4 @@
-"""Options that the schemas have and no policy reads yet: refused, so that nobody relies on them.
+"""Options that the schemas have and no policy reads yet: refused, so that no user relies on them.
 
 Logs of earlier versions contain them, and fold as before.
 """

@@ -23,7 +23,7 @@ class StartFailed(AgentError):
 
     @property
     def failure(self) -> StartFailure:
-        """What the scheduler is told."""
+        """The cause that the agent reports to the scheduler."""
         failure = self.fields.get("failure")
         return failure if isinstance(failure, StartFailure) else StartFailure.OTHER
 
