@@ -7,7 +7,6 @@ UP_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-MEMBERS := $(sort $(patsubst %/pyproject.toml,%,$(wildcard libs/*/pyproject.toml services/*/pyproject.toml cli/pyproject.toml)))
 CHECKED := $(wildcard libs services cli tests bench)
 UV := $(shell command -v uv 2>/dev/null)
 
@@ -20,7 +19,7 @@ help: ## list these targets
 install: $(STAMP) ## make .venv with everything, as requirements.lock pins it
 
 # A venv of our own; uv from PATH, else the version in requirements.lock, held to its hashes.
-$(STAMP): requirements.lock pyproject.toml $(addsuffix /pyproject.toml,$(MEMBERS))
+$(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "Yardmaster needs Python 3.11 or newer as '$(PYTHON)'; name another with: make install PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
@@ -33,7 +32,7 @@ $(STAMP): requirements.lock pyproject.toml $(addsuffix /pyproject.toml,$(MEMBERS
 	  $(BIN)/python -m pip install --quiet --require-hashes --no-deps -r $(VENV)/uv.txt; fi
 	@uv="$(UV)"; uv="$${uv:-$(BIN)/uv}"; \
 	"$$uv" pip install --python $(BIN)/python --require-hashes -r requirements.lock && \
-	"$$uv" pip install --python $(BIN)/python --no-deps --no-build-isolation $(addprefix -e ./,$(MEMBERS))
+	"$$uv" pip install --python $(BIN)/python --no-deps --no-build-isolation -e .
 	@touch $@
 
 demo: install ## run a small cluster in one process and watch it schedule
@@ -62,7 +61,7 @@ format: install ## let ruff repair what it can
 	$(BIN)/ruff format .
 
 schemas: install ## write JSON Schema and the AsyncAPI document anew
-	$(BIN)/python -m yardmaster.schemas.generate
+	$(BIN)/python -m yardmaster_schemas.generate
 
 golden: install ## rewrite the expected traces of tests/golden; commit a diff only when you understand it
 	YARDMASTER_GOLDEN=rewrite $(BIN)/python -m pytest tests/golden $(PYTEST_ARGS)
@@ -73,10 +72,9 @@ bench: install ## measure; writes bench/results/*.json
 lock: ## resolve requirements.lock anew; UPGRADE=--upgrade takes newer versions
 	@uv="$(UV)"; uv="$${uv:-$(BIN)/uv}"; \
 	"$$uv" pip compile --quiet --universal --generate-hashes --python-version 3.11 $(UPGRADE) \
-	  --no-emit-index-url --no-emit-find-links \
-	  $$(for m in $(MEMBERS); do sed -n 's/^name = "\(.*\)"/--no-emit-package \1/p' $$m/pyproject.toml; done) \
+	  --no-emit-index-url --no-emit-find-links --no-emit-package yardmaster \
 	  --custom-compile-command 'make lock' --output-file requirements.lock \
-	  --group pyproject.toml:dev $(addsuffix /pyproject.toml,$(MEMBERS)) > /dev/null
+	  --all-extras --group dev pyproject.toml > /dev/null
 	@sed -i.bak '/^# The following packages were excluded/,$$d' requirements.lock && rm requirements.lock.bak
 
 clean: ## remove .venv, caches and build output

@@ -3,20 +3,20 @@
 from collections.abc import Iterable
 from typing import Any
 
-from yardmaster.core.machine import Verdict
-from yardmaster.core.scheduling.entities import Task
-from yardmaster.core.scheduling.machine import SchedulerMachine
-from yardmaster.core.scheduling.state import ClusterState
-from yardmaster.core.testing import DETAILS, START_MS, admitted_spec
-from yardmaster.schemas.envelope import Event
-from yardmaster.schemas.events.admissions import AdmittedSpec, PoolConfiguredV1, TaskAdmittedV1
-from yardmaster.schemas.events.node_events import (
+from yardmaster_core.machine import Verdict
+from yardmaster_core.scheduling.machine import SchedulerMachine
+from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.entities import Task
+from yardmaster_core.testing import DETAILS, START_MS, admitted_spec
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events.admissions import AdmittedSpec, PoolConfiguredV1, TaskAdmittedV1
+from yardmaster_schemas.events.node_events import (
     NodeJoinedV1,
     SlotsReleasedV1,
     TaskExitedV1,
     TaskStartedV1,
 )
-from yardmaster.schemas.events.requests import PolicyRef, PoolConfig
+from yardmaster_schemas.events.requests import PolicyRef, PoolConfig
 
 MACHINE = SchedulerMachine()
 

@@ -21,15 +21,15 @@ import httpx
 from bench.fleet import Fleet
 from bench.timing import Row, quantile
 from tests.support.cluster import Cluster
-from yardmaster.eventlog.codec import decode
-from yardmaster.eventlog.kafka import KafkaLog
-from yardmaster.eventlog.port import Partition, Record
-from yardmaster.projections.redis import RedisViewStore
-from yardmaster.projections.redis_settings import RedisSettings
-from yardmaster.runtime.clock import SystemClock
-from yardmaster.schemas.events.machine import CycleCommittedV1, TermStartedV1
-from yardmaster.schemas.position import Position
-from yardmaster.schemas.topics import DECISIONS, Topic
+from yardmaster_eventlog.codec import decode
+from yardmaster_eventlog.kafka.log import KafkaLog
+from yardmaster_eventlog.port import Partition, Record
+from yardmaster_projections.redis.settings import RedisSettings
+from yardmaster_projections.redis.store import RedisViewStore
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_schemas.events.machine import CycleCommittedV1, TermStartedV1
+from yardmaster_schemas.position import Position
+from yardmaster_schemas.topics import DECISIONS, Topic
 
 CELL: Final = "main"
 GPUS: Final = 8

@@ -21,7 +21,7 @@ TASKS = 50
 AIM_S = 0.3
 #: The longest wait for the cluster to list all tasks, in seconds.
 READY_S = 60.0
-YARD = (sys.executable, "-m", "yardmaster.cli.main")
+YARD = (sys.executable, "-m", "yardmaster_cli.main")
 
 
 def start(quick: bool) -> list[Row]:

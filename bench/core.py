@@ -19,13 +19,14 @@ from bench.cells import (
     started,
 )
 from bench.timing import Row, Took, best, collector_off, quantile, shortest, timed
-from yardmaster.core.scheduling import snapshot
-from yardmaster.core.scheduling.draft import Draft
-from yardmaster.core.scheduling.plan import plan
-from yardmaster.core.scheduling.state import ClusterState
-from yardmaster.core.testing import START_MS
-from yardmaster.schemas.events.admissions import CancelAcceptedV1
-from yardmaster.schemas.resources import Resources
+from yardmaster_core.scheduling.planner.draft import Draft
+from yardmaster_core.scheduling.planner.plan import plan
+from yardmaster_core.scheduling.policies import REGISTRY
+from yardmaster_core.scheduling.state import snapshot
+from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.testing import START_MS
+from yardmaster_schemas.events.admissions import CancelAcceptedV1
+from yardmaster_schemas.resources import Resources
 
 NO_LIMIT = 10**9
 #: Tasks that go through one step of their lives together, as in a cell under load.
@@ -37,7 +38,7 @@ CYCLES = 200
 def placed_and_rolled_back(state: ClusterState) -> int:
     """Decide who starts, make all events, take everything back; returns how many."""
     with Draft(state, NO_LIMIT) as draft:
-        plan(draft)
+        plan(draft, REGISTRY)
         return len(draft.decisions)
 
 

@@ -17,15 +17,15 @@ import httpx
 from bench.cells import joined
 from bench.timing import Row, collector_off, quantile
 from tests.support.yard_cli import Dev
-from yardmaster.core.admission.machine import QuotaMachine
-from yardmaster.core.scheduling.machine import SchedulerMachine
-from yardmaster.eventlog import codec
-from yardmaster.eventlog.port import EventLog, Partition
-from yardmaster.eventlog.sqlite import SqliteLog
-from yardmaster.runtime.clock import SystemClock
-from yardmaster.runtime.verify import verify
-from yardmaster.schemas.envelope import Actor, ActorKind, Envelope
-from yardmaster.schemas.topics import DECISIONS, NODE_EVENTS
+from yardmaster_core.admission.machine import QuotaMachine
+from yardmaster_core.scheduling.machine import SchedulerMachine
+from yardmaster_eventlog import codec
+from yardmaster_eventlog.port import EventLog, Partition
+from yardmaster_eventlog.sqlite.log import SqliteLog
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_runtime.replay.verify import verify
+from yardmaster_schemas.envelope import Actor, ActorKind, Envelope
+from yardmaster_schemas.topics import DECISIONS, NODE_EVENTS
 
 CELL = "main"
 SLOTS = 1024

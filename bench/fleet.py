@@ -11,19 +11,19 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Final
 
-from yardmaster.eventlog.codec import decode, encode
-from yardmaster.eventlog.port import EventLog, Partition, Record
-from yardmaster.runtime.clock import Clock
-from yardmaster.schemas.envelope import Actor, ActorKind, Envelope, Event
-from yardmaster.schemas.events.decisions import Placement, SlotsAllocatedV1
-from yardmaster.schemas.events.expiring import NodeHeartbeatV1
-from yardmaster.schemas.events.node_events import (
+from yardmaster_eventlog.codec import decode, encode
+from yardmaster_eventlog.port import EventLog, Partition, Record
+from yardmaster_runtime.clock import Clock
+from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
+from yardmaster_schemas.events.decisions import Placement, SlotsAllocatedV1
+from yardmaster_schemas.events.expiring import NodeHeartbeatV1
+from yardmaster_schemas.events.node_events import (
     NodeJoinedV1,
     SlotsReleasedV1,
     TaskExitedV1,
     TaskStartedV1,
 )
-from yardmaster.schemas.topics import DECISIONS, HEARTBEATS, NODE_EVENTS
+from yardmaster_schemas.topics import DECISIONS, HEARTBEATS, NODE_EVENTS
 
 CELL: Final = "main"
 BOOT: Final = "0" * 8

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from bench.timing import Row, collector_off, quantile
 from tests.support.kafka_broker import KafkaBroker
-from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.eventlog.port import EventLog, Partition, Record
-from yardmaster.eventlog.sqlite import SqliteLog
-from yardmaster.runtime.clock import SystemClock
-from yardmaster.schemas.topics import Topic
+from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_eventlog.port import EventLog, Partition, Record
+from yardmaster_eventlog.sqlite.log import SqliteLog
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_schemas.topics import Topic
 
 BYTES = 400
 PAGE = 1_000
@@ -47,8 +47,8 @@ def sqlite(quick: bool) -> list[Row]:
 
 def kafka(quick: bool) -> list[Row]:
     """One real broker beside this process."""
-    from yardmaster.eventlog.kafka import KafkaLog
-    from yardmaster.eventlog.kafka_settings import KafkaSettings
+    from yardmaster_eventlog.kafka.log import KafkaLog
+    from yardmaster_eventlog.kafka.settings import KafkaSettings
 
     with tempfile.TemporaryDirectory() as folder, KafkaBroker(Path(folder)) as broker:
 

@@ -16,12 +16,12 @@ from typing import Any, Final
 from bench.cells import MACHINE, Events, admit, admitted, cell, commit, left, one_gpu, started
 from bench.core import CYCLES, NO_LIMIT, cycles_after
 from bench.timing import Row, Took, best, collector_off, timed
-from yardmaster.core.scheduling.entities import Phase
-from yardmaster.core.scheduling.state import ClusterState
-from yardmaster.core.testing import START_MS
-from yardmaster.schemas.events.admissions import PoolConfiguredV1, TaskAdmittedV1
-from yardmaster.schemas.events.requests import Layout
-from yardmaster.schemas.resources import Resources
+from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.entities import Phase
+from yardmaster_core.testing import START_MS
+from yardmaster_schemas.events.admissions import PoolConfiguredV1, TaskAdmittedV1
+from yardmaster_schemas.events.requests import Layout
+from yardmaster_schemas.resources import Resources
 
 #: Of the tasks that wait in Determined's pass, in turn.
 SIZES: Final = (1, 1, 1, 2, 4, 8, 16)

@@ -12,9 +12,9 @@ from tempfile import TemporaryDirectory
 from time import process_time
 
 from bench.timing import Row
-from yardmaster.schemas.events.requests import PolicyRef
-from yardmaster.simulation.sources import Philly, Waves
-from yardmaster.simulation.study import Case, Result, Source, Study
+from yardmaster_schemas.events.requests import PolicyRef
+from yardmaster_simulation.sources import Philly, Waves
+from yardmaster_simulation.study import Case, Result, Source, Study
 
 TRACE = Path(__file__).parents[1] / "tests" / "data" / "traces" / "philly_jobs.csv.gz"
 AIM_S = 40

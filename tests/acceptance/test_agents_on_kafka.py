@@ -17,18 +17,13 @@ from tests.support.cluster import Cluster
 from tests.support.desk import Desk
 from tests.support.witness import assert_witness_clean, read_witness
 from tests.support.witness import command as witnessed
-from yardmaster.eventlog.port import Partition
-from yardmaster.schemas.events.decisions import (
-    LossCause,
-    NodeLostV1,
-    Outcome,
-    TaskRequeuedV1,
-)
-from yardmaster.schemas.events.expiring import Stream, TaskOutputV1
-from yardmaster.schemas.events.node_events import NodeJoinedV1, TaskStartedV1
-from yardmaster.schemas.events.requests import Fence
-from yardmaster.schemas.reasons import EndCode
-from yardmaster.schemas.topics import assignments
+from yardmaster_eventlog.port import Partition
+from yardmaster_schemas.events.decisions import LossCause, NodeLostV1, Outcome, TaskRequeuedV1
+from yardmaster_schemas.events.expiring import Stream, TaskOutputV1
+from yardmaster_schemas.events.node_events import NodeJoinedV1, TaskStartedV1
+from yardmaster_schemas.events.requests import Fence
+from yardmaster_schemas.reasons import EndCode
+from yardmaster_schemas.topics import assignments
 
 AWAY_S = 30.0
 #: Counts aloud until told to end.

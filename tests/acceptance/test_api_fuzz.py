@@ -27,9 +27,9 @@ from schemathesis.specs.openapi.checks import (
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tests.support.gateway import TestCell
-from yardmaster.eventlog.port import Partition
-from yardmaster.runtime.http import Server, listen
-from yardmaster.schemas.topics import REQUESTS
+from yardmaster_eventlog.port import Partition
+from yardmaster_runtime.http import Server, listen
+from yardmaster_schemas.topics import REQUESTS
 
 
 def no_server_error(

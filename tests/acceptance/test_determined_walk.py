@@ -23,17 +23,17 @@ import pytest
 
 from tests.support.cluster import Cluster
 from tests.support.yard_cli import Said, run_yard
-from yardmaster.client.api import ApiError
-from yardmaster.schemas.api import Phase, PoolWait
-from yardmaster.schemas.events.decisions import (
+from yardmaster.client import ApiError
+from yardmaster_schemas.api import Phase, PoolWait
+from yardmaster_schemas.events.decisions import (
     PreemptionRequestedV1,
     SlotsAllocatedV1,
     TaskEndedV1,
     TaskRequeuedV1,
 )
-from yardmaster.schemas.events.node_events import CheckpointDoneV1
-from yardmaster.schemas.events.requests import Kind, Role
-from yardmaster.schemas.reasons import EndCode
+from yardmaster_schemas.events.node_events import CheckpointDoneV1
+from yardmaster_schemas.events.requests import Kind, Role
+from yardmaster_schemas.reasons import EndCode
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300), pytest.mark.xdist_group("kafka")]
 

@@ -17,22 +17,22 @@ from tests.support.audit import assert_audit_clean
 from tests.support.honest_world import NODES, HonestWorld
 from tests.support.logs import exited, incarnation, joined, released, started, submitted
 from tests.support.toy_cell import CELL, ToyCell
-from yardmaster.core.admission.machine import QuotaMachine
-from yardmaster.core.errors import ForeignRecord
-from yardmaster.core.machine import Decision, Machine
-from yardmaster.core.scheduling.machine import SchedulerMachine
-from yardmaster.core.scheduling.policies import check
-from yardmaster.eventlog.codec import decode, encode
-from yardmaster.eventlog.port import Partition, Record
-from yardmaster.runtime import replay
-from yardmaster.runtime.cycle import Leader
-from yardmaster.runtime.fold import Fold
-from yardmaster.schemas.envelope import Actor, ActorKind, Envelope, Event
-from yardmaster.schemas.events.expiring import RecordQuarantinedV1
-from yardmaster.schemas.events.machine import CycleCommittedV1, TermStartedV1
-from yardmaster.schemas.events.node_events import CheckpointDoneV1, NodeDrainedV1, TaskProgressedV1
-from yardmaster.schemas.reasons import RefusalCode
-from yardmaster.schemas.topics import ADMISSIONS, DECISIONS
+from yardmaster_core.admission.machine import QuotaMachine
+from yardmaster_core.errors import ForeignRecord
+from yardmaster_core.machine import Decision, Machine
+from yardmaster_core.scheduling.machine import SchedulerMachine
+from yardmaster_core.scheduling.policies import check
+from yardmaster_eventlog.codec import decode, encode
+from yardmaster_eventlog.port import Partition, Record
+from yardmaster_runtime.machine.cycle import Leader
+from yardmaster_runtime.machine.fold import Fold
+from yardmaster_runtime.replay import rebuild as replay
+from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
+from yardmaster_schemas.events.expiring import RecordQuarantinedV1
+from yardmaster_schemas.events.machine import CycleCommittedV1, TermStartedV1
+from yardmaster_schemas.events.node_events import CheckpointDoneV1, NodeDrainedV1, TaskProgressedV1
+from yardmaster_schemas.reasons import RefusalCode
+from yardmaster_schemas.topics import ADMISSIONS, DECISIONS
 
 HOSTILE = "zz-hostile"
 EVENTS = 100_000

@@ -28,10 +28,10 @@ from tests.support.killed_cell import (
 )
 from tests.support.witness import assert_witness_clean
 from tests.support.witness import command as witness_command
-from yardmaster.eventlog.sqlite import SqliteLog
-from yardmaster.runtime.clock import SystemClock
-from yardmaster.schemas.events.decisions import TaskEndedV1
-from yardmaster.schemas.events.machine import TermStartedV1
+from yardmaster_eventlog.sqlite.log import SqliteLog
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_schemas.events.decisions import TaskEndedV1
+from yardmaster_schemas.events.machine import TermStartedV1
 
 KILLS = 20
 #: Longest life of a process that is to be killed, in seconds from when it serves.

@@ -27,11 +27,11 @@ from tests.support.killed_cell import (
 )
 from tests.support.witness import assert_witness_clean
 from tests.support.witness import command as witness_command
-from yardmaster.client.api import ApiError
-from yardmaster.core.scheduling.entities import Phase
-from yardmaster.eventlog.port import Partition
-from yardmaster.schemas.envelope import Event
-from yardmaster.schemas.events.decisions import PreemptionRequestedV1, TaskEndedV1
+from yardmaster.client import ApiError
+from yardmaster_core.scheduling.state.entities import Phase
+from yardmaster_eventlog.port import Partition
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events.decisions import PreemptionRequestedV1, TaskEndedV1
 
 #: Tasks that are not ended, at every moment of a test that something is killed.
 TASKS = 200

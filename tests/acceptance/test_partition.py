@@ -18,11 +18,11 @@ from tests.support.desk import Desk
 from tests.support.tcp_proxy import Mode, TcpProxy
 from tests.support.witness import Start, assert_witness_clean, read_witness
 from tests.support.witness import command as witnessed
-from yardmaster.cli.local.ports import free_ports
-from yardmaster.core.fencing import fence_of
-from yardmaster.schemas.events.decisions import LossCause, NodeLostV1, Outcome, SlotsAllocatedV1
-from yardmaster.schemas.events.node_events import NodeJoinedV1, TaskExitedV1
-from yardmaster.schemas.events.requests import Fence, PolicyRef, PoolConfig
+from yardmaster_core.fencing import fence_of
+from yardmaster_localcluster.ports import free_ports
+from yardmaster_schemas.events.decisions import LossCause, NodeLostV1, Outcome, SlotsAllocatedV1
+from yardmaster_schemas.events.node_events import NodeJoinedV1, TaskExitedV1
+from yardmaster_schemas.events.requests import Fence, PolicyRef, PoolConfig
 
 PARTITION_S = 60.0
 NODE_TIMEOUT_S = 15

@@ -28,8 +28,8 @@ from tests.support.readme import (
     missing,
     reader_env,
 )
-from yardmaster.cli.local import compose
-from yardmaster.cli.local.leftovers import end_tasks, of_cluster, of_tasks
+from yardmaster_cli import compose
+from yardmaster_localcluster.orphans import end_tasks, of_cluster, of_tasks
 
 # Tests that share the default ports of the machine run one after the other.
 pytestmark = [

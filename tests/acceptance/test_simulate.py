@@ -18,7 +18,7 @@ from tests.support.yard_cli import until
 TRACES = Path(__file__).parents[1] / "data" / "traces"
 
 
-YARD = (sys.executable, "-m", "yardmaster.cli.main")
+YARD = (sys.executable, "-m", "yardmaster_cli.main")
 ENV = {"NO_COLOR": "1", "HOME": "/nonexistent"}
 
 

@@ -23,14 +23,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.cluster import Cluster
 from tests.support.groups import until_joined
-from yardmaster.core.commit import CommitReader
-from yardmaster.eventlog.port import EventLog, Partition, StoredRecord
-from yardmaster.runtime.batch import decode_own, digest_of
-from yardmaster.schemas.envelope import Envelope, Event
-from yardmaster.schemas.events.decisions import SlotsAllocatedV1
-from yardmaster.schemas.events.machine import TermStartedV1
-from yardmaster.schemas.relayed import OFFSET_HEADER, relayed_from
-from yardmaster.schemas.topics import assignments
+from yardmaster_core.commit import CommitReader
+from yardmaster_eventlog.port import EventLog, Partition, StoredRecord
+from yardmaster_runtime.machine.batch import decode_own, digest_of
+from yardmaster_schemas.envelope import Envelope, Event
+from yardmaster_schemas.events.decisions import SlotsAllocatedV1
+from yardmaster_schemas.events.machine import TermStartedV1
+from yardmaster_schemas.relayed import OFFSET_HEADER, relayed_from
+from yardmaster_schemas.topics import assignments
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600), pytest.mark.xdist_group("takeover")]
 

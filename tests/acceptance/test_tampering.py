@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 
 from tests.support.killed_cell import KilledDev, Users, all_ended, until, workload
-from yardmaster.cli import main
-from yardmaster.eventlog.codec import decode
-from yardmaster.eventlog.port import Record
-from yardmaster.eventlog.sqlite_format import OFFSET_BITS, OFFSET_MASK, pack, unpack
-from yardmaster.schemas.events.machine import CycleCommittedV1
+from yardmaster_cli import main
+from yardmaster_eventlog.codec import decode
+from yardmaster_eventlog.port import Record
+from yardmaster_eventlog.sqlite.format import OFFSET_BITS, OFFSET_MASK, pack, unpack
+from yardmaster_schemas.events.machine import CycleCommittedV1
 
 PROVED = ("requests", "admissions", "node-events", "decisions")
 TOPICS = (*PROVED, "details")

@@ -11,8 +11,8 @@ import pytest
 
 from tests.support import containers
 from tests.support.up import Up
-from yardmaster.cli.local import compose
-from yardmaster.cli.local.layout import DataLayout
+from yardmaster_cli import compose
+from yardmaster_localcluster.layout import DataLayout
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.kafka, pytest.mark.xdist_group("up")]
 

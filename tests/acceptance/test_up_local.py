@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.up import Up
-from yardmaster.cli.local.leftovers import of_cluster, of_tasks
+from yardmaster_localcluster.orphans import of_cluster, of_tasks
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.kafka, pytest.mark.xdist_group("up")]
 

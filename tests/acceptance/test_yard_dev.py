@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.netns import Network, own_network
 from tests.support.yard_cli import EXAMPLES, STEP_S, Said
-from yardmaster.cli.local.leftovers import end_tasks
+from yardmaster_localcluster.orphans import end_tasks
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("up")]
 

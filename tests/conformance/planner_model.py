@@ -9,7 +9,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from fractions import Fraction
 
-from yardmaster.simulation.conformance.determined_form import Options, PlanningPass, Task
+from yardmaster_simulation.conformance.determined_form import Options, PlanningPass, Task
 
 Fit = list[tuple[int, int]]
 

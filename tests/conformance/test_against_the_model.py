@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conformance import planner_model as model
-from yardmaster.simulation.conformance.determined_form import PlanningPass
-from yardmaster.simulation.conformance.formats import FORMATS
-from yardmaster.simulation.conformance.scenarios import Outcome, check, parsed
+from yardmaster_simulation.conformance.determined_form import PlanningPass
+from yardmaster_simulation.conformance.formats import FORMATS
+from yardmaster_simulation.conformance.scenarios import Outcome, check, parsed
 
 agents = st.lists(
     st.fixed_dictionaries(

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from yardmaster.cli.main import run
-from yardmaster.core.testing import Cell
-from yardmaster.schemas.envelope import Event
-from yardmaster.simulation.conformance import stage
-from yardmaster.simulation.conformance.formats import FORMATS
-from yardmaster.simulation.conformance.scenarios import Outcome, Scenario, check, read
+from yardmaster_cli.main import run
+from yardmaster_core.testing import Cell
+from yardmaster_schemas.envelope import Event
+from yardmaster_simulation.conformance import scenario_cluster as stage
+from yardmaster_simulation.conformance.formats import FORMATS
+from yardmaster_simulation.conformance.scenarios import Outcome, Scenario, check, read
 
 SCENARIOS = Path(__file__).parent / "scenarios"
 FILES = sorted(SCENARIOS.glob("*.jsonl"))

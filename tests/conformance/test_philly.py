@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from yardmaster.schemas.events.requests import PolicyRef
-from yardmaster.simulation.history import History
-from yardmaster.simulation.traces import equal_nodes, philly
-from yardmaster.simulation.workload import DEFAULT, Listed, pool
-from yardmaster.simulation.world import START_MS, World
+from yardmaster_schemas.events.requests import PolicyRef
+from yardmaster_simulation.history import History
+from yardmaster_simulation.traces import equal_nodes, philly
+from yardmaster_simulation.workload import DEFAULT, Listed, pool
+from yardmaster_simulation.world import START_MS, World
 
 TRACE = Path(__file__).parents[1] / "data" / "traces" / "philly_jobs.csv.gz"
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.kafka_broker import KafkaBroker
-from yardmaster.eventlog.kafka import KafkaLog, KafkaSettings
-from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.eventlog.port import EventLog, Partition
-from yardmaster.eventlog.sqlite import SqliteLog
-from yardmaster.eventlog.testing import FaultPlan, FaultyLog
-from yardmaster.runtime.clock import SystemClock
-from yardmaster.schemas.topics import Topic
+from yardmaster_eventlog.kafka.log import KafkaLog, KafkaSettings
+from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_eventlog.port import EventLog, Partition
+from yardmaster_eventlog.sqlite.log import SqliteLog
+from yardmaster_eventlog.testing import FaultPlan, FaultyLog
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_schemas.topics import Topic
 
 KINDS = [
     "memory",

@@ -1,4 +1,4 @@
-"""What every log promises (`yardmaster.eventlog.port`), held by memory, SQLite and Kafka."""
+"""What every log promises (`yardmaster_eventlog.port`), held by memory, SQLite and Kafka."""
 
 import asyncio
 import time
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import pytest
 
 from tests.contract.conftest import Subject, topic
-from yardmaster.eventlog.errors import (
+from yardmaster_eventlog.errors import (
     BatchTooLarge,
     LogClosed,
     OffsetGone,
     ReadPastEnd,
     UnknownTopic,
 )
-from yardmaster.eventlog.port import EventLog, Partition, Record, StoredRecord, batch_bytes
+from yardmaster_eventlog.port import EventLog, Partition, Record, StoredRecord, batch_bytes
 
 
 def records(count: int, mark: str = "r") -> list[Record]:

@@ -14,20 +14,20 @@ from aiokafka.record.util import calc_crc32c
 
 from tests.contract.conftest import topic
 from tests.support.kafka_broker import KafkaBroker
-from yardmaster.eventlog import kafka
-from yardmaster.eventlog.errors import (
+from yardmaster_eventlog.errors import (
     AppendOutcomeUnknown,
     BatchTooLarge,
     LogUnavailable,
     OffsetGone,
 )
-from yardmaster.eventlog.kafka import KafkaLog, KafkaSettings
-from yardmaster.eventlog.kafka_clients import Cursor, Producer
-from yardmaster.eventlog.port import Partition, Record, StoredRecord
-from yardmaster.runtime.clock import SystemClock
-from yardmaster.runtime.log_metrics import EventLogMetrics
-from yardmaster.runtime.telemetry import Telemetry
-from yardmaster.schemas.topics import NODE_EVENTS, assignments
+from yardmaster_eventlog.kafka import log as kafka
+from yardmaster_eventlog.kafka.clients import Cursor, Producer
+from yardmaster_eventlog.kafka.log import KafkaLog, KafkaSettings
+from yardmaster_eventlog.port import Partition, Record, StoredRecord
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_runtime.telemetry.log_metrics import EventLogMetrics
+from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_schemas.topics import NODE_EVENTS, assignments
 
 pytestmark = [pytest.mark.kafka, pytest.mark.xdist_group("kafka")]
 

@@ -18,20 +18,20 @@ from tests.contract.conftest import topic
 from tests.contract.test_membership import has, has_exactly
 from tests.support.kafka_broker import KafkaBroker
 from tests.support.stalls import TRIES, Stalls
-from yardmaster.eventlog.errors import LogClosed
-from yardmaster.eventlog.kafka import KafkaLog, KafkaSettings
-from yardmaster.eventlog.kafka_membership import KafkaMembership, Told, _Consumer, _Listener
-from yardmaster.eventlog.membership import Assignment
-from yardmaster.runtime.clock import SystemClock
+from yardmaster_eventlog.errors import LogClosed
+from yardmaster_eventlog.kafka.log import KafkaLog, KafkaSettings
+from yardmaster_eventlog.kafka.membership import KafkaMembership, Told, _Consumer, _Listener
+from yardmaster_eventlog.membership import Assignment
+from yardmaster_runtime.clock import SystemClock
 
 pytestmark = [pytest.mark.kafka, pytest.mark.xdist_group("kafka")]
 
 SESSION_S = 2.0
 MEMBER = """
 import asyncio, sys
-from yardmaster.eventlog.kafka import KafkaSettings
-from yardmaster.eventlog.kafka_membership import KafkaMembership
-from yardmaster.runtime.clock import SystemClock
+from yardmaster_eventlog.kafka.log import KafkaSettings
+from yardmaster_eventlog.kafka.membership import KafkaMembership
+from yardmaster_runtime.clock import SystemClock
 
 async def main(bootstrap, group, topic, session_s):
     member = KafkaMembership(

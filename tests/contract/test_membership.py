@@ -12,11 +12,11 @@ import pytest
 from tests.contract.conftest import topic
 from tests.support.kafka_broker import KafkaBroker
 from tests.support.stalls import TRIES, Stalls
-from yardmaster.eventlog.errors import LogClosed
-from yardmaster.eventlog.kafka import KafkaLog, KafkaSettings
-from yardmaster.eventlog.kafka_membership import KafkaMembership
-from yardmaster.eventlog.membership import Assignment, Membership, MemoryGroup
-from yardmaster.runtime.clock import SystemClock
+from yardmaster_eventlog.errors import LogClosed
+from yardmaster_eventlog.kafka.log import KafkaLog, KafkaSettings
+from yardmaster_eventlog.kafka.membership import KafkaMembership
+from yardmaster_eventlog.membership import Assignment, Membership, MemoryGroup
+from yardmaster_runtime.clock import SystemClock
 
 CELLS = 4
 PATIENCE_S = 20.0

@@ -16,20 +16,20 @@ from pathlib import Path
 
 import pytest
 
-from yardmaster.eventlog import sqlite as sqlite_module
-from yardmaster.eventlog.errors import (
+from yardmaster_eventlog.errors import (
     AppendOutcomeUnknown,
     LogCorrupt,
     LogUnavailable,
     NotOurLog,
     OffsetGone,
 )
-from yardmaster.eventlog.port import Partition, Record, StoredRecord
-from yardmaster.eventlog.sqlite import SqliteLog
-from yardmaster.eventlog.sqlite_file import LogFile, Write
-from yardmaster.eventlog.sqlite_format import OFFSET_BITS
-from yardmaster.runtime.clock import ManualClock, SystemClock
-from yardmaster.schemas.topics import Topic
+from yardmaster_eventlog.port import Partition, Record, StoredRecord
+from yardmaster_eventlog.sqlite import log as sqlite_module
+from yardmaster_eventlog.sqlite.file import LogFile, Write
+from yardmaster_eventlog.sqlite.format import OFFSET_BITS
+from yardmaster_eventlog.sqlite.log import SqliteLog
+from yardmaster_runtime.clock import ManualClock, SystemClock
+from yardmaster_schemas.topics import Topic
 
 TOPIC = Topic(name="t", key="cell", writers=(), readers=())
 AT = Partition("t")
@@ -38,10 +38,10 @@ AT = Partition("t")
 WRITER = """
 import asyncio, json, sys
 from pathlib import Path
-from yardmaster.eventlog.port import Partition, Record
-from yardmaster.eventlog.sqlite import SqliteLog
-from yardmaster.runtime.clock import SystemClock
-from yardmaster.schemas.topics import Topic
+from yardmaster_eventlog.port import (Partition, Record)
+from yardmaster_eventlog.sqlite.log import SqliteLog
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_schemas.topics import Topic
 
 async def main(path, name, batches):
     log = await SqliteLog.open(Path(path), SystemClock(), append_timeout_s=30, lock_timeout_s=25)
@@ -344,11 +344,11 @@ async def test_an_append_beyond_its_deadline_is_withdrawn_if_the_disk_had_not_be
 DISK_FULL = """
 import asyncio, resource, signal, sys
 from pathlib import Path
-from yardmaster.eventlog.errors import LogUnavailable
-from yardmaster.eventlog.port import Partition, Record
-from yardmaster.eventlog.sqlite import SqliteLog
-from yardmaster.runtime.clock import SystemClock
-from yardmaster.schemas.topics import Topic
+from yardmaster_eventlog.errors import LogUnavailable
+from yardmaster_eventlog.port import (Partition, Record)
+from yardmaster_eventlog.sqlite.log import SqliteLog
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_schemas.topics import Topic
 
 async def main(path):
     at = Partition("t")

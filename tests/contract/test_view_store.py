@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from tests.support.redis_views import own_database
-from yardmaster.projections.errors import ViewsMoved
-from yardmaster.projections.memory import MemoryViewStore
-from yardmaster.projections.redis import RedisViewStore
-from yardmaster.projections.rows import (
+from yardmaster_projections.errors import ViewsMoved
+from yardmaster_projections.memory import MemoryViewStore
+from yardmaster_projections.redis.store import RedisViewStore
+from yardmaster_projections.rows import (
     DepartmentRow,
     JobFacts,
     JobRow,
@@ -20,16 +20,11 @@ from yardmaster.projections.rows import (
     SeenRow,
     WaitRow,
 )
-from yardmaster.projections.store import Change, Delete, Put, Query, ViewStore, Wanted
-from yardmaster.runtime.clock import SystemClock
-from yardmaster.schemas.events.requests import (
-    PolicyRef,
-    PoolConfig,
-    ProjectConfig,
-    SubmittedSpec,
-)
-from yardmaster.schemas.position import Position
-from yardmaster.schemas.reasons import Wait, WaitCode
+from yardmaster_projections.store import Change, Delete, Put, Query, ViewStore, Wanted
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_schemas.events.requests import PolicyRef, PoolConfig, ProjectConfig, SubmittedSpec
+from yardmaster_schemas.position import Position
+from yardmaster_schemas.reasons import Wait, WaitCode
 
 
 @pytest.fixture(params=["memory", "redis"])

@@ -19,12 +19,12 @@ A task is named by its job, and its index where the job has several: `array.3`.
 from collections.abc import Callable
 from typing import Any
 
-from yardmaster.core.testing import START_MS, Cell
-from yardmaster.schemas.envelope import Event
-from yardmaster.schemas.events import decisions as dec
-from yardmaster.schemas.events import requests as req
-from yardmaster.schemas.reasons import Stop
-from yardmaster.schemas.resources import Resources
+from yardmaster_core.testing import START_MS, Cell
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events import decisions as dec
+from yardmaster_schemas.events import requests as req
+from yardmaster_schemas.reasons import Stop
+from yardmaster_schemas.resources import Resources
 
 RULE = "----"
 NOTHING = "(nothing)"

@@ -9,22 +9,22 @@ import pytest
 from tests.support.kept_logs import KEPT, kept_log
 from tests.support.toy_cell import CELL, ToyCell
 from tests.support.views import telemetry
-from yardmaster.core.admission.machine import QuotaMachine
-from yardmaster.core.machine import Machine
-from yardmaster.core.rules import RULES
-from yardmaster.core.scheduling.machine import SchedulerMachine
-from yardmaster.core.scheduling.policies import check
-from yardmaster.core.scheduling.state import ClusterState
-from yardmaster.eventlog.port import EventLog
-from yardmaster.projections import fold as projecting
-from yardmaster.projections.fold import FOLDS
-from yardmaster.projections.memory import MemoryViewStore
-from yardmaster.projections.rows import TaskRow
-from yardmaster.runtime.clock import ManualClock
-from yardmaster.runtime.fold import Fold
-from yardmaster.runtime.replay import verify
-from yardmaster.schemas.events.machine import CycleCommittedV2, RulesEnabledV1
-from yardmaster.views.follower import Follower, Metrics, Views
+from yardmaster_core.admission.machine import QuotaMachine
+from yardmaster_core.machine import Machine
+from yardmaster_core.rules import RULES
+from yardmaster_core.scheduling.machine import SchedulerMachine
+from yardmaster_core.scheduling.policies import check
+from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_eventlog.port import EventLog
+from yardmaster_projections import fold as projecting
+from yardmaster_projections.fold import FOLDS
+from yardmaster_projections.memory import MemoryViewStore
+from yardmaster_projections.rows import TaskRow
+from yardmaster_runtime.clock import ManualClock
+from yardmaster_runtime.machine.fold import Fold
+from yardmaster_runtime.replay.rebuild import verify
+from yardmaster_schemas.events.machine import CycleCommittedV2, RulesEnabledV1
+from yardmaster_views.follower import Follower, Metrics, Views
 
 
 @pytest.fixture(params=KEPT)

@@ -46,7 +46,7 @@ class Metric(NamedTuple):
 def metrics() -> list[Metric]:
     """Every call that makes a metric, as it stands in the sources."""
     found = []
-    for path in [*ROOT.glob("libs/*/src/**/*.py"), *ROOT.glob("services/*/src/**/*.py")]:
+    for path in [*ROOT.glob("libs/*/yardmaster*/**/*.py"), *ROOT.glob("services/**/*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call):
                 continue

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from tests.support.events import key_of, sample, schema
-from yardmaster.eventlog.codec import decode, encode
-from yardmaster.eventlog.port import Record
-from yardmaster.schemas.events import EVENTS
+from yardmaster_eventlog.codec import decode, encode
+from yardmaster_eventlog.port import Record
+from yardmaster_schemas.events import EVENTS
 
 FOLDER = Path(__file__).parent / "records"
 NAMES = sorted(f"{type_}.v{version}" for type_, version in EVENTS)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.golden.script import run
 from tests.unit.core.scheduling.soundness import assert_sound
-from yardmaster.core.testing import fold
+from yardmaster_core.testing import fold
 
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.txt"))
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from tests.support.node_agent import DEADLINE_S, AgentWorld, sh
-from yardmaster.cli.local.leftovers import end_tasks
-from yardmaster.eventlog.errors import LogUnavailable
-from yardmaster.node_agent.agent import run
-from yardmaster.node_agent.errors import LedgerInUse
-from yardmaster.node_agent.executors import procfs
-from yardmaster.schemas.events.node_events import CheckpointDoneV1, TaskExitedV1
+from yardmaster_eventlog.errors import LogUnavailable
+from yardmaster_localcluster.orphans import end_tasks
+from yardmaster_node_agent.agent import run
+from yardmaster_node_agent.errors import LedgerInUse
+from yardmaster_node_agent.executors import procfs
+from yardmaster_schemas.events.node_events import CheckpointDoneV1, TaskExitedV1
 
 #: Runs until a test says so.
 UNTIL_GO = "echo pid $$; until [ -e ../../../go ]; do sleep 0.05; done; exit 4"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.node_agent import DEADLINE_S, AgentWorld, Deaf, sh
-from yardmaster.node_agent.executors import procfs
-from yardmaster.schemas.events.expiring import NodeHeartbeatV1
-from yardmaster.schemas.events.node_events import NodeJoinedV1, TaskExitedV1, TaskStartedV1
+from yardmaster_node_agent.executors import procfs
+from yardmaster_schemas.events.expiring import NodeHeartbeatV1
+from yardmaster_schemas.events.node_events import NodeJoinedV1, TaskExitedV1, TaskStartedV1
 
 
 @pytest.fixture

@@ -15,29 +15,29 @@ from typing import Any
 import pytest
 
 from tests.support.node_agent import DEADLINE_S, OTHER_INCARNATION, AgentWorld, Deaf, python, sh
-from yardmaster.eventlog.errors import AppendOutcomeUnknown, LogUnavailable
-from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.eventlog.port import EventLog, Partition, Record, StoredRecord
-from yardmaster.eventlog.sqlite import SqliteLog
-from yardmaster.node_agent.agent import run
-from yardmaster.node_agent.book import ReplicaKey
-from yardmaster.node_agent.errors import (
+from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogUnavailable
+from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_eventlog.port import EventLog, Partition, Record, StoredRecord
+from yardmaster_eventlog.sqlite.log import SqliteLog
+from yardmaster_node_agent.agent import run
+from yardmaster_node_agent.agent_state import ReplicaKey
+from yardmaster_node_agent.errors import (
     AgentError,
     AssignmentUnreadable,
     LedgerCorrupt,
     LedgerInUse,
 )
-from yardmaster.node_agent.executors.port import Launch, Process
-from yardmaster.runtime.clock import SystemClock
-from yardmaster.schemas.events.expiring import NodeHeartbeatV1
-from yardmaster.schemas.events.node_events import (
+from yardmaster_node_agent.executors.port import Launch, Process
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_schemas.events.expiring import NodeHeartbeatV1
+from yardmaster_schemas.events.node_events import (
     CheckpointDoneV1,
     NodeJoinedV1,
     ReplicaRef,
     TaskExitedV1,
     TaskStartedV1,
 )
-from yardmaster.schemas.topics import assignments
+from yardmaster_schemas.topics import assignments
 
 #: Runs until a file appears beside its directory, so that a test decides when it ends.
 UNTIL_TOLD = """
@@ -70,7 +70,7 @@ def process(world: AgentWorld, log: Path) -> Iterator[subprocess.Popen[bytes]]:
         "YARD_AGENT_MEMORY_MIB": "4096",
         "YARD_AGENT_TICK_S": "0.05",
     }
-    command = [sys.executable, "-m", "yardmaster.node_agent.main"]
+    command = [sys.executable, "-m", "yardmaster_node_agent.main"]
     with subprocess.Popen(command, env=env) as running:
         yield running
         running.kill()
@@ -168,7 +168,7 @@ async def test_a_running_task_reaches_the_next_agent_where_it_reached_the_last(
 ) -> None:
     code = """
 import pathlib, time
-from yardmaster.client import task
+from yardmaster import task
 print("ready", flush=True)
 while not pathlib.Path("../../../go").exists(): time.sleep(0.02)
 task.report_checkpoint("s3://runs/a", 1)

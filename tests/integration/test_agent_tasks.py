@@ -11,20 +11,20 @@ from pathlib import Path
 import pytest
 
 from tests.support.node_agent import DEADLINE_S, OTHER_INCARNATION, AgentWorld, python, sh
-from yardmaster.eventlog.port import Partition, Record
-from yardmaster.node_agent.settings import PASSED
-from yardmaster.schemas.events.decisions import Checkpoint
-from yardmaster.schemas.events.details import Run, StopSignal
-from yardmaster.schemas.events.expiring import TaskOutputV1
-from yardmaster.schemas.events.node_events import (
+from yardmaster_eventlog.port import Partition, Record
+from yardmaster_node_agent.settings import PASSED
+from yardmaster_schemas.events.decisions import Checkpoint
+from yardmaster_schemas.events.details import Run, StopSignal
+from yardmaster_schemas.events.expiring import TaskOutputV1
+from yardmaster_schemas.events.node_events import (
     CheckpointDoneV1,
     SlotsReleasedV1,
     TaskProgressedV1,
     TaskStartedV1,
 )
-from yardmaster.schemas.events.requests import DetailsRef
-from yardmaster.schemas.reasons import StopCode
-from yardmaster.schemas.topics import DETAILS
+from yardmaster_schemas.events.requests import DetailsRef
+from yardmaster_schemas.reasons import StopCode
+from yardmaster_schemas.topics import DETAILS
 
 
 @pytest.fixture
@@ -342,7 +342,7 @@ async def test_a_shell_task_saves_by_renaming_a_file_when_it_is_stopped(
 async def test_a_python_task_saves_through_the_sdk_when_it_is_stopped(world: AgentWorld) -> None:
     code = """
 import time
-from yardmaster.client import task
+from yardmaster import task
 last = task.last_checkpoint()
 step = last.step if last else 0
 task.progress(250)
@@ -370,7 +370,7 @@ while True:
 
 
 async def test_done_tells_finished_from_saved(world: AgentWorld) -> None:
-    code = "from yardmaster.client import task; task.done()"
+    code = "from yardmaster import task; task.done()"
     async with world.agent():
         task = await world.allocate(python(code))
         assert (await world.exit_of(task)).done
@@ -380,7 +380,7 @@ async def test_done_tells_finished_from_saved(world: AgentWorld) -> None:
 async def test_without_the_api_the_sdk_uses_the_files(world: AgentWorld) -> None:
     world.configure(api=False)
     code = """
-from yardmaster.client import task
+from yardmaster import task
 task.report_checkpoint("s3://runs/a", 4)
 task.done()
 """

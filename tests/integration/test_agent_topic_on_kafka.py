@@ -8,11 +8,11 @@ import pytest
 
 from tests.support.kafka_broker import KafkaBroker
 from tests.support.node_agent import AgentWorld
-from yardmaster.eventlog.kafka import KafkaLog, KafkaSettings
-from yardmaster.node_agent.errors import NotEnrolled
-from yardmaster.node_agent.topic import find_topic
-from yardmaster.runtime.clock import SystemClock
-from yardmaster.schemas.topics import assignments
+from yardmaster_eventlog.kafka.log import KafkaLog, KafkaSettings
+from yardmaster_node_agent.errors import NotEnrolled
+from yardmaster_node_agent.topic import find_topic
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_schemas.topics import assignments
 
 pytestmark = [pytest.mark.kafka, pytest.mark.xdist_group("kafka")]
 

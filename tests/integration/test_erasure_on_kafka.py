@@ -11,11 +11,11 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from tests.support.kafka_broker import KafkaBroker
 from tests.support.views import telemetry
-from yardmaster.eventlog.kafka import KafkaLog, KafkaSettings
-from yardmaster.eventlog.port import Partition, Record
-from yardmaster.gateway.ticker import DetailsTicker
-from yardmaster.runtime.clock import SystemClock
-from yardmaster.schemas.topics import DETAILS
+from yardmaster_eventlog.kafka.log import KafkaLog, KafkaSettings
+from yardmaster_eventlog.port import Partition, Record
+from yardmaster_gateway.ticker import DetailsTicker
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_schemas.topics import DETAILS
 
 pytestmark = [pytest.mark.kafka, pytest.mark.xdist_group("kafka")]
 

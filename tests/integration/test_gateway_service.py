@@ -18,21 +18,21 @@ from tests.support import logs
 from tests.support.audit import assert_audit_clean
 from tests.support.gateway import CALLERS, CELL, TestCell
 from tests.support.views import telemetry
-from yardmaster.client.api import ApiError, Client
-from yardmaster.eventlog.sqlite import SqliteLog
-from yardmaster.gateway import main as gateway
-from yardmaster.gateway.auth import StaticTokens
-from yardmaster.gateway.context import GatewayPorts
-from yardmaster.gateway.settings import GatewaySettings
-from yardmaster.projections.memory import MemoryViewStore
-from yardmaster.quota import main as quota
-from yardmaster.runtime.chance import SystemChance
-from yardmaster.runtime.clock import SystemClock
-from yardmaster.runtime.service import Ports
-from yardmaster.scheduler import main as scheduler
-from yardmaster.schemas.api import NodePatch, NodeWish, parse_job
-from yardmaster.views import main as views
-from yardmaster.views.follower import Views
+from yardmaster.client import ApiError, Client
+from yardmaster_eventlog.sqlite.log import SqliteLog
+from yardmaster_gateway import main as gateway
+from yardmaster_gateway.auth import StaticTokens
+from yardmaster_gateway.context import GatewayPorts
+from yardmaster_gateway.settings import GatewaySettings
+from yardmaster_projections.memory import MemoryViewStore
+from yardmaster_quota import main as quota
+from yardmaster_runtime.chance import SystemChance
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_runtime.service import Ports
+from yardmaster_scheduler import main as scheduler
+from yardmaster_schemas.api import NodePatch, NodeWish, parse_job
+from yardmaster_views import main as views
+from yardmaster_views.follower import Views
 
 T = TypeVar("T")
 JOB = '{"project": "nlp", "resources": {"gpus": 1}, "run": {"command": ["true"]}}'

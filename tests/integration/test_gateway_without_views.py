@@ -19,17 +19,17 @@ from tests.support.gateway import CELL, TestCell
 from tests.support.redis_server import RedisServer
 from tests.support.redis_views import command
 from tests.support.views import telemetry
-from yardmaster.eventlog.port import EventLog, Partition
-from yardmaster.eventlog.sqlite import SqliteLog
-from yardmaster.gateway.app import create_app, document
-from yardmaster.gateway.auth import digest_of
-from yardmaster.projections.cached import CachedReader
-from yardmaster.projections.errors import ViewsUnavailable
-from yardmaster.projections.redis import RedisViewStore
-from yardmaster.projections.redis_settings import RedisSettings
-from yardmaster.runtime.clock import SystemClock
-from yardmaster.schemas.events.expiring import Stream, TaskOutputV1
-from yardmaster.views.follower import Follower, Metrics, Views
+from yardmaster_eventlog.port import EventLog, Partition
+from yardmaster_eventlog.sqlite.log import SqliteLog
+from yardmaster_gateway.app import create_app, document
+from yardmaster_gateway.auth import digest_of
+from yardmaster_projections.cached import CachedReader
+from yardmaster_projections.errors import ViewsUnavailable
+from yardmaster_projections.redis.settings import RedisSettings
+from yardmaster_projections.redis.store import RedisViewStore
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_schemas.events.expiring import Stream, TaskOutputV1
+from yardmaster_views.follower import Follower, Metrics, Views
 
 JOB = {"project": "nlp", "resources": {"gpus": 1}, "run": {"command": ["true"]}}
 
@@ -377,7 +377,7 @@ class GatewayProcess:
         self.log = path / "gateway.log"
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "yardmaster.gateway.main"],
+                [sys.executable, "-m", "yardmaster_gateway.main"],
                 env=dict(os.environ)
                 | {
                     "YARD_LOG": f"sqlite:///{path / 'log.db'}",

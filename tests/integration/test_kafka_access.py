@@ -17,16 +17,16 @@ import pytest
 from tests.contract.conftest import topic
 from tests.support.redis_server import RedisServer
 from tests.support.secure_broker import PASSWORD, USER, Authority, SecureBroker
-from yardmaster.cli.local.plan import MODULES
-from yardmaster.cli.setup import Site, set_up
-from yardmaster.eventlog.errors import LogAccessRefused, LogError, LogNotTrusted, TlsUnusable
-from yardmaster.eventlog.kafka import KafkaLog
-from yardmaster.eventlog.kafka_membership import KafkaMembership
-from yardmaster.eventlog.kafka_settings import KafkaSettings
-from yardmaster.eventlog.port import Partition, Record
-from yardmaster.runtime.chance import SystemChance
-from yardmaster.runtime.clock import SystemClock
-from yardmaster.schemas.events.requests import LogMode
+from yardmaster_cli.setup import Site, set_up
+from yardmaster_eventlog.errors import LogAccessRefused, LogError, LogNotTrusted, TlsUnusable
+from yardmaster_eventlog.kafka.log import KafkaLog
+from yardmaster_eventlog.kafka.membership import KafkaMembership
+from yardmaster_eventlog.kafka.settings import KafkaSettings
+from yardmaster_eventlog.port import Partition, Record
+from yardmaster_localcluster.plan import MODULES
+from yardmaster_runtime.chance import SystemChance
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_schemas.events.requests import LogMode
 
 pytestmark = [pytest.mark.kafka, pytest.mark.xdist_group("kafka_tls")]
 

@@ -9,8 +9,8 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from tests.support.kafka_broker import KafkaBroker
-from yardmaster.cli.local import broker as local_broker
-from yardmaster.cli.local.ports import HOST, free_ports
+from yardmaster_localcluster import broker as local_broker
+from yardmaster_localcluster.ports import HOST, free_ports
 
 pytestmark = [pytest.mark.kafka, pytest.mark.xdist_group("kafka")]
 

@@ -10,19 +10,19 @@ from tests.support.redis_server import RedisServer
 from tests.support.redis_views import command
 from tests.support.views import telemetry
 from tests.unit.projections.test_cached import story
-from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.projections.cached import CachedReader
-from yardmaster.projections.errors import ViewsUnavailable
-from yardmaster.projections.fold import VIEWS
-from yardmaster.projections.redis import RedisViewStore
-from yardmaster.projections.redis_generations import RedisGenerations
-from yardmaster.projections.redis_settings import RedisSettings
-from yardmaster.projections.rows import JobRow, TaskRow
-from yardmaster.projections.store import Query
-from yardmaster.runtime.clock import SystemClock
-from yardmaster.schemas.topics import TOPICS
-from yardmaster.views import rebuild
-from yardmaster.views.follower import Follower, Metrics, Views
+from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_projections.cached import CachedReader
+from yardmaster_projections.errors import ViewsUnavailable
+from yardmaster_projections.fold import VIEWS
+from yardmaster_projections.redis.generations import RedisGenerations
+from yardmaster_projections.redis.settings import RedisSettings
+from yardmaster_projections.redis.store import RedisViewStore
+from yardmaster_projections.rows import JobRow, TaskRow
+from yardmaster_projections.store import Query
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_schemas.topics import TOPICS
+from yardmaster_views import rebuild
+from yardmaster_views.follower import Follower, Metrics, Views
 
 
 @pytest.fixture

@@ -9,16 +9,16 @@ from tests.support.redis_server import RedisServer
 from tests.support.redis_views import own_database
 from tests.support.views import telemetry
 from tests.unit.projections.test_cached import story
-from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.projections.cached import CachedReader
-from yardmaster.projections.errors import ViewsMoved
-from yardmaster.projections.redis import RedisViewStore
-from yardmaster.projections.redis_generations import RedisGenerations
-from yardmaster.projections.rows import NodeRow, SeenRow
-from yardmaster.projections.store import Put
-from yardmaster.runtime.clock import ManualClock, SystemClock
-from yardmaster.schemas.topics import HEARTBEATS, TOPICS
-from yardmaster.views.follower import Follower, Metrics, Views
+from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_projections.cached import CachedReader
+from yardmaster_projections.errors import ViewsMoved
+from yardmaster_projections.redis.generations import RedisGenerations
+from yardmaster_projections.redis.store import RedisViewStore
+from yardmaster_projections.rows import NodeRow, SeenRow
+from yardmaster_projections.store import Put
+from yardmaster_runtime.clock import ManualClock, SystemClock
+from yardmaster_schemas.topics import HEARTBEATS, TOPICS
+from yardmaster_views.follower import Follower, Metrics, Views
 
 
 async def test_a_worker_notices_a_rebuild_that_ends_at_its_own_position(

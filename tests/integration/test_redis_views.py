@@ -14,17 +14,17 @@ from pydantic import ValidationError
 
 from tests.support.redis_server import RedisServer
 from tests.support.redis_views import TlsFront, authority, command, own_database
-from yardmaster.projections.errors import ViewsDamaged, ViewsMoved, ViewsUnavailable
-from yardmaster.projections.redis import RedisViewStore
-from yardmaster.projections.redis_generations import RedisGenerations
-from yardmaster.projections.redis_settings import RedisSettings
-from yardmaster.projections.redis_wire import Wire
-from yardmaster.projections.rows import JobFacts, JobRow, ProjectRow, TaskRow
-from yardmaster.projections.store import Put, Query
-from yardmaster.runtime.clock import SystemClock
-from yardmaster.schemas.api import Phase
-from yardmaster.schemas.events.requests import ProjectConfig, SubmittedSpec
-from yardmaster.schemas.position import Position
+from yardmaster_projections.errors import ViewsDamaged, ViewsMoved, ViewsUnavailable
+from yardmaster_projections.redis.generations import RedisGenerations
+from yardmaster_projections.redis.settings import RedisSettings
+from yardmaster_projections.redis.store import RedisViewStore
+from yardmaster_projections.redis.wire import Wire
+from yardmaster_projections.rows import JobFacts, JobRow, ProjectRow, TaskRow
+from yardmaster_projections.store import Put, Query
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_schemas.api import Phase
+from yardmaster_schemas.events.requests import ProjectConfig, SubmittedSpec
+from yardmaster_schemas.position import Position
 
 SECRET = "correct-horse-battery"
 

@@ -13,34 +13,34 @@ import httpx
 import pytest
 
 from tests.support.otlp import Collector, Seen
-from yardmaster.cli.embedded import owner
-from yardmaster.cli.setup import Site, set_up
-from yardmaster.core.admission.machine import QuotaMachine
-from yardmaster.core.machine import Machine
-from yardmaster.core.scheduling.machine import SchedulerMachine
-from yardmaster.core.scheduling.policies import check
-from yardmaster.eventlog.codec import decode
-from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.eventlog.port import Partition
-from yardmaster.gateway import main as gateway
-from yardmaster.gateway.auth import StaticTokens
-from yardmaster.gateway.context import GatewayPorts
-from yardmaster.gateway.settings import GatewaySettings
-from yardmaster.node_agent import agent
-from yardmaster.projections.memory import MemoryViewStore
-from yardmaster.quota import main as quota
-from yardmaster.runtime.chance import SystemChance
-from yardmaster.runtime.clock import SystemClock
-from yardmaster.runtime.service import Ports
-from yardmaster.runtime.settings import RuntimeSettings
-from yardmaster.runtime.telemetry import Telemetry
-from yardmaster.runtime.tracing import TraceSettings, trace_id_of
-from yardmaster.runtime.verify import verify
-from yardmaster.scheduler import main as scheduler
-from yardmaster.schemas.events.requests import LogMode
-from yardmaster.schemas.topics import ADMISSIONS
-from yardmaster.views import main as views
-from yardmaster.views.follower import Views
+from yardmaster_cli.embedded import owner
+from yardmaster_cli.setup import Site, set_up
+from yardmaster_core.admission.machine import QuotaMachine
+from yardmaster_core.machine import Machine
+from yardmaster_core.scheduling.machine import SchedulerMachine
+from yardmaster_core.scheduling.policies import check
+from yardmaster_eventlog.codec import decode
+from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_eventlog.port import Partition
+from yardmaster_gateway import main as gateway
+from yardmaster_gateway.auth import StaticTokens
+from yardmaster_gateway.context import GatewayPorts
+from yardmaster_gateway.settings import GatewaySettings
+from yardmaster_node_agent import agent
+from yardmaster_projections.memory import MemoryViewStore
+from yardmaster_quota import main as quota
+from yardmaster_runtime.chance import SystemChance
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_runtime.replay.verify import verify
+from yardmaster_runtime.service import Ports
+from yardmaster_runtime.settings import RuntimeSettings
+from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_runtime.telemetry.tracing import TraceSettings, trace_id_of
+from yardmaster_scheduler import main as scheduler
+from yardmaster_schemas.events.requests import LogMode
+from yardmaster_schemas.topics import ADMISSIONS
+from yardmaster_views import main as views
+from yardmaster_views.follower import Views
 
 CELL = "main"
 TOKEN = "t" * 40

@@ -12,16 +12,16 @@ from tests.support.redis_server import RedisServer
 from tests.support.redis_views import own_database
 from tests.support.views_service import Story
 from tests.support.yard_cli import Said, run_yard
-from yardmaster.cli.datalock import announce
-from yardmaster.cli.local.redis_server import RedisServer as LocalRedis
-from yardmaster.eventlog.sqlite import SqliteLog
-from yardmaster.projections.redis import RedisViewStore
-from yardmaster.projections.redis_settings import RedisSettings
-from yardmaster.projections.rows import LogRow
-from yardmaster.projections.store import Put
-from yardmaster.runtime.clock import SystemClock
-from yardmaster.schemas.events.requests import LogMode
-from yardmaster.schemas.topics import TOPICS
+from yardmaster_eventlog.sqlite.log import SqliteLog
+from yardmaster_localcluster.data_lock import announce
+from yardmaster_localcluster.redis_server import RedisServer as LocalRedis
+from yardmaster_projections.redis.settings import RedisSettings
+from yardmaster_projections.redis.store import RedisViewStore
+from yardmaster_projections.rows import LogRow
+from yardmaster_projections.store import Put
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_schemas.events.requests import LogMode
+from yardmaster_schemas.topics import TOPICS
 
 OTHER = LogRow(cell="main", log_id="1" * 32, mode=LogMode.KAFKA, created_ms=1)
 

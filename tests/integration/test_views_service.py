@@ -16,12 +16,12 @@ from tests.support.kafka_broker import KafkaBroker
 from tests.support.redis_server import RedisServer
 from tests.support.views_service import Story, ViewsWorld
 from tests.support.yard_cli import run_yard
-from yardmaster.projections.redis_settings import RedisSettings
-from yardmaster.projections.redis_wire import Wire
-from yardmaster.projections.rows import JobRow, TaskRow
-from yardmaster.projections.store import Query
-from yardmaster.projections.usage import UsageRow
-from yardmaster.views.faust_app import GROUP
+from yardmaster_projections.redis.settings import RedisSettings
+from yardmaster_projections.redis.wire import Wire
+from yardmaster_projections.rows import JobRow, TaskRow
+from yardmaster_projections.store import Query
+from yardmaster_projections.usage import UsageRow
+from yardmaster_views.faust_app import GROUP
 
 pytestmark = [pytest.mark.kafka, pytest.mark.xdist_group("kafka-views"), pytest.mark.timeout(240)]
 

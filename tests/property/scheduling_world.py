@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.unit.core.scheduling.soundness import assert_sound
-from yardmaster.core.machine import Decision, Verdict
-from yardmaster.core.scheduling.entities import (
+from yardmaster_core.machine import Decision, Verdict
+from yardmaster_core.scheduling.state.entities import (
     BLOCKING,
     Node,
     NodeState,
@@ -21,12 +21,12 @@ from yardmaster.core.scheduling.entities import (
     ReplicaState,
     Task,
 )
-from yardmaster.core.scheduling.shapes import APART_AFTER
-from yardmaster.core.testing import Apply, Cell, Settle
-from yardmaster.schemas.envelope import Event
-from yardmaster.schemas.events import decisions as dec
-from yardmaster.schemas.events import node_events as nev
-from yardmaster.schemas.reasons import NUMBERS
+from yardmaster_core.scheduling.state.shapes import APART_AFTER
+from yardmaster_core.testing import Apply, Cell, Settle
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events import decisions as dec
+from yardmaster_schemas.events import node_events as nev
+from yardmaster_schemas.reasons import NUMBERS
 
 #: Where the record ids of hostile claims start; honest ones never get there.
 HOSTILE_SEQ = 10**9

@@ -22,12 +22,12 @@ from tests.unit.core.admission.desk import (
     pool,
     project,
 )
-from yardmaster.core.admission.apply import JUDGED
-from yardmaster.core.admission.machine import QuotaMachine
-from yardmaster.eventlog.codec import decode, encode
-from yardmaster.schemas.events import admissions as a
-from yardmaster.schemas.events import requests as r
-from yardmaster.schemas.reasons import AdmissionCode, RefusalCode
+from yardmaster_core.admission.apply import JUDGED
+from yardmaster_core.admission.machine import QuotaMachine
+from yardmaster_eventlog.codec import decode, encode
+from yardmaster_schemas.events import admissions as a
+from yardmaster_schemas.events import requests as r
+from yardmaster_schemas.reasons import AdmissionCode, RefusalCode
 
 JOBS = [f"{n}" * 12 for n in range(3)]
 jobs = st.sampled_from(JOBS)

@@ -8,13 +8,13 @@ from unittest.mock import patch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from yardmaster.core.machine import Decision, Verdict
-from yardmaster.core.scheduling.machine import SchedulerMachine
-from yardmaster.core.scheduling.policies import POLICIES
-from yardmaster.core.scheduling.policies.priority import PRIORITY
-from yardmaster.core.scheduling.policy import on_its_own
-from yardmaster.core.scheduling.state import ClusterState
-from yardmaster.core.testing import Cell
+from yardmaster_core.machine import Decision, Verdict
+from yardmaster_core.scheduling.machine import SchedulerMachine
+from yardmaster_core.scheduling.planner.policy import on_its_own
+from yardmaster_core.scheduling.policies import POLICIES
+from yardmaster_core.scheduling.policies.priority import PRIORITY
+from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.testing import Cell
 
 ALONE = {("priority", 1): replace(PRIORITY, alike=on_its_own)}
 STEPS = 40

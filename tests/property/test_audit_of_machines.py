@@ -22,12 +22,12 @@ from tests.support.logs import (
     started,
     submitted,
 )
-from yardmaster.core.admission.machine import QuotaMachine
-from yardmaster.core.audit import Audit
-from yardmaster.core.machine import Decision, Machine
-from yardmaster.core.scheduling.machine import SchedulerMachine
-from yardmaster.core.scheduling.policies import POLICIES
-from yardmaster.schemas.events.decisions import (
+from yardmaster_core.admission.machine import QuotaMachine
+from yardmaster_core.audit import Audit
+from yardmaster_core.machine import Decision, Machine
+from yardmaster_core.scheduling.machine import SchedulerMachine
+from yardmaster_core.scheduling.policies import POLICIES
+from yardmaster_schemas.events.decisions import (
     AllocationRevokedV1,
     NodeLostV1,
     NodeSilenceObservedV1,
@@ -35,7 +35,7 @@ from yardmaster.schemas.events.decisions import (
     SlotsAllocatedV1,
     StopRequestedV1,
 )
-from yardmaster.schemas.events.requests import (
+from yardmaster_schemas.events.requests import (
     CancelRequestedV1,
     DepartmentChangeRequestedV1,
     Enrolment,
@@ -56,7 +56,7 @@ from yardmaster.schemas.events.requests import (
     Quota,
     ResumeRequestedV1,
 )
-from yardmaster.schemas.resources import Resources
+from yardmaster_schemas.resources import Resources
 
 NODES = [f"n{i}" for i in range(4)]
 Key = tuple[str, int, int]

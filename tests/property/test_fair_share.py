@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tests.property.test_shares import exact_parts
 from tests.support.shares_by_claims import VARIANTS
 from tests.unit.core.scheduling.soundness import assert_sound
-from yardmaster.core.scheduling.runs import Claim
-from yardmaster.core.testing import Cell
+from yardmaster_core.scheduling.policies.fair_share.runs import Claim
+from yardmaster_core.testing import Cell
 
 jobs = st.lists(
     st.fixed_dictionaries(

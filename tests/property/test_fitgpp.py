@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.fitgpp_by_paper import Amounts, Running, eligible, scores
-from yardmaster.core.scheduling.entities import Task
-from yardmaster.core.testing import Cell
-from yardmaster.schemas.events.decisions import PreemptionRequestedV1, SlotsAllocatedV1
-from yardmaster.schemas.resources import Resources
+from yardmaster_core.scheduling.state.entities import Task
+from yardmaster_core.testing import Cell
+from yardmaster_schemas.events.decisions import PreemptionRequestedV1, SlotsAllocatedV1
+from yardmaster_schemas.resources import Resources
 
 #: Scores are integers in millionths: nearer to each other than this they may be told apart
 #: otherwise.

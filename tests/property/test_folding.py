@@ -18,22 +18,22 @@ from tests.support import events
 from tests.support.audit import assert_audit_clean
 from tests.support.honest_world import HonestWorld
 from tests.support.toy_cell import CELL, ToyCell
-from yardmaster.core.admission.machine import QuotaMachine
-from yardmaster.core.machine import Decision, Machine
-from yardmaster.core.scheduling.machine import SchedulerMachine
-from yardmaster.core.scheduling.policies import POLICIES, check
-from yardmaster.eventlog.codec import decode, encode
-from yardmaster.eventlog.errors import AppendOutcomeUnknown, LogUnavailable
-from yardmaster.eventlog.port import EventLog, Partition, Record, StoredRecord
-from yardmaster.eventlog.testing import Fault, FaultKind, FaultPlan, FaultyLog
-from yardmaster.runtime import replay
-from yardmaster.runtime.cycle import Leader
-from yardmaster.runtime.errors import Fenced
-from yardmaster.runtime.fold import Fold
-from yardmaster.schemas.envelope import Envelope
-from yardmaster.schemas.events import EVENTS
-from yardmaster.schemas.events import requests as req
-from yardmaster.schemas.topics import Topic
+from yardmaster_core.admission.machine import QuotaMachine
+from yardmaster_core.machine import Decision, Machine
+from yardmaster_core.scheduling.machine import SchedulerMachine
+from yardmaster_core.scheduling.policies import POLICIES, check
+from yardmaster_eventlog.codec import decode, encode
+from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogUnavailable
+from yardmaster_eventlog.port import EventLog, Partition, Record, StoredRecord
+from yardmaster_eventlog.testing import Fault, FaultKind, FaultPlan, FaultyLog
+from yardmaster_runtime.errors import Fenced
+from yardmaster_runtime.machine.cycle import Leader
+from yardmaster_runtime.machine.fold import Fold
+from yardmaster_runtime.replay import rebuild as replay
+from yardmaster_schemas.envelope import Envelope
+from yardmaster_schemas.events import EVENTS
+from yardmaster_schemas.events import requests as req
+from yardmaster_schemas.topics import Topic
 
 MACHINES = ("quota", "scheduler")
 

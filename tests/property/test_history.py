@@ -9,14 +9,14 @@ from hypothesis import settings
 
 from tests.property.test_scheduling import Histories
 from tests.support.histories import history_of
-from yardmaster.core.scheduling.entities import NodeState, Phase, ReplicaState
-from yardmaster.core.scheduling.state import ClusterState
-from yardmaster.core.testing import START_MS, Apply, Begin, Cell
-from yardmaster.schemas.envelope import Event
-from yardmaster.simulation.history import History
-from yardmaster.simulation.metrics import summary
-from yardmaster.simulation.series import Series, windows
-from yardmaster.simulation.tables import task_table
+from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.entities import NodeState, Phase, ReplicaState
+from yardmaster_core.testing import START_MS, Apply, Begin, Cell
+from yardmaster_schemas.envelope import Event
+from yardmaster_simulation.history import History
+from yardmaster_simulation.metrics import summary
+from yardmaster_simulation.series import Series, windows
+from yardmaster_simulation.tables import task_table
 
 PHASES = {"succeeded": Phase.SUCCEEDED, "failed": Phase.FAILED, "cancelled": Phase.CANCELLED}
 

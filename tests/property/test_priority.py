@@ -7,10 +7,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.core.scheduling.soundness import assert_sound
-from yardmaster.core.scheduling.entities import Task
-from yardmaster.core.testing import Cell
-from yardmaster.schemas.envelope import Event
-from yardmaster.schemas.events.decisions import (
+from yardmaster_core.scheduling.state.entities import Task
+from yardmaster_core.testing import Cell
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events.decisions import (
     PreemptionRequestedV1,
     SlotsAllocatedV1,
     TaskUnschedulableV1,

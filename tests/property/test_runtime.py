@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 from tests.support.toy_cell import CELL, ToyCell, answers
 from tests.support.toy_machine import ToyMachine, job_id, progress, request
-from yardmaster.eventlog.codec import decode
-from yardmaster.eventlog.errors import AppendOutcomeUnknown, LogError
-from yardmaster.eventlog.port import Partition, Record, StoredRecord
-from yardmaster.eventlog.testing import Fault, FaultKind, FaultPlan, FaultyLog
-from yardmaster.runtime.cycle import Leader
-from yardmaster.runtime.errors import Fenced
-from yardmaster.runtime.fold import Fold
-from yardmaster.runtime.verify import verify
-from yardmaster.runtime.waiting import together
-from yardmaster.schemas.events.machine import CycleCommittedV1
+from yardmaster_eventlog.codec import decode
+from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogError
+from yardmaster_eventlog.port import Partition, Record, StoredRecord
+from yardmaster_eventlog.testing import Fault, FaultKind, FaultPlan, FaultyLog
+from yardmaster_runtime.errors import Fenced
+from yardmaster_runtime.machine.cycle import Leader
+from yardmaster_runtime.machine.fold import Fold
+from yardmaster_runtime.replay.verify import verify
+from yardmaster_runtime.waiting import together
+from yardmaster_schemas.events.machine import CycleCommittedV1
 
 REQUESTS = Partition("requests")
 

@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from tests.property.scheduling_world import World
-from yardmaster.core.scheduling.entities import ReplicaState
-from yardmaster.core.scheduling.placement import PLACEMENTS
-from yardmaster.core.scheduling.policies import POLICIES
-from yardmaster.core.scheduling.policy import Policy
-from yardmaster.core.scheduling.state import ClusterState
-from yardmaster.core.testing import fold
-from yardmaster.schemas import plain
-from yardmaster.schemas.events import admissions as adm
-from yardmaster.schemas.events import node_events as nev
-from yardmaster.schemas.events import requests as req
-from yardmaster.schemas.events.node_events import ExecutorKind
-from yardmaster.schemas.reasons import StartFailure
-from yardmaster.schemas.resources import Resources
+from yardmaster_core.scheduling.planner.placement import PLACEMENTS
+from yardmaster_core.scheduling.planner.policy import Policy
+from yardmaster_core.scheduling.policies import POLICIES
+from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.entities import ReplicaState
+from yardmaster_core.testing import fold
+from yardmaster_schemas import plain
+from yardmaster_schemas.events import admissions as adm
+from yardmaster_schemas.events import node_events as nev
+from yardmaster_schemas.events import requests as req
+from yardmaster_schemas.events.node_events import ExecutorKind
+from yardmaster_schemas.reasons import StartFailure
+from yardmaster_schemas.resources import Resources
 
 NODES = ("n1", "n2", "n3")
 #: GPUs of nodes over which a gang may be laid.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.support.shares_by_claims import VARIANTS, demand_proportional, max_min
 from tests.support.shares_reference import VARIANTS as REFERENCE
 from tests.support.shares_reference import Division
-from yardmaster.core.scheduling.runs import Claim, Kind, Run, oldest
+from yardmaster_core.scheduling.policies.fair_share.runs import Claim, Kind, Run, oldest
 
 divisions = st.sampled_from(list(VARIANTS.values()))
 weights = st.integers(1, 6)

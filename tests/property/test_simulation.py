@@ -9,12 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from tests.support.simulated import Ran, job, node, ran
-from yardmaster.core.scheduling.placement import PLACEMENTS
-from yardmaster.core.scheduling.policies import POLICIES
-from yardmaster.schemas.envelope import Event
-from yardmaster.schemas.events.decisions import SlotsAllocatedV1, TaskEndedV1
-from yardmaster.schemas.events.requests import DetailsRef
-from yardmaster.simulation.workload import Behaviour, NodeFaults
+from yardmaster_core.scheduling.planner.placement import PLACEMENTS
+from yardmaster_core.scheduling.policies import POLICIES
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events.decisions import SlotsAllocatedV1, TaskEndedV1
+from yardmaster_schemas.events.requests import DetailsRef
+from yardmaster_simulation.workload import Behaviour, NodeFaults
 
 JOBS = st.lists(
     st.builds(

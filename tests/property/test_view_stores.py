@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.support.events import sample
 from tests.support.redis_server import RedisServer
 from tests.support.redis_views import own_database
-from yardmaster.projections.memory import MemoryViewStore
-from yardmaster.projections.redis import RedisViewStore
-from yardmaster.projections.rows import (
+from yardmaster_projections.memory import MemoryViewStore
+from yardmaster_projections.redis.store import RedisViewStore
+from yardmaster_projections.rows import (
     JobFacts,
     JobRow,
     NodeRow,
@@ -22,14 +22,14 @@ from yardmaster.projections.rows import (
     TallyRow,
     TaskRow,
 )
-from yardmaster.projections.store import Change, Delete, Put, Query
-from yardmaster.runtime.clock import SystemClock
-from yardmaster.schemas.api import Phase
-from yardmaster.schemas.events.decisions import Placement
-from yardmaster.schemas.events.details import Run
-from yardmaster.schemas.events.node_events import NodeJoinedV1
-from yardmaster.schemas.events.requests import ProjectConfig, SubmittedSpec
-from yardmaster.schemas.position import Position
+from yardmaster_projections.store import Change, Delete, Put, Query
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_schemas.api import Phase
+from yardmaster_schemas.events.decisions import Placement
+from yardmaster_schemas.events.details import Run
+from yardmaster_schemas.events.node_events import NodeJoinedV1
+from yardmaster_schemas.events.requests import ProjectConfig, SubmittedSpec
+from yardmaster_schemas.position import Position
 
 KEPT = 12
 JOBS = [f"{name}00000000000" for name in "ab0"]

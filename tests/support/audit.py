@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from yardmaster.core.audit import Audit, Finding, record_digest
-from yardmaster.eventlog import codec
-from yardmaster.eventlog.errors import UnknownTopic
-from yardmaster.eventlog.port import EventLog, Partition
-from yardmaster.schemas.envelope import Envelope
-from yardmaster.schemas.errors import SchemaError
-from yardmaster.schemas.topics import ADMISSIONS, DECISIONS, NODE_EVENTS, REQUESTS
+from yardmaster_core.audit import Audit, Finding, record_digest
+from yardmaster_eventlog import codec
+from yardmaster_eventlog.errors import UnknownTopic
+from yardmaster_eventlog.port import EventLog, Partition
+from yardmaster_schemas.envelope import Envelope
+from yardmaster_schemas.errors import SchemaError
+from yardmaster_schemas.topics import ADMISSIONS, DECISIONS, NODE_EVENTS, REQUESTS
 
 #: What is read first was written last, so that a log still written to has all inputs of its cycles.
 TOPICS = (DECISIONS, NODE_EVENTS, ADMISSIONS, REQUESTS)

@@ -15,23 +15,23 @@ from tests.support.logs import (
     subject_of,
     submitted,
 )
-from yardmaster.core.admission.machine import QuotaMachine
-from yardmaster.core.scheduling.machine import SchedulerMachine
-from yardmaster.core.scheduling.policies import check
-from yardmaster.eventlog.codec import decode, encode
-from yardmaster.eventlog.errors import UnknownTopic
-from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.eventlog.port import Partition, Record
-from yardmaster.eventlog.snapshots import SnapshotStore
-from yardmaster.runtime.chance import SeededChance
-from yardmaster.runtime.clock import ManualClock
-from yardmaster.runtime.replay import verify
-from yardmaster.runtime.service import Ports, candidate
-from yardmaster.runtime.settings import RuntimeSettings, SnapshotLimits
-from yardmaster.runtime.telemetry import Telemetry
-from yardmaster.scheduler import main as scheduler
-from yardmaster.schemas.envelope import Event
-from yardmaster.schemas.events.requests import (
+from yardmaster_core.admission.machine import QuotaMachine
+from yardmaster_core.scheduling.machine import SchedulerMachine
+from yardmaster_core.scheduling.policies import check
+from yardmaster_eventlog.codec import decode, encode
+from yardmaster_eventlog.errors import UnknownTopic
+from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_eventlog.port import Partition, Record
+from yardmaster_eventlog.snapshots import SnapshotStore
+from yardmaster_runtime.chance import SeededChance
+from yardmaster_runtime.clock import ManualClock
+from yardmaster_runtime.replay.rebuild import verify
+from yardmaster_runtime.service import Ports, candidate
+from yardmaster_runtime.settings import RuntimeSettings, SnapshotLimits
+from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_scheduler import main as scheduler
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events.requests import (
     DepartmentChangeRequestedV1,
     DepartmentConfig,
     PolicyRef,
@@ -40,8 +40,8 @@ from yardmaster.schemas.events.requests import (
     ProjectChangeRequestedV1,
     ProjectConfig,
 )
-from yardmaster.schemas.resources import Resources
-from yardmaster.schemas.topics import TOPICS, assignments
+from yardmaster_schemas.resources import Resources
+from yardmaster_schemas.topics import TOPICS, assignments
 
 
 def job(number: int) -> str:

@@ -17,25 +17,25 @@ from typing import Any, Self, TypeVar
 
 from tests.support.audit import audit_log
 from tests.support.forks import fork
-from yardmaster.cli.local.fleet import KAFKA, READY_LIMIT_S, REDIS, Fleet, Member
-from yardmaster.cli.local.layout import DataLayout
-from yardmaster.cli.local.leftovers import MARK, end, of_cluster, of_tasks
-from yardmaster.cli.local.plan import Counts, FreePorts, Wanted
-from yardmaster.cli.local.process import ServiceProcess
-from yardmaster.client.api import ApiError, Client
-from yardmaster.core.admission.machine import QuotaMachine
-from yardmaster.core.machine import Machine
-from yardmaster.core.scheduling.machine import SchedulerMachine
-from yardmaster.core.scheduling.policies import check
-from yardmaster.eventlog.codec import decode
-from yardmaster.eventlog.kafka import KafkaLog
-from yardmaster.eventlog.kafka_settings import KafkaSettings
-from yardmaster.eventlog.port import EventLog, Partition
-from yardmaster.runtime import replay
-from yardmaster.runtime.clock import SystemClock
-from yardmaster.schemas.api import JobSpec, Phase, Task
-from yardmaster.schemas.envelope import Event
-from yardmaster.schemas.events.decisions import TaskEndedV1
+from yardmaster.client import ApiError, Client
+from yardmaster_core.admission.machine import QuotaMachine
+from yardmaster_core.machine import Machine
+from yardmaster_core.scheduling.machine import SchedulerMachine
+from yardmaster_core.scheduling.policies import check
+from yardmaster_eventlog.codec import decode
+from yardmaster_eventlog.kafka.log import KafkaLog
+from yardmaster_eventlog.kafka.settings import KafkaSettings
+from yardmaster_eventlog.port import EventLog, Partition
+from yardmaster_localcluster.fleet import KAFKA, READY_LIMIT_S, REDIS, Fleet, Member
+from yardmaster_localcluster.layout import DataLayout
+from yardmaster_localcluster.orphans import MARK, end, of_cluster, of_tasks
+from yardmaster_localcluster.plan import Counts, FreePorts, Wanted
+from yardmaster_localcluster.process import ServiceProcess
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_runtime.replay import rebuild as replay
+from yardmaster_schemas.api import JobSpec, Phase, Task
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events.decisions import TaskEndedV1
 
 T = TypeVar("T")
 

@@ -18,8 +18,8 @@ from testcontainers.core.container import DockerContainer
 from testcontainers.core.wait_strategies import LogMessageWaitStrategy
 
 from tests.support.leftovers import let_go
-from yardmaster.cli.local.broker import KAFKA_VERSION
-from yardmaster.cli.local.ports import HOST, free_ports
+from yardmaster_localcluster.broker import KAFKA_VERSION
+from yardmaster_localcluster.ports import HOST, free_ports
 
 # What watches over containers is an image from a registry; here each is stopped by who started it.
 testcontainers_config.ryuk_disabled = True

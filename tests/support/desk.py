@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.support.cluster import Cluster
-from yardmaster.eventlog.codec import encode
-from yardmaster.eventlog.port import EventLog, Partition, Record
-from yardmaster.runtime.clock import SystemClock
-from yardmaster.schemas.envelope import Actor, ActorKind, Envelope, Event
-from yardmaster.schemas.events.details import JobDetailedV1, Run
-from yardmaster.schemas.events.requests import (
+from yardmaster_eventlog.codec import encode
+from yardmaster_eventlog.port import EventLog, Partition, Record
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
+from yardmaster_schemas.events.details import JobDetailedV1, Run
+from yardmaster_schemas.events.requests import (
     DetailsRef,
     PolicyRef,
     PoolChangeRequestedV1,
@@ -18,8 +18,8 @@ from yardmaster.schemas.events.requests import (
     SubmittedSpec,
     TaskSubmittedV1,
 )
-from yardmaster.schemas.resources import Resources
-from yardmaster.schemas.topics import DETAILS, REQUESTS
+from yardmaster_schemas.resources import Resources
+from yardmaster_schemas.topics import DETAILS, REQUESTS
 
 CELL = "main"
 

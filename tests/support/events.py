@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from hypothesis import strategies as st
 
-from yardmaster.eventlog.codec import adapter
-from yardmaster.schemas.envelope import Envelope, Event
-from yardmaster.schemas.events import EVENTS
-from yardmaster.schemas.generate import event_schema
-from yardmaster.schemas.topics import TOPICS
+from yardmaster_eventlog.codec import adapter
+from yardmaster_schemas.envelope import Envelope, Event
+from yardmaster_schemas.events import EVENTS
+from yardmaster_schemas.generate import event_schema
+from yardmaster_schemas.topics import TOPICS
 
 Json = dict[str, Any]
 NOW_MS: Final = 1_767_225_600_123

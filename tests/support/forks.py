@@ -17,16 +17,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from yardmaster.cli.local.plan import MODULES
+from yardmaster_localcluster.plan import MODULES
 
 _COMMANDS: Final = (
     *("dev", "embedded", "explain", "logs", "ls", "main", "nodes", "pools", "projects", "replay"),
     *("set", "setup", "submit", "tasks"),
 )
 _MODULES: Final = (
-    *(f"yardmaster.cli.{name}" for name in _COMMANDS),
+    *(f"yardmaster_cli.{name}" for name in _COMMANDS),
     *MODULES.values(),
-    *("yardmaster.eventlog.kafka", "yardmaster.eventlog.kafka_membership"),
+    *("yardmaster_eventlog.kafka.log", "yardmaster_eventlog.kafka.membership"),
 )
 #: Reads one request a line: what to start (answered with its pid), or whose exit code is wanted
 #: (null: it lives). A child does what `python -m MODULE WORDS` does once it has imported.
@@ -34,8 +34,8 @@ _PARENT: Final = """
 import importlib, json, os, sys
 for name in sys.argv[1:]:
     importlib.import_module(name)
-from yardmaster.eventlog import codec
-from yardmaster.schemas.events import EVENTS
+from yardmaster_eventlog import codec
+from yardmaster_schemas.events import EVENTS
 for kind in EVENTS:
     codec.adapter(*kind)
 print("ready", flush=True)

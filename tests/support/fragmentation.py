@@ -4,10 +4,10 @@ against.
 
 from collections.abc import Mapping, Sequence
 
-from yardmaster.core.scheduling.fragmentation import COARSE
-from yardmaster.core.scheduling.indexes import STEP, Room
-from yardmaster.core.scheduling.shapes import WHOLE, Shape
-from yardmaster.core.scheduling.workload import Class
+from yardmaster_core.scheduling.planner.fragmentation import COARSE
+from yardmaster_core.scheduling.state.indexes import STEP, Room
+from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
+from yardmaster_core.scheduling.state.workload import Class
 
 
 def useless_to(

@@ -9,31 +9,31 @@ import httpx
 from tests.support import logs
 from tests.support.audit import assert_audit_clean
 from tests.support.views import telemetry
-from yardmaster.core.admission.machine import QuotaMachine
-from yardmaster.core.machine import Machine
-from yardmaster.core.scheduling.machine import SchedulerMachine
-from yardmaster.core.scheduling.policies import check
-from yardmaster.eventlog.codec import decode, encode
-from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.eventlog.port import EventLog, Partition
-from yardmaster.gateway.app import create_app
-from yardmaster.gateway.auth import Identity, StaticTokens
-from yardmaster.gateway.context import GatewayPorts
-from yardmaster.gateway.rights import Binding, Caller
-from yardmaster.gateway.settings import GatewaySettings
-from yardmaster.projections.fold import USAGE
-from yardmaster.projections.memory import MemoryViewStore
-from yardmaster.runtime.chance import SeededChance
-from yardmaster.runtime.clock import Clock, SystemClock
-from yardmaster.runtime.cycle import Leader
-from yardmaster.runtime.fold import Fold
-from yardmaster.runtime.inputs import Upstream
-from yardmaster.runtime.metrics import RuntimeMetrics
-from yardmaster.runtime.observations import Observations
-from yardmaster.runtime.settings import CycleLimits
-from yardmaster.schemas.envelope import Actor, ActorKind, Envelope, Event
-from yardmaster.schemas.events.admissions import RoleName, Scope
-from yardmaster.schemas.events.requests import (
+from yardmaster_core.admission.machine import QuotaMachine
+from yardmaster_core.machine import Machine
+from yardmaster_core.scheduling.machine import SchedulerMachine
+from yardmaster_core.scheduling.policies import check
+from yardmaster_eventlog.codec import decode, encode
+from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_eventlog.port import EventLog, Partition
+from yardmaster_gateway.app import create_app
+from yardmaster_gateway.auth import Identity, StaticTokens
+from yardmaster_gateway.context import GatewayPorts
+from yardmaster_gateway.rights import Binding, Caller
+from yardmaster_gateway.settings import GatewaySettings
+from yardmaster_projections.fold import USAGE
+from yardmaster_projections.memory import MemoryViewStore
+from yardmaster_runtime.chance import SeededChance
+from yardmaster_runtime.clock import Clock, SystemClock
+from yardmaster_runtime.machine.cycle import Leader
+from yardmaster_runtime.machine.fold import Fold
+from yardmaster_runtime.machine.inputs import Upstream
+from yardmaster_runtime.machine.observations import Observations
+from yardmaster_runtime.settings import CycleLimits
+from yardmaster_runtime.telemetry.machine_metrics import RuntimeMetrics
+from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
+from yardmaster_schemas.events.admissions import RoleName, Scope
+from yardmaster_schemas.events.requests import (
     DepartmentChangeRequestedV1,
     DepartmentConfig,
     LogCreatedV1,
@@ -44,8 +44,8 @@ from yardmaster.schemas.events.requests import (
     ProjectChangeRequestedV1,
     ProjectConfig,
 )
-from yardmaster.schemas.topics import TOPICS
-from yardmaster.views.follower import Follower, Metrics, Views
+from yardmaster_schemas.topics import TOPICS
+from yardmaster_views.follower import Follower, Metrics, Views
 
 CELL = "main"
 JSON = {"Content-Type": "application/json"}

@@ -1,7 +1,7 @@
 """What a `Cell` went through, as a `History`."""
 
-from yardmaster.core.testing import Apply, Begin, Cell
-from yardmaster.simulation.history import History
+from yardmaster_core.testing import Apply, Begin, Cell
+from yardmaster_simulation.history import History
 
 
 def history_of(cell: Cell) -> History:

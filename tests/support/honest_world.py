@@ -21,9 +21,9 @@ from tests.support.logs import (
     subject_of,
     submitted,
 )
-from yardmaster.schemas.envelope import Envelope, Event
-from yardmaster.schemas.events import requests as req
-from yardmaster.schemas.events.decisions import (
+from yardmaster_schemas.envelope import Envelope, Event
+from yardmaster_schemas.events import requests as req
+from yardmaster_schemas.events.decisions import (
     AllocationRevokedV1,
     NodeLostV1,
     NodeSilenceObservedV1,
@@ -32,12 +32,8 @@ from yardmaster.schemas.events.decisions import (
     StopRequestedV1,
     TaskEndedV1,
 )
-from yardmaster.schemas.events.node_events import (
-    CheckpointDoneV1,
-    NodeDrainedV1,
-    TaskProgressedV1,
-)
-from yardmaster.schemas.resources import Resources
+from yardmaster_schemas.events.node_events import CheckpointDoneV1, NodeDrainedV1, TaskProgressedV1
+from yardmaster_schemas.resources import Resources
 
 PRIORITY = req.PolicyRef(name="priority")
 POOLS = ("default", "spare")

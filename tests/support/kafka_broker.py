@@ -1,6 +1,6 @@
 """A real Apache Kafka broker for tests; `yard up --local` runs the same."""
 
-from yardmaster.cli.local.broker import (
+from yardmaster_localcluster.broker import (
     COORDINATES,
     KAFKA_VERSION,
     START_LIMIT_S,

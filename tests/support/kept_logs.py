@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.eventlog.port import EventLog, Partition, Record
-from yardmaster.eventlog.sqlite import SqliteLog
-from yardmaster.runtime.clock import ManualClock
-from yardmaster.schemas.topics import TOPICS
+from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_eventlog.port import EventLog, Partition, Record
+from yardmaster_eventlog.sqlite.log import SqliteLog
+from yardmaster_runtime.clock import ManualClock
+from yardmaster_schemas.topics import TOPICS
 
 FOLDER: Final = Path(__file__).parents[1] / "data" / "logs"
 #: Each kept log, by folder and form.

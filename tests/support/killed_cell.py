@@ -25,17 +25,17 @@ import httpx
 from tests.support import witness
 from tests.support.audit import audit_log
 from tests.support.forks import Forked, fork
-from yardmaster.cli.local.ports import free_ports
-from yardmaster.core.scheduling.machine import SchedulerMachine
-from yardmaster.eventlog.codec import decode
-from yardmaster.eventlog.port import EventLog, Partition
-from yardmaster.eventlog.sqlite import SqliteLog
-from yardmaster.runtime import replay
-from yardmaster.runtime.clock import SystemClock
-from yardmaster.schemas.envelope import Event
-from yardmaster.schemas.events.admissions import TaskAdmittedV1, TaskRejectedV1
-from yardmaster.schemas.events.decisions import SlotsAllocatedV1, TaskEndedV1
-from yardmaster.schemas.events.requests import TaskSubmittedV1
+from yardmaster_core.scheduling.machine import SchedulerMachine
+from yardmaster_eventlog.codec import decode
+from yardmaster_eventlog.port import EventLog, Partition
+from yardmaster_eventlog.sqlite.log import SqliteLog
+from yardmaster_localcluster.ports import free_ports
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_runtime.replay import rebuild as replay
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events.admissions import TaskAdmittedV1, TaskRejectedV1
+from yardmaster_schemas.events.decisions import SlotsAllocatedV1, TaskEndedV1
+from yardmaster_schemas.events.requests import TaskSubmittedV1
 
 DEADLINE_S = 120.0
 
@@ -85,7 +85,7 @@ class KilledDev:
         assert self._process is None
         args = ["dev", "--port", str(self.port), *([] if self.starts else self._flags)]
         self._process = fork(
-            "yardmaster.cli.main", args, env=self.env, cwd=self.folder, stdout=self.words_file
+            "yardmaster_cli.main", args, env=self.env, cwd=self.folder, stdout=self.words_file
         )
         self.starts += 1
 
@@ -120,7 +120,7 @@ class KilledDev:
     def yard(self, *args: str) -> "subprocess.CompletedProcess[str]":
         """A command, as a user gives it."""
         return subprocess.run(
-            [sys.executable, "-m", "yardmaster.cli.main", *args],
+            [sys.executable, "-m", "yardmaster_cli.main", *args],
             env=self.env,
             capture_output=True,
             text=True,

@@ -10,33 +10,33 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from yardmaster.core.audit import record_digest
-from yardmaster.core.commit import GENESIS, marks, range_digest, source_of
-from yardmaster.eventlog import codec
-from yardmaster.eventlog.port import EventLog, Partition, Record
-from yardmaster.schemas.envelope import Actor, ActorKind, Envelope, Event
-from yardmaster.schemas.events.admissions import (
+from yardmaster_core.audit import record_digest
+from yardmaster_core.commit import GENESIS, marks, range_digest, source_of
+from yardmaster_eventlog import codec
+from yardmaster_eventlog.port import EventLog, Partition, Record
+from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
+from yardmaster_schemas.events.admissions import (
     AdmittedSpec,
     EntitlementsChangedV1,
     Level,
     PoolConfiguredV1,
     TaskAdmittedV1,
 )
-from yardmaster.schemas.events.decisions import Placement, SlotsAllocatedV1
-from yardmaster.schemas.events.machine import (
+from yardmaster_schemas.events.decisions import Placement, SlotsAllocatedV1
+from yardmaster_schemas.events.machine import (
     CycleCommittedV1,
     InputRange,
     PolicyInUse,
     RefusedRange,
     TermStartedV1,
 )
-from yardmaster.schemas.events.node_events import (
+from yardmaster_schemas.events.node_events import (
     NodeJoinedV1,
     SlotsReleasedV1,
     TaskExitedV1,
     TaskStartedV1,
 )
-from yardmaster.schemas.events.requests import (
+from yardmaster_schemas.events.requests import (
     DepartmentConfig,
     DetailsRef,
     ExitZero,
@@ -50,9 +50,9 @@ from yardmaster.schemas.events.requests import (
     TaskSubmittedV1,
     Unschedulable,
 )
-from yardmaster.schemas.reasons import RefusalCode, Start
-from yardmaster.schemas.resources import Resources
-from yardmaster.schemas.sources import agent_source
+from yardmaster_schemas.reasons import RefusalCode, Start
+from yardmaster_schemas.resources import Resources
+from yardmaster_schemas.sources import agent_source
 
 START_MS = 1_767_225_600_000  # 2026-01-01T00:00Z
 BOOT = "3f0c6a52-8d11-4b0e-9a6c-5f2d1e0b7c44"

@@ -14,16 +14,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from yardmaster.eventlog import codec
-from yardmaster.eventlog.errors import LogUnavailable
-from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.eventlog.port import EventLog, Partition, Record
-from yardmaster.node_agent.agent import Ports, Settings, host_ports, run
-from yardmaster.runtime.chance import SystemChance
-from yardmaster.runtime.clock import Clock, SystemClock
-from yardmaster.runtime.telemetry import Telemetry
-from yardmaster.schemas.envelope import Actor, ActorKind, Envelope, Event
-from yardmaster.schemas.events.decisions import (
+from yardmaster_eventlog import codec
+from yardmaster_eventlog.errors import LogUnavailable
+from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_eventlog.port import EventLog, Partition, Record
+from yardmaster_node_agent.agent import Ports, Settings, host_ports, run
+from yardmaster_runtime.chance import SystemChance
+from yardmaster_runtime.clock import Clock, SystemClock
+from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
+from yardmaster_schemas.events.decisions import (
     AllocationRevokedV1,
     Checkpoint,
     LossCause,
@@ -33,18 +33,18 @@ from yardmaster.schemas.events.decisions import (
     SlotsAllocatedV1,
     StopRequestedV1,
 )
-from yardmaster.schemas.events.details import JobDetailedV1, Run, StopSignal
-from yardmaster.schemas.events.expiring import TaskOutputV1
-from yardmaster.schemas.events.node_events import (
+from yardmaster_schemas.events.details import JobDetailedV1, Run, StopSignal
+from yardmaster_schemas.events.expiring import TaskOutputV1
+from yardmaster_schemas.events.node_events import (
     NodeJoinedV1,
     SlotsReleasedV1,
     TaskExitedV1,
     TaskStartedV1,
 )
-from yardmaster.schemas.events.requests import DetailsRef
-from yardmaster.schemas.reasons import Start, Stop, StopCode
-from yardmaster.schemas.relayed import RelayedFrom
-from yardmaster.schemas.topics import (
+from yardmaster_schemas.events.requests import DetailsRef
+from yardmaster_schemas.reasons import Start, Stop, StopCode
+from yardmaster_schemas.relayed import RelayedFrom
+from yardmaster_schemas.topics import (
     DETAILS,
     HEARTBEATS,
     NODE_EVENTS,

@@ -12,13 +12,13 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from yardmaster.core.scheduling.entities import Task
-from yardmaster.core.scheduling.machine import SchedulerMachine
-from yardmaster.core.testing import DETAILS, admitted_spec
-from yardmaster.schemas.events import admissions as adm
-from yardmaster.schemas.events import node_events as nev
-from yardmaster.schemas.events import requests as req
-from yardmaster.schemas.resources import Resources
+from yardmaster_core.scheduling.machine import SchedulerMachine
+from yardmaster_core.scheduling.state.entities import Task
+from yardmaster_core.testing import DETAILS, admitted_spec
+from yardmaster_schemas.events import admissions as adm
+from yardmaster_schemas.events import node_events as nev
+from yardmaster_schemas.events import requests as req
+from yardmaster_schemas.resources import Resources
 
 TRACES: Final = Path(__file__).parent.parent / "data" / "traces"
 #: By placement: the published part of all GPUs that is allocated, in percent.

@@ -1,5 +1,5 @@
 """A real Redis server for tests; `yard up --local` runs the same."""
 
-from yardmaster.cli.local.redis_server import RedisFailed, RedisServer, redis_program
+from yardmaster_localcluster.redis_server import RedisFailed, RedisServer, redis_program
 
 __all__ = ["RedisFailed", "RedisServer", "redis_program"]

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tests.support.redis_server import RedisServer
-from yardmaster.projections.redis_settings import RedisSettings
+from yardmaster_projections.redis.settings import RedisSettings
 
 #: The database, of a server that others use too, which tests of the store may empty.
 OWN: int = 9

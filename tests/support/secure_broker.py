@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tests.support.kafka_broker import KafkaBroker
-from yardmaster.cli.local.ports import HOST, free_ports
-from yardmaster.eventlog.kafka_settings import KafkaSettings
+from yardmaster_eventlog.kafka.settings import KafkaSettings
+from yardmaster_localcluster.ports import HOST, free_ports
 
 USER: Final = "yard"
 PASSWORD: Final = "correct-horse-battery"

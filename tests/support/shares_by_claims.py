@@ -8,8 +8,9 @@ from functools import partial
 from typing import Final
 
 from tests.support.shares_reference import Division
-from yardmaster.core.scheduling import runs, shares
-from yardmaster.core.scheduling.runs import Claim, Kind, runs_of
+from yardmaster_core.scheduling.policies.fair_share import max_min as shares
+from yardmaster_core.scheduling.policies.fair_share import runs
+from yardmaster_core.scheduling.policies.fair_share.runs import Claim, Kind, runs_of
 
 
 def _by_kinds(divide: runs.Division, capacity: int, claims: Sequence[Claim]) -> list[int]:

@@ -12,11 +12,17 @@ from itertools import pairwise
 from math import gcd
 from typing import Final
 
-from yardmaster.core.scheduling.entities import Department, Holders, Job, Pool, Project
-from yardmaster.core.scheduling.parties import Party, Pools, could_fit, held_by, weight_of
-from yardmaster.core.scheduling.runs import Claim
-from yardmaster.core.scheduling.shapes import WHOLE
-from yardmaster.schemas.events.requests import Quota
+from yardmaster_core.scheduling.policies.fair_share.claimants import (
+    Party,
+    Pools,
+    could_fit,
+    held_by,
+    weight_of,
+)
+from yardmaster_core.scheduling.policies.fair_share.runs import Claim
+from yardmaster_core.scheduling.state.entities import Department, Holders, Job, Pool, Project
+from yardmaster_core.scheduling.state.shapes import WHOLE
+from yardmaster_schemas.events.requests import Quota
 
 Division = Callable[[int, Sequence[Claim]], list[int]]
 

@@ -5,19 +5,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from yardmaster.core.admission.machine import QuotaMachine
-from yardmaster.core.scheduling.machine import SchedulerMachine
-from yardmaster.core.scheduling.policies import check
-from yardmaster.eventlog.port import Partition, Record
-from yardmaster.eventlog.sqlite_writer import SqliteWriter
-from yardmaster.runtime.verify import Report, verify
-from yardmaster.schemas.envelope import Event
-from yardmaster.schemas.events.requests import PolicyRef, PoolConfig, SubmittedSpec
-from yardmaster.schemas.resources import Resources
-from yardmaster.simulation.driver import CELL
-from yardmaster.simulation.tape import TOPICS, MemoryTape
-from yardmaster.simulation.workload import DEFAULT, Listed, SimJob, SimNode, Workload, pool
-from yardmaster.simulation.world import START_MS, World
+from yardmaster_core.admission.machine import QuotaMachine
+from yardmaster_core.scheduling.machine import SchedulerMachine
+from yardmaster_core.scheduling.policies import check
+from yardmaster_eventlog.port import Partition, Record
+from yardmaster_eventlog.sqlite.writer import SqliteWriter
+from yardmaster_runtime.replay.verify import Report, verify
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events.requests import PolicyRef, PoolConfig, SubmittedSpec
+from yardmaster_schemas.resources import Resources
+from yardmaster_simulation.driver import CELL
+from yardmaster_simulation.log_sink import TOPICS, MemoryTape
+from yardmaster_simulation.workload import DEFAULT, Listed, SimJob, SimNode, Workload, pool
+from yardmaster_simulation.world import START_MS, World
 
 E = TypeVar("E", bound=Event)
 

@@ -9,23 +9,23 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tests.support.toy_machine import ToyMachine, ToyState, request
-from yardmaster.core.machine import Machine
-from yardmaster.eventlog.codec import decode, encode
-from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.eventlog.port import EventLog, Partition, Record, StoredRecord
-from yardmaster.eventlog.snapshots import SnapshotStore
-from yardmaster.runtime.candidate import Candidate
-from yardmaster.runtime.chance import SeededChance
-from yardmaster.runtime.clock import ManualClock
-from yardmaster.runtime.cycle import Leader
-from yardmaster.runtime.election import Election, SoleCandidate
-from yardmaster.runtime.fold import Fold
-from yardmaster.runtime.metrics import RuntimeMetrics
-from yardmaster.runtime.observations import Observations
-from yardmaster.runtime.settings import CycleLimits, RuntimeSettings
-from yardmaster.runtime.telemetry import Telemetry
-from yardmaster.schemas.envelope import Envelope, Event
-from yardmaster.schemas.topics import TOPICS
+from yardmaster_core.machine import Machine
+from yardmaster_eventlog.codec import decode, encode
+from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_eventlog.port import EventLog, Partition, Record, StoredRecord
+from yardmaster_eventlog.snapshots import SnapshotStore
+from yardmaster_runtime.chance import SeededChance
+from yardmaster_runtime.clock import ManualClock
+from yardmaster_runtime.machine.candidate import Candidate
+from yardmaster_runtime.machine.cycle import Leader
+from yardmaster_runtime.machine.election import Election, SoleCandidate
+from yardmaster_runtime.machine.fold import Fold
+from yardmaster_runtime.machine.observations import Observations
+from yardmaster_runtime.settings import CycleLimits, RuntimeSettings
+from yardmaster_runtime.telemetry.machine_metrics import RuntimeMetrics
+from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_schemas.envelope import Envelope, Event
+from yardmaster_schemas.topics import TOPICS
 
 CELL = "main"
 #: How long a test waits for what it waits for, in real seconds.

@@ -13,22 +13,22 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from yardmaster.core.errors import ImpossibleEvent, SnapshotUnreadable
-from yardmaster.core.machine import Decision, Verdict
-from yardmaster.schemas.envelope import Actor, ActorKind, Auth, Envelope, Event
-from yardmaster.schemas.events.admissions import CancelAcceptedV1, TaskResumedV1
-from yardmaster.schemas.events.decisions import (
+from yardmaster_core.errors import ImpossibleEvent, SnapshotUnreadable
+from yardmaster_core.machine import Decision, Verdict
+from yardmaster_schemas.envelope import Actor, ActorKind, Auth, Envelope, Event
+from yardmaster_schemas.events.admissions import CancelAcceptedV1, TaskResumedV1
+from yardmaster_schemas.events.decisions import (
     LossCause,
     NodeLostV1,
     NodeSilenceObservedV1,
     Outcome,
     TaskEndedV1,
 )
-from yardmaster.schemas.events.machine import PolicyInUse, RulesEnabledV1, SnapshotTakenV1
-from yardmaster.schemas.events.node_events import TaskProgressedV1
-from yardmaster.schemas.events.requests import CancelRequestedV1, PauseRequestedV1
-from yardmaster.schemas.reasons import EndCode, RefusalCode
-from yardmaster.schemas.topics import ADMISSIONS, DECISIONS, NODE_EVENTS, REQUESTS, Topic
+from yardmaster_schemas.events.machine import PolicyInUse, RulesEnabledV1, SnapshotTakenV1
+from yardmaster_schemas.events.node_events import TaskProgressedV1
+from yardmaster_schemas.events.requests import CancelRequestedV1, PauseRequestedV1
+from yardmaster_schemas.reasons import EndCode, RefusalCode
+from yardmaster_schemas.topics import ADMISSIONS, DECISIONS, NODE_EVENTS, REQUESTS, Topic
 
 PAUSE_MS = 5_000
 INCARNATION = "0123456789ab"

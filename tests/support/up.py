@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.yard_cli import Said
-from yardmaster.cli.local.leftovers import of_cluster, of_tasks
-from yardmaster.cli.local.ports import CHOICE, is_free
+from yardmaster_localcluster.orphans import of_cluster, of_tasks
+from yardmaster_localcluster.ports import CHOICE, is_free
 
 #: Health ports lie this far apart at most.
 SPAN = 60
@@ -63,7 +63,7 @@ class Up:
     def yard(self, *words: str, code: int | None = 0) -> Said:
         """A command in a process of its own."""
         done = subprocess.run(
-            [sys.executable, "-m", "yardmaster.cli.main", *words],
+            [sys.executable, "-m", "yardmaster_cli.main", *words],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -3,14 +3,14 @@
 from io import StringIO
 
 from tests.support.logs import LogBuilder
-from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.projections.cached import CachedReader
-from yardmaster.projections.fold import VIEWS, Fold
-from yardmaster.projections.memory import MemoryViewStore
-from yardmaster.runtime.clock import ManualClock
-from yardmaster.runtime.telemetry import Telemetry
-from yardmaster.schemas.topics import TOPICS
-from yardmaster.views.follower import Follower, Metrics, Views
+from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_projections.cached import CachedReader
+from yardmaster_projections.fold import VIEWS, Fold
+from yardmaster_projections.memory import MemoryViewStore
+from yardmaster_runtime.clock import ManualClock
+from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_schemas.topics import TOPICS
+from yardmaster_views.follower import Follower, Metrics, Views
 
 
 def telemetry(service: str = "views") -> Telemetry:

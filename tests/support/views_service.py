@@ -15,14 +15,14 @@ from tests.support.forks import Forked, fork
 from tests.support.kafka_broker import KafkaBroker
 from tests.support.logs import Entry, LogBuilder
 from tests.support.redis_server import RedisServer
-from yardmaster.eventlog.kafka import KafkaLog, KafkaSettings
-from yardmaster.eventlog.port import Partition
-from yardmaster.projections.errors import ViewsUnavailable
-from yardmaster.projections.redis import RedisViewStore
-from yardmaster.projections.redis_settings import RedisSettings
-from yardmaster.runtime.clock import SystemClock
-from yardmaster.schemas.position import Position
-from yardmaster.schemas.topics import TOPICS
+from yardmaster_eventlog.kafka.log import KafkaLog, KafkaSettings
+from yardmaster_eventlog.port import Partition
+from yardmaster_projections.errors import ViewsUnavailable
+from yardmaster_projections.redis.settings import RedisSettings
+from yardmaster_projections.redis.store import RedisViewStore
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_schemas.position import Position
+from yardmaster_schemas.topics import TOPICS
 
 LIMIT_S = 60.0
 
@@ -119,7 +119,7 @@ class ViewsWorld:
     def start(self, name: str, **more: str) -> Forked:
         """Start a worker."""
         self.workers[name] = fork(
-            "yardmaster.views.faust_app",
+            "yardmaster_views.faust_app",
             (),
             env=self.environment(**more),
             cwd=self.folder,

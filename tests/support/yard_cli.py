@@ -21,7 +21,7 @@ from tests.support.forks import Forked, fork
 
 T = TypeVar("T")
 
-YARD = (sys.executable, "-m", "yardmaster.cli.main")
+YARD = (sys.executable, "-m", "yardmaster_cli.main")
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 STEP_S = 45.0
 
@@ -49,7 +49,7 @@ def run_yard(args: Sequence[str], env: Mapping[str, str], cwd: Path, stdin: str 
         given, out, err = (Path(name) / stream for stream in ("in", "out", "err"))
         given.write_text(stdin)
         running = fork(
-            "yardmaster.cli.main", args, env=env, cwd=cwd, stdin=given, stdout=out, stderr=err
+            "yardmaster_cli.main", args, env=env, cwd=cwd, stdin=given, stdout=out, stderr=err
         )
         return Said(running.wait(), out.read_text(), err.read_text())
 
@@ -95,7 +95,7 @@ class Dev:
         # The default port is for those who ask for it: tests run at the same time.
         flags += [] if "--port" in extra else ["--port", "0"]
         self.process = fork(
-            "yardmaster.cli.main",
+            "yardmaster_cli.main",
             ["dev", *flags, *extra],
             env=self.env,
             cwd=self.folder,

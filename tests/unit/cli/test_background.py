@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from yardmaster.cli.errors import BadUsage, CliError
-from yardmaster.cli.local import background
-from yardmaster.cli.local.layout import DataLayout
-from yardmaster.cli.local.plan import Counts, Wanted
-from yardmaster.cli.output import Output
+from yardmaster_cli import background
+from yardmaster_cli.errors import BadUsage, CliError
+from yardmaster_cli.output import Output
+from yardmaster_localcluster.layout import DataLayout
+from yardmaster_localcluster.plan import Counts, Wanted
 
 PORTS = {"gateway": 7450, "health": 7500, "kafka": 9092, "controller": 9093, "redis": 6379}
 

@@ -11,10 +11,10 @@ import click
 import pytest
 
 from tests.unit.cli.answers import Answer, answering
-from yardmaster.cli.catalog import CATALOG
-from yardmaster.cli.errors import Exit
-from yardmaster.cli.main import run, yard
-from yardmaster.core.scheduling.policies import POLICIES
+from yardmaster_cli.catalog import CATALOG
+from yardmaster_cli.errors import Exit
+from yardmaster_cli.main import run, yard
+from yardmaster_core.scheduling.policies import POLICIES
 
 NO_TASKS = Answer({"items": [], "next_cursor": None, "phases": {}, "counted_most": 10_000})
 RUNNING = {
@@ -155,7 +155,7 @@ def test_a_dumb_terminal_gets_no_colors(term: str, colored: bool) -> None:
     ours, theirs = pty.openpty()
     with answering(Answer({"items": [RUNNING], "next_cursor": None}), NO_TASKS) as server:
         subprocess.run(
-            [sys.executable, "-m", "yardmaster.cli.main", "ls", "--server", server.url],
+            [sys.executable, "-m", "yardmaster_cli.main", "ls", "--server", server.url],
             stdout=theirs,
             env=env | {"TERM": term, "COLUMNS": "200"},
             check=True,

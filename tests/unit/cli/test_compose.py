@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from yardmaster.cli.errors import CliError
-from yardmaster.cli.local import compose
-from yardmaster.cli.local.layout import DataLayout
-from yardmaster.cli.local.plan import Counts, Wanted
+from yardmaster_cli import compose
+from yardmaster_cli.errors import CliError
+from yardmaster_localcluster.layout import DataLayout
+from yardmaster_localcluster.plan import Counts, Wanted
 
 PORTS = {"gateway": 7450, "health": 7500, "kafka": 9092, "controller": 9093, "redis": 6379}
 FILE = Path(__file__).parents[3] / "deploy" / "compose" / "compose.yaml"
@@ -50,7 +50,7 @@ def test_tasks_find_the_examples_and_their_sdk_on_every_node(tmp_path: Path) -> 
     prepared(tmp_path)
     examples = tmp_path / "data" / "shared" / "examples"
     assert (examples / "train.py").is_file()
-    assert (examples / "yardmaster" / "client" / "task.py").is_file()
+    assert (examples / "yardmaster" / "task.py").is_file()
 
 
 def test_every_variable_that_the_file_reads_without_a_default_is_told(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from yardmaster.cli.config import Flags, load_file, read_dev, resolve, save_current
-from yardmaster.cli.errors import BadUsage, CliError, Exit
+from yardmaster_cli.config import Flags, load_file, read_dev, resolve, save_current
+from yardmaster_cli.errors import BadUsage, CliError, Exit
 
 CONTENT = """\
 current: prod

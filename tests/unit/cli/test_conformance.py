@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from yardmaster.cli.errors import Exit
-from yardmaster.cli.main import run
+from yardmaster_cli.errors import Exit
+from yardmaster_cli.main import run
 
 FITS: dict[str, Any] = {
     "id": "fits",

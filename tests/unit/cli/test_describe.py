@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from yardmaster.cli.describe import END_TEXTS, explain_lines, needs, numbers, task_lines
-from yardmaster.cli.output import Output
-from yardmaster.cli.tables import reason
-from yardmaster.schemas.reasons import EndCode
+from yardmaster_cli.describe import END_TEXTS, explain_lines, needs, numbers, task_lines
+from yardmaster_cli.output import Output
+from yardmaster_cli.tables import reason
+from yardmaster_schemas.reasons import EndCode
 
 NOW_MS = 1_767_263_400_000  # 2026-01-01T10:30:00Z
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from yardmaster.cli.config import read_dev
-from yardmaster.cli.devdata import DataFolder, PolicySpec, plain_cluster, read_cluster
-from yardmaster.cli.errors import BadUsage, CliError, Exit
+from yardmaster_cli.config import read_dev
+from yardmaster_cli.devdata import DataFolder, PolicySpec, plain_cluster, read_cluster
+from yardmaster_cli.errors import BadUsage
+from yardmaster_localcluster.errors import DataDirInUse, DataDirUnusable
 
 
 @pytest.fixture
@@ -19,10 +20,9 @@ def folder(tmp_path: Path) -> DataFolder:
 
 
 def test_a_second_process_is_refused_and_told_who_is_first(folder: DataFolder) -> None:
-    with pytest.raises(CliError) as caught:
+    with pytest.raises(DataDirInUse) as caught:
         DataFolder.take(folder.path)
-    assert caught.value.exit_code == Exit.CONFLICT
-    assert f"pid {os.getpid()}" in caught.value.message
+    assert f"pid {os.getpid()}" in str(caught.value)
 
 
 def test_who_was_killed_is_given_the_time_to_let_go_of_its_lock(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_folder_that_is_open_to_others_is_closed(tmp_path: Path, names: tuple[
 def test_a_folder_of_other_files_that_is_open_to_others_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     tmp_path.chmod(0o755)
-    with pytest.raises(BadUsage, match=r"open to other users \(mode 755\)"):
+    with pytest.raises(DataDirUnusable, match=r"open to other users \(mode 755\)"):
         DataFolder.take(tmp_path)
     assert tmp_path.stat().st_mode & 0o777 == 0o755
     tmp_path.chmod(0o700)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from yardmaster.cli import embedded
-from yardmaster.cli.devdata import DataFolder, PolicySpec, plain_cluster
-from yardmaster.cli.embedded import Options, serve
-from yardmaster.cli.errors import CliError, Exit
-from yardmaster.eventlog.errors import LogCorrupt
+from yardmaster_cli import embedded
+from yardmaster_cli.devdata import DataFolder, PolicySpec, plain_cluster
+from yardmaster_cli.embedded import Options, serve
+from yardmaster_cli.errors import CliError, Exit
+from yardmaster_eventlog.errors import LogCorrupt
 
 
 def ended(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from yardmaster.cli.errors import (
+from yardmaster_cli.errors import (
     BadUsage,
     Exit,
     exit_of_all,

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from yardmaster.cli.errors import BadUsage, Exit
-from yardmaster.cli.jobfile import FLAGS, build
-from yardmaster.schemas.job_file import JobSpec
+from yardmaster_cli.errors import BadUsage, Exit
+from yardmaster_cli.jobfile import FLAGS, build
+from yardmaster_schemas.job_file import JobSpec
 
 PLAIN = "project: nlp\nrun: {command: [python, t.py]}\n"
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from yardmaster.cli.errors import CliError
-from yardmaster.cli.keys import key_digest
+from yardmaster_cli.errors import CliError
+from yardmaster_cli.keys import key_digest
 
 RAW = bytes(range(32))
 DER = bytes.fromhex("302a300506032b6570032100") + RAW

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from yardmaster.cli.local import leftovers
-from yardmaster.cli.local.leftovers import MARK, end, end_tasks, of_cluster, of_tasks
+from yardmaster_localcluster import orphans as leftovers
+from yardmaster_localcluster.orphans import MARK, end, end_tasks, of_cluster, of_tasks
 
 #: A stand-in for a node agent's runner: it has the attempt's folder as its argument, starts the
 #: task in a session of its own, and writes an exit when it is asked to stop in order.

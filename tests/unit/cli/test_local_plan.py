@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from yardmaster.cli.local.layout import DataLayout
-from yardmaster.cli.local.plan import Counts, FixedPorts, Plan, Wanted, plan
-from yardmaster.gateway.auth import TokenFile
+from yardmaster_gateway.auth import TokenFile
+from yardmaster_localcluster.layout import DataLayout
+from yardmaster_localcluster.plan import Counts, FixedPorts, Plan, Wanted, plan
 
 
 def planned(tmp_path: Path, wanted: Wanted | None = None) -> dict[str, Plan]:

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from tests.unit.cli.answers import Answer, answering
-from yardmaster.cli.errors import Exit
-from yardmaster.cli.main import run
+from yardmaster_cli.errors import Exit
+from yardmaster_cli.main import run
 
 ADA: dict[str, Any] = {
     "user": "ada",

@@ -17,18 +17,18 @@ from tests.support.logs import (
     pool_configured,
     submitted,
 )
-from yardmaster.cli.errors import BadUsage
-from yardmaster.cli.log import between, count_topics, record_json
-from yardmaster.cli.logorder import Entry, LogOrder
-from yardmaster.cli.logsource import file_source, opened
-from yardmaster.cli.main import run
-from yardmaster.cli.moments import Moment, parse_moment
-from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.eventlog.port import EventLog, Partition, Record
-from yardmaster.eventlog.sqlite import SqliteLog
-from yardmaster.runtime.clock import ManualClock
-from yardmaster.schemas.events.requests import PolicyRef, PoolChangeRequestedV1, PoolConfig
-from yardmaster.schemas.topics import TOPICS
+from yardmaster_cli.errors import BadUsage
+from yardmaster_cli.log import between, count_topics, record_json
+from yardmaster_cli.logorder import Entry, LogOrder
+from yardmaster_cli.logsource import file_source, opened
+from yardmaster_cli.main import run
+from yardmaster_cli.moments import Moment, parse_moment
+from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_eventlog.port import EventLog, Partition, Record
+from yardmaster_eventlog.sqlite.log import SqliteLog
+from yardmaster_runtime.clock import ManualClock
+from yardmaster_schemas.events.requests import PolicyRef, PoolChangeRequestedV1, PoolConfig
+from yardmaster_schemas.topics import TOPICS
 
 JOB = "4kq7w2mz9c1f"
 POOL = PoolChangeRequestedV1(pool="default", config=PoolConfig(policy=PolicyRef(name="priority")))

@@ -4,8 +4,8 @@ import pytest
 
 from tests.unit.cli.answers import Answer, answering
 from tests.unit.cli.test_describe import task
-from yardmaster.cli.errors import Exit
-from yardmaster.cli.main import run
+from yardmaster_cli.errors import Exit
+from yardmaster_cli.main import run
 
 
 @pytest.mark.parametrize("data", ["{}", "no JSON"])

@@ -7,8 +7,8 @@ import pytest
 
 from tests.unit.cli.answers import Answer, answering
 from tests.unit.cli.test_describe import task
-from yardmaster.cli.errors import Exit
-from yardmaster.cli.main import run
+from yardmaster_cli.errors import Exit
+from yardmaster_cli.main import run
 
 SHOWN: dict[str, Any] = task(
     **{"job_id": "9b3xd0h5t6vn", "index": 0, "phase": "running", "pool": "h100"},

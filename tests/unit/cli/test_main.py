@@ -11,9 +11,9 @@ import pytest
 
 from tests.unit.cli.answers import Answer, answering
 from tests.unit.cli.test_describe import task
-from yardmaster.cli import doctor
-from yardmaster.cli.errors import Exit
-from yardmaster.cli.main import CLOSED_PIPE, COMMANDS, Yard, run, yard
+from yardmaster_cli import doctor
+from yardmaster_cli.errors import Exit
+from yardmaster_cli.main import CLOSED_PIPE, COMMANDS, Yard, run, yard
 
 
 def said(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
@@ -36,9 +36,9 @@ HEAVY = ("aiokafka", "asyncio", "fastapi", "httpx", "opentelemetry", "pydantic",
 def loaded(*args: str) -> tuple[str, list[str]]:
     """What a command prints, and the heavy modules and commands' modules that it imports."""
     shown = f"[m for m in sys.modules if m.startswith({HEAVY!r})]"
-    commands = "[m[15:] for m in sys.modules if m.startswith('yardmaster.cli.')]"
+    commands = "[m[15:] for m in sys.modules if m.startswith('yardmaster_cli.')]"
     program = (
-        "import sys; from yardmaster.cli.main import run; code = run(sys.argv[1:]); "
+        "import sys; from yardmaster_cli.main import run; code = run(sys.argv[1:]); "
         f"print({shown}, file=sys.stderr); print(*sorted({commands}), file=sys.stderr); "
         "sys.exit(code)"
     )
@@ -80,7 +80,7 @@ def test_a_closed_pipe_ends_a_command_silently_with_the_code_of_its_signal(
 ) -> None:
     read, write = os.pipe()
     os.close(read)
-    program = "from yardmaster.cli.main import main; main()"
+    program = "from yardmaster_cli.main import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", program, *words],
         stdout=write,
@@ -153,7 +153,7 @@ def test_a_value_that_no_request_can_contain_is_bad_usage_and_nothing_is_sent(
 def test_an_error_that_nobody_reads_keeps_its_exit_code() -> None:
     read, write = os.pipe()
     os.close(read)
-    program = "from yardmaster.cli.main import main; main()"
+    program = "from yardmaster_cli.main import main; main()"
     words = ("show", "not an id", "--server", "http://127.0.0.1:9")
     done = subprocess.run(
         [sys.executable, "-c", program, *words], stderr=write, check=False, timeout=60

@@ -10,7 +10,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from tests.unit.cli.answers import Answer, answering
-from yardmaster.cli.main import yard
+from yardmaster_cli.main import yard
 
 JOBS = Answer(
     {
@@ -122,7 +122,7 @@ def said(shell: str, server: str) -> tuple[int, str, str]:
     env = {"_YARD_COMPLETE": f"{shell}_complete", "YARD_SERVER": server, "COMP_CWORD": "2"}
     env["COMP_WORDS"] = "yard show 4k"
     done = subprocess.run(
-        [sys.executable, "-c", "from yardmaster.cli.main import main; main()"],
+        [sys.executable, "-c", "from yardmaster_cli.main import main; main()"],
         env={**os.environ, **env},
         capture_output=True,
         text=True,

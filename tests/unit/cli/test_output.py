@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from yardmaster.cli.cells import Gpus, Span, When, coloured, gpus, plain, show, span
-from yardmaster.cli.errors import BadUsage
-from yardmaster.cli.output import Column, Output
+from yardmaster_cli.cells import Gpus, Span, When, coloured, gpus, plain, show, span
+from yardmaster_cli.errors import BadUsage
+from yardmaster_cli.output import Column, Output
 
 NOW_MS = 1_700_000_000_000
 COLUMNS = (

@@ -2,8 +2,8 @@
 
 import pytest
 
-from yardmaster.cli.errors import BadUsage
-from yardmaster.cli.pairs import DEPARTMENT, POOL, PROJECT, lay
+from yardmaster_cli.errors import BadUsage
+from yardmaster_cli.pairs import DEPARTMENT, POOL, PROJECT, lay
 
 
 def test_pairs_are_laid_over_what_is_there_and_the_rest_stays() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from yardmaster.cli.pointers import down_for, path_with_yard, yard, yard_for
+from yardmaster_cli.pointers import down_for, path_with_yard, yard, yard_for
 
 
 @pytest.fixture

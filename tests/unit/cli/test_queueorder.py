@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from yardmaster.cli.queueorder import OF_TASKS, by_priority, least_asked_first
+from yardmaster_cli.queueorder import OF_TASKS, by_priority, least_asked_first
 
 
 def task(job: str, minute: int, **more: Any) -> dict[str, Any]:

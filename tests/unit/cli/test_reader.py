@@ -3,9 +3,9 @@
 import pytest
 
 from tests.unit.cli.answers import Answer, answering
-from yardmaster.cli.reader import Reader, trust
-from yardmaster.client.calls import MAX_TRIES
-from yardmaster.client.errors import ApiError
+from yardmaster.calls import MAX_TRIES
+from yardmaster.errors import ApiError
+from yardmaster_cli.reader import Reader, trust
 
 PROBLEM = {"type": "x", "title": "t", "status": 503, "detail": "not ready", "code": "view_behind"}
 

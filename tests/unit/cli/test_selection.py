@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from yardmaster.cli.selection import matches
+from yardmaster_cli.selection import matches
 
 TASK: dict[str, Any] = {
     "project": "nlp",

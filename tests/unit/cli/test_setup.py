@@ -4,17 +4,17 @@ from typing import Any
 
 import pytest
 
-from yardmaster.cli.dev import POLICY_NAMES
-from yardmaster.cli.devdata import PolicySpec
-from yardmaster.cli.errors import BadUsage, CliError, Exit
-from yardmaster.cli.setup import Site, checked_policy, set_up
-from yardmaster.eventlog.codec import decode
-from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.eventlog.port import Partition
-from yardmaster.runtime.chance import SeededChance
-from yardmaster.runtime.clock import ManualClock
-from yardmaster.schemas.events.requests import LogCreatedV1, LogMode, PoolChangeRequestedV1
-from yardmaster.schemas.topics import TOPICS
+from yardmaster_cli.dev import POLICY_NAMES
+from yardmaster_cli.devdata import PolicySpec
+from yardmaster_cli.errors import BadUsage, CliError, Exit
+from yardmaster_cli.setup import Site, checked_policy, set_up
+from yardmaster_eventlog.codec import decode
+from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_eventlog.port import Partition
+from yardmaster_runtime.chance import SeededChance
+from yardmaster_runtime.clock import ManualClock
+from yardmaster_schemas.events.requests import LogCreatedV1, LogMode, PoolChangeRequestedV1
+from yardmaster_schemas.topics import TOPICS
 
 FIRST = ["LogCreated", "PoolChangeRequested", "DepartmentChangeRequested", "ProjectChangeRequested"]
 

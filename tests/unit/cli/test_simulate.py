@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from yardmaster.cli.errors import Exit
-from yardmaster.cli.main import run
+from yardmaster_cli.errors import Exit
+from yardmaster_cli.main import run
 
 TRACES = Path(__file__).parents[2] / "data" / "traces"
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from yardmaster.cli.local import supervisor as supervising
-from yardmaster.cli.local.layout import DataLayout
-from yardmaster.cli.local.plan import Wanted
-from yardmaster.cli.local.process import ServiceFailed
-from yardmaster.cli.local.supervisor import LIVED_S, LONGEST_PAUSE_S, MAX_RESTARTS, Supervisor
+from yardmaster_localcluster import supervisor as supervising
+from yardmaster_localcluster.layout import DataLayout
+from yardmaster_localcluster.plan import Wanted
+from yardmaster_localcluster.process import ServiceFailed
+from yardmaster_localcluster.supervisor import LIVED_S, LONGEST_PAUSE_S, MAX_RESTARTS, Supervisor
 
 
 class Mortal:

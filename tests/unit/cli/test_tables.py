@@ -2,7 +2,7 @@
 
 import pytest
 
-from yardmaster.cli.tables import grouped
+from yardmaster_cli.tables import grouped
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from yardmaster.cli.errors import BadUsage
-from yardmaster.cli.times import future_ms, past_ms
+from yardmaster_cli.errors import BadUsage
+from yardmaster_cli.times import future_ms, past_ms
 
 NOW_MS = 1_769_860_800_000  # 2026-01-31T12:00:00Z
 HOUR_MS = 3_600_000

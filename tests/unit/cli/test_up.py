@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.up import free_span
-from yardmaster.cli.errors import CliError
-from yardmaster.cli.local import background
-from yardmaster.cli.local.layout import DataLayout
-from yardmaster.cli.local.plan import Counts, Wanted
-from yardmaster.cli.up import _PORTS, _ports
+from yardmaster_cli import background
+from yardmaster_cli.errors import CliError
+from yardmaster_cli.up import _PORTS, _ports
+from yardmaster_localcluster.layout import DataLayout
+from yardmaster_localcluster.plan import Counts, Wanted
 
 NONE_GIVEN = dict.fromkeys([f"{name}_port" for name in _PORTS])
 USUAL = {"gateway": 7450, "health": 7500, "kafka": 9092, "controller": 9093, "redis": 6379}

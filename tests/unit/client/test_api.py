@@ -8,12 +8,12 @@ from typing import Any
 import httpx
 import pytest
 
-from yardmaster.client.api import ApiError, Client
-from yardmaster.client.calls import LONGEST_PAUSE_S, MAX_TRIES
-from yardmaster.client.transport import events
-from yardmaster.schemas.api import JobSpec, NodePatch, NodeSlots, NodeWish, PoolConfig
-from yardmaster.schemas.events.requests import PolicyRef
-from yardmaster.schemas.job_file import JobRun
+from yardmaster.calls import LONGEST_PAUSE_S, MAX_TRIES
+from yardmaster.client import ApiError, Client
+from yardmaster.transport import events
+from yardmaster_schemas.api import JobSpec, NodePatch, NodeSlots, NodeWish, PoolConfig
+from yardmaster_schemas.events.requests import PolicyRef
+from yardmaster_schemas.job_file import JobRun
 
 Handler = Callable[[httpx.Request], httpx.Response]
 SPEC = JobSpec(project="nlp", run=JobRun(command=["true"]))

@@ -28,13 +28,13 @@ from tests.support.logs import (
     started,
     submitted,
 )
-from yardmaster.core import commit as committed
-from yardmaster.core.audit import Audit, Finding, audit
-from yardmaster.core.audit import chain as audited
-from yardmaster.core.fencing import fence_of
-from yardmaster.eventlog.errors import UnknownTopic
-from yardmaster.eventlog.port import Partition, StoredRecord
-from yardmaster.schemas.events.admissions import (
+from yardmaster_core import commit as committed
+from yardmaster_core.audit import Audit, Finding, audit
+from yardmaster_core.audit import chain as audited
+from yardmaster_core.fencing import fence_of
+from yardmaster_eventlog.errors import UnknownTopic
+from yardmaster_eventlog.port import Partition, StoredRecord
+from yardmaster_schemas.events.admissions import (
     CancelAcceptedV1,
     DetailsErasedV1,
     NodeDrainingV1,
@@ -45,7 +45,7 @@ from yardmaster.schemas.events.admissions import (
     TaskPausedV1,
     TaskRejectedV1,
 )
-from yardmaster.schemas.events.decisions import (
+from yardmaster_schemas.events.decisions import (
     AllocationRevokedV1,
     LossCause,
     NodeLostV1,
@@ -56,9 +56,9 @@ from yardmaster.schemas.events.decisions import (
     TaskEndedV1,
     TaskRequeuedV1,
 )
-from yardmaster.schemas.events.machine import SnapshotTakenV1
-from yardmaster.schemas.events.node_events import NodeDrainedV1, ReplicaRef
-from yardmaster.schemas.events.requests import (
+from yardmaster_schemas.events.machine import SnapshotTakenV1
+from yardmaster_schemas.events.node_events import NodeDrainedV1, ReplicaRef
+from yardmaster_schemas.events.requests import (
     CancelRequestedV1,
     Enrolment,
     EraseRequestedV1,
@@ -72,8 +72,8 @@ from yardmaster.schemas.events.requests import (
     ProjectChangeRequestedV1,
     Quota,
 )
-from yardmaster.schemas.reasons import AdmissionCode, EndCode, RefusalCode, Stop, StopCode
-from yardmaster.schemas.resources import Resources
+from yardmaster_schemas.reasons import AdmissionCode, EndCode, RefusalCode, Stop, StopCode
+from yardmaster_schemas.resources import Resources
 
 JOB, OTHER, THIRD = "aaaaaaaaaaaa", "bbbbbbbbbbbb", "cccccccccccc"
 A, B, C = f"{JOB}.0", f"{OTHER}.0", f"{THIRD}.0"

@@ -18,14 +18,14 @@ from tests.unit.core.test_audit import (
     run,
     stopped,
 )
-from yardmaster.schemas.events.admissions import NodeSlotsChangedV1
-from yardmaster.schemas.events.requests import (
+from yardmaster_schemas.events.admissions import NodeSlotsChangedV1
+from yardmaster_schemas.events.requests import (
     Layout,
     NodeSlotsChangeRequestedV1,
     PoolChangeRequestedV1,
 )
-from yardmaster.schemas.reasons import StopCode
-from yardmaster.schemas.resources import Resources
+from yardmaster_schemas.reasons import StopCode
+from yardmaster_schemas.resources import Resources
 
 __all__ = ["log"]
 

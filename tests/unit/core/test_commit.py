@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.logs import Entry, LogBuilder, incarnation
-from yardmaster.core.commit import (
+from yardmaster_core.commit import (
     GENESIS,
     CommitReader,
     CountedCycle,
@@ -16,10 +16,10 @@ from yardmaster.core.commit import (
     range_digest,
     record_digest,
 )
-from yardmaster.core.errors import ChainBroken, ForeignRecord, SnapshotUnreadable
-from yardmaster.eventlog.port import Headers, frame
-from yardmaster.schemas.envelope import Envelope
-from yardmaster.schemas.events.admissions import CancelAcceptedV1
+from yardmaster_core.errors import ChainBroken, ForeignRecord, SnapshotUnreadable
+from yardmaster_eventlog.port import Headers, frame
+from yardmaster_schemas.envelope import Envelope
+from yardmaster_schemas.events.admissions import CancelAcceptedV1
 
 ONE, OTHER = incarnation(1), incarnation(2)
 

@@ -12,12 +12,12 @@ from tests.unit.core.scheduling.reading import kinds, only, running
 from tests.unit.core.test_audit import JOB, A, admit, expect_one, silent
 from tests.unit.core.test_audit import log as log
 from tests.unit.core.test_audit import lost as node_lost
-from yardmaster.core import fencing
-from yardmaster.core.testing import Cell
-from yardmaster.schemas.events import admissions as adm
-from yardmaster.schemas.events import decisions as dec
-from yardmaster.schemas.events.requests import Fence, PolicyRef, PoolConfig
-from yardmaster.schemas.reasons import AdmissionCode
+from yardmaster_core import fencing
+from yardmaster_core.testing import Cell
+from yardmaster_schemas.events import admissions as adm
+from yardmaster_schemas.events import decisions as dec
+from yardmaster_schemas.events.requests import Fence, PolicyRef, PoolConfig
+from yardmaster_schemas.reasons import AdmissionCode
 
 #: The agent's kill may be a second late (its runner's), and clocks differ by a hundredth.
 LATE_S = 1.0

@@ -1,15 +1,15 @@
 """deploy/compose and the Dockerfiles: hardened, no values of secrets, an image for each service."""
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 ROOT = Path(__file__).parents[3]
 SERVICES = ROOT / "services"
-DOCKERFILES = [*sorted(SERVICES.glob("*/Dockerfile")), ROOT / "cli" / "Dockerfile"]
+DOCKERFILE = ROOT / "deploy/docker/Dockerfile"
 
 
 def compose() -> dict[str, Any]:
@@ -17,25 +17,37 @@ def compose() -> dict[str, Any]:
     return found
 
 
+def stages() -> dict[str, str]:
+    """The Dockerfile's stages by name; the nameless last one as ''."""
+    parts = re.split(r"^FROM (\S+)(?: AS (\S+))?$", DOCKERFILE.read_text(), flags=re.MULTILINE)
+    return {name or "": f"FROM {base}{body}" for base, name, body in batched(parts[1:], 3)}
+
+
+def batched(items: list[str], size: int) -> list[list[str]]:
+    return [items[at : at + size] for at in range(0, len(items), size)]
+
+
 def test_every_service_has_an_image_of_its_own() -> None:
-    assert {path.parent for path in DOCKERFILES} >= {
-        path.parent for path in SERVICES.glob("*/pyproject.toml")
-    }
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    scripts = extras["scripts"]
+    found = stages()
+    assert found.pop("").strip() == "FROM ${SERVICE}"
+    for folder in SERVICES.iterdir():
+        name = folder.name.removeprefix("node_")
+        entry = re.findall(r'^ENTRYPOINT \["([a-z-]+)"\]$', found[name], re.MULTILINE)
+        assert entry == [f"yardmaster-{folder.name.replace('_', '-')}"], "signals reach it"
+        assert entry[0] in scripts
+        assert name in extras["optional-dependencies"], "its packages are an extra"
+        assert found[name].startswith("FROM service")
 
 
-@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.parent.name)
-def test_an_image_is_lean_and_its_process_is_no_root(path: Path) -> None:
-    text = path.read_text()
-    assert text.count("FROM ${BASE}") == 2  # what builds is left behind
-    assert "USER 10001:10001" in text
-    assert re.search(r'^ENTRYPOINT \["[a-z-]+"\]$', text, re.MULTILINE), "signals reach it"
-    member = path.parent.relative_to(ROOT)
-    assert f"RUN sh install.sh {member}\n" in text
-    script = re.search(r'ENTRYPOINT \["([a-z-]+)"\]', text)
-    assert script is not None
-    assert f"\n{script[1]} = " in (path.parent / "pyproject.toml").read_text()
-    if member != Path("cli"):
-        assert "HEALTHCHECK" in text
+def test_an_image_is_lean_and_its_process_is_not_root() -> None:
+    found = stages()
+    assert found["build"].startswith("FROM ${BASE}")
+    assert found["cli"].startswith("FROM ${BASE}"), "the build tools are left behind"
+    assert "USER 10001:10001" in found["cli"]
+    assert found["service"].startswith("FROM cli")
+    assert "HEALTHCHECK" in found["service"]
 
 
 def test_the_counts_are_those_of_make_up() -> None:
@@ -63,9 +75,8 @@ def test_tasks_have_memory_to_share() -> None:
 
 def test_health_checks_cost_little() -> None:
     """Each is a process of its own, and there may be dozens of containers."""
-    for path in DOCKERFILES:
-        for every in re.findall(r"^HEALTHCHECK --interval=([0-9]+)s", path.read_text(), re.M):
-            assert int(every) >= 10, path
+    (every,) = re.findall(r"^HEALTHCHECK --interval=([0-9]+)s", DOCKERFILE.read_text(), re.M)
+    assert int(every) >= 10
     for name, one in compose()["services"].items():
         if "healthcheck" in one:
             assert int(one["healthcheck"]["interval"].rstrip("s")) >= 5, name

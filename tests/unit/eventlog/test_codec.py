@@ -12,18 +12,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.events import any_envelope, sample
-from yardmaster.eventlog.codec import MAX_VALUE_BYTES, adapter, decode, encode
-from yardmaster.eventlog.port import Headers, Record, frame
-from yardmaster.schemas.construct import later_fields
-from yardmaster.schemas.envelope import Envelope
-from yardmaster.schemas.errors import (
-    MalformedRecord,
-    SchemaError,
-    UnknownEventType,
-    UnknownVersion,
-)
-from yardmaster.schemas.events import EVENTS
-from yardmaster.schemas.instants import rfc3339
+from yardmaster_eventlog.codec import MAX_VALUE_BYTES, adapter, decode, encode
+from yardmaster_eventlog.port import Headers, Record, frame
+from yardmaster_schemas.construct import later_fields
+from yardmaster_schemas.envelope import Envelope
+from yardmaster_schemas.errors import MalformedRecord, SchemaError, UnknownEventType, UnknownVersion
+from yardmaster_schemas.events import EVENTS
+from yardmaster_schemas.instants import rfc3339
 
 WHOLE = {key: encode(sample(cls), "main") for key, cls in sorted(EVENTS.items())}
 KEYS = st.sampled_from(sorted(WHOLE))

@@ -3,7 +3,7 @@
 import inspect
 from pathlib import Path
 
-from yardmaster.eventlog import errors
+from yardmaster_eventlog import errors
 
 
 def classes() -> list[type[errors.LogError]]:

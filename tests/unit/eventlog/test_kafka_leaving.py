@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from yardmaster.eventlog import kafka_membership
-from yardmaster.eventlog.kafka_membership import KafkaMembership, _Consumer
-from yardmaster.eventlog.kafka_settings import KafkaSettings
-from yardmaster.runtime.clock import ManualClock
+from yardmaster_eventlog.kafka import membership as kafka_membership
+from yardmaster_eventlog.kafka.membership import KafkaMembership, _Consumer
+from yardmaster_eventlog.kafka.settings import KafkaSettings
+from yardmaster_runtime.clock import ManualClock
 
 
 class Waiting(_Consumer):

@@ -5,8 +5,8 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from yardmaster.eventlog.kafka_records import UnreadableBatch, records
-from yardmaster.eventlog.port import Partition, Record
+from yardmaster_eventlog.kafka.records import UnreadableBatch, records
+from yardmaster_eventlog.port import Partition, Record
 
 AT = Partition("t")
 HEADERS = st.lists(

@@ -2,8 +2,8 @@
 
 import ssl
 
-from yardmaster.eventlog.kafka_settings import KafkaSettings, topic_settings
-from yardmaster.schemas.topics import DECISIONS, DETAILS, HEARTBEATS, HOUR_MS
+from yardmaster_eventlog.kafka.settings import KafkaSettings, topic_settings
+from yardmaster_schemas.topics import DECISIONS, DETAILS, HEARTBEATS, HOUR_MS
 
 SETTINGS = KafkaSettings(bootstrap="kafka:9092", min_insync_replicas=2)
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from yardmaster.eventlog.errors import LogUnavailable, UnknownTopic
-from yardmaster.eventlog.kafka import KafkaLog
-from yardmaster.eventlog.kafka_settings import KafkaSettings
-from yardmaster.eventlog.port import Partition
-from yardmaster.runtime.clock import SystemClock
+from yardmaster_eventlog.errors import LogUnavailable, UnknownTopic
+from yardmaster_eventlog.kafka.log import KafkaLog
+from yardmaster_eventlog.kafka.settings import KafkaSettings
+from yardmaster_eventlog.port import Partition
+from yardmaster_runtime.clock import SystemClock
 
 DECISIONS = Partition("decisions")
 

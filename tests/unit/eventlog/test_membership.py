@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from yardmaster.eventlog.membership import Claim, spread
+from yardmaster_eventlog.membership import Claim, spread
 
 
 def all_of(count: int) -> frozenset[int]:

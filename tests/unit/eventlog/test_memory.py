@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from yardmaster.eventlog.errors import OffsetGone
-from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.eventlog.port import Partition, Record
-from yardmaster.runtime.clock import ManualClock
-from yardmaster.schemas.topics import Topic
+from yardmaster_eventlog.errors import OffsetGone
+from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_eventlog.port import Partition, Record
+from yardmaster_runtime.clock import ManualClock
+from yardmaster_schemas.topics import Topic
 
 SHORT = Topic(name="short", key="cell", writers=(), readers=(), retention_ms=60_000)
 PLAIN = Topic(name="plain", key="cell", writers=(), readers=())

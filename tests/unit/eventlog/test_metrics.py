@@ -2,15 +2,15 @@
 
 import pytest
 
-from yardmaster.eventlog.errors import AppendOutcomeUnknown, BatchTooLarge, UnknownTopic
-from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.eventlog.metrics import MeteredLog
-from yardmaster.eventlog.port import Partition, Record
-from yardmaster.eventlog.testing import Fault, FaultKind, FaultPlan, FaultyLog
-from yardmaster.runtime.clock import ManualClock
-from yardmaster.runtime.log_metrics import EventLogMetrics, family
-from yardmaster.runtime.telemetry import Telemetry
-from yardmaster.schemas.topics import DECISIONS, assignments
+from yardmaster_eventlog.errors import AppendOutcomeUnknown, BatchTooLarge, UnknownTopic
+from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_eventlog.metrics import MeteredLog
+from yardmaster_eventlog.port import Partition, Record
+from yardmaster_eventlog.testing import Fault, FaultKind, FaultPlan, FaultyLog
+from yardmaster_runtime.clock import ManualClock
+from yardmaster_runtime.telemetry.log_metrics import EventLogMetrics, family
+from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_schemas.topics import DECISIONS, assignments
 
 AT = Partition(DECISIONS.name)
 RECORD = Record(b"main", b"value")

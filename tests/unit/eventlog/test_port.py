@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from yardmaster.eventlog.port import (
+from yardmaster_eventlog.port import (
     BATCH_OVERHEAD,
     HEADER_OVERHEAD,
     RECORD_OVERHEAD,

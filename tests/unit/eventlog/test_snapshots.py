@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from yardmaster.eventlog import snapshots
-from yardmaster.eventlog.errors import SnapshotCorrupt, SnapshotsUnavailable
-from yardmaster.eventlog.snapshots import Newest, Snapshot, SnapshotStore, decode, encode
+from yardmaster_eventlog import snapshots
+from yardmaster_eventlog.errors import SnapshotCorrupt, SnapshotsUnavailable
+from yardmaster_eventlog.snapshots import Newest, Snapshot, SnapshotStore, decode, encode
 
 
 def snapshot(cycle: int, payload: bytes = b"the state", cell: str = "main") -> Snapshot:

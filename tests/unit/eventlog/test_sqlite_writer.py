@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from yardmaster.eventlog.errors import NotOurLog
-from yardmaster.eventlog.port import Partition, Record
-from yardmaster.eventlog.sqlite import SqliteLog
-from yardmaster.eventlog.sqlite_writer import ROWS, SqliteWriter
-from yardmaster.runtime.clock import SystemClock
-from yardmaster.schemas.topics import DECISIONS, DETAILS
+from yardmaster_eventlog.errors import NotOurLog
+from yardmaster_eventlog.port import Partition, Record
+from yardmaster_eventlog.sqlite.log import SqliteLog
+from yardmaster_eventlog.sqlite.writer import ROWS, SqliteWriter
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_schemas.topics import DECISIONS, DETAILS
 
 AT = Partition(DECISIONS.name)
 TOPICS = (DETAILS, DECISIONS)

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from yardmaster.eventlog.errors import AppendOutcomeUnknown, LogUnavailable, UnknownTopic
-from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.eventlog.port import Partition, Record
-from yardmaster.eventlog.testing import Fault, FaultKind, FaultPlan, FaultyLog
-from yardmaster.runtime.chance import SeededChance
-from yardmaster.runtime.clock import ManualClock
-from yardmaster.schemas.topics import Topic
+from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogUnavailable, UnknownTopic
+from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_eventlog.port import Partition, Record
+from yardmaster_eventlog.testing import Fault, FaultKind, FaultPlan, FaultyLog
+from yardmaster_runtime.chance import SeededChance
+from yardmaster_runtime.clock import ManualClock
+from yardmaster_schemas.topics import Topic
 
 TOPICS = [Topic(name=name, key="cell", writers=(), readers=()) for name in ("a", "b")]
 A, B = Partition("a"), Partition("b")

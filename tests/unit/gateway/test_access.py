@@ -3,10 +3,10 @@
 import pytest
 
 from tests.support.gateway import CALLERS, TestCell
-from yardmaster.gateway.app import document
-from yardmaster.gateway.context import Gateway
-from yardmaster.gateway.rights import Action, Binding, allowed
-from yardmaster.schemas.events.admissions import RoleName, Scope
+from yardmaster_gateway.app import document
+from yardmaster_gateway.context import Gateway
+from yardmaster_gateway.rights import Action, Binding, allowed
+from yardmaster_schemas.events.admissions import RoleName, Scope
 
 OPEN = {"/livez", "/readyz", "/metrics"}
 
@@ -154,7 +154,7 @@ async def test_a_request_is_its_askers_to_see(cell: TestCell) -> None:
 
 async def test_a_caller_that_asks_too_often_is_told_when_to_come_back() -> None:
     from tests.support.gateway import test_cell
-    from yardmaster.runtime.clock import ManualClock
+    from yardmaster_runtime.clock import ManualClock
 
     clock = ManualClock()
     async with test_cell(clock=clock, rate_burst=3, rate_per_s=0.5) as cell:

@@ -6,11 +6,11 @@ from typing import Any
 from tests.support import logs
 from tests.support.gateway import TestCell
 from tests.unit.gateway.test_operating import state, tag
-from yardmaster.core.scheduling.state import ClusterState
-from yardmaster.schemas.events.decisions import NodeLostV1
-from yardmaster.schemas.events.machine import CycleCommittedV1
-from yardmaster.schemas.events.node_events import NodeJoinedV1
-from yardmaster.schemas.reasons import RefusalCode
+from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_schemas.events.decisions import NodeLostV1
+from yardmaster_schemas.events.machine import CycleCommittedV1
+from yardmaster_schemas.events.node_events import NodeJoinedV1
+from yardmaster_schemas.reasons import RefusalCode
 
 PATH = "/v1/nodes/n2/enrolment"
 NEW = {"If-None-Match": "*"}

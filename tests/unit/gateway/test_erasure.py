@@ -9,24 +9,24 @@ import pytest
 from tests.support.gateway import TestCell, test_cell
 from tests.support.views import telemetry
 from tests.unit.gateway.test_operating import state
-from yardmaster.core.admission.machine import QuotaMachine
-from yardmaster.core.scheduling.machine import SchedulerMachine
-from yardmaster.core.scheduling.policies import check
-from yardmaster.eventlog.errors import AppendOutcomeUnknown, LogUnavailable
-from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.eventlog.port import EventLog, Partition, Record
-from yardmaster.gateway.context import Gateway
-from yardmaster.gateway.ticker import DetailsTicker
-from yardmaster.projections.errors import ViewsUnavailable
-from yardmaster.projections.memory import MemoryViewStore
-from yardmaster.projections.rows import OutputRow, Row
-from yardmaster.projections.store import Put
-from yardmaster.runtime.clock import ManualClock
-from yardmaster.runtime.verify import verify
-from yardmaster.schemas.events.admissions import DetailsErasedV1
-from yardmaster.schemas.events.requests import EraseRequestedV1
-from yardmaster.schemas.topics import DETAILS
-from yardmaster.views.follower import Follower, Metrics, Views
+from yardmaster_core.admission.machine import QuotaMachine
+from yardmaster_core.scheduling.machine import SchedulerMachine
+from yardmaster_core.scheduling.policies import check
+from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogUnavailable
+from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_eventlog.port import EventLog, Partition, Record
+from yardmaster_gateway.context import Gateway
+from yardmaster_gateway.ticker import DetailsTicker
+from yardmaster_projections.errors import ViewsUnavailable
+from yardmaster_projections.memory import MemoryViewStore
+from yardmaster_projections.rows import OutputRow, Row
+from yardmaster_projections.store import Put
+from yardmaster_runtime.clock import ManualClock
+from yardmaster_runtime.replay.verify import verify
+from yardmaster_schemas.events.admissions import DetailsErasedV1
+from yardmaster_schemas.events.requests import EraseRequestedV1
+from yardmaster_schemas.topics import DETAILS
+from yardmaster_views.follower import Follower, Metrics, Views
 
 SECRET = "hunter2-of-ana"
 DETAILS_PLACE = Partition(DETAILS.name)

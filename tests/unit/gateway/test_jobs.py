@@ -11,12 +11,12 @@ from fastapi import FastAPI
 from tests.support import logs
 from tests.support.gateway import TestCell
 from tests.support.views import telemetry
-from yardmaster.eventlog.port import Partition
-from yardmaster.gateway.app import create_app
-from yardmaster.gateway.context import Gateway
-from yardmaster.schemas.events.admissions import TaskAdmittedV1
-from yardmaster.schemas.events.details import JobDetailedV1, RequestNotedV1
-from yardmaster.schemas.events.requests import CancelRequestedV1, DetailsRef, TaskSubmittedV1
+from yardmaster_eventlog.port import Partition
+from yardmaster_gateway.app import create_app
+from yardmaster_gateway.context import Gateway
+from yardmaster_schemas.events.admissions import TaskAdmittedV1
+from yardmaster_schemas.events.details import JobDetailedV1, RequestNotedV1
+from yardmaster_schemas.events.requests import CancelRequestedV1, DetailsRef, TaskSubmittedV1
 
 RUN = {"command": ["python", "t.py"]}
 

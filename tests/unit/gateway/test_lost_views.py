@@ -8,19 +8,19 @@ import pytest
 
 from tests.support.gateway import CALLERS, CELL, TestCell, caller, test_cell
 from tests.support.views import telemetry
-from yardmaster.core.admission.machine import QuotaMachine
-from yardmaster.core.scheduling.policies import check
-from yardmaster.eventlog.port import Partition
-from yardmaster.gateway.app import create_app
-from yardmaster.gateway.auth import StaticTokens
-from yardmaster.gateway.context import Gateway
-from yardmaster.gateway.covered import CoveredViews
-from yardmaster.projections.errors import ViewsUnfinished
-from yardmaster.projections.memory import MemoryViewStore
-from yardmaster.schemas.events.admissions import RoleName, Scope
-from yardmaster.schemas.position import Position
-from yardmaster.schemas.topics import DETAILS
-from yardmaster.views.follower import Follower, Metrics, Views
+from yardmaster_core.admission.machine import QuotaMachine
+from yardmaster_core.scheduling.policies import check
+from yardmaster_eventlog.port import Partition
+from yardmaster_gateway.app import create_app
+from yardmaster_gateway.auth import StaticTokens
+from yardmaster_gateway.context import Gateway
+from yardmaster_gateway.monotonic import CoveredViews
+from yardmaster_projections.errors import ViewsUnfinished
+from yardmaster_projections.memory import MemoryViewStore
+from yardmaster_schemas.events.admissions import RoleName, Scope
+from yardmaster_schemas.position import Position
+from yardmaster_schemas.topics import DETAILS
+from yardmaster_views.follower import Follower, Metrics, Views
 
 JOB: dict[str, Any] = {"project": "nlp", "run": {"command": ["true"]}}
 #: A user by a role on the department of nlp.

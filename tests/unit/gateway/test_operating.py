@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.support.gateway import TestCell
-from yardmaster.gateway.app import document
-from yardmaster.schemas.events.requests import NodeSlotsChangeRequestedV1
+from yardmaster_gateway.app import document
+from yardmaster_schemas.events.requests import NodeSlotsChangeRequestedV1
 
 POOL = {"policy": {"name": "priority", "options": {"preemption": False}}, "default_priority": 50}
 

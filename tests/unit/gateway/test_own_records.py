@@ -8,13 +8,13 @@ import pytest
 
 from tests.support.gateway import JSON, TestCell, test_cell
 from tests.support.views import telemetry
-from yardmaster.eventlog.errors import AppendOutcomeUnknown
-from yardmaster.eventlog.port import Partition
-from yardmaster.gateway.app import create_app
-from yardmaster.gateway.context import Gateway
-from yardmaster.gateway.errors import OwnRecordRefused
-from yardmaster.gateway.own_records import watch_own
-from yardmaster.runtime.clock import ManualClock
+from yardmaster_eventlog.errors import AppendOutcomeUnknown
+from yardmaster_eventlog.port import Partition
+from yardmaster_gateway.app import create_app
+from yardmaster_gateway.context import Gateway
+from yardmaster_gateway.errors import OwnRecordRefused
+from yardmaster_gateway.own_records import watch_own
+from yardmaster_runtime.clock import ManualClock
 
 RUN = {"command": ["true"]}
 REQUESTS = Partition("requests")

@@ -9,19 +9,19 @@ import pytest
 
 from tests.support.gateway import CALLERS
 from tests.support.views import telemetry
-from yardmaster.eventlog.codec import decode
-from yardmaster.eventlog.errors import AppendOutcomeUnknown, LogUnavailable
-from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.eventlog.port import Partition
-from yardmaster.gateway import writer as writing
-from yardmaster.gateway.auth import TokenFile, digest_of
-from yardmaster.gateway.errors import Busy, TokenFileRefused
-from yardmaster.gateway.submission import body_digest, job_id
-from yardmaster.gateway.writer import Asker, RequestWriter
-from yardmaster.runtime.clock import SystemClock
-from yardmaster.schemas.api import parse_job
-from yardmaster.schemas.events.requests import NodeUncordonRequestedV1
-from yardmaster.schemas.topics import TOPICS
+from yardmaster_eventlog.codec import decode
+from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogUnavailable
+from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_eventlog.port import Partition
+from yardmaster_gateway import writer as writing
+from yardmaster_gateway.auth import TokenFile, digest_of
+from yardmaster_gateway.errors import Busy, TokenFileRefused
+from yardmaster_gateway.submission import body_digest, job_id
+from yardmaster_gateway.writer import Asker, RequestWriter
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_schemas.api import parse_job
+from yardmaster_schemas.events.requests import NodeUncordonRequestedV1
+from yardmaster_schemas.topics import TOPICS
 
 LOG_ID = "0123456789abcdef" * 2
 ASKER = Asker(CALLERS["nlp"], None)
@@ -186,7 +186,7 @@ async def test_too_many_waiting_requests_are_turned_away(monkeypatch: pytest.Mon
 async def test_a_detail_is_found_by_its_offset_and_digest() -> None:
     log, writer = await slow()
     log.gate.set()
-    from yardmaster.schemas.events.details import RequestNotedV1
+    from yardmaster_schemas.events.details import RequestNotedV1
 
     note = RequestNotedV1(salt="0" * 32, subject="n1", text="fan")
     ref = await writer.detail(note, "note.1", "n1", ASKER)

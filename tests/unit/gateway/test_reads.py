@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from tests.support.gateway import TestCell, test_cell
-from yardmaster.eventlog.errors import AppendOutcomeUnknown, LogUnavailable
-from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.gateway.errors import TokenFileRefused
-from yardmaster.gateway.rights import Caller
-from yardmaster.runtime.clock import SystemClock
+from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogUnavailable
+from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_gateway.errors import TokenFileRefused
+from yardmaster_gateway.rights import Caller
+from yardmaster_runtime.clock import SystemClock
 
 
 async def test_every_read_names_its_position(cell: TestCell) -> None:
@@ -291,8 +291,8 @@ async def test_a_request_carries_the_callers_trace_into_the_log(cell: TestCell) 
     async with cell.client() as client:
         response = await client.post("/v1/jobs", json=body, headers=headers)
     assert response.headers["Trace-Id"] == trace
-    from yardmaster.eventlog.codec import decode
-    from yardmaster.eventlog.port import Partition
+    from yardmaster_eventlog.codec import decode
+    from yardmaster_eventlog.port import Partition
 
     stored = (await cell.log.read(Partition("requests"), 0, max_records=100))[-1]
     envelope = decode(stored.record)

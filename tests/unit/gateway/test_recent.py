@@ -1,13 +1,13 @@
 """Submissions found in the log itself."""
 
 from tests.support import logs
-from yardmaster.eventlog.codec import encode
-from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.eventlog.port import Partition, Record
-from yardmaster.gateway.recent import RecentSubmissions, Submission
-from yardmaster.runtime.clock import SystemClock
-from yardmaster.schemas.envelope import Actor, ActorKind, Envelope
-from yardmaster.schemas.topics import REQUESTS
+from yardmaster_eventlog.codec import encode
+from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_eventlog.port import Partition, Record
+from yardmaster_gateway.recent import RecentSubmissions, Submission
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_schemas.envelope import Actor, ActorKind, Envelope
+from yardmaster_schemas.topics import REQUESTS
 
 PLACE = Partition(REQUESTS.name)
 

@@ -8,16 +8,16 @@ import pytest
 
 from tests.support.gateway import TestCell
 from tests.support.views import telemetry
-from yardmaster.gateway.app import create_app
-from yardmaster.gateway.context import Gateway
-from yardmaster.gateway.covered import CoveredViews
-from yardmaster.gateway.sizes import FRESH_S, NodeSizes, Size, unfit
-from yardmaster.projections.errors import ViewsUnavailable
-from yardmaster.projections.rows import Row
-from yardmaster.projections.store import Page, Query
-from yardmaster.runtime.clock import ManualClock
-from yardmaster.schemas.events.requests import SubmittedSpec
-from yardmaster.schemas.job_file import parse_job, submitted_spec
+from yardmaster_gateway.app import create_app
+from yardmaster_gateway.context import Gateway
+from yardmaster_gateway.monotonic import CoveredViews
+from yardmaster_gateway.sizes import FRESH_S, NodeSizes, Size, unfit
+from yardmaster_projections.errors import ViewsUnavailable
+from yardmaster_projections.rows import Row
+from yardmaster_projections.store import Page, Query
+from yardmaster_runtime.clock import ManualClock
+from yardmaster_schemas.events.requests import SubmittedSpec
+from yardmaster_schemas.job_file import parse_job, submitted_spec
 
 NODE = Size("sxm", 4, 32_000, 262_144)
 POOLS = {"default": {NODE: 3}, "empty": {}}

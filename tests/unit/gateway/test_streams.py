@@ -8,10 +8,10 @@ import pytest
 
 from tests.support import logs
 from tests.support.gateway import CALLERS, TestCell, test_cell
-from yardmaster.gateway import logs as output_of_tasks
-from yardmaster.gateway import watch
-from yardmaster.gateway.rights import Caller
-from yardmaster.schemas.events.expiring import NodeHeartbeatV1, Stream, TaskOutputV1
+from yardmaster_gateway import logs as output_of_tasks
+from yardmaster_gateway import watch
+from yardmaster_gateway.rights import Caller
+from yardmaster_schemas.events.expiring import NodeHeartbeatV1, Stream, TaskOutputV1
 
 Event = tuple[str, str | None, Any]
 

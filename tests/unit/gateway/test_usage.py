@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.support.gateway import TestCell
-from yardmaster.projections.usage import UsageRow
+from yardmaster_projections.usage import UsageRow
 
 
 async def ran(cell: TestCell) -> int:

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from tests.support.node_agent import AgentWorld, sh
-from yardmaster.node_agent.agent import simulated_ports
-from yardmaster.node_agent.api import MAX_BODY_BYTES
-from yardmaster.node_agent.ledger import MemoryLedger
-from yardmaster.runtime.chance import SystemChance
-from yardmaster.runtime.clock import Clock, ManualClock
-from yardmaster.runtime.telemetry import Telemetry
-from yardmaster.schemas.events.decisions import Checkpoint
-from yardmaster.schemas.events.node_events import (
+from yardmaster_node_agent.agent import simulated_ports
+from yardmaster_node_agent.api import MAX_BODY_BYTES
+from yardmaster_node_agent.ledger import MemoryLedger
+from yardmaster_runtime.chance import SystemChance
+from yardmaster_runtime.clock import Clock, ManualClock
+from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_schemas.events.decisions import Checkpoint
+from yardmaster_schemas.events.node_events import (
     CheckpointDoneV1,
     TaskExitedV1,
     TaskProgressedV1,

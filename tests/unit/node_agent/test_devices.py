@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.node_agent.devices import (
+from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_node_agent.devices import (
     Devices,
     cpu_milli,
     detect_gpus,
@@ -16,11 +16,11 @@ from yardmaster.node_agent.devices import (
     own_variables,
     parse_smi,
 )
-from yardmaster.node_agent.ports import host_ports
-from yardmaster.node_agent.settings import Settings
-from yardmaster.runtime.chance import SystemChance
-from yardmaster.runtime.clock import SystemClock
-from yardmaster.runtime.telemetry import Telemetry
+from yardmaster_node_agent.ports import host_ports
+from yardmaster_node_agent.settings import Settings
+from yardmaster_runtime.chance import SystemChance
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_runtime.telemetry.port import Telemetry
 
 
 def test_a_machine_without_a_driver_has_no_gpus(tmp_path: Path) -> None:

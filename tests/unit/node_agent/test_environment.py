@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.node_agent.test_ledger import assignment
-from yardmaster.node_agent.book import Assignment
-from yardmaster.node_agent.environment import NodeFacts, task_environment
-from yardmaster.node_agent.errors import RunRefused
-from yardmaster.node_agent.executors.port import Paths
-from yardmaster.schemas.events.details import JobDetailedV1, Run
+from yardmaster_node_agent.agent_state import Assignment
+from yardmaster_node_agent.environment import NodeFacts, task_environment
+from yardmaster_node_agent.errors import RunRefused
+from yardmaster_node_agent.executors.port import Paths
+from yardmaster_schemas.events.details import JobDetailedV1, Run
 
 FACTS = NodeFacts(
     node="n1",

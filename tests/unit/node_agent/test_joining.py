@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from yardmaster.eventlog import codec
-from yardmaster.eventlog.errors import LogAccessRefused
-from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.eventlog.port import Partition, Record
-from yardmaster.node_agent.joining import LOOK_BACK, JoinRefusals
-from yardmaster.runtime.clock import ManualClock
-from yardmaster.schemas.envelope import Actor, ActorKind, Envelope
-from yardmaster.schemas.events.expiring import RecordQuarantinedV1
-from yardmaster.schemas.reasons import RefusalCode
-from yardmaster.schemas.topics import QUARANTINE
+from yardmaster_eventlog import codec
+from yardmaster_eventlog.errors import LogAccessRefused
+from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_eventlog.port import Partition, Record
+from yardmaster_node_agent.joining import LOOK_BACK, JoinRefusals
+from yardmaster_runtime.clock import ManualClock
+from yardmaster_schemas.envelope import Actor, ActorKind, Envelope
+from yardmaster_schemas.events.expiring import RecordQuarantinedV1
+from yardmaster_schemas.reasons import RefusalCode
+from yardmaster_schemas.topics import QUARANTINE
 
 SOURCE = "node/n1.0123456789ab"
 JOIN = {"type": "NodeJoined", "source": SOURCE, "epoch": 7}

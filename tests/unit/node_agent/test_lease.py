@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from yardmaster.node_agent.book import Assignment, Book, Head, Offer, Replica, ReplicaKey
-from yardmaster.node_agent.executors.port import Renewal
-from yardmaster.node_agent.executors.process import ProcessExecutor
-from yardmaster.node_agent.executors.simulated import BOOT_ID, SimulatedExecutor
-from yardmaster.node_agent.lease import UNKNOWN_S, FenceExpired, Lease
-from yardmaster.runtime.clock import ManualClock, SystemClock
-from yardmaster.schemas.events.requests import DetailsRef
+from yardmaster_node_agent.agent_state import Assignment, Book, Head, Offer, Replica, ReplicaKey
+from yardmaster_node_agent.executors.port import Renewal
+from yardmaster_node_agent.executors.process import ProcessExecutor
+from yardmaster_node_agent.executors.simulated import BOOT_ID, SimulatedExecutor
+from yardmaster_node_agent.lease import UNKNOWN_S, FenceExpired, Lease
+from yardmaster_runtime.clock import ManualClock, SystemClock
+from yardmaster_schemas.events.requests import DetailsRef
 
 LIFE, OTHER = "0" * 12, "1" * 12
 TASK = "4kq7w2mz9c1f.0"

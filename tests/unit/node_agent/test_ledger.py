@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from yardmaster.node_agent.book import (
+from yardmaster_node_agent.agent_state import (
     ENTRY,
     Assignment,
     Book,
@@ -25,11 +25,11 @@ from yardmaster.node_agent.book import (
     ReplicaState,
     StopOrder,
 )
-from yardmaster.node_agent.errors import LedgerCorrupt, LedgerInUse
-from yardmaster.node_agent.ledger import FileLedger, Ledger, MemoryLedger, fold, line, parse
-from yardmaster.schemas.events.decisions import Checkpoint
-from yardmaster.schemas.events.expiring import Stream
-from yardmaster.schemas.events.requests import DetailsRef
+from yardmaster_node_agent.errors import LedgerCorrupt, LedgerInUse
+from yardmaster_node_agent.ledger import FileLedger, Ledger, MemoryLedger, fold, line, parse
+from yardmaster_schemas.events.decisions import Checkpoint
+from yardmaster_schemas.events.expiring import Stream
+from yardmaster_schemas.events.requests import DetailsRef
 
 OFFER = Offer(pool="default", node_type="generic", gpus=4, cpu_milli=8000, memory_mib=1000)
 HEAD = Head(node="n1", incarnation="0123456789ab", epoch=1, offer=OFFER, api_port=4000)

@@ -6,20 +6,20 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from yardmaster.core.fencing import LEAST_FENCE_S
-from yardmaster.eventlog.errors import NotOurLog
-from yardmaster.eventlog.port import EventLog
-from yardmaster.node_agent import main as entry
-from yardmaster.node_agent.errors import LedgerInUse
-from yardmaster.node_agent.ledger import FileLedger
-from yardmaster.node_agent.main import main, serve
-from yardmaster.node_agent.settings import MAX_HEARTBEAT_S, Settings
-from yardmaster.runtime.chance import SystemChance
-from yardmaster.runtime.clock import SystemClock
-from yardmaster.runtime.health import Health
-from yardmaster.runtime.service import Process
-from yardmaster.runtime.settings import LogSettings
-from yardmaster.runtime.telemetry import Telemetry
+from yardmaster_core.fencing import LEAST_FENCE_S
+from yardmaster_eventlog.errors import NotOurLog
+from yardmaster_eventlog.port import EventLog
+from yardmaster_node_agent import main as entry
+from yardmaster_node_agent.errors import LedgerInUse
+from yardmaster_node_agent.ledger import FileLedger
+from yardmaster_node_agent.main import main, serve
+from yardmaster_node_agent.settings import MAX_HEARTBEAT_S, Settings
+from yardmaster_runtime.chance import SystemChance
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_runtime.service import Process
+from yardmaster_runtime.settings import LogSettings
+from yardmaster_runtime.telemetry.health import Health
+from yardmaster_runtime.telemetry.port import Telemetry
 
 
 @pytest.fixture(autouse=True)

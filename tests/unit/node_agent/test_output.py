@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from yardmaster.node_agent.output import whole_characters
+from yardmaster_node_agent.output import whole_characters
 
 
 @given(st.text(), st.integers(min_value=0))

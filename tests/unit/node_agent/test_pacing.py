@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from yardmaster.node_agent.pacing import PacedReport
-from yardmaster.runtime.clock import ManualClock
+from yardmaster_node_agent.pacing import PacedReport
+from yardmaster_runtime.clock import ManualClock
 
 
 class Sent:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from yardmaster.node_agent import runner
-from yardmaster.node_agent.executors import procfs
-from yardmaster.node_agent.executors.directory import ReplicaDirectory
+from yardmaster_node_agent import runner
+from yardmaster_node_agent.executors import procfs
+from yardmaster_node_agent.executors.directory import ReplicaDirectory
 
 
 @pytest.fixture

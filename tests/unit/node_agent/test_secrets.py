@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from yardmaster.node_agent.executors.secrets import MAX_SECRET_BYTES, SecretFiles
+from yardmaster_node_agent.executors.secrets import MAX_SECRET_BYTES, SecretFiles
 
 
 @pytest.fixture

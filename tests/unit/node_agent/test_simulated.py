@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from tests.support.node_agent import AgentWorld, sh
-from yardmaster.node_agent.agent import Ports, run, simulated_ports
-from yardmaster.node_agent.book import ReplicaKey
-from yardmaster.node_agent.errors import ExecutorFailed
-from yardmaster.node_agent.executors.port import Launch
-from yardmaster.node_agent.executors.simulated import SimulatedExecutor
-from yardmaster.node_agent.ledger import MemoryLedger
-from yardmaster.runtime.chance import SeededChance
-from yardmaster.runtime.clock import ManualClock
-from yardmaster.runtime.telemetry import Telemetry
-from yardmaster.schemas.events.details import Run
-from yardmaster.schemas.events.node_events import (
+from yardmaster_node_agent.agent import Ports, run, simulated_ports
+from yardmaster_node_agent.agent_state import ReplicaKey
+from yardmaster_node_agent.errors import ExecutorFailed
+from yardmaster_node_agent.executors.port import Launch
+from yardmaster_node_agent.executors.simulated import SimulatedExecutor
+from yardmaster_node_agent.ledger import MemoryLedger
+from yardmaster_runtime.chance import SeededChance
+from yardmaster_runtime.clock import ManualClock
+from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_schemas.events.details import Run
+from yardmaster_schemas.events.node_events import (
     CheckpointDoneV1,
     NodeJoinedV1,
     SlotsReleasedV1,

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.node_agent import AgentWorld
-from yardmaster.eventlog.errors import LogUnavailable
-from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.eventlog.port import Partition
-from yardmaster.node_agent.errors import NotEnrolled
-from yardmaster.node_agent.topic import find_topic
-from yardmaster.runtime.clock import ManualClock
-from yardmaster.schemas.topics import Topic, assignments
+from yardmaster_eventlog.errors import LogUnavailable
+from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_eventlog.port import Partition
+from yardmaster_node_agent.errors import NotEnrolled
+from yardmaster_node_agent.topic import find_topic
+from yardmaster_runtime.clock import ManualClock
+from yardmaster_schemas.topics import Topic, assignments
 
 
 class Closed(MemoryLog):

@@ -14,22 +14,22 @@ import pytest
 from tests.support.cell_world import World, asked, of
 from tests.support.logs import joined
 from tests.support.node_agent import Deaf
-from yardmaster.eventlog.codec import decode, encode
-from yardmaster.eventlog.port import Partition, Record
-from yardmaster.node_agent.agent import run, simulated_ports
-from yardmaster.node_agent.book import ReplicaState
-from yardmaster.node_agent.ledger import MemoryLedger
-from yardmaster.node_agent.settings import Settings
-from yardmaster.runtime.chance import SeededChance
-from yardmaster.runtime.clock import ManualClock
-from yardmaster.runtime.health import Health
-from yardmaster.runtime.telemetry import Telemetry
-from yardmaster.schemas.envelope import Actor, ActorKind, Envelope, Event
-from yardmaster.schemas.events.decisions import SlotsAllocatedV1, TaskEndedV1
-from yardmaster.schemas.events.machine import CycleCommittedV1
-from yardmaster.schemas.events.node_events import NodeJoinedV1, SlotsReleasedV1
-from yardmaster.schemas.events.requests import Enrolment, NodeEnrolRequestedV1
-from yardmaster.schemas.reasons import RefusalCode
+from yardmaster_eventlog.codec import decode, encode
+from yardmaster_eventlog.port import Partition, Record
+from yardmaster_node_agent.agent import run, simulated_ports
+from yardmaster_node_agent.agent_state import ReplicaState
+from yardmaster_node_agent.ledger import MemoryLedger
+from yardmaster_node_agent.settings import Settings
+from yardmaster_runtime.chance import SeededChance
+from yardmaster_runtime.clock import ManualClock
+from yardmaster_runtime.telemetry.health import Health
+from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
+from yardmaster_schemas.events.decisions import SlotsAllocatedV1, TaskEndedV1
+from yardmaster_schemas.events.machine import CycleCommittedV1
+from yardmaster_schemas.events.node_events import NodeJoinedV1, SlotsReleasedV1
+from yardmaster_schemas.events.requests import Enrolment, NodeEnrolRequestedV1
+from yardmaster_schemas.reasons import RefusalCode
 
 
 class Skewed:

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from tests.support import logs
 from tests.support.logs import LogBuilder
 from tests.support.views import Followed
-from yardmaster.projections.cached import CachedReader
-from yardmaster.projections.errors import NotLoaded, ViewsMoved
-from yardmaster.projections.memory import MemoryViewStore
-from yardmaster.projections.rows import (
+from yardmaster_projections.cached import CachedReader
+from yardmaster_projections.errors import NotLoaded, ViewsMoved
+from yardmaster_projections.memory import MemoryViewStore
+from yardmaster_projections.rows import (
     AttemptRow,
     CycleRow,
     JobRow,
@@ -23,9 +23,9 @@ from yardmaster.projections.rows import (
     TrailRow,
     WaitRow,
 )
-from yardmaster.projections.store import Delete, Put, Query
-from yardmaster.runtime.clock import ManualClock
-from yardmaster.schemas.position import Position
+from yardmaster_projections.store import Delete, Put, Query
+from yardmaster_runtime.clock import ManualClock
+from yardmaster_schemas.position import Position
 
 KINDS: tuple[type[Row], ...] = (
     *(AttemptRow, CycleRow, JobRow, LogRow, NodeRow, RequestRow, TallyRow, TaskRow, TrailRow),

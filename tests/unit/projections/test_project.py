@@ -8,10 +8,10 @@ import pytest
 from tests.support import logs
 from tests.support.logs import LogBuilder
 from tests.support.views import Followed, viewed
-from yardmaster.core.errors import ImpossibleEvent
-from yardmaster.projections.memory import MemoryViewStore
-from yardmaster.projections.project import IGNORED, PROJECTED, project
-from yardmaster.projections.rows import (
+from yardmaster_core.errors import ImpossibleEvent
+from yardmaster_projections.memory import MemoryViewStore
+from yardmaster_projections.project import IGNORED, PROJECTED, project
+from yardmaster_projections.rows import (
     AttemptRow,
     CycleRow,
     DepartmentRow,
@@ -26,15 +26,15 @@ from yardmaster.projections.rows import (
     TrailRow,
     WaitRow,
 )
-from yardmaster.projections.store import Put
-from yardmaster.runtime.clock import ManualClock
-from yardmaster.schemas.api import NodeState, Phase, RequestState
-from yardmaster.schemas.events import EVENTS
-from yardmaster.schemas.events import admissions as a
-from yardmaster.schemas.events import decisions as d
-from yardmaster.schemas.events import node_events as n
-from yardmaster.schemas.events import requests as r
-from yardmaster.schemas.reasons import (
+from yardmaster_projections.store import Put
+from yardmaster_runtime.clock import ManualClock
+from yardmaster_schemas.api import NodeState, Phase, RequestState
+from yardmaster_schemas.events import EVENTS
+from yardmaster_schemas.events import admissions as a
+from yardmaster_schemas.events import decisions as d
+from yardmaster_schemas.events import node_events as n
+from yardmaster_schemas.events import requests as r
+from yardmaster_schemas.reasons import (
     AdmissionCode,
     EndCode,
     RefusalCode,

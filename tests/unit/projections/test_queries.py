@@ -7,15 +7,15 @@ import pytest
 from tests.support import logs
 from tests.support.logs import LogBuilder
 from tests.support.views import viewed
-from yardmaster.core.scheduling.shapes import shape_id
-from yardmaster.projections import queries
-from yardmaster.projections.memory import MemoryViewStore
-from yardmaster.projections.queries import BadCursor, Filters, Sight, WaitFinder
-from yardmaster.projections.rows import JobRow, NodeRow, ProjectRow, TaskRow
-from yardmaster.projections.shown import Presenter
-from yardmaster.schemas.api import Phase
-from yardmaster.schemas.events import decisions as d
-from yardmaster.schemas.reasons import EndCode, Wait, WaitClass, WaitCode
+from yardmaster_core.scheduling.state.shapes import shape_id
+from yardmaster_projections import queries
+from yardmaster_projections.memory import MemoryViewStore
+from yardmaster_projections.presenter import Presenter
+from yardmaster_projections.queries import BadCursor, Filters, Sight, WaitFinder
+from yardmaster_projections.rows import JobRow, NodeRow, ProjectRow, TaskRow
+from yardmaster_schemas.api import Phase
+from yardmaster_schemas.events import decisions as d
+from yardmaster_schemas.reasons import EndCode, Wait, WaitClass, WaitCode
 
 A, B, C = "a" * 12, "b" * 12, "c" * 12
 

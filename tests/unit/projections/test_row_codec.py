@@ -9,17 +9,18 @@ from hypothesis import strategies as st
 from tests.support import logs
 from tests.support.logs import LogBuilder
 from tests.support.views import viewed
-from yardmaster.projections import redis_keys, rows
-from yardmaster.projections.errors import ViewsDamaged
-from yardmaster.projections.row_codec import MissingPart, RowCodec
-from yardmaster.projections.rows import JobFacts, JobRow, Row, TaskRow, WaitRow
-from yardmaster.projections.store import Change, Delete, Put, Query
-from yardmaster.schemas.api import Phase
-from yardmaster.schemas.events import decisions as d
-from yardmaster.schemas.events.details import Run
-from yardmaster.schemas.events.machine import CycleCommittedV2
-from yardmaster.schemas.events.requests import SubmittedSpec
-from yardmaster.schemas.reasons import Stop, StopCode, Wait, WaitCode
+from yardmaster_projections import rows
+from yardmaster_projections.errors import ViewsDamaged
+from yardmaster_projections.redis import keys as redis_keys
+from yardmaster_projections.row_codec import MissingPart, RowCodec
+from yardmaster_projections.rows import JobFacts, JobRow, Row, TaskRow, WaitRow
+from yardmaster_projections.store import Change, Delete, Put, Query
+from yardmaster_schemas.api import Phase
+from yardmaster_schemas.events import decisions as d
+from yardmaster_schemas.events.details import Run
+from yardmaster_schemas.events.machine import CycleCommittedV2
+from yardmaster_schemas.events.requests import SubmittedSpec
+from yardmaster_schemas.reasons import Stop, StopCode, Wait, WaitCode
 
 JOB = "a" * 12
 KINDS = [

@@ -11,34 +11,27 @@ from hypothesis import strategies as st
 from tests.support import logs
 from tests.support.logs import LogBuilder, Writer
 from tests.support.views import Followed
-from yardmaster.projections.errors import ViewsUnavailable
-from yardmaster.projections.fold import USAGE
-from yardmaster.projections.memory import MemoryViewStore
-from yardmaster.projections.metered import MAX_TRIES, Asked, Metered, bucket_of, metered
-from yardmaster.projections.queries import EVERYTHING, Sight
-from yardmaster.projections.rows import R
-from yardmaster.projections.store import Found, Page, Query, Wanted
-from yardmaster.projections.usage import (
-    HOUR_MS,
-    HeldRow,
-    OwnerRow,
-    SubmissionRow,
-    UsageRow,
-    hours,
-)
-from yardmaster.schemas.api import UsageBucket, UsageBy
-from yardmaster.schemas.envelope import ActorKind
-from yardmaster.schemas.events.admissions import TaskRejectedV1
-from yardmaster.schemas.events.decisions import (
+from yardmaster_projections.errors import ViewsUnavailable
+from yardmaster_projections.fold import USAGE
+from yardmaster_projections.memory import MemoryViewStore
+from yardmaster_projections.metered import MAX_TRIES, Asked, Metered, bucket_of, metered
+from yardmaster_projections.queries import EVERYTHING, Sight
+from yardmaster_projections.rows import R
+from yardmaster_projections.store import Found, Page, Query, Wanted
+from yardmaster_projections.usage import HOUR_MS, HeldRow, OwnerRow, SubmissionRow, UsageRow, hours
+from yardmaster_schemas.api import UsageBucket, UsageBy
+from yardmaster_schemas.envelope import ActorKind
+from yardmaster_schemas.events.admissions import TaskRejectedV1
+from yardmaster_schemas.events.decisions import (
     LossCause,
     NodeLostV1,
     Outcome,
     SlotsAllocatedV1,
     TaskEndedV1,
 )
-from yardmaster.schemas.events.node_events import ReplicaRef, SlotsReleasedV1
-from yardmaster.schemas.instants import parse_rfc3339
-from yardmaster.schemas.reasons import AdmissionCode, EndCode, RefusalCode
+from yardmaster_schemas.events.node_events import ReplicaRef, SlotsReleasedV1
+from yardmaster_schemas.instants import parse_rfc3339
+from yardmaster_schemas.reasons import AdmissionCode, EndCode, RefusalCode
 
 START = logs.START_MS
 JOB = "a" * 12

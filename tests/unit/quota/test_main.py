@@ -21,27 +21,23 @@ from tests.unit.core.admission.desk import (
     job,
     pool,
 )
-from yardmaster.core.admission.machine import QuotaMachine
-from yardmaster.core.errors import ImpossibleEvent
-from yardmaster.core.scheduling.policies import check
-from yardmaster.eventlog.codec import encode
-from yardmaster.eventlog.port import EventLog, Partition
-from yardmaster.eventlog.snapshots import SnapshotStore
-from yardmaster.eventlog.testing import Fault, FaultKind, FaultPlan, FaultyLog
-from yardmaster.quota.main import Ports, Settings, main, run
-from yardmaster.runtime.settings import SnapshotLimits
-from yardmaster.runtime.telemetry import Telemetry
-from yardmaster.runtime.verify import verify
-from yardmaster.schemas.envelope import Event
-from yardmaster.schemas.events import admissions as a
-from yardmaster.schemas.events import requests as r
-from yardmaster.schemas.events.details import JobDetailedV1, Run
-from yardmaster.schemas.events.machine import (
-    CycleCommittedV1,
-    SnapshotTakenV1,
-    TermStartedV1,
-)
-from yardmaster.schemas.reasons import AdmissionCode, RefusalCode
+from yardmaster_core.admission.machine import QuotaMachine
+from yardmaster_core.errors import ImpossibleEvent
+from yardmaster_core.scheduling.policies import check
+from yardmaster_eventlog.codec import encode
+from yardmaster_eventlog.port import EventLog, Partition
+from yardmaster_eventlog.snapshots import SnapshotStore
+from yardmaster_eventlog.testing import Fault, FaultKind, FaultPlan, FaultyLog
+from yardmaster_quota.main import Ports, Settings, main, run
+from yardmaster_runtime.replay.verify import verify
+from yardmaster_runtime.settings import SnapshotLimits
+from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events import admissions as a
+from yardmaster_schemas.events import requests as r
+from yardmaster_schemas.events.details import JobDetailedV1, Run
+from yardmaster_schemas.events.machine import CycleCommittedV1, SnapshotTakenV1, TermStartedV1
+from yardmaster_schemas.reasons import AdmissionCode, RefusalCode
 
 SHELL = (CycleCommittedV1, TermStartedV1, SnapshotTakenV1)
 

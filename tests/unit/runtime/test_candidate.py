@@ -12,22 +12,22 @@ import pytest
 
 from tests.support.toy_cell import CELL, ToyCell, answers, until
 from tests.support.toy_machine import INCARNATION, ToyMachine, ToyState, job_id, progress
-from yardmaster.core.errors import ChainBroken, ForeignRecord
-from yardmaster.core.machine import Decision, Verdict
-from yardmaster.eventlog.errors import LogTruncated
-from yardmaster.eventlog.port import Partition, Record
-from yardmaster.eventlog.snapshots import Snapshot, SnapshotStore
-from yardmaster.eventlog.testing import Fault, FaultKind, FaultPlan, FaultyLog
-from yardmaster.runtime.candidate import Candidate
-from yardmaster.runtime.election import ManualElection, SoleCandidate
-from yardmaster.runtime.errors import ReplayDiverged
-from yardmaster.runtime.restore import restore
-from yardmaster.runtime.settings import CycleLimits, RetryLimits, SnapshotLimits
-from yardmaster.runtime.snapshotting import take
-from yardmaster.schemas.envelope import Event
-from yardmaster.schemas.events.admissions import CancelAcceptedV1
-from yardmaster.schemas.events.decisions import NodeLostV1, NodeSilenceObservedV1
-from yardmaster.schemas.events.machine import CycleCommittedV1, SnapshotTakenV1, TermStartedV1
+from yardmaster_core.errors import ChainBroken, ForeignRecord
+from yardmaster_core.machine import Decision, Verdict
+from yardmaster_eventlog.errors import LogTruncated
+from yardmaster_eventlog.port import Partition, Record
+from yardmaster_eventlog.snapshots import Snapshot, SnapshotStore
+from yardmaster_eventlog.testing import Fault, FaultKind, FaultPlan, FaultyLog
+from yardmaster_runtime.errors import ReplayDiverged
+from yardmaster_runtime.machine.candidate import Candidate
+from yardmaster_runtime.machine.election import ManualElection, SoleCandidate
+from yardmaster_runtime.machine.restore import restore
+from yardmaster_runtime.machine.snapshotting import take
+from yardmaster_runtime.settings import CycleLimits, RetryLimits, SnapshotLimits
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events.admissions import CancelAcceptedV1
+from yardmaster_schemas.events.decisions import NodeLostV1, NodeSilenceObservedV1
+from yardmaster_schemas.events.machine import CycleCommittedV1, SnapshotTakenV1, TermStartedV1
 
 
 @pytest.fixture
@@ -233,8 +233,8 @@ async def test_cycles_that_are_too_large_are_made_smaller_in_a_new_term(cell: To
             return getattr(cell.log, name)
 
         async def append(self, partition: Partition, batch: Any) -> int:
-            from yardmaster.eventlog.codec import decode
-            from yardmaster.eventlog.errors import BatchTooLarge
+            from yardmaster_eventlog.codec import decode
+            from yardmaster_eventlog.errors import BatchTooLarge
 
             event = decode(batch[-1]).data
             if isinstance(event, CycleCommittedV1) and event.inputs:

@@ -11,22 +11,22 @@ import pytest
 
 from tests.support.toy_cell import answers, until
 from tests.support.toy_machine import ToyMachine, job_id, request
-from yardmaster.core.errors import ForeignRecord
-from yardmaster.eventlog.codec import encode
-from yardmaster.eventlog.membership import MemoryGroup
-from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.eventlog.port import EventLog, Partition, Record
-from yardmaster.eventlog.testing import Fault, FaultKind, FaultPlan, FaultyLog
-from yardmaster.runtime.candidate import Candidate
-from yardmaster.runtime.cells import run_cells
-from yardmaster.runtime.chance import SeededChance
-from yardmaster.runtime.clock import ManualClock
-from yardmaster.runtime.election import GroupElection
-from yardmaster.runtime.fold import Fold
-from yardmaster.runtime.service import Ports, candidate
-from yardmaster.runtime.settings import RuntimeSettings
-from yardmaster.runtime.telemetry import Telemetry
-from yardmaster.schemas.topics import TOPICS
+from yardmaster_core.errors import ForeignRecord
+from yardmaster_eventlog.codec import encode
+from yardmaster_eventlog.membership import MemoryGroup
+from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_eventlog.port import EventLog, Partition, Record
+from yardmaster_eventlog.testing import Fault, FaultKind, FaultPlan, FaultyLog
+from yardmaster_runtime.cells import run_cells
+from yardmaster_runtime.chance import SeededChance
+from yardmaster_runtime.clock import ManualClock
+from yardmaster_runtime.machine.candidate import Candidate
+from yardmaster_runtime.machine.election import GroupElection
+from yardmaster_runtime.machine.fold import Fold
+from yardmaster_runtime.service import Ports, candidate
+from yardmaster_runtime.settings import RuntimeSettings
+from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_schemas.topics import TOPICS
 
 CELLS = ("main", "east")
 PAUSE_S = 6.0

@@ -5,11 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from yardmaster.runtime.collections import (
-    GC_THRESHOLDS,
-    rare_collections,
-    spare_collections,
-)
+from yardmaster_runtime.garbage_collection import GC_THRESHOLDS, rare_collections, spare_collections
 
 
 @pytest.fixture

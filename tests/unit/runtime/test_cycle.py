@@ -15,20 +15,20 @@ from tests.support.toy_machine import (
     progress,
     request,
 )
-from yardmaster.core.machine import Decision, Verdict
-from yardmaster.eventlog.codec import encode
-from yardmaster.eventlog.errors import BatchTooLarge
-from yardmaster.eventlog.port import Partition, Record
-from yardmaster.eventlog.testing import Fault, FaultKind, FaultPlan, FaultyLog
-from yardmaster.runtime.cycle import Leader
-from yardmaster.runtime.errors import CycleTooLarge, Fenced, UnwritableDecision
-from yardmaster.runtime.waiting import together
-from yardmaster.schemas.events.admissions import CancelAcceptedV1
-from yardmaster.schemas.events.decisions import NodeLostV1, NodeSilenceObservedV1
-from yardmaster.schemas.events.expiring import RecordQuarantinedV1
-from yardmaster.schemas.events.machine import CycleCommittedV1, CycleCommittedV2, TermStartedV1
-from yardmaster.schemas.events.requests import PauseRequestedV1
-from yardmaster.schemas.reasons import RefusalCode
+from yardmaster_core.machine import Decision, Verdict
+from yardmaster_eventlog.codec import encode
+from yardmaster_eventlog.errors import BatchTooLarge
+from yardmaster_eventlog.port import Partition, Record
+from yardmaster_eventlog.testing import Fault, FaultKind, FaultPlan, FaultyLog
+from yardmaster_runtime.errors import CycleTooLarge, Fenced, UnwritableDecision
+from yardmaster_runtime.machine.cycle import Leader
+from yardmaster_runtime.waiting import together
+from yardmaster_schemas.events.admissions import CancelAcceptedV1
+from yardmaster_schemas.events.decisions import NodeLostV1, NodeSilenceObservedV1
+from yardmaster_schemas.events.expiring import RecordQuarantinedV1
+from yardmaster_schemas.events.machine import CycleCommittedV1, CycleCommittedV2, TermStartedV1
+from yardmaster_schemas.events.requests import PauseRequestedV1
+from yardmaster_schemas.reasons import RefusalCode
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
-from yardmaster.eventlog.membership import MemoryGroup, MemoryMembership
-from yardmaster.runtime.clock import ManualClock
-from yardmaster.runtime.election import GroupElection, SoleCandidate
+from yardmaster_eventlog.membership import MemoryGroup, MemoryMembership
+from yardmaster_runtime.clock import ManualClock
+from yardmaster_runtime.machine.election import GroupElection, SoleCandidate
 
 PAUSE_S = 6.0
 

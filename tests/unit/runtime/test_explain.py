@@ -6,20 +6,20 @@ import pytest
 
 from tests.support.cell_world import World, asked, job, of
 from tests.support.logs import exited, joined, released, started, submitted
-from yardmaster.core.scheduling.machine import SchedulerMachine
-from yardmaster.runtime.errors import UnknownTask
-from yardmaster.runtime.explain import explain, explain_at
-from yardmaster.runtime.replay import at
-from yardmaster.schemas.events.decisions import (
+from yardmaster_core.scheduling.machine import SchedulerMachine
+from yardmaster_runtime.errors import UnknownTask
+from yardmaster_runtime.replay.explain import explain, explain_at
+from yardmaster_runtime.replay.rebuild import at
+from yardmaster_schemas.events.decisions import (
     PreemptionRequestedV1,
     SlotsAllocatedV1,
     TaskEndedV1,
     TaskRequeuedV1,
     TaskUnschedulableV1,
 )
-from yardmaster.schemas.events.requests import PauseRequestedV1
-from yardmaster.schemas.reasons import StopCode, WaitClass, WaitCode
-from yardmaster.schemas.resources import Resources
+from yardmaster_schemas.events.requests import PauseRequestedV1
+from yardmaster_schemas.reasons import StopCode, WaitClass, WaitCode
+from yardmaster_schemas.resources import Resources
 
 
 def task(number: int) -> str:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from yardmaster.eventlog.kafka_settings import KafkaSettings
-from yardmaster.runtime.settings import KafkaOptions, LogSettings
-from yardmaster.schemas.secret import SecretUnreadable
+from yardmaster_eventlog.kafka.settings import KafkaSettings
+from yardmaster_runtime.settings import KafkaOptions, LogSettings
+from yardmaster_schemas.secret import SecretUnreadable
 
 SECRET = "not-to-be-seen"
 SASL = {"security_protocol": "SASL_SSL", "sasl_username": "yard", "sasl_password": SECRET}

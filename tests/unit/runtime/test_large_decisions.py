@@ -5,15 +5,15 @@ from pathlib import Path
 
 from tests.support.cell_world import World, asked, job, of
 from tests.support.logs import joined, submitted
-from yardmaster.runtime.settings import CycleLimits
-from yardmaster.schemas.envelope import Event
-from yardmaster.schemas.events.decisions import (
+from yardmaster_runtime.settings import CycleLimits
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events.decisions import (
     AllocationUnwritableV1,
     SlotsAllocatedV1,
     TaskEndedV1,
 )
-from yardmaster.schemas.resources import Resources
-from yardmaster.schemas.topics import DECISIONS, KIB, TOPICS
+from yardmaster_schemas.resources import Resources
+from yardmaster_schemas.topics import DECISIONS, KIB, TOPICS
 
 
 async def tight_world(tmp_path: Path) -> World:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from yardmaster.runtime.clock import ManualClock
-from yardmaster.runtime.library_logs import REPEAT_S, LibraryLogs
-from yardmaster.runtime.telemetry import Telemetry
+from yardmaster_runtime.clock import ManualClock
+from yardmaster_runtime.telemetry.library_logs import REPEAT_S, LibraryLogs
+from yardmaster_runtime.telemetry.port import Telemetry
 
 
 class Rig:

@@ -7,24 +7,24 @@ import pytest
 
 from tests.support.toy_cell import CELL, ToyCell
 from tests.support.toy_machine import ToyMachine, job_id
-from yardmaster.core.commit import CommitReader
-from yardmaster.core.errors import ChainBroken
-from yardmaster.core.machine import Decision
-from yardmaster.eventlog.codec import decode
-from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.eventlog.port import Partition
-from yardmaster.runtime.batch import digest_of
-from yardmaster.runtime.clock import ManualClock
-from yardmaster.runtime.errors import UnknownRules
-from yardmaster.runtime.replay import RulesRange, verify
-from yardmaster.schemas.events.admissions import CancelAcceptedV1, TaskResumedV1
-from yardmaster.schemas.events.machine import (
+from yardmaster_core.commit import CommitReader
+from yardmaster_core.errors import ChainBroken
+from yardmaster_core.machine import Decision
+from yardmaster_eventlog.codec import decode
+from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_eventlog.port import Partition
+from yardmaster_runtime.clock import ManualClock
+from yardmaster_runtime.errors import UnknownRules
+from yardmaster_runtime.machine.batch import digest_of
+from yardmaster_runtime.replay.rebuild import RulesRange, verify
+from yardmaster_schemas.events.admissions import CancelAcceptedV1, TaskResumedV1
+from yardmaster_schemas.events.machine import (
     CycleCommittedV2,
     RulesEnabledV1,
     SnapshotTakenV1,
     TermStartedV1,
 )
-from yardmaster.schemas.topics import TOPICS
+from yardmaster_schemas.topics import TOPICS
 
 
 async def lead(cell: ToyCell, rules: int, *, requests: int, cycles: int, **limits: Any) -> None:

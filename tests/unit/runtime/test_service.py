@@ -11,25 +11,19 @@ import httpx
 import pytest
 from pydantic_settings import SettingsConfigDict
 
-from yardmaster.core.errors import ChainBroken
-from yardmaster.eventlog.errors import NotOurLog
-from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.eventlog.sqlite import SqliteLog
-from yardmaster.runtime.chance import SystemChance
-from yardmaster.runtime.clock import ManualClock, SystemClock
-from yardmaster.runtime.health import Health
-from yardmaster.runtime.http import listen
-from yardmaster.runtime.service import (
-    Process,
-    kafka_settings,
-    open_log,
-    open_ports,
-    run_process,
-)
-from yardmaster.runtime.settings import RuntimeSettings
-from yardmaster.runtime.telemetry import Telemetry
-from yardmaster.schemas.secret import SecretUnreadable
-from yardmaster.schemas.topics import REQUESTS
+from yardmaster_core.errors import ChainBroken
+from yardmaster_eventlog.errors import NotOurLog
+from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_eventlog.sqlite.log import SqliteLog
+from yardmaster_runtime.chance import SystemChance
+from yardmaster_runtime.clock import ManualClock, SystemClock
+from yardmaster_runtime.http import listen
+from yardmaster_runtime.service import Process, kafka_settings, open_log, open_ports, run_process
+from yardmaster_runtime.settings import RuntimeSettings
+from yardmaster_runtime.telemetry.health import Health
+from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_schemas.secret import SecretUnreadable
+from yardmaster_schemas.topics import REQUESTS
 
 
 class Settings(RuntimeSettings):

@@ -14,11 +14,11 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from pydantic import ValidationError
 
 from tests.support.otlp import Collector
-from yardmaster.runtime.clock import ManualClock
-from yardmaster.runtime.otlp import OtlpTracer, Queue
-from yardmaster.runtime.settings import LogSettings
-from yardmaster.runtime.telemetry import Telemetry
-from yardmaster.runtime.tracing import (
+from yardmaster_runtime.clock import ManualClock
+from yardmaster_runtime.settings import LogSettings
+from yardmaster_runtime.telemetry.otlp import OtlpTracer, Queue
+from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_runtime.telemetry.tracing import (
     MAX_LINKS,
     NO_SPAN,
     NO_TRACER,
@@ -28,7 +28,7 @@ from yardmaster.runtime.tracing import (
     is_sampled,
     trace_id_of,
 )
-from yardmaster.schemas.errors import YardmasterError
+from yardmaster_schemas.errors import YardmasterError
 
 ROOT = Path(__file__).parents[3]
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -85,13 +85,13 @@ def test_off_every_span_is_the_same_nothing() -> None:
 @pytest.mark.parametrize(
     ("services", "unwanted"),
     [
-        ("quota scheduler node_agent", ("opentelemetry", "yardmaster.runtime.otlp")),
+        ("quota scheduler node_agent", ("opentelemetry", "yardmaster_runtime.telemetry.otlp")),
         # Redis' client imports API and SDK where they are installed, to count if it is asked to.
-        ("gateway views", ("opentelemetry.exporter", "yardmaster.runtime.otlp")),
+        ("gateway views", ("opentelemetry.exporter", "yardmaster_runtime.telemetry.otlp")),
     ],
 )
 def test_off_services_do_not_import_what_exports(services: str, unwanted: tuple[str, ...]) -> None:
-    names = ", ".join(f"yardmaster.{name}.main" for name in services.split())
+    names = ", ".join(f"yardmaster_{name}.main" for name in services.split())
     look = f"import sys, {names}; print([n for n in sys.modules if n.startswith({unwanted})])"
     done = subprocess.run(
         [sys.executable, "-c", look], capture_output=True, text=True, check=True, timeout=60
@@ -101,7 +101,7 @@ def test_off_services_do_not_import_what_exports(services: str, unwanted: tuple[
 
 def test_one_module_alone_imports_opentelemetry() -> None:
     found = set()
-    for path in [*ROOT.glob("libs/*/src/**/*.py"), *ROOT.glob("services/*/src/**/*.py")]:
+    for path in [*ROOT.glob("libs/*/yardmaster*/**/*.py"), *ROOT.glob("services/**/*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []

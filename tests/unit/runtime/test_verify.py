@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from tests.support.toy_cell import CELL, ToyCell
 from tests.support.toy_machine import INCARNATION, ToyMachine, ToyState, job_id, progress, request
-from yardmaster.core.machine import Decision, Verdict
-from yardmaster.eventlog.codec import encode
-from yardmaster.eventlog.errors import LogCorrupt
-from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.eventlog.port import EventLog, Partition, Record
-from yardmaster.runtime.clock import ManualClock
-from yardmaster.runtime.replay import Report, verify
-from yardmaster.schemas.events.decisions import NodeSilenceObservedV1
-from yardmaster.schemas.events.details import JobDetailedV1, Run
-from yardmaster.schemas.events.requests import CancelRequestedV1, DetailsRef
-from yardmaster.schemas.topics import TOPICS
+from yardmaster_core.machine import Decision, Verdict
+from yardmaster_eventlog.codec import encode
+from yardmaster_eventlog.errors import LogCorrupt
+from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_eventlog.port import EventLog, Partition, Record
+from yardmaster_runtime.clock import ManualClock
+from yardmaster_runtime.replay.rebuild import Report, verify
+from yardmaster_schemas.events.decisions import NodeSilenceObservedV1
+from yardmaster_schemas.events.details import JobDetailedV1, Run
+from yardmaster_schemas.events.requests import CancelRequestedV1, DetailsRef
+from yardmaster_schemas.topics import TOPICS
 
 ORDERED = ("requests", "admissions", "node-events", "decisions")
 Records = dict[str, list[Record]]

@@ -6,15 +6,15 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tests.support.toy_cell import ToyCell, until
-from yardmaster.core.machine import Decision
-from yardmaster.eventlog.errors import AppendOutcomeUnknown, LogUnavailable
-from yardmaster.eventlog.port import Partition, Record
-from yardmaster.eventlog.testing import Fault, FaultKind, FaultPlan, FaultyLog
-from yardmaster.runtime.observations import Observations
-from yardmaster.runtime.patient import PatientLog
-from yardmaster.runtime.settings import RetryLimits
-from yardmaster.runtime.waiting import Work, first_of, together
-from yardmaster.schemas.events.machine import SnapshotTakenV1
+from yardmaster_core.machine import Decision
+from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogUnavailable
+from yardmaster_eventlog.port import Partition, Record
+from yardmaster_eventlog.testing import Fault, FaultKind, FaultPlan, FaultyLog
+from yardmaster_runtime.machine.observations import Observations
+from yardmaster_runtime.retrying import PatientLog
+from yardmaster_runtime.settings import RetryLimits
+from yardmaster_runtime.waiting import Work, first_of, together
+from yardmaster_schemas.events.machine import SnapshotTakenV1
 
 
 async def returns() -> int:

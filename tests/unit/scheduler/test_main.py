@@ -15,25 +15,22 @@ from tests.support.logs import (
     released,
     started,
 )
-from yardmaster.core.admission.machine import QuotaMachine
-from yardmaster.core.machine import Machine
-from yardmaster.core.scheduling.machine import SchedulerMachine
-from yardmaster.core.scheduling.policies import check
-from yardmaster.core.testing import Cell
-from yardmaster.eventlog.errors import UnknownTopic
-from yardmaster.eventlog.port import Partition, Record
-from yardmaster.eventlog.sqlite import SqliteLog
-from yardmaster.eventlog.sqlite_format import OFFSET_BITS
-from yardmaster.runtime.clock import SystemClock
-from yardmaster.runtime.replay import at, verify
-from yardmaster.scheduler.main import known_nodes, live_nodes
-from yardmaster.schemas.events.decisions import NodeLostV1, SlotsAllocatedV1, TaskEndedV1
-from yardmaster.schemas.events.requests import (
-    Enrolment,
-    NodeEnrolRequestedV1,
-)
-from yardmaster.schemas.position import Position
-from yardmaster.schemas.topics import TOPICS
+from yardmaster_core.admission.machine import QuotaMachine
+from yardmaster_core.machine import Machine
+from yardmaster_core.scheduling.machine import SchedulerMachine
+from yardmaster_core.scheduling.policies import check
+from yardmaster_core.testing import Cell
+from yardmaster_eventlog.errors import UnknownTopic
+from yardmaster_eventlog.port import Partition, Record
+from yardmaster_eventlog.sqlite.format import OFFSET_BITS
+from yardmaster_eventlog.sqlite.log import SqliteLog
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_runtime.replay.rebuild import at, verify
+from yardmaster_scheduler.main import known_nodes, live_nodes
+from yardmaster_schemas.events.decisions import NodeLostV1, SlotsAllocatedV1, TaskEndedV1
+from yardmaster_schemas.events.requests import Enrolment, NodeEnrolRequestedV1
+from yardmaster_schemas.position import Position
+from yardmaster_schemas.topics import TOPICS
 
 
 async def test_jobs_are_placed_relayed_run_and_proved(tmp_path: Path) -> None:

@@ -20,19 +20,19 @@ from tests.support.logs import (
     placed,
 )
 from tests.support.toy_cell import until
-from yardmaster.core.commit import CommitReader
-from yardmaster.core.errors import ForeignRecord
-from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.eventlog.port import EventLog, Partition, Record, StoredRecord
-from yardmaster.eventlog.snapshots import Snapshot, SnapshotStore
-from yardmaster.eventlog.testing import Fault, FaultKind, FaultPlan, FaultyLog
-from yardmaster.runtime.clock import ManualClock
-from yardmaster.runtime.telemetry import Telemetry
-from yardmaster.scheduler.metrics import ShellMetrics
-from yardmaster.scheduler.relay import Relay, Unstarted, concerned
-from yardmaster.scheduler.settings import ShellLimits
-from yardmaster.schemas.events.admissions import NodeEnrolledV1
-from yardmaster.schemas.events.decisions import (
+from yardmaster_core.commit import CommitReader
+from yardmaster_core.errors import ForeignRecord
+from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_eventlog.port import EventLog, Partition, Record, StoredRecord
+from yardmaster_eventlog.snapshots import Snapshot, SnapshotStore
+from yardmaster_eventlog.testing import Fault, FaultKind, FaultPlan, FaultyLog
+from yardmaster_runtime.clock import ManualClock
+from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_scheduler.metrics import ShellMetrics
+from yardmaster_scheduler.relay import Relay, Unstarted, concerned
+from yardmaster_scheduler.settings import ShellLimits
+from yardmaster_schemas.events.admissions import NodeEnrolledV1
+from yardmaster_schemas.events.decisions import (
     AllocationRevokedV1,
     LossCause,
     NodeLostV1,
@@ -40,10 +40,10 @@ from yardmaster.schemas.events.decisions import (
     PreemptionRequestedV1,
     TaskEndedV1,
 )
-from yardmaster.schemas.events.requests import Enrolment, NodeEnrolRequestedV1
-from yardmaster.schemas.reasons import EndCode, Stop, StopCode
-from yardmaster.schemas.relayed import OFFSET_HEADER, RelayedFrom, relayed_from
-from yardmaster.schemas.topics import TOPICS, assignments
+from yardmaster_schemas.events.requests import Enrolment, NodeEnrolRequestedV1
+from yardmaster_schemas.reasons import EndCode, Stop, StopCode
+from yardmaster_schemas.relayed import OFFSET_HEADER, RelayedFrom, relayed_from
+from yardmaster_schemas.topics import TOPICS, assignments
 
 
 def task(number: int) -> str:

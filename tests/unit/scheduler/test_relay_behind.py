@@ -8,18 +8,18 @@ import pytest
 
 from tests.support.logs import allocated, placed
 from tests.unit.scheduler.test_relay import Rig, running, settled, task
-from yardmaster.eventlog.errors import AppendOutcomeUnknown, LogUnavailable
-from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.eventlog.port import EventLog, Partition, Record, StoredRecord
-from yardmaster.runtime.chance import SeededChance
-from yardmaster.runtime.service import Ports
-from yardmaster.runtime.settings import RuntimeSettings
-from yardmaster.runtime.telemetry import Telemetry
-from yardmaster.scheduler.main import schedule
-from yardmaster.scheduler.metrics import ShellMetrics
-from yardmaster.scheduler.relay import BEHIND_HEADER, Relay
-from yardmaster.scheduler.settings import ShellLimits
-from yardmaster.schemas.topics import TOPICS, Topic, assignments
+from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogUnavailable
+from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_eventlog.port import EventLog, Partition, Record, StoredRecord
+from yardmaster_runtime.chance import SeededChance
+from yardmaster_runtime.service import Ports
+from yardmaster_runtime.settings import RuntimeSettings
+from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_scheduler.main import schedule
+from yardmaster_scheduler.metrics import ShellMetrics
+from yardmaster_scheduler.relay import BEHIND_HEADER, Relay
+from yardmaster_scheduler.settings import ShellLimits
+from yardmaster_schemas.topics import TOPICS, Topic, assignments
 
 
 class NodesLog(MemoryLog):

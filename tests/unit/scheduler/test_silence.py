@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 
 from tests.support.toy_cell import until
-from yardmaster.eventlog.codec import encode
-from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.eventlog.port import Partition, Record
-from yardmaster.runtime.clock import ManualClock
-from yardmaster.runtime.metrics import RuntimeMetrics
-from yardmaster.runtime.observations import Observations
-from yardmaster.runtime.telemetry import Telemetry
-from yardmaster.scheduler.metrics import ShellMetrics
-from yardmaster.scheduler.settings import ShellLimits
-from yardmaster.scheduler.silence import LiveNode, SilenceWatch
-from yardmaster.schemas.envelope import Actor, ActorKind, Envelope
-from yardmaster.schemas.events.decisions import NodeSilenceObservedV1
-from yardmaster.schemas.events.expiring import NodeHeartbeatV1
-from yardmaster.schemas.topics import HEARTBEATS
+from yardmaster_eventlog.codec import encode
+from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_eventlog.port import Partition, Record
+from yardmaster_runtime.clock import ManualClock
+from yardmaster_runtime.machine.observations import Observations
+from yardmaster_runtime.telemetry.machine_metrics import RuntimeMetrics
+from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_scheduler.metrics import ShellMetrics
+from yardmaster_scheduler.settings import ShellLimits
+from yardmaster_scheduler.silence import LiveNode, SilenceWatch
+from yardmaster_schemas.envelope import Actor, ActorKind, Envelope
+from yardmaster_schemas.events.decisions import NodeSilenceObservedV1
+from yardmaster_schemas.events.expiring import NodeHeartbeatV1
+from yardmaster_schemas.topics import HEARTBEATS
 
 LIFE, OTHER = "0" * 12, "1" * 12
 

@@ -6,9 +6,9 @@ from enum import Enum
 
 import pytest
 
-from yardmaster.schemas.construct import writes_slots
-from yardmaster.schemas.events.registry import EVENTS
-from yardmaster.schemas.members import plain_members
+from yardmaster_schemas.construct import writes_slots
+from yardmaster_schemas.events.registry import EVENTS
+from yardmaster_schemas.members import plain_members
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from tests.support.events import any_envelope, key_of, sample, schema
-from yardmaster.eventlog.codec import decode, encode
-from yardmaster.eventlog.port import Record
-from yardmaster.schemas.envelope import Envelope, Event
-from yardmaster.schemas.errors import MalformedRecord, SchemaError
-from yardmaster.schemas.events import EVENTS
+from yardmaster_eventlog.codec import decode, encode
+from yardmaster_eventlog.port import Record
+from yardmaster_schemas.envelope import Envelope, Event
+from yardmaster_schemas.errors import MalformedRecord, SchemaError
+from yardmaster_schemas.events import EVENTS
 
 PAUSED = EVENTS["TaskPaused", 1]
 

@@ -9,18 +9,18 @@ from string import Formatter
 
 import pytest
 
-import yardmaster.core
-import yardmaster.eventlog
-import yardmaster.runtime
-import yardmaster.schemas
-import yardmaster.simulation
-from yardmaster.schemas.errors import MalformedRecord, UnknownVersion, YardmasterError
+import yardmaster_core
+import yardmaster_eventlog
+import yardmaster_runtime
+import yardmaster_schemas
+import yardmaster_simulation
+from yardmaster_schemas.errors import MalformedRecord, UnknownVersion, YardmasterError
 
 
 def error_modules() -> Iterator[str]:
     for package in (
-        *(yardmaster.schemas, yardmaster.core, yardmaster.eventlog, yardmaster.runtime),
-        yardmaster.simulation,
+        *(yardmaster_schemas, yardmaster_core, yardmaster_eventlog, yardmaster_runtime),
+        yardmaster_simulation,
     ):
         for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             if found.name.endswith(".errors"):

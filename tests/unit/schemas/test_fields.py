@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from yardmaster.schemas import fields
-from yardmaster.schemas.fields import MAX_INT
-from yardmaster.schemas.plain import dump, load
-from yardmaster.schemas.resources import Resources
+from yardmaster_schemas import fields
+from yardmaster_schemas.fields import MAX_INT
+from yardmaster_schemas.plain import dump, load
+from yardmaster_schemas.resources import Resources
 
 TEN_YEARS_S = 10 * 365 * 86_400
 

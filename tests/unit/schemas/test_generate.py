@@ -8,10 +8,10 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from tests.support.events import schema
-from yardmaster.schemas import generate
-from yardmaster.schemas.envelope import Event
-from yardmaster.schemas.events import EVENTS
-from yardmaster.schemas.topics import ASSIGNED, DECISIONS, INPUT_ORDER, TOPICS
+from yardmaster_schemas import generate
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events import EVENTS
+from yardmaster_schemas.topics import ASSIGNED, DECISIONS, INPUT_ORDER, TOPICS
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "records"
 CLASSES = [pytest.param(cls, id=f"{t}.v{v}") for (t, v), cls in sorted(EVENTS.items())]

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from yardmaster.schemas.events.details import StopSignal
-from yardmaster.schemas.events.requests import ExitZero, Kind, Layout, SubmittedSpec, Unschedulable
-from yardmaster.schemas.job_file import (
+from yardmaster_schemas.events.details import StopSignal
+from yardmaster_schemas.events.requests import ExitZero, Kind, Layout, SubmittedSpec, Unschedulable
+from yardmaster_schemas.job_file import (
     JobSpec,
     name_of,
     parse_job,
@@ -20,7 +20,7 @@ from yardmaster.schemas.job_file import (
     submitted_spec,
     task_params,
 )
-from yardmaster.schemas.resources import Resources
+from yardmaster_schemas.resources import Resources
 
 LEAST: dict[str, Any] = {"project": "nlp", "run": {"command": ["torchrun", "t.py"]}}
 WHOLE = LEAST | {

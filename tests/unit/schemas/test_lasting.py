@@ -9,11 +9,11 @@ import pytest
 from pydantic import TypeAdapter
 
 from tests.support.events import schema
-from yardmaster.schemas.envelope import Event
-from yardmaster.schemas.errors import MalformedRecord
-from yardmaster.schemas.events import EVENTS
-from yardmaster.schemas.events.requests import PolicyRef
-from yardmaster.schemas.fields import (
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.errors import MalformedRecord
+from yardmaster_schemas.events import EVENTS
+from yardmaster_schemas.events.requests import PolicyRef
+from yardmaster_schemas.fields import (
     MAX_DEPTH,
     MAX_INT,
     MAX_OPTION_DEPTH,
@@ -21,8 +21,8 @@ from yardmaster.schemas.fields import (
     MAX_OPTIONS,
     CheckpointUri,
 )
-from yardmaster.schemas.plain import load
-from yardmaster.schemas.topics import TOPICS
+from yardmaster_schemas.plain import load
+from yardmaster_schemas.topics import TOPICS
 
 #: The parser of `re` itself, which has no public name.
 _parser = importlib.import_module("re._parser")

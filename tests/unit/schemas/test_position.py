@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from yardmaster.schemas.position import Position
+from yardmaster_schemas.position import Position
 
 OFFSETS = st.none() | st.integers(0, 10**15 - 1)
 POSITIONS = st.builds(

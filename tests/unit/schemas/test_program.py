@@ -4,8 +4,8 @@ import shlex
 
 import pytest
 
-from yardmaster.schemas.job_file import name_of, parse_job
-from yardmaster.schemas.program import program_of
+from yardmaster_schemas.job_file import name_of, parse_job
+from yardmaster_schemas.program import program_of
 
 NAMES = [
     ("python3 examples/train_gang.py --steps 3", "train_gang.py"),

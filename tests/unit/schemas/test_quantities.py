@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from yardmaster.schemas.instants import parse_rfc3339, rfc3339
-from yardmaster.schemas.position import Position
-from yardmaster.schemas.quantities import duration_s, memory_mib, milli
+from yardmaster_schemas.instants import parse_rfc3339, rfc3339
+from yardmaster_schemas.position import Position
+from yardmaster_schemas.quantities import duration_s, memory_mib, milli
 
 
 @pytest.mark.parametrize(

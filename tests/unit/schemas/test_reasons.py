@@ -3,8 +3,8 @@
 import pytest
 from pydantic import TypeAdapter
 
-from yardmaster.schemas.fields import Numbers
-from yardmaster.schemas.reasons import NUMBERS, EndCode, StopCode, WaitClass, WaitCode
+from yardmaster_schemas.fields import Numbers
+from yardmaster_schemas.reasons import NUMBERS, EndCode, StopCode, WaitClass, WaitCode
 
 NEVER = {
     *("no_matching_node", "exceeds_every_node", "exceeds_pool", "gang_indivisible"),

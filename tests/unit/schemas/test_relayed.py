@@ -2,7 +2,7 @@
 
 import pytest
 
-from yardmaster.schemas.relayed import NOWHERE, OFFSET_HEADER, RelayedFrom, relayed_from
+from yardmaster_schemas.relayed import NOWHERE, OFFSET_HEADER, RelayedFrom, relayed_from
 
 LIFE = "0123456789ab"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from yardmaster.schemas.sources import agent_source, written_by_agent
+from yardmaster_schemas.sources import agent_source, written_by_agent
 
 LIFE, OTHER = "0123456789ab", "ba9876543210"
 

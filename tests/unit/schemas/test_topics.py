@@ -2,8 +2,8 @@
 
 import pytest
 
-from yardmaster.schemas.events import EVENTS, machine
-from yardmaster.schemas.topics import (
+from yardmaster_schemas.events import EVENTS, machine
+from yardmaster_schemas.topics import (
     ADMISSIONS,
     DAY_MS,
     DECISIONS,

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from tests.support.events import sample
-from yardmaster.eventlog import codec
-from yardmaster.eventlog.port import Record
-from yardmaster.schemas.errors import MalformedRecord, UnknownVersion
-from yardmaster.schemas.events import EVENTS
-from yardmaster.schemas.upcasters import UPCASTERS, Body, upcast
+from yardmaster_eventlog import codec
+from yardmaster_eventlog.port import Record
+from yardmaster_schemas.errors import MalformedRecord, UnknownVersion
+from yardmaster_schemas.events import EVENTS
+from yardmaster_schemas.upcasters import UPCASTERS, Body, upcast
 
 
 def renamed(body: Body) -> Body:

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from yardmaster.core.testing import Cell
-from yardmaster.simulation.conformance import stage
-from yardmaster.simulation.conformance.formats import FORMATS
-from yardmaster.simulation.conformance.scenarios import (
+from yardmaster_core.testing import Cell
+from yardmaster_simulation.conformance import scenario_cluster as stage
+from yardmaster_simulation.conformance.formats import FORMATS
+from yardmaster_simulation.conformance.scenarios import (
     Format,
     Outcome,
     UnreadableScenario,

@@ -6,7 +6,7 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from yardmaster.simulation.distributions import Chance, Normal
+from yardmaster_simulation.distributions import Chance, Normal
 
 
 def test_a_draw_depends_on_seed_and_purpose_alone() -> None:

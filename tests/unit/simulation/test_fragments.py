@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from yardmaster.core.testing import admitted_spec
-from yardmaster.schemas.events.decisions import Placement
-from yardmaster.schemas.events.node_events import NodeJoinedV1
-from yardmaster.schemas.events.requests import Layout
-from yardmaster.schemas.resources import Resources
-from yardmaster.simulation.fragments import CLASSES, Asked, FreeNode
+from yardmaster_core.testing import admitted_spec
+from yardmaster_schemas.events.decisions import Placement
+from yardmaster_schemas.events.node_events import NodeJoinedV1
+from yardmaster_schemas.events.requests import Layout
+from yardmaster_schemas.resources import Resources
+from yardmaster_simulation.fragments import CLASSES, Asked, FreeNode
 
 
 def node(gpus: int = 8, cpu_milli: int = 8000) -> FreeNode:

@@ -3,18 +3,18 @@
 import pytest
 
 from tests.support.histories import history_of
-from yardmaster.core.testing import START_MS, Cell
-from yardmaster.schemas.events.decisions import Outcome
-from yardmaster.schemas.resources import Resources
-from yardmaster.simulation.history import History
-from yardmaster.simulation.metrics import (
+from yardmaster_core.testing import START_MS, Cell
+from yardmaster_schemas.events.decisions import Outcome
+from yardmaster_schemas.resources import Resources
+from yardmaster_simulation.history import History
+from yardmaster_simulation.metrics import (
     exec_ms_of,
     lost_gpu_milli_ms,
     rescheduling_ms,
     summary,
     times_preempted,
 )
-from yardmaster.simulation.records import Task
+from yardmaster_simulation.records import Task
 
 
 def cell_of_8() -> Cell:

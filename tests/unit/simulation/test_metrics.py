@@ -7,16 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from yardmaster.simulation.history import History
-from yardmaster.simulation.metrics import (
-    fair_shares,
-    jain,
-    percentile,
-    slowdown,
-    spread,
-    summary,
-)
-from yardmaster.simulation.series import Series, windows
+from yardmaster_simulation.history import History
+from yardmaster_simulation.metrics import fair_shares, jain, percentile, slowdown, spread, summary
+from yardmaster_simulation.series import Series, windows
 
 
 def series(*points: tuple[int, int]) -> Series:

@@ -5,14 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.support.simulated import job, node, ran
-from yardmaster.eventlog.port import Partition, Record
-from yardmaster.eventlog.sqlite_writer import SqliteWriter
-from yardmaster.schemas.events.requests import PolicyRef
-from yardmaster.simulation.driver import CELL
-from yardmaster.simulation.recorded import read_log
-from yardmaster.simulation.tape import TOPICS
-from yardmaster.simulation.workload import DEFAULT, Listed, SimJob, Workload, pool
-from yardmaster.simulation.world import START_MS, World
+from yardmaster_eventlog.port import Partition, Record
+from yardmaster_eventlog.sqlite.writer import SqliteWriter
+from yardmaster_schemas.events.requests import PolicyRef
+from yardmaster_simulation.driver import CELL
+from yardmaster_simulation.log_sink import TOPICS
+from yardmaster_simulation.recorded import read_log
+from yardmaster_simulation.workload import DEFAULT, Listed, SimJob, Workload, pool
+from yardmaster_simulation.world import START_MS, World
 
 
 class Cut:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests.support.histories import a_cell, history_of
-from yardmaster.core.testing import Cell
-from yardmaster.simulation.figures import MAX_PROJECTS, OTHERS, Figures, figures
-from yardmaster.simulation.metrics import WINDOWS
-from yardmaster.simulation.report import report, write_report
+from yardmaster_core.testing import Cell
+from yardmaster_simulation.figures import MAX_PROJECTS, OTHERS, Figures, figures
+from yardmaster_simulation.metrics import WINDOWS
+from yardmaster_simulation.report import report, write_report
 
 VOID = {"meta", "br"}
 

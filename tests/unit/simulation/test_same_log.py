@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from tests.support.simulated import job, node, ran
-from yardmaster.simulation.workload import Behaviour, NodeFaults, SimJob
+from yardmaster_simulation.workload import Behaviour, NodeFaults, SimJob
 
 RUN = """
 import sys

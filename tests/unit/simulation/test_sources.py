@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.simulated import job, node, ran
-from yardmaster.simulation.errors import BadWorkload
-from yardmaster.simulation.sources import (
+from yardmaster_simulation.errors import BadWorkload
+from yardmaster_simulation.sources import (
     Changed,
     Movable,
     Openb,
@@ -17,10 +17,10 @@ from yardmaster.simulation.sources import (
     TrialAndError,
     Waves,
 )
-from yardmaster.simulation.study import Case, Study
-from yardmaster.simulation.synthetic import DEMAND_SETS, Mix
-from yardmaster.simulation.traces import Columns, Equal, csv_jobs
-from yardmaster.simulation.workload import (
+from yardmaster_simulation.study import Case, Study
+from yardmaster_simulation.synthetic import DEMAND_SETS, Mix
+from yardmaster_simulation.traces import Columns, Equal, csv_jobs
+from yardmaster_simulation.workload import (
     DEFAULT,
     Amounts,
     NodeFaults,

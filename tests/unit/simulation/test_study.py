@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.simulated import job, node
-from yardmaster.eventlog.errors import NotOurLog
-from yardmaster.simulation.errors import BadWorkload
-from yardmaster.simulation.sources import Philly, Waves
-from yardmaster.simulation.study import Case, Study
-from yardmaster.simulation.workload import Arrivals, Listed, Workload
+from yardmaster_eventlog.errors import NotOurLog
+from yardmaster_simulation.errors import BadWorkload
+from yardmaster_simulation.sources import Philly, Waves
+from yardmaster_simulation.study import Case, Study
+from yardmaster_simulation.workload import Arrivals, Listed, Workload
 
 
 @dataclass(frozen=True)

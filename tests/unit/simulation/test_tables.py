@@ -10,8 +10,8 @@ import pytest
 from pyarrow import parquet
 
 from tests.support.histories import a_cell, history_of
-from yardmaster.core.testing import START_MS, Cell
-from yardmaster.simulation.tables import COLUMNS, task_table, write_tasks
+from yardmaster_core.testing import START_MS, Cell
+from yardmaster_simulation.tables import COLUMNS, task_table, write_tasks
 
 DOCS = Path(__file__).parents[3] / "docs/simulator.md"
 
@@ -74,7 +74,7 @@ def test_every_column_is_in_the_docs_with_its_meaning() -> None:
 
 def test_what_only_a_simulation_needs_is_not_imported_before() -> None:
     code = (
-        "import sys, yardmaster.simulation.report, yardmaster.simulation.tables; "
+        "import sys, yardmaster_simulation.report, yardmaster_simulation.tables; "
         "sys.exit(bool({'pyarrow', 'plotly', 'numpy'} & sys.modules.keys()))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

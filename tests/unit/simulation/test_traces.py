@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from yardmaster.schemas.resources import Resources
-from yardmaster.simulation.errors import BadWorkload
-from yardmaster.simulation.traces import (
+from yardmaster_schemas.resources import Resources
+from yardmaster_simulation.errors import BadWorkload
+from yardmaster_simulation.traces import (
     Columns,
     Equal,
     csv_jobs,

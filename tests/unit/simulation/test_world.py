@@ -3,21 +3,21 @@
 import pytest
 
 from tests.support.simulated import job, node, ran
-from yardmaster.schemas.events.admissions import TaskRejectedV1
-from yardmaster.schemas.events.decisions import (
+from yardmaster_schemas.events.admissions import TaskRejectedV1
+from yardmaster_schemas.events.decisions import (
     NodeLostV1,
     Outcome,
     PreemptionRequestedV1,
     SlotsAllocatedV1,
     TaskEndedV1,
 )
-from yardmaster.schemas.events.node_events import CheckpointDoneV1, TaskExitedV1, TaskStartedV1
-from yardmaster.schemas.events.requests import ProjectConfig
-from yardmaster.simulation import world
-from yardmaster.simulation.errors import Endless
-from yardmaster.simulation.history import History
-from yardmaster.simulation.synthetic import AtLoad
-from yardmaster.simulation.workload import DEFAULT, Behaviour, Listed, NodeFaults, Workload, pool
+from yardmaster_schemas.events.node_events import CheckpointDoneV1, TaskExitedV1, TaskStartedV1
+from yardmaster_schemas.events.requests import ProjectConfig
+from yardmaster_simulation import world
+from yardmaster_simulation.errors import Endless
+from yardmaster_simulation.history import History
+from yardmaster_simulation.synthetic import AtLoad
+from yardmaster_simulation.workload import DEFAULT, Behaviour, Listed, NodeFaults, Workload, pool
 
 PREEMPTION = {"preemption": True, "backfill": True}
 

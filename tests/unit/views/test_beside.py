@@ -8,14 +8,14 @@ from tests.support import logs
 from tests.support.events import sample
 from tests.support.logs import LogBuilder
 from tests.support.views import Followed
-from yardmaster.eventlog.codec import encode
-from yardmaster.eventlog.port import Partition
-from yardmaster.projections.errors import ViewsMoved
-from yardmaster.projections.rows import JobRow, OutputRow
-from yardmaster.schemas.events import admissions as a
-from yardmaster.schemas.events.expiring import TaskOutputV1
-from yardmaster.schemas.topics import TASK_LOGS
-from yardmaster.views.follower import Follower
+from yardmaster_eventlog.codec import encode
+from yardmaster_eventlog.port import Partition
+from yardmaster_projections.errors import ViewsMoved
+from yardmaster_projections.rows import JobRow, OutputRow
+from yardmaster_schemas.events import admissions as a
+from yardmaster_schemas.events.expiring import TaskOutputV1
+from yardmaster_schemas.topics import TASK_LOGS
+from yardmaster_views.follower import Follower
 
 JOB = "a" * 12
 TASK = f"{JOB}.0"

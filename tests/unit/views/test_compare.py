@@ -7,12 +7,12 @@ from tests.support import logs
 from tests.support.logs import LogBuilder
 from tests.support.views import Followed, telemetry
 from tests.unit.projections.test_cached import story
-from yardmaster.projections.fold import USAGE, VIEWS, Fold
-from yardmaster.projections.memory import MemoryViewStore
-from yardmaster.projections.rows import Row, TaskRow, TrailRow
-from yardmaster.projections.store import Change, Delete, Page, Put, Query
-from yardmaster.views.compare import Compared, Comparison
-from yardmaster.views.follower import Metrics
+from yardmaster_projections.fold import USAGE, VIEWS, Fold
+from yardmaster_projections.memory import MemoryViewStore
+from yardmaster_projections.rows import Row, TaskRow, TrailRow
+from yardmaster_projections.store import Change, Delete, Page, Put, Query
+from yardmaster_views.compare import Compared, Comparison
+from yardmaster_views.follower import Metrics
 
 TASK = "job000000001.0"
 

@@ -10,10 +10,10 @@ from faust.types.enums import ProcessingGuarantee
 
 from tests.support.secure_broker import Authority
 from tests.support.views import telemetry
-from yardmaster.eventlog.kafka_settings import KafkaSettings
-from yardmaster.views.cells import Cells
-from yardmaster.views.faust_app import GROUP, credentials, make_app
-from yardmaster.views.settings import ViewsSettings
+from yardmaster_eventlog.kafka.settings import KafkaSettings
+from yardmaster_views.cells import Cells
+from yardmaster_views.faust_app import GROUP, credentials, make_app
+from yardmaster_views.settings import ViewsSettings
 
 PASSWORD = "correct-horse"
 

@@ -9,21 +9,21 @@ import pytest
 from tests.support import logs
 from tests.support.logs import LogBuilder
 from tests.support.views import Followed, telemetry
-from yardmaster.core.errors import ChainBroken, ForeignRecord
-from yardmaster.eventlog.errors import LogTruncated, LogUnavailable
-from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.eventlog.port import Partition, Record
-from yardmaster.projections.memory import MemoryViewStore
-from yardmaster.projections.rows import JobRow, NodeRow, RequestRow, TaskRow
-from yardmaster.projections.store import Query
-from yardmaster.runtime.clock import ManualClock
-from yardmaster.schemas.api import Phase
-from yardmaster.schemas.events.admissions import TaskRejectedV1
-from yardmaster.schemas.position import Position
-from yardmaster.schemas.reasons import AdmissionCode
-from yardmaster.schemas.topics import TOPICS
-from yardmaster.views.follower import MAX_TASKS, Views
-from yardmaster.views.main import ViewsPorts, ViewsSettings, run
+from yardmaster_core.errors import ChainBroken, ForeignRecord
+from yardmaster_eventlog.errors import LogTruncated, LogUnavailable
+from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_eventlog.port import Partition, Record
+from yardmaster_projections.memory import MemoryViewStore
+from yardmaster_projections.rows import JobRow, NodeRow, RequestRow, TaskRow
+from yardmaster_projections.store import Query
+from yardmaster_runtime.clock import ManualClock
+from yardmaster_schemas.api import Phase
+from yardmaster_schemas.events.admissions import TaskRejectedV1
+from yardmaster_schemas.position import Position
+from yardmaster_schemas.reasons import AdmissionCode
+from yardmaster_schemas.topics import TOPICS
+from yardmaster_views.follower import MAX_TASKS, Views
+from yardmaster_views.main import ViewsPorts, ViewsSettings, run
 
 JOB = "a" * 12
 TASK = f"{JOB}.0"
@@ -147,9 +147,9 @@ async def test_a_log_that_lost_what_a_cycle_took_stops_the_views() -> None:
 async def test_details_count_only_under_their_digest() -> None:
     from hashlib import sha256
 
-    from yardmaster.eventlog.codec import encode
-    from yardmaster.schemas.events.details import JobDetailedV1, Run
-    from yardmaster.schemas.events.requests import DetailsRef, TaskSubmittedV1
+    from yardmaster_eventlog.codec import encode
+    from yardmaster_schemas.events.details import JobDetailedV1, Run
+    from yardmaster_schemas.events.requests import DetailsRef, TaskSubmittedV1
 
     for honest in (True, False):
         log = LogBuilder()

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from yardmaster.runtime.clock import ManualClock
-from yardmaster.runtime.health import Health
-from yardmaster.runtime.telemetry import Telemetry
-from yardmaster.views import group as module
-from yardmaster.views.group import Group
-from yardmaster.views.settings import ViewsSettings
+from yardmaster_runtime.clock import ManualClock
+from yardmaster_runtime.telemetry.health import Health
+from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_views import group as module
+from yardmaster_views.group import Group
+from yardmaster_views.settings import ViewsSettings
 
 
 class Falling:

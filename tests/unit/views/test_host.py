@@ -12,25 +12,25 @@ from tests.support.events import sample
 from tests.support.logs import LogBuilder
 from tests.support.views import telemetry
 from tests.unit.projections.test_cached import all_rows, story
-from yardmaster.eventlog.codec import encode
-from yardmaster.eventlog.memory import MemoryLog
-from yardmaster.eventlog.port import Partition
-from yardmaster.projections.cached import CachedReader
-from yardmaster.projections.errors import ViewsDamaged, ViewsMoved, ViewsUnavailable
-from yardmaster.projections.memory import MemoryViewStore
-from yardmaster.projections.rows import NodeRow, Row
-from yardmaster.projections.store import Found, Put
-from yardmaster.runtime.clock import ManualClock
-from yardmaster.runtime.health import Health
-from yardmaster.runtime.telemetry import Telemetry
-from yardmaster.schemas.events.expiring import NodeHeartbeatV1
-from yardmaster.schemas.position import Position
-from yardmaster.schemas.topics import HEARTBEATS, TOPICS
-from yardmaster.views.cells import Cells
-from yardmaster.views.follower import Follower, Metrics, Views
-from yardmaster.views.host import Host, HostMetrics
-from yardmaster.views.progress import Progress
-from yardmaster.views.settings import ViewsSettings
+from yardmaster_eventlog.codec import encode
+from yardmaster_eventlog.memory import MemoryLog
+from yardmaster_eventlog.port import Partition
+from yardmaster_projections.cached import CachedReader
+from yardmaster_projections.errors import ViewsDamaged, ViewsMoved, ViewsUnavailable
+from yardmaster_projections.memory import MemoryViewStore
+from yardmaster_projections.rows import NodeRow, Row
+from yardmaster_projections.store import Found, Put
+from yardmaster_runtime.clock import ManualClock
+from yardmaster_runtime.telemetry.health import Health
+from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_schemas.events.expiring import NodeHeartbeatV1
+from yardmaster_schemas.position import Position
+from yardmaster_schemas.topics import HEARTBEATS, TOPICS
+from yardmaster_views.cells import Cells
+from yardmaster_views.follower import Follower, Metrics, Views
+from yardmaster_views.host import Host, HostMetrics
+from yardmaster_views.progress import Progress
+from yardmaster_views.settings import ViewsSettings
 
 
 class Away(MemoryViewStore):

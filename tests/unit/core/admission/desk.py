@@ -4,11 +4,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from yardmaster.core.admission.machine import QuotaMachine
-from yardmaster.core.admission.state import AdmissionState
-from yardmaster.core.machine import Decision, Verdict
-from yardmaster.schemas.envelope import Actor, ActorKind, Envelope, Event
-from yardmaster.schemas.events.requests import (
+from yardmaster_core.admission.machine import QuotaMachine
+from yardmaster_core.admission.state import AdmissionState
+from yardmaster_core.machine import Decision, Verdict
+from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
+from yardmaster_schemas.events.requests import (
     DepartmentChangeRequestedV1,
     DepartmentConfig,
     DetailsRef,
@@ -22,8 +22,8 @@ from yardmaster.schemas.events.requests import (
     SubmittedSpec,
     TaskSubmittedV1,
 )
-from yardmaster.schemas.reasons import RefusalCode
-from yardmaster.schemas.resources import Resources
+from yardmaster_schemas.reasons import RefusalCode
+from yardmaster_schemas.resources import Resources
 
 CELL = "main"
 JOB = "4kq7w2mz9c1f"

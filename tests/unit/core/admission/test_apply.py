@@ -14,15 +14,15 @@ from tests.unit.core.admission.desk import (
     pool,
     project,
 )
-from yardmaster.core.admission.apply import IGNORED, JUDGED, UNWRITTEN, VERDICTS
-from yardmaster.core.admission.decide import JUDGES
-from yardmaster.core.errors import ImpossibleEvent
-from yardmaster.schemas.events import EVENTS
-from yardmaster.schemas.events import admissions as a
-from yardmaster.schemas.events import requests as r
-from yardmaster.schemas.events.machine import SnapshotTakenV1, TermStartedV1
-from yardmaster.schemas.reasons import AdmissionCode
-from yardmaster.schemas.topics import ADMISSIONS, REQUESTS
+from yardmaster_core.admission.apply import IGNORED, JUDGED, UNWRITTEN, VERDICTS
+from yardmaster_core.admission.decide import JUDGES
+from yardmaster_core.errors import ImpossibleEvent
+from yardmaster_schemas.events import EVENTS
+from yardmaster_schemas.events import admissions as a
+from yardmaster_schemas.events import requests as r
+from yardmaster_schemas.events.machine import SnapshotTakenV1, TermStartedV1
+from yardmaster_schemas.reasons import AdmissionCode
+from yardmaster_schemas.topics import ADMISSIONS, REQUESTS
 
 OWN = "quota/main.0123456789ab/1/1000"
 

@@ -16,11 +16,11 @@ from tests.unit.core.admission.desk import (
     pool,
     project,
 )
-from yardmaster.core.admission.machine import QuotaMachine
-from yardmaster.core.scheduling.policies import check
-from yardmaster.schemas.events import admissions as a
-from yardmaster.schemas.events import requests as r
-from yardmaster.schemas.reasons import AdmissionCode
+from yardmaster_core.admission.machine import QuotaMachine
+from yardmaster_core.scheduling.policies import check
+from yardmaster_schemas.events import admissions as a
+from yardmaster_schemas.events import requests as r
+from yardmaster_schemas.reasons import AdmissionCode
 
 
 def refused(verdict, code, **numbers):

@@ -17,16 +17,16 @@ from tests.unit.core.admission.desk import (
     job,
     pool,
 )
-from yardmaster.core.admission.machine import QuotaMachine
-from yardmaster.core.admission.state import MAX_STARTS
-from yardmaster.core.errors import SnapshotUnreadable
-from yardmaster.core.machine import Decision, Machine
-from yardmaster.schemas.events.admissions import NodeCordonedV1, TaskAdmittedV1
-from yardmaster.schemas.events.machine import RulesEnabledV1, SnapshotTakenV1
-from yardmaster.schemas.events.requests import NodeCordonRequestedV1, PauseRequestedV1
-from yardmaster.schemas.reasons import RefusalCode
-from yardmaster.schemas.resources import Resources
-from yardmaster.schemas.topics import ADMISSIONS, REQUESTS
+from yardmaster_core.admission.machine import QuotaMachine
+from yardmaster_core.admission.state import MAX_STARTS
+from yardmaster_core.errors import SnapshotUnreadable
+from yardmaster_core.machine import Decision, Machine
+from yardmaster_schemas.events.admissions import NodeCordonedV1, TaskAdmittedV1
+from yardmaster_schemas.events.machine import RulesEnabledV1, SnapshotTakenV1
+from yardmaster_schemas.events.requests import NodeCordonRequestedV1, PauseRequestedV1
+from yardmaster_schemas.reasons import RefusalCode
+from yardmaster_schemas.resources import Resources
+from yardmaster_schemas.topics import ADMISSIONS, REQUESTS
 
 CORDON = NodeCordonRequestedV1(node="gpu-07")
 

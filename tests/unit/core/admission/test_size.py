@@ -3,16 +3,16 @@
 import pytest
 
 from tests.unit.core.admission.desk import CELL_SETUP, Desk, gpus, job
-from yardmaster.core.admission.size import MAX_BYTES, allocation_bytes
-from yardmaster.eventlog.codec import encode
-from yardmaster.eventlog.port import batch_bytes
-from yardmaster.schemas.envelope import Actor, ActorKind, Envelope
-from yardmaster.schemas.events.admissions import TaskAdmittedV1, TaskRejectedV1
-from yardmaster.schemas.events.decisions import Checkpoint, Placement, SlotsAllocatedV1
-from yardmaster.schemas.events.requests import DetailsRef, Layout
-from yardmaster.schemas.fields import MAX_INT, MAX_REPLICAS, MAX_SLOTS
-from yardmaster.schemas.reasons import Start
-from yardmaster.schemas.resources import Resources
+from yardmaster_core.admission.size import MAX_BYTES, allocation_bytes
+from yardmaster_eventlog.codec import encode
+from yardmaster_eventlog.port import batch_bytes
+from yardmaster_schemas.envelope import Actor, ActorKind, Envelope
+from yardmaster_schemas.events.admissions import TaskAdmittedV1, TaskRejectedV1
+from yardmaster_schemas.events.decisions import Checkpoint, Placement, SlotsAllocatedV1
+from yardmaster_schemas.events.requests import DetailsRef, Layout
+from yardmaster_schemas.fields import MAX_INT, MAX_REPLICAS, MAX_SLOTS
+from yardmaster_schemas.reasons import Start
+from yardmaster_schemas.resources import Resources
 
 NO_GPU = Resources(cpu_milli=100)
 

@@ -16,12 +16,8 @@ from tests.unit.core.admission.desk import (
     pool,
     project,
 )
-from yardmaster.schemas.events.admissions import (
-    RequestRefusedV1,
-    TaskAdmittedV1,
-    TaskRejectedV1,
-)
-from yardmaster.schemas.events.requests import (
+from yardmaster_schemas.events.admissions import RequestRefusedV1, TaskAdmittedV1, TaskRejectedV1
+from yardmaster_schemas.events.requests import (
     CancelRequestedV1,
     ExitZero,
     Kind,
@@ -29,7 +25,7 @@ from yardmaster.schemas.events.requests import (
     Quota,
     Unschedulable,
 )
-from yardmaster.schemas.reasons import AdmissionCode
+from yardmaster_schemas.reasons import AdmissionCode
 
 
 def admitted(desk, request):

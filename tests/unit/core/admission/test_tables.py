@@ -1,6 +1,6 @@
 """Tables: drafts that cost what they change, a digest that only depends on what is there."""
 
-from yardmaster.core.admission.tables import Table
+from yardmaster_core.admission.tables import Table
 
 
 def table(**rows):

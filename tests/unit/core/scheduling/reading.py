@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import TypeVar
 
-from yardmaster.core.testing import Cell
-from yardmaster.schemas.envelope import Event
-from yardmaster.schemas.events import decisions as dec
-from yardmaster.schemas.reasons import NUMBERS, Wait
+from yardmaster_core.testing import Cell
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events import decisions as dec
+from yardmaster_schemas.reasons import NUMBERS, Wait
 
 E = TypeVar("E", bound=Event)
 

@@ -9,9 +9,14 @@ from typing import Any
 
 from tests.support.shares_reference import VARIANTS as REFERENCE
 from tests.support.shares_reference import shares_of
-from yardmaster.core.scheduling.demands import Demands, demands_of
-from yardmaster.core.scheduling.enrolment import barred
-from yardmaster.core.scheduling.entities import (
+from yardmaster_core.scheduling.planner.lifecycle import MAX_FAILED_NODES, MAX_FAILED_STARTS
+from yardmaster_core.scheduling.policies import REGISTRY, options_of
+from yardmaster_core.scheduling.policies.fair_share.claimants import could_fit
+from yardmaster_core.scheduling.policies.fair_share.demand_tracker import Demands, demands_of
+from yardmaster_core.scheduling.policies.fair_share.max_min import VARIANTS
+from yardmaster_core.scheduling.state.cluster import MODULUS, ClusterState, Entity
+from yardmaster_core.scheduling.state.enrollment import barred
+from yardmaster_core.scheduling.state.entities import (
     BEHIND,
     LIMITED,
     Group,
@@ -23,16 +28,12 @@ from yardmaster.core.scheduling.entities import (
     Task,
     blocks,
 )
-from yardmaster.core.scheduling.indexes import FreeIndex, Room
-from yardmaster.core.scheduling.lifecycle import MAX_FAILED_NODES, MAX_FAILED_STARTS
-from yardmaster.core.scheduling.parties import could_fit
-from yardmaster.core.scheduling.policies import divides, lines_of, options_of, preempts
-from yardmaster.core.scheduling.ranking import Ranking
-from yardmaster.core.scheduling.shapes import APART_AFTER
-from yardmaster.core.scheduling.shares import VARIANTS
-from yardmaster.core.scheduling.state import MODULUS, ClusterState, Entity
-from yardmaster.core.scheduling.workload import Asking
-from yardmaster.schemas.reasons import WaitCode
+from yardmaster_core.scheduling.state.indexes import FreeIndex, Room
+from yardmaster_core.scheduling.state.ranking import Ranking
+from yardmaster_core.scheduling.state.shapes import APART_AFTER
+from yardmaster_core.scheduling.state.strict_queues import Lines
+from yardmaster_core.scheduling.state.workload import Asking
+from yardmaster_schemas.reasons import WaitCode
 
 
 def assert_sound(state: ClusterState) -> None:
@@ -42,7 +43,7 @@ def assert_sound(state: ClusterState) -> None:
     _slots(state, tasks)
     _sums(state, tasks)
     for pool in state.pools.values():
-        assert pool.preempts == preempts(pool.config), f"{pool.name}: stale preempts"
+        assert pool.preempts == REGISTRY.traits(pool.config).preempts, pool.name
         assert pool.worst_placed is None, f"{pool.name}: what a cycle placed is not looked at again"
         _rooms(state, pool, tasks)
         _asking(state, pool)
@@ -101,7 +102,7 @@ def _tasks(state: ClusterState, tasks: list[Task]) -> None:
 def job_is_alone(state: ClusterState, task: Task) -> bool:
     """Whether a pool that the task may use is divided among jobs."""
     pools = [state.pools[name] for name in task.job.spec.pools if name in state.pools]
-    return any(divides(pool.config)[1] for pool in pools)
+    return any(REGISTRY.traits(pool.config).per_job for pool in pools)
 
 
 def _slots(state: ClusterState, tasks: list[Task]) -> None:
@@ -191,7 +192,8 @@ def _rooms(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
             anew = Ranking(rebuilt, kept.shape, kept.rank)
             anew.update(rebuilt)
             assert kept.order == anew.order, f"an order of {label} of {pool.name} is off"
-    assert (pool.shares, pool.per_job) == divides(pool.config)
+    traits = REGISTRY.traits(pool.config)
+    assert (pool.shares, pool.per_job) == (traits.shares, traits.per_job)
     assert pool.shares or not (pool.reshare or pool.reshare_next)
     held: dict[str, dict[str, int]] = {}
     for task, replica in _open(tasks):
@@ -417,7 +419,8 @@ def _queues(pool: Pool, tasks: list[Task]) -> None:
 
 
 def _lines(pool: Pool) -> None:
-    anew = lines_of(pool)
+    line = REGISTRY.traits(pool.config).line
+    anew = None if line is None else Lines(pool, line)
     kept = pool.lines
     assert (kept is None) == (anew is None)
     if kept is not None and anew is not None:

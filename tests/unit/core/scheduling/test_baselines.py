@@ -4,15 +4,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from yardmaster.core.scheduling.policies import POLICIES, check
-from yardmaster.core.testing import Cell
-from yardmaster.schemas.events.decisions import (
+from yardmaster_core.scheduling.policies import POLICIES, check
+from yardmaster_core.testing import Cell
+from yardmaster_schemas.events.decisions import (
     PreemptionRequestedV1,
     SlotsAllocatedV1,
     TaskUnschedulableV1,
 )
-from yardmaster.schemas.events.requests import PolicyRef, PoolConfig
-from yardmaster.schemas.reasons import AdmissionCode
+from yardmaster_schemas.events.requests import PolicyRef, PoolConfig
+from yardmaster_schemas.reasons import AdmissionCode
 
 STRICT = sorted(name for (name, _), policy in POLICIES.items() if policy.line is not None)
 

@@ -5,12 +5,13 @@ from typing import Any
 import pytest
 
 from tests.unit.core.scheduling.soundness import assert_sound
-from yardmaster.core.scheduling.demands import Demands, demands_of
-from yardmaster.core.scheduling.draft import Draft
-from yardmaster.core.scheduling.entities import Group, Job, Project
-from yardmaster.core.scheduling.plan import plan
-from yardmaster.core.testing import Cell, job_id
-from yardmaster.schemas.events import requests as req
+from yardmaster_core.scheduling.planner.draft import Draft
+from yardmaster_core.scheduling.planner.plan import plan
+from yardmaster_core.scheduling.policies import REGISTRY
+from yardmaster_core.scheduling.policies.fair_share.demand_tracker import Demands, demands_of
+from yardmaster_core.scheduling.state.entities import Group, Job, Project
+from yardmaster_core.testing import Cell, job_id
+from yardmaster_schemas.events import requests as req
 
 
 def shared(gpus: int = 8, **options: Any) -> Cell:
@@ -142,7 +143,7 @@ def test_what_a_draft_moved_is_counted_again_once_it_is_taken_back() -> None:
         state = cell.machine.apply(state, event, record)
     cell._inputs.clear()
     with Draft(state, 1000) as draft:
-        plan(draft)
+        plan(draft, REGISTRY)
         assert kinds(cell) == [4, 4], "four start"
         assert stale(cell) == []
     assert stale(cell) == ["a", "b", "c", "d"]
@@ -163,7 +164,7 @@ def test_what_a_draft_stops_is_counted_again_once_it_is_taken_back() -> None:
     cell._inputs.clear()
     job = state.jobs[job_id("old")]
     with Draft(state, 1000) as draft:
-        plan(draft)
+        plan(draft, REGISTRY)
         assert kept(cell).rows[job][1].staying == 2000, "two of four are told to stop"
     assert kept(cell).rows[job][1].staying == 4000
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from tests.unit.core.scheduling.test_indexes import shape
 from tests.unit.core.scheduling.test_placement import index_of
-from yardmaster.core.scheduling.draws import Draws, drawn, nth_bit
-from yardmaster.core.scheduling.placement import place, strategy
-from yardmaster.core.testing import Cell
-from yardmaster.schemas.resources import Resources
+from yardmaster_core.scheduling.planner.draws import Draws, drawn, nth_bit
+from yardmaster_core.scheduling.planner.placement import place, strategy
+from yardmaster_core.testing import Cell
+from yardmaster_schemas.resources import Resources
 
 ONE = Resources(gpus=1, gpu_milli=1000)
 

@@ -6,10 +6,10 @@ import pytest
 
 from tests.unit.core.scheduling.reading import kinds, only, running, waits
 from tests.unit.core.scheduling.soundness import assert_sound
-from yardmaster.core.testing import Cell
-from yardmaster.schemas.events import decisions as dec
-from yardmaster.schemas.events import requests as req
-from yardmaster.schemas.reasons import RefusalCode
+from yardmaster_core.testing import Cell
+from yardmaster_schemas.events import decisions as dec
+from yardmaster_schemas.events import requests as req
+from yardmaster_schemas.reasons import RefusalCode
 
 SECOND = "1" * 12
 

@@ -4,14 +4,14 @@ import pytest
 
 from tests.unit.core.scheduling.reading import all_of, kinds, only, running, started, waits
 from tests.unit.core.scheduling.soundness import assert_sound
-from yardmaster.core.scheduling.lifecycle import MAX_FAILED_NODES, MAX_FAILED_STARTS
-from yardmaster.core.scheduling.shapes import APART_AFTER
-from yardmaster.core.testing import Cell, fold
-from yardmaster.schemas.envelope import Event
-from yardmaster.schemas.events import decisions as dec
-from yardmaster.schemas.events.node_events import ExecutorKind
-from yardmaster.schemas.events.requests import Layout
-from yardmaster.schemas.reasons import EndCode, StartFailure
+from yardmaster_core.scheduling.planner.lifecycle import MAX_FAILED_NODES, MAX_FAILED_STARTS
+from yardmaster_core.scheduling.state.shapes import APART_AFTER
+from yardmaster_core.testing import Cell, fold
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events import decisions as dec
+from yardmaster_schemas.events.node_events import ExecutorKind
+from yardmaster_schemas.events.requests import Layout
+from yardmaster_schemas.reasons import EndCode, StartFailure
 
 PROCESS, CONTAINER = ExecutorKind.PROCESS, ExecutorKind.CONTAINER
 OTHER = StartFailure.OTHER

@@ -6,14 +6,14 @@ import pytest
 
 from tests.unit.core.scheduling.reading import all_of, kinds, only, running, started, waits
 from tests.unit.core.scheduling.soundness import assert_sound
-from yardmaster.core.errors import BadPolicyOptions
-from yardmaster.core.scheduling.policies import POLICIES, options_of
-from yardmaster.core.testing import Cell
-from yardmaster.schemas.envelope import Event
-from yardmaster.schemas.events import decisions as dec
-from yardmaster.schemas.events import requests as req
-from yardmaster.schemas.reasons import NUMBERS
-from yardmaster.schemas.resources import Resources
+from yardmaster_core.errors import BadPolicyOptions
+from yardmaster_core.scheduling.policies import POLICIES, options_of
+from yardmaster_core.testing import Cell
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events import decisions as dec
+from yardmaster_schemas.events import requests as req
+from yardmaster_schemas.reasons import NUMBERS
+from yardmaster_schemas.resources import Resources
 
 
 def shared(gpus: int = 8, **options: Any) -> Cell:

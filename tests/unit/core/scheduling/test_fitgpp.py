@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from yardmaster.core.scheduling.policies import options_of
-from yardmaster.core.testing import Cell
-from yardmaster.schemas.events.decisions import (
+from yardmaster_core.scheduling.policies import options_of
+from yardmaster_core.testing import Cell
+from yardmaster_schemas.events.decisions import (
     PreemptionRequestedV1,
     SlotsAllocatedV1,
     TaskRequeuedV1,
 )
-from yardmaster.schemas.events.requests import Layout, PolicyRef
-from yardmaster.schemas.resources import Resources
+from yardmaster_schemas.events.requests import Layout, PolicyRef
+from yardmaster_schemas.resources import Resources
 
 
 def fitgpp(**options: Any) -> Cell:

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from tests.support.fragmentation import grade, useless, ways
 from tests.unit.core.scheduling.test_indexes import Model, nodes, shape, shapes, steps
-from yardmaster.core.scheduling.fragmentation import slots_of_least_growth
-from yardmaster.core.scheduling.placement import fgd
-from yardmaster.core.scheduling.workload import CLASSES, COUNTED, Asking, Class, Workload
-from yardmaster.core.testing import Cell
-from yardmaster.schemas.envelope import Event
-from yardmaster.schemas.resources import Resources
+from yardmaster_core.scheduling.planner.fragmentation import slots_of_least_growth
+from yardmaster_core.scheduling.planner.placement import fgd
+from yardmaster_core.scheduling.state.workload import CLASSES, COUNTED, Asking, Class, Workload
+from yardmaster_core.testing import Cell
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.resources import Resources
 
 classes = st.one_of(
     st.tuples(

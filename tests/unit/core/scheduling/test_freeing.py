@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from yardmaster.core.scheduling.draft import Draft
-from yardmaster.core.scheduling.entities import Task
-from yardmaster.core.scheduling.freeing import Freeing
-from yardmaster.core.scheduling.indexes import FreeIndex, Room
-from yardmaster.core.scheduling.placement import strategy
-from yardmaster.core.testing import Cell
-from yardmaster.schemas.events import decisions as dec
+from yardmaster_core.scheduling.planner.draft import Draft
+from yardmaster_core.scheduling.planner.placement import strategy
+from yardmaster_core.scheduling.planner.victim_search import Freeing
+from yardmaster_core.scheduling.state.entities import Task
+from yardmaster_core.scheduling.state.indexes import FreeIndex, Room
+from yardmaster_core.testing import Cell
+from yardmaster_schemas.events import decisions as dec
 
 
 def spread(nodes: int) -> Cell:

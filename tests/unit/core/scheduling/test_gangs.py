@@ -4,8 +4,8 @@ from typing import Any
 
 from tests.unit.core.scheduling.reading import all_of, kinds, only, running, started, waits
 from tests.unit.core.scheduling.soundness import assert_sound
-from yardmaster.core.testing import Cell
-from yardmaster.schemas.events import decisions as dec
+from yardmaster_core.testing import Cell
+from yardmaster_schemas.events import decisions as dec
 
 
 def two_nodes(**spec: Any) -> Cell:

@@ -5,11 +5,11 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from yardmaster.core.scheduling.indexes import FreeIndex, Room
-from yardmaster.core.scheduling.placement import PLACEMENTS, best_fit, worst_fit
-from yardmaster.core.scheduling.shapes import WHOLE, Shape, shape_of
-from yardmaster.core.testing import admitted_spec
-from yardmaster.schemas.resources import Resources
+from yardmaster_core.scheduling.planner.placement import PLACEMENTS, best_fit, worst_fit
+from yardmaster_core.scheduling.state.indexes import FreeIndex, Room
+from yardmaster_core.scheduling.state.shapes import WHOLE, Shape, shape_of
+from yardmaster_core.testing import admitted_spec
+from yardmaster_schemas.resources import Resources
 
 TYPES = ("any", "sxm")
 resources = st.one_of(

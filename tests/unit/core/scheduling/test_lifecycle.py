@@ -7,9 +7,9 @@ import pytest
 
 from tests.unit.core.scheduling.reading import all_of, kinds, only, running, started
 from tests.unit.core.scheduling.soundness import assert_sound
-from yardmaster.core.testing import Cell
-from yardmaster.schemas.events import decisions as dec
-from yardmaster.schemas.events.requests import ExitZero
+from yardmaster_core.testing import Cell
+from yardmaster_schemas.events import decisions as dec
+from yardmaster_schemas.events.requests import ExitZero
 
 
 def cell_with(**spec: Any) -> Cell:

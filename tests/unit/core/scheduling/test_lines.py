@@ -2,9 +2,9 @@
 
 from random import Random
 
-from yardmaster.core.scheduling.entities import Group
-from yardmaster.core.testing import Cell
-from yardmaster.schemas.events.decisions import SlotsAllocatedV1
+from yardmaster_core.scheduling.state.entities import Group
+from yardmaster_core.testing import Cell
+from yardmaster_schemas.events.decisions import SlotsAllocatedV1
 
 
 def firsts(cell: Cell) -> list[str]:

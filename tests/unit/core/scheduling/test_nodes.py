@@ -4,13 +4,13 @@ from typing import Any
 
 from tests.unit.core.scheduling.reading import all_of, kinds, only, running, started, waits
 from tests.unit.core.scheduling.soundness import assert_sound
-from yardmaster.core.scheduling.entities import NodeState
-from yardmaster.core.scheduling.indexes import MOST_GPULESS
-from yardmaster.core.testing import Cell
-from yardmaster.schemas import plain
-from yardmaster.schemas.envelope import Event
-from yardmaster.schemas.events import decisions as dec
-from yardmaster.schemas.events import node_events as nev
+from yardmaster_core.scheduling.state.entities import NodeState
+from yardmaster_core.scheduling.state.indexes import MOST_GPULESS
+from yardmaster_core.testing import Cell
+from yardmaster_schemas import plain
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events import decisions as dec
+from yardmaster_schemas.events import node_events as nev
 
 FIRST = "0" * 12
 SECOND = "1" * 12

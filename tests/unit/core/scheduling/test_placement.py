@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.core.scheduling.test_indexes import shape
-from yardmaster.core.errors import UnknownPlacement
-from yardmaster.core.scheduling.indexes import FreeIndex, Room
-from yardmaster.core.scheduling.placement import PLACEMENTS, place, places_in, strategy
-from yardmaster.core.scheduling.shapes import Shape
-from yardmaster.schemas.resources import Resources
+from yardmaster_core.errors import UnknownPlacement
+from yardmaster_core.scheduling.planner.placement import PLACEMENTS, place, places_in, strategy
+from yardmaster_core.scheduling.state.indexes import FreeIndex, Room
+from yardmaster_core.scheduling.state.shapes import Shape
+from yardmaster_schemas.resources import Resources
 
 free_slots = st.lists(st.sampled_from([0, 250, 500, 750, 1000, 1000]), max_size=4)
 rooms = st.lists(

@@ -2,8 +2,8 @@
 
 from tests.unit.core.scheduling.reading import all_of, kinds, running, started, waits
 from tests.unit.core.scheduling.soundness import assert_sound
-from yardmaster.core.testing import Cell
-from yardmaster.schemas.events import decisions as dec
+from yardmaster_core.testing import Cell
+from yardmaster_schemas.events import decisions as dec
 
 
 def test_nobody_starts_to_be_stopped_in_the_same_cycle() -> None:

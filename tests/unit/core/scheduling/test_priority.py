@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from yardmaster.core.testing import Cell
-from yardmaster.schemas.events.decisions import (
+from yardmaster_core.testing import Cell
+from yardmaster_schemas.events.decisions import (
     PreemptionRequestedV1,
     SlotsAllocatedV1,
     TaskUnschedulableV1,

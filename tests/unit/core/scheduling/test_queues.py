@@ -5,9 +5,9 @@ from itertools import islice
 from hypothesis import given
 from hypothesis import strategies as st
 
-from yardmaster.core.scheduling.entities import Department, Job, Project, Task
-from yardmaster.core.scheduling.queues import TaskQueue
-from yardmaster.core.testing import DETAILS, admitted_spec
+from yardmaster_core.scheduling.state.entities import Department, Job, Project, Task
+from yardmaster_core.scheduling.state.queues import TaskQueue
+from yardmaster_core.testing import DETAILS, admitted_spec
 
 
 def tasks_of(submitted_ms: list[int]) -> list[Task]:

@@ -2,8 +2,8 @@
 
 import random
 
-from yardmaster.core.scheduling.indexes import FreeIndex, Room
-from yardmaster.schemas.events.decisions import Placement
+from yardmaster_core.scheduling.state.indexes import FreeIndex, Room
+from yardmaster_schemas.events.decisions import Placement
 
 
 def _placement(slots: tuple[int, ...], gpu_milli: int, cpu_milli: int, mib: int) -> Placement:

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from tests.unit.core.scheduling.reading import running
-from yardmaster.core.testing import Cell
-from yardmaster.schemas.envelope import Actor, ActorKind, Envelope, Event
-from yardmaster.schemas.events import admissions as adm
-from yardmaster.schemas.events import node_events as nev
-from yardmaster.schemas.reasons import RefusalCode
-from yardmaster.schemas.sources import agent_source
+from yardmaster_core.testing import Cell
+from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
+from yardmaster_schemas.events import admissions as adm
+from yardmaster_schemas.events import node_events as nev
+from yardmaster_schemas.reasons import RefusalCode
+from yardmaster_schemas.sources import agent_source
 
 SECOND = "1" * 12
 

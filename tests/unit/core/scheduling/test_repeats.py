@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from tests.unit.core.scheduling.reading import only, running
-from yardmaster.core.errors import ImpossibleEvent
-from yardmaster.core.testing import Cell, admitted_spec, fold
-from yardmaster.schemas.envelope import Event
-from yardmaster.schemas.events import admissions as adm
-from yardmaster.schemas.events import decisions as dec
-from yardmaster.schemas.events.requests import Unschedulable
-from yardmaster.schemas.reasons import EndCode, Start, Stop, StopCode, Wait, WaitCode
+from yardmaster_core.errors import ImpossibleEvent
+from yardmaster_core.testing import Cell, admitted_spec, fold
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events import admissions as adm
+from yardmaster_schemas.events import decisions as dec
+from yardmaster_schemas.events.requests import Unschedulable
+from yardmaster_schemas.reasons import EndCode, Start, Stop, StopCode, Wait, WaitCode
 
 
 def eventful() -> Cell:

@@ -6,10 +6,10 @@ import pytest
 
 from tests.unit.core.scheduling.reading import all_of, only, running, started, waits
 from tests.unit.core.scheduling.soundness import assert_sound
-from yardmaster.core.testing import Cell
-from yardmaster.schemas.events import decisions as dec
-from yardmaster.schemas.events.requests import Layout
-from yardmaster.schemas.resources import Resources
+from yardmaster_core.testing import Cell
+from yardmaster_schemas.events import decisions as dec
+from yardmaster_schemas.events.requests import Layout
+from yardmaster_schemas.resources import Resources
 
 HALF = Resources(gpus=1, gpu_milli=500)
 WHOLE_NODES: dict[str, Any] = {"layout": Layout.WHOLE_NODES}

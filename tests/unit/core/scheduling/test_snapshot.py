@@ -7,8 +7,8 @@ import pytest
 
 from tests.unit.core.scheduling.reading import kinds, running, started
 from tests.unit.core.scheduling.soundness import assert_sound
-from yardmaster.core.errors import SnapshotUnreadable
-from yardmaster.core.testing import Cell
+from yardmaster_core.errors import SnapshotUnreadable
+from yardmaster_core.testing import Cell
 
 
 def restarted(cell: Cell) -> None:

@@ -11,12 +11,12 @@ from tests.unit.core.scheduling.reading import all_of, only, running, started, w
 from tests.unit.core.scheduling.soundness import assert_sound
 from tests.unit.core.scheduling.test_indexes import shape
 from tests.unit.core.scheduling.test_placement import index_of
-from yardmaster.core.scheduling.placement import nodes_for, place, strategy
-from yardmaster.core.scheduling.shapes import Shape
-from yardmaster.core.testing import Cell
-from yardmaster.schemas.events import decisions as dec
-from yardmaster.schemas.events.requests import Layout, Unschedulable
-from yardmaster.schemas.resources import Resources
+from yardmaster_core.scheduling.planner.placement import nodes_for, place, strategy
+from yardmaster_core.scheduling.state.shapes import Shape
+from yardmaster_core.testing import Cell
+from yardmaster_schemas.events import decisions as dec
+from yardmaster_schemas.events.requests import Layout, Unschedulable
+from yardmaster_schemas.resources import Resources
 
 WHOLE: dict[str, Any] = {"layout": Layout.WHOLE_NODES}
 

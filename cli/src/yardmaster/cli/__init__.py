@@ -1,1 +1,0 @@
-"""The `yard` command of Yardmaster."""

@@ -1,0 +1,347 @@
+"""Settings of the command: flag, then environment, then the config file, then default.
+
+The file is `$XDG_CONFIG_HOME/yardmaster/config.yaml`:
+
+```yaml
+current: prod
+contexts:
+  prod: {server: "https://yard.example.org", project: nlp, ca: /etc/ssl/site.pem,
+         token_command: [pass, show, yard]}
+```
+
+The context `dev` is always there: what runs on this machine, found by its data folder, `yard dev`
+before `yard up`.
+"""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from yardmaster_cli.errors import BadUsage, CliError, Exit
+from yardmaster_localcluster.data_lock import alive
+
+if TYPE_CHECKING:
+    import yaml
+
+DEV: Final = "dev"
+#: A token command that takes longer than this is taken to hang.
+TOKEN_COMMAND_S: Final = 30
+
+_TOP_KEYS: Final = frozenset({"current", "contexts", "project", "output"})
+_CONTEXT_KEYS: Final = frozenset({"server", "project", "ca", "token_command"})
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value and where it is from; `secret` values are never shown."""
+
+    value: str | None
+    source: str
+    secret: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """What the command line said; None was not given."""
+
+    server: str | None = None
+    context: str | None = None
+    project: str | None = None
+    output: str | None = None
+    data: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The resolved settings of one command."""
+
+    context: Setting
+    server: Setting
+    project: Setting
+    output: Setting
+    data: Setting
+    ca: Setting
+    token: Setting
+    path: Path
+    contexts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    token_command: tuple[str, ...] = ()
+    #: What runs on this machine, when it is what the settings name.
+    dev: "DevServer | None" = None
+
+    @property
+    def log(self) -> str | None:
+        """The URL of the log of what runs on this machine, when it is no file of its folder."""
+        return None if self.dev is None else self.dev.log
+
+    @property
+    def data_dir(self) -> Path:
+        """The data folder of the embedded mode."""
+        return Path(self.data.value or "").expanduser()
+
+    def settings(self) -> list[tuple[str, Setting]]:
+        """All settings by name, for `yard config`."""
+        names = ("context", "server", "project", "output", "data", "ca", "token")
+        return [(name, getattr(self, name)) for name in names]
+
+    def bearer(self) -> str | None:
+        """The token to send, or None for none.
+
+        Raises:
+            CliError: the token command failed, or the token cannot be sent.
+        """
+        if self.token.value is not None:
+            return sendable(self.token.value, self.token.source)
+        return token_of(self.token_command, self.path) if self.token_command else None
+
+
+def sendable(token: str, source: str) -> str:
+    """The token, which an HTTP header can contain.
+
+    Raises: BadUsage.
+    """
+    if not (token.isascii() and token.isprintable()):
+        raise BadUsage(f"{source}: a token has printable ASCII characters only")
+    return token
+
+
+def server_url(url: str) -> str:
+    """The URL, which is one of a server.
+
+    Raises: BadUsage.
+    """
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        raise BadUsage(f"{url!r}: not a valid server URL", hint="like https://yard.example.org")
+    return url
+
+
+def command_words(command: str) -> tuple[str, ...]:
+    """The words of a token command.
+
+    Raises: BadUsage.
+    """
+    try:
+        return tuple(shlex.split(command))
+    except ValueError as error:
+        raise BadUsage(f"token_command: {command}: {error}") from None
+
+
+def token_of(command: Sequence[str], path: Path) -> str:
+    """What a token command prints; `path`: the file that names it.
+
+    Raises: CliError when it fails, or takes longer than `TOKEN_COMMAND_S`.
+    """
+    import subprocess
+
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, timeout=TOKEN_COMMAND_S, check=True, text=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise CliError(
+            f"token_command failed: {' '.join(command)}: {type(error).__name__}",
+            exit_code=Exit.NOT_ALLOWED,
+            hint=f"see token_command in {path}",
+        ) from None
+    return sendable(done.stdout.strip(), f"token_command in {path}")
+
+
+@dataclass(frozen=True, slots=True)
+class DevServer:
+    """What a running cluster of this machine wrote about itself."""
+
+    server: str
+    token: str
+    pid: int
+    #: What runs there: `yard dev` or `yard up`.
+    what: str = "yard dev"
+    #: Its log's URL, when that is no file of the data folder.
+    log: str | None = None
+    #: Where its views are, and the file with the password, when they are in a Redis.
+    redis: str | None = None
+    redis_password_file: str | None = None
+    #: Where its tasks find Python, the examples and a folder for checkpoints, when that is not
+    #: where this command finds them: containers have files of their own.
+    programs: Mapping[str, str] | None = None
+
+
+def config_path(env: Mapping[str, str]) -> Path:
+    """The config file's path."""
+    base = env.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(base).expanduser() / "yardmaster" / "config.yaml"
+
+
+def default_data_dir(env: Mapping[str, str]) -> Path:
+    """Where the embedded mode keeps its log when nothing says otherwise."""
+    base = env.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(base).expanduser() / "yardmaster" / "dev"
+
+
+def default_up_dir(env: Mapping[str, str]) -> Path:
+    """Where `yard up` keeps its cluster when nothing says otherwise."""
+    return default_data_dir(env).with_name("up")
+
+
+def read_dev(data_dir: Path) -> DevServer | None:
+    """The cluster that runs on a data folder, or None when none does."""
+    try:
+        text = (data_dir / "dev.json").read_text()
+        found = json.loads(text)
+        dev = DevServer(
+            server=f"http://127.0.0.1:{int(found['port'])}",
+            token=str(found["token"]),
+            pid=int(found["pid"]),
+            what=str(found.get("what", "yard dev")),
+            log=found.get("log"),
+            redis=found.get("redis"),
+            redis_password_file=found.get("redis_password_file"),
+            programs=found.get("programs"),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    # Containers have no process of ours: 0.
+    return dev if dev.pid == 0 or alive(dev.pid) else None
+
+
+def load_file(path: Path) -> dict[str, Any]:
+    """The config file's content; empty when there is none.
+
+    Raises:
+        BadUsage: it cannot be read, or has a key that is not known.
+    """
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise BadUsage(f"{path}: {error.strerror}") from None
+    import yaml
+
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise BadUsage(f"{path}: {_first_line(error)}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise BadUsage(f"{path}: a mapping was expected")
+    _only(path, "", content, _TOP_KEYS)
+    contexts = content.get("contexts") or {}
+    if not isinstance(contexts, dict):
+        raise BadUsage(f"{path}: contexts: a mapping was expected")
+    for name, context in contexts.items():
+        if not isinstance(context, dict):
+            raise BadUsage(f"{path}: contexts.{name}: a mapping was expected")
+        _only(path, f"contexts.{name}.", context, _CONTEXT_KEYS)
+    return content
+
+
+def _only(path: Path, where: str, content: Mapping[str, Any], known: frozenset[str]) -> None:
+    for key in content:
+        if key not in known:
+            raise BadUsage(
+                f"{path}: {where}{key}: no such setting",
+                hint=f"known: {', '.join(sorted(known))}",
+            )
+
+
+def _first_line(error: "yaml.YAMLError") -> str:
+    mark = getattr(error, "problem_mark", None)
+    what = getattr(error, "problem", None) or str(error).splitlines()[0]
+    return f"line {mark.line + 1}: {what}" if mark is not None else what
+
+
+def save_current(path: Path, name: str) -> None:
+    """Make `name` the context that is used from now on; the rest of the file's content stays."""
+    content = load_file(path)
+    import yaml
+
+    content["current"] = name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(yaml.safe_dump(content, sort_keys=False))
+    part.replace(path)
+
+
+def resolve(flags: Flags, env: Mapping[str, str]) -> Config:
+    """The settings of a command.
+
+    Raises:
+        BadUsage: the config file is wrong, or names a context that is not there.
+    """
+    path = config_path(env)
+    file = load_file(path)
+    contexts: dict[str, Mapping[str, Any]] = {DEV: {}, **(file.get("contexts") or {})}
+
+    def pick(flag: str | None, option: str, variable: str, *later: Setting) -> Setting:
+        if flag is not None:
+            return Setting(flag, f"flag {option}")
+        if env.get(variable):
+            return Setting(env[variable], f"environment {variable}")
+        for setting in later:
+            if setting.value is not None:
+                return setting
+        return Setting(None, "not set")
+
+    def of_file(key: str) -> Setting:
+        value = file.get(key)
+        return Setting(None if value is None else str(value), str(path))
+
+    context = pick(
+        flags.context, "--context", "YARD_CONTEXT", of_file("current"), Setting(DEV, "default")
+    )
+    name = context.value or DEV
+    if name not in contexts:
+        raise BadUsage(f"there is no context {name}", hint=f"contexts: {', '.join(contexts)}")
+    chosen = contexts[name]
+
+    def of_context(key: str) -> Setting:
+        value = chosen.get(key)
+        return Setting(None if value is None else str(value), f"context {name} in {path}")
+
+    data = pick(flags.data, "--data", "YARD_DATA", Setting(str(default_data_dir(env)), "default"))
+    dev = read_dev(Path(data.value or "").expanduser()) if name == DEV else None
+    if dev is None and name == DEV and data.source == "default":
+        dev = read_dev(default_up_dir(env))
+    running = (f"{dev.what}, pid {dev.pid}" if dev.pid else dev.what) if dev else ""
+    server = pick(
+        flags.server,
+        "--server",
+        "YARD_SERVER",
+        of_context("server"),
+        Setting(dev.server if dev else None, running),
+    )
+    token = Setting(None, "not set", secret=True)
+    command = chosen.get("token_command")
+    words = command_words(command) if isinstance(command, str) else tuple(command or ())
+    if env.get("YARD_TOKEN"):
+        token = Setting(env["YARD_TOKEN"], "environment YARD_TOKEN", secret=True)
+    elif words:
+        token = Setting(None, f"token_command of context {name}", secret=True)
+    elif dev is not None and server.value == dev.server:
+        token = Setting(dev.token, running, secret=True)
+    return Config(
+        context=context,
+        server=server,
+        project=pick(
+            flags.project, "--project", "YARD_PROJECT", of_context("project"), of_file("project")
+        ),
+        output=pick(
+            flags.output, "-o", "YARD_OUTPUT", of_file("output"), Setting("table", "default")
+        ),
+        data=data,
+        ca=of_context("ca") if chosen.get("ca") else Setting(None, "not set"),
+        token=token,
+        path=path,
+        contexts=contexts,
+        token_command=words,
+        dev=dev if dev is not None and server.value == dev.server else None,
+    )

@@ -1,0 +1,61 @@
+"""`yard conformance`: scenarios of other schedulers, held against the core that decides here."""
+
+from collections import Counter
+from pathlib import Path
+
+import click
+
+from yardmaster_cli.errors import BadUsage, Exit
+from yardmaster_cli.session import Session, command
+from yardmaster_simulation.conformance.formats import FORMATS
+from yardmaster_simulation.conformance.scenarios import (
+    Outcome,
+    UnreadableScenario,
+    Verdict,
+    check,
+    lines,
+    read_line,
+)
+
+
+@command("conformance")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+def conformance(session: Session, files: tuple[Path, ...]) -> int:
+    """Run scenario FILEs, one JSON object a line, through the scheduler's own core.
+
+    Says what failed and what was skipped, and why; exit 1 when something failed, 2 when something
+    could not be read.
+    """
+    texts = [(path, _text(path)) for path in files]
+    counts: Counter[Outcome] = Counter()
+    unread: list[str] = []
+    for path, text in texts:
+        for number, line in lines(text):
+            try:
+                verdict = check(read_line(number, line), FORMATS)
+            except UnreadableScenario as error:
+                unread.append(_shown(f"{path}: {error}"))
+                continue
+            counts[verdict.outcome] += 1
+            if verdict.outcome is not Outcome.PASSED:
+                session.out.say(_line(verdict))
+    session.out.say(", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome))
+    if unread:
+        raise BadUsage("\n".join(unread))
+    return int(Exit.CHECK_FAILED if counts[Outcome.FAILED] else Exit.DONE)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadUsage(f"cannot read {path}: {error}") from None
+
+
+def _line(verdict: Verdict) -> str:
+    return _shown(f"{verdict.outcome} {verdict.scenario}: {verdict.why}")
+
+
+def _shown(text: str) -> str:
+    """Names are the scenarios' own: what would not print, or move the cursor, is spelt out."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

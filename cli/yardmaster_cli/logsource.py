@@ -1,0 +1,118 @@
+"""Which log a command reads itself, with an auditor's read-only eyes, and which cell of it.
+
+`--log` takes a file or a log's URL; without it `YARD_LOG` counts, then the log of `yard up` where
+that runs, then the embedded mode's file. How brokers are reached is said as services are told:
+`YARD_KAFKA__...`, and `YARD_CELLS` where a log has several cells.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from pydantic import ValidationError
+
+from yardmaster_cli.errors import BadUsage
+from yardmaster_cli.session import Session
+from yardmaster_eventlog.port import EventLog, Partition
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_runtime.service import open_log
+from yardmaster_runtime.settings import SharedSettings
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class LogSource:
+    """A log, and the cell that is meant; `shown` names the log to people."""
+
+    settings: SharedSettings
+    cell: str
+    partition: int
+    shown: str
+
+    def at(self, topic: str) -> Partition:
+        """Where the cell's records of a topic lie."""
+        return Partition(topic, self.partition)
+
+
+def log_options(command: F) -> F:
+    """Give a command `--log` and `--cell`; it gets them as `file` and `cell`."""
+    cell = click.option("--cell", metavar="CELL", help="Which cell of the log (also: YARD_CELL).")
+    log = click.option(
+        "--log",
+        "file",
+        metavar="FILE|URL",
+        help="The log's file, or kafka://HOST:PORT,... (also: YARD_LOG).",
+    )
+    return log(cell(command))
+
+
+def log_source(session: Session, given: str | None, cell: str | None) -> LogSource:
+    """The log that is asked for.
+
+    Raises:
+        BadUsage: there is no such file, or no such cell among those that the settings name.
+    """
+    try:
+        settings = SharedSettings()
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)[0]
+        name = "YARD_" + "__".join(str(part) for part in found["loc"]).upper()
+        raise BadUsage(f"{name}: {found['msg']}") from None
+    url = given if given is not None and _is_url(given) else ""
+    if given is None:
+        # The cluster that runs here says where its log is; the embedded mode's is a file. A folder
+        # that is named on the command line goes before the environment.
+        named = session.config.data.source == "flag --data"
+        url = ("" if named else settings.log) or session.config.log or ""
+    if url:
+        shown = url
+    else:
+        shown = str(session.log_file(given))
+        url = f"sqlite:///{shown}"
+    name = cell or settings.cell
+    if cell is None and settings.cells and name not in settings.cells:
+        name = settings.cells[0]
+    if settings.cells and name not in settings.cells:
+        raise BadUsage(f"there is no cell {name}", hint=f"cells: {', '.join(settings.cells)}")
+    number = settings.cells.index(name) if settings.cells else settings.partition
+    chosen = settings.model_copy(update={"log": url, "cell": name, "partition": number})
+    return LogSource(chosen, name, number, shown)
+
+
+def _is_url(text: str) -> bool:
+    return text.partition(":")[0] in ("sqlite", "kafka") and "//" in text
+
+
+def file_source(path: Path, cell: str = "main") -> LogSource:
+    """The log in a file."""
+    return LogSource(SharedSettings(log=f"sqlite:///{path}", cell=cell), cell, 0, str(path))
+
+
+@asynccontextmanager
+async def opened(source: LogSource) -> AsyncIterator[EventLog]:
+    """The log, which must be there.
+
+    Raises:
+        NotOurLog, LogCorrupt, LogUnavailable, SecretUnreadable.
+    """
+    log = await open_log(source.settings, SystemClock(), create=False)
+    try:
+        yield log
+    finally:
+        await log.close()
+
+
+def on_log(source: LogSource, work: Callable[[EventLog], Awaitable[T]]) -> T:
+    """What `work` makes of the log."""
+
+    async def run() -> T:
+        async with opened(source) as log:
+            return await work(log)
+
+    return asyncio.run(run())

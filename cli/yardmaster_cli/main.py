@@ -1,0 +1,254 @@
+"""The `yard` command: which module holds which command, and how errors end.
+
+Modules are imported when their command is called, so that `yard --help` and completion are quick.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from yardmaster_cli.errors import CliError, Exit
+from yardmaster_cli.session import YardGroup, global_options
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+#: Command -> (module, attribute, one line for the list). In the order in which help shows them.
+COMMANDS: Final = {
+    "submit": ("submit", "submit", "Submit a job: a YAML file, or -- COMMAND."),
+    "ls": ("ls", "ls", "List tasks or jobs."),
+    "show": ("tasks", "show", "Show a job or task: what it needs, why it waits, its attempts."),
+    "explain": ("explain", "explain", "Show why a task is pending, was stopped or was refused."),
+    "logs": ("logs", "logs", "Print what a task wrote."),
+    "wait": ("waiting", "wait", "Wait for tasks to end, and return their exit code."),
+    "cancel": ("tasks", "cancel", "End jobs or tasks."),
+    "pause": ("tasks", "pause", "Stop tasks with a checkpoint and hold them."),
+    "resume": ("tasks", "resume", "Let paused tasks run again."),
+    "set": ("set", "set_group", "Change a job's priority, weight or limit on slots."),
+    "erase": (
+        "erase",
+        "erase",
+        "Permanently delete the names, labels, commands and notes of finished jobs.",
+    ),
+    "usage": ("usage", "usage", "Show GPU-hours by project, user or pool."),
+    "nodes": ("nodes", "nodes", "List nodes; enrol, revoke, cordon, uncordon, drain."),
+    "pools": ("pools", "pools", "List pools; show, create, set, delete."),
+    "projects": ("projects", "projects", "List projects; show, create, set, delete."),
+    "departments": ("projects", "departments", "List departments; show, create, set, delete."),
+    "log": ("log", "log", "Read the log itself: dump, tail, stat."),
+    "replay": ("replay", "replay", "Show the cluster at any time; verify every decision."),
+    "simulate": ("simulate", "simulate", "Compare policies on a simulated cluster."),
+    "conformance": ("conformance", "conformance", "Run scenarios of other schedulers."),
+    "views": ("views", "views", "Rebuild the views that gateways read."),
+    "snapshots": ("snapshots", "snapshots", "List the stored snapshots of the machines."),
+    "dev": ("dev", "dev", "Run everything in one process on this machine."),
+    "up": ("up", "up", "Start a cluster: Kafka, Redis, every service by itself."),
+    "down": ("up", "down", "Stop that cluster, and leave nothing behind."),
+    "setup": ("setup", "setup", "Make a log's topics and first records."),
+    "demo": ("demo", "demo", "Watch a small cluster at work, in half a minute."),
+    "doctor": ("doctor", "doctor", "Say what this machine lacks, and how to get it."),
+    "login": ("contexts", "login", "Save a server as a context and switch to it."),
+    "whoami": ("contexts", "whoami", "Show your identity and roles on the server."),
+    "contexts": ("contexts", "contexts", "List contexts (known servers); use one."),
+    "config": ("contexts", "config", "Show every setting and where it is from."),
+    "completion": ("contexts", "completion", "Print the completion script of a shell."),
+    "version": ("contexts", "version", "Print the version of yard and of the server."),
+}
+
+
+#: The exit code of a program that SIGPIPE ends.
+CLOSED_PIPE: Final = 128 + 13
+
+
+class _ClosedPipe(Exception):
+    """The reader of this command's output closed the pipe."""
+
+
+@contextmanager
+def _noticing_a_closed_pipe() -> Iterator[None]:
+    """Turn a closed pipe into an exception that click does not end with exit code 1."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise _ClosedPipe from None
+
+
+class Yard(YardGroup):
+    """The root; imports a command's module when it is named."""
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        """Parse the command line; prints help."""
+        with _noticing_a_closed_pipe():
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        with _noticing_a_closed_pipe():
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All commands, in the order of `COMMANDS`."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute, _ = COMMANDS[cmd_name]
+        found = getattr(importlib.import_module(f"yardmaster_cli.{module}"), attribute)
+        if not isinstance(found, click.Command):
+            raise TypeError(f"{module}.{attribute} is no command")
+        return found
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
+        """Commands by name, without importing any, and options."""
+        from click.shell_completion import CompletionItem
+
+        found = click.Command.shell_complete(self, ctx, incomplete)
+        return [
+            *(
+                CompletionItem(name, help=about)
+                for name, (_, _, about) in COMMANDS.items()
+                if name.startswith(incomplete)
+            ),
+            *found,
+        ]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands, without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, about) for name, (_, _, about) in COMMANDS.items()])
+
+
+def _version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if not asked or ctx.resilient_parsing:
+        return
+    from importlib.metadata import version
+
+    click.echo(f"yard {version('yardmaster')}")
+    ctx.exit()
+
+
+@click.command(
+    cls=Yard,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    params=[
+        click.Option(
+            ["--version"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_version,
+            help="Print the version of yard and exit.",
+        ),
+        *global_options(),
+    ],
+)
+def yard(**_: object) -> None:
+    """Yardmaster: a scheduler for shared GPU clusters whose every decision can be replayed.
+
+    Start with `yard demo`, or `yard dev` in one terminal and `yard submit -- COMMAND` in another.
+    """
+
+
+def run(args: Sequence[str]) -> int:
+    """Run a command; the exit code of the public interface."""
+    verbose = "-v" in args or "--verbose" in args
+    try:
+        result = yard.main(list(args), prog_name="yard", standalone_mode=False)
+    except CliError as error:
+        _say(error.lines())
+        return error.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        _say([error.format_message()])
+        return int(Exit.USAGE)
+    except click.ClickException as error:
+        where = getattr(error, "ctx", None)
+        command = where.command_path if isinstance(where, click.Context) else "yard"
+        _say([f"error: {error.format_message()}", f"hint: {command} --help"])
+        return int(Exit.USAGE)
+    except (click.Abort, KeyboardInterrupt):
+        return int(Exit.INTERRUPTED)
+    except _ClosedPipe:
+        # What is still buffered must not fail at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
+    except Exception as error:  # noqa: BLE001 the last stop before a traceback at a user
+        if verbose:
+            import traceback
+
+            traceback.print_exc()
+        known = _known(error)
+        _say(known.lines())
+        return known.exit_code
+    return result if isinstance(result, int) else int(Exit.DONE)
+
+
+def _known(error: Exception) -> CliError:
+    """What to show for an exception of the libraries, or for one that nobody foresaw."""
+    from yardmaster.transport import ApiError
+    from yardmaster_cli.remote import api_error
+    from yardmaster_eventlog.errors import LogCorrupt, LogTruncated, LogUnavailable, NotOurLog
+    from yardmaster_localcluster.errors import (
+        DataDirInUse,
+        DataDirUnusable,
+        DownloadFailed,
+        LocalClusterError,
+        PackageMissing,
+    )
+    from yardmaster_projections.errors import ViewsUnavailable
+    from yardmaster_runtime.errors import UnknownTask
+    from yardmaster_schemas.errors import YardmasterError
+
+    if isinstance(error, ApiError):
+        return api_error(error)
+    codes: list[tuple[type[Exception], Exit]] = [
+        (NotOurLog, Exit.USAGE),
+        (LogCorrupt, Exit.CHECK_FAILED),
+        (LogTruncated, Exit.CHECK_FAILED),
+        (LogUnavailable, Exit.UNREACHABLE),
+        (ViewsUnavailable, Exit.UNREACHABLE),
+        (UnknownTask, Exit.NOT_FOUND),
+        (DataDirInUse, Exit.CONFLICT),
+        (DataDirUnusable, Exit.USAGE),
+        (PackageMissing, Exit.USAGE),
+        (DownloadFailed, Exit.UNREACHABLE),
+        (YardmasterError, Exit.INTERNAL),
+    ]
+    for kind, code in codes:
+        if isinstance(error, kind):
+            hint = error.hint if isinstance(error, LocalClusterError) else None
+            return CliError(str(error), exit_code=code, hint=hint)
+    return CliError(
+        f"internal: {type(error).__name__}: {error}",
+        exit_code=Exit.INTERNAL,
+        hint="run again with -v for the traceback, and report it",
+    )
+
+
+def _say(lines: Sequence[str]) -> None:
+    with suppress(BrokenPipeError):  # the exit code counts, also when nothing reads stderr
+        for line in lines:
+            click.echo(line, err=True)
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""How a hint names this program and a cluster, so that it works when it is copied."""
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from yardmaster_cli.config import default_data_dir, default_up_dir, read_dev
+
+
+def yard(env: Mapping[str, str]) -> str:
+    """How to call this program: `yard` where PATH leads to it, else the path it was called by."""
+    called = Path(sys.argv[0])
+    found = shutil.which("yard", path=env.get("PATH"))
+    if called.name != "yard":
+        # Called as a module, as services and tests do.
+        called = Path(sys.executable).with_name("yard")
+    if not called.exists() or (found is not None and Path(found).samefile(called)):
+        return "yard"
+    return shlex.quote(str(called))
+
+
+def yard_for(data: Path, env: Mapping[str, str]) -> str:
+    """How to call this program so that it finds the cluster in the folder `data`.
+
+    A command without YARD_DATA takes the cluster of `yard dev` in its default folder, else that of
+    `yard up` in its own.
+    """
+    dev, up = default_data_dir(env).absolute(), default_up_dir(env).absolute()
+    found = data == dev or (data == up and read_dev(dev) is None)
+    return yard(env) if found else f"YARD_DATA={shlex.quote(str(data))} {yard(env)}"
+
+
+def down_for(data: Path, env: Mapping[str, str]) -> str:
+    """The command that stops the cluster of `yard up` in the folder `data`."""
+    usual = data == default_up_dir(env).absolute()
+    return f"{yard(env)} down" if usual else f"{yard_for(data, env)} down"
+
+
+def path_with_yard(env: Mapping[str, str]) -> str:
+    """PATH with the folder of this program's Python first: there `python3` finds the SDK."""
+    here = str(Path(sys.executable).parent)
+    known = env.get("PATH", os.defpath)
+    return known if known.split(os.pathsep)[0] == here else here + os.pathsep + known

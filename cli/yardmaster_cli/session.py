@@ -1,0 +1,337 @@
+"""What every command shares: its options, its settings, its client, and how it ends.
+
+A command is a `YardCommand`: besides its own options it takes those that `catalog` names, and its
+first argument is a `Session`, which makes what it needs when it is asked for. The shared options
+may also come before the command: `yard --server URL ls`.
+"""
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from yardmaster_cli import config as configuration
+from yardmaster_cli.catalog import CATALOG, FORMATS, Entry, path_of
+from yardmaster_cli.errors import BadUsage, CliError, Exit
+from yardmaster_cli.names import Completed, sort_of
+from yardmaster_cli.output import Output, is_terminal, terminal_width
+
+if TYPE_CHECKING:
+    from yardmaster_cli.remote import Remote
+
+_SHARED: Final = "Output and connection"
+_EXPORTED: Final = {"server": "YARD_SERVER", "context": "YARD_CONTEXT", "data": "YARD_DATA"}
+
+
+class Session:
+    """One command's settings, output and connection."""
+
+    def __init__(self, shared: dict[str, Any], formats: Sequence[str] = ()) -> None:
+        self._shared = shared
+        self._formats = formats
+        self.project_flag: str | None = None
+
+    @cached_property
+    def config(self) -> configuration.Config:
+        """The resolved settings."""
+        flags = configuration.Flags(
+            server=self._shared.get("server"),
+            context=self._shared.get("context"),
+            project=self.project_flag,
+            output=self._shared.get("output"),
+            data=self._shared.get("data"),
+        )
+        return configuration.resolve(flags, os.environ)
+
+    def command(self, *words: str) -> str:
+        """`yard WORDS` to copy: with the connection that this command was given."""
+        given = [
+            word
+            for flag in _EXPORTED
+            if self._shared.get(flag) is not None
+            for word in (f"--{flag}", str(self._shared[flag]))
+        ]
+        return shlex.join(["yard", *words, *given])
+
+    def again(self) -> str:
+        """This very command, to copy."""
+        return shlex.join(["yard", *sys.argv[1:]])
+
+    def export(self) -> None:
+        """Let commands that this process runs have the connection that was asked of this one."""
+        for flag, variable in _EXPORTED.items():
+            if self._shared.get(flag) is not None:
+                os.environ[variable] = str(self._shared[flag])
+
+    @cached_property
+    def out(self) -> Output:
+        """Where results go."""
+        terminal = is_terminal()
+        chosen = self.config.output
+        if chosen.value not in FORMATS:
+            raise BadUsage(
+                f"{chosen.source}: there is no output format {chosen.value}",
+                hint=f"formats: {', '.join(FORMATS)}",
+            )
+        # A setting is a wish for every command; a flag was refused where it cannot be followed.
+        follows = chosen.value in self._formats or not self._formats
+        columns = self._shared.get("columns") or ""
+        return Output(
+            format=chosen.value if follows else self._formats[0],
+            columns=tuple(filter(None, columns.split(","))),
+            headers=not self._shared.get("no_headers"),
+            sort=self._shared.get("sort"),
+            limit=self._shared.get("limit"),
+            colour=terminal and not self._shared.get("no_color") and _colors(os.environ),
+            terminal=terminal,
+            width=terminal_width() if terminal else 0,
+            quiet=bool(self._shared.get("quiet")),
+            verbose=bool(self._shared.get("verbose")),
+            now_ms=now_ms,
+        )
+
+    @cached_property
+    def remote(self) -> "Remote":
+        """The server.
+
+        Raises:
+            CliError: none is known.
+        """
+        from yardmaster_cli.remote import connect
+
+        return connect(self.config)
+
+    def log_file(self, given: str | None) -> Path:
+        """The log to read: the file given, else the one of the embedded mode's data folder.
+
+        Raises:
+            BadUsage: there is no such file.
+        """
+        path = Path(given) if given else self.config.data_dir / "log.db"
+        if not path.is_file():
+            raise BadUsage(
+                f"there is no log at {path}",
+                hint="name one with --log FILE, or a data folder with --data DIR",
+            )
+        return path
+
+
+def _colors(env: Mapping[str, str]) -> bool:
+    """Whether the terminal shows colors, and its user wants them."""
+    return not env.get("NO_COLOR") and env.get("TERM") != "dumb"
+
+
+def now_ms() -> int:
+    """Milliseconds since the epoch, for relative times."""
+    return time.time_ns() // 1_000_000
+
+
+#: The options that may also come before the command.
+_GLOBAL: Final = ("output", "no_color", "quiet", "verbose", "server", "context", "data")
+
+
+def global_options(formats: Sequence[str] = FORMATS) -> list[click.Option]:
+    """The options that may also come before the command; `formats`: the values of `-o`."""
+    return [option for option in _shared_options(formats) if option.name in _GLOBAL]
+
+
+def _shared_options(formats: Sequence[str]) -> list[click.Option]:
+    return [
+        click.Option(
+            ["-o", "--output"],
+            type=click.Choice(formats),
+            metavar="FORMAT",
+            help=f"Output format: {', '.join(formats)}.",
+        ),
+        click.Option(["--columns"], metavar="A,B", help="Show these columns, in this order."),
+        click.Option(["--no-headers"], is_flag=True, help="Omit the header row."),
+        click.Option(
+            ["--sort"], metavar="COLUMN", help="Sort by COLUMN; prefix it with - to reverse."
+        ),
+        click.Option(["--limit"], type=click.IntRange(min=0), metavar="N", help="Show at most N."),
+        click.Option(["--no-color"], is_flag=True, help="Print no colors (also: NO_COLOR)."),
+        click.Option(["-q", "--quiet"], is_flag=True, help="Print no hints and no progress."),
+        click.Option(["-v", "--verbose"], is_flag=True, help="Print details and tracebacks."),
+        click.Option(["--server"], metavar="URL", help="Address of the gateway."),
+        click.Option(
+            ["--context"],
+            type=Completed("contexts"),
+            metavar="NAME",
+            help="Context of the configuration file to use.",
+        ),
+        click.Option(["--data"], metavar="DIR", help="Data directory of the local cluster."),
+    ]
+
+
+class YardCommand(click.Command):
+    """A command with the shared options; its callback gets the `Session` first."""
+
+    _shared: list[click.Option] | None = None
+
+    def shared(self, ctx: click.Context) -> list[click.Option]:
+        """The shared options that the command takes, without those that it has itself."""
+        if self._shared is None:
+            entry = _entry(ctx)
+            own = {option for param in self.params for option in param.opts}
+            taken = entry.shared | {"quiet", "verbose", *(["output"] if entry.formats else [])}
+            self._shared = [
+                option
+                for option in _shared_options(entry.formats)
+                if option.name in taken and not own & set(option.opts)
+            ]
+            group = path_of(ctx.command_path).partition(" ")[0]
+            for param in self.params:
+                if (sort := sort_of(param, group)) is not None:
+                    param.type = Completed(sort)
+        return self._shared
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The command's own parameters, then the shared options, then `--help`."""
+        shared = self.shared(ctx)
+        own = super().get_params(ctx)
+        return [*own[: len(self.params)], *shared, *own[len(self.params) :]]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Call the command with its session."""
+        shared = {str(option.name): option for option in self.shared(ctx)}
+        values = {name: ctx.params.pop(name) for name in shared}
+        for name, value in ctx.find_root().params.items():
+            if not value:
+                continue
+            flag = "-o" if name == "output" else f"--{name.replace('_', '-')}"
+            if name not in shared:
+                if name != "no_color":
+                    raise click.UsageError(f"{flag} means nothing to {ctx.command_path}.", ctx)
+            elif not values[name]:
+                values[name] = shared[name].type_cast_value(ctx, value)
+        session = Session(values, _entry(ctx).formats)
+        session.project_flag = ctx.params.get("project")
+        ctx.obj = session
+        if self.callback is None:
+            return None
+        return ctx.invoke(self.callback, session, **ctx.params)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The command's own options first, then the shared ones."""
+        shared = set(map(id, self.shared(ctx)))
+        for title, own in (("Options", True), (_SHARED, False)):
+            rows = [
+                record
+                for param in self.get_params(ctx)
+                if (id(param) not in shared) is own
+                and (record := param.get_help_record(ctx)) is not None
+            ]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The examples."""
+        write_examples(ctx, formatter)
+
+
+def _entry(ctx: click.Context) -> Entry:
+    return CATALOG[path_of(ctx.command_path)]
+
+
+def write_examples(ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    """The examples of a command or group, as they are typed."""
+    with formatter.section("Examples"):
+        for words in _entry(ctx).examples:
+            formatter.write(f"{'':>{formatter.current_indent}}yard {words}\n")
+
+
+class YardGroup(click.Group):
+    """A word with several commands."""
+
+    command_class = YardCommand
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that the first argument names, or a hint at the nearest."""
+        name = args[0]
+        if not ctx.resilient_parsing and not name.startswith("-"):
+            known = self.list_commands(ctx)
+            if name not in known:
+                like = _nearest_command(name, known)
+                hint = f" Did you mean {like}?" if like else ""
+                ctx.fail(f"There is no command {name}.{hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The examples."""
+        write_examples(ctx, formatter)
+
+
+#: Words of other tools, and what they are called here.
+_SYNONYMS: Final = {
+    "describe": ("show",),
+    "enroll": ("enrol",),
+    "get": ("show", "ls"),
+    "kill": ("cancel",),
+    "list": ("ls",),
+    "ps": ("ls",),
+    "remove": ("delete",),
+    "rm": ("delete",),
+    "run": ("submit",),
+    "stat": ("show",),
+    "status": ("show",),
+    "stop": ("cancel",),
+}
+
+
+def _nearest_command(name: str, known: Sequence[str]) -> str | None:
+    for synonym in _SYNONYMS.get(name, ()):
+        if synonym in known:
+            return synonym
+    from yardmaster_cli.yamltree import nearest
+
+    return nearest(name, known)
+
+
+class NounGroup(YardGroup):
+    """A noun with verbs; bare, or with options alone, it lists."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read `yard nodes -o json` as `yard nodes ls -o json`."""
+        bare = not args or (args[0].startswith("-") and args[0] not in ("--help", "-h"))
+        if bare and not ctx.resilient_parsing:
+            args = ["ls", *args]
+        return super().parse_args(ctx, args)
+
+
+def command(name: str, **attrs: Any) -> Callable[[Callable[..., Any]], YardCommand]:
+    """A top-level command `yard NAME`."""
+    return click.command(name, cls=YardCommand, **attrs)
+
+
+class Detached(CliError):
+    """Ctrl-C while waiting: nothing was cancelled, and here is how to come back."""
+
+    def __init__(self, come_back: str) -> None:
+        super().__init__(
+            "detached; nothing was cancelled",
+            exit_code=Exit.INTERRUPTED,
+            hint=f"come back with: {come_back}",
+        )
+
+    def lines(self) -> list[str]:
+        """Ctrl-C is no error: two plain lines."""
+        return ["", self.message, f"hint: {self.hint}"]
+
+
+@contextmanager
+def detaching(come_back: str) -> Iterator[None]:
+    """Turn Ctrl-C into `Detached`."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Detached(come_back) from None

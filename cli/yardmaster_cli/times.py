@@ -1,0 +1,68 @@
+"""Times as people write them on a command line, for every option that takes one.
+
+`2h`, `-2h` and `1h30m` are relative to now; `2026-01-31T12:00:00Z` and `2026-01-31` are times of a
+clock, in UTC unless they name an offset; a date alone is its midnight.
+"""
+
+import re
+from typing import Final
+
+from yardmaster_cli.cells import parse_time
+from yardmaster_cli.errors import BadUsage
+from yardmaster_schemas.durations import duration_s
+
+#: What help and errors show.
+FORMS: Final = "2h, -2h, 2026-01-31 or 2026-01-31T12:00:00Z"
+
+_CLOCK: Final = re.compile(
+    r"\d{4}-\d\d-\d\d([Tt ]\d\d:\d\d(:\d\d([.,]\d+)?)?([Zz]|[+-]\d\d:\d\d)?)?"
+)
+_RELATIVE: Final = re.compile(r"-?[0-9.]+[a-z].*")
+
+
+def is_relative(text: str) -> bool:
+    """Whether `text` is written as a duration: `2h`, `-30d`."""
+    return _RELATIVE.fullmatch(text) is not None
+
+
+def past_ms(text: str, now_ms: int, option: str) -> int:
+    """Milliseconds since the epoch of a time, given for `option`; `2h` and `-2h`: 2 hours ago.
+
+    Raises: BadUsage.
+    """
+    if is_relative(text):
+        return max(0, now_ms - _milliseconds(text.removeprefix("-"), option))
+    return clock_ms(text, option)
+
+
+def future_ms(text: str, now_ms: int, option: str) -> int:
+    """The same, where `2h` means in 2 hours.
+
+    Raises: BadUsage, also for a time that has passed.
+    """
+    if is_relative(text) and not text.startswith("-"):
+        return now_ms + _milliseconds(text, option)
+    at_ms = past_ms(text, now_ms, option)
+    if at_ms <= now_ms:
+        raise BadUsage(
+            f"{option}: {text} has passed already", hint="give a time to come: 2h, or a later time"
+        )
+    return at_ms
+
+
+def clock_ms(text: str, option: str) -> int:
+    """Milliseconds since the epoch of a date, or of a date with a time.
+
+    Raises: BadUsage.
+    """
+    at_ms = parse_time(text.upper().replace(",", ".")) if _CLOCK.fullmatch(text) else None
+    if at_ms is None or at_ms < 0:
+        raise BadUsage(f"{option}: {text} is not a valid time", hint=f"write {FORMS}")
+    return at_ms
+
+
+def _milliseconds(text: str, option: str) -> int:
+    try:
+        return 1000 * duration_s(text)
+    except ValueError as error:
+        raise BadUsage(f"{option}: {error}", hint=f"write {FORMS}") from None

@@ -1,0 +1,173 @@
+"""YAML as plain values, each with the place it is from: a line of a file, or a flag.
+
+Files are read with their line numbers, then flags and `--set` are laid over them, so that an error
+in the result can say where it came from.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import yaml
+
+from yardmaster_cli.errors import BadUsage
+
+Path = tuple[str | int, ...]
+
+#: Deeper than any file of ours; stops a file that contains itself.
+MAX_DEPTH: Final = 16
+#: Nodes of one file, counted where they are used: aliases must not multiply without end.
+MAX_NODES: Final = 100_000
+#: YAML 1.1 takes `1e-3` for a text; people mean the number.
+_FLOAT: Final = re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
+
+
+class NotAMapping(BadUsage):
+    """The document is no mapping: it may be no file of ours at all."""
+
+
+@dataclass(slots=True)
+class Tree:
+    """Plain values (`values`) and where each is from (`places`, by path)."""
+
+    source: str
+    values: dict[str, Any] = field(default_factory=dict)
+    places: dict[Path, str] = field(default_factory=dict)
+
+    def place(self, path: Iterable[str | int]) -> str:
+        """`job.yaml:12` or `--gpus`: the place of the value at `path`, or of what encloses it."""
+        parts = tuple(path)
+        while parts:
+            found = self.places.get(parts)
+            if found is not None:
+                return found
+            parts = parts[:-1]
+        return self.source
+
+    def put(self, path: Path, value: Any, place: str) -> None:
+        """Set the value at `path`, making mappings on the way; what was below it is forgotten."""
+        inner: dict[str, Any] = self.values
+        for depth, part in enumerate(path[:-1]):
+            below = inner.get(str(part))
+            if not isinstance(below, dict):
+                below = {}
+                inner[str(part)] = below
+                self.places[path[: depth + 1]] = place
+            inner = below
+        inner[str(path[-1])] = value
+        for known in [known for known in self.places if known[: len(path)] == path]:
+            del self.places[known]
+        self.places[path] = place
+
+    def error(self, path: Iterable[str | int], what: str, hint: str | None = None) -> BadUsage:
+        """An error about the value at `path`."""
+        parts = tuple(path)
+        name = ".".join(str(part) for part in parts)
+        return BadUsage(f"{self.place(parts)}: {name + ': ' if name else ''}{what}", hint=hint)
+
+
+def read(text: str, source: str) -> Tree:
+    """The tree of a YAML document; an empty document is an empty tree.
+
+    Raises:
+        BadUsage: no YAML, no mapping, a key twice, too deep.
+    """
+    tree = Tree(source)
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        what = getattr(error, "problem", None) or "not YAML"
+        place = f"{source}:{mark.line + 1}" if mark is not None else source
+        raise BadUsage(f"{place}: {what}") from None
+    if root is None:
+        return tree
+    if not isinstance(root, yaml.MappingNode):
+        raise NotAMapping(f"{source}: a mapping of keys to values was expected")
+    tree.values = _Reader(tree).convert(root, ())
+    return tree
+
+
+class _Reader:
+    """One document's way from nodes to values."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._scalars = yaml.SafeLoader("")
+        self._nodes = 0
+
+    def convert(self, node: yaml.Node, path: Path) -> Any:
+        self._nodes += 1
+        place = f"{self._tree.source}:{node.start_mark.line + 1}"
+        if len(path) > MAX_DEPTH or self._nodes > MAX_NODES:
+            raise BadUsage(f"{place}: nested too deep or too large")
+        self._tree.places.setdefault(path, place)
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.convert(inner, (*path, i)) for i, inner in enumerate(node.value)]
+        try:
+            return number(self._scalars.construct_object(node))
+        except yaml.YAMLError:
+            raise BadUsage(f"{place}: the tag {node.tag} is not taken") from None
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            place = f"{self._tree.source}:{key_node.start_mark.line + 1}"
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise BadUsage(f"{place}: a key must be a plain word")
+            key = str(key_node.value)
+            if key in values:
+                raise BadUsage(f"{place}: {key} is given twice")
+            self._tree.places[*path, key] = place
+            values[key] = self.convert(value_node, (*path, key))
+        return values
+
+
+def number(value: Any) -> Any:
+    """`value`, or the number that a text like `1e-3` means; of a list, every item."""
+    if isinstance(value, list):
+        return [number(item) for item in value]
+    if isinstance(value, str) and _FLOAT.match(value):
+        return float(value)
+    return value
+
+
+def scalar(text: str) -> Any:
+    """What `text`, given on a command line, means in YAML: a number, a truth, a list, a text."""
+    try:
+        return number(yaml.safe_load(text))
+    except yaml.YAMLError:
+        return text
+
+
+def overlay(tree: Tree, sets: Iterable[str]) -> None:
+    """Lay `--set a.b=VALUE` over a tree.
+
+    Raises:
+        BadUsage: no `=`, or an empty key.
+    """
+    for item in sets:
+        key, equals, text = item.partition("=")
+        path = tuple(key.split("."))
+        if not equals or not all(path):
+            raise BadUsage(f"--set {item}: KEY=VALUE was expected", hint="--set resources.gpus=4")
+        tree.put(path, scalar(text), f"--set {key}")
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word of which at least three quarters are those of `word`; None when none is."""
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.75)
+    return found[0] if found else None
+
+
+def unknown_key(tree: Tree, path: Path, known: Mapping[str, Any] | Iterable[str]) -> BadUsage:
+    """The error for a key that nothing knows, with the nearest that is known."""
+    names = sorted(known)
+    like = nearest(str(path[-1]), names)
+    return tree.error(
+        path, "unknown key", f"did you mean {like}?" if like else f"known keys: {', '.join(names)}"
+    )

@@ -1,1 +1,0 @@
-"""The pure machines of Yardmaster: scheduling, admission, the audit of the log."""

@@ -1,3 +1,0 @@
-"""The scheduling machine: state, appliers, policies and the planner. Start at `machine`, then
-`plan`.
-"""

@@ -1,0 +1,344 @@
+"""What an event does to quota's state: one applier an event type, and nobody else writes.
+
+A request goes onto the worklist. A verdict takes the request that is first on it, which it must be
+about, and changes rows. That order is the link between the two: a verdict names its request in the
+envelope's `cause`, which no applier sees, and the machine writes one verdict a request in the order
+it took them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from sys import intern
+from typing import Any, Final
+
+from yardmaster_core.admission.state import (
+    AdmissionState,
+    Department,
+    Enrolled,
+    Job,
+    Log,
+    Mark,
+    Node,
+    Pending,
+    Pool,
+    Project,
+)
+from yardmaster_core.errors import ImpossibleEvent
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events import admissions as a
+from yardmaster_schemas.events import requests as r
+from yardmaster_schemas.events.machine import (
+    CycleCommittedV1,
+    CycleCommittedV2,
+    RulesEnabledV1,
+    SnapshotTakenV1,
+    TermStartedV1,
+)
+
+Verdict = Callable[[AdmissionState, Any, Any], None]
+
+#: Records of quota's own topic that change nothing here: they are the shell's.
+IGNORED: Final[frozenset[type[Event]]] = frozenset(
+    {TermStartedV1, CycleCommittedV1, CycleCommittedV2, RulesEnabledV1, SnapshotTakenV1}
+)
+#: Published events to which no request leads in this version: one in the log is another version's.
+UNWRITTEN: Final[frozenset[type[Event]]] = frozenset(
+    {
+        *(a.UsageRecordedV1, a.RoleGrantedV1, a.RoleRevokedV1, a.TokenIssuedV1),
+        *(a.TokenRevokedV1, a.AccessRevokedV1, a.RunAsBoundV1),
+    }
+)
+#: Requests that are judged.
+JUDGED: Final[frozenset[type[Event]]] = frozenset(
+    {
+        *(r.TaskSubmittedV1, r.CancelRequestedV1, r.PauseRequestedV1, r.ResumeRequestedV1),
+        *(r.PriorityChangeRequestedV1, r.WeightChangeRequestedV1, r.MaxSlotsChangeRequestedV1),
+        *(r.PoolChangeRequestedV1, r.PoolDeletionRequestedV1),
+        *(r.DepartmentChangeRequestedV1, r.DepartmentDeletionRequestedV1),
+        *(r.ProjectChangeRequestedV1, r.ProjectDeletionRequestedV1),
+        *(r.NodeCordonRequestedV1, r.NodeUncordonRequestedV1, r.NodeDrainRequestedV1),
+        *(r.NodeEnrolRequestedV1, r.NodeRevokeRequestedV1, r.EraseRequestedV1),
+        r.NodeSlotsChangeRequestedV1,
+    }
+)
+
+
+def parts(record_id: str) -> tuple[str, int, int]:
+    """Source, epoch and seq of a record."""
+    source, epoch, seq = record_id.rsplit("/", 2)
+    return source, int(epoch), int(seq)
+
+
+def apply_event(state: AdmissionState, event: Event, record_id: str) -> None:
+    """Change the state by a record; a record that was taken already changes nothing.
+
+    Raises:
+        ImpossibleEvent: log and state disagree; only for records of quota's own topic.
+    """
+    kind = type(event)
+    if kind in JUDGED or kind is r.LogCreatedV1:
+        _apply_request(state, event, record_id)
+        return
+    if kind not in VERDICTS and kind not in IGNORED:
+        found = "no request leads to it" if kind in UNWRITTEN else "quota never writes it"
+        raise ImpossibleEvent(event=event.TYPE, found=f"{found} in this version")
+    _, epoch, seq = parts(record_id)
+    if state.own is not None and not state.own.below(epoch, seq):
+        return
+    if kind in VERDICTS:
+        apply_verdict(state, event)
+    state.own = Mark(epoch, seq)
+
+
+def _apply_request(state: AdmissionState, event: Event, record_id: str) -> None:
+    source, epoch, seq = parts(record_id)
+    mark = state.sources.get(source)
+    if mark is not None and not mark.below(epoch, seq):
+        return
+    state.put_mark(source, epoch, seq)
+    if isinstance(event, r.LogCreatedV1):
+        if state.logs.get(state.cell) is None:
+            state.logs.put(state.cell, Log(event.log_id, event.mode.value))
+        return
+    state.work.append(Pending(event, record_id, state.now_ms))
+    state.taken += 1
+
+
+def apply_verdict(state: AdmissionState, verdict: Event) -> None:
+    """Take the first waiting request off the worklist and do what its verdict says.
+
+    Raises:
+        ImpossibleEvent: the verdict is not about that request, or cannot be true in this state.
+    """
+    request_type, subject, applier = VERDICTS[type(verdict)]
+    pending: Pending | None = state.work[0] if state.work else None
+    if pending is None:
+        raise ImpossibleEvent(event=verdict.TYPE, found="no request waits to be judged")
+    request = pending.event
+    if request_type is None:
+        fits = getattr(verdict, "request_type", None) == request.TYPE
+    else:
+        fits = isinstance(request, request_type) and all(
+            getattr(request, name) == getattr(verdict, name) for name in subject
+        )
+    if not fits:
+        found = f"the request to be judged is {request.TYPE} {pending.record_id}"
+        raise ImpossibleEvent(event=verdict.TYPE, found=found)
+    applier(state, verdict, request)
+    state.work.popleft()
+    state.judged += 1
+
+
+def _require(holds: bool, verdict: Event, found: str) -> None:
+    if not holds:
+        raise ImpossibleEvent(event=verdict.TYPE, found=found)
+
+
+def _job(state: AdmissionState, verdict: Any) -> Job:
+    job = state.jobs.get(verdict.job_id)
+    if job is None or not job.live:
+        raise ImpossibleEvent(
+            event=verdict.TYPE, found=f"job {verdict.job_id} is unknown or cancelled"
+        )
+    return job
+
+
+def _task_admitted_v1(
+    state: AdmissionState, verdict: a.TaskAdmittedV1, request: r.TaskSubmittedV1
+) -> None:
+    name = verdict.job_id
+    known = state.jobs.get(name) is not None or state.rejected.get(name) is not None
+    _require(not known, verdict, f"job {name} was judged before")
+    spec = verdict.spec
+    body = bytes.fromhex(request.body_digest)
+    pools = state.shared(spec.pools)
+    state.put_job(name, Job(intern(verdict.project), pools, spec.tasks, spec.priority, 1, body))
+
+
+def _task_rejected_v1(
+    state: AdmissionState, verdict: a.TaskRejectedV1, request: r.TaskSubmittedV1
+) -> None:
+    name = verdict.job_id
+    known = state.jobs.get(name) is not None or state.rejected.get(name) is not None
+    _require(not known, verdict, f"job {name} was judged before")
+    state.rejected.put(name, bytes.fromhex(request.body_digest))
+
+
+def _request_refused_v1(state: AdmissionState, verdict: a.RequestRefusedV1, request: Event) -> None:
+    """A refusal changes nothing but the worklist."""
+
+
+def _cancel_accepted_v1(
+    state: AdmissionState, verdict: a.CancelAcceptedV1, request: r.CancelRequestedV1
+) -> None:
+    job = state.jobs.get(verdict.job_id)
+    if job is None:
+        raise ImpossibleEvent(event=verdict.TYPE, found=f"job {verdict.job_id} is unknown")
+    gone = job.bits(verdict.index)
+    changed = replace(job, cancelled=job.cancelled | gone, paused=job.paused & ~gone)
+    state.put_job(verdict.job_id, changed)
+
+
+def _task_paused_v1(
+    state: AdmissionState, verdict: a.TaskPausedV1, request: r.PauseRequestedV1
+) -> None:
+    job = _job(state, verdict)
+    held = job.bits(verdict.index) & ~job.cancelled
+    state.put_job(verdict.job_id, replace(job, paused=job.paused | held))
+
+
+def _task_resumed_v1(
+    state: AdmissionState, verdict: a.TaskResumedV1, request: r.ResumeRequestedV1
+) -> None:
+    job = _job(state, verdict)
+    state.put_job(verdict.job_id, replace(job, paused=job.paused & ~job.bits(verdict.index)))
+
+
+def _job_changed_v1(
+    state: AdmissionState,
+    verdict: a.PriorityChangedV1 | a.WeightChangedV1 | a.MaxSlotsChangedV1,
+    request: Event,
+) -> None:
+    job = _job(state, verdict)
+    _require(verdict.revision == job.revision + 1, verdict, f"the job's revision is {job.revision}")
+    priority = verdict.priority if isinstance(verdict, a.PriorityChangedV1) else job.priority
+    state.put_job(verdict.job_id, replace(job, priority=priority, revision=verdict.revision))
+
+
+def _pool_configured_v1(
+    state: AdmissionState, verdict: a.PoolConfiguredV1, request: r.PoolChangeRequestedV1
+) -> None:
+    pool = state.pools.get(verdict.pool)
+    _follows(verdict, verdict.revision, pool)
+    state.put_pool(verdict.pool, Pool(verdict.config, verdict.revision))
+
+
+def _pool_deleted_v1(
+    state: AdmissionState, verdict: a.PoolDeletedV1, request: r.PoolDeletionRequestedV1
+) -> None:
+    gone = state.pools.get(verdict.pool) is not None and not state.in_use("pool", verdict.pool)
+    _require(gone, verdict, f"pool {verdict.pool} is unknown or in use")
+    state.put_pool(verdict.pool, None)
+
+
+def _entitlements_changed_v1(
+    state: AdmissionState, verdict: a.EntitlementsChangedV1, request: Any
+) -> None:
+    name = verdict.name
+    about_project = isinstance(request, r.ProjectChangeRequestedV1 | r.ProjectDeletionRequestedV1)
+    asked = request.project if about_project else request.department
+    level = a.Level.PROJECT if about_project else a.Level.DEPARTMENT
+    right = (verdict.level, verdict.name) == (level, asked)
+    _require(right, verdict, f"the request is about {level.value} {asked}")
+    deletion = verdict.department is None and verdict.project is None
+    asked_deletion = isinstance(
+        request, r.ProjectDeletionRequestedV1 | r.DepartmentDeletionRequestedV1
+    )
+    _require(deletion == asked_deletion, verdict, "the request is of another kind")
+    used = deletion and state.in_use(level.value, name) > 0
+    _require(not used, verdict, f"{level.value} {name} is in use")
+    if about_project:
+        _require(verdict.department is None, verdict, "a project has a department's configuration")
+        _follows(verdict, verdict.revision, state.projects.get(name))
+        project = verdict.project
+        state.put_project(name, None if project is None else Project(project, verdict.revision))
+    else:
+        _require(verdict.project is None, verdict, "a department has a project's configuration")
+        _follows(verdict, verdict.revision, state.departments.get(name))
+        config = verdict.department
+        state.put_department(name, None if config is None else Department(config, verdict.revision))
+
+
+def _follows(
+    verdict: Event, revision: int, row: Pool | Department | Project | Enrolled | None
+) -> None:
+    before = 0 if row is None else row.revision
+    _require(revision == before + 1, verdict, f"the revision before is {before}")
+
+
+def _node_cordoned_v1(
+    state: AdmissionState, verdict: a.NodeCordonedV1, request: r.NodeCordonRequestedV1
+) -> None:
+    state.nodes.put(verdict.node, Node())
+
+
+def _node_uncordoned_v1(
+    state: AdmissionState, verdict: a.NodeUncordonedV1, request: r.NodeUncordonRequestedV1
+) -> None:
+    _require(state.nodes.get(verdict.node) is not None, verdict, "the node takes tasks already")
+    state.nodes.put(verdict.node, None)
+
+
+def _node_draining_v1(
+    state: AdmissionState, verdict: a.NodeDrainingV1, request: r.NodeDrainRequestedV1
+) -> None:
+    state.nodes.put(verdict.node, Node(verdict.deadline_at_ms))
+
+
+def _node_enrolled_v1(
+    state: AdmissionState, verdict: a.NodeEnrolledV1, request: r.NodeEnrolRequestedV1
+) -> None:
+    _follows(verdict, verdict.revision, state.enrolled.get(verdict.node))
+    state.put_enrolled(verdict.node, Enrolled(verdict.enrolment, verdict.revision))
+
+
+def _node_revoked_v1(
+    state: AdmissionState, verdict: a.NodeRevokedV1, request: r.NodeRevokeRequestedV1
+) -> None:
+    row = state.enrolled.get(verdict.node)
+    if row is None or row.revoked:
+        raise ImpossibleEvent(event=verdict.TYPE, found=f"node {verdict.node} is not enrolled")
+    state.put_enrolled(verdict.node, replace(row, revoked=True))
+
+
+def _details_erased_v1(
+    state: AdmissionState, verdict: a.DetailsErasedV1, request: r.EraseRequestedV1
+) -> None:
+    """Quota keeps nothing of what was erased but a digest that is keyed."""
+
+
+def _node_slots_changed_v1(
+    state: AdmissionState, verdict: a.NodeSlotsChangedV1, request: r.NodeSlotsChangeRequestedV1
+) -> None:
+    """Nothing that quota judges rests on a node's slots."""
+
+
+_ENTITLEMENTS = (
+    r.DepartmentChangeRequestedV1
+    | r.DepartmentDeletionRequestedV1
+    | r.ProjectChangeRequestedV1
+    | r.ProjectDeletionRequestedV1
+)
+_TASK = ("job_id", "index")
+
+#: Verdict -> the request it answers (None: the one it names), the fields both must agree on, its
+#: applier.
+VERDICTS: Final[Mapping[type[Event], tuple[Any, tuple[str, ...], Verdict]]] = {
+    a.TaskAdmittedV1: (r.TaskSubmittedV1, ("job_id", "project"), _task_admitted_v1),
+    a.TaskRejectedV1: (r.TaskSubmittedV1, ("job_id",), _task_rejected_v1),
+    a.RequestRefusedV1: (None, (), _request_refused_v1),
+    a.CancelAcceptedV1: (r.CancelRequestedV1, (*_TASK, "immediate"), _cancel_accepted_v1),
+    a.TaskPausedV1: (r.PauseRequestedV1, _TASK, _task_paused_v1),
+    a.TaskResumedV1: (r.ResumeRequestedV1, _TASK, _task_resumed_v1),
+    a.PriorityChangedV1: (r.PriorityChangeRequestedV1, ("job_id", "priority"), _job_changed_v1),
+    a.WeightChangedV1: (r.WeightChangeRequestedV1, ("job_id", "weight"), _job_changed_v1),
+    a.MaxSlotsChangedV1: (
+        r.MaxSlotsChangeRequestedV1,
+        ("job_id", "max_slots_milli"),
+        _job_changed_v1,
+    ),
+    a.PoolConfiguredV1: (r.PoolChangeRequestedV1, ("pool", "config"), _pool_configured_v1),
+    a.PoolDeletedV1: (r.PoolDeletionRequestedV1, ("pool",), _pool_deleted_v1),
+    a.EntitlementsChangedV1: (_ENTITLEMENTS, (), _entitlements_changed_v1),
+    a.NodeCordonedV1: (r.NodeCordonRequestedV1, ("node",), _node_cordoned_v1),
+    a.NodeUncordonedV1: (r.NodeUncordonRequestedV1, ("node",), _node_uncordoned_v1),
+    a.NodeDrainingV1: (r.NodeDrainRequestedV1, ("node", "deadline_at_ms"), _node_draining_v1),
+    a.NodeSlotsChangedV1: (
+        r.NodeSlotsChangeRequestedV1,
+        ("node", "disabled", "stop"),
+        _node_slots_changed_v1,
+    ),
+    a.NodeEnrolledV1: (r.NodeEnrolRequestedV1, ("node", "enrolment"), _node_enrolled_v1),
+    a.NodeRevokedV1: (r.NodeRevokeRequestedV1, ("node",), _node_revoked_v1),
+    a.DetailsErasedV1: (r.EraseRequestedV1, ("job_id",), _details_erased_v1),
+}

@@ -1,0 +1,333 @@
+"""Whether a change is accepted: of a job, a pool, a department, a project, a node.
+
+Each function gives the verdict on one request. A guard (`if_revision`) is judged after existence: a
+race's loser is told version_mismatch with both numbers, and revision 0 stands for "must not exist".
+"""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from yardmaster_core import fencing
+from yardmaster_core.admission.state import AdmissionState, Department, Enrolled, Job, Pool, Project
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events import admissions as a
+from yardmaster_schemas.events import requests as r
+from yardmaster_schemas.reasons import AdmissionCode
+
+
+class PolicyCheck(Protocol):
+    """Whether a pool can be scheduled as configured."""
+
+    def __call__(self, config: r.PoolConfig, /) -> AdmissionCode | None:
+        """policy_unknown, policy_options_invalid, policy_for_simulations, or None.
+
+        Raises nothing.
+        """
+
+
+def any_policy(config: r.PoolConfig, /) -> AdmissionCode | None:
+    """A check that lets every policy pass."""
+    return None
+
+
+def refused(
+    request: Event,
+    code: AdmissionCode,
+    *,
+    about: str | None = None,
+    numbers: dict[str, int] | None = None,
+) -> a.RequestRefusedV1:
+    """The refusal of a request."""
+    return a.RequestRefusedV1(
+        request_type=request.TYPE, code=code, numbers=numbers or {}, about=about
+    )
+
+
+def _stale(request: Event, if_revision: int | None, revision: int) -> a.RequestRefusedV1 | None:
+    if if_revision is None or if_revision == revision:
+        return None
+    numbers = {"revision": revision, "if_revision": if_revision}
+    return refused(request, AdmissionCode.VERSION_MISMATCH, numbers=numbers)
+
+
+def _revision(row: Pool | Department | Project | Enrolled | None) -> int:
+    return 0 if row is None else row.revision
+
+
+# Jobs ------------------------------------------------------------------------------------------
+
+
+def _live(
+    state: AdmissionState, request: Event, job_id: str, index: int | None = None
+) -> Job | a.RequestRefusedV1:
+    """The job, if it (and the task of it, if one is named) can still be changed."""
+    job = state.jobs.get(job_id)
+    if job is None:
+        known = state.rejected.get(job_id) is not None
+        code = AdmissionCode.WRONG_PHASE if known else AdmissionCode.JOB_UNKNOWN
+        return refused(request, code, about=job_id)
+    if index is not None and index >= job.tasks:
+        numbers = {"index": index, "tasks": job.tasks}
+        return refused(request, AdmissionCode.TASK_UNKNOWN, about=job_id, numbers=numbers)
+    if not job.live or (index is not None and job.cancelled & job.bits(index)):
+        about = job_id if index is None else f"{job_id}.{index}"
+        return refused(request, AdmissionCode.WRONG_PHASE, about=about)
+    return job
+
+
+def judge_cancel(state: AdmissionState, request: r.CancelRequestedV1) -> Event:
+    """A job or task can be cancelled once; `immediate` may follow, to end its grace."""
+    job = _live(state, request, request.job_id, request.index)
+    cancelled = (
+        isinstance(job, a.RequestRefusedV1)
+        and job.code is AdmissionCode.WRONG_PHASE
+        and state.jobs.get(request.job_id) is not None
+    )
+    if isinstance(job, a.RequestRefusedV1) and not (request.immediate and cancelled):
+        return job
+    return a.CancelAcceptedV1(
+        job_id=request.job_id, index=request.index, immediate=request.immediate
+    )
+
+
+def judge_pause(state: AdmissionState, request: r.PauseRequestedV1) -> Event:
+    """Something of what is named must not be paused yet."""
+    job = _live(state, request, request.job_id, request.index)
+    if not isinstance(job, Job):
+        return job
+    if not job.bits(request.index) & ~job.cancelled & ~job.paused:
+        return refused(request, AdmissionCode.WRONG_PHASE, about=request.job_id)
+    return a.TaskPausedV1(job_id=request.job_id, index=request.index)
+
+
+def judge_resume(state: AdmissionState, request: r.ResumeRequestedV1) -> Event:
+    """Something of what is named must be paused."""
+    job = _live(state, request, request.job_id, request.index)
+    if not isinstance(job, Job):
+        return job
+    if not job.bits(request.index) & job.paused:
+        return refused(request, AdmissionCode.WRONG_PHASE, about=request.job_id)
+    return a.TaskResumedV1(job_id=request.job_id, index=request.index)
+
+
+def judge_priority(state: AdmissionState, request: r.PriorityChangeRequestedV1) -> Event:
+    """The project's best priority holds for changes too, as it is now."""
+    job = _live(state, request, request.job_id)
+    if not isinstance(job, Job):
+        return job
+    project = state.projects.get(job.project)
+    best = project.config.best_priority if project is not None else 1
+    if stale := _stale(request, request.if_revision, job.revision):
+        return stale
+    if request.priority < best:
+        numbers = {"priority": request.priority, "best_priority": best}
+        code = AdmissionCode.PRIORITY_NOT_ALLOWED
+        return refused(request, code, about=job.project, numbers=numbers)
+    return a.PriorityChangedV1(
+        job_id=request.job_id, priority=request.priority, revision=job.revision + 1
+    )
+
+
+def judge_weight(state: AdmissionState, request: r.WeightChangeRequestedV1) -> Event:
+    """Any weight is allowed within a project."""
+    job = _live(state, request, request.job_id)
+    if not isinstance(job, Job):
+        return job
+    return _stale(request, request.if_revision, job.revision) or a.WeightChangedV1(
+        job_id=request.job_id, weight=request.weight, revision=job.revision + 1
+    )
+
+
+def judge_max_slots(state: AdmissionState, request: r.MaxSlotsChangeRequestedV1) -> Event:
+    """Any bound is allowed; limits of project and department stay above it."""
+    job = _live(state, request, request.job_id)
+    if not isinstance(job, Job):
+        return job
+    return _stale(request, request.if_revision, job.revision) or a.MaxSlotsChangedV1(
+        job_id=request.job_id,
+        max_slots_milli=request.max_slots_milli,
+        revision=job.revision + 1,
+    )
+
+
+def judge_erasure(state: AdmissionState, request: r.EraseRequestedV1) -> Event:
+    """Any job that was judged, refused ones too; again, as often as it is asked for.
+
+    Whether it has ended is the gateway's to check: quota does not hear of ends, and an end is for
+    good, so a view of it cannot be out of date.
+    """
+    known = state.jobs.get(request.job_id) is not None
+    if not known and state.rejected.get(request.job_id) is None:
+        return refused(request, AdmissionCode.JOB_UNKNOWN, about=request.job_id)
+    return a.DetailsErasedV1(job_id=request.job_id)
+
+
+# Pools -----------------------------------------------------------------------------------------
+
+
+def judge_pool(
+    state: AdmissionState, request: r.PoolChangeRequestedV1, check: PolicyCheck
+) -> Event:
+    """A pool's policy and placement must be known and take the options given.
+
+    Some policies only simulations may use. A fence must leave the agent time to kill before the
+    node is lost.
+    """
+    revision = _revision(state.pools.get(request.pool))
+    if stale := _stale(request, request.if_revision, revision):
+        return stale
+    config = request.config
+    code = check(config)
+    if code is AdmissionCode.POLICY_FOR_SIMULATIONS and state.simulated:
+        code = None
+    if code is not None:
+        return refused(request, code, about=config.policy.name)
+    if config.fence is r.Fence.KILL and config.node_timeout_s < fencing.LEAST_TIMEOUT_S:
+        numbers = {"node_timeout_s": config.node_timeout_s, "least_s": fencing.LEAST_TIMEOUT_S}
+        code = AdmissionCode.FENCE_IMPOSSIBLE
+        return refused(request, code, about=request.pool, numbers=numbers)
+    return a.PoolConfiguredV1(pool=request.pool, revision=revision + 1, config=request.config)
+
+
+def judge_pool_deletion(state: AdmissionState, request: r.PoolDeletionRequestedV1) -> Event:
+    """No project, quota or job that may still run names it."""
+    pool = state.pools.get(request.pool)
+    return _undeletable(state, request, "pool", request.pool, pool) or a.PoolDeletedV1(
+        pool=request.pool
+    )
+
+
+# Departments and projects ----------------------------------------------------------------------
+
+_UNKNOWN = {
+    "pool": AdmissionCode.POOL_UNKNOWN,
+    "department": AdmissionCode.DEPARTMENT_UNKNOWN,
+    "project": AdmissionCode.PROJECT_UNKNOWN,
+}
+
+
+def _undeletable(
+    state: AdmissionState,
+    request: r.PoolDeletionRequestedV1
+    | r.DepartmentDeletionRequestedV1
+    | r.ProjectDeletionRequestedV1,
+    kind: str,
+    name: str,
+    row: Pool | Department | Project | None,
+) -> a.RequestRefusedV1 | None:
+    if row is None:
+        return refused(request, _UNKNOWN[kind], about=name)
+    if stale := _stale(request, request.if_revision, row.revision):
+        return stale
+    if uses := state.in_use(kind, name):
+        return refused(request, AdmissionCode.IN_USE, about=name, numbers={"uses": uses})
+    return None
+
+
+def _unknown_pool(
+    state: AdmissionState, request: Event, pools: Iterable[str]
+) -> a.RequestRefusedV1 | None:
+    for pool in pools:
+        if state.pools.get(pool) is None:
+            return refused(request, AdmissionCode.POOL_UNKNOWN, about=pool)
+    return None
+
+
+def judge_department(state: AdmissionState, request: r.DepartmentChangeRequestedV1) -> Event:
+    """Its quotas name pools that exist."""
+    revision = _revision(state.departments.get(request.department))
+    return (
+        _stale(request, request.if_revision, revision)
+        or _unknown_pool(state, request, sorted(request.config.quotas))
+        or a.EntitlementsChangedV1(
+            level=a.Level.DEPARTMENT,
+            name=request.department,
+            revision=revision + 1,
+            department=request.config,
+        )
+    )
+
+
+def judge_department_deletion(
+    state: AdmissionState, request: r.DepartmentDeletionRequestedV1
+) -> Event:
+    """No project belongs to it."""
+    row = state.departments.get(request.department)
+    return _undeletable(
+        state, request, "department", request.department, row
+    ) or a.EntitlementsChangedV1(
+        level=a.Level.DEPARTMENT, name=request.department, revision=_revision(row) + 1
+    )
+
+
+def judge_project(state: AdmissionState, request: r.ProjectChangeRequestedV1) -> Event:
+    """Its department and pools exist, and its default priority is one its jobs may ask for."""
+    config = request.config
+    revision = _revision(state.projects.get(request.project))
+    if stale := _stale(request, request.if_revision, revision):
+        return stale
+    if state.departments.get(config.department) is None:
+        return refused(request, AdmissionCode.DEPARTMENT_UNKNOWN, about=config.department)
+    if unknown := _unknown_pool(state, request, (*config.pools, *sorted(config.quotas))):
+        return unknown
+    if config.default_priority is not None and config.default_priority < config.best_priority:
+        numbers = {"priority": config.default_priority, "best_priority": config.best_priority}
+        code = AdmissionCode.PRIORITY_NOT_ALLOWED
+        return refused(request, code, about=request.project, numbers=numbers)
+    return a.EntitlementsChangedV1(
+        level=a.Level.PROJECT, name=request.project, revision=revision + 1, project=config
+    )
+
+
+def judge_project_deletion(state: AdmissionState, request: r.ProjectDeletionRequestedV1) -> Event:
+    """It has no job that may still run."""
+    row = state.projects.get(request.project)
+    return _undeletable(state, request, "project", request.project, row) or a.EntitlementsChangedV1(
+        level=a.Level.PROJECT, name=request.project, revision=_revision(row) + 1
+    )
+
+
+# Nodes -----------------------------------------------------------------------------------------
+
+
+def judge_cordon(state: AdmissionState, request: r.NodeCordonRequestedV1) -> Event:
+    """Any name: a node may be cordoned before it joins. A draining node stops draining."""
+    return a.NodeCordonedV1(node=request.node)
+
+
+def judge_uncordon(state: AdmissionState, request: r.NodeUncordonRequestedV1) -> Event:
+    """It is cordoned or draining."""
+    if state.nodes.get(request.node) is None:
+        return refused(request, AdmissionCode.WRONG_PHASE, about=request.node)
+    return a.NodeUncordonedV1(node=request.node)
+
+
+def judge_drain(state: AdmissionState, request: r.NodeDrainRequestedV1) -> Event:
+    """Any name; a second drain sets another deadline."""
+    return a.NodeDrainingV1(node=request.node, deadline_at_ms=request.deadline_at_ms)
+
+
+def judge_slots(state: AdmissionState, request: r.NodeSlotsChangeRequestedV1) -> Event:
+    """Any node and slots: quota does not hear what a node has, and it may join with more."""
+    return a.NodeSlotsChangedV1(node=request.node, disabled=request.disabled, stop=request.stop)
+
+
+def judge_enrolment(state: AdmissionState, request: r.NodeEnrolRequestedV1) -> Event:
+    """Its pool exists. A revoked node is as one that was never enrolled, but for its revision."""
+    row = state.enrolled.get(request.node)
+    known = 0 if row is None or row.revoked else row.revision
+    return (
+        _stale(request, request.if_revision, known)
+        or _unknown_pool(state, request, (request.enrolment.pool,))
+        or a.NodeEnrolledV1(
+            node=request.node, enrolment=request.enrolment, revision=_revision(row) + 1
+        )
+    )
+
+
+def judge_revocation(state: AdmissionState, request: r.NodeRevokeRequestedV1) -> Event:
+    """It is enrolled."""
+    row = state.enrolled.get(request.node)
+    if row is None or row.revoked:
+        return refused(request, AdmissionCode.NODE_UNKNOWN, about=request.node)
+    return _stale(request, request.if_revision, row.revision) or a.NodeRevokedV1(node=request.node)

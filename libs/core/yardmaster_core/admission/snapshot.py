@@ -1,0 +1,156 @@
+"""Quota's state as plain JSON and back, for snapshots.
+
+A snapshot is a cache: one of another form is not converted but refused, and the log is folded
+instead.
+"""
+
+from collections.abc import Iterable
+from sys import intern
+from typing import Any, Final
+
+from yardmaster_core.admission.state import (
+    AdmissionState,
+    Department,
+    Enrolled,
+    Job,
+    Log,
+    Mark,
+    Node,
+    Pending,
+    Pool,
+    Project,
+)
+from yardmaster_core.errors import SnapshotUnreadable
+from yardmaster_schemas import plain
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.errors import SchemaError
+from yardmaster_schemas.events import EVENTS
+from yardmaster_schemas.events.requests import (
+    DepartmentConfig,
+    Enrolment,
+    PoolConfig,
+    ProjectConfig,
+)
+
+#: The form of the dump; a change of it, or of a digest's text, counts up.
+FORM: Final = 2
+
+
+def dump(state: AdmissionState) -> dict[str, Any]:
+    """The whole state; equal states (their position in the log included) give equal dumps."""
+    return {
+        "form": FORM,
+        "cell": state.cell,
+        "cycle": state.cycle,
+        "now_ms": state.now_ms,
+        "taken": state.taken,
+        "judged": state.judged,
+        "own": None if state.own is None else [state.own.epoch, state.own.seq],
+        "logs": [[row.log_id, row.mode] for _, row in state.logs.items()],
+        "pools": _dump_configs(state.pools.items()),
+        "departments": _dump_configs(state.departments.items()),
+        "projects": _dump_configs(state.projects.items()),
+        "nodes": {name: row.deadline_at_ms for name, row in state.nodes.items()},
+        "enrolled": {
+            name: [plain.dump(row.config), row.revision, row.revoked]
+            for name, row in state.enrolled.items()
+        },
+        "jobs": {name: _dump_job(row) for name, row in state.jobs.items()},
+        "rejected": {name: body.hex() for name, body in state.rejected.items()},
+        "sources": {name: [row.epoch, row.seq] for name, row in state.sources.items()},
+        "work": [_dump_pending(pending) for pending in state.work],
+    }
+
+
+def load(cell: str, dumped: Any) -> AdmissionState:
+    """The state that `dump` gave.
+
+    Raises:
+        SnapshotUnreadable: of another form or cell, or no dump.
+    """
+    try:
+        if (dumped["form"], dumped["cell"]) != (FORM, cell):
+            found = f"form {dumped['form']} of {dumped['cell']}, not form {FORM} of {cell}"
+            raise SnapshotUnreadable(found=found)
+        return _load(cell, dumped)
+    except SnapshotUnreadable:
+        raise
+    except (SchemaError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise SnapshotUnreadable(found=f"{type(error).__name__} {error}") from None
+
+
+def _load(cell: str, dumped: dict[str, Any]) -> AdmissionState:
+    state = AdmissionState(cell)
+    state.cycle = int(dumped["cycle"])
+    state.now_ms = int(dumped["now_ms"])
+    state.taken = int(dumped["taken"])
+    state.judged = int(dumped["judged"])
+    state.own = None if dumped["own"] is None else Mark(*map(int, dumped["own"]))
+    for log_id, mode in dumped["logs"]:
+        state.logs.put(cell, Log(log_id, mode))
+    for name, (config, revision) in dumped["pools"].items():
+        state.put_pool(name, Pool(plain.load(PoolConfig, config), int(revision)))
+    for name, (config, revision) in dumped["departments"].items():
+        state.put_department(name, Department(plain.load(DepartmentConfig, config), int(revision)))
+    for name, (config, revision) in dumped["projects"].items():
+        state.put_project(name, Project(plain.load(ProjectConfig, config), int(revision)))
+    for name, deadline in dumped["nodes"].items():
+        state.nodes.put(name, Node(deadline))
+    for name, (config, revision, revoked) in dumped["enrolled"].items():
+        enrolment = plain.load(Enrolment, config)
+        state.put_enrolled(name, Enrolled(enrolment, int(revision), revoked is True))
+    for name, row in dumped["jobs"].items():
+        state.put_job(name, _load_job(state, row))
+    for name, body in dumped["rejected"].items():
+        state.rejected.put(name, bytes.fromhex(body))
+    for name, (epoch, seq) in dumped["sources"].items():
+        state.sources.put(name, Mark(int(epoch), int(seq)))
+    state.work.extend(_load_pending(row) for row in dumped["work"])
+    if len(state.work) != state.taken - state.judged:
+        raise ValueError(f"{len(state.work)} requests wait, not {state.taken - state.judged}")
+    return state
+
+
+def _dump_configs(
+    rows: Iterable[tuple[str, Pool | Department | Project]],
+) -> dict[str, list[Any]]:
+    return {name: [plain.dump(row.config), row.revision] for name, row in rows}
+
+
+def _dump_job(job: Job) -> list[Any]:
+    numbers = [job.tasks, job.priority, job.revision]
+    return [
+        *(job.project, list(job.pools), *numbers),
+        *(job.body.hex(), f"{job.paused:x}", f"{job.cancelled:x}"),
+    ]
+
+
+def _load_job(state: AdmissionState, row: list[Any]) -> Job:
+    project, pools, tasks, priority, revision, body, paused, cancelled = row
+    return Job(
+        project=intern(project),
+        pools=state.shared(tuple(pools)),
+        tasks=int(tasks),
+        priority=int(priority),
+        revision=int(revision),
+        body=bytes.fromhex(body),
+        paused=int(paused, 16),
+        cancelled=int(cancelled, 16),
+    )
+
+
+def _dump_pending(pending: Pending) -> dict[str, Any]:
+    event = pending.event
+    return {
+        "type": event.TYPE,
+        "version": event.VERSION,
+        "record_id": pending.record_id,
+        "taken_ms": pending.taken_ms,
+        "data": plain.dump(event),
+    }
+
+
+def _load_pending(row: dict[str, Any]) -> Pending:
+    cls: type[Event] = EVENTS[row["type"], row["version"]]
+    event = plain.load(cls, row["data"])
+    return Pending(event, str(row["record_id"]), int(row["taken_ms"]))

@@ -1,0 +1,206 @@
+"""Whether a job is admitted, and by what it will be scheduled: every default resolved.
+
+A default comes from the nearest that has one: the job, its project, its first pool, the cell. What
+is resolved here is in the log once and for all, so a later change of a project or pool does not
+move jobs that were admitted before it.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from yardmaster_core.admission.size import MAX_BYTES, allocation_bytes
+from yardmaster_core.admission.state import AdmissionState, Pending
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events.admissions import (
+    AdmittedSpec,
+    RequestRefusedV1,
+    TaskAdmittedV1,
+    TaskRejectedV1,
+)
+from yardmaster_schemas.events.requests import (
+    ExitZero,
+    Kind,
+    ProjectConfig,
+    SubmittedSpec,
+    TaskSubmittedV1,
+    Unschedulable,
+)
+from yardmaster_schemas.fields import MAX_NAMES
+from yardmaster_schemas.reasons import AdmissionCode
+
+#: How long a task has to save its work where the job does not say, in seconds.
+DEFAULT_GRACE_S: Final = 120
+DEFAULT_WEIGHT: Final = 1
+
+
+def judge_submission(state: AdmissionState, request: TaskSubmittedV1, pending: Pending) -> Event:
+    """TaskAdmitted, TaskRejected, or RequestRefused for an id that was used before.
+
+    The first check that fails gives the code. A job that was rejected keeps its id: the same key
+    gets the same answer for as long as the log lasts, so a second try needs a key of its own.
+    """
+    job_id = request.job_id
+    job = state.jobs.get(job_id)
+    body = job.body if job is not None else state.rejected.get(job_id)
+    if body is not None:
+        return RequestRefusedV1(
+            request_type=TaskSubmittedV1.TYPE,
+            code=AdmissionCode.DUPLICATE_ID,
+            numbers={"same_body": int(body.hex() == request.body_digest)},
+            about=job_id,
+        )
+    project = state.projects.get(request.project)
+    if project is None:
+        return _rejected(job_id, AdmissionCode.PROJECT_UNKNOWN, about=request.project)
+    config = project.config
+    pools = _pools(state, request.spec, config)
+    refused = (
+        _wrong_pools(state, job_id, pools, config)
+        or _not_allowed(job_id, request.spec, config)
+        or _over_limit(state, request, pools, config)
+    )
+    if refused is not None:
+        return refused
+    spec = _resolved(state, request.spec, pools, config)
+    return _too_large(job_id, spec) or TaskAdmittedV1(
+        job_id=job_id,
+        project=request.project,
+        department=config.department,
+        spec=spec,
+        submitted_at_ms=pending.taken_ms,
+        details=request.details,
+    )
+
+
+def _rejected(
+    job_id: str,
+    code: AdmissionCode,
+    *,
+    about: str | None = None,
+    numbers: dict[str, int] | None = None,
+) -> TaskRejectedV1:
+    return TaskRejectedV1(job_id=job_id, code=code, numbers=numbers or {}, about=about)
+
+
+def _pools(state: AdmissionState, spec: SubmittedSpec, config: ProjectConfig) -> tuple[str, ...]:
+    named = spec.pools or config.pools
+    if named:
+        return tuple(dict.fromkeys(named))
+    return state.pool_names[:MAX_NAMES]
+
+
+def _wrong_pools(
+    state: AdmissionState, job_id: str, pools: Sequence[str], config: ProjectConfig
+) -> TaskRejectedV1 | None:
+    if not pools:
+        return _rejected(job_id, AdmissionCode.POOL_UNKNOWN)
+    for pool in pools:
+        if state.pools.get(pool) is None:
+            return _rejected(job_id, AdmissionCode.POOL_UNKNOWN, about=pool)
+        if config.pools and pool not in config.pools:
+            return _rejected(job_id, AdmissionCode.POOL_NOT_ALLOWED, about=pool)
+    return None
+
+
+def _not_allowed(job_id: str, spec: SubmittedSpec, config: ProjectConfig) -> TaskRejectedV1 | None:
+    if config.kinds and spec.kind not in config.kinds:
+        return _rejected(job_id, AdmissionCode.KIND_NOT_ALLOWED, about=spec.kind.value)
+    for node_type in spec.node_types:
+        if config.node_types and node_type not in config.node_types:
+            return _rejected(job_id, AdmissionCode.NODE_TYPE_NOT_ALLOWED, about=node_type)
+    if spec.priority is not None and spec.priority < config.best_priority:
+        numbers = {"priority": spec.priority, "best_priority": config.best_priority}
+        return _rejected(job_id, AdmissionCode.PRIORITY_NOT_ALLOWED, numbers=numbers)
+    return None
+
+
+def _over_limit(
+    state: AdmissionState,
+    request: TaskSubmittedV1,
+    pools: Sequence[str],
+    config: ProjectConfig,
+) -> TaskRejectedV1 | None:
+    """Whether one task alone is over what its project or department may ever use, in all its pools.
+
+    What others use at the moment is the scheduler's affair (at_limit). `max_pending` bounds a
+    single job here: quota does not hear which tasks have started or ended, and a count of all it
+    ever admitted would close a project for good.
+    """
+    spec = request.spec
+    code = AdmissionCode.LIMIT_EXCEEDED
+    if spec.tasks > config.max_pending:
+        numbers = {"tasks": spec.tasks, "max_pending": config.max_pending}
+        return _rejected(request.job_id, code, about=request.project, numbers=numbers)
+    asked = spec.replicas_min * spec.resources.gpu_total_milli
+    limit = config.limit_milli
+    if limit is not None and asked > limit:
+        numbers = {"asked_milli": asked, "limit_milli": limit}
+        return _rejected(request.job_id, code, about=request.project, numbers=numbers)
+    department = state.departments.get(config.department)
+    widest: tuple[int, str] | None = None
+    for pool in pools:
+        bounds = []
+        for name, row in (
+            (request.project, config),
+            (config.department, department.config if department else None),
+        ):
+            quota = row.quotas.get(pool) if row else None
+            if quota is not None and quota.limit_milli is not None:
+                bounds.append((quota.limit_milli, name))
+        lowest = min(bounds, default=None)
+        if lowest is None or asked <= lowest[0]:
+            return None
+        widest = max(widest or lowest, lowest)
+    if widest is None:
+        return None
+    numbers = {"asked_milli": asked, "limit_milli": widest[0]}
+    return _rejected(request.job_id, code, about=widest[1], numbers=numbers)
+
+
+def _too_large(job_id: str, spec: AdmittedSpec) -> TaskRejectedV1 | None:
+    """Whether the allocation of one task could be more than a record holds."""
+    size = allocation_bytes(spec)
+    if size <= MAX_BYTES:
+        return None
+    numbers = {"replicas": spec.replicas_max, "bytes": size, "limit_bytes": MAX_BYTES}
+    return _rejected(job_id, AdmissionCode.ALLOCATION_TOO_LARGE, numbers=numbers)
+
+
+def _resolved(
+    state: AdmissionState, spec: SubmittedSpec, pools: tuple[str, ...], config: ProjectConfig
+) -> AdmittedSpec:
+    configs = [pool.config for name in pools if (pool := state.pools.get(name)) is not None]
+    # A default that is better than the project may have is cut to the best it may have.
+    default = config.default_priority or configs[0].default_priority
+    priority = spec.priority or max(default, config.best_priority)
+    grace_s = DEFAULT_GRACE_S if spec.grace_s is None else spec.grace_s
+    return AdmittedSpec(
+        kind=spec.kind,
+        role=spec.role,
+        preemptible=spec.kind is Kind.TRAINING if spec.preemptible is None else spec.preemptible,
+        priority=priority,
+        weight=spec.weight or DEFAULT_WEIGHT,
+        max_slots_milli=spec.max_slots_milli,
+        pools=pools,
+        node_types=spec.node_types or config.node_types,
+        topology=spec.topology,
+        resources=spec.resources,
+        replicas_min=spec.replicas_min,
+        # A gang that is at most smaller than it is at least is as large as it is at least.
+        replicas_max=max(spec.replicas_min, spec.replicas_max),
+        tasks=spec.tasks,
+        max_concurrent=spec.max_concurrent,
+        min_runtime_s=min(spec.min_runtime_s or 0, config.max_min_runtime_s),
+        time_limit_s=spec.time_limit_s,
+        max_restarts=spec.max_restarts or 0,
+        unschedulable=spec.unschedulable or Unschedulable.WAIT,
+        # One number for all its pools, so the strictest of them sets it.
+        grace_s=min(grace_s, *(pool.max_grace_s for pool in configs)),
+        exit_zero=spec.exit_zero or ExitZero.STOPPED,
+        checkpoint_uri=spec.checkpoint_uri,
+        layout=spec.layout,
+        # In one order, so that jobs that avoid the same nodes are equal.
+        avoid_nodes=tuple(sorted(set(spec.avoid_nodes))),
+        runtime_estimate_s=spec.runtime_estimate_s,
+        image=spec.image,
+    )

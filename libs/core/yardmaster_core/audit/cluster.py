@@ -1,0 +1,404 @@
+"""The cluster as the log tells it: jobs, nodes, attempts and the slots they hold, in plain dicts.
+
+Inputs that a counted cycle took (and did not refuse) are applied here; `decisions.py` checks what
+the scheduler made of them. A claim that fits nothing open changes nothing: if the scheduler
+believed it, a promise breaks later and is found there.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from yardmaster_core.audit.findings import Report, Seen
+from yardmaster_schemas.envelope import Envelope
+from yardmaster_schemas.events.admissions import (
+    AdmittedSpec,
+    CancelAcceptedV1,
+    DetailsErasedV1,
+    EntitlementsChangedV1,
+    Level,
+    MaxSlotsChangedV1,
+    NodeDrainingV1,
+    NodeEnrolledV1,
+    NodeRevokedV1,
+    NodeSlotsChangedV1,
+    NodeUncordonedV1,
+    PoolConfiguredV1,
+    PoolDeletedV1,
+    TaskAdmittedV1,
+    TaskPausedV1,
+    TaskResumedV1,
+)
+from yardmaster_schemas.events.decisions import Placement
+from yardmaster_schemas.events.node_events import (
+    ExecutorKind,
+    NodeDrainedV1,
+    NodeJoinedV1,
+    SlotsReleasedV1,
+    TaskExitedV1,
+    TaskStartedV1,
+)
+from yardmaster_schemas.events.requests import (
+    DepartmentConfig,
+    Enrolment,
+    PoolConfig,
+    ProjectConfig,
+)
+from yardmaster_schemas.sources import written_by_agent
+from yardmaster_schemas.topics import NODE_EVENTS
+
+
+@dataclass(slots=True)
+class Job:
+    """A job as admitted; `cancelled` and `paused` are indexes of its tasks."""
+
+    project: str
+    department: str
+    spec: AdmittedSpec
+    max_slots_milli: int | None
+    cancelled: set[int] = field(default_factory=set)
+    paused: set[int] = field(default_factory=set)
+    erased: bool = False
+
+
+@dataclass(slots=True)
+class Node:
+    """A node's present incarnation."""
+
+    incarnation: str
+    pool: str
+    gpus: int
+    cpu_milli: int
+    memory_mib: int
+    node_type: str
+    labels: dict[str, str]
+    address: str
+    executors: tuple[ExecutorKind, ...]
+    up: bool = True
+
+
+@dataclass(slots=True)
+class Attempt:
+    """An attempt with replicas open; `running_ms` is when the last of them had started."""
+
+    task_id: str
+    number: int
+    pool: str
+    project: str
+    job: Job
+    preemptible: bool
+    allocated_ms: int
+    replicas: int
+    open: dict[int, Placement]
+    fence_s: int | None = None
+    processes: dict[int, tuple[str, int, int]] = field(default_factory=dict)
+    running_ms: int | None = None
+    stopped: bool = False
+    #: The cycle in which a replica was lost, and what happened to it.
+    torn: tuple[int, str] | None = None
+
+    @property
+    def gpu_milli(self) -> int:
+        """What its open replicas hold."""
+        return sum(len(p.slots) * p.gpu_milli for p in self.open.values())
+
+
+@dataclass(slots=True)
+class Task:
+    """What is kept of a task between its attempts."""
+
+    last: int = 0
+    attempt: Attempt | None = None
+    ran_ms: int = 0
+    not_before_ms: int = 0
+    #: Starts in a row that failed, as the last TaskRequeued says; 0 once it started.
+    failed_starts: int = 0
+    ended: str | None = None
+
+
+class Cluster:
+    """The fold of what the scheduler took."""
+
+    def __init__(self, report: Report, *, honest_agents: bool) -> None:
+        self.report = report
+        self.honest_agents = honest_agents
+        self.now_ms = 0
+        self.cycle = 0
+        self.jobs: dict[str, Job] = {}
+        self.tasks: dict[str, Task] = {}
+        self.nodes: dict[str, Node] = {}
+        self.drains: dict[str, int] = {}
+        #: Slots of a node on which nothing new starts; of them those whose tasks are to stop.
+        self.disabled: dict[str, tuple[int, ...]] = {}
+        self.emptied: dict[str, tuple[int, ...]] = {}
+        #: Nodes that were ever enrolled; None: revoked. While there is none, any node may join.
+        self.enrolled: dict[str, Enrolment | None] = {}
+        self.pools: dict[str, PoolConfig] = {}
+        self.projects: dict[str, ProjectConfig] = {}
+        self.departments: dict[str, DepartmentConfig] = {}
+        #: gpu_milli held on a slot; cpu_milli and memory_mib held on a node.
+        self.slots: dict[tuple[str, int], int] = {}
+        self.cpu: dict[str, int] = {}
+        self.memory: dict[str, int] = {}
+        #: Open replicas of each node.
+        self.on_node: dict[str, dict[tuple[str, int], str]] = {}
+        #: gpu_milli held, by (project, pool), and of that by attempts that are not preemptible.
+        self.used: dict[tuple[str, str], int] = {}
+        self.used_firm: dict[tuple[str, str], int] = {}
+        self.job_used: dict[str, int] = {}
+        self.job_running: dict[str, int] = {}
+        self.silences: dict[tuple[str, str], int] = {}
+        self.lost: set[tuple[str, str]] = set()
+        #: Attempts that lost a replica and were not seen to stop.
+        self.torn: dict[str, Attempt] = {}
+        #: Counts what changes who should run: admissions, nodes, ends; not a stop's consequences.
+        self.changes = 0
+
+    def task(self, task_id: str) -> Task:
+        """What is kept of a task."""
+        return self.tasks.setdefault(task_id, Task())
+
+    def attempt(self, task_id: str, number: int) -> Attempt | None:
+        """The attempt, if it is open."""
+        found = self.task(task_id).attempt
+        return found if found is not None and found.number == number else None
+
+    # Inputs
+
+    def consume(self, seen: Seen, envelope: Envelope[Any]) -> None:
+        """Apply an input that a counted cycle took and did not refuse."""
+        body = envelope.data
+        if seen.topic == NODE_EVENTS.name:
+            if not written_by_agent(envelope.source, body.node, body.incarnation):
+                self.report.add(
+                    "S2",
+                    seen,
+                    f"{envelope.type} about node {body.node}: expected it refused, "
+                    f"{envelope.source} is not its author",
+                )
+                return
+            self._claim(seen, body)
+        else:
+            self._admission(body)
+
+    def _admission(self, body: Any) -> None:
+        self.changes += 1
+        match body:
+            case TaskAdmittedV1():
+                self.jobs.setdefault(
+                    body.job_id,
+                    Job(body.project, body.department, body.spec, body.spec.max_slots_milli),
+                )
+            case CancelAcceptedV1():
+                if job := self.jobs.get(body.job_id):
+                    job.cancelled.update(_indexes(job, body.index))
+            case TaskPausedV1():
+                if job := self.jobs.get(body.job_id):
+                    job.paused.update(_indexes(job, body.index))
+            case TaskResumedV1():
+                if job := self.jobs.get(body.job_id):
+                    job.paused.difference_update(_indexes(job, body.index))
+            case MaxSlotsChangedV1():
+                if job := self.jobs.get(body.job_id):
+                    job.max_slots_milli = body.max_slots_milli
+            case PoolConfiguredV1():
+                self.pools[body.pool] = body.config
+            case PoolDeletedV1():
+                self.pools.pop(body.pool, None)
+            case EntitlementsChangedV1(level=Level.DEPARTMENT):
+                _keep(self.departments, body.name, body.department)
+            case EntitlementsChangedV1():
+                _keep(self.projects, body.name, body.project)
+            case NodeDrainingV1():
+                self.drains[body.node] = body.deadline_at_ms
+            case NodeUncordonedV1():
+                self.drains.pop(body.node, None)
+            case NodeSlotsChangedV1():
+                self.disabled[body.node] = body.disabled
+                self.emptied[body.node] = body.disabled if body.stop else ()
+            case NodeEnrolledV1():
+                self.enrolled[body.node] = body.enrolment
+            case NodeRevokedV1():
+                self.enrolled[body.node] = None
+                self.drains[body.node] = self.now_ms
+            case DetailsErasedV1():
+                if job := self.jobs.get(body.job_id):
+                    job.erased = True
+            case _:
+                pass
+
+    def _claim(self, seen: Seen, body: Any) -> None:
+        match body:
+            case NodeJoinedV1():
+                self.changes += 1
+                if (body.node, body.incarnation) in self.lost:
+                    self.report.add(
+                        "S3",
+                        seen,
+                        f"node {body.node}: incarnation {body.incarnation} was lost, "
+                        "expected its return refused",
+                    )
+                known = self.nodes.get(body.node)
+                if known is not None and known.up and known.incarnation == body.incarnation:
+                    # Its agent started again, perhaps a newer one; what the node offers stays what
+                    # it was.
+                    known.executors = body.executors
+                    return
+                self.nodes[body.node] = Node(
+                    *(body.incarnation, body.pool, body.gpus, body.cpu_milli, body.memory_mib),
+                    *(body.node_type, dict(body.labels), body.address, body.executors),
+                )
+                beyond = self.beyond_enrolment(body.node)
+                if beyond is not None:
+                    self.report.add("S3", seen, f"{beyond}: expected its join refused")
+            case NodeDrainedV1():
+                self.changes += 1
+                node = self.nodes.get(body.node)
+                if node is not None and node.incarnation == body.incarnation:
+                    node.up = False
+            case TaskStartedV1():
+                self.started(seen, body)
+            case TaskExitedV1():
+                attempt = self._placed(body)
+                if attempt is not None and body.exit_code != 0:
+                    self.tear(attempt, f"replica {body.replica} failed")
+            case SlotsReleasedV1():
+                attempt = self._placed(body)
+                if attempt is not None:
+                    if body.never_started:
+                        self.tear(attempt, f"replica {body.replica} never started")
+                    self.close(attempt, body.replica)
+            case _:
+                pass
+
+    def beyond_enrolment(self, name: str) -> str | None:
+        """What of a node's present incarnation is beyond what was enrolled; None: nothing."""
+        if not self.enrolled:
+            return None
+        node, enrolment = self.nodes[name], self.enrolled.get(name)
+        if enrolment is None:
+            return f"node {name} is {'revoked' if name in self.enrolled else 'not enrolled'}"
+        for what, offered, most in (
+            ("pool", node.pool, enrolment.pool),
+            ("node_type", node.node_type, enrolment.node_type or node.node_type),
+            ("address", node.address, enrolment.address or node.address),
+        ):
+            if offered != most:
+                return f"node {name}: {what} {offered}, enrolled with {most}"
+        if node.gpus > enrolment.gpus:
+            return f"node {name}: {node.gpus} GPUs, enrolled with {enrolment.gpus}"
+        labels = sorted(node.labels.items() - enrolment.labels.items())
+        return f"node {name}: labels {labels[:8]} are not enrolled" if labels else None
+
+    def _placed(self, body: Any) -> Attempt | None:
+        """The attempt whose open replica a claim is about, if it lies on the claim's node."""
+        attempt = self.attempt(body.task_id, body.attempt)
+        if attempt is None:
+            return None
+        placement = attempt.open.get(body.replica)
+        if placement is None:
+            return None
+        here = (placement.node, placement.incarnation) == (body.node, body.incarnation)
+        return attempt if here else None
+
+    def started(self, seen: Seen, body: TaskStartedV1, *, refused: bool = False) -> None:
+        """A replica's process; from honest agents even a refused record tells of one."""
+        attempt = self._placed(body)
+        if attempt is None or (refused and not self.honest_agents):
+            return
+        process = (body.boot_id, body.pid, body.process_started)
+        known = attempt.processes.get(body.replica, process)
+        if known != process:
+            self.report.add(
+                "S4",
+                seen,
+                f"{body.task_id} attempt {body.attempt} replica {body.replica}: expected one "
+                f"process, found {_process(known)} and {_process(process)}",
+            )
+        if refused:
+            return
+        attempt.processes.setdefault(body.replica, process)
+        if attempt.running_ms is None and len(attempt.processes) == attempt.replicas:
+            attempt.running_ms = self.now_ms
+            if not attempt.stopped:
+                self.task(body.task_id).failed_starts = 0
+
+    # Slots
+
+    def open(self, attempt: Attempt) -> None:
+        """Hold what an attempt was given."""
+        for replica, placement in attempt.open.items():
+            self._hold(placement, 1)
+            self.on_node.setdefault(placement.node, {})[attempt.task_id, replica] = (
+                placement.incarnation
+            )
+        self._charge(attempt, attempt.gpu_milli)
+        job_id = attempt.task_id.partition(".")[0]
+        self.job_running[job_id] = self.job_running.get(job_id, 0) + 1
+
+    def close(self, attempt: Attempt, replica: int) -> None:
+        """Free what one replica held; with the last the attempt is over."""
+        placement = attempt.open.pop(replica)
+        self._hold(placement, -1)
+        self.on_node[placement.node].pop((attempt.task_id, replica), None)
+        self._charge(attempt, -len(placement.slots) * placement.gpu_milli)
+        if attempt.open:
+            return
+        task = self.task(attempt.task_id)
+        task.attempt = None
+        if attempt.running_ms is not None:
+            task.ran_ms += self.now_ms - attempt.running_ms
+        self.torn.pop(attempt.task_id, None)
+        self.job_running[attempt.task_id.partition(".")[0]] -= 1
+
+    def _hold(self, placement: Placement, sign: int) -> None:
+        node = placement.node
+        for slot in placement.slots:
+            self.slots[node, slot] = self.slots.get((node, slot), 0) + sign * placement.gpu_milli
+        self.cpu[node] = self.cpu.get(node, 0) + sign * placement.cpu_milli
+        self.memory[node] = self.memory.get(node, 0) + sign * placement.memory_mib
+
+    def _charge(self, attempt: Attempt, milli: int) -> None:
+        key = (attempt.project, attempt.pool)
+        self.used[key] = self.used.get(key, 0) + milli
+        if not attempt.preemptible:
+            self.used_firm[key] = self.used_firm.get(key, 0) + milli
+        job_id = attempt.task_id.partition(".")[0]
+        self.job_used[job_id] = self.job_used.get(job_id, 0) + milli
+
+    def tear(self, attempt: Attempt, what: str) -> None:
+        """A replica is gone while others of its gang may go on."""
+        if attempt.torn is None and attempt.replicas > 1 and not attempt.stopped:
+            attempt.torn = (self.cycle, what)
+            self.torn[attempt.task_id] = attempt
+
+    # Levels of quota
+
+    def department_of(self, project: str, job: Job) -> str:
+        """The department a project belongs to now."""
+        config = self.projects.get(project)
+        return config.department if config is not None else job.department
+
+    def used_by(self, held: dict[tuple[str, str], int], department: str, pool: str) -> int:
+        """gpu_milli that a department's projects hold of a pool."""
+        return sum(
+            held.get((name, pool), 0)
+            for name, config in self.projects.items()
+            if config.department == department
+        )
+
+
+def _indexes(job: Job, index: int | None) -> Iterator[int]:
+    return iter(range(job.spec.tasks)) if index is None else iter((index,))
+
+
+def _keep(configs: dict[str, Any], name: str, config: object) -> None:
+    if config is None:
+        configs.pop(name, None)
+    else:
+        configs[name] = config
+
+
+def _process(process: tuple[str, int, int]) -> str:
+    boot, pid, start = process
+    return f"pid {pid} (start {start}, boot {boot})"

@@ -1,0 +1,170 @@
+"""Quota's promises: every request it took is judged exactly once (S8)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from yardmaster_core.audit.findings import Report, Seen
+from yardmaster_schemas.envelope import Envelope, Event
+from yardmaster_schemas.events.admissions import (
+    CancelAcceptedV1,
+    DetailsErasedV1,
+    EntitlementsChangedV1,
+    MaxSlotsChangedV1,
+    NodeCordonedV1,
+    NodeDrainingV1,
+    NodeEnrolledV1,
+    NodeRevokedV1,
+    NodeSlotsChangedV1,
+    NodeUncordonedV1,
+    PoolConfiguredV1,
+    PoolDeletedV1,
+    PriorityChangedV1,
+    RequestRefusedV1,
+    TaskAdmittedV1,
+    TaskPausedV1,
+    TaskRejectedV1,
+    TaskResumedV1,
+    WeightChangedV1,
+)
+from yardmaster_schemas.events.requests import (
+    CancelRequestedV1,
+    DepartmentChangeRequestedV1,
+    DepartmentDeletionRequestedV1,
+    EraseRequestedV1,
+    MaxSlotsChangeRequestedV1,
+    NodeCordonRequestedV1,
+    NodeDrainRequestedV1,
+    NodeEnrolRequestedV1,
+    NodeRevokeRequestedV1,
+    NodeSlotsChangeRequestedV1,
+    NodeUncordonRequestedV1,
+    PauseRequestedV1,
+    PoolChangeRequestedV1,
+    PoolDeletionRequestedV1,
+    PriorityChangeRequestedV1,
+    ProjectChangeRequestedV1,
+    ProjectDeletionRequestedV1,
+    ResumeRequestedV1,
+    TaskSubmittedV1,
+    WeightChangeRequestedV1,
+)
+from yardmaster_schemas.reasons import AdmissionCode
+
+#: What a granted request leads to. A refused one: TaskRejected for a job, else RequestRefused.
+GRANTS: Final[Mapping[str, str]] = {
+    request.TYPE: granted.TYPE
+    for request, granted in (
+        (TaskSubmittedV1, TaskAdmittedV1),
+        (CancelRequestedV1, CancelAcceptedV1),
+        (PauseRequestedV1, TaskPausedV1),
+        (ResumeRequestedV1, TaskResumedV1),
+        (PriorityChangeRequestedV1, PriorityChangedV1),
+        (WeightChangeRequestedV1, WeightChangedV1),
+        (MaxSlotsChangeRequestedV1, MaxSlotsChangedV1),
+        (PoolChangeRequestedV1, PoolConfiguredV1),
+        (PoolDeletionRequestedV1, PoolDeletedV1),
+        (DepartmentChangeRequestedV1, EntitlementsChangedV1),
+        (DepartmentDeletionRequestedV1, EntitlementsChangedV1),
+        (ProjectChangeRequestedV1, EntitlementsChangedV1),
+        (ProjectDeletionRequestedV1, EntitlementsChangedV1),
+        (NodeCordonRequestedV1, NodeCordonedV1),
+        (NodeUncordonRequestedV1, NodeUncordonedV1),
+        (NodeDrainRequestedV1, NodeDrainingV1),
+        (NodeSlotsChangeRequestedV1, NodeSlotsChangedV1),
+        (NodeEnrolRequestedV1, NodeEnrolledV1),
+        (NodeRevokeRequestedV1, NodeRevokedV1),
+        (EraseRequestedV1, DetailsErasedV1),
+    )
+}
+_VERDICTS: Final = frozenset(GRANTS.values()) | {TaskRejectedV1.TYPE, RequestRefusedV1.TYPE}
+
+
+@dataclass(slots=True)
+class _Request:
+    type: str
+    seen: Seen
+    verdict: str | None = None
+
+
+class Verdicts:
+    """Requests that were taken, and what was said to them."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self.requests: dict[str, _Request] = {}
+        #: Taken and not judged yet, by id.
+        self.waiting: dict[str, _Request] = {}
+        self.admitted: dict[str, str] = {}
+
+    def consume(self, seen: Seen, envelope: Envelope[Any]) -> None:
+        """A request was taken and not refused."""
+        if envelope.type not in GRANTS or envelope.id in self.requests:
+            return  # LogCreated asks for nothing; a repeat changes nothing
+        request = _Request(envelope.type, seen)
+        self.requests[envelope.id] = self.waiting[envelope.id] = request
+
+    def decide(self, seen: Seen, envelope: Envelope[Any]) -> None:
+        """Quota wrote a record of a cycle that counts."""
+        if envelope.type not in _VERDICTS:
+            return
+        request = self.requests.get(envelope.cause or "")
+        if request is None:
+            if isinstance(envelope.data, TaskAdmittedV1 | TaskRejectedV1 | RequestRefusedV1):
+                self.report.add(
+                    "S8",
+                    seen,
+                    f"{envelope.type} {envelope.subject}: expected a consumed request as cause, "
+                    f"found {envelope.cause}",
+                )
+            return
+        if request.verdict is not None:
+            self.report.add(
+                "S8",
+                seen,
+                f"request {envelope.cause}: expected one verdict, "
+                f"found {request.verdict} and {envelope.type}",
+            )
+        elif not _is_verdict(request.type, envelope.data):
+            self.report.add(
+                "S8", seen, f"{envelope.type} is no verdict on {request.type} {envelope.cause}"
+            )
+        request.verdict = envelope.type
+        self.waiting.pop(envelope.cause or "", None)
+        match envelope.data:
+            case RequestRefusedV1(request_type=named) if named != request.type:
+                self.report.add(
+                    "S8", seen, f"refuses a {named}, but {envelope.cause} is a {request.type}"
+                )
+            case TaskAdmittedV1(job_id=job_id):
+                if job_id in self.admitted:
+                    self.report.add(
+                        "S8",
+                        seen,
+                        f"job {job_id}: expected one TaskAdmitted, found a second after "
+                        f"that for {self.admitted[job_id]}",
+                    )
+                self.admitted[job_id] = envelope.cause or ""
+            case _:
+                pass
+
+    def end(self, commit: Seen) -> None:
+        """A cycle that was not cut ended: all that was taken is judged."""
+        for id_, request in self.waiting.items():
+            self.report.add(
+                "S8",
+                commit,
+                f"request {id_} ({request.type}, requests/{request.seen.offset}): "
+                "expected one verdict, found none",
+            )
+        self.waiting.clear()
+
+
+def _is_verdict(request_type: str, event: Event) -> bool:
+    if isinstance(event, RequestRefusedV1):
+        # A job is refused by TaskRejected, but for one whose id was taken before.
+        repeat = event.code is AdmissionCode.DUPLICATE_ID
+        return request_type != TaskSubmittedV1.TYPE or repeat
+    if isinstance(event, TaskRejectedV1):
+        return request_type == TaskSubmittedV1.TYPE
+    return GRANTS[request_type] == event.TYPE

@@ -1,0 +1,65 @@
+"""What the core raises: log and state disagree, or a name is not known.
+
+```
+CoreError   ImpossibleEvent  UnknownPolicy  UnknownPlacement  BadPolicyOptions  SnapshotUnreadable
+            ForeignRecord  ChainBroken
+```
+"""
+
+from yardmaster_schemas.errors import YardmasterError
+
+
+class CoreError(YardmasterError):
+    """The core refused: {found}."""
+
+    code = "core"
+
+
+class ImpossibleEvent(CoreError):
+    """{event} cannot have happened: {found}. The log and the state folded from it disagree; run
+    `yard replay verify`.
+    """
+
+    code = "impossible_event"
+
+
+class UnknownPolicy(CoreError):
+    """There is no policy {name} version {version}. Known: {known}."""
+
+    code = "unknown_policy"
+
+
+class UnknownPlacement(CoreError):
+    """There is no placement strategy {name}. Known: {known}."""
+
+    code = "unknown_placement"
+
+
+class BadPolicyOptions(CoreError):
+    """Policy {name} does not take these options: {found}."""
+
+    code = "bad_policy_options"
+
+
+class SnapshotUnreadable(CoreError):
+    """The snapshot's content is not a state of this version: {found}. It is skipped; the log has
+    everything.
+    """
+
+    code = "snapshot_unreadable"
+
+
+class ForeignRecord(CoreError):
+    """{topic} offset {offset} holds a record that is not its machine's to write: {found}. The
+    reader stops here.
+    """
+
+    code = "foreign_record"
+
+
+class ChainBroken(CoreError):
+    """{topic} offset {offset}: {found}. A record of the log was changed, removed or added; the
+    reader stops here.
+    """
+
+    code = "chain_broken"

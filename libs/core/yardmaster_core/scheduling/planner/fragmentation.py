@@ -1,0 +1,86 @@
+"""Fragmentation gradient descent: a task goes where it adds the least to what is free and of no use
+to those who ask (`workload.py`).
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from typing import Final
+
+from yardmaster_core.scheduling.state.entities import Job, Pool
+from yardmaster_core.scheduling.state.indexes import STEP, FreeIndex, Room
+from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
+from yardmaster_core.scheduling.state.workload import Asking, Slots
+
+#: Growth of less than this (gpu_milli) makes no difference: nearly equal rooms are told apart by
+#: how full they are.
+COARSE: Final = 50
+
+
+def count_on(jobs: Iterable[Job], pool: Pool) -> None:
+    """Place tasks of a pool by what was asked for so far; `jobs` are all that were admitted, in
+    that order, gone through only the first time.
+    """
+    asking = pool.asking
+    if asking is None:
+        asking = pool.asking = Asking()
+        for job in jobs:
+            if pool.name in job.spec.pools:
+                asking.add(job.shape, job.spec.tasks)
+    for index in (pool.idle, pool.future):
+        index.count_on(asking.workload)
+
+
+def growth(index: FreeIndex, room: Room, shape: Shape) -> int:
+    """`fgd`'s rank of a room that holds the shape: by how much more of it would be useless, then as
+    `best_fit` has it.
+    """
+    return min(_ways(index, room, shape))[0]
+
+
+def slots_of_least_growth(index: FreeIndex, room: Room, shape: Shape) -> Slots:
+    """The slots of a room that `fgd` takes."""
+    if shape.gpus != 1 or shape.gpu_milli == WHOLE:
+        return room.pick(shape)
+    _, free = min(_ways(index, room, shape))
+    return (room.slots.index(free),)
+
+
+def _ways(index: FreeIndex, room: Room, shape: Shape) -> list[tuple[int, int]]:
+    # Ranks of the ways to place one replica, and where it is a share, what is free of the slot.
+    asked = index.asked
+    slots = tuple(sorted(room.slots))
+    if slots and slots[0] < 0:
+        slots = tuple(sorted(max(0, free) for free in slots))
+    before = asked.useless(slots, room.cpu_milli, room.memory_mib, room.node_type)
+    cpu_milli = room.cpu_milli - shape.cpu_milli
+    memory_mib = room.memory_mib - shape.memory_mib
+    unit = COARSE * asked.total or 1
+    ways = []
+    for fullness, free, after in _after(room, shape, slots):
+        more = asked.useless(after, cpu_milli, memory_mib, room.node_type) - before
+        # Rounded up: what does not grow at all is as good as what shrinks a little.
+        ways.append(((-(-more // unit) << 24) + fullness, free))
+    return ways
+
+
+def _after(room: Room, shape: Shape, slots: Slots) -> Iterable[tuple[int, int, Slots]]:
+    milli, gpus = shape.gpu_milli, shape.gpus
+    if not gpus:
+        return (((int(room.idle) << 20) + room.whole, 0, slots),)
+    if milli == WHOLE:
+        return ((room.whole, 0, (0,) * gpus + slots[:-gpus]),)
+    if gpus > 1:
+        left = list(room.slots)
+        for slot in room.pick(shape):
+            left[slot] -= milli
+        return ((room.whole, 0, tuple(sorted(max(0, free) for free in left))),)
+    ways = []
+    last = -1
+    for at in range(bisect_left(slots, milli), len(slots)):
+        free = slots[at]
+        if free != last:
+            last = free
+            after = sorted((*slots[:at], free - milli, *slots[at + 1 :]))
+            fullness = (1 << 20 if free == WHOLE else free // STEP << 12) + room.whole
+            ways.append((fullness, free, tuple(after)))
+    return ways

@@ -1,0 +1,334 @@
+"""What becomes of tasks and nodes, whatever the policy: ends, stops, losses, deadlines.
+
+Each step is a function of the task or node as it is, so looking at one that needs nothing is
+harmless; `attention` only says where to look. The table of exit codes is that of interface.md,
+section 6.
+"""
+
+from typing import Final
+
+from yardmaster_core.scheduling.planner.draft import Draft
+from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.entities import (
+    Attempt,
+    Node,
+    NodeState,
+    Phase,
+    ReplicaState,
+    Task,
+)
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events.decisions import (
+    AllocationRevokedV1,
+    LossCause,
+    NodeLostV1,
+    Outcome,
+    StopRequestedV1,
+    TaskEndedV1,
+    TaskRequeuedV1,
+)
+from yardmaster_schemas.events.node_events import ReplicaRef
+from yardmaster_schemas.events.requests import ExitZero
+from yardmaster_schemas.reasons import EndCode, Stop, StopCode
+
+#: After the n-th failure, and after the n-th start in a row that failed, a task waits 2^n seconds,
+#: up to this many.
+MAX_BACKOFF_S: Final = 300
+#: A task ends after so many starts in a row that failed.
+MAX_FAILED_STARTS: Final = 5
+#: The next attempt avoids at most so many nodes on which the start failed, the newest.
+MAX_FAILED_NODES: Final = 16
+#: Stops after which the task is over.
+FINAL_STOPS: Final = frozenset({StopCode.TIME_LIMIT, StopCode.IDLE_LIMIT, StopCode.BUDGET})
+
+
+def decide_lifecycle(draft: Draft) -> None:
+    """Lost nodes first, since they free slots and close replicas; then tasks, in the order of their
+    ids.
+    """
+    state = draft.state
+    for name in sorted(state.node_attention):
+        event = _next_of_node(state, state.node_attention[name])
+        if event is not None:
+            draft.record(event, name, None)
+    done: set[str] = set()
+    while todo := sorted(state.attention.keys() - done):
+        for task_id in todo:
+            done.add(task_id)
+            _settle_task(draft, state.attention[task_id])
+
+
+def _settle_task(draft: Draft, task: Task) -> None:
+    # A task may take two steps at once (requeued, then ended because it was cancelled meanwhile).
+    while (event := next_of_task(draft.state, task)) is not None:
+        draft.record(event, task.id, task.cause)
+
+
+def _next_of_node(state: ClusterState, node: Node) -> Event | None:
+    if node.state is not NodeState.UP:
+        return None
+    cause = _why_lost(state, node)
+    if cause is None:
+        return None
+    closed = tuple(
+        ReplicaRef(task_id=task_id, attempt=task.attempt, replica=replica)
+        for (task_id, replica), task in sorted(node.open.items())
+    )
+    return NodeLostV1(
+        node=node.name,
+        incarnation=node.incarnation,
+        cause=cause,
+        last_heard_at_ms=node.silent_ms if cause is LossCause.SILENT else state.now_ms,
+        closed=closed,
+    )
+
+
+def _why_lost(state: ClusterState, node: Node) -> LossCause | None:
+    if node.pending is not None:
+        return LossCause.REPLACED
+    timeout_ms = node.timeout_s * 1000
+    if node.silent_ms > 0 and state.now_ms - node.silent_ms >= timeout_ms:
+        return LossCause.SILENT
+    forfeit_ms = node.forfeit_ms
+    if forfeit_ms is not None and forfeit_ms <= state.now_ms:
+        return LossCause.REVOKED
+    return None
+
+
+def next_of_task(state: ClusterState, task: Task) -> Event | None:
+    """The decision that a task's condition calls for, or None."""
+    if task.phase.final:
+        return None
+    run = task.run
+    if run is None:
+        if task.cancelled:
+            return TaskEndedV1(
+                task_id=task.id,
+                attempt=task.attempt,
+                outcome=Outcome.CANCELLED,
+                code=EndCode.CANCELLED,
+            )
+        if task.job.erased:
+            return TaskEndedV1(
+                task_id=task.id,
+                attempt=task.attempt,
+                outcome=Outcome.FAILED,
+                code=EndCode.DETAILS_ERASED,
+            )
+        if task.unwritable:
+            return TaskEndedV1(
+                task_id=task.id,
+                attempt=task.attempt,
+                outcome=Outcome.FAILED,
+                code=EndCode.DECISION_TOO_LARGE,
+            )
+        return None
+    if run.open == 0:
+        return _end_of_attempt(state, task, run)
+    if run.stop is not None:
+        if task.cancel_now and run.stop_deadline_ms > state.now_ms:
+            return _stop(state, task, run, Stop(code=StopCode.CANCELLED), grace_s=0)
+        return None
+    return _stop_of_attempt(state, task, run)
+
+
+def _stop_of_attempt(state: ClusterState, task: Task, run: Attempt) -> Event | None:
+    spec = task.job.spec
+    if task.cancelled:
+        grace_s = 0 if task.cancel_now else spec.grace_s
+        return _stop(state, task, run, Stop(code=StopCode.CANCELLED), grace_s=grace_s)
+    if task.paused and not run.ended:
+        return _stop(state, task, run, Stop(code=StopCode.PAUSED), grace_s=spec.grace_s)
+    replicas = run.replicas
+    # An exit that was reported decides before a later loss of a node.
+    if ReplicaState.LOST in replicas and not run.failed:
+        lost = run.placements[replicas.index(ReplicaState.LOST)].node
+        stop = Stop(
+            code=StopCode.NODE_LOST,
+            # A node that was replaced was heard of just now.
+            numbers={"last_heard_at_ms": state.nodes[lost].silent_ms or state.now_ms},
+            about=lost,
+        )
+        return _stop(state, task, run, stop, grace_s=spec.grace_s)
+    # Released without having started, which is not the same as over before the others have started.
+    never_started = run.started + replicas.count(ReplicaState.ALLOCATED) < len(replicas)
+    if run.failed or never_started:
+        numbers = {"replicas": len(replicas), "open": run.open}
+        stop = Stop(code=StopCode.GANG_INCOMPLETE, numbers=numbers)
+        # The other replicas of a failed gang wait for one that will not answer: a short grace will
+        # do.
+        if len(replicas) > 1:
+            return _stop(state, task, run, stop, grace_s=min(spec.grace_s, 10))
+        return None
+    if run.ended:
+        return None  # it ended by itself; a stop would make another end of it
+    limit_s = spec.time_limit_s
+    if limit_s is not None and run.running_ms:
+        ran_ms = task.ran_ms + state.now_ms - run.running_ms
+        if ran_ms >= limit_s * 1000:
+            numbers = {"limit_s": limit_s, "ran_s": ran_ms // 1000}
+            stop = Stop(code=StopCode.TIME_LIMIT, numbers=numbers)
+            return _stop(state, task, run, stop, grace_s=spec.grace_s)
+    config = run.pool.config
+    if task.phase is Phase.STARTING and config is not None:
+        waited_ms = state.now_ms - run.allocated_ms
+        if waited_ms >= config.start_timeout_s * 1000:
+            numbers = {
+                "active": run.started,
+                "needed": len(replicas),
+                "limit_s": config.start_timeout_s,
+            }
+            return AllocationRevokedV1(
+                task_id=task.id,
+                attempt=run.number,
+                nodes=run.nodes,
+                stop=Stop(code=StopCode.START_TIMEOUT, numbers=numbers),
+                late=run.late_nodes,
+            )
+    return _drain(state, task, run) or _off_disabled(state, task, run)
+
+
+def _drain(state: ClusterState, task: Task, run: Attempt) -> Event | None:
+    for replica, placement in enumerate(run.placements):
+        if run.replicas[replica] >= ReplicaState.RELEASED:
+            continue
+        node = state.nodes[placement.node]
+        empty_ms = node.empty_ms
+        if empty_ms and (task.job.spec.preemptible or empty_ms <= state.now_ms):
+            stop = Stop(
+                code=StopCode.NODE_DRAINED, numbers={"until_at_ms": empty_ms}, about=node.name
+            )
+            left_s = max(0, (empty_ms - state.now_ms) // 1000)
+            grace_s = min(task.job.spec.grace_s, left_s)
+            return _stop(state, task, run, stop, grace_s=grace_s)
+    return None
+
+
+def _off_disabled(state: ClusterState, task: Task, run: Attempt) -> Event | None:
+    for replica, placement in enumerate(run.placements):
+        node = state.nodes[placement.node]
+        if run.replicas[replica] >= ReplicaState.RELEASED or not node.stops_disabled:
+            continue
+        held = set(placement.slots).intersection(node.disabled)
+        if held and node.incarnation == placement.incarnation:
+            stop = Stop(code=StopCode.SLOT_DISABLED, numbers={"slot": min(held)}, about=node.name)
+            return _stop(state, task, run, stop, grace_s=task.job.spec.grace_s)
+    return None
+
+
+def _stop(
+    state: ClusterState, task: Task, run: Attempt, stop: Stop, *, grace_s: int
+) -> StopRequestedV1:
+    return StopRequestedV1(
+        task_id=task.id,
+        attempt=run.number,
+        nodes=run.nodes,
+        stop=stop,
+        grace_s=grace_s,
+        deadline_at_ms=state.now_ms + grace_s * 1000,
+    )
+
+
+def _end_of_attempt(state: ClusterState, task: Task, run: Attempt) -> Event:
+    spec = task.job.spec
+    if task.cancelled:
+        return _ended(task, run, Outcome.CANCELLED, EndCode.CANCELLED)
+    all_zero = run.zero_exits == len(run.replicas)
+    stop = run.stop
+    if stop is None or stop.code is StopCode.GANG_INCOMPLETE:
+        if all_zero:
+            return _ended(task, run, Outcome.SUCCEEDED, EndCode.EXIT, exit_code=0)
+        if run.failed:
+            return _failed(state, task, run)
+        if ReplicaState.LOST in run.replicas:
+            return _requeued(task, run, EndCode.NODE_LOST)
+        return _failed_start(state, task, run, EndCode.NEVER_STARTED)
+    if stop.code in FINAL_STOPS:
+        return _ended(task, run, Outcome.FAILED, EndCode(str(stop.code)))
+    if all_zero and (run.done or spec.exit_zero is ExitZero.FINISHED):
+        return _ended(task, run, Outcome.SUCCEEDED, EndCode.EXIT, exit_code=0)
+    if stop.code is StopCode.START_TIMEOUT:
+        return _failed_start(state, task, run, EndCode.START_TIMEOUT)
+    return _requeued(task, run, EndCode(str(stop.code)))
+
+
+def _failed_start(state: ClusterState, task: Task, run: Attempt, code: EndCode) -> Event:
+    """What follows a start that failed: try again after a pause, elsewhere if possible; or the end,
+    where trying again leads to the same, or has for `MAX_FAILED_STARTS` times.
+
+    `max_restarts` is not used up: nothing of the task ran.
+    """
+    end = run.failure.end_code if run.failure is not None else None
+    times = task.failed_starts + 1
+    if end is None and times >= MAX_FAILED_STARTS:
+        end = EndCode.START_FAILED
+    if end is not None:
+        return _ended(task, run, Outcome.FAILED, end)
+    # Older agents do not say which replica it was; of one node it is clear.
+    here = run.failed_nodes or (run.nodes if len(run.nodes) == 1 else ())
+    newest_first = dict.fromkeys(reversed((*task.failed_nodes, *here)))
+    return TaskRequeuedV1(
+        task_id=task.id,
+        attempt=run.number,
+        code=code,
+        restarts=task.restarts,
+        not_before_ms=_backoff_ms(state, times),
+        failed_starts=times,
+        failed_nodes=tuple(newest_first)[:MAX_FAILED_NODES][::-1],
+    )
+
+
+def _failed(state: ClusterState, task: Task, run: Attempt) -> Event:
+    most = task.job.spec.max_restarts
+    code = EndCode.EXIT if run.exit_code is not None else EndCode.SIGNAL
+    if run.out_of_memory:
+        code = EndCode.OUT_OF_MEMORY
+    if task.restarts < most:
+        held = _backoff_ms(state, task.restarts)
+        return TaskRequeuedV1(
+            task_id=task.id,
+            attempt=run.number,
+            code=code,
+            restarts=task.restarts + 1,
+            not_before_ms=held,
+            failed_starts=task.failed_starts,
+            failed_nodes=task.failed_nodes,
+        )
+    if most:
+        code = EndCode.RESTARTS_EXHAUSTED
+    return _ended(task, run, Outcome.FAILED, code, exit_code=run.exit_code, signal=run.signal)
+
+
+def _backoff_ms(state: ClusterState, times: int) -> int:
+    return state.now_ms + 1000 * min(MAX_BACKOFF_S, 1 << min(times, 20))
+
+
+def _requeued(task: Task, run: Attempt, code: EndCode) -> TaskRequeuedV1:
+    return TaskRequeuedV1(
+        task_id=task.id,
+        attempt=run.number,
+        code=code,
+        restarts=task.restarts,
+        # A start that was cut short says nothing of whether one succeeds.
+        failed_starts=task.failed_starts,
+        failed_nodes=task.failed_nodes,
+    )
+
+
+def _ended(
+    task: Task,
+    run: Attempt,
+    outcome: Outcome,
+    code: EndCode,
+    *,
+    exit_code: int | None = None,
+    signal: int | None = None,
+) -> TaskEndedV1:
+    return TaskEndedV1(
+        task_id=task.id,
+        attempt=run.number,
+        outcome=outcome,
+        code=code,
+        exit_code=exit_code,
+        signal=signal,
+    )

@@ -1,0 +1,98 @@
+"""Which claims of agents are believed.
+
+A claim counts only from the node it is about, in its present incarnation, about a replica placed
+there, and only if it can follow what is known of that replica. Anything else is refused: it changes
+nothing, is recorded and kept in quarantine, and never stops the cell.
+"""
+
+from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.enrollment import join_refusal
+from yardmaster_core.scheduling.state.entities import NodeState, ReplicaState
+from yardmaster_schemas.envelope import Envelope, Event
+from yardmaster_schemas.events import node_events as nev
+from yardmaster_schemas.reasons import RefusalCode
+from yardmaster_schemas.sources import written_by_agent
+from yardmaster_schemas.topics import NODE_EVENTS
+
+ReplicaClaim = (
+    nev.TaskStartedV1
+    | nev.CheckpointDoneV1
+    | nev.TaskProgressedV1
+    | nev.TaskExitedV1
+    | nev.SlotsReleasedV1
+)
+
+
+def refusal(state: ClusterState, envelope: Envelope[Event]) -> RefusalCode | None:
+    """Why a record of `node-events` is not believed in this state, or None."""
+    event = envelope.data
+    if NODE_EVENTS.name not in event.TOPICS:
+        return RefusalCode.WRONG_TOPIC
+    author = (event.node, event.incarnation)  # type: ignore[attr-defined]
+    if not written_by_agent(envelope.source, *author):
+        return RefusalCode.NOT_ITS_AUTHOR
+    last = state.sources.get(envelope.source)
+    if last is not None and (envelope.epoch, envelope.seq) <= last:
+        return RefusalCode.REPEATED
+    if isinstance(event, nev.NodeJoinedV1):
+        return _join(state, event)
+    node = state.nodes.get(event.node)  # type: ignore[attr-defined]
+    if node is None or node.state is NodeState.ABSENT:
+        return RefusalCode.UNKNOWN_NODE
+    if node.state is not NodeState.UP or node.incarnation != event.incarnation:  # type: ignore[attr-defined]
+        return RefusalCode.STALE_INCARNATION
+    if isinstance(event, nev.NodeDrainedV1):
+        return RefusalCode.CONTRADICTION if node.open else None
+    assert isinstance(event, ReplicaClaim)
+    return _replica(state, event)
+
+
+def _join(state: ClusterState, event: nev.NodeJoinedV1) -> RefusalCode | None:
+    node = state.nodes.get(event.node)
+    if event.port_last < event.port_first:
+        return RefusalCode.CONTRADICTION
+    refused = join_refusal(state.enrolled, event)
+    if refused is not None:
+        return refused
+    if node is None:
+        return RefusalCode.CONTRADICTION if event.running else None
+    if event.incarnation in node.dead:
+        return RefusalCode.STALE_INCARNATION
+    if event.incarnation == node.incarnation:
+        if node.state is NodeState.LOST:
+            return RefusalCode.STALE_INCARNATION
+        offered = (event.pool, event.node_type, event.gpus, event.cpu_milli, event.memory_mib)
+        known = (
+            node.pool and node.pool.name,
+            *(node.node_type, node.gpus, node.cpu_milli, node.memory_mib),
+        )
+        return None if offered == known else RefusalCode.CONTRADICTION
+    return RefusalCode.CONTRADICTION if event.running else None
+
+
+def _replica(state: ClusterState, event: ReplicaClaim) -> RefusalCode | None:
+    task = state.tasks.get(event.task_id)
+    if task is None:
+        return RefusalCode.UNKNOWN_TASK
+    run = task.run
+    if run is None or event.attempt != run.number:
+        stale = event.attempt <= task.attempt
+        return RefusalCode.STALE_ATTEMPT if stale else RefusalCode.UNKNOWN_ATTEMPT
+    if event.replica >= len(run.placements):
+        return RefusalCode.UNKNOWN_ATTEMPT
+    placement = run.placements[event.replica]
+    if placement.node != event.node or placement.incarnation != event.incarnation:
+        return RefusalCode.NOT_ITS_AUTHOR
+    was = run.replicas[event.replica]
+    if was >= ReplicaState.RELEASED:
+        return RefusalCode.STALE_ATTEMPT
+    if isinstance(event, nev.TaskStartedV1):
+        return None if was == ReplicaState.ALLOCATED else RefusalCode.REPEATED
+    if isinstance(event, nev.SlotsReleasedV1):
+        if event.failure is not None and not event.never_started:
+            return RefusalCode.CONTRADICTION
+        expected = ReplicaState.ALLOCATED if event.never_started else ReplicaState.EXITED
+        return None if was == expected else RefusalCode.CONTRADICTION
+    if isinstance(event, nev.TaskExitedV1):
+        return None if was == ReplicaState.STARTED else RefusalCode.CONTRADICTION
+    return None if was != ReplicaState.ALLOCATED else RefusalCode.CONTRADICTION

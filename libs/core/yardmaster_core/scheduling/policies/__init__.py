@@ -1,0 +1,85 @@
+"""The registry of policies: a policy is a file here and a row in `POLICIES`."""
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Final
+
+from yardmaster_core.errors import BadPolicyOptions, UnknownPlacement, UnknownPolicy
+from yardmaster_core.scheduling.planner.placement import strategy
+from yardmaster_core.scheduling.planner.policy import Policy
+from yardmaster_core.scheduling.policies.baselines import FIFO, LRTP, RAND, SJF
+from yardmaster_core.scheduling.policies.fair_share.policy import FAIR_SHARE
+from yardmaster_core.scheduling.policies.fitgpp import FITGPP
+from yardmaster_core.scheduling.policies.priority import PRIORITY
+from yardmaster_core.scheduling.state.policy_traits import PolicyTraits
+from yardmaster_schemas import plain
+from yardmaster_schemas.errors import SchemaError
+from yardmaster_schemas.events.requests import PolicyRef, PoolConfig
+from yardmaster_schemas.reasons import AdmissionCode
+
+POLICIES: Final[Mapping[tuple[str, int], Policy]] = {
+    (p.name, p.version): p for p in (PRIORITY, FAIR_SHARE, FITGPP, FIFO, LRTP, RAND, SJF)
+}
+
+
+class Registry:
+    """The policies by name and version, as the state and the planner use them."""
+
+    def __init__(self, policies: Mapping[tuple[str, int], Policy]) -> None:
+        self._policies = policies
+        # Cells configure few policies; parsing options in every cycle would cost more.
+        self._parsed = lru_cache(maxsize=1024)(self._parse)
+
+    def policy(self, ref: PolicyRef) -> Policy:
+        """See `planner.policy.PolicyRegistry.policy`."""
+        found = self._policies.get((ref.name, ref.version))
+        if found is None:
+            known = ", ".join(f"{name} {version}" for name, version in self._policies)
+            raise UnknownPolicy(name=ref.name, version=ref.version, known=known)
+        return found
+
+    def options(self, ref: PolicyRef) -> Any:
+        """See `planner.policy.PolicyRegistry.options`."""
+        return self._parsed(ref.name, ref.version, json.dumps(ref.options, sort_keys=True))
+
+    def traits(self, config: PoolConfig | None) -> PolicyTraits:
+        """See `state.policy_traits.TraitsSource.traits`."""
+        if config is None:
+            return PolicyTraits()
+        policy = self._policies.get((config.policy.name, config.policy.version))
+        if policy is None:
+            return PolicyTraits()  # a leader that must plan by it stops with UnknownPolicy
+        options = self.options(config.policy)
+        return PolicyTraits(
+            shares=policy.surplus is not None,
+            per_job=policy.per_job(options),
+            preempts=policy.preempts(options),
+            line=policy.line,
+        )
+
+    def _parse(self, name: str, version: int, options: str) -> Any:
+        policy = self.policy(PolicyRef(name=name, version=version))
+        try:
+            return plain.load(policy.options, json.loads(options))
+        except SchemaError as error:
+            raise BadPolicyOptions(name=name, found=error.fields.get("found")) from None
+
+
+REGISTRY: Final = Registry(POLICIES)
+policy_of = REGISTRY.policy
+options_of = REGISTRY.options
+
+
+def check(config: PoolConfig) -> AdmissionCode | None:
+    """Why a pool may not be configured so, or None; some policies only simulations may use."""
+    try:
+        options_of(config.policy)
+        strategy(config.placement)
+        if policy_of(config.policy).simulated:
+            return AdmissionCode.POLICY_FOR_SIMULATIONS
+    except UnknownPolicy:
+        return AdmissionCode.POLICY_UNKNOWN
+    except (BadPolicyOptions, UnknownPlacement):
+        return AdmissionCode.POLICY_OPTIONS_INVALID
+    return None

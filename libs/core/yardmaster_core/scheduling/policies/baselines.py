@@ -1,0 +1,124 @@
+"""What FitGpp is compared with, after the same paper: `fifo`, `lrtp`, `rand`; and `sjf`.
+
+- `fifo`: one line by submission, nobody passes, nobody is stopped.
+- `lrtp` and `rand`: two lines as under `fitgpp` (`by_kind`); for a task that is not
+  preemptible and finds no room, preemptible ones are stopped until it fits somewhere: those with
+  the longest remaining time first, or by lot. As there, also those whose going turns out not to
+  help are stopped.
+- `sjf`: the shortest estimate first, for simulations: whoever says he is short would go first.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from yardmaster_core.scheduling.planner.draws import drawn
+from yardmaster_core.scheduling.planner.policy import Policy, PoolView, nobody
+from yardmaster_core.scheduling.policies.strict import (
+    NoOptions,
+    always,
+    by_line,
+    first_in_line,
+    no_stop,
+    nobody_ahead,
+    soonest_stoppable,
+    stoppable,
+    stopped_for,
+    unprotected,
+)
+from yardmaster_core.scheduling.state.entities import Task
+from yardmaster_core.scheduling.state.strict_queues import Place
+from yardmaster_schemas.reasons import Stop, StopCode
+
+
+def by_submission(task: Task) -> Place:
+    """One line, the earliest submission first."""
+    return 0, task.key
+
+
+def by_kind(task: Task) -> Place:
+    """Two lines, what is not preemptible before what is; in each the earliest submission first.
+
+    A task that was stopped keeps its submission time, and all that waits for its first start was
+    submitted later than what ran: so it comes back to the top of its line.
+    """
+    return int(task.job.spec.preemptible), task.key
+
+
+def by_estimate(task: Task) -> Place:
+    """One line: the shortest estimate first, then the earliest submission; none comes last."""
+    estimate_s = task.job.spec.runtime_estimate_s
+    return 0, (estimate_s is None, estimate_s or 0, task.key)
+
+
+def remaining_ms(view: PoolView, task: Task) -> int:
+    """How long a task still runs by its estimate; 0: it is over its estimate, or has none."""
+    estimate_s = task.job.spec.runtime_estimate_s
+    run = task.run
+    if estimate_s is None or run is None:
+        return 0
+    ran_ms = task.ran_ms + (view.state.now_ms - run.running_ms if run.running_ms else 0)
+    return max(0, estimate_s * 1000 - ran_ms)
+
+
+def longest_remaining(view: PoolView, task: Task) -> Iterator[Task]:
+    """Whom to stop for `task`: who runs longest from now, of equals the latest submission."""
+    found = [(remaining_ms(view, victim), victim.key, victim) for victim in stoppable(view, task)]
+    found.sort(reverse=True)
+    return (victim for _, _, victim in found)
+
+
+def by_lot(view: PoolView, task: Task) -> Iterator[Task]:
+    """The same by lot, from the seed of the pool."""
+    assert view.pool.config is not None
+    found = stoppable(view, task)
+    view.memo["candidates"] = len(found)
+    return drawn(view.pool.config.seed, f"rand/{task.id}/{task.attempt}", found)
+
+
+def for_remaining(view: PoolView, victim: Task, task: Task) -> Stop:
+    """Why `victim` is stopped for `task` under `lrtp`."""
+    left_s = remaining_ms(view, victim) // 1000
+    return stopped_for(victim, task, StopCode.LRTP, "longest_remaining", remaining_s=left_s)
+
+
+def for_lot(view: PoolView, victim: Task, task: Task) -> Stop:
+    """Why `victim` is stopped for `task` under `rand`."""
+    candidates = view.memo["candidates"]
+    return stopped_for(victim, task, StopCode.RAND, "drawn", candidates=candidates)
+
+
+FIFO: Final = Policy(
+    name="fifo",
+    version=1,
+    options=NoOptions,
+    order=by_line,
+    may_start=nobody_ahead,
+    may_claim=nobody_ahead,
+    victims=nobody,
+    protected=unprotected,
+    stop_for=no_stop,
+    start=first_in_line,
+    line=by_submission,
+)
+
+# Tasks that wait as equals come by submission, so each job is a party of its own.
+SJF: Final = replace(FIFO, name="sjf", per_job=always, line=by_estimate, simulated=True)
+
+LRTP: Final = Policy(
+    name="lrtp",
+    version=1,
+    options=NoOptions,
+    order=by_line,
+    may_start=nobody_ahead,
+    may_claim=nobody_ahead,
+    victims=longest_remaining,
+    protected=soonest_stoppable,
+    stop_for=for_remaining,
+    start=first_in_line,
+    preempts=always,
+    line=by_kind,
+    spares=False,
+)
+
+RAND: Final = replace(LRTP, name="rand", victims=by_lot, stop_for=for_lot)

@@ -1,0 +1,107 @@
+"""Who shares a pool, jobs or projects, and what bounds each of them: how much it counts, what it
+holds, and whether what it waits for could run at all.
+
+What somebody asks for with that is kept with the pool (`demands.py`).
+"""
+
+from collections.abc import Mapping
+
+from yardmaster_core.scheduling.planner.placement import any_place, idle_sizes
+from yardmaster_core.scheduling.planner.wait_reasons import sums_up
+from yardmaster_core.scheduling.state.entities import Department, Job, Pool, Project
+from yardmaster_core.scheduling.state.shapes import Shape
+from yardmaster_schemas.events.requests import Quota
+
+Party = Job | Project
+Pools = Mapping[str, Pool]
+
+
+def weight_of(party: Party) -> int:
+    """A job's own weight, or that of a project's configuration."""
+    if isinstance(party, Job):
+        return party.weight
+    return party.config.weight if party.config is not None else 1
+
+
+def party_of(job: Job, among: str) -> Party:
+    """On whose behalf a job's tasks run."""
+    return job if among == "job" else job.project
+
+
+def held_by(pool: Pool, party: Party) -> int:
+    """What a party's tasks hold of a pool, those that are stopping included."""
+    if isinstance(party, Project):
+        return party.used_milli.get(pool.name, 0)
+    holding = pool.held.get(party)
+    return holding.milli if holding is not None else 0
+
+
+def staying_of(pool: Pool, party: Party) -> int:
+    """The same without those that are stopping."""
+    if isinstance(party, Project):
+        holders = pool.holders.get(party)
+        return held_by(pool, party) - (holders.leaving_milli if holders is not None else 0)
+    holding = pool.held.get(party)
+    return holding.milli - holding.leaving_milli if holding is not None else 0
+
+
+def bound_of(pool: Pool, party: Party, pools: Pools) -> int | None:
+    """The most a party may hold of a pool, by its own bounds and with what it holds elsewhere; what
+    is stopping there is as good as gone, so that a bound over pools is not enforced in each.
+    """
+    if isinstance(party, Job):
+        if party.max_slots_milli is None:
+            return None
+        elsewhere = 0
+        if party.used_milli > held_by(pool, party):
+            others = (pools[name] for name in party.shape.pools if name != pool.name)
+            elsewhere = sum(staying_of(other, party) for other in others)
+        return max(0, party.max_slots_milli - elsewhere)
+    return limit_of(pool, party, pools)
+
+
+def limit_of(pool: Pool, owner: Project | Department, pools: Pools) -> int | None:
+    """The most that a project or department may hold of a pool, with what it holds elsewhere.
+
+    Whether there is any limit is a matter of its configuration alone.
+    """
+    config = owner.config
+    if config is None:
+        return None
+    quota: Quota | None = config.quotas.get(pool.name)
+    limit = quota.limit_milli if quota is not None else None
+    if isinstance(owner, Project) and owner.config is not None:
+        whole = owner.config.limit_milli
+        if whole is not None:
+            elsewhere = sum(
+                staying_of(pools[name], owner)
+                for name, milli in owner.used_milli.items()
+                if milli and name != pool.name
+            )
+            left = max(0, whole - elsewhere)
+            limit = left if limit is None else min(limit, left)
+    return limit
+
+
+def could_fit(pool: Pool, shape: Shape) -> bool:
+    """Whether a task would fit were every preemptible task of the pool gone."""
+    assert pool.config is not None
+    key = ("could_fit", shape.fit)
+    known = pool.policy_cache.get(key)
+    now = (pool.topology, pool.firm_changes)
+    if known is not None:
+        then, fits, room = known
+        if then == now:
+            return bool(fits)
+        # Where it fitted it may fit still, whatever came and went elsewhere.
+        if room is not None and then[0] == now[0] and room.available and room.holds(shape):
+            pool.policy_cache[key] = (now, True, room)
+            return True
+    places = any_place(pool.firm, shape, pool.config)
+    fits = places is not None
+    if not fits and shape.whole_nodes and pool.config.unequal_gangs:
+        # There more room may fit where all of it does not.
+        fits = sums_up(shape.gpus, idle_sizes(pool.firm, shape))
+    room = places[0][0] if places is not None and shape.replicas == len(places) == 1 else None
+    pool.policy_cache[key] = (now, fits, room)
+    return fits

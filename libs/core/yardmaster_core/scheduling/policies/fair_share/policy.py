@@ -1,0 +1,415 @@
+"""`fair_share`: a pool is divided by weight among its jobs, or among its projects.
+
+After Determined's fair-share scheduler, as documented (`demand_proportional`) or as its resource
+manager computes it (`max_min`), without the slips of that code: whoever waits counts also when the
+pool is full, what cannot be stopped is counted once, and starts use up room as they are planned.
+
+- What a party holds above its share is given back, while somebody who is below his waits: running
+  tasks are stopped until no more than the share is left, with `demand_proportional` the youngest
+  first, with `max_min` the oldest first. What is above a party's own bound is given back always.
+- A task starts if its party stays within its share and it fits; the party that asks for least comes
+  first, then the oldest, and of one party the earliest submission. One that does not fit lets
+  others pass.
+- Tasks without GPUs are apart: first come, first served.
+- A task whose last starts failed counts in no share, so that nothing is stopped for it. It starts
+  on what is free while no other task waits for its share.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from operator import itemgetter
+from typing import ClassVar, Final, Literal
+
+from pydantic import ConfigDict
+
+from yardmaster_core.scheduling.planner.limits import limit_reached
+from yardmaster_core.scheduling.planner.policy import OrderKey, Policy, PoolView, nobody
+from yardmaster_core.scheduling.planner.wait_reasons import no_room
+from yardmaster_core.scheduling.policies.fair_share.claimants import (
+    Party,
+    bound_of,
+    could_fit,
+    held_by,
+    party_of,
+    staying_of,
+    weight_of,
+)
+from yardmaster_core.scheduling.policies.fair_share.demand_tracker import Demands, demands_of
+from yardmaster_core.scheduling.policies.fair_share.max_min import VARIANTS
+from yardmaster_core.scheduling.policies.fair_share.offers import Portions, Share
+from yardmaster_core.scheduling.policies.min_runtime import protected_until_ms
+from yardmaster_core.scheduling.state.entities import Giving, Group, Job, Project, Task
+from yardmaster_core.scheduling.state.queues import QueueKey
+from yardmaster_core.scheduling.state.shapes import WHOLE
+from yardmaster_schemas.fields import CLOSED
+from yardmaster_schemas.reasons import Start, Stop, StopCode, Wait, WaitCode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FairShareOptions:
+    """`variant`: how the pool is divided; `among`: whether jobs or projects are the parties."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+    variant: Literal["demand_proportional", "max_min"] = "demand_proportional"
+    among: Literal["job", "project"] = "job"
+
+
+def _demands(view: PoolView) -> Demands:
+    # Once a cycle: what it starts and stops meanwhile moves nobody's share until the next.
+    found: Demands | None = view.memo.get("demands")
+    if found is None:
+        # As Determined's code counts: also what no task of a party makes of its bound.
+        whole_tasks = view.options.variant != "max_min"
+        among = view.options.among
+        found = demands_of(view.state, view.pool, among, whole_tasks=whole_tasks)
+        view.memo["demands"] = found
+    return found
+
+
+def _shares(view: PoolView) -> Portions:
+    found: Portions | None = view.memo.get("shares")
+    if found is None:
+        divide = VARIANTS[view.options.variant]
+        found = view.memo["shares"] = _demands(view).divide(view.state.pools, divide)
+    return found
+
+
+def _party(view: PoolView, group: Group) -> Party:
+    shape = group.shape
+    if view.options.among == "project":
+        return view.state.projects[shape.project]
+    assert shape.job_id is not None, "a job that shares a pool is equal to no other"
+    return view.state.jobs[shape.job_id]
+
+
+def _used(view: PoolView, party: Party) -> int:
+    return held_by(view.pool, party) + view.promises.of(party, view.pool)
+
+
+def least_asked_first(view: PoolView, group: Group, task: Task) -> OrderKey:
+    """The party that asks for least, then the oldest; of one party the earliest submission."""
+    share = _shares(view).of(party_of(task.job, view.options.among)) if group.shape.lane else None
+    if share is None:
+        return int(group.shape.lane), 0, (0, 0), task.key
+    return 1, share.demand, share.age, task.key
+
+
+def within_its_share(view: PoolView, group: Group) -> Wait | None:
+    """Whether one more task of a group would take its party past its share."""
+    shape = group.shape
+    if not shape.lane:
+        return None
+    if not could_fit(view.pool, shape):
+        return no_room(view.pool, shape)
+    party = _party(view, group)
+    if shape.start_failed and not _anybody_below(view):
+        return None  # what is free is in no other task's share
+    share = _shares(view).of(party)
+    offer = share.offer if share is not None else 0
+    used = _used(view, party)
+    if used + shape.total_gpu_milli <= offer and not shape.start_failed:
+        return None
+    return Wait(
+        code=WaitCode.OVER_FAIR_SHARE,
+        numbers={
+            "fair_share_milli": offer,
+            "weight": share.weight if share is not None else 1,
+            "used_milli": used,
+            "asked_milli": shape.total_gpu_milli,
+        },
+        about=_name(party),
+    )
+
+
+def _name(party: Party) -> str:
+    return party.name if isinstance(party, Project) else party.id
+
+
+def over_a_share(view: PoolView) -> Iterator[tuple[Task, Stop]]:
+    """What is to be given back: above a bound always, above a share if somebody is to get it, and
+    with `max_min` always, the oldest first, as Determined's code does it.
+    """
+    shares = _shares(view)
+    over = shares.above_of(_demands(view).above_bound)
+    if not over and not shares.anybody_above:
+        return
+    as_determined = view.options.variant == "max_min"
+    takers = _takers(view)
+    taker = takers[0][1] if takers else None
+    if taker is not None or as_determined:
+        over = shares.above()
+    givers = {share.party: _giver(view, share) for share in over}
+    first = _of_use(view, givers, takers) if not as_determined else ()
+    for giver in givers.values():
+        share = giver.share
+        used = held_by(view.pool, share.party)
+        bound = bound_of(view.pool, share.party, view.state.pools)
+        most = share.offer if taker is not None or as_determined else bound
+        if most is None:
+            continue
+        for task in giver.in_turn(first):
+            if giver.left <= most:
+                break
+            until_ms = protected_until_ms(view.state, task)
+            # Who is above a bound of his own gives back at once: nothing would come back to it.
+            if until_ms > view.state.now_ms and (bound is None or giver.left <= bound):
+                view.memo.setdefault("protected", []).append(until_ms)
+                continue
+            giver.left -= view.pool.held[task.job].tasks[task]
+            yield task, _stop(view, share, used, taker)
+
+
+@dataclass(slots=True)
+class Giver:
+    """A party that holds more than its share: what it holds less what is stopping."""
+
+    share: Share
+    left: int
+    line: Giving
+    youngest_first: bool
+    #: Which tasks can be stopped, once all of them were asked for.
+    _listed: list[Task] | None = None
+
+    @property
+    def tasks(self) -> list[Task]:
+        """Which tasks can be stopped, in the order in which they are."""
+        if self._listed is None:
+            self._listed = list(self._in_line())
+        return self._listed
+
+    def in_turn(self, first: Collection[Task]) -> Iterator[Task]:
+        """The same, those in `first` before the others."""
+        if not first:
+            yield from self._in_line()
+            return
+        yield from (task for task in self.tasks if task in first)
+        yield from (task for task in self.tasks if task not in first)
+
+    def _in_line(self) -> Iterator[Task]:
+        return self.line.in_reverse() if self.youngest_first else self.line.in_order()
+
+
+def _giver(view: PoolView, share: Share) -> Giver:
+    party, pool = share.party, view.pool
+    line = pool.giving.get(party)
+    if line is None:
+        line = pool.giving[party] = Giving(pool)
+        holders = pool.holders.get(party) if isinstance(party, Project) else None
+        jobs = [party] if isinstance(party, Job) else holders.jobs if holders is not None else ()
+        tasks = (t for job in jobs if job.spec.preemptible for t in pool.held[job].tasks)
+        for task in sorted(tasks, key=_key):
+            line.add(task)
+    youngest_first = view.options.variant == "demand_proportional"
+    return Giver(share, staying_of(pool, party), line, youngest_first)
+
+
+def _of_use(
+    view: PoolView, givers: Mapping[Party, Giver], takers: list[tuple[Group, Task, int]]
+) -> set[Task]:
+    """Of what can be given back, what makes those fit who are to get it."""
+    # Any slot is as good as another to who asks for one.
+    if view.make_room is None or all(_is_one_slot(group) for group, _, _ in takers):
+        return set()
+    now_ms = view.state.now_ms
+    victims = [
+        task
+        for giver in givers.values()
+        if giver.left > giver.share.offer
+        for task in giver.tasks
+        if protected_until_ms(view.state, task) <= now_ms
+    ]
+    if not victims:
+        return set()
+    return view.make_room(_in_turn(view, takers), victims, Surplus(view, givers))
+
+
+class Surplus:
+    """What parties hold above their shares: of each so many tasks may go that one less would not
+    do.
+    """
+
+    def __init__(self, view: PoolView, givers: Mapping[Party, Giver]) -> None:
+        self._held = view.pool.held
+        self._among = view.options.among
+        self._givers = givers
+        #: Of a party's tasks that are to go, what they hold together, and the largest.
+        self._going: dict[Party, tuple[int, int]] = {}
+
+    def may(self, victim: Task) -> bool:
+        """Whether one more may be stopped."""
+        party = party_of(victim.job, self._among)
+        return self._within(party, self._with(self._going, party, victim))
+
+    def allows(self, victims: Sequence[Task]) -> bool:
+        """Whether all of these may be stopped too; if so they count from now on."""
+        going: dict[Party, tuple[int, int]] = {}
+        for victim in victims:
+            party = party_of(victim.job, self._among)
+            going.setdefault(party, self._going.get(party, (0, 0)))
+            going[party] = self._with(going, party, victim)
+        if not all(self._within(party, amounts) for party, amounts in going.items()):
+            return False
+        self._going |= going
+        return True
+
+    def _with(
+        self, going: Mapping[Party, tuple[int, int]], party: Party, victim: Task
+    ) -> tuple[int, int]:
+        together, largest = going.get(party, (0, 0))
+        milli = self._held[victim.job].tasks[victim]
+        return together + milli, max(largest, milli)
+
+    def _within(self, party: Party, amounts: tuple[int, int]) -> bool:
+        together, largest = amounts
+        giver = self._givers[party]
+        return together - largest < giver.left - giver.share.offer
+
+
+def _is_one_slot(group: Group) -> bool:
+    shape = group.shape
+    elsewhere = shape.node_types or shape.avoid_nodes or shape.cpu_milli or shape.memory_mib
+    return shape.total_gpu_milli == shape.gpu_milli == WHOLE and not elsewhere
+
+
+def _in_turn(view: PoolView, takers: list[tuple[Group, Task, int]]) -> Iterator[Task]:
+    rooms: dict[Party, int] = {}
+    for group, _, room in takers:
+        party = _party(view, group)
+        for task in group.queue.in_order():
+            left = rooms.get(party, room) - group.shape.total_gpu_milli
+            if left < 0:
+                break
+            rooms[party] = left
+            yield task
+
+
+def _key(task: Task) -> QueueKey:
+    return task.key
+
+
+def _stop(view: PoolView, share: Share, used: int, taker: Task | None) -> Stop:
+    numbers = {"fair_share_milli": share.offer, "weight": share.weight, "used_milli": used}
+    rule = "over_fair_share"
+    if taker is None:
+        bound = bound_of(view.pool, share.party, view.state.pools)
+        if bound is not None and used > bound:
+            rule = "over_bound"
+    else:
+        party = party_of(taker.job, view.options.among)
+        other = _shares(view).of(party)
+        assert other is not None, "it takes what it has no share of"
+        numbers["for_fair_share_milli"] = other.offer
+        numbers["for_weight"] = other.weight
+        numbers["for_used_milli"] = _used(view, party)
+    return Stop(
+        code=StopCode.FAIR_SHARE,
+        rule=rule,
+        for_task=taker.id if taker is not None else None,
+        numbers=numbers,
+        about=_name(share.party),
+    )
+
+
+def _takers(view: PoolView) -> list[tuple[Group, Task, int]]:
+    """Who waits on behalf of parties below their shares, with the first task and what is left of
+    the share; first those for whom that is enough.
+    """
+    found: list[tuple[tuple[bool, OrderKey], tuple[Group, Task, int]]] = []
+    for share, group in _below(view):
+        room = share.offer - _used(view, share.party)
+        if room > 0 and could_fit(view.pool, group.shape):
+            task = next(group.queue.in_order())
+            if limit_reached(view.pool, task.job, group, view.promises) is not None:
+                continue
+            key = (group.shape.total_gpu_milli > room, least_asked_first(view, group, task))
+            found.append((key, (group, task, room)))
+    found.sort(key=itemgetter(0))
+    return [taker for _, taker in found]
+
+
+def _below(view: PoolView) -> Iterator[tuple[Share, Group]]:
+    for share in _shares(view).below():
+        for group in _demands(view).groups_of(share.party):
+            yield share, group
+
+
+def _anybody_below(view: PoolView) -> bool:
+    """Whether a task waits that is within the share of its party; looked at again once something
+    was placed or promised.
+    """
+    changes = (view.pool.idle.changes, view.pool.future.changes)
+    known: tuple[tuple[int, int], bool] | None = view.memo.get("anybody_below")
+    if known is None or known[0] != changes:
+        found = any(
+            group.queue.live
+            and share.offer - _used(view, share.party) >= group.shape.total_gpu_milli
+            and could_fit(view.pool, group.shape)
+            and limit_reached(view.pool, group.queue.first.job, group, view.promises) is None
+            for share, group in _below(view)
+        )
+        known = view.memo["anybody_below"] = changes, found
+    return known[1]
+
+
+def who_may_have_more(view: PoolView) -> Iterator[Group]:
+    """Of those who wait for their share, whom it is enough for now."""
+    over = view.pool.over
+    if over:
+        failed = (group for group in over if group.shape.start_failed)
+        for group in chain((group for _, group in _below(view)), failed):
+            if group in over and within_its_share(view, group) is None:
+                yield group
+
+
+def soonest_unprotected(view: PoolView, task: Task) -> Wait | None:
+    """The wait of a task whose share others hold who are within their minimum run time."""
+    until_ms = view.memo.get("protected") if task.job.shape.lane else None
+    if not until_ms:
+        return None
+    numbers = {"victims": len(until_ms), "until_at_ms": min(until_ms)}
+    return Wait(code=WaitCode.VICTIMS_PROTECTED, numbers=numbers)
+
+
+def for_its_share(view: PoolView, _: Task, task: Task) -> Stop:
+    """Why somebody is stopped for `task`."""
+    return Stop(code=StopCode.FAIR_SHARE, rule="over_fair_share", for_task=task.id)
+
+
+def by_its_share(view: PoolView, task: Task) -> Start:
+    """By which rule `task` starts, and its party's share."""
+    if not task.job.shape.lane:
+        return Start(rule="no_gpus")
+    party = party_of(task.job, view.options.among)
+    share = _shares(view).of(party)
+    # A task whose last starts failed is not counted, and starts on what is in no share.
+    assert share is not None or task.shape.start_failed, "it starts without a share"
+    numbers = {
+        "fair_share_milli": share.offer if share is not None else 0,
+        "weight": weight_of(party),
+        "used_milli": held_by(view.pool, party),
+    }
+    return Start(rule="fair_share", numbers=numbers)
+
+
+def among_jobs(options: FairShareOptions) -> bool:
+    """Whether each job is a party."""
+    return options.among == "job"
+
+
+FAIR_SHARE: Final = Policy(
+    name="fair_share",
+    version=1,
+    options=FairShareOptions,
+    order=least_asked_first,
+    may_start=within_its_share,
+    may_claim=within_its_share,
+    victims=nobody,
+    protected=soonest_unprotected,
+    stop_for=for_its_share,
+    start=by_its_share,
+    surplus=over_a_share,
+    wakes=who_may_have_more,
+    per_job=among_jobs,
+)

@@ -1,0 +1,227 @@
+"""`fitgpp`: tasks that are not preemptible want to start at once; for one that finds no room the
+preemptible task is stopped whose going is least felt.
+
+After "Low-latency job scheduling with preemption for the development of deep learning" (Yabuuchi,
+Taniwaki, Omura; OpML 2019), whose formulas are read as
+
+    Size(D)  = sqrt((cpu / cap.cpu)^2 + (memory / cap.memory)^2 + (gpu / cap.gpu)^2)
+    Score(j) = Size(D_j) / largest Size of those that run + s * GP_j / longest GP of those that run
+
+A victim qualifies if the task fits on its node once it is gone, and if it was stopped fewer than
+`p` times. The lowest score goes. If nobody qualifies, victims are drawn by lot until the task fits,
+those below `p` before the others; those whose going did not help go on.
+
+What the paper left open is this:
+
+- Two lines (`by_kind`): who is not preemptible and comes behind one that waits for his victims
+  waits too, and has nobody stopped; preemptible ones go on with what nobody was promised.
+- `cap` is, of each resource, the most that a node of the pool has, so that scores compare.
+- What a gang holds counts as a whole, on whichever nodes. It qualifies where one replica of the
+  task fits on one of its nodes once it is gone.
+- A task of several replicas has victims that qualify stopped by score, one after another, until all
+  of it fits; those that turn out not to be needed are handed back.
+- Amounts are integers, in millionths, so that all machines score alike.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import isqrt
+from typing import ClassVar, Final
+
+from pydantic import ConfigDict
+
+from yardmaster_core.scheduling.planner.draws import drawn
+from yardmaster_core.scheduling.planner.placement import helps
+from yardmaster_core.scheduling.planner.policy import Policy, PoolView
+from yardmaster_core.scheduling.policies.baselines import by_kind
+from yardmaster_core.scheduling.policies.fair_share.claimants import could_fit
+from yardmaster_core.scheduling.policies.strict import (
+    always,
+    by_line,
+    first_in_line,
+    nobody_ahead,
+    running,
+    soonest_stoppable,
+    stoppable,
+)
+from yardmaster_core.scheduling.state.entities import Attempt, Pool, ReplicaState, Task
+from yardmaster_core.scheduling.state.indexes import Room
+from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
+from yardmaster_schemas.events.decisions import Placement
+from yardmaster_schemas.fields import CLOSED, Count, Positive
+from yardmaster_schemas.reasons import Stop, StopCode
+
+ONE: Final = 1_000_000
+
+#: cpu_milli, memory_mib, gpu_milli.
+Amounts = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitGppOptions:
+    """`s_milli`: how much a grace period counts beside a size, in thousandths; `p`: how often one
+    task may be stopped while others qualify (None: any number of times).
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+    s_milli: Count = 4000
+    p: Positive | None = 1
+
+
+class Scores:
+    """How much it is felt if one of those that run in a pool is stopped, at one moment."""
+
+    def __init__(self, view: PoolView) -> None:
+        self._s_milli: int = view.options.s_milli
+        self._capacity = capacity_of(view.pool)
+        self._sizes: dict[Task, int] = {}
+        self._longest_s = 0
+        for task in running(view):
+            assert task.run is not None
+            self._sizes[task] = size_of(amounts_held(task.run), self._capacity)
+            self._longest_s = max(self._longest_s, task.job.spec.grace_s)
+        self._largest = max(self._sizes.values(), default=0)
+        #: Those that qualified.
+        self.fit: set[Task] = set()
+
+    def size(self, task: Task) -> int:
+        """Size(D), in millionths."""
+        return self._sizes[task]
+
+    def score(self, task: Task) -> int:
+        """Score(j), in millionths."""
+        grace = ONE * task.job.spec.grace_s // self._longest_s if self._longest_s else 0
+        size = ONE * self._sizes[task] // self._largest if self._largest else 0
+        return size + self._s_milli * grace // 1000
+
+
+def capacity_of(pool: Pool) -> Amounts:
+    """The most of each resource that a node of the pool has."""
+    kept: tuple[int, Amounts] | None = pool.policy_cache.get("capacity")
+    if kept is None or kept[0] != pool.topology:
+        nodes = pool.nodes.values()
+        most = (
+            max((node.cpu_milli for node in nodes), default=0),
+            max((node.memory_mib for node in nodes), default=0),
+            max((node.gpus * WHOLE for node in nodes), default=0),
+        )
+        kept = pool.policy_cache["capacity"] = (pool.topology, most)
+    return kept[1]
+
+
+def amounts_held(run: Attempt) -> Amounts:
+    """What an attempt holds of all its nodes together."""
+    cpu = memory = gpu = 0
+    for placement in _held(run):
+        cpu += placement.cpu_milli
+        memory += placement.memory_mib
+        gpu += placement.gpu_milli * len(placement.slots)
+    return cpu, memory, gpu
+
+
+def _held(run: Attempt) -> Iterator[Placement]:
+    for placement, was in zip(run.placements, run.replicas, strict=True):
+        if was < ReplicaState.RELEASED:
+            yield placement
+
+
+def size_of(held: Amounts, capacity: Amounts) -> int:
+    """Size(D), in millionths."""
+    parts = [ONE * d // cap if cap else 0 for d, cap in zip(held, capacity, strict=True)]
+    return isqrt(sum(part * part for part in parts))
+
+
+def least_felt(view: PoolView, task: Task) -> Iterator[Task]:
+    """Whom to stop for `task`: those that qualify, the lowest score first; then the others by lot,
+    those below the limit first.
+    """
+    pool, limit = view.pool, view.options.p
+    able = stoppable(view, task)
+    if not able or (not pool.stopping and not could_fit(pool, task.job.shape)):
+        return
+    scores = view.memo["scores"] = Scores(view)
+    below = [victim for victim in able if limit is None or victim.preemptions < limit]
+    fitting = _Fitting(view, task.job.shape)
+    scores.fit = {victim for victim in below if fitting.without(victim)}
+    yield from sorted(scores.fit, key=lambda victim: (scores.score(victim), victim.key))
+    assert pool.config is not None
+    seed, what_for = pool.config.seed, f"fitgpp/{task.id}/{task.attempt}"
+    yield from drawn(seed, what_for, [victim for victim in below if victim not in scores.fit])
+    if limit is not None:
+        over = [victim for victim in able if victim.preemptions >= limit]
+        yield from drawn(seed, f"{what_for}/over", over)
+
+
+class _Fitting:
+    """Whether a part of a task would fit where somebody leaves."""
+
+    def __init__(self, view: PoolView, shape: Shape) -> None:
+        self._nodes = view.state.nodes
+        self._shape = shape
+        future = view.pool.future
+        self._rooms = future.rooms
+        self._allowed = future.available & future.matching(shape)
+
+    def without(self, victim: Task) -> bool:
+        """Whether it fits on one of a victim's nodes, once that is gone."""
+        run = victim.run
+        assert run is not None
+        by_node: dict[int, list[Placement]] = {}
+        for placement in _held(run):
+            by_node.setdefault(self._nodes[placement.node].ordinal, []).append(placement)
+        return any(self._on(ordinal, freed) for ordinal, freed in by_node.items())
+
+    def _on(self, ordinal: int, freed: list[Placement]) -> bool:
+        if not self._allowed >> ordinal & 1:
+            return False
+        room, shape = self._rooms[ordinal], self._shape
+        cpu_milli, memory_mib = room.cpu_milli, room.memory_mib
+        for placement in freed:
+            cpu_milli += placement.cpu_milli
+            memory_mib += placement.memory_mib
+        if cpu_milli < shape.cpu_milli or memory_mib < shape.memory_mib:
+            return False
+        after = Room(ordinal, 0, cpu_milli, memory_mib)
+        after.disabled, after.places = room.disabled, room.places
+        free = after.slots = list(room.slots)
+        for placement in freed:
+            for slot in placement.slots:
+                free[slot] += placement.gpu_milli
+            after.places += not placement.slots
+        after.recount()
+        return helps(after, shape)
+
+
+def for_score(view: PoolView, victim: Task, task: Task) -> Stop:
+    """Why `victim` is stopped for `task`; size and score in thousandths."""
+    scores: Scores = view.memo["scores"]
+    limit = view.options.p
+    numbers = {
+        "size": scores.size(victim) // 1000,
+        "grace_s": victim.job.spec.grace_s,
+        "score": scores.score(victim) // 1000,
+        "times_stopped": victim.preemptions,
+    }
+    return Stop(
+        code=StopCode.FITGPP,
+        rule="lowest_score" if victim in scores.fit else "drawn",
+        for_task=task.id,
+        numbers=numbers if limit is None else {**numbers, "limit": limit},
+    )
+
+
+FITGPP: Final = Policy(
+    name="fitgpp",
+    version=1,
+    options=FitGppOptions,
+    order=by_line,
+    may_start=nobody_ahead,
+    may_claim=nobody_ahead,
+    victims=least_felt,
+    protected=soonest_stoppable,
+    stop_for=for_score,
+    start=first_in_line,
+    preempts=always,
+    line=by_kind,
+)

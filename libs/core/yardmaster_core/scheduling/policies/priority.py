@@ -1,0 +1,199 @@
+"""`priority`: lower number first, with or without preemption, with or without backfilling.
+
+After Determined's priority scheduler, as its newer documentation has it and its resource manager
+computes it, without the quirks of that code: victims whose removal did not help are handed back, a
+task that may not start reserves nothing, and what a task's victims free is kept for it.
+
+- Among equals the earlier submission goes first; a requeued task keeps its place. One that does not
+  fit lets equals behind it pass.
+- Nothing of a worse priority starts while a better one waits for room, also for room that no node
+  has, unless `backfill` (only preemptible tasks, and only with `preemption`, since they can be
+  taken back).
+- With `preemption`, a task that does not fit may have others stopped: of worse priority, worst
+  first, the youngest first; of its own priority only those of jobs submitted later. Only if it fits
+  then. While slots are being freed for it, nothing of a worse priority starts, though what is
+  preemptible may have others stopped meanwhile.
+- Tasks without GPUs and tasks with GPUs do not block each other.
+"""
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar, Final
+
+from pydantic import ConfigDict
+
+from yardmaster_core.scheduling.planner.policy import OrderKey, Policy, PoolView
+from yardmaster_core.scheduling.policies.fair_share.claimants import could_fit
+from yardmaster_core.scheduling.policies.min_runtime import protected_until_ms
+from yardmaster_core.scheduling.state.entities import Group, Task
+from yardmaster_schemas.fields import CLOSED
+from yardmaster_schemas.reasons import Start, Stop, StopCode, Wait, WaitCode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriorityOptions:
+    """`preemption`: running tasks may be stopped for better ones; `backfill`: room that the first
+    in line cannot use may be lent.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+    preemption: bool = True
+    backfill: bool = True
+
+
+def by_priority(_: PoolView, group: Group, task: Task) -> OrderKey:
+    """Best priority first, then the earliest submission."""
+    return group.priority, task.key
+
+
+def nothing_better_waits(view: PoolView, group: Group) -> Wait | None:
+    """Whether a group must wait for one of better priority, or for whom slots are being freed."""
+    outstanding = view.pool.stopping_for[group.shape.lane]
+    stopping_for = min(outstanding) if outstanding else None
+    if stopping_for is not None and stopping_for < group.priority:
+        numbers = {"priority": group.priority, "priority_ahead": stopping_for}
+        return Wait(code=WaitCode.BEHIND_TASK, numbers=numbers)
+    return nothing_better_is_passed(view, group)
+
+
+def nothing_better_is_passed(view: PoolView, group: Group) -> Wait | None:
+    """Whether a group must let one of better priority, which waits for room, go first."""
+    lane = view.pool.lanes[group.shape.lane]
+    better = lane.mask & ((1 << group.priority) - 1)
+    if not better:
+        return None
+    if view.options.preemption and view.options.backfill and group.shape.preemptible:
+        return None
+    ahead = (better & -better).bit_length() - 1
+    code = WaitCode.BEHIND_TASK if not view.options.preemption else WaitCode.BACKFILL_NOT_ALLOWED
+    first = lane.first(ahead)
+    return Wait(
+        code=code,
+        numbers={"priority": group.priority, "priority_ahead": ahead},
+        about=first.id if first is not None else None,
+    )
+
+
+def of_one_priority(_: PoolView, group: Group) -> Hashable:
+    """What groups have in common of which a later one may start or have others stopped only where
+    an earlier one may.
+    """
+    return group.priority, group.shape.preemptible
+
+
+def worse_then_younger(view: PoolView, task: Task) -> Iterator[Task]:
+    """Whom `task` may have stopped: worst priority first, youngest first; only younger equals."""
+    if not view.options.preemption or _hopeless(view, task):
+        return
+    own = task.job.priority
+    for priority in sorted(view.pool.victims, reverse=True):
+        if priority < own:
+            break
+        running = view.memo.get(("victims", priority))
+        if running is None:
+            running = view.pool.victims[priority].backwards()
+            view.memo["victims", priority] = running
+        for victim in running:
+            if priority == own and not _later(victim, task):
+                break
+            same_lane = victim.job.shape.lane == task.job.shape.lane
+            if same_lane and protected_until_ms(view.state, victim) <= view.state.now_ms:
+                yield victim
+    # All of them would not do, and whoever comes after may ask for no others.
+    view.memo["hopeless", task.job.shape.fit] = (own, task.job.submitted_ms)
+
+
+def _hopeless(view: PoolView, task: Task) -> bool:
+    """Whether it is known without trying that nobody's going helps."""
+    shape = task.job.shape
+    tried = view.memo.get(("hopeless", shape.fit))
+    if tried is not None and tried <= (task.job.priority, task.job.submitted_ms):
+        return True
+    preempted = sum(sum(lane.values()) for lane in view.pool.stopping_for)
+    # Where something stops that could not be preempted, there will be more than that.
+    return view.pool.stopping == preempted and not could_fit(view.pool, shape)
+
+
+def _later(victim: Task, task: Task) -> bool:
+    # By job: tasks of one job, or of jobs of one moment, do not stop each other.
+    return victim.job.submitted_ms > task.job.submitted_ms
+
+
+def soonest_unprotected(view: PoolView, task: Task) -> Wait | None:
+    """The wait of a task that could have others stopped, were they not within their minimum run
+    time.
+    """
+    if not view.options.preemption or not view.pool.protects:
+        return None
+    now = view.state.now_ms
+    until = [
+        moment
+        for priority, running in sorted(view.pool.victims.items())
+        if priority >= task.job.priority
+        for victim in running.in_order()
+        if (priority > task.job.priority or _later(victim, task))
+        and victim.job.shape.lane == task.job.shape.lane
+        and (moment := protected_until_ms(view.state, victim)) > now
+    ]
+    if not until:
+        return None
+    numbers = {"victims": len(until), "until_at_ms": min(until)}
+    return Wait(code=WaitCode.VICTIMS_PROTECTED, numbers=numbers)
+
+
+def for_better_priority(_: PoolView, victim: Task, task: Task) -> Stop:
+    """Why `victim` is stopped for `task`."""
+    job, of = victim.job, task.job
+    asked = of.shape.total_gpu_milli
+    return _stop(task.id, of.priority, asked, job.priority, job.shape.total_gpu_milli)
+
+
+@lru_cache(maxsize=256)
+def _stop(task_id: str, own: int, asked: int, priority: int, held: int) -> Stop:
+    return Stop(
+        code=StopCode.PRIORITY,
+        rule="better_priority" if own < priority else "earlier_submission",
+        for_task=task_id,
+        numbers={
+            "priority": priority,
+            "for_priority": own,
+            "held_milli": held,
+            "asked_milli": asked,
+        },
+    )
+
+
+def first_in_line(view: PoolView, task: Task) -> Start:
+    """By which rule `task` starts."""
+    lane = view.pool.lanes[task.job.shape.lane]
+    backfilled = lane.mask & ((1 << task.job.priority) - 1)
+    rule = "backfill" if backfilled else "priority"
+    return _start(rule, task.job.priority)
+
+
+@lru_cache(maxsize=256)
+def _start(rule: str, priority: int) -> Start:
+    return Start(rule=rule, numbers={"priority": priority})
+
+
+def may_preempt(options: PriorityOptions) -> bool:
+    """Whether tasks may have others stopped for themselves."""
+    return options.preemption
+
+
+PRIORITY: Final = Policy(
+    name="priority",
+    version=1,
+    options=PriorityOptions,
+    order=by_priority,
+    may_start=nothing_better_waits,
+    may_claim=nothing_better_is_passed,
+    victims=worse_then_younger,
+    protected=soonest_unprotected,
+    stop_for=for_better_priority,
+    start=first_in_line,
+    alike=of_one_priority,
+    preempts=may_preempt,
+)

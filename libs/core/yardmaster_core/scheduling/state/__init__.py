@@ -1,0 +1,4 @@
+"""The scheduler's state of one cell and the appliers, the only code that changes it.
+
+Start reading at `cluster` and `entities`, then `apply`. Must not import the planner or a policy.
+"""

@@ -1,0 +1,122 @@
+"""Appliers of pools, departments and projects."""
+
+from yardmaster_core.errors import ImpossibleEvent
+from yardmaster_core.scheduling.state.appliers.attempts import note, watch_start
+from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.entities import Department, Phase, Pool, Project
+from yardmaster_schemas.events import admissions as adm
+
+
+def pool_configured_v1(state: ClusterState, event: adm.PoolConfiguredV1, _: str) -> None:
+    pool = state.pool(event.pool)
+    if pool.revision == event.revision and pool.config == event.config:
+        return  # a repeat
+    pool.config = event.config
+    pool.revision = event.revision
+    pool.asking = None
+    for index in pool.indexes:
+        index.bound_gpuless(event.config.gpuless_per_node)
+        index.rankings.clear()
+    pool.policy_cache.clear()
+    _follow_policy(state, pool)
+    state.dirty[pool] = None
+    state.wake_all(pool)
+    # Whoever has not started yet is now judged by another timeout.
+    for node in pool.nodes.values():
+        for task in node.open.values():
+            if task.run is not None and task.phase is Phase.STARTING:
+                watch_start(state, task, task.run)
+                note(state, task)
+
+
+def _follow_policy(state: ClusterState, pool: Pool) -> None:
+    """What the pool's policy decides of the state itself: who is equal, what is kept of shares."""
+    before = pool.per_job
+    pool.follow(state.policies.traits(pool.config))
+    pool.reshare = pool.shares
+    pool.reshare_next = False
+    pool.demands = None
+    pool.stale.clear()
+    pool.giving.clear()
+    if pool.per_job == before:
+        return
+    for other in state.pools.values():
+        other.demands = None
+        other.stale.clear()
+    for job in state.jobs.values():
+        alone = state.alone(job.spec.pools)
+        if alone == job.alone:
+            continue
+        waiting = [task for task in job.tasks if task.group is not None]
+        for task in waiting:
+            state.dequeue(task)
+        job.set_alone(alone)
+        state.dirty[job] = None
+        for task in waiting:
+            state.enqueue(task)
+
+
+def pool_deleted_v1(state: ClusterState, event: adm.PoolDeletedV1, _: str) -> None:
+    pool = state.pool(event.pool)
+    pool.config = None
+    _follow_policy(state, pool)
+    pool.revision = 0
+    for index in pool.indexes:
+        index.bound_gpuless(None)
+    state.dirty[pool] = None
+
+
+def entitlements_changed_v1(state: ClusterState, event: adm.EntitlementsChangedV1, _: str) -> None:
+    if event.level is adm.Level.DEPARTMENT:
+        department = _department(state, event.name)
+        department.config = event.department
+        department.revision = event.revision
+        state.dirty[department] = None
+    else:
+        parent = event.project.department if event.project is not None else None
+        project = project_of(state, event.name, parent)
+        project.config = event.project
+        project.revision = event.revision
+        state.dirty[project] = None
+    for pool in state.pools.values():
+        pool.demands = None
+        pool.stale.clear()
+        state.reshare(pool)
+        for group in pool.groups.values():
+            owner = state.projects[group.shape.project]
+            if event.name in (owner.name, owner.department.name):
+                state.wake(pool, group)
+
+
+def _department(state: ClusterState, name: str) -> Department:
+    found = state.departments.get(name)
+    if found is None:
+        found = state.departments[name] = Department(name)
+        state.dirty[found] = None
+    return found
+
+
+def project_of(state: ClusterState, name: str, department: str | None) -> Project:
+    """The project of that name, made or moved so that it is `department`'s (None: as it is)."""
+    found = state.projects.get(name)
+    if found is None:
+        if department is None:
+            raise ImpossibleEvent(event="EntitlementsChanged", found=f"no project {name}")
+        found = state.projects[name] = Project(name, _department(state, department))
+    elif department is not None and found.department.name != department:
+        _move_project(state, found, _department(state, department))
+    state.dirty[found] = None
+    return found
+
+
+def _move_project(state: ClusterState, project: Project, department: Department) -> None:
+    old = project.department
+    for name, milli in project.used_milli.items():
+        old.used_milli[name] = old.used_milli.get(name, 0) - milli
+        department.used_milli[name] = department.used_milli.get(name, 0) + milli
+    for key in [k for k in old.limited if k[1].shape.project == project.name]:
+        department.limited[key] = old.limited.pop(key)
+    state.dirty[old] = state.dirty[department] = None
+    project.department = department
+    for pool, group in old.limited:
+        state.wake(pool, group)

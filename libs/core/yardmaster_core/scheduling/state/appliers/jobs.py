@@ -1,0 +1,149 @@
+"""Appliers of what quota admitted or changed about jobs."""
+
+from yardmaster_core.errors import ImpossibleEvent
+from yardmaster_core.scheduling.state.appliers.attempts import consider, note, release_next, victims
+from yardmaster_core.scheduling.state.appliers.entitlements import project_of
+from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.entities import Job, Task
+from yardmaster_schemas.events import admissions as adm
+
+
+def task_admitted_v1(state: ClusterState, event: adm.TaskAdmittedV1, record_id: str) -> None:
+    known = state.jobs.get(event.job_id)
+    if known is not None:
+        if (known.project.name, known.spec, known.submitted_ms, known.details) == (
+            *(event.project, event.spec, event.submitted_at_ms),
+            event.details,
+        ):
+            return  # a repeat
+        raise ImpossibleEvent(
+            event="TaskAdmitted", found=f"job {event.job_id} was admitted with another content"
+        )
+    project = state.projects.get(event.project)
+    if project is None:
+        project = project_of(state, event.project, event.department)
+    job = Job(
+        event.job_id, state.next_job, project, event.spec, event.submitted_at_ms, event.details
+    )
+    state.next_job += 1
+    job.set_alone(state.alone(event.spec.pools))
+    state.jobs[job.id] = job
+    state.dirty[job] = None
+    for name in event.spec.pools:
+        pool = state.pool(name)
+        pool.protects |= event.spec.min_runtime_s > 0
+        if pool.asking is not None:
+            pool.asking.add(job.shape, event.spec.tasks)
+    for index in range(event.spec.tasks):
+        task = Task(job, index)
+        task.cause = record_id
+        job.tasks.append(task)
+        state.tasks[task.id] = task
+        state.dirty[task] = None
+    release_next(state, job)
+
+
+def _of(state: ClusterState, job_id: str, index: int | None) -> list[Task]:
+    job = state.jobs.get(job_id)
+    if job is None or (index is not None and index >= len(job.tasks)):
+        raise ImpossibleEvent(event="a verdict", found=f"there is no task {job_id}.{index}")
+    return job.tasks if index is None else [job.tasks[index]]
+
+
+def cancel_accepted_v1(state: ClusterState, event: adm.CancelAcceptedV1, record_id: str) -> None:
+    for task in _of(state, event.job_id, event.index):
+        if task.phase.final:
+            continue
+        task.cancelled = True
+        task.cancel_now = task.cancel_now or event.immediate
+        task.cause = record_id
+        state.dequeue(task)
+        note(state, task)
+
+
+def details_erased_v1(state: ClusterState, event: adm.DetailsErasedV1, record_id: str) -> None:
+    job = state.jobs.get(event.job_id)
+    if job is None or job.erased:
+        return  # it was never admitted, or this is a repeat
+    job.erased = True
+    state.dirty[job] = None
+    for task in job.tasks:
+        if not task.phase.final and task.run is None:
+            task.cause = record_id
+            state.dequeue(task)
+            note(state, task)
+
+
+def task_paused_v1(state: ClusterState, event: adm.TaskPausedV1, record_id: str) -> None:
+    for task in _of(state, event.job_id, event.index):
+        if not task.phase.final:
+            task.paused = True
+            task.cause = record_id
+            state.dequeue(task)
+            note(state, task)
+
+
+def task_resumed_v1(state: ClusterState, event: adm.TaskResumedV1, record_id: str) -> None:
+    for task in _of(state, event.job_id, event.index):
+        if task.paused and not task.phase.final:
+            task.paused = False
+            task.cause = record_id
+            note(state, task)
+            consider(state, task)
+
+
+def priority_changed_v1(state: ClusterState, event: adm.PriorityChangedV1, record_id: str) -> None:
+    job = _job(state, event.job_id)
+    waiting = [task for task in job.tasks if task.group is not None]
+    for task in waiting:
+        state.dequeue(task)
+    job.priority = event.priority
+    job.revision = event.revision
+    state.dirty[job] = None
+    for task in waiting:
+        task.cause = record_id
+        state.enqueue(task)
+    for task in job.tasks:
+        run = task.run
+        if run is not None and job.spec.preemptible:
+            victims(run.pool, job.priority).note(task)
+            state.wake_pool(run.pool)
+
+
+def weight_changed_v1(state: ClusterState, event: adm.WeightChangedV1, _: str) -> None:
+    job = _job(state, event.job_id)
+    job.weight = event.weight
+    state.recount(job)
+    job.revision = event.revision
+    state.dirty[job] = None
+    state.reshare_of(job.shape)
+    _wake_job(state, job)
+
+
+def max_slots_changed_v1(state: ClusterState, event: adm.MaxSlotsChangedV1, record_id: str) -> None:
+    job = _job(state, event.job_id)
+    waiting = [task for task in job.tasks if task.group is not None]
+    for task in waiting:
+        state.dequeue(task)
+    job.set_bound(event.max_slots_milli)
+    state.recount(job)
+    job.revision = event.revision
+    state.dirty[job] = None
+    state.reshare_of(job.shape)
+    for task in waiting:
+        task.cause = record_id
+        state.enqueue(task)
+
+
+def _job(state: ClusterState, job_id: str) -> Job:
+    job = state.jobs.get(job_id)
+    if job is None:
+        raise ImpossibleEvent(event="a verdict", found=f"there is no job {job_id}")
+    return job
+
+
+def _wake_job(state: ClusterState, job: Job) -> None:
+    for task in job.tasks:
+        if task.group is not None:
+            for name in job.shape.pools:
+                state.wake(state.pools[name], task.group)

@@ -1,0 +1,316 @@
+"""Appliers about nodes: joins, cordons, drains, silence, loss."""
+
+from yardmaster_core.errors import ImpossibleEvent
+from yardmaster_core.scheduling.state.appliers.attempts import believed, close_replica, note
+from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.enrollment import barred
+from yardmaster_core.scheduling.state.entities import (
+    MAX_DEAD_INCARNATIONS,
+    Due,
+    Enrolled,
+    Node,
+    NodeState,
+    Pool,
+    ReplicaState,
+)
+from yardmaster_core.scheduling.state.indexes import Room
+from yardmaster_schemas.events import admissions as adm
+from yardmaster_schemas.events import decisions as dec
+from yardmaster_schemas.events import node_events as nev
+from yardmaster_schemas.sources import agent_source
+
+
+def node_cordoned_v1(state: ClusterState, event: adm.NodeCordonedV1, _: str) -> None:
+    _cordon(state, state.node(event.node), cordoned=True, drain_ms=0)
+
+
+def node_uncordoned_v1(state: ClusterState, event: adm.NodeUncordonedV1, _: str) -> None:
+    _cordon(state, state.node(event.node), cordoned=False, drain_ms=0)
+
+
+def node_draining_v1(state: ClusterState, event: adm.NodeDrainingV1, _: str) -> None:
+    node = state.node(event.node)
+    _cordon(state, node, cordoned=True, drain_ms=event.deadline_at_ms)
+    state.deadline(event.deadline_at_ms, Due.DRAIN, node.name)
+    for task in node.open.values():
+        note(state, task)
+
+
+def _cordon(state: ClusterState, node: Node, *, cordoned: bool, drain_ms: int) -> None:
+    node.cordoned = cordoned
+    node.drain_ms = drain_ms
+    state.dirty[node] = None
+    state.open_room(node)
+    if node.pool is not None:
+        state.wake_all(node.pool)
+
+
+def node_slots_changed_v1(state: ClusterState, event: adm.NodeSlotsChangedV1, _: str) -> None:
+    node = state.node(event.node)
+    node.disabled = event.disabled
+    node.stops_disabled = bool(event.stop and event.disabled)
+    state.dirty[node] = None
+    _disable(node)
+    if node.stops_disabled:
+        for task in node.open.values():
+            note(state, task)
+    if node.pool is not None:
+        node.pool.topology += 1
+        state.wake_all(node.pool)
+
+
+def _disable(node: Node) -> None:
+    """Put the disabled ones of the slots that a node has out of use."""
+    pool = node.pool
+    if pool is not None and node.ordinal in pool.idle.rooms:
+        for index, room in pool.views(node):
+            index.disable(room, node.out_of_use)
+
+
+def node_enrolled_v1(state: ClusterState, event: adm.NodeEnrolledV1, _: str) -> None:
+    first = not state.enrolled
+    row = state.enrolled.get(event.node)
+    if row is None:
+        row = state.enrolled[event.node] = Enrolled(event.node)
+    elif event.revision <= row.revision:
+        return  # a repeat
+    row.config = event.enrolment
+    row.revision = event.revision
+    state.dirty[row] = None
+    node = state.nodes.get(event.node)
+    if node is not None:
+        node.revoked_ms = 0
+        state.dirty[node] = None
+    # The first one closes the cell, to those who are here already too.
+    for one in state.nodes.values() if first else () if node is None else (node,):
+        _bar(state, one)
+
+
+def node_revoked_v1(state: ClusterState, event: adm.NodeRevokedV1, _: str) -> None:
+    row = state.enrolled.get(event.node)
+    if row is None:
+        raise ImpossibleEvent(event=event.TYPE, found=f"{event.node} was never enrolled")
+    if row.config is None:
+        return  # a repeat
+    row.config = None
+    state.dirty[row] = None
+    node = state.nodes.get(event.node)
+    if node is None:
+        return
+    # It may have asked to join anew, when it still might.
+    node.pending = None
+    state.dirty[node] = None
+    if node.state is NodeState.UP:
+        node.revoked_ms = state.now_ms
+        state.revoked[node.name] = state.node_attention[node.name] = node
+        for task in node.open.values():
+            note(state, task)
+    # Also one that is gone: what a snapshot leads to says so of all.
+    _bar(state, node)
+
+
+def _bar(state: ClusterState, node: Node) -> None:
+    """Say anew whether a node gets anything new."""
+    if node.pool is None:
+        return
+    node.barred = barred(state.enrolled, node, node.pool.name)
+    state.dirty[node] = None
+    state.open_room(node)
+    state.wake_all(node.pool)
+
+
+def node_joined_v1(state: ClusterState, event: nev.NodeJoinedV1, record_id: str) -> None:
+    believed(state, record_id)
+    node = state.node(event.node)
+    _forget_marks(state, node, event.incarnation)
+    if node.state is NodeState.UP and node.incarnation == event.incarnation:
+        node.silent_ms = 0
+        state.dirty[node] = None
+        if node.executors != event.executors:
+            # Its agent was exchanged for one that runs more, or less.
+            _change_executors(state, node, event.executors)
+        return
+    if node.open:
+        node.pending = event
+        state.node_attention[node.name] = node
+        state.dirty[node] = None
+        return
+    install(state, node, event)
+
+
+def _forget_marks(state: ClusterState, node: Node, joining: str) -> None:
+    """Forget the last numbers of incarnations that cannot claim anything any more.
+
+    So a node's marks do not grow with its incarnations. What they would refuse as a repeat is
+    refused as stale.
+    """
+    over = node.dead if node.pending is None else [*node.dead, node.pending.incarnation]
+    for incarnation in over:
+        if incarnation != joining:
+            state.sources.pop(agent_source(node.name, incarnation), None)
+
+
+def _change_executors(
+    state: ClusterState, node: Node, executors: tuple[nev.ExecutorKind, ...]
+) -> None:
+    node.executors = executors
+    pool = node.pool
+    if pool is not None:
+        for index in pool.indexes:
+            index.note_images(node.idle.ordinal, runs_images=node.runs_images)
+        pool.topology += 1
+        state.wake_all(pool)
+
+
+def install(state: ClusterState, node: Node, event: nev.NodeJoinedV1) -> None:
+    """Take a node in as a new incarnation, with nothing running."""
+    _uninstall(state, node)
+    if node.incarnation and node.incarnation != event.incarnation:
+        node.dead = [*node.dead, node.incarnation][-MAX_DEAD_INCARNATIONS:]
+    node.state = NodeState.UP
+    node.incarnation = event.incarnation
+    node.boot_id = event.boot_id
+    node.schema_version = event.schema_version
+    node.node_type = event.node_type
+    node.labels = dict(event.labels)
+    node.executors = event.executors
+    node.address = event.address
+    node.gpus = event.gpus
+    node.cpu_milli = event.cpu_milli
+    node.memory_mib = event.memory_mib
+    node.port_first = event.port_first
+    node.port_last = event.port_last
+    node.ports = {}
+    node.silent_ms = 0
+    node.revoked_ms = 0
+    node.pending = None
+    pool = state.pool(event.pool)
+    node.barred = barred(state.enrolled, node, pool.name)
+    install_room(state, node, pool)
+    state.dirty[node] = None
+    state.wake_all(pool)
+
+
+def install_room(state: ClusterState, node: Node, pool: Pool) -> None:
+    """Give a node an empty room in a pool."""
+    node.idle = Room(node.ordinal, node.gpus, node.cpu_milli, node.memory_mib)
+    node.future = Room(node.ordinal, node.gpus, node.cpu_milli, node.memory_mib)
+    node.firm = Room(node.ordinal, node.gpus, node.cpu_milli, node.memory_mib)
+    node.pool = pool
+    pool.nodes[node.ordinal] = node
+    for index, room in pool.views(node):
+        index.add(room, node.node_type, node.name, runs_images=node.runs_images)
+    _disable(node)
+    state.open_room(node)
+
+
+def _uninstall(state: ClusterState, node: Node) -> None:
+    pool = node.pool
+    if pool is None:
+        return
+    pool.nodes.pop(node.ordinal, None)
+    if node.ordinal in pool.idle.rooms:
+        for index, room in pool.views(node):
+            index.remove(room, node.node_type, node.name)
+    pool.topology += 1
+    node.pool = None
+    state.wake_all(pool)
+
+
+def node_drained_v1(state: ClusterState, event: nev.NodeDrainedV1, record_id: str) -> None:
+    believed(state, record_id)
+    node = state.node(event.node)
+    node.state = NodeState.LEFT
+    state.open_room(node)
+    state.dirty[node] = None
+    if node.pool is not None:
+        state.wake_all(node.pool)
+
+
+def node_silence_observed_v1(state: ClusterState, event: dec.NodeSilenceObservedV1, _: str) -> None:
+    node = state.node(event.node)
+    if node.incarnation == event.incarnation and node.state is NodeState.UP:
+        state.put(node, "silent_ms", event.last_heard_at_ms)
+        state.dirty[node] = None
+        if state.journal is not None and node.name not in state.node_attention:
+            state.journal.append((state.node_attention.pop, (node.name, None)))
+        state.node_attention[node.name] = node
+
+
+def node_lost_v1(state: ClusterState, event: dec.NodeLostV1, _: str) -> None:
+    node = state.node(event.node)
+    if event.incarnation in node.dead or (
+        node.incarnation == event.incarnation and node.state is NodeState.LOST
+    ):
+        return  # a repeat
+    if node.incarnation != event.incarnation:
+        raise ImpossibleEvent(event="NodeLost", found=f"{node.name} is {node.incarnation}")
+    before = _NodeBefore(state, node) if state.journal is not None else None
+    node.state = NodeState.LOST
+    closed = sorted(node.open)
+    for task_id, replica in closed:
+        task = node.open[task_id, replica]
+        run = task.run
+        if run is not None and run.placements[replica].incarnation == node.incarnation:
+            close_replica(state, task, run, replica, ReplicaState.LOST)
+    state.open_room(node)
+    state.dirty[node] = None
+    if node.pool is not None:
+        state.wake_all(node.pool)
+    if before is not None and state.journal is not None:
+        state.journal.append((before.restore, ()))
+
+
+class _NodeBefore:
+    """What a lost node and its tasks were like, for a draft to go back to. A rare decision: copies
+    are fine.
+    """
+
+    def __init__(self, state: ClusterState, node: Node) -> None:
+        self.state = state
+        self.node = node
+        self.node_state = node.state
+        self.open = dict(node.open)
+        self.runs = []
+        for (_, replica), task in node.open.items():
+            run = task.run
+            if run is not None:
+                self.runs.append(
+                    (task, run, replica, run.replicas[replica], task.ran_ms, task.cause)
+                )
+        self.ports = dict(node.ports)
+        self.attention = dict(state.attention)
+
+    def restore(self) -> None:
+        """Put all of it back."""
+        state, node = self.state, self.node
+        node.state = self.node_state
+        for task, run, replica, was, ran_ms, cause in reversed(self.runs):
+            if run.replicas[replica] != ReplicaState.LOST:
+                continue
+            placement = run.placements[replica]
+            run.replicas[replica] = was
+            if run.open == 0 and run.stop is not None:
+                run.pool.stopping += 1
+                for_priority = run.stop.numbers.get("for_priority")
+                if for_priority is not None:
+                    held = run.pool.stopping_for[run.lane]
+                    held[for_priority] = held.get(for_priority, 0) + 1
+            run.open += 1
+            task.ran_ms = ran_ms
+            task.cause = cause
+            what = (placement.slots, placement.gpu_milli, placement.cpu_milli, placement.memory_mib)
+            if node.pool is not None:
+                node.pool.idle.take(node.idle, *what)
+                if run.stop is None:
+                    node.pool.future.take(node.future, *what)
+                if not task.job.spec.preemptible:
+                    node.pool.firm.take(node.firm, *what)
+                    node.pool.firm_changes += 1
+            state.charge(task, run.pool, placement.gpu_milli * len(placement.slots))
+            state.dirty[task] = None
+        node.open = self.open
+        node.ports = self.ports
+        state.attention = self.attention
+        state.open_room(node)
+        state.dirty[node] = None

@@ -1,0 +1,65 @@
+"""Appliers of what agents report about attempts."""
+
+from yardmaster_core.scheduling.state.appliers.attempts import believed, close_replica, note, run_of
+from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.entities import Due, Phase, ReplicaState
+from yardmaster_core.scheduling.state.holdings import note_leaving
+from yardmaster_schemas.events import decisions as dec
+from yardmaster_schemas.events import node_events as nev
+from yardmaster_schemas.reasons import StartFailure
+
+
+def task_started_v1(state: ClusterState, event: nev.TaskStartedV1, record_id: str) -> None:
+    believed(state, record_id)
+    task, run = run_of(state, event.task_id, event.attempt)
+    run.replicas[event.replica] = ReplicaState.STARTED
+    run.started += 1
+    state.dirty[task] = None
+    if run.started == len(run.replicas) and task.phase is Phase.STARTING:
+        task.phase = Phase.RUNNING
+        task.failed_starts = 0
+        task.failed_nodes = ()
+        run.running_ms = state.now_ms
+        limit = task.job.spec.time_limit_s
+        if limit is not None:
+            left = max(0, limit * 1000 - task.ran_ms)
+            state.deadline(state.now_ms + left, Due.TIME_LIMIT, task.id, run.number)
+
+
+def checkpoint_done_v1(state: ClusterState, event: nev.CheckpointDoneV1, record_id: str) -> None:
+    believed(state, record_id)
+    task, _ = run_of(state, event.task_id, event.attempt)
+    task.checkpoint = dec.Checkpoint(uri=event.uri, step=event.step)
+    state.dirty[task] = None
+
+
+def task_progressed_v1(state: ClusterState, event: nev.TaskProgressedV1, record_id: str) -> None:
+    believed(state, record_id)
+
+
+def task_exited_v1(state: ClusterState, event: nev.TaskExitedV1, record_id: str) -> None:
+    believed(state, record_id)
+    task, run = run_of(state, event.task_id, event.attempt)
+    run.replicas[event.replica] = ReplicaState.EXITED
+    run.done = run.done or event.done
+    if event.exit_code == 0:
+        run.zero_exits += 1
+    elif not run.failed and run.stop is None:
+        # What ends after it was asked to stop has not failed.
+        run.exit_code = event.exit_code
+        run.signal = event.signal
+        run.out_of_memory = event.out_of_memory
+    note_leaving(state, task)
+    task.cause = record_id
+    note(state, task)
+
+
+def slots_released_v1(state: ClusterState, event: nev.SlotsReleasedV1, record_id: str) -> None:
+    believed(state, record_id)
+    task, run = run_of(state, event.task_id, event.attempt)
+    task.cause = record_id
+    if event.failure is not None and run.stop is None:
+        if run.failure in (None, StartFailure.OTHER):
+            run.failure = event.failure
+        run.failed_nodes = run.note_failed_start((event.node,))
+    close_replica(state, task, run, event.replica, ReplicaState.RELEASED)

@@ -1,0 +1,94 @@
+"""How each event changes the state: one applier per event version. Sole caller of the state's
+writers.
+
+Appliers of decisions can be taken back while a draft is open; those of inputs need not be. A
+duplicate changes nothing; what contradicts the state stops the machine (claims are checked by
+`refusal` first).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from yardmaster_core.errors import ImpossibleEvent
+from yardmaster_core.scheduling.state.appliers import decisions, entitlements, jobs, nodes, reports
+from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events import admissions as adm
+from yardmaster_schemas.events import decisions as dec
+from yardmaster_schemas.events import machine as mac
+from yardmaster_schemas.events import node_events as nev
+
+Applier = Callable[[ClusterState, Any, str], None]
+
+
+def apply(state: ClusterState, event: Event, record_id: str = "") -> ClusterState:
+    """The state after `event`; the state given is used up. `record_id` is the record's identity, if
+    it has one.
+
+    Raises:
+        ImpossibleEvent: the event contradicts the state.
+    """
+    applier = APPLIERS.get(type(event))
+    if applier is not None:
+        applier(state, event, record_id)
+    elif type(event) not in IGNORED:
+        raise ImpossibleEvent(event=event.TYPE, found="the scheduler has no applier for it")
+    return state
+
+
+APPLIERS: Final[Mapping[type[Event], Applier]] = {
+    adm.PoolConfiguredV1: entitlements.pool_configured_v1,
+    adm.PoolDeletedV1: entitlements.pool_deleted_v1,
+    adm.EntitlementsChangedV1: entitlements.entitlements_changed_v1,
+    adm.TaskAdmittedV1: jobs.task_admitted_v1,
+    adm.CancelAcceptedV1: jobs.cancel_accepted_v1,
+    adm.TaskPausedV1: jobs.task_paused_v1,
+    adm.TaskResumedV1: jobs.task_resumed_v1,
+    adm.PriorityChangedV1: jobs.priority_changed_v1,
+    adm.WeightChangedV1: jobs.weight_changed_v1,
+    adm.MaxSlotsChangedV1: jobs.max_slots_changed_v1,
+    adm.NodeCordonedV1: nodes.node_cordoned_v1,
+    adm.NodeUncordonedV1: nodes.node_uncordoned_v1,
+    adm.NodeDrainingV1: nodes.node_draining_v1,
+    adm.NodeSlotsChangedV1: nodes.node_slots_changed_v1,
+    adm.NodeEnrolledV1: nodes.node_enrolled_v1,
+    adm.NodeRevokedV1: nodes.node_revoked_v1,
+    adm.DetailsErasedV1: jobs.details_erased_v1,
+    nev.NodeJoinedV1: nodes.node_joined_v1,
+    nev.NodeDrainedV1: nodes.node_drained_v1,
+    nev.TaskStartedV1: reports.task_started_v1,
+    nev.CheckpointDoneV1: reports.checkpoint_done_v1,
+    nev.TaskProgressedV1: reports.task_progressed_v1,
+    nev.TaskExitedV1: reports.task_exited_v1,
+    nev.SlotsReleasedV1: reports.slots_released_v1,
+    dec.SlotsAllocatedV1: decisions.slots_allocated_v1,
+    dec.PreemptionRequestedV1: decisions.preemption_requested_v1,
+    dec.StopRequestedV1: decisions.stop_requested_v1,
+    dec.AllocationRevokedV1: decisions.allocation_revoked_v1,
+    dec.TaskRequeuedV1: decisions.task_requeued_v1,
+    dec.TaskUnschedulableV1: decisions.task_unschedulable_v1,
+    dec.TaskEndedV1: decisions.task_ended_v1,
+    dec.AllocationUnwritableV1: decisions.allocation_unwritable_v1,
+    dec.NodeSilenceObservedV1: nodes.node_silence_observed_v1,
+    dec.NodeLostV1: nodes.node_lost_v1,
+}
+
+#: Events of the scheduler's topics that no decision of this version rests on.
+IGNORED: Final[frozenset[type[Event]]] = frozenset(
+    {
+        adm.TaskRejectedV1,
+        adm.RequestRefusedV1,
+        adm.UsageRecordedV1,
+        adm.RoleGrantedV1,
+        adm.RoleRevokedV1,
+        adm.TokenIssuedV1,
+        adm.TokenRevokedV1,
+        adm.AccessRevokedV1,
+        adm.RunAsBoundV1,
+        mac.TermStartedV1,
+        mac.CycleCommittedV1,
+        mac.CycleCommittedV2,
+        mac.RulesEnabledV1,
+        mac.SnapshotTakenV1,
+    }
+)

@@ -1,0 +1,423 @@
+"""The scheduler's state as plain JSON and back. Indexes are rebuilt, so a snapshot holds facts
+only.
+"""
+
+from typing import Any, Final
+
+from yardmaster_core.errors import CoreError, SnapshotUnreadable
+from yardmaster_core.scheduling.state.appliers.attempts import reopen, watch_start
+from yardmaster_core.scheduling.state.appliers.nodes import install_room
+from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.enrollment import barred
+from yardmaster_core.scheduling.state.entities import (
+    Attempt,
+    Department,
+    Due,
+    Enrolled,
+    Group,
+    Job,
+    Node,
+    NodeState,
+    Phase,
+    Pool,
+    Project,
+    Task,
+    Victims,
+)
+from yardmaster_core.scheduling.state.policy_traits import TraitsSource
+from yardmaster_schemas import plain
+from yardmaster_schemas.errors import SchemaError
+from yardmaster_schemas.events.admissions import AdmittedSpec
+from yardmaster_schemas.events.decisions import Checkpoint, Placement
+from yardmaster_schemas.events.node_events import ExecutorKind, NodeJoinedV1
+from yardmaster_schemas.events.requests import (
+    DepartmentConfig,
+    DetailsRef,
+    Enrolment,
+    PoolConfig,
+    ProjectConfig,
+)
+from yardmaster_schemas.reasons import StartFailure, Stop, Wait, WaitCode
+
+FORMAT: Final = 2
+Plain = dict[str, Any]
+
+
+def _or_none(value: object | None) -> Any:
+    return None if value is None else plain.dump(value)
+
+
+def dump(state: ClusterState) -> Plain:
+    """The state's facts, as JSON-ready values."""
+    groups = {group.key: group for pool in state.pools.values() for group in pool.groups.values()}
+    return {
+        "format": FORMAT,
+        "cell": state.cell,
+        "cycle": state.cycle,
+        "now_ms": state.now_ms,
+        "next_job": state.next_job,
+        "next_node": state.next_node,
+        "restless": state.restless,
+        "sources": {source: list(last) for source, last in state.sources.items()},
+        "attention": sorted(state.attention),
+        "node_attention": sorted(state.node_attention),
+        "pools": [
+            {
+                "name": p.name,
+                "revision": p.revision,
+                "config": _or_none(p.config),
+                "reshare": p.reshare,
+                "reshare_next": p.reshare_next,
+            }
+            for p in state.pools.values()
+        ],
+        "departments": [
+            {"name": d.name, "revision": d.revision, "config": _or_none(d.config)}
+            for d in state.departments.values()
+        ],
+        "projects": [
+            {
+                "name": p.name,
+                "department": p.department.name,
+                "revision": p.revision,
+                "config": _or_none(p.config),
+            }
+            for p in state.projects.values()
+        ],
+        "enrolled": [
+            {"name": e.name, "revision": e.revision, "config": _or_none(e.config)}
+            for e in state.enrolled.values()
+        ],
+        "nodes": [_dump_node(node) for node in state.nodes.values()],
+        "jobs": [_dump_job(job) for job in state.jobs.values()],
+        "groups": [_dump_group(state, group) for _, group in sorted(groups.items())],
+    }
+
+
+def _dump_node(node: Node) -> Plain:
+    return {
+        "name": node.name,
+        "ordinal": node.ordinal,
+        "state": int(node.state),
+        "pool": node.pool.name if node.pool is not None else None,
+        "incarnation": node.incarnation,
+        "dead": node.dead,
+        "boot_id": node.boot_id,
+        "schema_version": node.schema_version,
+        "node_type": node.node_type,
+        "labels": node.labels,
+        "address": node.address,
+        "gpus": node.gpus,
+        "cpu_milli": node.cpu_milli,
+        "memory_mib": node.memory_mib,
+        "ports": [node.port_first, node.port_last],
+        "cordoned": node.cordoned,
+        "drain_ms": node.drain_ms,
+        "revoked_ms": node.revoked_ms,
+        "silent_ms": node.silent_ms,
+        "disabled": [list(node.disabled), node.stops_disabled],
+        "executors": [executor.value for executor in node.executors],
+        "pending": _or_none(node.pending),
+    }
+
+
+def _dump_job(job: Job) -> Plain:
+    return {
+        "id": job.id,
+        "seq": job.seq,
+        "project": job.project.name,
+        "spec": plain.dump(job.spec),
+        "submitted_ms": job.submitted_ms,
+        "details": plain.dump(job.details),
+        "priority": job.priority,
+        "weight": job.weight,
+        "max_slots_milli": job.max_slots_milli,
+        "revision": job.revision,
+        "erased": job.erased,
+        "next_index": job.next_index,
+        "tasks": [_dump_task(task) for task in job.tasks],
+    }
+
+
+def _dump_task(task: Task) -> list[Any]:
+    run = task.run
+    checkpoint = task.checkpoint
+    return [
+        *(int(task.phase), task.attempt, task.restarts, task.ran_ms, task.held_until_ms),
+        *(task.cancelled, task.cancel_now, task.paused, task.released, task.outcome_code),
+        task.cause,
+        [checkpoint.uri, checkpoint.step] if checkpoint is not None else None,
+        task.group is not None,
+        None if run is None else _dump_run(run),
+        task.preemptions,
+        [task.failed_starts, list(task.failed_nodes), task.unwritable],
+    ]
+
+
+def _dump_run(run: Attempt) -> Plain:
+    return {
+        "number": run.number,
+        "pool": run.pool.name,
+        "placements": [plain.dump(p) for p in run.placements],
+        "port": run.port,
+        "allocated_ms": run.allocated_ms,
+        "fence_s": run.fence_s,
+        "running_ms": run.running_ms,
+        "replicas": list(run.replicas),
+        "started": run.started,
+        "zero_exits": run.zero_exits,
+        "exit_code": run.exit_code,
+        "signal": run.signal,
+        "out_of_memory": run.out_of_memory,
+        "done": run.done,
+        "stop": _or_none(run.stop),
+        "stop_deadline_ms": run.stop_deadline_ms,
+        "failure": run.failure,
+        "failed_nodes": list(run.failed_nodes),
+    }
+
+
+def _dump_group(state: ClusterState, group: Group) -> Plain:
+    return {
+        "key": list(group.key),
+        "pool": group.shape.pools[0],
+        "waits": {
+            pool: [plain.dump(wait), since, cycle]
+            for pool, (wait, since, cycle) in group.waits.items()
+        },
+        "awake": [name for name in group.shape.pools if group in state.pools[name].awake],
+    }
+
+
+def load(cell: str, dump: Any, policies: TraitsSource) -> ClusterState:
+    """The state that `dump` gave for `cell`.
+
+    Raises:
+        SnapshotUnreadable.
+    """
+    try:
+        if dump["format"] != FORMAT or dump["cell"] != cell:
+            raise SnapshotUnreadable(found=f"format {dump['format']} of cell {dump['cell']}")
+        return _load(cell, dump, policies)
+    except SnapshotUnreadable:
+        raise
+    except (
+        *(KeyError, TypeError, ValueError, IndexError, AttributeError),
+        *(SchemaError, CoreError),
+    ) as error:
+        raise SnapshotUnreadable(found=f"{type(error).__name__}: {error}") from error
+
+
+def _load(cell: str, dump: Plain, policies: TraitsSource) -> ClusterState:
+    state = ClusterState(cell, policies)
+    state.cycle = dump["cycle"]
+    state.now_ms = dump["now_ms"]
+    state.next_job = dump["next_job"]
+    state.next_node = dump["next_node"]
+    state.sources = {source: (last[0], last[1]) for source, last in dump["sources"].items()}
+    for row in dump["pools"]:
+        pool = state.pools[row["name"]] = Pool(row["name"])
+        pool.revision = row["revision"]
+        pool.config = _maybe(PoolConfig, row["config"])
+        pool.follow(policies.traits(pool.config))
+        if pool.config is not None:
+            for index in pool.indexes:
+                index.bound_gpuless(pool.config.gpuless_per_node)
+    for row in dump["departments"]:
+        department = state.departments[row["name"]] = Department(row["name"])
+        department.revision = row["revision"]
+        department.config = _maybe(DepartmentConfig, row["config"])
+    for row in dump["projects"]:
+        project = Project(row["name"], state.departments[row["department"]])
+        state.projects[project.name] = project
+        project.revision = row["revision"]
+        project.config = _maybe(ProjectConfig, row["config"])
+    for row in dump["enrolled"]:
+        enrolled = state.enrolled[row["name"]] = Enrolled(row["name"])
+        enrolled.revision = row["revision"]
+        enrolled.config = _maybe(Enrolment, row["config"])
+    for row in dump["nodes"]:
+        _load_node(state, row)
+    waiting: list[Task] = []
+    for row in dump["jobs"]:
+        waiting.extend(_load_job(state, row))
+    # Queues come back in any order: heaps are filled by key.
+    for task in waiting:
+        state.enqueue(task)
+    rebuild_rooms(state)
+    _load_groups(state, dump["groups"])
+    state.attention = {name: state.task(name) for name in dump["attention"]}
+    state.node_attention = {name: state.nodes[name] for name in dump["node_attention"]}
+    state.restless = dump["restless"]
+    for row in dump["pools"]:
+        # Snapshots of before pools had shares have neither.
+        pool = state.pools[row["name"]]
+        pool.reshare = row.get("reshare", False)
+        pool.reshare_next = row.get("reshare_next", False)
+    for things in (
+        *(state.pools, state.departments, state.projects),
+        *(state.enrolled, state.nodes, state.jobs),
+    ):
+        for thing in things.values():
+            state.dirty[thing] = None
+    return state
+
+
+def _maybe(cls: type[Any], row: Any) -> Any:
+    return None if row is None else plain.load(cls, row)
+
+
+def _load_node(state: ClusterState, row: Plain) -> None:
+    node = state.nodes[row["name"]] = Node(row["name"], row["ordinal"])
+    node.state = NodeState(row["state"])
+    node.incarnation = row["incarnation"]
+    node.dead = list(row["dead"])
+    node.boot_id = row["boot_id"]
+    node.schema_version = row["schema_version"]
+    node.node_type = row["node_type"]
+    node.labels = dict(row["labels"])
+    node.address = row["address"]
+    node.gpus = row["gpus"]
+    node.cpu_milli = row["cpu_milli"]
+    node.memory_mib = row["memory_mib"]
+    node.port_first, node.port_last = row["ports"]
+    node.cordoned = row["cordoned"]
+    node.drain_ms = row["drain_ms"]
+    node.revoked_ms = row["revoked_ms"]
+    node.silent_ms = row["silent_ms"]
+    # Snapshots of before there were any have none.
+    disabled, node.stops_disabled = row.get("disabled", ((), False))
+    node.disabled = tuple(disabled)
+    # Snapshots of before nodes named theirs have none.
+    executors = row.get("executors", (ExecutorKind.PROCESS,))
+    node.executors = tuple(ExecutorKind(name) for name in executors)
+    node.pending = _maybe(NodeJoinedV1, row["pending"])
+    if row["pool"] is not None:
+        node.barred = barred(state.enrolled, node, row["pool"])
+        install_room(state, node, state.pools[row["pool"]])
+    if node.drain_ms:
+        state.deadline(node.drain_ms, Due.DRAIN, node.name)
+    if node.revoked:
+        state.revoked[node.name] = node
+
+
+def _load_job(state: ClusterState, row: Plain) -> list[Task]:
+    spec = plain.load(AdmittedSpec, row["spec"])
+    project = state.projects[row["project"]]
+    details = plain.load(DetailsRef, row["details"])
+    job = Job(row["id"], row["seq"], project, spec, row["submitted_ms"], details)
+    job.priority = row["priority"]
+    job.weight = row["weight"]
+    job.set_bound(row["max_slots_milli"])
+    job.set_alone(state.alone(spec.pools))
+    job.revision = row["revision"]
+    job.erased = row["erased"]
+    job.next_index = row["next_index"]
+    state.jobs[job.id] = job
+    if spec.min_runtime_s:
+        for name in spec.pools:
+            state.pool(name).protects = True
+    waiting = []
+    for index, facts in enumerate(row["tasks"]):
+        task = Task(job, index)
+        job.tasks.append(task)
+        state.tasks[task.id] = task
+        if _load_task(state, task, facts):
+            waiting.append(task)
+        state.dirty[task] = None
+    return waiting
+
+
+def _load_task(state: ClusterState, task: Task, facts: list[Any]) -> bool:
+    task.phase = Phase(facts[0])
+    task.attempt, task.restarts, task.ran_ms, task.held_until_ms = facts[1:5]
+    task.cancelled, task.cancel_now, task.paused, task.released = facts[5:9]
+    task.outcome_code, task.cause = facts[9:11]
+    if facts[11] is not None:
+        task.checkpoint = Checkpoint(uri=facts[11][0], step=facts[11][1])
+    if task.released and not task.phase.final:
+        task.job.live += 1
+    # Snapshots of before there was FitGpp have none.
+    task.preemptions = facts[14] if len(facts) > 14 else 0
+    # Nor those of before failed starts were counted.
+    starts = facts[15] if len(facts) > 15 else (0, (), False)
+    task.failed_starts, failed_nodes, task.unwritable = starts
+    task.failed_nodes = tuple(failed_nodes)
+    if facts[13] is not None:
+        _load_run(state, task, facts[13])
+    elif task.held_until_ms > state.now_ms and not task.phase.final:
+        state.deadline(task.held_until_ms, Due.HOLD, task.id, task.attempt)
+    return bool(facts[12])
+
+
+def _load_run(state: ClusterState, task: Task, row: Plain) -> None:
+    pool = state.pools[row["pool"]]
+    placements = tuple(plain.load(Placement, p) for p in row["placements"])
+    run = Attempt(row["number"], pool, placements, row["port"], row["allocated_ms"])
+    run.fence_s = row["fence_s"]
+    run.running_ms = row["running_ms"]
+    run.replicas = bytearray(row["replicas"])
+    run.started = row["started"]
+    run.zero_exits = row["zero_exits"]
+    run.exit_code = row["exit_code"]
+    run.signal = row["signal"]
+    run.out_of_memory = row["out_of_memory"]
+    run.done = row["done"]
+    run.stop = _maybe(Stop, row["stop"])
+    run.stop_deadline_ms = row["stop_deadline_ms"]
+    failure = row.get("failure")
+    run.failure = None if failure is None else StartFailure(failure)
+    run.failed_nodes = tuple(row.get("failed_nodes", ()))
+    reopen(state, task, run)
+    spec = task.job.spec
+    if spec.preemptible:
+        pool.victims.setdefault(task.job.priority, Victims(pool, task.job.priority)).note(task)
+    if task.phase is Phase.STARTING and pool.config is not None:
+        watch_start(state, task, run)
+    if run.running_ms and spec.time_limit_s is not None:
+        when = run.running_ms + max(0, spec.time_limit_s * 1000 - task.ran_ms)
+        state.deadline(when, Due.TIME_LIMIT, task.id, run.number)
+
+
+def _load_groups(state: ClusterState, rows: list[Plain]) -> None:
+    for pool in state.pools.values():
+        pool.awake.clear()
+        pool.news.clear()
+    for row in rows:
+        key = (row["key"][0], row["key"][1])
+        group = state.pools[row["pool"]].groups.get(key)
+        if group is None:
+            raise SnapshotUnreadable(found=f"nobody waits in group {key}")
+        for name, (wait, since, cycle) in row["waits"].items():
+            known = plain.load(Wait, wait)
+            state.restore_wait(state.pools[name], group, (known, since, cycle))
+            if known.code is WaitCode.VICTIMS_PROTECTED:
+                until = known.numbers.get("until_at_ms", 0)
+                state.deadline(until, Due.PROTECTION, name)
+        for name in row["awake"]:
+            state.pools[name].awake[group] = None
+
+
+def rebuild_rooms(state: ClusterState) -> None:
+    """Fill every node's room anew from what is placed there, and file all rooms at once."""
+    for pool in state.pools.values():
+        for node in pool.nodes.values():
+            _fill(node)
+        for index in pool.indexes:
+            index.refile()
+
+
+def _fill(node: Node) -> None:
+    placed: list[Placement] = []
+    stopping: list[Placement] = []
+    firm: list[Placement] = []
+    for (_, replica), task in node.open.items():
+        run = task.run
+        assert run is not None
+        (placed if run.stop is None else stopping).append(run.placements[replica])
+        if not task.job.spec.preemptible:
+            firm.append(run.placements[replica])
+    node.firm.fill(node.gpus, node.cpu_milli, node.memory_mib, firm)
+    node.future.fill(node.gpus, node.cpu_milli, node.memory_mib, placed)
+    # Most nodes have nothing that stops, and the same is free now as in the future.
+    node.idle.fill(node.gpus, node.cpu_milli, node.memory_mib, (*placed, *stopping))

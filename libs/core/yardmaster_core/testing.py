@@ -1,0 +1,500 @@
+"""`Cell`: drives the scheduler's machine in tests as a shell would, without a log.
+
+Events are applied as inputs of the next cycle; `cycle` decides, checks that deciding left the state
+alone and that applying the decisions gives the digest they promised, and returns them. Claims of
+agents pass through `refusal` first, as in production.
+"""
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+from yardmaster_core.machine import Decision, Verdict
+from yardmaster_core.scheduling.machine import SchedulerMachine
+from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.entities import Task
+from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
+from yardmaster_schemas.events import admissions as adm
+from yardmaster_schemas.events import decisions as dec
+from yardmaster_schemas.events import node_events as nev
+from yardmaster_schemas.events import requests as req
+from yardmaster_schemas.reasons import RefusalCode, StartFailure
+from yardmaster_schemas.resources import Resources
+
+DETAILS: Final = req.DetailsRef(offset=0, digest="0" * 64)
+START_MS: Final = 1_700_000_000_000
+POOL_SETTINGS: Final = {field.name for field in fields(req.PoolConfig)} - {"policy"}
+
+
+def admitted_spec(**changes: Any) -> adm.AdmittedSpec:
+    """A training job of one whole GPU in pool `main`, with every default resolved; `changes`
+    replace fields.
+    """
+    spec = adm.AdmittedSpec(
+        kind=req.Kind.TRAINING,
+        role=None,
+        preemptible=True,
+        priority=42,
+        weight=1,
+        max_slots_milli=None,
+        pools=("main",),
+        node_types=(),
+        topology=None,
+        resources=Resources(gpus=1, gpu_milli=1000),
+        replicas_min=1,
+        replicas_max=1,
+        tasks=1,
+        max_concurrent=None,
+        min_runtime_s=0,
+        time_limit_s=None,
+        max_restarts=0,
+        unschedulable=req.Unschedulable.WAIT,
+        grace_s=30,
+        exit_zero=req.ExitZero.STOPPED,
+        checkpoint_uri=None,
+    )
+    return replace(spec, **changes)
+
+
+def job_id(name: str) -> str:
+    """A job id that reads like `name`."""
+    kept = "".join(c for c in name.lower() if c.isalnum())
+    return kept[:12].ljust(12, "0")
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """A cycle began."""
+
+    cycle: int
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """An input or a decision was applied."""
+
+    event: Event
+    record_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """A cycle ended."""
+
+    complete: bool
+
+
+Step = Begin | Apply | Settle
+
+
+def fold(steps: Iterable[Step], name: str = "main") -> ClusterState:
+    """The state that the steps give from nothing, without deciding: what a standby does."""
+    machine = SchedulerMachine()
+    state = machine.initial(name)
+    for step in steps:
+        match step:
+            case Begin(cycle, now_ms):
+                state = machine.begin(state, cycle, now_ms)
+            case Apply(event, record_id):
+                state = machine.apply(state, event, record_id)
+            case Settle(complete):
+                state = machine.settle(state, complete=complete)
+    return state
+
+
+class Cell:
+    """A cell with one scheduler; time goes on only when told to."""
+
+    def __init__(self, name: str = "main", **policy_options: Any) -> None:
+        self.machine = SchedulerMachine()
+        self.state: ClusterState = self.machine.initial(name)
+        self.now_ms = START_MS
+        self.cycles = 0
+        self.seq = 0
+        self.submitted = 0
+        #: All inputs and decisions, in the order applied.
+        self.history: list[Event] = []
+        #: The same with the cycles around them, as `fold` reads them.
+        self.steps: list[Step] = []
+        #: Claims of the last cycle that were not believed.
+        self.refused: list[tuple[Event, RefusalCode]] = []
+        #: Whether the last cycle decided all there was to decide.
+        self.complete = True
+        self._inputs: list[tuple[Event, str]] = []
+        self._revisions: dict[str, Iterator[int]] = {}
+        self.pool("main", **policy_options)
+
+    # Inputs
+
+    def pool(self, name: str, *, policy: str = "priority", **options: Any) -> None:
+        """Configure a pool; what is no setting of the pool is an option of its policy."""
+        own = {key: options.pop(key) for key in POOL_SETTINGS & options.keys()}
+        known = self.state.pools.get(name)
+        config = req.PoolConfig(policy=req.PolicyRef(name=policy, options=options), **own)
+        revision = known.revision + 1 if known is not None else 1
+        self.admission(adm.PoolConfiguredV1(pool=name, revision=revision, config=config))
+
+    def admission(self, event: Event) -> None:
+        """An event of `admissions`, for the next cycle."""
+        self.seq += 1
+        self._inputs.append((event, f"quota/main.000000000000/1/{self.seq}"))
+
+    def claim(self, event: Any, *, source: str | None = None) -> None:
+        """An event of `node-events`, for the next cycle; refused there if it cannot be believed."""
+        self.seq += 1
+        self._inputs.append((event, f"{source or f'node/{event.node}'}/1/{self.seq}"))
+
+    def node(self, name: str, gpus: int = 8, **changes: Any) -> None:
+        """A node joins pool `main` (or `pool=`)."""
+        fields: dict[str, Any] = {
+            "incarnation": "0" * 12,
+            "boot_id": "00000000",
+            "schema_version": 1,
+            "pool": "main",
+            "node_type": "any",
+            "gpus": gpus,
+            "cpu_milli": 64_000,
+            "memory_mib": 512 * 1024,
+            "address": "127.0.0.1",
+            "port_first": 20_000,
+            "port_last": 20_099,
+        }
+        self.claim(nev.NodeJoinedV1(node=name, **{**fields, **changes}))
+
+    def submit(self, name: str, *, project: str = "p", **changes: Any) -> str:
+        """A job is admitted; returns its id. `gpus=` is short for whole GPUs of a replica."""
+        self.submitted += 1
+        gpus = changes.pop("gpus", None)
+        if gpus is not None:
+            changes["resources"] = Resources(gpus=gpus, gpu_milli=1000 if gpus else 0)
+        replicas = changes.pop("replicas", None)
+        if replicas is not None:
+            changes["replicas_min"] = changes["replicas_max"] = replicas
+        id_ = job_id(name)
+        self.admission(
+            adm.TaskAdmittedV1(
+                job_id=id_,
+                project=project,
+                department="d",
+                spec=admitted_spec(**changes),
+                submitted_at_ms=self.now_ms + self.submitted,
+                details=DETAILS,
+            )
+        )
+        return id_
+
+    def task(self, name: str, index: int = 0) -> Task:
+        """A task by its job's name."""
+        return self.state.task(f"{job_id(name)}.{index}")
+
+    def _about(self, task: Task, replica: int) -> dict[str, Any]:
+        run = task.run
+        assert run is not None, f"{task.id} has no attempt"
+        placement = run.placements[replica]
+        return {
+            "task_id": task.id,
+            "attempt": run.number,
+            "replica": replica,
+            "node": placement.node,
+            "incarnation": placement.incarnation,
+        }
+
+    def _replicas(self, name: str, index: int, replica: int | None) -> list[dict[str, Any]]:
+        task = self.task(name, index)
+        assert task.run is not None, f"{task.id} has no attempt"
+        every = range(len(task.run.placements))
+        return [self._about(task, r) for r in (every if replica is None else [replica])]
+
+    def starts(self, name: str, index: int = 0, *, replica: int | None = None) -> None:
+        """The agents report that every replica of the task runs (or that one)."""
+        for about in self._replicas(name, index, replica):
+            self.claim(nev.TaskStartedV1(**about, boot_id="00000000", pid=1, process_started=1))
+
+    def checkpoints(self, name: str, step: int, index: int = 0) -> None:
+        """The task saved its state."""
+        about = self._about(self.task(name, index), 0)
+        self.claim(nev.CheckpointDoneV1(**about, uri=f"file:///c/{name}-{step}", step=step))
+
+    def exits(
+        self,
+        name: str,
+        index: int = 0,
+        *,
+        replica: int | None = None,
+        exit_code: int | None = 0,
+        signal: int | None = None,
+        out_of_memory: bool = False,
+        done: bool = False,
+    ) -> None:
+        """The processes of every replica (or that one) end; the slots are still held."""
+        code = None if signal is not None else exit_code
+        for about in self._replicas(name, index, replica):
+            self.claim(
+                nev.TaskExitedV1(
+                    **about, exit_code=code, signal=signal, out_of_memory=out_of_memory, done=done
+                )
+            )
+
+    def releases(self, name: str, index: int = 0, *, replica: int | None = None) -> None:
+        """Nothing is left of every replica (or that one)."""
+        for about in self._replicas(name, index, replica):
+            self.claim(nev.SlotsReleasedV1(**about))
+
+    def ends(self, name: str, index: int = 0, *, replica: int | None = None, **how: Any) -> None:
+        """Every replica (or that one) exits and its slots are released; `how` as of `exits`."""
+        task = self.task(name, index)
+        assert task.run is not None, f"{task.id} has no attempt"
+        every = range(len(task.run.placements))
+        for one in every if replica is None else [replica]:
+            self.exits(name, index, replica=one, **how)
+            self.releases(name, index, replica=one)
+
+    def never_starts(
+        self,
+        name: str,
+        index: int = 0,
+        replica: int = 0,
+        *,
+        failure: StartFailure | None = None,
+    ) -> None:
+        """An agent gives a replica's slots back without having started it."""
+        about = self._about(self.task(name, index), replica)
+        self.claim(nev.SlotsReleasedV1(**about, never_started=True, failure=failure))
+
+    def cancel(self, name: str, index: int | None = None, *, immediate: bool = False) -> None:
+        """Quota accepted a cancel."""
+        self.admission(adm.CancelAcceptedV1(job_id=job_id(name), index=index, immediate=immediate))
+
+    def pause(self, name: str, index: int | None = None) -> None:
+        """Quota accepted a pause."""
+        self.admission(adm.TaskPausedV1(job_id=job_id(name), index=index))
+
+    def resume(self, name: str, index: int | None = None) -> None:
+        """Quota accepted a resumption."""
+        self.admission(adm.TaskResumedV1(job_id=job_id(name), index=index))
+
+    def _revision(self, name: str) -> int:
+        """The next revision of a job, counting changes that no cycle took yet."""
+        return next(self._revisions.setdefault(job_id(name), itertools.count(2)))
+
+    def set_priority(self, name: str, priority: int) -> None:
+        """A job has another priority."""
+        self.admission(
+            adm.PriorityChangedV1(
+                job_id=job_id(name), priority=priority, revision=self._revision(name)
+            )
+        )
+
+    def set_weight(self, name: str, weight: int) -> None:
+        """A job has another weight."""
+        self.admission(
+            adm.WeightChangedV1(job_id=job_id(name), weight=weight, revision=self._revision(name))
+        )
+
+    def set_max_slots(self, name: str, gpus: int | None) -> None:
+        """A job has another bound on its GPUs (None: no bound)."""
+        milli = None if gpus is None else gpus * 1000
+        self.admission(
+            adm.MaxSlotsChangedV1(
+                job_id=job_id(name), max_slots_milli=milli, revision=self._revision(name)
+            )
+        )
+
+    def entitle(self, project: str, *, department: str = "d", **config: Any) -> None:
+        """A project has this configuration; limits are in gpu_milli."""
+        self.admission(
+            adm.EntitlementsChangedV1(
+                level=adm.Level.PROJECT,
+                name=project,
+                revision=1,
+                project=req.ProjectConfig(department=department, **config),
+            )
+        )
+
+    def entitle_department(self, department: str, **limits_milli: int | None) -> None:
+        """A department's projects may hold so much (gpu_milli) of each pool together."""
+        quotas = {pool: req.Quota(limit_milli=milli) for pool, milli in limits_milli.items()}
+        self.admission(
+            adm.EntitlementsChangedV1(
+                level=adm.Level.DEPARTMENT,
+                name=department,
+                revision=1,
+                department=req.DepartmentConfig(quotas=quotas),
+            )
+        )
+
+    def cordon(self, node: str) -> None:
+        """Nothing new starts on a node."""
+        self.admission(adm.NodeCordonedV1(node=node))
+
+    def uncordon(self, node: str) -> None:
+        """A node takes tasks again."""
+        self.admission(adm.NodeUncordonedV1(node=node))
+
+    def drain(self, node: str, *, within_s: int) -> None:
+        """A node is to be empty by a deadline."""
+        deadline_ms = self.now_ms + within_s * 1000
+        self.admission(adm.NodeDrainingV1(node=node, deadline_at_ms=deadline_ms))
+
+    def disable(self, node: str, *slots: int, stop: bool = False) -> None:
+        """Nothing new starts on these slots of a node, and on all its others it may."""
+        self.admission(adm.NodeSlotsChangedV1(node=node, disabled=slots, stop=stop))
+
+    def enrol(self, node: str, gpus: int = 8, *, pool: str = "main", **more: Any) -> None:
+        """A node may join a pool with so many GPUs; from the first one on no others may."""
+        revisions = self._revisions.setdefault(f"node/{node}", itertools.count(1))
+        enrolment = req.Enrolment(pool=pool, gpus=gpus, **more)
+        self.admission(adm.NodeEnrolledV1(node=node, enrolment=enrolment, revision=next(revisions)))
+
+    def revoke(self, node: str) -> None:
+        """A node that was enrolled is trusted no more."""
+        self.admission(adm.NodeRevokedV1(node=node))
+
+    def erase(self, name: str) -> None:
+        """Nothing says any more what a job runs."""
+        self.admission(adm.DetailsErasedV1(job_id=job_id(name)))
+
+    def leaves(self, node: str) -> None:
+        """A node's agent leaves in good order."""
+        incarnation = self.state.nodes[node].incarnation
+        self.claim(nev.NodeDrainedV1(node=node, incarnation=incarnation))
+
+    # Cycles
+
+    def cycle(
+        self,
+        *,
+        after_s: float = 0,
+        limit: int = 1_000_000,
+        silent: dict[str, int] | None = None,
+        unwritable: Sequence[str] = (),
+    ) -> list[Event]:
+        """Run one cycle `after_s` seconds later; `silent` maps nodes to when (ms) they were last
+        heard, `unwritable` names jobs whose allocation was too large to write.
+        """
+        self.now_ms += int(after_s * 1000)
+        self.cycles += 1
+        machine = self.machine
+        self.state = machine.begin(self.state, self.cycles, self.now_ms)
+        self.steps.append(Begin(self.cycles, self.now_ms))
+        self.refused = []
+        inputs, self._inputs = self._inputs, []
+        for event, record_id in inputs:
+            self._take(event, record_id)
+        observed = [
+            Decision(
+                dec.NodeSilenceObservedV1(
+                    node=name,
+                    incarnation=self.state.nodes[name].incarnation,
+                    last_heard_at_ms=heard_ms,
+                ),
+                name,
+            )
+            for name, heard_ms in sorted((silent or {}).items())
+        ]
+        observed += [
+            Decision(dec.AllocationUnwritableV1(task_id=self.task(name).id), self.task(name).id)
+            for name in unwritable
+        ]
+        verdict = self.decided(limit, observed)
+        digest = machine.digest(self.state)
+        assert digest == verdict.state_digest, "decisions did not give the state they promised"
+        self.state = machine.settle(self.state, complete=verdict.complete)
+        self.steps.append(Settle(verdict.complete))
+        self.complete = verdict.complete
+        return [decision.event for decision in verdict.decisions]
+
+    def decided(self, limit: int, observed: Sequence[Decision]) -> Verdict:
+        """Decide, and apply what was decided."""
+        before = self.machine.dump(self.state)
+        verdict = self.machine.decide(self.state, limit=limit, observed=observed)
+        assert self.machine.dump(self.state) == before, "deciding changed the state"
+        for decision in verdict.decisions:
+            self._apply(decision.event)
+            self.applied(decision.event)
+        return verdict
+
+    def recorded(self, decisions: Iterable[Event]) -> None:
+        """Take the inputs so far, and `decisions` as what a cycle, cut at its limit, decided.
+
+        Puts a cell into a state that a leader left behind: who runs where, and who still has to be
+        considered.
+        """
+        self.cycles += 1
+        self.state = self.machine.begin(self.state, self.cycles, self.now_ms)
+        self.steps.append(Begin(self.cycles, self.now_ms))
+        inputs, self._inputs = self._inputs, []
+        for event, record_id in inputs:
+            self._take(event, record_id)
+        for event in decisions:
+            self._apply(event)
+        self.state = self.machine.settle(self.state, complete=False)
+        self.steps.append(Settle(False))
+
+    def _apply(self, decision: Event) -> None:
+        self.state = self.machine.apply(self.state, decision, "")
+        self.history.append(decision)
+        self.steps.append(Apply(decision, ""))
+
+    def _take(self, event: Event, record_id: str) -> None:
+        if "node-events" in event.TOPICS:
+            source, epoch, seq = record_id.rsplit("/", 2)
+            envelope = Envelope(
+                type=event.TYPE,
+                version=event.VERSION,
+                source=source,
+                epoch=int(epoch),
+                seq=int(seq),
+                subject="x",
+                time_ms=self.now_ms,
+                actor=Actor(kind=ActorKind.NODE, id="n"),
+                data=event,
+            )
+            code = self.machine.refusal(self.state, envelope)
+            if code is not None:
+                self.refused.append((event, code))
+                return
+        self.state = self.machine.apply(self.state, event, record_id)
+        self.history.append(event)
+        self.steps.append(Apply(event, record_id))
+
+    def applied(self, decision: Event) -> None:
+        """Called after each decision was applied; for a test's own checks."""
+
+    def restart(self) -> None:
+        """Go on from a snapshot of the state, as after a restart."""
+        dump = json.loads(json.dumps(self.machine.dump(self.state)))
+        self.state = self.machine.load(self.state.cell, dump)
+
+    def settled(self, most: int = 100) -> list[Event]:
+        """Cycles until nothing more is decided; returns all decisions.
+
+        Raises:
+            AssertionError: it does not settle within `most` cycles.
+        """
+        decided: list[Event] = []
+        for _ in range(most):
+            new = self.cycle()
+            decided += new
+            due_ms = self.machine.due_ms(self.state)
+            if not new and self.complete and (due_ms is None or due_ms > self.now_ms):
+                return decided
+        raise AssertionError(f"still deciding after {most} cycles: {decided[-3:]}")
+
+    def phase(self, name: str, index: int = 0) -> str:
+        """The phase of a task, by name."""
+        return self.task(name, index).phase.name.lower()
+
+    def wait(self, name: str, pool: str = "main") -> str | None:
+        """The code under which a task's equals wait in a pool."""
+        group = self.task(name).group
+        record = group.waits.get(pool) if group is not None else None
+        return str(record[0].code) if record is not None else None
+
+    def where(self, name: str, index: int = 0) -> list[tuple[str, tuple[int, ...]]]:
+        """Node and slots of each replica; empty when the task holds nothing."""
+        run = self.task(name, index).run
+        return [(p.node, p.slots) for p in run.placements] if run is not None else []

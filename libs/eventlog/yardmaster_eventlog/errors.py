@@ -1,0 +1,125 @@
+"""All that an event log may raise.
+
+```
+LogError   BatchTooLarge  UnknownTopic  LogClosed  ReadPastEnd  OffsetGone  LogTruncated
+           NotOurLog  LogCorrupt  LogUnavailable  AppendOutcomeUnknown
+           LogNotTrusted  LogAccessRefused  TlsUnusable
+           SnapshotCorrupt  SnapshotsUnavailable
+```
+"""
+
+from yardmaster_schemas.errors import YardmasterError
+
+
+class LogError(YardmasterError):
+    """The event log refused or failed: {found}."""
+
+    code = "log"
+
+
+class BatchTooLarge(LogError):
+    """A batch of {size} bytes is over the {limit} bytes that {topic} takes; nothing was
+    written. Decide in smaller cycles.
+    """
+
+    code = "batch_too_large"
+
+
+class UnknownTopic(LogError):
+    """There is no topic {topic} (partition {partition}) in this log. Create it, or check the
+    name.
+    """
+
+    code = "unknown_topic"
+
+
+class LogClosed(LogError):
+    """The log was closed; open it again."""
+
+    code = "log_closed"
+
+
+class ReadPastEnd(LogError):
+    """Offset {offset} of {topic} was asked for, but it ends at {end}: the reader knows a longer
+    log than this one.
+    """
+
+    code = "read_past_end"
+
+
+class OffsetGone(LogError):
+    """Offset {offset} of {topic} is no longer kept; it starts at {start}."""
+
+    code = "offset_gone"
+
+
+class LogTruncated(LogError):
+    """The log lost its end: {found}. Restore it from a backup; nothing was decided since."""
+
+    code = "log_truncated"
+
+
+class NotOurLog(LogError):
+    """{path} is not a Yardmaster log: {found}. Give the path of a log, or of a file that does
+    not exist yet.
+    """
+
+    code = "not_our_log"
+
+
+class LogCorrupt(LogError):
+    """The log file {path} is damaged: {found}. Restore it from a backup."""
+
+    code = "log_corrupt"
+
+
+class LogUnavailable(LogError):
+    """The log cannot be reached: {found}. Nothing was written; try again."""
+
+    code = "log_unavailable"
+
+
+class LogNotTrusted(LogError):
+    """Kafka's broker {broker} is not trusted: {found}. Give the file of the authority that signed
+    its certificate (YARD_KAFKA__SSL_CAFILE) and an address that the certificate names.
+    """
+
+    code = "log_not_trusted"
+
+
+class LogAccessRefused(LogError):
+    """Kafka's broker {broker} does not let user {user} in with {mechanism}: {found}. Check
+    YARD_KAFKA__SASL_USERNAME, _SASL_MECHANISM and the password or its file.
+    """
+
+    code = "log_access_refused"
+
+
+class TlsUnusable(LogError):
+    """TLS to Kafka cannot be set up with {path}: {found}. Give PEM files that this service may
+    read, of a key that nobody else may.
+    """
+
+    code = "tls_unusable"
+
+
+class AppendOutcomeUnknown(LogError):
+    """Whether a batch was written to {topic} is not known ({found}). Re-read its tail before
+    deciding again.
+    """
+
+    code = "append_outcome_unknown"
+
+
+class SnapshotCorrupt(LogError):
+    """Snapshot {name} cannot be used: {found}. The one before it is; the log has everything."""
+
+    code = "snapshot_corrupt"
+
+
+class SnapshotsUnavailable(LogError):
+    """The snapshots at {url} cannot be reached: {found}. The log has everything; restoring
+    takes longer.
+    """
+
+    code = "snapshots_unavailable"

@@ -1,0 +1,209 @@
+"""aiokafka's clients as `kafka` needs them: a producer to throw away, a consumer at one offset."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.errors import CorruptRecordException, KafkaError, ProducerClosed, for_code
+from aiokafka.protocol.fetch import FetchRequest
+from aiokafka.structs import ConsumerRecord
+
+from yardmaster_eventlog.kafka.records import UnreadableBatch, records
+from yardmaster_eventlog.port import Partition, StoredRecord, stored_record
+from yardmaster_schemas.topics import MIB
+
+#: How long a broker holds a fetch that finds nothing; it answers at once when something comes.
+FETCH_WAIT_MS: Final = 500
+#: Bytes that a cursor fetches ahead.
+FETCH_BYTES: Final = 2 * MIB
+#: How long the client's own tasks get to end when it is thrown away.
+ABANDON_S: Final = 2.0
+
+
+@asynccontextmanager
+async def heeded() -> AsyncIterator[None]:
+    """Whoever closes a client in here is cancelled at the end of it, if cancelled meanwhile.
+
+    aiokafka (0.14) cancels its own tasks as it closes, and takes a cancellation that comes while it
+    waits for them for theirs. It would be lost: who tries again what failed would do so for ever.
+    """
+    task = asyncio.current_task()
+    assert task is not None, "coroutines run in tasks"
+    asked = task.cancelling()
+    try:
+        yield
+    finally:
+        if task.cancelling() > asked:
+            raise asyncio.CancelledError
+
+
+class Producer(AIOKafkaProducer):  # type: ignore[misc]
+    """aiokafka's producer, which can also be thrown away.
+
+    Its `stop` waits until all is sent, for ever if need be. Nothing public does less, so `abandon`
+    reaches into aiokafka, whose version the lock holds; a test kills a broker under it.
+    """
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._abandoned = False
+        self._requests: dict[asyncio.Task[Any], None] = {}
+        send = self._sender._send_produce_req
+
+        async def tracked(node_id: int, batches: object) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            self._requests[task] = None
+            try:
+                await send(node_id, batches)
+            finally:
+                del self._requests[task]
+
+        self._sender._send_produce_req = tracked
+
+    async def abandon(self) -> None:
+        """Close all connections and forget what was not acknowledged; its futures fail."""
+        if self._abandoned:
+            return
+        self._closed = self._abandoned = True
+        accumulator = self._message_accumulator
+        batches = [batch for queue in accumulator._batches.values() for batch in queue]
+        batches += accumulator._pending_batches
+        accumulator.fail_all(ProducerClosed())
+        for batch in batches:
+            batch.future.exception()  # who waits has a future of their own; this one is seen now
+        tasks = [*self._requests]
+        if self._sender.sender_task is not None:
+            tasks.append(self._sender.sender_task)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=ABANDON_S)
+        with suppress(KafkaError, OSError, TimeoutError):
+            async with asyncio.timeout(ABANDON_S), heeded():
+                await self.client.close()
+
+
+async def newest_records(
+    partitions: Sequence[Partition], client: Mapping[str, Any]
+) -> dict[Partition, StoredRecord]:
+    """The newest record of each partition that has one, all by one consumer; each has a leader.
+
+    Raises: KafkaError.
+    """
+    found: dict[Partition, StoredRecord] = {}
+    consumer = AIOKafkaConsumer(group_id=None, enable_auto_commit=False, **client)
+    await consumer.start()
+    try:
+        places = {TopicPartition(each.topic, each.number): each for each in partitions}
+        consumer.assign([*places])
+        first = await consumer.beginning_offsets([*places])
+        end = await consumer.end_offsets([*places])
+        wanted = {at for at in places if first[at] < end[at]}
+        consumer.assign([*wanted])
+        for at in wanted:
+            consumer.seek(at, end[at] - 1)
+        while wanted:
+            for at, records in (await consumer.getmany(timeout_ms=FETCH_WAIT_MS)).items():
+                found[places[at]] = _stored(places[at], records[-1])
+                wanted.discard(at)
+    finally:
+        with suppress(KafkaError, OSError, TimeoutError):
+            async with asyncio.timeout(ABANDON_S), heeded():
+                await consumer.stop()
+    return found
+
+
+def _stored(partition: Partition, record: ConsumerRecord) -> StoredRecord:
+    return stored_record(
+        partition,
+        record.offset,
+        record.timestamp,
+        record.key or b"",
+        record.value,
+        tuple((name, value or b"") for name, value in record.headers),
+    )
+
+
+class Cursor:
+    """One consumer at one offset; `position` is the offset of the next record it gives."""
+
+    def __init__(self, partition: Partition, consumer: AIOKafkaConsumer) -> None:
+        self.partition = partition
+        self.position = -1
+        #: It was at its position before: what comes there, or why nothing can, is on its way.
+        self.followed = False
+        self._at = TopicPartition(partition.topic, partition.number)
+        self._consumer = consumer
+        self._ahead: list[StoredRecord] = []
+
+    async def start(self) -> None:
+        """Connect; then `seek`."""
+        await self._consumer.start()
+        self._consumer.assign([self._at])
+
+    def seek(self, offset: int) -> None:
+        """Go to `offset`; whether it exists, fetching will show (OffsetOutOfRangeError)."""
+        self.followed = offset == self.position
+        if not self.followed:
+            self._consumer.seek(self._at, offset)
+            self.position = offset
+            self._ahead = []
+
+    async def fill(self, max_records: int, timeout_s: float) -> bool:
+        """Whether it has records at hand; if not yet, fetch for up to `timeout_s`."""
+        if not self._ahead:
+            try:
+                found = await self._consumer.getmany(
+                    self._at, timeout_ms=int(timeout_s * 1000), max_records=max_records
+                )
+            except (CorruptRecordException, UnicodeDecodeError) as error:
+                await self._fetch_leniently(error)
+                return bool(self._ahead)
+            self._ahead = [_stored(self.partition, record) for record in found.get(self._at, ())]
+        return bool(self._ahead)
+
+    async def _fetch_leniently(self, error: Exception) -> None:
+        client = self._consumer._client
+        request = FetchRequest(
+            FETCH_WAIT_MS,
+            1,
+            FETCH_BYTES,
+            0,
+            [(self._at.topic, [(self._at.partition, self.position, FETCH_BYTES)])],
+            rack_id="",
+        )
+        response = await client.send(client.cluster.leader_for_partition(self._at), request)
+        ((_, ((_, code, *_, data),)),) = response.topics
+        if code:
+            raise for_code(code)()
+        try:
+            self._ahead = list(records(self.partition, self.position, data))
+        except UnreadableBatch:
+            raise error from None
+        if self._ahead:
+            self._consumer.seek(self._at, self._ahead[-1].offset + 1)
+
+    def take(self, max_records: int) -> Sequence[StoredRecord]:
+        """The records at hand, and go on behind them."""
+        taken, self._ahead = self._ahead[:max_records], self._ahead[max_records:]
+        if taken:
+            self.position = taken[-1].offset + 1
+        return taken
+
+    @property
+    def behind(self) -> bool:
+        """There is more than it has given, so it can be sent elsewhere without a wait.
+
+        At the end its fetch lies with the broker, which answers a connection's requests in turn.
+        """
+        end = self._consumer.highwater(self._at)
+        return end is not None and self.position < end
+
+    async def close(self) -> None:
+        """Close its connections."""
+        with suppress(KafkaError, OSError, TimeoutError):
+            async with asyncio.timeout(ABANDON_S), heeded():
+                await self._consumer.stop()

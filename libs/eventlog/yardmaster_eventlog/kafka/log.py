@@ -1,0 +1,554 @@
+"""The log on Apache Kafka.
+
+A batch is one record batch, which a broker appends whole or not at all, so no transaction is
+needed. `send_batch` to an explicit partition sends exactly what it was given (`send` may split what
+belongs together); the producer is idempotent, so that its own retries write nothing twice.
+
+Appends to one partition that wait at the same time go out in one record batch, each still whole or
+not at all. (The client sends one batch at a time, and lets those that wait for their turn starve.)
+
+An idempotent producer retries for ever. The bound on an append is therefore ours: at its end the
+outcome is unknown, and the producer with all that it still holds is thrown away, so that nothing of
+it can land later than a request that is on its way.
+
+A *cursor* is a consumer without a group at one offset of one partition. A reader that goes on where
+it stopped gets the same cursor, which has fetched ahead; waiting for records is fetching them and
+keeping them for the read that follows, so it takes no polling.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
+    InvalidTopicError,
+    KafkaConnectionError,
+    KafkaError,
+    LeaderNotAvailableError,
+    MessageSizeTooLargeError,
+    NoError,
+    OffsetOutOfRangeError,
+    RecordListTooLargeError,
+    TopicAlreadyExistsError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+    for_code,
+)
+from aiokafka.structs import RecordMetadata
+
+from yardmaster_eventlog.errors import (
+    AppendOutcomeUnknown,
+    BatchTooLarge,
+    LogClosed,
+    LogError,
+    LogUnavailable,
+    OffsetGone,
+    ReadPastEnd,
+    UnknownTopic,
+)
+from yardmaster_eventlog.kafka.access import check_access
+from yardmaster_eventlog.kafka.clients import (
+    FETCH_BYTES,
+    FETCH_WAIT_MS,
+    Cursor,
+    Producer,
+    heeded,
+    newest_records,
+)
+from yardmaster_eventlog.kafka.settings import KafkaSettings, topic_settings
+from yardmaster_eventlog.metrics import NO_METRICS, LogMetrics
+from yardmaster_eventlog.port import Clock, Partition, Record, StoredRecord, batch_bytes
+from yardmaster_eventlog.waiting import Waiter
+from yardmaster_schemas.topics import MIB, Topic
+from yardmaster_schemas.topics import topic as catalogued
+
+T = TypeVar("T")
+
+__all__ = ["KafkaLog", "KafkaSettings"]
+
+#: What the client takes in one batch; every topic's own limit is lower.
+MAX_BATCH_BYTES: Final = 16 * MIB
+#: Cursors kept for readers to come back to: at all, and of one partition.
+IDLE_CURSORS: Final = 32
+IDLE_CURSORS_OF_PARTITION: Final = 3
+RETRY_S: Final = 0.1
+#: Topics asked for in one request; controllers refuse those that make 10,000 records of their own.
+TOPICS_AT_ONCE: Final = 200
+
+
+@dataclass(slots=True, eq=False)
+class _Append:
+    """A batch on its way. Once `taken`, it may be written; when it was `sent`, it was tried."""
+
+    batch: Sequence[Record]
+    size: int
+    taken: bool = False
+    #: Which record of what is sent together is its first.
+    first: int = 0
+    sent: "_Sent | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """One record batch that the producer has taken: its size, and of how many appends it is."""
+
+    producer: Producer
+    done: asyncio.Future[RecordMetadata]
+    size: int
+    appends: int
+
+
+@dataclass(slots=True)
+class _Queue:
+    """Appends to one partition; whoever has the lock sends for all that wait."""
+
+    waiting: list[_Append] = field(default_factory=list)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class KafkaLog:
+    """A log on Kafka; see `EventLog` for what its methods promise. Made by `open`."""
+
+    def __init__(
+        self, settings: KafkaSettings, clock: Clock, metrics: LogMetrics = NO_METRICS
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._metrics = metrics
+        self._client = settings.client()
+        self._admin = AIOKafkaAdminClient(**self._client)
+        # Asks for offsets. A cursor would answer when the fetch that it has with the broker ends.
+        self._offsets = AIOKafkaConsumer(group_id=None, enable_auto_commit=False, **self._client)
+        self._producer: Producer | None = None
+        self._producer_lock = asyncio.Lock()
+        #: Partitions of each topic that was seen.
+        self._topics: dict[str, int] = {}
+        self._limits: dict[str, int] = {}
+        self._queues: dict[Partition, _Queue] = {}
+        self._idle: list[Cursor] = []
+        self._waiters: dict[Waiter, None] = {}
+        self._closed = False
+
+    @classmethod
+    async def open(
+        cls, settings: KafkaSettings, clock: Clock, metrics: LogMetrics = NO_METRICS
+    ) -> "KafkaLog":
+        """Connect.
+
+        Raises: LogUnavailable, LogNotTrusted, LogAccessRefused, TlsUnusable.
+        """
+        log = cls(settings, clock, metrics)
+        try:
+            await log._bounded(log._connect)
+            await log._bounded(log._offsets.start)
+        except BaseException:
+            await log.close()
+            raise
+        return log
+
+    async def _connect(self) -> None:
+        try:
+            await self._admin.start()
+        except (KafkaConnectionError, ValueError):
+            await check_access(self._settings)
+            raise
+
+    async def create_topics(self, topics: Sequence[Topic], partitions: int = 1) -> None:
+        """Make topics that are not there yet, and wait until each partition has a leader."""
+        self._open()
+        for first in range(0, len(topics), TOPICS_AT_ONCE):
+            await self._create_topics(topics[first : first + TOPICS_AT_ONCE], partitions)
+
+    async def _create_topics(self, topics: Sequence[Topic], partitions: int) -> None:
+        new = [
+            NewTopic(
+                name=topic.name,
+                num_partitions=partitions,
+                replication_factor=self._settings.replication_factor,
+                topic_configs=topic_settings(topic, self._settings),
+            )
+            for topic in topics
+        ]
+
+        async def create() -> None:
+            response = await self._admin.create_topics(new)
+            for name, code, *about in response.topic_errors:
+                error = for_code(code)
+                if code and error is not TopicAlreadyExistsError:
+                    raise error(f"{name}: {about}")
+
+        await self._bounded(create)
+        await self._bounded(lambda: self._led({topic.name for topic in topics}))
+        self._limits |= {topic.name: topic.max_batch_bytes for topic in topics}
+
+    async def append(self, partition: Partition, batch: Sequence[Record]) -> int:
+        """Append `batch` whole; return the offset of its first record when all replicas have it."""
+        self._open()
+        if not batch:
+            raise ValueError("a batch without records")
+        size, limit = batch_bytes(batch), self._limit(partition.topic)
+        if size > limit:
+            raise BatchTooLarge(size=size, limit=limit, topic=partition.topic)
+        deadline = asyncio.get_running_loop().time() + self._settings.append_timeout_s
+        await self._require(partition)
+        append = _Append(tuple(batch), size)
+        queue = self._queues.setdefault(partition, _Queue())
+        queue.waiting.append(append)
+        try:
+            async with asyncio.timeout_at(deadline), queue.lock:
+                if append.sent is None:
+                    await self._send(partition, queue.waiting)
+        except (TimeoutError, KafkaError, LogUnavailable) as error:
+            if not append.taken:
+                raise LogUnavailable(found=_said(error)) from error
+        finally:
+            if append in queue.waiting:
+                queue.waiting.remove(append)
+        return await self._outcome(partition, append, deadline)
+
+    async def _send(self, partition: Partition, waiting: list[_Append]) -> None:
+        """Hand what waits, as much as one batch holds, to the producer: one batch, sent whole."""
+        producer = await self._bounded(self._running_producer)
+        builder = producer.create_batch()
+        now_ms = self._clock.now_ms()
+        group: list[_Append] = []
+        size, limit = 0, self._limit(partition.topic)
+        for append in waiting:
+            if group and size + append.size > limit:
+                break
+            size += append.size
+            append.taken = True
+            append.first = builder.record_count()
+            group.append(append)
+            for record in append.batch:
+                added = builder.append(
+                    timestamp=now_ms,
+                    key=record.key,
+                    value=record.value,
+                    headers=list(record.headers),
+                )
+                assert added is not None, "a batch within its topic's limit fits one record batch"
+        builder.close()
+        try:
+            sent = await producer.send_batch(builder, partition.topic, partition=partition.number)
+        except BaseException:
+            for append in group:
+                append.taken = False  # an earlier batch is in the way: nothing has left
+            raise
+        sent.add_done_callback(lambda done: done.cancelled() or done.exception())
+        for append in group:
+            append.sent = _Sent(producer, sent, size, len(group))
+            # Who has given up has taken theirs out.
+            if append in waiting:
+                waiting.remove(append)
+
+    async def _outcome(self, partition: Partition, append: _Append, deadline: float) -> int:
+        topic, sent = partition.topic, append.sent
+        if sent is None:
+            raise AppendOutcomeUnknown(topic=topic, found="it was about to be sent")
+        left_s = deadline - asyncio.get_running_loop().time()
+        await asyncio.wait([sent.done], timeout=max(0.0, left_s))
+        if not sent.done.done():
+            await self._abandon(sent.producer)
+            # It may have been deleted, or have no leader: the next call asks.
+            self._topics.pop(topic, None)
+            waited = f"not acknowledged within {self._settings.append_timeout_s:g} s"
+            raise AppendOutcomeUnknown(topic=topic, found=waited)
+        try:
+            base = int(sent.done.result().offset)
+        except (MessageSizeTooLargeError, RecordListTooLargeError) as error:
+            await self._abandon(sent.producer)
+            # The topic was made elsewhere, with a lower limit than this handle knows.
+            self._limits[topic] = limit = min(self._limit(topic), sent.size - 1)
+            if sent.appends > 1:
+                raise LogUnavailable(found="too much was sent at once") from error
+            raise BatchTooLarge(size=append.size, limit=limit, topic=topic) from error
+        except (TopicAuthorizationFailedError, ClusterAuthorizationFailedError) as error:
+            await self._abandon(sent.producer)
+            raise LogUnavailable(found=_said(error)) from error
+        except KafkaError as error:
+            await self._abandon(sent.producer)
+            raise AppendOutcomeUnknown(topic=topic, found=_said(error)) from error
+        if base < 0:
+            # A repeat of what the broker had taken, but no longer knows where.
+            raise AppendOutcomeUnknown(topic=topic, found="written, nobody knows where")
+        return base + append.first
+
+    async def read(
+        self,
+        partition: Partition,
+        offset: int,
+        *,
+        max_records: int = 1000,
+        at_hand: bool = False,
+    ) -> Sequence[StoredRecord]:
+        """Records from `offset` on."""
+        self._open()
+        await self._require(partition)
+        if offset < 0:
+            raise OffsetGone(topic=partition.topic, offset=offset, start=0)
+
+        async def read() -> Sequence[StoredRecord]:
+            async with self._cursor(partition, offset) as cursor:
+                if await cursor.fill(max_records, 0):
+                    return cursor.take(max_records)
+                if at_hand and cursor.followed:
+                    return ()
+                end = await self._end(partition)
+                if offset > end:
+                    raise ReadPastEnd(topic=partition.topic, offset=offset, end=end)
+                if offset < end:
+                    while not await cursor.fill(max_records, FETCH_WAIT_MS / 1000):
+                        continue  # the call's own deadline ends this
+                return cursor.take(max_records)
+
+        async def read_what_is_kept() -> Sequence[StoredRecord]:
+            try:
+                return await read()
+            except OffsetOutOfRangeError:
+                first = await self._first(partition)
+                if offset < first:
+                    raise OffsetGone(topic=partition.topic, offset=offset, start=first) from None
+                return await read()  # it lies past the end, or did when it was fetched
+
+        return await self._bounded(read_what_is_kept)
+
+    async def end(self, partition: Partition) -> int:
+        """The offset that the next record will get."""
+        self._open()
+        await self._require(partition)
+
+        return await self._bounded(lambda: self._end(partition))
+
+    async def newest(
+        self, partitions: Sequence[Partition]
+    ) -> Mapping[Partition, StoredRecord | None]:
+        """The newest record of each partition."""
+        self._open()
+        return await self._bounded(lambda: self._newest(partitions))
+
+    async def wait(self, ends: Mapping[Partition, int], timeout_s: float) -> bool:
+        """Wait until a partition has a record at or after the offset given for it."""
+        self._open()
+        for partition in ends:
+            await self._require(partition)
+        waiter = Waiter(ends)
+        self._waiters[waiter] = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                fetching = [
+                    group.create_task(self._fetch(partition, offset, waiter))
+                    for partition, offset in ends.items()
+                ]
+                with suppress(LogError):  # a group wraps what its body raises: it is raised below
+                    await waiter.woken(self._clock, timeout_s)
+                for task in fetching:
+                    task.cancel()
+        finally:
+            del self._waiters[waiter]
+        if waiter.error is not None:
+            raise waiter.error
+        return waiter.grown
+
+    async def close(self) -> None:
+        """Close all connections; calls that wait end with LogClosed."""
+        if self._closed:
+            return
+        self._closed = True
+        for waiter in self._waiters:
+            waiter.fail(LogClosed())
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            try:
+                async with asyncio.timeout(self._settings.append_timeout_s), heeded():
+                    await producer.stop()
+            except TimeoutError:
+                await producer.abandon()
+        idle, self._idle = self._idle, []
+        for cursor in idle:
+            await cursor.close()
+        with suppress(KafkaError, OSError):
+            async with heeded():
+                await self._offsets.stop()
+                await self._admin.close()
+
+    async def _fetch(self, partition: Partition, offset: int, waiter: Waiter) -> None:
+        """Fetch from `offset` on until there is something, keep it for the next read, and tell."""
+        try:
+            while True:
+                try:
+                    async with self._cursor(partition, offset) as cursor:
+                        while not await cursor.fill(1000, FETCH_WAIT_MS / 1000):
+                            continue  # the waiter's own deadline cancels this
+                        waiter.see(partition, offset + 1)
+                        return
+                except OffsetOutOfRangeError:
+                    # Either nothing is there yet, or retention has removed it: a read will say.
+                    waiter.see(partition, await self._end(partition))
+                    await self._clock.sleep(RETRY_S)
+        except KafkaError as error:
+            waiter.fail(LogUnavailable(found=_said(error)))
+        except LogError as error:
+            waiter.fail(error)
+
+    @asynccontextmanager
+    async def _cursor(self, partition: Partition, offset: int) -> AsyncIterator[Cursor]:
+        """A cursor at `offset` for one call, kept afterwards if it is still good."""
+        # The one used last first: it has what a wait has just fetched.
+        idle = [cursor for cursor in reversed(self._idle) if cursor.partition == partition]
+        there = [cursor for cursor in idle if cursor.position == offset]
+        cursor = next(iter(there or [cursor for cursor in idle if cursor.behind]), None)
+        good = False
+        if cursor is not None:
+            self._idle.remove(cursor)
+        else:
+            cursor = Cursor(
+                partition,
+                AIOKafkaConsumer(
+                    group_id=None,
+                    enable_auto_commit=False,
+                    auto_offset_reset="none",
+                    fetch_max_wait_ms=FETCH_WAIT_MS,
+                    max_partition_fetch_bytes=FETCH_BYTES,
+                    **self._client,
+                ),
+            )
+        try:
+            if cursor.position < 0:
+                await cursor.start()
+                self._metrics.connected()
+            cursor.seek(offset)
+            yield cursor
+            good = True
+        except (LogError, asyncio.CancelledError):
+            good = cursor.position >= 0
+            raise
+        finally:
+            if good and not self._closed:
+                self._idle.append(cursor)
+                idle = [cursor for cursor in self._idle if cursor.partition == partition]
+                if len(self._idle) > IDLE_CURSORS or len(idle) > IDLE_CURSORS_OF_PARTITION:
+                    oldest = idle[0] if len(idle) > IDLE_CURSORS_OF_PARTITION else self._idle[0]
+                    self._idle.remove(oldest)
+                    await oldest.close()
+            else:
+                await cursor.close()
+
+    async def _newest(
+        self, partitions: Sequence[Partition]
+    ) -> Mapping[Partition, StoredRecord | None]:
+        led: dict[str, set[int]] = {}
+        known: set[Partition] = set()
+        for found in await self._admin.describe_topics(sorted({p.topic for p in partitions})):
+            topic, error = found["topic"], for_code(found["error_code"])
+            if error in (UnknownTopicOrPartitionError, InvalidTopicError):
+                continue
+            if error not in (NoError, LeaderNotAvailableError):
+                raise error(topic)
+            known.update(Partition(topic, each["partition"]) for each in found["partitions"])
+            led[topic] = {e["partition"] for e in found["partitions"] if e["leader"] >= 0}
+        ready = [each for each in partitions if each.number in led.get(each.topic, ())]
+        records = await newest_records(ready, self._client) if ready else {}
+        asked = {*ready, *(each for each in partitions if each not in known)}
+        return {each: records.get(each) for each in partitions if each in asked}
+
+    async def _end(self, partition: Partition) -> int:
+        at = TopicPartition(partition.topic, partition.number)
+        return int((await self._offsets.end_offsets([at]))[at])
+
+    async def _first(self, partition: Partition) -> int:
+        at = TopicPartition(partition.topic, partition.number)
+        return int((await self._offsets.beginning_offsets([at]))[at])
+
+    async def _running_producer(self) -> Producer:
+        async with self._producer_lock:
+            if self._producer is None:
+                producer = Producer(
+                    acks="all",
+                    enable_idempotence=True,
+                    max_batch_size=MAX_BATCH_BYTES,
+                    max_request_size=MAX_BATCH_BYTES,
+                    **self._client,
+                )
+                try:
+                    await producer.start()
+                except BaseException:
+                    await producer.abandon()
+                    raise
+                self._producer = producer
+                self._metrics.connected()
+            return self._producer
+
+    async def _abandon(self, producer: Producer) -> None:
+        if self._producer is producer:
+            self._producer = None
+            self._metrics.abandoned()
+        await producer.abandon()
+
+    async def _require(self, partition: Partition) -> None:
+        if partition.number >= self._topics.get(partition.topic, 0):
+            self._topics.pop(partition.topic, None)
+            await self._bounded(lambda: self._look({partition.topic}))
+        self._open()
+        if not 0 <= partition.number < self._topics.get(partition.topic, 0):
+            raise UnknownTopic(topic=partition.topic, partition=partition.number)
+
+    async def _look(self, names: set[str]) -> None:
+        """Learn which of the topics there are.
+
+        Raises: LeaderNotAvailableError when one is there, and a partition has no leader now;
+            another KafkaError when this client may not know.
+        """
+        for found in await self._admin.describe_topics(sorted(names)):
+            error = for_code(found["error_code"])
+            if error in (UnknownTopicOrPartitionError, InvalidTopicError):
+                continue
+            if error not in (NoError, LeaderNotAvailableError):
+                raise error(found["topic"])
+            led = [each for each in found["partitions"] if each["leader"] >= 0]
+            if error is LeaderNotAvailableError or len(led) < len(found["partitions"]):
+                raise LeaderNotAvailableError(found["topic"])
+            self._topics[found["topic"]] = len(led)
+
+    async def _led(self, names: set[str]) -> None:
+        while missing := names - self._topics.keys():
+            await self._look(missing)
+            if names - self._topics.keys():
+                await asyncio.sleep(RETRY_S)
+
+    async def _bounded(self, call: Callable[[], Awaitable[T]]) -> T:
+        """What `call` gives; it is tried again until the deadline while brokers cannot be reached.
+
+        Raises: LogUnavailable.
+        """
+        said = f"no answer within {self._settings.call_timeout_s:g} s"
+        try:
+            async with asyncio.timeout(self._settings.call_timeout_s):
+                while True:
+                    try:
+                        return await call()
+                    except KafkaError as error:
+                        said = _said(error)
+                        if not error.retriable:
+                            raise LogUnavailable(found=said) from error
+                    self._metrics.retried()
+                    await asyncio.sleep(RETRY_S)
+        except TimeoutError:
+            raise LogUnavailable(found=said) from None
+
+    def _limit(self, name: str) -> int:
+        known = catalogued(name)
+        return self._limits.get(name, known.max_batch_bytes if known else MIB)
+
+    def _open(self) -> None:
+        if self._closed:
+            raise LogClosed()
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__} {error}".strip()

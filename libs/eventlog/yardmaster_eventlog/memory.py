@@ -1,0 +1,190 @@
+"""The log in memory: plain objects, for tests, the simulator and reading along.
+
+It keeps the port's promises as the others do (limits, retention, compaction), and forgets all when
+the process ends. `handle()` gives another handle on the same records, as a second process would
+open: closing one leaves the others open.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from itertools import count
+from operator import attrgetter
+
+from yardmaster_eventlog.errors import (
+    BatchTooLarge,
+    LogClosed,
+    OffsetGone,
+    ReadPastEnd,
+    UnknownTopic,
+)
+from yardmaster_eventlog.port import Clock, Partition, Record, StoredRecord, batch_bytes
+from yardmaster_eventlog.waiting import Waiter
+from yardmaster_schemas.topics import Topic
+
+_offset = attrgetter("offset")
+
+
+class _Sequence:
+    """The records of one partition."""
+
+    def __init__(self, partition: Partition, topic: Topic) -> None:
+        self.partition = partition
+        self.topic = topic
+        #: The oldest offset that retention has left; compaction does not move it.
+        self.first = 0
+        self.next = 0
+        self.records: list[StoredRecord] = []
+        #: In a compacted topic, where the newest record of a key lies.
+        self.newest: dict[bytes, int] = {}
+
+    def append(self, batch: Sequence[Record], now_ms: int) -> int:
+        offset = self.next
+        self.records += [
+            StoredRecord(self.partition, at, now_ms, record)
+            for at, record in enumerate(batch, offset)
+        ]
+        self.next += len(batch)
+        if self.topic.compacted:
+            for at, record in enumerate(batch, offset):
+                self._replace(record.key, at)
+        if self.topic.retention_ms is not None:
+            self._expire(now_ms - self.topic.retention_ms)
+        return offset
+
+    def read(self, offset: int, max_records: int) -> Sequence[StoredRecord]:
+        if self.topic.compacted:
+            start = bisect_left(self.records, offset, key=_offset)
+        else:
+            start = offset - self.first
+        return self.records[start : start + max_records]
+
+    def _replace(self, key: bytes, at: int) -> None:
+        older = self.newest.get(key)
+        if older is not None:
+            del self.records[bisect_left(self.records, older, key=_offset)]
+        self.newest[key] = at
+
+    def _expire(self, before_ms: int) -> None:
+        gone = 0
+        for stored in self.records:
+            if stored.appended_ms >= before_ms:
+                break
+            gone += 1
+        if gone:
+            self.first = self.records[gone - 1].offset + 1
+            del self.records[:gone]
+
+
+class _Shared:
+    """What all handles on one log have in common."""
+
+    def __init__(self) -> None:
+        self.sequences: dict[Partition, _Sequence] = {}
+        self.waiters: dict[int, Waiter] = {}
+        self.count = count()
+
+
+class MemoryLog:
+    """A log in this process; see `EventLog` for what its methods promise."""
+
+    def __init__(self, clock: Clock, _shared: _Shared | None = None) -> None:
+        self._clock = clock
+        self._shared = _shared or _Shared()
+        self._waiters: dict[int, Waiter] = {}
+        self._closed = False
+
+    def handle(self) -> "MemoryLog":
+        """Another handle on the same records."""
+        return MemoryLog(self._clock, self._shared)
+
+    async def create_topics(self, topics: Sequence[Topic], partitions: int = 1) -> None:
+        """Make topics that are not there yet."""
+        self._open()
+        for topic in topics:
+            if Partition(topic.name) in self._shared.sequences:
+                continue
+            for number in range(partitions):
+                partition = Partition(topic.name, number)
+                self._shared.sequences[partition] = _Sequence(partition, topic)
+
+    async def append(self, partition: Partition, batch: Sequence[Record]) -> int:
+        """Append `batch` whole; return the offset of its first record."""
+        sequence = self._sequence(partition)
+        if not batch:
+            raise ValueError("a batch without records")
+        size = batch_bytes(batch)
+        if size > sequence.topic.max_batch_bytes:
+            raise BatchTooLarge(
+                size=size, limit=sequence.topic.max_batch_bytes, topic=partition.topic
+            )
+        offset = sequence.append(batch, self._clock.now_ms())
+        for waiter in self._shared.waiters.values():
+            waiter.see(partition, sequence.next)
+        # Every other log lets others run here; who relies on running on must fail here too.
+        await self._clock.sleep(0)
+        return offset
+
+    async def read(
+        self,
+        partition: Partition,
+        offset: int,
+        *,
+        max_records: int = 1000,
+        at_hand: bool = False,
+    ) -> Sequence[StoredRecord]:
+        """Records from `offset` on."""
+        sequence = self._sequence(partition)
+        if offset > sequence.next:
+            raise ReadPastEnd(topic=partition.topic, offset=offset, end=sequence.next)
+        if offset < sequence.first:
+            raise OffsetGone(topic=partition.topic, offset=offset, start=sequence.first)
+        return sequence.read(offset, max_records)
+
+    async def end(self, partition: Partition) -> int:
+        """The offset that the next record will get."""
+        return self._sequence(partition).next
+
+    async def newest(
+        self, partitions: Sequence[Partition]
+    ) -> Mapping[Partition, StoredRecord | None]:
+        """The newest record of each partition."""
+        self._open()
+        sequences = ((place, self._shared.sequences.get(place)) for place in partitions)
+        return {
+            place: sequence.records[-1] if sequence is not None and sequence.records else None
+            for place, sequence in sequences
+        }
+
+    async def wait(self, ends: Mapping[Partition, int], timeout_s: float) -> bool:
+        """Wait until a partition has a record at or after the offset given for it."""
+        self._open()
+        waiter = Waiter(ends)
+        for partition in ends:
+            waiter.see(partition, self._sequence(partition).next)
+        if waiter.grown:
+            # Not at once: a caller that loops on a log which always has more would run alone.
+            await self._clock.sleep(0)
+            return True
+        number = next(self._shared.count)
+        self._shared.waiters[number] = self._waiters[number] = waiter
+        try:
+            return await waiter.woken(self._clock, timeout_s)
+        finally:
+            del self._shared.waiters[number], self._waiters[number]
+
+    async def close(self) -> None:
+        """Close this handle; calls that wait end with LogClosed."""
+        self._closed = True
+        for waiter in self._waiters.values():
+            waiter.fail(LogClosed())
+
+    def _open(self) -> None:
+        if self._closed:
+            raise LogClosed()
+
+    def _sequence(self, partition: Partition) -> _Sequence:
+        self._open()
+        sequence = self._shared.sequences.get(partition)
+        if sequence is None:
+            raise UnknownTopic(topic=partition.topic, partition=partition.number)
+        return sequence

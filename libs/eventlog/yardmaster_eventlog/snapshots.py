@@ -1,0 +1,253 @@
+"""Snapshots of a machine's state: a cache at an fsspec URL that spares a restart the whole log.
+
+A snapshot is a file named for its cycle. It is whole and as written, or it is not used: its last
+32 bytes are the SHA-256 of all before them. What cannot be used is reported and passed over for the
+one before; losing all of them loses time, never state. No pickle: the header is JSON, and what the
+payload means is its machine's business.
+
+```
+b"YARDSNAP"  format: 2 bytes  header length: 4 bytes  header: JSON  payload: zlib  SHA-256: 32 bytes
+```
+"""
+
+import asyncio
+import hashlib
+import json
+import re
+import uuid
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from yardmaster_eventlog.errors import SnapshotCorrupt, SnapshotsUnavailable
+
+T = TypeVar("T")
+
+MAGIC: Final = b"YARDSNAP"
+FORMAT: Final = 1
+#: The state of the largest cell is a tenth of this; a header that says more is not ours.
+MAX_PAYLOAD_BYTES: Final = 4 * 1024**3
+MAX_HEADER_BYTES: Final = 4096
+_DIGEST_BYTES: Final = 32
+_PREFIX_BYTES: Final = len(MAGIC) + 2 + 4
+_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
+_FILE: Final = re.compile(r"(\d{16})\.snapshot")
+_TEMPORARY: Final = re.compile(r"(\d{16})\.[0-9a-f]{32}\.new")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A machine's state after a cycle.
+
+    `payload` is opaque here; `state_digest` is what the machine says of the state, and the cycle's
+    CycleCommitted too, so that a snapshot of other content is noticed by its reader.
+    """
+
+    machine: str
+    cell: str
+    cycle: int
+    state_digest: str
+    payload: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The newest snapshot that can be used, if any, and the newer ones that cannot."""
+
+    snapshot: Snapshot | None
+    bad: tuple[SnapshotCorrupt, ...] = ()
+
+
+class SnapshotStore:
+    """Snapshots below a URL: a folder's path, `memory://...`, or whatever fsspec knows.
+
+    `options` go to fsspec (credentials, endpoints). Every method raises SnapshotsUnavailable when
+    the store cannot be reached.
+    """
+
+    def __init__(self, url: str, *, options: Mapping[str, Any] | None = None) -> None:
+        self.url = url
+        try:
+            self._fs, self._root = fsspec.core.url_to_fs(url, **dict(options or {}))
+        except (ImportError, ValueError) as error:
+            raise SnapshotsUnavailable(url=url, found=str(error)) from error
+
+    async def save(self, snapshot: Snapshot) -> None:
+        """Keep a snapshot; one of the same cycle is replaced. It is there whole or not at all."""
+        await self._do(lambda: self._save(snapshot))
+
+    async def cycles(self, machine: str, cell: str) -> tuple[int, ...]:
+        """The cycles of which there are snapshots, newest first."""
+        return await self._do(lambda: self._cycles(machine, cell))
+
+    async def load(self, machine: str, cell: str, cycle: int) -> Snapshot:
+        """The snapshot of a cycle.
+
+        Raises: SnapshotCorrupt when it is gone, damaged, or of a format not known.
+        """
+        return await self._do(lambda: self._load(machine, cell, cycle))
+
+    async def newest(self, machine: str, cell: str, *, before: int | None = None) -> Newest:
+        """The newest snapshot (of a cycle below `before`) that can be used, and what cannot."""
+        return await self._do(lambda: self._newest(machine, cell, before))
+
+    async def prune(self, machine: str, cell: str, *, keep: int) -> tuple[int, ...]:
+        """Remove all but the newest `keep`, and what savers that died left; the cycles removed."""
+        if keep < 1:
+            raise ValueError("at least one snapshot is kept")
+        return await self._do(lambda: self._prune(machine, cell, keep))
+
+    async def _do(self, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.to_thread(work)
+        except OSError as error:
+            raise SnapshotsUnavailable(url=self.url, found=str(error)) from error
+
+    def _save(self, snapshot: Snapshot) -> None:
+        folder = self._folder(snapshot.machine, snapshot.cell)
+        path = f"{folder}/{_file(snapshot.cycle)}"
+        content = encode(snapshot)
+        self._fs.makedirs(folder, exist_ok=True)
+        if not isinstance(self._fs, LocalFileSystem):
+            # An object store shows an object when it has all of it, and moves one by copying it.
+            self._fs.pipe_file(path, content)
+            return
+        new = f"{folder}/{snapshot.cycle:016d}.{uuid.uuid4().hex}.new"
+        self._fs.pipe_file(new, content)
+        self._fs.mv(new, path)
+
+    def _cycles(self, machine: str, cell: str) -> tuple[int, ...]:
+        found = (_FILE.fullmatch(name) for name in self._names(machine, cell))
+        return tuple(sorted((int(match[1]) for match in found if match), reverse=True))
+
+    def _load(self, machine: str, cell: str, cycle: int) -> Snapshot:
+        name = f"{machine}/{cell}/{_file(cycle)}"
+        try:
+            content = self._fs.cat_file(f"{self._folder(machine, cell)}/{_file(cycle)}")
+        except FileNotFoundError:
+            raise SnapshotCorrupt(name=name, found="it is gone") from None
+        snapshot = decode(name, content)
+        if (snapshot.machine, snapshot.cell, snapshot.cycle) != (machine, cell, cycle):
+            raise SnapshotCorrupt(
+                name=name,
+                found=f"it is of {snapshot.machine}/{snapshot.cell} cycle {snapshot.cycle}",
+            )
+        return snapshot
+
+    def _newest(self, machine: str, cell: str, before: int | None) -> Newest:
+        bad: list[SnapshotCorrupt] = []
+        for cycle in self._cycles(machine, cell):
+            if before is not None and cycle >= before:
+                continue
+            try:
+                return Newest(self._load(machine, cell, cycle), tuple(bad))
+            except SnapshotCorrupt as error:
+                bad.append(error)
+        return Newest(None, tuple(bad))
+
+    def _prune(self, machine: str, cell: str, keep: int) -> tuple[int, ...]:
+        folder = self._folder(machine, cell)
+        cycles = self._cycles(machine, cell)
+        for cycle in cycles[keep:]:
+            self._remove(f"{folder}/{_file(cycle)}")
+        for name in self._names(machine, cell):
+            temporary = _TEMPORARY.fullmatch(name)
+            # One of a newer cycle may be another process's that is being written.
+            if temporary and cycles and int(temporary[1]) < cycles[0]:
+                self._remove(f"{folder}/{name}")
+        return cycles[keep:]
+
+    def _names(self, machine: str, cell: str) -> list[str]:
+        # Some file systems keep listings, which hide what another process has saved.
+        folder = self._folder(machine, cell)
+        self._fs.invalidate_cache(folder)
+        try:
+            return [path.rsplit("/", 1)[-1] for path in self._fs.ls(folder, detail=False)]
+        except FileNotFoundError:
+            return []
+
+    def _remove(self, path: str) -> None:
+        try:
+            self._fs.rm_file(path)
+        except FileNotFoundError:
+            return  # another process prunes too
+
+    def _folder(self, machine: str, cell: str) -> str:
+        for name in (machine, cell):
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"{name!r} is no name of a machine or cell")
+        return f"{self._root.rstrip('/')}/{machine}/{cell}"
+
+
+def _file(cycle: int) -> str:
+    return f"{cycle:016d}.snapshot"
+
+
+def encode(snapshot: Snapshot) -> bytes:
+    """The bytes of a snapshot's file."""
+    header = json.dumps(
+        {
+            "machine": snapshot.machine,
+            "cell": snapshot.cell,
+            "cycle": snapshot.cycle,
+            "state_digest": snapshot.state_digest,
+            "payload_bytes": len(snapshot.payload),
+        }
+    ).encode()
+    content = b"".join(
+        (
+            MAGIC,
+            FORMAT.to_bytes(2, "big"),
+            len(header).to_bytes(4, "big"),
+            header,
+            zlib.compress(snapshot.payload, level=1),
+        )
+    )
+    return content + hashlib.sha256(content).digest()
+
+
+def decode(name: str, content: bytes) -> Snapshot:
+    """The snapshot of a file's bytes.
+
+    Raises: SnapshotCorrupt.
+    """
+
+    def bad(found: str) -> SnapshotCorrupt:
+        return SnapshotCorrupt(name=name, found=found)
+
+    if not content.startswith(MAGIC):
+        raise bad("it does not start as a snapshot does")
+    if len(content) < _PREFIX_BYTES + _DIGEST_BYTES:
+        raise bad("it is cut short")
+    version = int.from_bytes(content[len(MAGIC) : len(MAGIC) + 2], "big")
+    if version != FORMAT:
+        raise bad(f"it has format {version}, and this Yardmaster knows {FORMAT}")
+    body = memoryview(content)[:-_DIGEST_BYTES]
+    if hashlib.sha256(body).digest() != content[-_DIGEST_BYTES:]:
+        raise bad("its checksum is another: it was cut short or changed")
+    start = _PREFIX_BYTES + int.from_bytes(content[_PREFIX_BYTES - 4 : _PREFIX_BYTES], "big")
+    # The checksum finds damage, not malice: what the header says of sizes is checked all the same.
+    if start > min(len(body), _PREFIX_BYTES + MAX_HEADER_BYTES):
+        raise bad("its header is too long")
+    try:
+        header = json.loads(bytes(body[_PREFIX_BYTES:start]))
+        size = header["payload_bytes"]
+        if not isinstance(size, int) or not 0 <= size <= MAX_PAYLOAD_BYTES:
+            raise bad("its header says no size")
+        unpacker = zlib.decompressobj()
+        payload = unpacker.decompress(body[start:], size + 1)
+        if len(payload) != size or not unpacker.eof:
+            raise bad("its payload has another size than its header says")
+        return Snapshot(
+            machine=str(header["machine"]),
+            cell=str(header["cell"]),
+            cycle=int(header["cycle"]),
+            state_digest=str(header["state_digest"]),
+            payload=payload,
+        )
+    except (ValueError, KeyError, TypeError, RecursionError, zlib.error) as error:
+        raise bad(f"its content is not a snapshot's: {type(error).__name__}") from error

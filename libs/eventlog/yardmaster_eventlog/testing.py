@@ -1,0 +1,231 @@
+"""A log that fails as asked, for tests and the simulator: `FaultyLog` over any other.
+
+What a real log does seldom and never on time is done here by a script: the second append to
+`decisions` is lost, the third lands though its writer is told that nobody knows. A plan is shared
+by the handles of all writers, so that a batch which lands late does so whoever is looking.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogError, LogUnavailable
+from yardmaster_eventlog.port import Clock, EventLog, Partition, Record, StoredRecord
+from yardmaster_schemas.topics import Topic
+
+
+class FaultKind(StrEnum):
+    """What becomes of an append."""
+
+    #: Not written, and its writer is told that nobody knows.
+    LOST = "lost"
+    #: Written, and its writer is told that nobody knows.
+    LANDED = "landed"
+    #: Its writer is told that nobody knows; it is written later.
+    LATE = "late"
+    #: Written, but only after a while.
+    STALLED = "stalled"
+    #: Not written, and its writer is told so.
+    UNAVAILABLE = "unavailable"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One fault: what happens to the `nth` append (from 1) to a topic, counted over the whole plan.
+
+    A LATE batch lands when `after_operations` more operations (of anyone, on any topic) have begun,
+    or at the first one after `after_s` seconds, whichever is first of those given; with neither,
+    when the plan is told to `settle`. A STALLED one waits `after_s` seconds.
+    """
+
+    topic: str
+    nth: int
+    kind: FaultKind
+    after_operations: int | None = None
+    after_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.nth < 1:
+            raise ValueError("appends are counted from 1")
+        if self.kind is FaultKind.STALLED and self.after_s is None:
+            raise ValueError("a stall has after_s seconds")
+
+
+class Names(Protocol):
+    """What a drawn plan asks of chance; `yardmaster_runtime.chance` has the real ones."""
+
+    def hex(self, purpose: str, digits: int) -> str:
+        """`digits` hexadecimal digits; `purpose` says what for."""
+
+
+@dataclass(slots=True)
+class _Late:
+    log: EventLog
+    partition: Partition
+    batch: Sequence[Record]
+    at_operation: int | None
+    at_s: float | None
+
+
+@dataclass(slots=True)
+class FaultPlan:
+    """The script of faults, and how far it is; one for all handles on a log."""
+
+    clock: Clock
+    faults: Sequence[Fault] = ()
+    #: The faults that have happened, in order.
+    happened: list[Fault] = field(default_factory=list)
+    _appends: Counter[str] = field(default_factory=Counter)
+    _operations: int = 0
+    _late: list[_Late] = field(default_factory=list)
+
+    @classmethod
+    def drawn(
+        cls, clock: Clock, chance: Names, *, topics: Sequence[str], appends: int, permille: int
+    ) -> "FaultPlan":
+        """A plan in which each of the first `appends` appends to each topic fails with a chance.
+
+        Each is drawn for itself, so that leaving one fault out of the plan moves no other.
+        """
+        kinds = tuple(FaultKind)
+        faults = []
+        for topic in topics:
+            for nth in range(1, appends + 1):
+                drawn = int(chance.hex(f"fault/{topic}/{nth}", 12), 16)
+                if drawn % 1000 >= permille:
+                    continue
+                drawn //= 1000
+                kind = kinds[drawn % len(kinds)]
+                drawn //= len(kinds)
+                by_time = kind is FaultKind.STALLED or drawn % 2 == 0
+                faults.append(
+                    Fault(
+                        topic=topic,
+                        nth=nth,
+                        kind=kind,
+                        after_s=drawn % 997 / 100 if by_time else None,
+                        after_operations=None if by_time else drawn % 97,
+                    )
+                )
+        return cls(clock, faults)
+
+    async def settle(self) -> None:
+        """Let every late batch land now, the oldest first."""
+        due, self._late = self._late, []
+        for late in due:
+            await _land(late)
+
+    async def step(self) -> None:
+        """Count an operation, and let land what is due before it."""
+        now_s = self.clock.monotonic_s()
+        due = [
+            late
+            for late in self._late
+            if (late.at_operation is not None and late.at_operation <= self._operations)
+            or (late.at_s is not None and late.at_s <= now_s)
+        ]
+        self._operations += 1
+        self._late = [late for late in self._late if late not in due]
+        for late in due:
+            await _land(late)
+
+    def next_fault(self, topic: str) -> Fault | None:
+        """The fault of this append to the topic, or None."""
+        self._appends[topic] += 1
+        nth = self._appends[topic]
+        for fault in self.faults:
+            if fault.topic == topic and fault.nth == nth:
+                self.happened.append(fault)
+                return fault
+        return None
+
+    def postpone(
+        self, log: EventLog, partition: Partition, batch: Sequence[Record], fault: Fault
+    ) -> None:
+        """Keep a batch that lands late."""
+        operations, seconds = fault.after_operations, fault.after_s
+        self._late.append(
+            _Late(
+                log,
+                partition,
+                tuple(batch),
+                None if operations is None else self._operations + operations,
+                None if seconds is None else self.clock.monotonic_s() + seconds,
+            )
+        )
+
+
+async def _land(late: _Late) -> None:
+    try:
+        await late.log.append(late.partition, late.batch)
+    except LogError:
+        return  # its log was closed meanwhile, say: late became lost, which was possible all along
+
+
+class FaultyLog:
+    """`inner`, but for what the plan says; see `EventLog` for what its methods promise."""
+
+    def __init__(self, inner: EventLog, plan: FaultPlan) -> None:
+        self._inner = inner
+        self._plan = plan
+
+    async def create_topics(self, topics: Sequence[Topic], partitions: int = 1) -> None:
+        """Make topics that are not there yet."""
+        await self._inner.create_topics(topics, partitions)
+
+    async def append(self, partition: Partition, batch: Sequence[Record]) -> int:
+        """Append `batch`, or fail as planned."""
+        await self._plan.step()
+        fault = self._plan.next_fault(partition.topic)
+        if fault is None:
+            return await self._inner.append(partition, batch)
+        # What the caller did wrong, the log would have said before anything could fail.
+        await self._inner.end(partition)
+        match fault.kind:
+            case FaultKind.UNAVAILABLE:
+                raise LogUnavailable(found="as planned")
+            case FaultKind.STALLED:
+                await self._plan.clock.sleep(fault.after_s or 0)
+                return await self._inner.append(partition, batch)
+            case FaultKind.LANDED:
+                await self._inner.append(partition, batch)
+            case FaultKind.LATE:
+                self._plan.postpone(self._inner, partition, batch, fault)
+            case FaultKind.LOST:
+                pass
+        raise AppendOutcomeUnknown(topic=partition.topic, found=f"planned: {fault.kind}")
+
+    async def read(
+        self,
+        partition: Partition,
+        offset: int,
+        *,
+        max_records: int = 1000,
+        at_hand: bool = False,
+    ) -> Sequence[StoredRecord]:
+        """Records from `offset` on."""
+        await self._plan.step()
+        return await self._inner.read(partition, offset, max_records=max_records, at_hand=at_hand)
+
+    async def end(self, partition: Partition) -> int:
+        """The offset that the next record will get."""
+        await self._plan.step()
+        return await self._inner.end(partition)
+
+    async def newest(
+        self, partitions: Sequence[Partition]
+    ) -> Mapping[Partition, StoredRecord | None]:
+        """The newest record of each partition."""
+        await self._plan.step()
+        return await self._inner.newest(partitions)
+
+    async def wait(self, ends: Mapping[Partition, int], timeout_s: float) -> bool:
+        """Wait until a partition has a record at or after the offset given for it."""
+        await self._plan.step()
+        return await self._inner.wait(ends, timeout_s)
+
+    async def close(self) -> None:
+        """Close this handle's log."""
+        await self._inner.close()

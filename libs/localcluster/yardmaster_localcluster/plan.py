@@ -1,0 +1,202 @@
+"""Which processes a cluster is made of, and the environment of each. Pure: nothing starts here.
+
+A process is named for its service and its number, `scheduler-2`; an agent for its node, `agent-n1`;
+in a cell other than the first, for the cell too: `gateway-east-1`, `agent-east-n1`. Quota,
+schedulers and views serve all cells; a gateway and a node belong to one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from yardmaster_localcluster.layout import (
+    FIRST_GANG_PORT,
+    GANG_PORTS,
+    GATEWAY_PORT,
+    HEALTH_PORT,
+    DataLayout,
+)
+from yardmaster_localcluster.ports import HOST, free_ports
+
+#: The modules that are started, in the order in which they are; stopped they are the other way.
+MODULES: Final[Mapping[str, str]] = {
+    "quota": "yardmaster_quota.main",
+    "scheduler": "yardmaster_scheduler.main",
+    "views": "yardmaster_views.faust_app",
+    "agent": "yardmaster_node_agent.main",
+    "gateway": "yardmaster_gateway.main",
+}
+#: Where each service's health ports begin, from the first health port on, and so how many fit.
+_HEALTH_AT: Final = {"gateway": 0, "quota": 10, "scheduler": 20, "views": 30, "agent": 40}
+MOST: Final = {"gateway": 10, "quota": 10, "scheduler": 10, "views": 10, "agent": 60}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """How many of each there are; gateways and agents in every cell."""
+
+    gateway: int = 1
+    quota: int = 2
+    scheduler: int = 2
+    views: int = 2
+    agent: int = 3
+
+
+class PortPlan(Protocol):
+    """Who listens where."""
+
+    def gateway(self, number: int) -> int:
+        """The port of gateway `number`, from 0."""
+
+    def health(self, service: str, number: int) -> int:
+        """The health port of a process, its number from 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class FixedPorts:
+    """Ports from two numbers on, the same at every start."""
+
+    gateway_port: int = GATEWAY_PORT
+    health_port: int = HEALTH_PORT
+
+    def gateway(self, number: int) -> int:
+        """The port of gateway `number`, from 0."""
+        return self.gateway_port + number
+
+    def health(self, service: str, number: int) -> int:
+        """The health port of a process, its number from 0."""
+        return self.health_port + _HEALTH_AT[service] + number
+
+
+@dataclass(slots=True)
+class FreePorts:
+    """Free ports, chosen when first asked for and kept from then on; for tests."""
+
+    chosen: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def gateway(self, number: int) -> int:
+        """The port of gateway `number`, from 0."""
+        return self._keep("", number)
+
+    def health(self, service: str, number: int) -> int:
+        """The health port of a process, its number from 0."""
+        return self._keep(service, number)
+
+    def _keep(self, what: str, number: int) -> int:
+        if (what, number) not in self.chosen:
+            (self.chosen[what, number],) = free_ports(1)
+        return self.chosen[what, number]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One process: its name, its module, its environment, where it says how it is."""
+
+    name: str
+    service: str
+    module: str
+    cell: str
+    env: Mapping[str, str]
+    health_port: int
+    #: Of a gateway: where it serves.
+    port: int | None = None
+    #: Of an agent: its node.
+    node: str | None = None
+
+    @property
+    def health_url(self) -> str:
+        """Where `/livez`, `/readyz` and `/metrics` are."""
+        return f"http://{HOST}:{self.health_port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a cluster shall be; what it is said to be in `up.json`."""
+
+    counts: Counts = Counts()
+    cells: tuple[str, ...] = ("main",)
+    slots: int = 4
+
+    def json(self) -> dict[str, Any]:
+        """For a file."""
+        counts = {name: getattr(self.counts, name) for name in MODULES}
+        return {"counts": counts, "cells": list(self.cells), "slots": self.slots}
+
+    @classmethod
+    def of_json(cls, plain: Mapping[str, Any]) -> "Wanted":
+        """From a file."""
+        return cls(
+            counts=Counts(**plain["counts"]), cells=tuple(plain["cells"]), slots=plain["slots"]
+        )
+
+
+def plan(
+    wanted: Wanted, data: DataLayout, ports: PortPlan, *, kafka: str, redis: str
+) -> dict[str, Plan]:
+    """All processes by name, in the order in which they start.
+
+    Args:
+        kafka: the brokers, `host:port`.
+        redis: the URL of Redis, without its password.
+    """
+    log = {"YARD_LOG": f"kafka://{kafka}", "YARD_DATA": str(data.path)}
+    views = {
+        "YARD_REDIS__URL": redis,
+        "YARD_REDIS__PASSWORD_FILE": str(data.redis_password_file),
+    }
+    found: dict[str, Plan] = {}
+
+    def add(
+        service: str, number: int, name: str, cell: str, env: dict[str, str], **more: Any
+    ) -> None:
+        health = ports.health(service, number)
+        everybody = {**log, "YARD_HEALTH_PORT": str(health), "YARD_HEALTH_HOST": HOST}
+        found[name] = Plan(
+            name=name,
+            service=service,
+            module=MODULES[service],
+            cell=cell,
+            env={**everybody, **env},
+            health_port=health,
+            **more,
+        )
+
+    everywhere = {"YARD_CELLS": ",".join(wanted.cells)}
+    kept = {"YARD_SNAPSHOTS": str(data.snapshots)}
+    for service, env in (("quota", kept), ("scheduler", kept), ("views", views)):
+        for number in range(getattr(wanted.counts, service)):
+            name = f"{service}-{number + 1}"
+            add(service, number, name, wanted.cells[0], {**everywhere, **env})
+    for partition, cell in enumerate(wanted.cells):
+        here = {"YARD_CELL": cell, "YARD_PARTITION": str(partition)}
+        for index in range(wanted.counts.agent):
+            number = partition * wanted.counts.agent + index
+            node = _named(partition, cell, f"n{index + 1}")
+            first = FIRST_GANG_PORT + number * GANG_PORTS
+            env = {
+                "YARD_AGENT_NODE": node,
+                "YARD_AGENT_DATA_DIR": str(data.agents / node),
+                "YARD_AGENT_ADDRESS": HOST,
+                "YARD_AGENT_GPUS": str(wanted.slots),
+                "YARD_AGENT_PORT_FIRST": str(first),
+                "YARD_AGENT_PORT_LAST": str(first + GANG_PORTS - 1),
+            }
+            add("agent", number, f"agent-{node}", cell, {**here, **env}, node=node)
+    for partition, cell in enumerate(wanted.cells):
+        here = {"YARD_CELL": cell, "YARD_PARTITION": str(partition)}
+        for index in range(wanted.counts.gateway):
+            number = partition * wanted.counts.gateway + index
+            name = f"gateway-{_named(partition, cell, str(index + 1))}"
+            port = ports.gateway(number)
+            env = {
+                "YARD_GATEWAY_HOST": HOST,
+                "YARD_GATEWAY_PORT": str(port),
+                "YARD_GATEWAY_INSTANCE": name,
+                "YARD_GATEWAY_TOKEN_FILE": str(data.tokens_file),
+            }
+            add("gateway", number, name, cell, {**here, **views, **env}, port=port)
+    return found
+
+
+def _named(partition: int, cell: str, rest: str) -> str:
+    return rest if partition == 0 else f"{cell}-{rest}"

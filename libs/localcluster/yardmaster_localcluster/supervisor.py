@@ -1,0 +1,293 @@
+"""The process in the background that keeps a local cluster running: `yard up --local` starts it.
+
+It starts what `up.json` wants, starts again what ends by itself (after a pause that doubles, so
+many times in a row), does what a changed `up.json` wants when it gets SIGHUP, and stops everything
+in order at SIGTERM. `state.json` says what it holds. It waits on processes and signals, and polls
+nothing.
+"""
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from yardmaster_localcluster.broker import BrokerFailed
+from yardmaster_localcluster.data_lock import announce, take_lock, withdraw, write_private
+from yardmaster_localcluster.errors import LocalClusterError
+from yardmaster_localcluster.fleet import Fleet
+from yardmaster_localcluster.layout import DataLayout, read_json
+from yardmaster_localcluster.orphans import MARK
+from yardmaster_localcluster.plan import FixedPorts, Wanted
+from yardmaster_localcluster.process import Running, ServiceFailed, ServiceProcess
+from yardmaster_localcluster.redis_server import RedisFailed
+
+#: The pause before a process is started again: it doubles from the first to the longest.
+FIRST_PAUSE_S: Final = 0.5
+LONGEST_PAUSE_S: Final = 10.0
+#: So many ends in a row and a process is given up; one that lived this long begins anew.
+MAX_RESTARTS: Final = 20
+LIVED_S: Final = 60.0
+#: What Redis keeps over a stop, so that views need not be projected anew: they are droppable, and
+#: their position is stored with them.
+REDIS_SAVES: Final = {"save": "300 1000"}
+
+
+@dataclass(slots=True)
+class _Life:
+    """One process as the supervisor sees it."""
+
+    restarts: int = 0
+    in_a_row: int = 0
+    began_s: float = 0.0
+    #: When it is to be started again; None: it runs, or is given up.
+    due_s: float | None = None
+    given_up: bool = False
+    descriptor: int = -1
+
+
+class Supervisor:
+    """Keeps one cluster; `run` returns when it was asked to stop."""
+
+    def __init__(self, data: DataLayout, ports: dict[str, int]) -> None:
+        self._data = data
+        self._ports = ports
+        self._lives: dict[str, _Life] = {}
+        self._setup: Running | None = None
+        self._set_up = False
+        self._stopping = False
+        self._changed = False
+        self._wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.fleet = Fleet(
+            data,
+            _wanted(data),
+            FixedPorts(ports["gateway"], ports["health"]),
+            kafka_port=ports["kafka"],
+            controller_port=ports["controller"],
+            redis_port=ports["redis"],
+            redis_settings=REDIS_SAVES,
+        )
+
+    def run(self) -> int:
+        """Start everything, keep it, and stop it when asked to; the exit code."""
+        signal.set_wakeup_fd(self._woken)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._asked_to_stop)
+        signal.signal(signal.SIGHUP, self._asked_to_change)
+        try:
+            return self._run()
+        finally:
+            # After an error that nobody foresaw nothing may be left either.
+            self.fleet.kill()
+
+    def _run(self) -> int:
+        failed = ""
+        try:
+            self._start()
+            while not self._stopping:
+                self._wait()
+                self._look()
+        except (BrokerFailed, RedisFailed, ServiceFailed, LocalClusterError) as error:
+            failed = str(error)
+            _say("failed", why=failed)
+        withdraw(self._data.path)
+        _say("stopping", processes=len(self._lives))
+        self.fleet.stop()
+        self._write_state(failed=failed, stopped=True)
+        _say("stopped")
+        return 1 if failed else 0
+
+    def _start(self) -> None:
+        self._write_state()
+        _say("starting", data=str(self._data.path), pid=os.getpid())
+        self._setup = self.fleet.begin_infrastructure()
+        for name in ("kafka", "redis"):
+            self._began(name)
+        self._write_state()
+
+    def _wait(self) -> None:
+        """Until a process ends, a signal comes, or a restart is due."""
+        now_s = time.monotonic()
+        due = [life.due_s for life in self._lives.values() if life.due_s is not None]
+        limit_s = max(0.0, min(due) - now_s) if due else None
+        watched = [life.descriptor for life in self._lives.values() if life.descriptor >= 0]
+        setup = -1
+        if self._setup is not None:
+            setup = os.pidfd_open(self._setup.pid)
+            watched.append(setup)
+        try:
+            select.select([*watched, self._wake], [], [], limit_s)
+        finally:
+            if setup >= 0:
+                os.close(setup)
+        try:
+            while os.read(self._wake, 512):
+                continue
+        except BlockingIOError:
+            pass
+
+    def _look(self) -> None:
+        """Do what there is to do."""
+        if self._stopping:
+            return
+        before = self._said()
+        if self._setup is not None and self._setup.poll() is not None:
+            code, self._setup = self._setup.returncode, None
+            if code:
+                words = (self._data.logs / "setup.log").read_text(errors="replace")[-2000:]
+                raise ServiceFailed(f"yard setup ended ({code}):\n{words}")
+            self._finish_start()
+        if self._changed:
+            self._changed = False
+            self._change()
+        for name, life in self._lives.items():
+            self._look_at(name, life)
+        if self._said() != before:
+            self._write_state()
+
+    def _finish_start(self) -> None:
+        if self._set_up:
+            return
+        self._set_up = True
+        self._change()
+        gateway = next(s.plan for s in self.fleet.services.values() if s.plan.port is not None)
+        assert gateway.port is not None
+        announce(
+            self._data.path,
+            gateway.port,
+            self._data.token(),
+            what="yard up",
+            log=f"kafka://{self.fleet.broker.bootstrap}",
+            redis=self.fleet.redis.url,
+            redis_password_file=str(self._data.redis_password_file),
+        )
+
+    def _change(self) -> None:
+        """Run what is wanted now: stop what is over, start what is new."""
+        if not self._set_up:
+            return
+        over, new = self.fleet.adopt(_wanted(self._data))
+        for name in over:
+            self._forget(name)
+        if over:
+            _say("scaling_down", stop=over)
+            self.fleet.stop_services(over)
+        for name in new:
+            self.fleet.add(name).begin()
+            self._began(name)
+            _say("started", process=name)
+
+    def _look_at(self, name: str, life: _Life) -> None:
+        member = self.fleet.members[name]
+        now_s = time.monotonic()
+        if life.due_s is not None:
+            if now_s >= life.due_s:
+                life.due_s = None
+                life.restarts += 1
+                member.begin()
+                self._began(name)
+                _say("restarted", process=name, restarts=life.restarts)
+            return
+        if life.given_up or member.running:
+            return
+        process = member.process
+        code = None if process is None else process.returncode
+        self._unwatch(life)
+        if not self._set_up:
+            raise ServiceFailed(f"{name} ended ({code}) at its start:\n{member.tail()}")
+        life.in_a_row = 1 if now_s - life.began_s >= LIVED_S else life.in_a_row + 1
+        if life.in_a_row > MAX_RESTARTS:
+            life.given_up = True
+            _say("given_up", process=name, code=code, ends=life.in_a_row, log=str(member.log_file))
+            return
+        pause_s = min(FIRST_PAUSE_S * 2 ** (life.in_a_row - 1), LONGEST_PAUSE_S)
+        life.due_s = now_s + pause_s
+        _say("ended", process=name, code=code, again_in_s=pause_s, log=str(member.log_file))
+
+    def _began(self, name: str) -> None:
+        life = self._lives.setdefault(name, _Life())
+        self._unwatch(life)
+        process = self.fleet.members[name].process
+        assert process is not None, f"{name} was just started"
+        life.began_s = time.monotonic()
+        life.descriptor = os.pidfd_open(process.pid)
+
+    def _forget(self, name: str) -> None:
+        self._unwatch(self._lives.pop(name))
+
+    @staticmethod
+    def _unwatch(life: _Life) -> None:
+        if life.descriptor >= 0:
+            os.close(life.descriptor)
+            life.descriptor = -1
+
+    def _asked_to_stop(self, *_: object) -> None:
+        self._stopping = True
+
+    def _asked_to_change(self, *_: object) -> None:
+        self._changed = True
+
+    def _said(self) -> list[dict[str, Any]]:
+        """Every process, for `state.json`."""
+        found = []
+        for name, life in self._lives.items():
+            member = self.fleet.members[name]
+            process = member.process
+            row: dict[str, Any] = {
+                "name": name,
+                "pid": None if process is None else process.pid,
+                "state": ("given_up" if life.given_up else "waiting" if life.due_s else "running"),
+                "restarts": life.restarts,
+                "log": str(member.log_file),
+            }
+            if isinstance(member, ServiceProcess):
+                plan = member.plan
+                row |= {"health": plan.health_url, "port": plan.port, "node": plan.node}
+            found.append(row)
+        return found
+
+    def _write_state(self, *, failed: str = "", stopped: bool = False) -> None:
+        state = {
+            "pid": os.getpid(),
+            "set_up": self._set_up,
+            "failed": failed,
+            "stopped": stopped,
+            "wanted": self.fleet.wanted.json(),
+            "ports": self._ports,
+            "processes": [] if stopped else self._said(),
+        }
+        write_private(self._data.path / "state.json", json.dumps(state, indent=1) + "\n")
+
+
+def _wanted(data: DataLayout) -> Wanted:
+    return Wanted.of_json(read_json(data.path / "up.json")["wanted"])
+
+
+def _say(what: str, **more: object) -> None:
+    """A line of the supervisor's own log."""
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    print(json.dumps({"at": at, "event": what, **more}), flush=True)
+
+
+def main() -> int:
+    """Be the supervisor of the data folder named on the command line."""
+    path = Path(sys.argv[1]).absolute()
+    try:
+        lock = take_lock(path)
+    except LocalClusterError as error:
+        print(f"error: {error}\nhint: {error.hint}", flush=True)
+        return 1
+    os.environ[MARK] = str(path)
+    data = DataLayout(path)
+    try:
+        return Supervisor(data, read_json(path / "up.json")["ports"]).run()
+    finally:
+        os.close(lock)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,267 @@
+"""The views as one step of the projection leaves them: an overlay that gathers changes.
+
+What many events of a step touch (a job's counts, sums of pools and projects, trails) is summed up
+here and written once, when the changes are taken.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Final, cast
+
+from yardmaster_core.errors import ImpossibleEvent
+from yardmaster_projections.errors import NotLoaded
+from yardmaster_projections.rows import (
+    Facet,
+    JobRow,
+    NodeRow,
+    R,
+    RequestRow,
+    Row,
+    TallyRow,
+    TaskRow,
+    TrailRow,
+)
+from yardmaster_projections.store import Change, Delete, Put, ViewReader
+from yardmaster_schemas.api import Phase
+
+#: Records that a trail names; older ones are found in the log itself.
+MAX_TRAIL: Final = 1000
+_PLACE: Final = {phase: place for place, phase in enumerate(Phase)}
+#: Phases in which a task is part of a project's running tasks.
+ACTIVE: Final = frozenset({Phase.STARTING, Phase.RUNNING, Phase.STOPPING})
+
+
+#: The sum of nodes that were ever enrolled; while it is not there, the cell is open.
+ENROLLED: Final = "enrolled"
+
+
+class Asking:
+    """Gathers what parts of a step miss of the views, so that it is asked for together.
+
+    Each part runs in `with asking:`. Once something is missing, what contradicts the views may only
+    seem to, and is passed over: the step will run again.
+    """
+
+    __slots__ = ("_missing",)
+
+    def __init__(self) -> None:
+        self._missing: list[NotLoaded] = []
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if isinstance(error, NotLoaded):
+            self._missing.append(error)
+            return True
+        return bool(self._missing) and isinstance(error, ImpossibleEvent)
+
+    def end(self) -> None:
+        """All parts have run.
+
+        Raises:
+            NotLoaded: something was missing.
+        """
+        if self._missing:
+            raise NotLoaded.together(self._missing)
+
+
+class _Sums:
+    """What is to be added to a `TallyRow`."""
+
+    __slots__ = ("gpu_milli", "nodes", "pending", "running", "used", "waiting", "waiting_milli")
+
+    def __init__(self) -> None:
+        self.used: dict[str, int] = defaultdict(int)
+        self.pending: dict[str, int] = defaultdict(int)
+        self.waiting_milli = 0
+        self.waiting = 0
+        self.running = 0
+        self.nodes = 0
+        self.gpu_milli = 0
+
+
+class Draft:
+    """Rows as they are and as the step changes them; `now_ms` and `cycle` are the cycle's."""
+
+    def __init__(self, view: ViewReader, *, now_ms: int = 0, cycle: int = 0) -> None:
+        self.now_ms = now_ms
+        self.cycle = cycle
+        self._view = view
+        self._rows: dict[tuple[str, str], Change] = {}
+        self._sums: dict[str, _Sums] = {}
+        self._phases: dict[str, dict[Phase, int]] = {}
+        self._trails: dict[str, list[tuple[str, int]]] = {}
+
+    def find(self, kind: type[R], key: str) -> R | None:
+        """The row of a key, as changed so far."""
+        change = self._rows.get((kind.KIND, key))
+        if change is None:
+            return self._view.find(kind, key)
+        return cast("R", change.row) if isinstance(change, Put) else None
+
+    def need(self, kind: type[R], key: str, event: str) -> R:
+        """The row that an event is about.
+
+        Raises:
+            ImpossibleEvent: there is none; the log and the views folded from it disagree.
+        """
+        row = self.find(kind, key)
+        if row is None:
+            raise ImpossibleEvent(event=event, found=f"the views know no {kind.KIND} {key}")
+        return row
+
+    def need_each(self, kind: type[R], keys: Iterable[str], event: str) -> list[R]:
+        """The rows that an event is about; what is not at hand of them is asked for at once.
+
+        Raises:
+            ImpossibleEvent: one of them is not there.
+        """
+        asking = Asking()
+        found: list[R] = []
+        for key in keys:
+            with asking:
+                found.append(self.need(kind, key, event))
+        asking.end()
+        return found
+
+    def request(self, record_id: str) -> RequestRow | None:
+        """The request of a record's identity, while it is not judged."""
+        for row in self._view.having(RequestRow, ("record", record_id)):
+            return self.find(RequestRow, row.key)
+        return None
+
+    def having(self, kind: type[R], facet: Facet) -> list[R]:
+        """The rows that had a facet before the step, as changed so far."""
+        found = [self.find(kind, row.key) for row in self._view.having(kind, facet)]
+        return [row for row in found if row is not None]
+
+    def enrol(self) -> None:
+        """One more node was enrolled for the first time."""
+        self._of(ENROLLED).nodes += 1
+
+    def put(self, row: Row) -> None:
+        """A row appears, or takes another's place."""
+        self._rows[row.KIND, row.key] = Put(row)
+
+    def drop(self, row: Row) -> None:
+        """A row is gone."""
+        self._rows[row.KIND, row.key] = Delete(row)
+
+    def add_task(self, task: TaskRow) -> None:
+        """A task appears."""
+        self._count(task, +1)
+        self.put(task)
+
+    def change_task(self, task: TaskRow, **changes: Any) -> TaskRow:
+        """A task changes, and with it the counts that it is part of."""
+        new = replace(task, **changes)
+        if new.phase is not task.phase:
+            self._count(task, -1)
+            self._count(new, +1)
+        self.put(new)
+        return new
+
+    def change_node(self, node: NodeRow, **changes: Any) -> NodeRow:
+        """A node changes, and with it what its pool has."""
+        new = replace(node, **changes)
+        if new.joined is not node.joined or (new.lost, new.left) != (node.lost, node.left):
+            self._offer(node, -1)
+            self._offer(new, +1)
+        self.put(new)
+        return new
+
+    def use(self, project: str, pool: str, milli: int) -> None:
+        """A project holds `milli` gpu_milli more (or less) of a pool."""
+        self._of(f"project/{project}").used[pool] += milli
+        self._of(f"pool/{pool}").used[pool] += milli
+
+    def trail(self, subject: str, topic: str, offset: int) -> None:
+        """A record is about a job or task."""
+        self._trails.setdefault(subject, []).append((topic, offset))
+
+    def changes(self) -> list[Change]:
+        """All of the step, in a defined order; the draft is used up."""
+        asking = Asking()
+        for job_id, phases in self._phases.items():
+            with asking:
+                job = self.find(JobRow, job_id)
+                if job is not None:
+                    self.put(replace(job, phases=_in_phases(job.phases, phases)))
+        for name, sums in self._sums.items():
+            with asking:
+                self.put(_added(self.find(TallyRow, name) or TallyRow(name=name), sums))
+        for subject, records in self._trails.items():
+            with asking:
+                before = self.find(TrailRow, subject) or TrailRow(subject=subject)
+                self.put(replace(before, records=(*before.records, *records)[-MAX_TRAIL:]))
+        asking.end()
+        return list(self._rows.values())
+
+    def _of(self, name: str) -> _Sums:
+        sums = self._sums.get(name)
+        if sums is None:
+            sums = self._sums[name] = _Sums()
+        return sums
+
+    def drop_task(self, task: TaskRow) -> None:
+        """A task is gone: its submission turned out not to count."""
+        self._count(task, -1)
+        self.drop(task)
+
+    def _count(self, task: TaskRow, by: int) -> None:
+        phases = self._phases.setdefault(task.job.job_id, defaultdict(int))
+        phases[task.phase] += by
+        if task.phase is Phase.PENDING:
+            milli = task.gpu_milli
+            project = self._of(f"project/{task.job.project}")
+            project.waiting += by
+            project.waiting_milli += by * milli
+            for pool in task.job.pools:
+                project.pending[pool] += by * milli
+                sums = self._of(f"pool/{pool}")
+                sums.pending[pool] += by * milli
+                sums.waiting += by
+        elif task.phase in ACTIVE:
+            self._of(f"project/{task.job.project}").running += by
+
+    def _offer(self, node: NodeRow, by: int) -> None:
+        if node.joined is not None and not node.lost and not node.left:
+            sums = self._of(f"pool/{node.joined.pool}")
+            sums.nodes += by
+            sums.gpu_milli += by * 1000 * node.joined.gpus
+
+
+def _added(row: TallyRow, sums: _Sums) -> TallyRow:
+    return TallyRow(
+        name=row.name,
+        used_milli=_both(dict(row.used_milli), sums.used),
+        pending_milli=_both(dict(row.pending_milli), sums.pending),
+        waiting_milli=row.waiting_milli + sums.waiting_milli,
+        waiting=row.waiting + sums.waiting,
+        running=row.running + sums.running,
+        nodes=row.nodes + sums.nodes,
+        gpu_milli=row.gpu_milli + sums.gpu_milli,
+    )
+
+
+def _in_phases(before: Mapping[Phase, int], more: Mapping[Phase, int]) -> dict[Phase, int]:
+    counts = dict(before)
+    for phase, count in more.items():
+        counts[phase] = counts.get(phase, 0) + count
+    left = [phase for phase, count in counts.items() if count]
+    # A job's tasks are in one or two phases: going through all would cost more than the rest.
+    return {phase: counts[phase] for phase in sorted(left, key=_PLACE.__getitem__)}
+
+
+def _both(counts: dict[str, int], more: dict[str, int]) -> dict[str, int]:
+    for name, count in more.items():
+        counts[name] = counts.get(name, 0) + count
+    return {name: counts[name] for name in sorted(counts) if counts[name]}

@@ -1,0 +1,131 @@
+"""What is asked of metered usage: GPU time by project, user or pool, in hours, days or months.
+
+Windows are whole hours in UTC: `from` is rounded down to one, `to` up. What is held still counts up
+to the end of the window, or to now.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from yardmaster_projections.errors import TooMuchUsage, ViewsUnavailable
+from yardmaster_projections.queries import Sight
+from yardmaster_projections.rows import R
+from yardmaster_projections.store import Query, ViewStore, Wanted
+from yardmaster_projections.usage import HOUR_MS, HeldRow, UsageRow, held
+from yardmaster_schemas.api import UsageBucket, UsageBy
+from yardmaster_schemas.position import Position
+
+#: Rows that one answer may rest on; a row is an hour of a project's user in a pool.
+MAX_ROWS: Final = 200_000
+_PAGE: Final = 1_000
+#: How often what was held is looked at again, in the hope that nothing of it is given back.
+MAX_TRIES: Final = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A question; the window's ends are whole hours."""
+
+    from_ms: int
+    to_ms: int
+    by: UsageBy = UsageBy.PROJECT
+    #: None: the whole window is one.
+    bucket: UsageBucket | None = None
+
+    @classmethod
+    def window(cls, from_ms: int, to_ms: int, by: UsageBy, bucket: UsageBucket | None) -> "Asked":
+        """A question about whole hours around two moments."""
+        start = from_ms - from_ms % HOUR_MS
+        return cls(from_ms=start, to_ms=to_ms + -to_ms % HOUR_MS, by=by, bucket=bucket)
+
+
+@dataclass(frozen=True, slots=True)
+class Metered:
+    """GPU time by bucket's start and name, in that order, and the position it is of."""
+
+    sums: tuple[tuple[int, str, int], ...]
+    position: Position
+
+    def gpu_milli_seconds(self) -> Iterable[tuple[int, str, int]]:
+        """Bucket's start (ms), name, and gpu_milli x seconds, rounded down."""
+        return ((start, name, milli_ms // 1000) for start, name, milli_ms in self.sums)
+
+
+def bucket_of(at_ms: int, bucket: UsageBucket | None, window_ms: int) -> int:
+    """When the bucket that a moment lies in starts; the window's start where there is one only."""
+    if bucket is None:
+        return window_ms
+    if bucket is UsageBucket.HOUR:
+        return at_ms - at_ms % HOUR_MS
+    day = datetime.fromtimestamp(at_ms // 1000, tz=UTC).replace(hour=0, minute=0, second=0)
+    if bucket is UsageBucket.MONTH:
+        day = day.replace(day=1)
+    return int(day.timestamp()) * 1000
+
+
+async def metered(store: ViewStore, asked: Asked, sight: Sight, now_ms: int) -> Metered:
+    """Usage as a caller may see it.
+
+    Rows lie on several pages, and what is given back meanwhile moves from what is held to what is
+    used. So at the end all that was held is looked at again, together with the hours of what is
+    held no more, at one position: until nothing more of it was given back than those hours know of.
+
+    Raises:
+        TooMuchUsage: it rests on more than `MAX_ROWS` rows.
+        ViewsUnavailable: too much was given back during each of `MAX_TRIES` looks; or the store is
+            away.
+    """
+    held_rows, position = await _all(store, HeldRow, sight, 0, None)
+    used_rows, _ = await _all(store, UsageRow, sight, asked.from_ms, asked.to_ms)
+    used = {row.key: row for row in used_rows}
+    # The log's time may be ahead of this clock, by less than an hour.
+    until_ms = min(asked.to_ms, now_ms + HOUR_MS)
+    gone: list[HeldRow] = []
+    for _ in range(MAX_TRIES):
+        hours = {row.key: None for one in gone for row in held(one, asked.from_ms, until_ms)}
+        wanted: list[Wanted] = [(HeldRow, one.key) for one in held_rows]
+        found = (await store.get_all([*wanted, *((UsageRow, key) for key in hours)])).rows
+        used |= {row.key: row for row in found if isinstance(row, UsageRow)}
+        there = {row.key for row in found if isinstance(row, HeldRow)}
+        closed = [one for one in held_rows if one.key not in there]
+        if not closed:
+            break
+        held_rows = [one for one in held_rows if one.key in there]
+        gone += closed
+    else:
+        raise ViewsUnavailable(found=f"usage changed during each of {MAX_TRIES} looks at it")
+    sums: dict[tuple[int, str], int] = {}
+    for one in held_rows:
+        for row in held(one, asked.from_ms, min(asked.to_ms, now_ms)):
+            _add(sums, row, asked)
+    for row in used.values():
+        _add(sums, row, asked)
+    ordered = sorted((start, name, count) for (start, name), count in sums.items())
+    return Metered(tuple(ordered), position)
+
+
+def _add(sums: dict[tuple[int, str], int], row: UsageRow, asked: Asked) -> None:
+    start = bucket_of(row.hour_ms, asked.bucket, asked.from_ms)
+    at = (start, str(getattr(row, asked.by)))
+    sums[at] = sums.get(at, 0) + row.gpu_milli_ms
+
+
+async def _all(
+    store: ViewStore, kind: type[R], sight: Sight, since_ms: int, until_ms: int | None
+) -> tuple[list[R], Position]:
+    """All rows of a kind that may be seen, from a time on up to another, and what all cover."""
+    facets = {} if sight.projects is None else {"project": sight.projects}
+    rows: list[R] = []
+    first: Position | None = None
+    query = Query(facets=facets, since_ms=since_ms, limit=_PAGE)
+    while True:
+        page = await store.page(kind, query)
+        first = first or page.position
+        rows += (row for row in page.rows if until_ms is None or row.order[0] < until_ms)
+        if len(rows) > MAX_ROWS:
+            raise TooMuchUsage(limit=MAX_ROWS)
+        if page.next is None or (until_ms is not None and page.next[0] >= until_ms):
+            return rows, first
+        query = Query(facets=facets, since_ms=since_ms, after=page.next, limit=_PAGE)

@@ -1,0 +1,486 @@
+"""Rows as the REST API shows them: units in names, times as RFC 3339, waits of pending tasks."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from yardmaster_projections import queries
+from yardmaster_projections.queries import EVERYTHING, Sight, WaitFinder, Waits
+from yardmaster_projections.rows import (
+    AttemptRow,
+    CycleRow,
+    DepartmentRow,
+    Ended,
+    JobRow,
+    NodeRow,
+    PoolRow,
+    ProjectRow,
+    Refused,
+    RequestRow,
+    Stopping,
+    TallyRow,
+    TaskRow,
+    WaitRow,
+)
+from yardmaster_projections.store import ViewStore
+from yardmaster_projections.units import with_units
+from yardmaster_schemas import api
+from yardmaster_schemas.events.decisions import Checkpoint
+from yardmaster_schemas.events.requests import Quota
+from yardmaster_schemas.instants import rfc3339
+from yardmaster_schemas.position import Position
+from yardmaster_schemas.reasons import WaitClass, WaitCode
+
+#: What would let a task start that waits for this.
+_UNBLOCK: Final[Mapping[str, str]] = {
+    WaitCode.NO_MATCHING_NODE: "a node of an allowed type joins the pool",
+    WaitCode.EXCEEDS_EVERY_NODE: "a larger node joins, or a replica asks for less",
+    WaitCode.EXCEEDS_POOL: "the pool grows, or the gang shrinks",
+    WaitCode.NO_EXECUTOR: "a node that runs containers joins the pool",
+    WaitCode.EXCEEDS_LIMIT: "the limit is raised, or the task asks for less",
+    WaitCode.EXCEEDS_MAX_SLOTS: "the job's max_slots is raised",
+    WaitCode.PAUSED: "somebody resumes it",
+    WaitCode.NOT_CONSIDERED: "the next cycle looks at it",
+    WaitCode.INSUFFICIENT_FREE: "running tasks end",
+    WaitCode.FRAGMENTED: "tasks end on the same node",
+    WaitCode.NODES_UNAVAILABLE: "cordoned or lost nodes come back",
+    WaitCode.WAITING_FOR_VICTIMS: "tasks that were asked to stop release their slots",
+    WaitCode.BEHIND_TASK: "the more urgent task ahead starts",
+    WaitCode.OVER_FAIR_SHARE: "tasks of the same party end, or others ask for less",
+    WaitCode.AT_LIMIT: "tasks under the same limit end",
+    WaitCode.AT_MAX_SLOTS: "tasks of the same job end",
+    WaitCode.AT_MAX_CONCURRENT: "earlier tasks of the same job end",
+    WaitCode.VICTIMS_PROTECTED: "tasks that could be stopped have run their min_runtime",
+    WaitCode.RESTART_BACKOFF: "the pause after a failure is over",
+    WaitCode.START_BACKOFF: (
+        "the pause after a failed start is over; the next attempt avoids the node where it can"
+    ),
+}
+_RANK: Final = {WaitClass.NOT_NOW: 0, WaitClass.HELD: 1, WaitClass.NEVER: 2}
+
+
+def moment(time_ms: int | None) -> str | None:
+    """A time that may be missing."""
+    return None if time_ms is None else rfc3339(time_ms)
+
+
+def _class(code: str) -> WaitClass:
+    return WaitCode(code).wait_class
+
+
+def _refusal(row: Refused | None) -> api.Refusal | None:
+    if row is None:
+        return None
+    return api.Refusal(code=row.code, numbers=dict(row.numbers), about=row.about)
+
+
+def _stop(row: Stopping | None) -> api.StopShown | None:
+    if row is None:
+        return None
+    return api.StopShown(
+        code=row.stop.code,
+        rule=row.stop.rule,
+        for_task=row.stop.for_task,
+        numbers=dict(row.stop.numbers),
+        about=row.stop.about,
+        deadline_at=moment(row.deadline_at_ms),
+        requested_at=rfc3339(row.at_ms),
+    )
+
+
+def _end(row: Ended | None) -> api.End | None:
+    if row is None:
+        return None
+    return api.End(outcome=row.outcome, code=row.code, exit_code=row.exit_code, signal=row.signal)
+
+
+def _checkpoint(checkpoint: Checkpoint | None, at_ms: int) -> api.CheckpointShown | None:
+    if checkpoint is None:
+        return None
+    return api.CheckpointShown(uri=checkpoint.uri, step=checkpoint.step, at=rfc3339(at_ms))
+
+
+class Presenter:
+    """Shows rows for one answer, as one caller may see them."""
+
+    def __init__(self, store: ViewStore, now_ms: int, sight: Sight = EVERYTHING) -> None:
+        self._store = store
+        self._sight = sight
+        self._finder = WaitFinder(store, now_ms)
+
+    async def task(self, row: TaskRow) -> api.Task:
+        """A task, with why it waits."""
+        job = row.job
+        spec = job.spec
+        asked = job.asked
+        params = dict(job.params[row.index]) if row.index < len(job.params) else None
+        preemptible = (
+            asked.preemptible if asked.preemptible is not None else asked.kind == "training"
+        )
+        return api.Task(
+            task_id=row.task_id,
+            job_id=job.job_id,
+            index=row.index,
+            name=job.name,
+            project=job.project,
+            department=job.department,
+            user=job.user,
+            labels=dict(job.labels),
+            kind=asked.kind,
+            phase=row.phase,
+            paused=row.paused and not row.phase.final,
+            preemptible=spec.preemptible if spec is not None else preemptible,
+            priority=spec.priority if spec is not None else asked.priority,
+            weight=spec.weight if spec is not None else asked.weight,
+            pools=list(job.pools),
+            pool=row.pool,
+            nodes=list(row.nodes),
+            resources=asked.resources,
+            replicas_min=asked.replicas_min,
+            replicas_max=asked.replicas_max,
+            layout=asked.layout,
+            avoid_nodes=list(asked.avoid_nodes),
+            gpu_milli=row.gpu_milli,
+            attempt=row.attempt,
+            restarts=row.restarts,
+            params=params,
+            progress_permille=row.progress_permille,
+            submitted_at=rfc3339(job.submitted_at_ms),
+            admitted_at=moment(job.admitted_at_ms),
+            started_at=moment(row.started_at_ms),
+            ended_at=moment(row.ended_at_ms),
+            wait=self._wait(row, await self._finder.waits(row)),
+            stop=_stop(row.stopping),
+            checkpoint=_checkpoint(row.checkpoint, row.checkpoint_at_ms),
+            end=_end(row.end),
+            refusal=await self._task_refusal(row),
+        )
+
+    async def _task_refusal(self, row: TaskRow) -> api.Refusal | None:
+        if row.phase is not api.Phase.REJECTED:
+            return None
+        job = await self._store.get(JobRow, row.job.job_id)
+        return _refusal(job.refusal) if job is not None else None
+
+    def _wait(self, row: TaskRow, waits: Waits | None) -> api.Wait | None:
+        """The pool nearest to taking the task: time can help, then somebody, then nobody."""
+        if waits is None:
+            return None
+        if waits.held is not None:
+            return api.Wait(
+                code=waits.held.code,
+                wait_class=_class(waits.held.code),
+                pool=None,
+                numbers=dict(waits.held.numbers),
+                about=None,
+                since_at=None,
+            )
+        shown = [self._pool_wait(row, pool, wait) for pool, wait in waits.recorded]
+        if not shown:
+            return None
+        best = min(shown, key=lambda wait: _RANK[wait.wait_class])
+        return api.Wait(
+            code=best.code,
+            wait_class=best.wait_class,
+            pool=best.pool,
+            numbers=best.numbers,
+            about=best.about,
+            since_at=best.since_at,
+            cycle=best.cycle,
+        )
+
+    def _pool_wait(self, row: TaskRow, pool: str, wait: WaitRow | None) -> api.PoolWait:
+        if wait is None:
+            return api.PoolWait(
+                pool=pool,
+                code=WaitCode.NOT_CONSIDERED,
+                wait_class=WaitClass.NOT_NOW,
+                asked_milli=row.gpu_milli,
+                numbers={},
+                about=None,
+                since_at=None,
+                cycle=None,
+            )
+        since = max(wait.since_ms, row.job.admitted_at_ms or 0)
+        return api.PoolWait(
+            pool=pool,
+            code=wait.wait.code,
+            wait_class=wait.wait.code.wait_class,
+            asked_milli=row.gpu_milli,
+            numbers=with_units(
+                wait.wait.code,
+                wait.wait.about,
+                wait.wait.numbers,
+                row.job.asked.resources,
+                row.job.asked.replicas_min,
+            ),
+            about=wait.wait.about,
+            since_at=rfc3339(since),
+            cycle=wait.cycle,
+        )
+
+    async def explain(self, row: TaskRow, cell: str) -> api.Explain:
+        """Why a task is where it is."""
+        waits = await self._finder.waits(row)
+        pools: list[api.PoolWait] = []
+        if waits is not None and waits.held is not None:
+            held = waits.held
+            pools = [
+                api.PoolWait(
+                    pool=pool,
+                    code=held.code,
+                    wait_class=_class(held.code),
+                    asked_milli=row.gpu_milli,
+                    numbers=dict(held.numbers),
+                    about=None,
+                    since_at=None,
+                    cycle=None,
+                )
+                for pool in row.job.pools
+            ]
+        elif waits is not None:
+            pools = [self._pool_wait(row, pool, wait) for pool, wait in waits.recorded]
+        wait = self._wait(row, waits)
+        found = (await queries.attempts(self._store, row.task_id)).rows
+        current = found[0] if found else None
+        last_stop = next((a.stopping for a in found if a.stopping is not None), None)
+        log = await queries.log(self._store, cell)
+        return api.Explain(
+            task_id=row.task_id,
+            phase=row.phase,
+            wait_class=wait.wait_class if wait is not None else None,
+            pools=pools,
+            unblock=_UNBLOCK.get(wait.code) if wait is not None else None,
+            attempt=row.attempt,
+            start_rule=current.start.rule if current is not None else None,
+            start_numbers=dict(current.start.numbers) if current is not None else {},
+            stop=_stop(row.stopping),
+            last_stop=_stop(last_stop),
+            end=_end(row.end),
+            refusal=await self._task_refusal(row),
+            cycle=log.cycle if log is not None and log.cycle else None,
+            cycle_at=rfc3339(log.now_ms) if log is not None and log.cycle else None,
+        )
+
+    async def job(self, row: JobRow) -> api.Job:
+        """A job."""
+        facts = row.facts
+        spec = facts.spec
+        return api.Job(
+            job_id=row.key,
+            name=facts.name,
+            project=facts.project,
+            department=facts.department,
+            user=facts.user,
+            labels=dict(facts.labels),
+            kind=facts.asked.kind,
+            tasks=facts.asked.tasks,
+            phases=dict(row.phases),
+            priority=spec.priority if spec is not None else facts.asked.priority,
+            weight=spec.weight if spec is not None else facts.asked.weight,
+            max_slots_milli=(spec or facts.asked).max_slots_milli,
+            paused=row.paused,
+            revision=row.revision,
+            submitted_at=rfc3339(facts.submitted_at_ms),
+            admitted_at=moment(facts.admitted_at_ms),
+            asked=facts.asked,
+            spec=spec,
+            run=row.run,
+            stop_signal=row.stop_signal,
+            refusal=_refusal(row.refusal),
+            erased=facts.erased,
+        )
+
+    async def attempt(self, row: AttemptRow) -> api.Attempt:
+        """One run of a task."""
+        return api.Attempt(
+            task_id=row.task_id,
+            attempt=row.attempt,
+            pool=row.pool,
+            nodes=list(dict.fromkeys(replica.placement.node for replica in row.replicas)),
+            allocated_at=rfc3339(row.allocated_at_ms),
+            started_at=moment(row.started_at_ms),
+            ended_at=moment(row.ended_at_ms),
+            end=row.end,
+            rule=row.start.rule,
+            start_numbers=dict(row.start.numbers),
+            stop=_stop(row.stopping),
+            checkpoint=_checkpoint(row.checkpoint, row.checkpoint_at_ms),
+            replicas=[
+                api.ReplicaShown(
+                    replica=replica.placement.replica,
+                    node=replica.placement.node,
+                    slots=list(replica.placement.slots),
+                    started_at=moment(replica.started_at_ms),
+                    exited_at=moment(replica.exited_at_ms),
+                    released_at=moment(replica.released_at_ms),
+                    exit_code=replica.exit_code,
+                    signal=replica.signal,
+                )
+                for replica in row.replicas
+            ],
+        )
+
+    async def node(self, row: NodeRow) -> api.Node:
+        """A node that joined or may; names of tasks that the caller may not see are left out.
+
+        Raises: ValueError when it is neither.
+        """
+        joined, offer = row.joined, row.offer
+        if offer is None:
+            raise ValueError(f"node {row.name} is neither enrolled nor here")
+        gpus = joined.gpus if joined is not None else 0
+        disabled = [index for index in row.disabled if index < gpus]
+        names: list[str] = []
+        used = [0] * gpus
+        holders: list[list[str]] = [[] for _ in range(gpus)]
+        for (task_id, _), placement in row.held.items():
+            task = await queries.task(self._store, task_id, self._sight)
+            for index in placement.slots:
+                if index < gpus:
+                    used[index] += placement.gpu_milli
+                    if task is not None and task_id not in holders[index]:
+                        holders[index].append(task_id)
+            if task is not None and task_id not in names:
+                names.append(task_id)
+        return api.Node(
+            name=row.name,
+            pool=offer.pool,
+            node_type=offer.node_type,
+            state=row.state,
+            reason=row.reason,
+            deadline_at=moment(row.deadline_at_ms),
+            gpus=gpus,
+            gpu_milli_used=sum(used),
+            gpu_milli_free=sum(1000 - used[i] for i in range(gpus) if i not in disabled),
+            gpu_memory_mib=joined.gpu_memory_mib if joined is not None else 0,
+            cpu_milli=joined.cpu_milli if joined is not None else 0,
+            cpu_milli_used=sum(p.cpu_milli for p in row.held.values()),
+            memory_mib=joined.memory_mib if joined is not None else 0,
+            memory_mib_used=sum(p.memory_mib for p in row.held.values()),
+            slots=[
+                api.Slot(
+                    index=index,
+                    gpu_milli_used=used[index],
+                    tasks=holders[index],
+                    disabled=index in disabled,
+                )
+                for index in range(gpus)
+            ],
+            tasks=names,
+            labels=dict(offer.labels),
+            address=offer.address,
+            isolation=joined.isolation if joined is not None else None,
+            incarnation=joined.incarnation if joined is not None else None,
+            joined_at=None if joined is None else rfc3339(row.joined_at_ms),
+            seen_at=moment(await queries.seen_ms(self._store, row.name)),
+            enrolment=row.enrolment,
+            disabled_slots=list(row.disabled),
+            disabled_reason=row.disabled_reason,
+        )
+
+    async def pool(self, row: PoolRow) -> api.Pool:
+        """A pool."""
+        tally = await queries.tally(self._store, f"pool/{row.name}")
+        return api.Pool(
+            name=row.name,
+            revision=row.revision,
+            config=row.config,
+            nodes=tally.nodes,
+            gpu_milli=tally.gpu_milli,
+            gpu_milli_used=tally.used_milli.get(row.name, 0),
+            pending=tally.waiting,
+        )
+
+    async def project(self, row: ProjectRow) -> api.Project:
+        """A project and what it has."""
+        tally = await queries.tally(self._store, f"project/{row.name}")
+        return api.Project(
+            name=row.name,
+            department=row.config.department,
+            revision=row.revision,
+            config=row.config,
+            used_milli=sum(tally.used_milli.values()),
+            pending_milli=tally.waiting_milli,
+            running=tally.running,
+            pending=tally.waiting,
+            pools=_use(row.config.quotas, [tally]),
+        )
+
+    async def department(self, row: DepartmentRow) -> api.Department:
+        """A department and what those of its projects have that the caller may see."""
+        projects = await queries.projects_of(self._store, row.name, self._sight)
+        tallies = [await queries.tally(self._store, f"project/{one.name}") for one in projects]
+        return api.Department(
+            name=row.name,
+            revision=row.revision,
+            config=row.config,
+            projects=[one.name for one in projects],
+            used_milli=sum(sum(tally.used_milli.values()) for tally in tallies),
+            pending_milli=sum(tally.waiting_milli for tally in tallies),
+            pools=_use(row.config.quotas, tallies),
+        )
+
+    async def request(self, row: RequestRow, cell: str) -> api.Request:
+        """A request and what became of it."""
+        return api.Request(
+            request_id=f"{cell}.{row.offset}",
+            type=row.type,
+            subject=row.subject,
+            state=row.state,
+            refusal=_refusal(row.refusal),
+            user=row.actor,
+            requested_at=rfc3339(row.at_ms),
+        )
+
+    async def cycle(self, row: CycleRow) -> api.Cycle:
+        """A cycle of the scheduler."""
+        commit = row.commit
+        refused = [(r.topic, r.partition, r.last - r.first + 1) for r in commit.refused]
+        return api.Cycle(
+            cell=commit.cell,
+            cycle=commit.cycle,
+            term=commit.term,
+            now_at=rfc3339(commit.now_ms),
+            offset=row.offset,
+            decisions=commit.decisions,
+            complete=commit.complete,
+            inputs=[
+                api.CycleInput(
+                    topic=taken.topic,
+                    partition=taken.partition,
+                    first=taken.first,
+                    next=taken.next,
+                    refused=sum(
+                        count
+                        for topic, number, count in refused
+                        if (topic, number) == (taken.topic, taken.partition)
+                    ),
+                )
+                for taken in commit.inputs
+            ],
+            policies={use.pool: f"{use.name}.{use.version}" for use in commit.policies},
+            state_digest=commit.state_digest,
+            prev=commit.prev,
+            position=str(Position(cell=commit.cell, decisions=row.offset + 1)),
+        )
+
+
+def _use(quotas: Mapping[str, Quota], tallies: list[TallyRow]) -> list[api.PoolUse]:
+    """What is held and waited for of every pool that has a quota, a task or a wait."""
+    names = set(quotas)
+    for tally in tallies:
+        names |= tally.used_milli.keys() | tally.pending_milli.keys()
+    shown = []
+    for name in sorted(names):
+        quota = quotas.get(name, Quota())
+        shown.append(
+            api.PoolUse(
+                pool=name,
+                deserved_milli=quota.deserved_milli or 0,
+                limit_milli=quota.limit_milli,
+                over_quota_weight=quota.over_quota_weight,
+                used_milli=sum(tally.used_milli.get(name, 0) for tally in tallies),
+                pending_milli=sum(tally.pending_milli.get(name, 0) for tally in tallies),
+            )
+        )
+    return shown

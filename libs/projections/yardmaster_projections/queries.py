@@ -1,0 +1,356 @@
+"""What the gateway and the command line ask of the views.
+
+One parameter decides what a caller may see, in every question alike: `Sight`. What it does not
+cover is not there.
+"""
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from yardmaster_core.scheduling.planner.lifecycle import MAX_FAILED_STARTS
+from yardmaster_core.scheduling.state.shapes import APART_AFTER, shape_id
+from yardmaster_projections.rows import (
+    AttemptRow,
+    DepartmentRow,
+    JobRow,
+    LogRow,
+    NodeRow,
+    Order,
+    PoolRow,
+    ProjectRow,
+    R,
+    Row,
+    SeenRow,
+    TallyRow,
+    TaskRow,
+    WaitRow,
+)
+from yardmaster_projections.store import Page, Query, ViewStore
+from yardmaster_schemas.api import Phase
+
+MAX_LIMIT: Final = 1000
+#: Phases of tasks that have not ended.
+LIVE: Final = tuple(str(phase) for phase in Phase if not phase.final)
+#: Tasks of a phase are counted up to here.
+MAX_COUNTED: Final = 10_000
+#: Attempts of a task that are shown; older ones are in the log.
+MAX_ATTEMPTS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """The projects that a caller may see; None: all."""
+
+    projects: frozenset[str] | None = None
+
+    def of(self, project: str) -> bool:
+        """Whether a project's things may be seen."""
+        return self.projects is None or project in self.projects
+
+
+EVERYTHING: Final = Sight()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filters:
+    """What a list is narrowed to; an empty filter allows all."""
+
+    phases: frozenset[Phase] = frozenset()
+    projects: frozenset[str] = frozenset()
+    pools: frozenset[str] = frozenset()
+    nodes: frozenset[str] = frozenset()
+    users: frozenset[str] = frozenset()
+    kinds: frozenset[str] = frozenset()
+    names: frozenset[str] = frozenset()
+    states: frozenset[str] = frozenset()
+    departments: frozenset[str] = frozenset()
+    job_id: str | None = None
+    labels: Mapping[str, frozenset[str]] | None = None
+    ref: str = ""
+    since_ms: int = 0
+    newest_first: bool = True
+    limit: int = 100
+    cursor: str | None = None
+
+
+class BadCursor(ValueError):
+    """A cursor that no page gave."""
+
+
+def cursor_of(order: Order | None) -> str | None:
+    """Where the next page starts, opaque."""
+    if order is None:
+        return None
+    return base64.urlsafe_b64encode(json.dumps(order).encode()).decode().rstrip("=")
+
+
+def order_of(cursor: str | None) -> Order | None:
+    """The order a cursor stands for.
+
+    Raises:
+        BadCursor: it is none of ours.
+    """
+    if cursor is None:
+        return None
+    try:
+        padded = cursor + "=" * (-len(cursor) % 4)
+        found = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
+        number, name, index = found
+    except (binascii.Error, ValueError, TypeError, RecursionError):
+        raise BadCursor("the cursor is not one that a page gave") from None
+    if type(number) is not int or type(name) is not str or type(index) is not int:
+        raise BadCursor("the cursor is not one that a page gave")
+    return (number, name, index)
+
+
+def _query(kind: type[Row], filters: Filters, sight: Sight) -> Query:
+    named = (
+        ("phase", frozenset(str(phase) for phase in filters.phases)),
+        *(("pool", filters.pools), ("node", filters.nodes), ("user", filters.users)),
+        *(("kind", filters.kinds), ("state", filters.states), ("name", filters.names)),
+        ("department", filters.departments),
+        ("job", frozenset() if filters.job_id is None else frozenset({filters.job_id})),
+        *((f"label.{key}", values) for key, values in (filters.labels or {}).items()),
+    )
+    facets = {name: values for name, values in named if values}
+    projects = filters.projects
+    if kind in (TaskRow, JobRow, ProjectRow) and sight.projects is not None:
+        projects = projects & sight.projects if projects else sight.projects
+        facets["project"] = projects
+    elif projects:
+        facets["project"] = projects
+    if kind is NodeRow:
+        facets["listed"] = frozenset({"yes"})
+    return Query(
+        facets=facets,
+        prefix=filters.ref,
+        since_ms=filters.since_ms,
+        after=order_of(filters.cursor),
+        newest_first=filters.newest_first,
+        limit=max(1, min(filters.limit, MAX_LIMIT)),
+    )
+
+
+async def rows(
+    store: ViewStore, kind: type[R], filters: Filters, sight: Sight = EVERYTHING
+) -> Page[R]:
+    """One page of a kind.
+
+    Raises:
+        BadCursor: the filter's cursor is none.
+    """
+    return await store.page(kind, _query(kind, filters, sight))
+
+
+@dataclass(frozen=True, slots=True)
+class TaskGroup:
+    """Tasks of one job in one phase: the first by index, the last one's index, how many."""
+
+    first: TaskRow
+    last_index: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskGroups:
+    """Groups of the jobs of a page, and where the next page starts."""
+
+    groups: tuple[TaskGroup, ...]
+    next: Order | None
+
+
+async def task_groups(store: ViewStore, filters: Filters, sight: Sight = EVERYTHING) -> TaskGroups:
+    """The tasks of a page of jobs, those of a job in the same phase together.
+
+    Costs two short reads a group, however many tasks it has; `filters.limit` is of jobs.
+
+    Raises:
+        BadCursor: the filter's cursor is none.
+    """
+    of_jobs = replace(filters, job_id=None, ref=filters.job_id or filters.ref)
+    page = await rows(store, JobRow, of_jobs, sight)
+    found: list[TaskGroup] = []
+    for job in page.rows:
+        for phase in Phase:
+            count = job.phases.get(phase, 0)
+            if not count or (filters.phases and phase not in filters.phases):
+                continue
+            facets = {"job": frozenset({job.key}), "phase": frozenset({str(phase)})}
+            ends = [
+                (await store.page(TaskRow, Query(facets=facets, newest_first=last, limit=1))).rows
+                for last in ((False, True) if count > 1 else (False,))
+            ]
+            if all(ends):  # they may have moved on since the job was read
+                found.append(TaskGroup(ends[0][0], ends[-1][0].index, count))
+    return TaskGroups(tuple(found), page.next)
+
+
+async def task_counts(
+    store: ViewStore, filters: Filters, sight: Sight = EVERYTHING
+) -> dict[Phase, int]:
+    """How many tasks are in each phase, up to `MAX_COUNTED` each; `filters.phases` is ignored."""
+    found: dict[Phase, int] = {}
+    for phase in Phase:
+        query = _query(TaskRow, replace(filters, phases=frozenset({phase}), cursor=None), sight)
+        number = (await store.count(TaskRow, replace(query, limit=MAX_COUNTED))).number
+        if number:
+            found[phase] = number
+    return found
+
+
+async def task(store: ViewStore, task_id: str, sight: Sight = EVERYTHING) -> TaskRow | None:
+    """A task, if it is there and may be seen."""
+    row = await store.get(TaskRow, task_id)
+    return row if row is not None and sight.of(row.job.project) else None
+
+
+async def job(store: ViewStore, job_id: str, sight: Sight = EVERYTHING) -> JobRow | None:
+    """A job, if it is there and may be seen."""
+    row = await store.get(JobRow, job_id)
+    return row if row is not None and sight.of(row.facts.project) else None
+
+
+async def project(store: ViewStore, name: str, sight: Sight = EVERYTHING) -> ProjectRow | None:
+    """A project, if it is there and may be seen."""
+    row = await store.get(ProjectRow, name)
+    return row if row is not None and sight.of(name) else None
+
+
+async def resolve(store: ViewStore, ref: str, sight: Sight = EVERYTHING) -> tuple[str, ...]:
+    """The ids that a REF means: a job or task id, or the beginnings of some; two of many at most.
+
+    A beginning without a dot is of jobs, one with a dot of tasks.
+    """
+    if "." in ref:
+        exact = await task(store, ref, sight)
+        if exact is not None:
+            return (exact.key,)
+        page: Page[Any] = await rows(store, TaskRow, Filters(ref=ref, limit=2), sight)
+    else:
+        page = await rows(store, JobRow, Filters(ref=ref, limit=2), sight)
+    return tuple(row.key for row in page.rows)
+
+
+async def attempts(store: ViewStore, task_id: str) -> Page[AttemptRow]:
+    """A task's attempts, the newest first."""
+    query = Query(facets={"task": frozenset({task_id})}, newest_first=True, limit=MAX_ATTEMPTS)
+    return await store.page(AttemptRow, query)
+
+
+async def tally(store: ViewStore, name: str) -> TallyRow:
+    """The sums of `project/x` or `pool/y`."""
+    return await store.get(TallyRow, name) or TallyRow(name=name)
+
+
+async def pools(store: ViewStore) -> tuple[PoolRow, ...]:
+    """All pools, by name."""
+    page = await store.page(PoolRow, Query(limit=MAX_LIMIT))
+    return page.rows
+
+
+async def projects_of(
+    store: ViewStore, department: str, sight: Sight = EVERYTHING
+) -> tuple[ProjectRow, ...]:
+    """A department's projects that may be seen, by name."""
+    filters = Filters(departments=frozenset({department}), newest_first=False, limit=MAX_LIMIT)
+    return (await rows(store, ProjectRow, filters, sight)).rows
+
+
+async def department_visible(store: ViewStore, row: DepartmentRow, sight: Sight) -> bool:
+    """Whether a caller sees a department: one of its projects is enough."""
+    return sight.projects is None or bool(await projects_of(store, row.name, sight))
+
+
+async def seen_ms(store: ViewStore, node: str) -> int | None:
+    """When a node's heartbeat was last heard."""
+    row = await store.get(SeenRow, node)
+    return row.at_ms if row is not None else None
+
+
+async def log(store: ViewStore, cell: str) -> LogRow | None:
+    """The log's identity, once its first record was seen."""
+    return await store.get(LogRow, cell)
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Why a task waits: pool by pool, or for all of them alike (`held`)."""
+
+    recorded: tuple[tuple[str, WaitRow | None], ...] = ()
+    held: "Held | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What holds a task back whatever its pools have free."""
+
+    code: str
+    numbers: Mapping[str, int]
+
+
+class WaitFinder:
+    """Finds why tasks wait, for one answer: what tasks of a job or shape share is asked once."""
+
+    def __init__(self, store: ViewStore, now_ms: int) -> None:
+        self._store = store
+        self._now_ms = now_ms
+        self._recorded: dict[str, WaitRow | None] = {}
+        self._places: dict[str, int | None] = {}
+
+    async def waits(self, row: TaskRow) -> Waits | None:
+        """Why a pending task waits; None for any other task."""
+        if row.phase is not Phase.PENDING:
+            return None
+        if row.paused:
+            return Waits(held=Held("paused", {}))
+        if row.not_before_ms > self._now_ms and row.failed_starts:
+            numbers = {
+                "until_at_ms": row.not_before_ms,
+                "failed_starts": row.failed_starts,
+                "limit": MAX_FAILED_STARTS,
+            }
+            return Waits(held=Held("start_backoff", numbers))
+        if row.not_before_ms > self._now_ms:
+            numbers = {"until_at_ms": row.not_before_ms, "restarts": row.restarts}
+            return Waits(held=Held("restart_backoff", numbers))
+        spec = row.job.spec
+        if spec is None or row.job.shape is None:
+            return Waits()
+        if spec.max_concurrent is not None and row.attempt == 0:
+            last = await self._last_place(row.job.job_id, spec.max_concurrent)
+            if last is not None and row.index > last:
+                numbers = {"limit": spec.max_concurrent, "used": spec.max_concurrent}
+                return Waits(held=Held("at_max_concurrent", numbers))
+        # Where a pool is divided among jobs, a job waits by itself; whether it is now, the last
+        # record says.
+        job, project, failed = row.job.job_id, row.job.project, row.failed_starts >= APART_AFTER
+        shared = shape_id(job, project, spec, start_failed=True) if failed else row.job.shape
+        own = shape_id(job, project, spec, bound=True, start_failed=failed)
+        shapes = dict.fromkeys((shared, own))
+        found = []
+        for pool in spec.pools:
+            waits = [await self._wait(f"{pool}/{shape}/{spec.priority}") for shape in shapes]
+            known = [wait for wait in waits if wait is not None]
+            found.append((pool, max(known, key=lambda wait: wait.cycle, default=None)))
+        return Waits(recorded=tuple(found))
+
+    async def _wait(self, key: str) -> WaitRow | None:
+        if key not in self._recorded:
+            self._recorded[key] = await self._store.get(WaitRow, key)
+        return self._recorded[key]
+
+    async def _last_place(self, job_id: str, most: int) -> int | None:
+        """The index of the last task that may run beside the others; None: there is room for all.
+
+        The scheduler lets tasks through by index, as many as have not ended.
+        """
+        if job_id not in self._places:
+            facets = {"job": frozenset({job_id}), "phase": frozenset(LIVE)}
+            page = await self._store.page(TaskRow, Query(facets=facets, limit=most))
+            full = len(page.rows) == most
+            self._places[job_id] = page.rows[-1].index if full else None
+        return self._places[job_id]

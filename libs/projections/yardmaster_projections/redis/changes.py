@@ -1,0 +1,187 @@
+"""The change sets that watches resume from, read once for all watches of this process.
+
+A copy of the newest sets is kept here, decoded; the stream in Redis says what of it still counts.
+Sets follow one another without a gap: each names the position before it, and its number is the
+count of all changes before it. Where a new one does not fit on the copy, Redis was flushed or
+restored, and the copy tells of a past that Redis no longer knows: it is thrown away.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from yardmaster_projections.errors import ViewsDamaged, ViewsUnavailable
+from yardmaster_projections.redis.head import Head
+from yardmaster_projections.redis.keys import Keys
+from yardmaster_projections.redis.view import RedisView
+from yardmaster_projections.redis.wire import Command
+from yardmaster_projections.row_codec import MissingPart
+from yardmaster_projections.store import Change, ChangeSet
+from yardmaster_schemas.position import Position
+
+#: Sets read at once.
+MAX_SETS: Final = 50
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A set: the numbers of its first change and of the next set's, positions before and after.
+
+    `changes` is None where a part of a row is gone, too large to travel in the set: the row changed
+    since, and a watch that would resume before it begins with a snapshot.
+    """
+
+    first: int
+    next: int
+    before: Position
+    position: Position
+    changes: tuple[Change, ...] | None
+
+
+class _Gone(Exception):
+    """The stream is another one, or shorter, than the copy that was to be completed."""
+
+
+class KeptChanges:
+    """Change sets of one view.
+
+    Who asks while another is being answered shares the next look at Redis with all who do.
+    """
+
+    def __init__(self, view: RedisView) -> None:
+        self._view = view
+        self._lock = asyncio.Lock()
+        self._copy: deque[_Kept] = deque()
+        self._keys: Keys | None = None
+        #: Looks that were begun, and the one that the copy is as new as.
+        self._begun = 0
+        self._done = 0
+        #: Where the newest set leads, kept or not.
+        self._newest: Position | None = None
+        #: What became of the last look.
+        self._error: ViewsUnavailable | None = None
+
+    async def after(self, position: Position) -> Sequence[ChangeSet] | None:
+        """The sets after a position, oldest first; None when they are no longer kept.
+
+        Raises: ViewsUnavailable, ViewsDamaged.
+        """
+        wanted = self._begun + 1
+        async with self._lock:
+            try:
+                if self._done < wanted:
+                    await self._look()
+                elif self._error is not None:
+                    raise ViewsUnavailable(**self._error.fields)
+                return await self._after(position)
+            except _Gone:
+                self._copy.clear()
+                self._done = 0
+                return None
+
+    async def _look(self) -> None:
+        self._begun += 1
+        number = self._begun
+        try:
+            self._newest = await self._forward()
+        except ViewsUnavailable as error:
+            self._error, self._done = error, number
+            raise
+        self._error, self._done = None, number
+
+    async def _after(self, position: Position) -> Sequence[ChangeSet] | None:
+        while self._copy and not position.covers(self._copy[0].before):
+            if not await self._backward():
+                return None
+        if not self._copy and self._newest is not None and not position.covers(self._newest):
+            return None
+        found: list[ChangeSet] = []
+        for kept in reversed(self._copy):
+            if position.covers(kept.position):
+                break
+            if kept.changes is None:
+                return None
+            found.append(ChangeSet(kept.changes, kept.position))
+        return found[::-1]
+
+    async def _forward(self) -> Position:
+        """Bring the copy to the end of the stream; where the newest set leads, kept or not."""
+        while True:
+            start = self._copy[-1].next if self._copy else None
+            seen = await self._view.look(partial(_newer, start))
+            if seen.keys is not self._keys:
+                self._keys = seen.keys
+                self._copy.clear()
+                if start is not None:
+                    continue
+            new = await self._read(seen.keys, seen.answers[0])
+            if not self._fits(seen.head, new):
+                self._copy.clear()
+                continue
+            self._copy.extend(new)
+            while self._copy and self._copy[0].first < seen.head.kept:
+                self._copy.popleft()
+            if not new or new[-1].next > seen.head.total:
+                return seen.head.watched
+
+    def _fits(self, head: Head, new: Sequence[_Kept]) -> bool:
+        """Whether what was read goes on where the copy ends, and the copy is not ahead of Redis."""
+        last = self._copy[-1] if self._copy else None
+        for kept in new:
+            if last is not None and (kept.first != last.next or kept.before != last.position):
+                return False
+            last = kept
+        return last is None or bool(new) or last.next == head.total + 1
+
+    async def _backward(self) -> bool:
+        """Read what comes before the copy; False when there is nothing."""
+        end = self._copy[0].first
+        seen = await self._view.look(
+            lambda keys: [("XREVRANGE", keys.changes, f"({end}-0", "-", "COUNT", MAX_SETS)]
+        )
+        if seen.keys is not self._keys or end < seen.head.kept:
+            raise _Gone
+        older = await self._read(seen.keys, seen.answers[0])
+        for kept in older:
+            if kept.next != self._copy[0].first:
+                raise _Gone
+            self._copy.appendleft(kept)
+        return bool(older)
+
+    async def _read(self, keys: Keys, entries: Sequence[Any]) -> list[_Kept]:
+        codec = self._view.codec
+        found: list[_Kept] = []
+        for entry in entries:
+            first, count, before, position, payload = _kept_of(entry)
+            given = await self._view.parts(keys, codec.needs_of_set(payload))
+            changes: tuple[Change, ...] | None = None
+            with suppress(MissingPart):
+                changes = codec.decode_set(payload, given)
+            found.append(_Kept(first, first + count, before, position, changes))
+        codec.trim()
+        return found
+
+
+def _newer(start: int | None, keys: Keys) -> list[Command]:
+    """The sets from the change numbered `start` on; without it the newest."""
+    if start is None:
+        return [("XREVRANGE", keys.changes, "+", "-", "COUNT", 1)]
+    return [("XRANGE", keys.changes, f"{start}-0", "+", "COUNT", MAX_SETS)]
+
+
+def _kept_of(entry: Any) -> tuple[int, int, Position, Position, bytes]:
+    """Number, count of changes, position before and after, and the changes of a stream's entry."""
+    number, fields = entry
+    found = dict(zip(fields[::2], fields[1::2], strict=True))
+    try:
+        return (
+            *(int(number.partition(b"-")[0]), int(found[b"n"])),
+            *(Position.parse(found[name].decode()) for name in (b"b", b"p")),
+            found[b"c"],
+        )
+    except (KeyError, ValueError) as error:
+        raise ViewsDamaged(kind="change set", found=str(error)) from None

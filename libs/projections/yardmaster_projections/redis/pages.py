@@ -1,0 +1,347 @@
+"""How a list is walked in Redis: in order, a chunk at a time, from the narrowest lists there are.
+
+A query that names several facets walks the lists of the one that has the fewest rows and asks each
+row's entry (`idx:`) for the others, so that only rows that are shown are fetched. A beginning of a
+key is looked up by key when few rows have it. Lists are merged by their members, which sort as the
+rows do.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import chain
+from typing import Any, Final, Generic, TypeVar, cast
+
+from yardmaster_projections.errors import ViewsUnavailable
+from yardmaster_projections.redis import keys as redis_keys
+from yardmaster_projections.redis.head import Head
+from yardmaster_projections.redis.keys import END, Keys
+from yardmaster_projections.redis.view import RedisView
+from yardmaster_projections.redis.wire import Command
+from yardmaster_projections.redis.write import Entry
+from yardmaster_projections.rows import R, Row
+from yardmaster_projections.store import Count, Page, Query
+from yardmaster_schemas.position import Position
+
+T = TypeVar("T")
+
+#: Members read of one list at once.
+MIN_CHUNK: Final = 8
+MAX_CHUNK: Final = 1_000
+#: A key's beginning that more rows have is found by walking the list.
+MAX_BY_KEY: Final = 1_000
+#: How often a page starts again because the views moved on meanwhile; the last try is shown.
+MAX_TRIES: Final = 4
+
+#: Facets as keys name them: of each name, the values of which one is asked for.
+_Facets = Mapping[str, frozenset[str]]
+
+
+class _Moved(Exception):
+    """The views moved on in the middle of a page."""
+
+
+class Walk(Generic[R]):
+    """One page of one kind."""
+
+    def __init__(self, view: RedisView, kind: type[R], query: Query) -> None:
+        self._view = view
+        self._kind = kind
+        self._query = query
+        self._range = _Range(kind, query)
+        self._facets: _Facets = {
+            name: frozenset(redis_keys.facet_name((name, value)) for value in values)
+            for name, values in query.facets.items()
+        }
+        #: What the first read was made with.
+        self._first: tuple[Keys, Head] | None = None
+        #: Whether all reads must see one head.
+        self._strict = True
+
+    async def page(self) -> Page[R]:
+        """The page.
+
+        Raises: ViewsUnavailable, ViewsDamaged.
+        """
+        limit = self._query.limit
+        rows = await self._at_one_head(lambda: self._rows(limit + 1))
+        more = rows[limit - 1].order if len(rows) > limit else None
+        return Page(tuple(rows[:limit]), more, self._position)
+
+    async def count(self) -> Count:
+        """How many rows the page would have; only the lists are read.
+
+        Raises: ViewsUnavailable.
+        """
+        return Count(await self._at_one_head(self._number), self._position)
+
+    async def _at_one_head(self, read: Callable[[], Awaitable[T]]) -> T:
+        """What `read` gives when nothing was written meanwhile, or what the last try gives."""
+        for left in reversed(range(MAX_TRIES)):
+            self._strict, self._first = left > 0, None
+            try:
+                return await read()
+            except _Moved:
+                continue
+        raise ViewsUnavailable(found="another generation came to count in the middle of a page")
+
+    @property
+    def _position(self) -> Position:
+        """Of the first read: the list misses nothing that it covers."""
+        assert self._first is not None, "an empty answer was read too"
+        return self._first[1].position
+
+    async def _look(self, commands: Callable[[Keys], Sequence[Command]]) -> list[Any]:
+        seen = await self._view.look(commands)
+        self._same(seen.keys, seen.head)
+        return seen.answers
+
+    def _same(self, keys: Keys, head: Head) -> None:
+        if self._first is None:
+            self._first = keys, head
+        elif keys is not self._first[0] or (self._strict and head != self._first[1]):
+            raise _Moved
+
+    async def _rows(self, wanted: int) -> list[R]:
+        if not all(self._facets.values()):
+            await self._look(lambda _: ())
+            return []
+        source, others = await self._source()
+        picky = bool(others) or bool(self._query.prefix)
+        size = min(wanted, MAX_CHUNK)
+        rows: list[R] = []
+        while len(rows) < wanted:
+            members = await source.next(size if picky else min(size, wanted - len(rows)))
+            if not members:
+                break
+            prefix = self._query.prefix
+            if prefix:
+                members = [one for one in members if redis_keys.key_of(one).startswith(prefix)]
+            rows += await self._fetch(await self._having(members, others), wanted - len(rows))
+            size = min(2 * size, MAX_CHUNK)
+        return rows
+
+    async def _number(self) -> int:
+        query = self._query
+        if not all(self._facets.values()):
+            await self._look(lambda _: ())
+            return 0
+        alone = len(self._facets) == 1 and len(next(iter(self._facets.values()))) == 1
+        if alone and not (query.prefix or query.since_ms or query.after):
+            (number,) = await self._look(self._counts)
+            return min(int(number), query.limit)
+        source, others = await self._source()
+        number = 0
+        while number < query.limit:
+            members = await source.next(MAX_CHUNK)
+            if not members:
+                break
+            if query.prefix:
+                members = [
+                    one for one in members if redis_keys.key_of(one).startswith(query.prefix)
+                ]
+            number += len(await self._having(members, others))
+        return min(number, query.limit)
+
+    async def _source(self) -> "tuple[_Source, _Facets]":
+        """What to walk, and the facets that remain to be asked for."""
+        by_key = bool(self._query.prefix) and not redis_keys.ordered_by_key(self._kind)
+        if len(self._facets) < 2 and not by_key:
+            return self._lists(next(iter(self._facets.values()), None)), {}
+        counts = await self._look(self._counts)
+        found_by_key = counts.pop() if by_key else 0
+        sizes: dict[str, int] = {}
+        for name, values in self._facets.items():
+            sizes[name] = sum(counts[: len(values)])
+            del counts[: len(values)]
+        narrowest = min(sizes, key=lambda name: (sizes[name], name)) if sizes else None
+        if by_key and found_by_key <= min(MAX_BY_KEY, *sizes.values(), MAX_BY_KEY):
+            (found,) = await self._look(self._by_key)
+            members = sorted(map(redis_keys.member_by_key, found), reverse=self._range.backward)
+            return _Known([one for one in members if self._range.holds(one)]), self._facets
+        if narrowest is None:
+            return self._lists(None), {}
+        others = {name: values for name, values in self._facets.items() if name != narrowest}
+        return self._lists(self._facets[narrowest]), others
+
+    def _counts(self, keys: Keys) -> list[Command]:
+        counts: list[Command] = [
+            ("ZCARD", keys.having(self._kind, facet))
+            for values in self._facets.values()
+            for facet in sorted(values)
+        ]
+        if self._query.prefix and not redis_keys.ordered_by_key(self._kind):
+            counts.append(("ZLEXCOUNT", keys.by_key(self._kind), *self._beginning))
+        return counts
+
+    def _by_key(self, keys: Keys) -> list[Command]:
+        return [("ZRANGEBYLEX", keys.by_key(self._kind), *self._beginning)]
+
+    @property
+    def _beginning(self) -> tuple[bytes, bytes]:
+        prefix = self._query.prefix.encode("utf-8", "surrogatepass")
+        return b"[" + prefix, b"(" + prefix + END
+
+    def _lists(self, facets: frozenset[str] | None) -> "_Lists":
+        kind = self._kind
+
+        def names(keys: Keys) -> list[str]:
+            if facets is None:
+                return [keys.all(kind)]
+            return [keys.having(kind, facet) for facet in sorted(facets)]
+
+        return _Lists(self._look, names, 1 if facets is None else len(facets), self._range)
+
+    async def _having(self, members: list[bytes], others: _Facets) -> list[bytes]:
+        """The members whose rows have one of the values of every other facet."""
+        if not others or not members:
+            return members
+        wanted = [redis_keys.key_of(member) for member in members]
+        (raws,) = await self._look(lambda keys: [("HMGET", keys.index(self._kind), *wanted)])
+        return [
+            member
+            for member, raw in zip(members, raws, strict=True)
+            if raw is not None and _has(Entry.load(raw).facets, others)
+        ]
+
+    async def _fetch(self, members: list[bytes], wanted: int) -> list[R]:
+        members = members[:wanted]
+        if not members:
+            return []
+        by_key = {redis_keys.key_of(member): member for member in members}
+        seen = await self._view.rows({self._kind: list(by_key)})
+        self._same(seen.keys, seen.head)
+        found = (seen.rows.get((self._kind, key)) for key in by_key)
+        rows = [cast("R", row) for row in found if row is not None]
+        if self._strict:
+            return rows
+        return [
+            row for row in rows if by_key[row.key] == redis_keys.member_of(row) and self._fits(row)
+        ]
+
+    def _fits(self, row: Row) -> bool:
+        return _has([redis_keys.facet_name(facet) for facet in row.facets], self._facets)
+
+
+def _has(facets: Sequence[str], wanted: _Facets) -> bool:
+    return all(not values.isdisjoint(facets) for values in wanted.values())
+
+
+class _Range:
+    """Between which members a page lies."""
+
+    def __init__(self, kind: type[Row], query: Query) -> None:
+        self.backward = query.newest_first
+        #: The least member that counts, and the least that does not count any more.
+        self.low: bytes | None = None
+        self.high: bytes | None = None
+        lows: list[bytes] = []
+        highs: list[bytes] = []
+        if query.since_ms:
+            lows.append(redis_keys.number_bytes(query.since_ms))
+        if query.after is not None:
+            after = redis_keys.order_bytes(query.after)
+            (highs if self.backward else lows).append(after if self.backward else after + END)
+        if query.prefix and redis_keys.ordered_by_key(kind):
+            text = redis_keys.text_bytes(query.prefix)
+            beginning = redis_keys.number_bytes(0) + text
+            lows.append(beginning)
+            highs.append(beginning + END)
+        self.low = max(lows, default=None)
+        self.high = min(highs, default=None)
+
+    def holds(self, member: bytes) -> bool:
+        """Whether a member lies in it."""
+        if self.low is not None and member < self.low:
+            return False
+        return self.high is None or member < self.high
+
+    def command(self, name: str, after: bytes | None, count: int) -> Command:
+        """What reads the next members of a list."""
+        low = b"-" if self.low is None else b"[" + self.low
+        high = b"+" if self.high is None else b"(" + self.high
+        if after is not None:
+            if self.backward:
+                high = b"(" + after
+            else:
+                low = b"(" + after
+        if self.backward:
+            return ("ZREVRANGEBYLEX", name, high, low, "LIMIT", 0, count)
+        return ("ZRANGEBYLEX", name, low, high, "LIMIT", 0, count)
+
+
+class _Source:
+    """Members in order, each once."""
+
+    async def next(self, count: int) -> list[bytes]:
+        """About `count` more; none at the end."""
+        raise NotImplementedError
+
+
+class _Known(_Source):
+    """Members that are at hand."""
+
+    def __init__(self, members: list[bytes]) -> None:
+        self._members = members
+
+    async def next(self, count: int) -> list[bytes]:
+        """The next ones."""
+        found, self._members = self._members[:count], self._members[count:]
+        return found
+
+
+class _Lists(_Source):
+    """Several sorted sets, read as one."""
+
+    def __init__(
+        self,
+        look: Callable[[Callable[[Keys], Sequence[Command]]], Any],
+        names: Callable[[Keys], list[str]],
+        count: int,
+        bounds: _Range,
+    ) -> None:
+        self._look = look
+        self._names = names
+        self._range = bounds
+        #: Of each list: what was read and not given out, and the last that was read.
+        self._read: list[list[bytes]] = [[] for _ in range(count)]
+        self._after: list[bytes | None] = [None] * count
+        self._done = [False] * count
+
+    async def next(self, count: int) -> list[bytes]:
+        """The next ones; lists of which nothing is left are read on."""
+        empty = [at for at, read in enumerate(self._read) if not read and not self._done[at]]
+        if empty:
+            share = max(MIN_CHUNK, count // len(self._read) + 1) if len(self._read) > 1 else count
+            answers = await self._look(
+                lambda keys: [
+                    self._range.command(self._names(keys)[at], self._after[at], share)
+                    for at in empty
+                ]
+            )
+            for at, found in zip(empty, answers, strict=True):
+                self._read[at] = found
+                self._done[at] = len(found) < share
+                self._after[at] = found[-1] if found else self._after[at]
+        return self._give()
+
+    def _give(self) -> list[bytes]:
+        """What comes before anything that may still be read."""
+        bounds = [
+            after
+            for after, done in zip(self._after, self._done, strict=True)
+            if not done and after is not None
+        ]
+        given: set[bytes] = set()
+        if not bounds:
+            given.update(chain.from_iterable(self._read))
+            self._read = [[] for _ in self._read]
+        elif self._range.backward:
+            bound = max(bounds)
+            for at, read in enumerate(self._read):
+                given.update(one for one in read if one >= bound)
+                self._read[at] = [one for one in read if one < bound]
+        else:
+            bound = min(bounds)
+            for at, read in enumerate(self._read):
+                given.update(one for one in read if one <= bound)
+                self._read[at] = [one for one in read if one > bound]
+        return sorted(given, reverse=self._range.backward)

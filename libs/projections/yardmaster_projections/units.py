@@ -1,0 +1,42 @@
+"""The numbers of a wait, each with its unit in its name.
+
+Decisions name what is short in `about` and keep its amounts as plain numbers; who reads them needs
+the unit of that resource, and not the amounts of another.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from yardmaster_schemas.reasons import WaitCode
+from yardmaster_schemas.resources import Resources
+
+#: The resource that a wait is about -> the end of its numbers' names.
+_UNITS: Final[Mapping[str, str]] = {
+    "gpus": "_gpus",
+    "cpus": "_cpu_milli",
+    "memory": "_memory_mib",
+    "gpuless": "_tasks",
+}
+_IN_GPUS: Final = frozenset({WaitCode.GANG_INDIVISIBLE, WaitCode.TOPOLOGY_IMPOSSIBLE})
+
+
+def with_units(
+    code: str, about: str | None, numbers: Mapping[str, int], asked: Resources, replicas: int
+) -> dict[str, int]:
+    """The numbers of a wait that are about the resource that is short, with units in their names.
+
+    `asked` is one replica's; `asked_cpu_milli` and the like of a task that waits for free capacity
+    are of all its replicas.
+    """
+    if code == WaitCode.EXCEEDS_EVERY_NODE or code in _IN_GPUS:
+        unit = _UNITS.get(about or "gpus", "")
+        return {key if key == "blocked" else f"{key}{unit}": n for key, n in numbers.items()}
+    if code == WaitCode.INSUFFICIENT_FREE and about == "cpus":
+        # It asks for no GPU: those that are free say nothing.
+        gpus = ("asked_milli", "free_milli", "short_milli")
+        found = {key: number for key, number in numbers.items() if key not in gpus}
+        found["asked_cpu_milli"] = asked.cpu_milli * replicas
+        if asked.memory_mib:
+            found["asked_memory_mib"] = asked.memory_mib * replicas
+        return found
+    return dict(numbers)

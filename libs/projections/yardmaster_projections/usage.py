@@ -1,0 +1,314 @@
+"""Metered usage as a pure function of the log: who held how much of which pool, hour by hour.
+
+A replica's slots are billed from the cycle that allocated them to the cycle that takes its
+SlotsReleased, or NodeLost: by the cycles' own time, which never falls, and never by an agent's. The
+user is the one who was authenticated (`actor`), not a name that may be erased. Sums are integers in
+`gpu_milli` x milliseconds, so that no rounding is carried along; hours are UTC.
+
+What is closed is in the hours' rows. What is still held is a row of its own, and whoever asks adds
+it up to the moment that is asked about (`held`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final
+
+from yardmaster_core.errors import ImpossibleEvent
+from yardmaster_projections.draft import Asking
+from yardmaster_projections.project import Details
+from yardmaster_projections.rows import Facet, Order, R, Row
+from yardmaster_projections.store import Change, Delete, Put, ViewReader, Wanted
+from yardmaster_schemas.envelope import Envelope, Event
+from yardmaster_schemas.events.admissions import RequestRefusedV1, TaskAdmittedV1, TaskRejectedV1
+from yardmaster_schemas.events.decisions import NodeLostV1, SlotsAllocatedV1, TaskEndedV1
+from yardmaster_schemas.events.machine import CycleCommittedV1
+from yardmaster_schemas.events.node_events import SlotsReleasedV1
+from yardmaster_schemas.events.requests import TaskSubmittedV1
+from yardmaster_schemas.topics import REQUESTS
+
+HOUR_MS: Final = 3_600_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageRow(Row):
+    """What a project's user held of a pool in one hour, as far as it was given back."""
+
+    KIND: ClassVar[str] = "usage"
+
+    hour_ms: int
+    pool: str
+    project: str
+    user: str
+    #: gpu_milli x milliseconds.
+    gpu_milli_ms: int
+
+    @property
+    def key(self) -> str:
+        """Hour, pool, project, user."""
+        return usage_key(self.hour_ms, self.pool, self.project, self.user)
+
+    @property
+    def order(self) -> Order:
+        """By hour."""
+        return (self.hour_ms, self.key, 0)
+
+    @property
+    def facets(self) -> tuple[Facet, ...]:
+        """What usage is asked by."""
+        return (("project", self.project),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldRow(Row):
+    """The slots that one replica of an attempt holds now."""
+
+    KIND: ClassVar[str] = "held"
+
+    task_id: str
+    attempt: int
+    replica: int
+    pool: str
+    project: str
+    user: str
+    #: Of all its slots together.
+    gpu_milli: int
+    since_ms: int
+
+    @property
+    def key(self) -> str:
+        """Task, attempt, replica."""
+        return held_key(self.task_id, self.attempt, self.replica)
+
+    @property
+    def order(self) -> Order:
+        """By when it was allocated."""
+        return (self.since_ms, self.key, 0)
+
+    @property
+    def facets(self) -> tuple[Facet, ...]:
+        """What usage is asked by."""
+        return (("project", self.project),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmissionRow(Row):
+    """Who submitted a job, until quota says what it makes of it.
+
+    Several may bear one job's id, of which quota refuses all but one: so none is the job's yet.
+    """
+
+    KIND: ClassVar[str] = "submission"
+
+    record_id: str
+    offset: int
+    user: str
+
+    @property
+    def key(self) -> str:
+        """The record's identity: a verdict names it."""
+        return self.record_id
+
+    @property
+    def facets(self) -> tuple[Facet, ...]:
+        """Where it lies: a cycle that refuses records names no more of them."""
+        return (("offset", str(self.offset)),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerRow(Row):
+    """Whose a job is, from its admission until its tasks have ended."""
+
+    KIND: ClassVar[str] = "owner"
+
+    job_id: str
+    user: str
+    #: Tasks that have not ended.
+    left: int
+
+    @property
+    def key(self) -> str:
+        """The job's id."""
+        return self.job_id
+
+
+def usage_key(hour_ms: int, pool: str, project: str, user: str) -> str:
+    """The key of a `UsageRow`."""
+    return f"{hour_ms}/{pool}/{project}/{user}"
+
+
+def held_key(task_id: str, attempt: int, replica: int) -> str:
+    """The key of a `HeldRow`."""
+    return f"{task_id}/{attempt}/{replica}"
+
+
+def hours(since_ms: int, until_ms: int) -> Iterator[tuple[int, int]]:
+    """The hours that a time lies in: where each starts, and how many milliseconds are in it."""
+    while since_ms < until_ms:
+        hour_ms = since_ms - since_ms % HOUR_MS
+        end_ms = min(until_ms, hour_ms + HOUR_MS)
+        yield hour_ms, end_ms - since_ms
+        since_ms = end_ms
+
+
+def held(row: HeldRow, from_ms: int, to_ms: int) -> Iterator[UsageRow]:
+    """What is held still, hour by hour between two moments, as if given back at the second."""
+    for hour_ms, ms in hours(max(row.since_ms, from_ms), to_ms):
+        yield UsageRow(
+            hour_ms=hour_ms,
+            pool=row.pool,
+            project=row.project,
+            user=row.user,
+            gpu_milli_ms=row.gpu_milli * ms,
+        )
+
+
+class UsageStep:
+    """One step of metering: a batch of requests, or a counted cycle with its inputs."""
+
+    def __init__(self, view: ViewReader, *, now_ms: int = 0, cycle: int = 0) -> None:
+        self._view = view
+        self._now_ms = now_ms
+        self._rows: dict[tuple[str, str], Change] = {}
+        self._asking = Asking()
+
+    def take(
+        self, topic: str, offset: int, envelope: Envelope[Event], details: Details = None
+    ) -> None:
+        """Add what an event changes; most change nothing."""
+        data: Any = envelope.data
+        with self._asking:
+            match data:
+                case TaskSubmittedV1():
+                    self._submitted(offset, envelope)
+                case TaskAdmittedV1():
+                    self._admitted(data, envelope.cause or "")
+                case TaskRejectedV1():
+                    self._judged(envelope.cause or "")
+                case RequestRefusedV1(request_type=TaskSubmittedV1.TYPE):
+                    self._judged(envelope.cause or "")
+                case SlotsAllocatedV1():
+                    self._allocated(data)
+                case SlotsReleasedV1():
+                    self._close(held_key(data.task_id, data.attempt, data.replica))
+                case NodeLostV1():
+                    self._lost(data)
+                case TaskEndedV1():
+                    self._ended(data.task_id.partition(".")[0])
+
+    def refuse(self, commit: CycleCommittedV1) -> None:
+        """Before a cycle's decisions: forget submissions that it refused as records."""
+        for one in commit.refused:
+            if one.topic == REQUESTS.name:
+                for offset in range(one.first, one.last + 1):
+                    with self._asking:
+                        for row in self._view.having(SubmissionRow, ("offset", str(offset))):
+                            self._drop(row)
+
+    def commit(self, topic: str, offset: int, commit: CycleCommittedV1) -> None:
+        """The end of a cycle changes nothing."""
+
+    def changes(self) -> list[Change]:
+        """All changes of the step.
+
+        Raises:
+            NotLoaded: rows that it reads are not at hand.
+        """
+        self._asking.end()
+        return list(self._rows.values())
+
+    def _find(self, kind: type[R], key: str) -> R | None:
+        change = self._rows.get((kind.KIND, key))
+        if change is None:
+            return self._view.find(kind, key)
+        return change.row if isinstance(change, Put) and isinstance(change.row, kind) else None
+
+    def _put(self, row: Row) -> None:
+        self._rows[row.KIND, row.key] = Put(row)
+
+    def _drop(self, row: Row) -> None:
+        self._rows[row.KIND, row.key] = Delete(row)
+
+    def _submitted(self, offset: int, envelope: Envelope[Event]) -> None:
+        # A record that was written twice is two, of which the first counts.
+        if self._find(SubmissionRow, envelope.id) is None:
+            user = envelope.actor.id
+            self._put(SubmissionRow(record_id=envelope.id, offset=offset, user=user))
+
+    def _judged(self, cause: str) -> SubmissionRow | None:
+        row = self._find(SubmissionRow, cause)
+        if row is not None:
+            self._drop(row)
+        return row
+
+    def _admitted(self, data: TaskAdmittedV1, cause: str) -> None:
+        submission = self._judged(cause)
+        if submission is None:
+            raise ImpossibleEvent(event=data.TYPE, found=f"nobody submitted job {data.job_id}")
+        self._put(OwnerRow(job_id=data.job_id, user=submission.user, left=data.spec.tasks))
+
+    def _ended(self, job_id: str) -> None:
+        owner = self._find(OwnerRow, job_id)
+        if owner is None:
+            return
+        if owner.left > 1:
+            self._put(replace(owner, left=owner.left - 1))
+        else:
+            self._drop(owner)
+
+    def _allocated(self, data: SlotsAllocatedV1) -> None:
+        job_id = data.task_id.partition(".")[0]
+        owner = self._find(OwnerRow, job_id)
+        if owner is None:
+            raise ImpossibleEvent(event=data.TYPE, found=f"job {job_id} was not admitted")
+        for placement in data.placements:
+            milli = placement.gpu_milli * len(placement.slots)
+            if milli:
+                self._put(
+                    HeldRow(
+                        task_id=data.task_id,
+                        attempt=data.attempt,
+                        replica=placement.replica,
+                        pool=data.pool,
+                        project=data.project,
+                        user=owner.user,
+                        gpu_milli=milli,
+                        since_ms=self._now_ms,
+                    )
+                )
+
+    def _lost(self, data: NodeLostV1) -> None:
+        asking = Asking()
+        for closed in data.closed:
+            with asking:
+                self._close(held_key(closed.task_id, closed.attempt, closed.replica))
+        asking.end()
+
+    def _close(self, key: str) -> None:
+        """A replica holds its slots no more; said twice, it is closed once."""
+        row = self._find(HeldRow, key)
+        if row is None:
+            return
+        asking = Asking()
+        for used in held(row, row.since_ms, self._now_ms):
+            with asking:
+                before = self._find(UsageRow, used.key)
+                milli_ms = used.gpu_milli_ms + (before.gpu_milli_ms if before is not None else 0)
+                self._put(replace(used, gpu_milli_ms=milli_ms))
+        asking.end()
+        self._drop(row)
+
+
+def likely_read(envelope: Envelope[Event]) -> list[Wanted]:
+    """Rows that a step with this event most likely reads."""
+    data: Any = envelope.data
+    match data:
+        case TaskSubmittedV1():
+            return [(SubmissionRow, envelope.id)]
+        case TaskAdmittedV1() | TaskRejectedV1():
+            return [(SubmissionRow, envelope.cause or "")]
+        case SlotsAllocatedV1() | TaskEndedV1():
+            return [(OwnerRow, data.task_id.partition(".")[0])]
+        case SlotsReleasedV1():
+            return [(HeldRow, held_key(data.task_id, data.attempt, data.replica))]
+        case _:
+            return []

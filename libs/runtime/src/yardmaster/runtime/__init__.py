@@ -1,1 +1,0 @@
-"""What runs a Yardmaster machine on a log: leader, standby, restore, replay."""

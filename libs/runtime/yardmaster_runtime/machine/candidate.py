@@ -1,0 +1,210 @@
+"""One process's part in a cell: restore, stand by, lead; and again, whenever leading ends.
+
+After an append of unknown outcome, a batch that was too large, or a log that stayed away, the
+leader is thrown away with its state and its term, and all begins with a restore. A machine that
+meets a contradiction stops for good and loudly: it is not restarted, because it would meet it
+again.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final, Generic, NoReturn, TypeVar
+
+from yardmaster_core.machine import Decision, Machine
+from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogUnavailable
+from yardmaster_eventlog.port import EventLog
+from yardmaster_eventlog.snapshots import SnapshotStore
+from yardmaster_runtime.chance import Chance
+from yardmaster_runtime.clock import Clock
+from yardmaster_runtime.errors import CycleTooLarge, DecisionRefused, Fenced
+from yardmaster_runtime.machine.cycle import Leader
+from yardmaster_runtime.machine.election import Election
+from yardmaster_runtime.machine.fold import Fold
+from yardmaster_runtime.machine.observations import Observations
+from yardmaster_runtime.machine.restore import restore
+from yardmaster_runtime.machine.snapshotting import Snapshotter
+from yardmaster_runtime.machine.standby import stand_by
+from yardmaster_runtime.retrying import PatientLog
+from yardmaster_runtime.settings import CycleLimits, RuntimeSettings
+from yardmaster_runtime.telemetry.machine_metrics import RuntimeMetrics
+from yardmaster_runtime.waiting import Work, first_of
+from yardmaster_schemas.errors import YardmasterError
+
+S = TypeVar("S")
+#: What runs beside a leader while it leads: coroutines that end only when cancelled, or fail.
+Beside = Callable[[Leader[S]], Sequence[Work]]
+#: What a candidate survives by starting over.
+PASSING: Final = (Fenced, AppendOutcomeUnknown, CycleTooLarge, DecisionRefused, LogUnavailable)
+
+
+class Candidate(Generic[S]):
+    """Runs one machine of one cell in this process."""
+
+    def __init__(
+        self,
+        machine: Machine[S],
+        settings: RuntimeSettings,
+        *,
+        log: EventLog,
+        clock: Clock,
+        chance: Chance,
+        metrics: RuntimeMetrics,
+        election: Election,
+        snapshots: SnapshotStore | None = None,
+        restored: Callable[[], object] = lambda: None,
+        told: Callable[[str | None], object] = lambda reason: None,
+    ) -> None:
+        """`told` is called with the reason while it could not lead, and with None once it could."""
+        self.machine = machine
+        self.observations = Observations(settings.cycle.max_observations, metrics)
+        #: While it leads.
+        self.leader: Leader[S] | None = None
+        self.log = PatientLog(log, clock, settings.retry, metrics.retries)
+        self._settings = settings
+        self._clock = clock
+        self._chance = chance
+        self._metrics = metrics
+        self._election = election
+        self._snapshots = snapshots
+        self._restored = restored
+        self._told = told
+        self._limits = settings.cycle
+        self._pause_s = 0.0
+        #: That the last cycle's decision could not be written, for the next one to record.
+        self._refused: Decision | None = None
+
+    async def run(self, beside: Beside[S] | None = None) -> NoReturn:
+        """Until cancelled.
+
+        Raises:
+            ForeignRecord, ChainBroken, ReplayDiverged, ImpossibleEvent, UnwritableDecision,
+            LogTruncated, LogCorrupt, LogClosed, UnknownTopic: the machine stops.
+        """
+        self._told("restoring")
+        while True:
+            try:
+                await self._once(beside)
+            except PASSING as error:
+                if not self._goes_on_after(error):
+                    self._say_stopped(error)
+                    raise
+            except Exception as error:
+                self._say_stopped(error)
+                raise
+            finally:
+                self.leader = None
+                self._metrics.leading.set(0)
+            await self._clock.sleep(self._pause_s)
+
+    async def _once(self, beside: Beside[S] | None) -> None:
+        settings = self._settings
+        fold = await restore(
+            self.log,
+            self.machine,
+            settings.cell,
+            snapshots=self._snapshots,
+            clock=self._clock,
+            metrics=self._metrics,
+            partition=settings.partition,
+            read_ahead=self._limits.read_ahead,
+        )
+        self._restored()
+        self._told(None)
+        await stand_by(fold, self._election, self._metrics, idle_wait_s=self._limits.idle_wait_s)
+        self.observations.clear()
+        if self._refused is not None:
+            self.observations.put(self._refused)
+            self._refused = None
+        await self._lead(fold, beside)
+
+    async def _lead(self, fold: Fold[S], beside: Beside[S] | None) -> None:
+        snapshotter = None
+        if self._snapshots is not None:
+            snapshotter = Snapshotter(
+                fold,
+                self._snapshots,
+                clock=self._clock,
+                limits=self._settings.snapshot,
+                metrics=self._metrics,
+                observations=self.observations,
+            )
+        leader = Leader(
+            fold,
+            clock=self._clock,
+            chance=self._chance,
+            limits=self._limits,
+            metrics=self._metrics,
+            observations=self.observations,
+            after_cycle=self._after_cycle(snapshotter),
+        )
+        await leader.take_term()
+        self.leader = leader
+        self._metrics.leading.set(1)
+        work: list[Work] = [leader.run(), self._election.lost()]
+        if snapshotter is not None:
+            work.append(snapshotter.run())
+        if beside is not None:
+            work += beside(leader)
+        await first_of(*work)
+        # The election was lost: to one that has taken over by now, and is named, or soon will.
+        await leader.look_for_others()
+        self._metrics.telemetry.info("deposed", machine=self.machine.name, term=leader.term)
+
+    def _after_cycle(self, snapshotter: Snapshotter[S] | None) -> Callable[[], None]:
+        def after_cycle() -> None:
+            # What was committed shows that the log is well.
+            self._pause_s = 0.0
+            if snapshotter is not None:
+                snapshotter.consider()
+
+        return after_cycle
+
+    def _say_stopped(self, error: Exception) -> None:
+        code = error.code if isinstance(error, YardmasterError) else type(error).__name__
+        self._metrics.telemetry.error(
+            "machine_stopped", machine=self.machine.name, code=code, found=str(error)
+        )
+        self._told(f"{code}: {error}")
+        self._metrics.stopped.set(1)
+        self._election.withdraw()
+
+    def _goes_on_after(self, error: YardmasterError) -> bool:
+        """Note why leading ended; False when starting over would end the same way."""
+        metrics, retry = self._metrics, self._settings.retry
+        if not isinstance(error, Fenced):
+            # Who stands by has its state; here it is restored first.
+            self._election.rest()
+        self._pause_s = min(max(2 * self._pause_s, retry.first_pause_s), retry.longest_pause_s)
+        match error:
+            case Fenced():
+                metrics.fenced.inc()
+                self._election.step_back()
+            case AppendOutcomeUnknown():
+                metrics.outcomes_unknown.inc()
+            case DecisionRefused():
+                metrics.decisions_refused.inc()
+                observed = error.fields["observed"]
+                assert isinstance(observed, Decision), "the leader says what to record"
+                self._refused = observed
+            case CycleTooLarge():
+                smaller = _smaller(self._limits)
+                if smaller == self._limits:
+                    return False
+                self._limits = smaller
+            case _:
+                pass
+        self._told(f"{error.code}: {error}")
+        metrics.telemetry.warn(
+            "leading_ended", machine=self.machine.name, code=error.code, found=str(error)
+        )
+        return True
+
+
+def _smaller(limits: CycleLimits) -> CycleLimits:
+    """Half as much a cycle; the same when it cannot be less."""
+    return limits.model_copy(
+        update={
+            "max_inputs": max(1, limits.max_inputs // 2),
+            "max_decisions": max(1, limits.max_decisions // 2),
+            "max_refused": max(1, limits.max_refused // 2),
+        }
+    )

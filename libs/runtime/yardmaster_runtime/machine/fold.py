@@ -1,0 +1,307 @@
+"""The one fold of a machine's log, shared by leader, standby, restore and replay.
+
+A counted cycle of the machine's own topic names the ranges it took from its inputs. The fold reads
+those ranges, checks them against the commit's marks and digests, applies what was not refused in
+the order of the commit, then the cycle's decisions, and compares the state's digest with the
+commit's.
+
+Cost: of a cycle, its inputs and decisions; never of the state.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from yardmaster_core.commit import CommitReader, CountedCycle, first_unmarked, range_digest
+from yardmaster_core.errors import ChainBroken, SnapshotUnreadable
+from yardmaster_core.machine import Machine
+from yardmaster_eventlog.codec import decode
+from yardmaster_eventlog.port import EventLog, Partition, StoredRecord
+from yardmaster_runtime.errors import ReplayDiverged, UnknownRules
+from yardmaster_runtime.machine.batch import decode_own, digest_of
+from yardmaster_runtime.machine.inputs import Cursor, Upstream, foreign, upstream_name
+from yardmaster_schemas.envelope import Envelope, Event
+from yardmaster_schemas.errors import SchemaError
+from yardmaster_schemas.events.machine import InputRange
+from yardmaster_schemas.position import Position
+
+S = TypeVar("S")
+#: Version of what `Fold.dump` gives; another one is not read.
+FORMAT = 1
+
+
+class Listener(Protocol):
+    """Who is told of each cycle once it counts: the inputs that were believed, then the cycle."""
+
+    def __call__(self, accepted: Sequence[Envelope[Event]], counted: CountedCycle) -> None:
+        """Must not fail, wait, or keep the cycle from ending soon."""
+
+
+class Fold(Generic[S]):
+    """A machine's state and how far into each topic it goes.
+
+    `state` is that after the last counted cycle, but while a leader is within a cycle.
+    """
+
+    def __init__(
+        self,
+        log: EventLog,
+        machine: Machine[S],
+        cell: str,
+        *,
+        partition: int = 0,
+        read_ahead: int = 1000,
+        dump: Any = None,
+    ) -> None:
+        """A fold at the start of the log, or where a `dump` left off.
+
+        Raises:
+            SnapshotUnreadable: the dump is not one of this machine and version.
+        """
+        self.log = log
+        self.machine = machine
+        self.cell = cell
+        self.own = Partition(machine.output.name, partition)
+        self.listeners: list[Listener] = []
+        readers: dict[str, CommitReader] = {}
+        if dump is None:
+            self.state = machine.initial(cell)
+            self.reader = CommitReader(machine.name, cell, machine.output.name)
+        else:
+            self.reader, readers = _load_readers(machine, cell, dump)
+            self.state = machine.load(cell, dump["state"])
+        #: The own topic's reader where this fold started; None at the start of the log.
+        self.origin: Mapping[str, Any] | None = None if dump is None else self.reader.dump()
+        self.cursor = Cursor(log, self.own, self.reader.next, read_ahead)
+        self.inputs: dict[Partition, Cursor | Upstream] = {}
+        for topic in machine.inputs:
+            place = Partition(topic.name, partition)
+            offset = self.reader.inputs.get((place.topic, place.number), 0)
+            cursor = Cursor(log, place, offset, read_ahead)
+            if topic.claims:
+                self.inputs[place] = cursor
+                continue
+            reader = readers.get(topic.name) or CommitReader(upstream_name(topic), cell, topic.name)
+            if reader.next != offset:
+                raise SnapshotUnreadable(found=f"{place} is read to {reader.next}, not {offset}")
+            self.inputs[place] = Upstream(cursor, reader)
+
+    @property
+    def position(self) -> Position:
+        """How far the state covers each topic."""
+        position = Position(cell=self.cell).at(self.own.topic, self.reader.boundary)
+        for place in self.inputs:
+            taken = self.reader.inputs.get((place.topic, place.number), 0)
+            position = position.at(place.topic, taken)
+        return position
+
+    def dump(self) -> dict[str, Any]:
+        """State, readers and offsets after the last counted cycle, as plain JSON."""
+        return {
+            "format": FORMAT,
+            "machine": self.machine.name,
+            "cell": self.cell,
+            "cycle": self.reader.cycle,
+            "now_ms": self.reader.now_ms,
+            "digest": self.machine.digest(self.state),
+            "reader": self.reader.dump(),
+            "upstream": {
+                place.topic: source.reader.dump()
+                for place, source in self.inputs.items()
+                if isinstance(source, Upstream)
+            },
+            "state": self.machine.dump(self.state),
+        }
+
+    async def catch_up(self, until: Callable[[CountedCycle], bool] | None = None) -> int:
+        """Fold every cycle that is there; returns how many.
+
+        `until` is asked before each cycle is folded; True ends the fold before it, for good.
+
+        Raises:
+            ForeignRecord, ChainBroken: the own topic, or another machine's, contradicts itself.
+            ReplayDiverged: inputs or state are not those of the commit.
+            UnknownRules: the log is a newer program's.
+            ImpossibleEvent: a decision does not fit the state.
+            LogTruncated, LogCorrupt and what else reading may raise.
+        """
+        folded = 0
+        while await self.cursor.fill(1):
+            counted = self.feed(self.cursor.pop())
+            if counted is None:
+                continue
+            if until is not None and until(counted):
+                break
+            await self.follow(counted)
+            folded += 1
+        return folded
+
+    def feed(
+        self, stored: StoredRecord, envelope: Envelope[Event] | None = None
+    ) -> CountedCycle | None:
+        """Show the reader the own topic's next record; `envelope` where it is known already.
+
+        Raises:
+            UnknownRules: a newer program decided the cycle that the record commits.
+            and what `CommitReader.feed` raises.
+        """
+        if envelope is None:
+            try:
+                envelope = decode_own(stored.record, self.cell)
+            except SchemaError as error:
+                raise foreign(stored, error) from error
+        counted = self.reader.feed(stored.offset, digest_of(stored.record), envelope)
+        if counted is not None and counted.commit.rules > self.machine.rules:
+            raise UnknownRules(
+                topic=self.own.topic,
+                offset=counted.offset,
+                cycle=counted.commit.cycle,
+                rules=counted.commit.rules,
+                known=self.machine.rules,
+            )
+        return counted
+
+    async def follow(self, counted: CountedCycle) -> None:
+        """Take a cycle's inputs from the log and end the cycle."""
+        commit = counted.commit
+        self.begin(commit.cycle, commit.now_ms)
+        accepted: list[Envelope[Event]] = []
+        for wanted in self.ordered(counted):
+            taken = await self.take(counted, wanted)
+            for envelope in taken:
+                self.apply(envelope)
+            accepted += taken
+        self.finish(counted, accepted)
+
+    def begin(self, cycle: int, now_ms: int) -> None:
+        """Start a cycle."""
+        self.state = self.machine.begin(self.state, cycle, now_ms)
+
+    def apply(self, envelope: Envelope[Event]) -> None:
+        """Take an input that is believed, or a decision."""
+        self.state = self.machine.apply(self.state, envelope.data, envelope.id)
+
+    def finish(self, counted: CountedCycle, accepted: Sequence[Envelope[Event]]) -> None:
+        """Apply a cycle's decisions, check where they lead, and end the cycle.
+
+        Raises:
+            ImpossibleEvent, ReplayDiverged.
+        """
+        commit = counted.commit
+        for _, envelope in counted.decisions:
+            self.apply(envelope)
+        if self.machine.digest(self.state) != commit.state_digest:
+            raise self.diverged(
+                self.own, counted.offset, commit.cycle, "the state's digest is another"
+            )
+        self.state = self.machine.settle(self.state, complete=commit.complete)
+        for listener in self.listeners:
+            listener(accepted, counted)
+
+    async def take(self, counted: CountedCycle, wanted: InputRange) -> list[Envelope[Event]]:
+        """The believed events of a range that a commit took, its records checked."""
+        place = Partition(wanted.topic, wanted.partition)
+        source = self.inputs[place]
+        cycle = counted.commit.cycle
+        cursor = source.cursor if isinstance(source, Upstream) else source
+        records = await cursor.take(wanted.next)
+        self.check_range(counted, wanted, [digest_of(stored.record) for stored in records])
+        if isinstance(source, Upstream):
+            return source.take_until(records, cycle).accepted
+        refused = {
+            offset
+            for one in counted.commit.refused
+            if (one.topic, one.partition) == (wanted.topic, wanted.partition)
+            for offset in range(max(one.first, wanted.first), min(one.last + 1, wanted.next))
+        }
+        accepted = []
+        for stored in records:
+            if stored.offset in refused:
+                continue
+            try:
+                accepted.append(decode(stored.record))
+            except SchemaError as error:
+                raise self.diverged(
+                    place, stored.offset, cycle, f"the leader believed it: {error}"
+                ) from error
+        return accepted
+
+    def check_range(
+        self, counted: CountedCycle, wanted: InputRange, digests: Sequence[bytes]
+    ) -> None:
+        """Compare records with what a commit says it took.
+
+        Raises:
+            ReplayDiverged: naming the first that is another.
+            ChainBroken: the commit's marks and digest disagree with each other.
+        """
+        changed = first_unmarked(digests, wanted.marks)
+        same = range_digest(digests) == wanted.digest
+        if changed is None and same:
+            return
+        if changed is None or same:
+            raise ChainBroken(
+                topic=self.own.topic,
+                offset=counted.offset,
+                found=f"marks and digest of the input {wanted.topic} disagree",
+            )
+        raise self.diverged(
+            Partition(wanted.topic, wanted.partition),
+            wanted.first + changed,
+            counted.commit.cycle,
+            _what_changed(digests, wanted.marks, changed),
+        )
+
+    def ordered(self, counted: CountedCycle) -> Sequence[InputRange]:
+        """The commit's ranges, which must be of known inputs and in the machine's order."""
+        order = {place: index for index, place in enumerate(self.inputs)}
+        ranks = [
+            order.get(Partition(taken.topic, taken.partition), -1)
+            for taken in counted.commit.inputs
+        ]
+        if -1 in ranks or ranks != sorted(ranks):
+            raise ChainBroken(
+                topic=self.own.topic,
+                offset=counted.offset,
+                found="its inputs are not those of the machine, in their order",
+            )
+        return counted.commit.inputs
+
+    def diverged(self, place: Partition, offset: int, cycle: int, found: str) -> ReplayDiverged:
+        """The error of a record that is not what a commit says."""
+        return ReplayDiverged(
+            topic=place.topic, partition=place.number, offset=offset, cycle=cycle, found=found
+        )
+
+
+def _what_changed(digests: Sequence[bytes], recorded: str, at: int) -> str:
+    """Whether a record was changed, taken out, put in, or has changed places with the next."""
+    if at == len(digests):
+        return "there is no such record, but a commit has taken it"
+    marks = [recorded[i : i + 16] for i in range(0, len(recorded), 16)]
+    found = [digest[:8].hex() for digest in digests]
+    if found[at : at + 2] == marks[at : at + 2][::-1] and len(marks) > at + 1:
+        return "it and the next record have changed places"
+    if at + 1 < len(marks) and found[at] == marks[at + 1]:
+        return "the record that was taken is gone; the one after it is here"
+    if at + 1 < len(found) and found[at + 1] == marks[at]:
+        return "a record was put in here"
+    return "it is not the record that was taken"
+
+
+def _load_readers(
+    machine: Machine[S], cell: str, dump: Any
+) -> tuple[CommitReader, dict[str, CommitReader]]:
+    try:
+        found = (dump["format"], dump["machine"], dump["cell"])
+        if found != (FORMAT, machine.name, cell):
+            raise SnapshotUnreadable(
+                found=f"format {found[0]} of {found[1]} of {found[2]}, "
+                f"expected {FORMAT} of {machine.name} of {cell}"
+            )
+        reader = CommitReader.load(dump["reader"])
+        readers = {topic: CommitReader.load(one) for topic, one in dump["upstream"].items()}
+        if "state" not in dump or "digest" not in dump:
+            raise SnapshotUnreadable(found="no state")
+    except (KeyError, TypeError, AttributeError) as error:
+        raise SnapshotUnreadable(found=f"{type(error).__name__} {error}") from None
+    return reader, readers

@@ -1,0 +1,274 @@
+"""A machine's inputs: read in order, believed or refused, taken in ranges that a commit names.
+
+Two kinds. Claims (`requests`, `node-events`) are taken record by record; one that is not believed
+is refused and changes nothing. Another machine's topic (`admissions`) is taken in whole counted
+cycles, so that a fenced leader's records are never applied, and a reader never has half a cycle.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from yardmaster_core.commit import CommitReader, CountedCycle, marks, range_digest
+from yardmaster_core.errors import ForeignRecord
+from yardmaster_core.machine import Machine
+from yardmaster_eventlog.codec import decode
+from yardmaster_eventlog.errors import LogCorrupt, LogTruncated, ReadPastEnd
+from yardmaster_eventlog.port import EventLog, Partition, StoredRecord
+from yardmaster_runtime.errors import ReplayDiverged
+from yardmaster_runtime.machine.batch import decode_own, digest_of
+from yardmaster_schemas.envelope import Envelope, Event
+from yardmaster_schemas.errors import SchemaError, UnknownEventType, UnknownVersion
+from yardmaster_schemas.events.machine import (
+    InputRange,
+    RefusedRange,
+    RulesEnabledV1,
+    SnapshotTakenV1,
+)
+from yardmaster_schemas.reasons import RefusalCode
+from yardmaster_schemas.topics import Topic
+
+S = TypeVar("S")
+
+_SCHEMA_CODES: Final = {
+    UnknownEventType: RefusalCode.UNKNOWN_TYPE,
+    UnknownVersion: RefusalCode.UNKNOWN_VERSION,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A record that was not believed, why, and what was found (may quote the record)."""
+
+    stored: StoredRecord
+    code: RefusalCode
+    found: str
+
+
+@dataclass(slots=True)
+class Taken:
+    """What a cycle took from one input."""
+
+    partition: Partition
+    first: int
+    digests: list[bytes] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
+    accepted: list[Envelope[Event]] = field(default_factory=list)
+
+    def range(self) -> InputRange:
+        """As a commit names it."""
+        return InputRange(
+            topic=self.partition.topic,
+            partition=self.partition.number,
+            first=self.first,
+            next=self.first + len(self.digests),
+            digest=range_digest(self.digests),
+            marks=marks(self.digests),
+        )
+
+
+def refused_ranges(refused: Sequence[Refused]) -> list[RefusedRange]:
+    """Neighbours refused for the same reason as one range; `refused` is in order."""
+    ranges: list[tuple[Refused, int]] = []
+    for one in refused:
+        if ranges:
+            first, last = ranges[-1]
+            if (
+                first.code is one.code
+                and first.stored.partition == one.stored.partition
+                and last + 1 == one.stored.offset
+            ):
+                ranges[-1] = (first, one.stored.offset)
+                continue
+        ranges.append((one, one.stored.offset))
+    return [
+        RefusedRange(
+            topic=first.stored.partition.topic,
+            partition=first.stored.partition.number,
+            first=first.stored.offset,
+            last=last,
+            code=first.code,
+        )
+        for first, last in ranges
+    ]
+
+
+def judge(
+    machine: Machine[S], state: S, key: bytes, stored: StoredRecord
+) -> Envelope[Event] | Refused:
+    """The event that a claim holds, or why it is not believed in this state."""
+    try:
+        envelope = decode(stored.record)
+    except SchemaError as error:
+        code = _SCHEMA_CODES.get(type(error), RefusalCode.MALFORMED)
+        return Refused(stored, code, str(error))
+    if stored.partition.topic not in envelope.data.TOPICS:
+        return Refused(stored, RefusalCode.WRONG_TOPIC, f"{envelope.type} has another topic")
+    if stored.record.key != key:
+        return Refused(stored, RefusalCode.WRONG_CELL, "its key is another cell's")
+    refusal = machine.refusal(state, envelope)
+    if refusal is not None:
+        return Refused(stored, refusal, f"{envelope.type} of {envelope.source}")
+    return envelope
+
+
+class Cursor:
+    """Reads one partition in order, some records ahead of what is taken."""
+
+    def __init__(self, log: EventLog, partition: Partition, offset: int, ahead: int) -> None:
+        self.partition = partition
+        #: Of the next record to be taken.
+        self.offset = offset
+        self._log = log
+        self._ahead = ahead
+        self._buffer: deque[StoredRecord] = deque()
+
+    @property
+    def end(self) -> int:
+        """Offset after the last record that was read."""
+        return self.offset + len(self._buffer)
+
+    def __len__(self) -> int:
+        return len(self._buffer)
+
+    def peek(self) -> StoredRecord:
+        """The next record of those read, left where it is."""
+        return self._buffer[0]
+
+    def pop(self) -> StoredRecord:
+        """Take the next record of those read."""
+        self.offset += 1
+        return self._buffer.popleft()
+
+    async def fill(self, count: int, *, at_hand: bool = False) -> int:
+        """Read until `count` records can be taken, or the end is reached; returns how many can.
+
+        With `at_hand`, what the log has not been sent yet is left to the next `wait`.
+
+        Raises:
+            LogTruncated: the log ends before what is already known of it.
+            LogCorrupt: a record is missing.
+        """
+        while len(self._buffer) < count:
+            most = max(self._ahead, count - len(self._buffer))
+            records = await self._read(most, at_hand=at_hand)
+            if not records:
+                break
+            if records[0].offset != self.end or records[-1].offset != self.end + len(records) - 1:
+                missing = next(
+                    at for at, stored in enumerate(records, self.end) if stored.offset != at
+                )
+                raise LogCorrupt(
+                    path=str(self.partition),
+                    found=f"no record at offset {missing}",
+                    partition=self.partition,
+                    offset=missing,
+                )
+            self._buffer.extend(records)
+        return len(self._buffer)
+
+    async def _read(self, count: int, *, at_hand: bool) -> Sequence[StoredRecord]:
+        try:
+            return await self._log.read(
+                self.partition, self.end, max_records=count, at_hand=at_hand
+            )
+        except ReadPastEnd as error:
+            raise LogTruncated(
+                found=f"{self.partition} ends before offset {self.end}, which was read before"
+            ) from error
+        except LogCorrupt as error:
+            # What lies before the damage is still good, and comes first.
+            damaged = error.fields.get("offset")
+            if not isinstance(damaged, int) or damaged <= self.end:
+                raise
+            return await self._log.read(self.partition, self.end, max_records=damaged - self.end)
+
+    async def take(self, until: int) -> list[StoredRecord]:
+        """All records before offset `until`, or fewer where the log ends before."""
+        count = min(await self.fill(until - self.offset), until - self.offset)
+        return [self.pop() for _ in range(count)]
+
+
+class Upstream:
+    """Another machine's topic as an input: what it takes are whole counted cycles.
+
+    It may have read into a cycle that is not committed yet; the reader's `boundary` is what is
+    taken.
+    """
+
+    def __init__(self, cursor: Cursor, reader: CommitReader) -> None:
+        self.cursor = cursor
+        self.reader = reader
+        self._part: list[bytes] = []
+
+    def feed(self, stored: StoredRecord) -> CountedCycle | None:
+        """Take the next record; returns the cycle that it completes.
+
+        Raises:
+            ForeignRecord, ChainBroken.
+        """
+        digest = digest_of(stored.record)
+        try:
+            envelope = decode_own(stored.record, self.reader.cell)
+        except SchemaError as error:
+            raise foreign(stored, error) from error
+        self._part.append(digest)
+        return self.reader.feed(stored.offset, digest, envelope)
+
+    def take_counted(self, limit: int) -> Taken | None:
+        """Whole cycles of what was read, until there are `limit` records; None when there is none.
+
+        A cycle larger than the limit is taken whole as well.
+        """
+        taken = Taken(self.cursor.partition, self.reader.boundary)
+        while len(self.cursor) and len(taken.digests) < limit:
+            counted = self.feed(self.cursor.pop())
+            if counted is not None:
+                taken.digests += self._part
+                self._part = []
+                taken.accepted += events_of(counted)
+        return taken if taken.digests else None
+
+    def take_until(self, records: Sequence[StoredRecord], cycle: int) -> Taken:
+        """The cycles that a commit took: `records` end with the last of them.
+
+        Raises:
+            ReplayDiverged: they end within a cycle.
+        """
+        taken = Taken(self.cursor.partition, self.reader.boundary)
+        for stored in records:
+            counted = self.feed(stored)
+            if counted is not None:
+                taken.accepted += events_of(counted)
+        taken.digests, self._part = self._part, []
+        if self.reader.boundary != self.reader.next:
+            raise ReplayDiverged(
+                topic=self.cursor.partition.topic,
+                partition=self.cursor.partition.number,
+                offset=self.reader.next - 1,
+                cycle=cycle,
+                found="a commit took records up to here, which is within a cycle",
+            )
+        return taken
+
+
+def events_of(counted: CountedCycle) -> list[Envelope[Event]]:
+    """What a cycle tells other machines: its decisions, but not its shell's own records."""
+    return [
+        envelope
+        for _, envelope in counted.decisions
+        if type(envelope.data) not in (SnapshotTakenV1, RulesEnabledV1)
+    ]
+
+
+def foreign(stored: StoredRecord, error: SchemaError) -> ForeignRecord:
+    """The error of a record in a machine's topic that cannot be decoded."""
+    return ForeignRecord(
+        topic=stored.partition.topic, offset=stored.offset, found=f"{error.code}: {error}"
+    )
+
+
+def upstream_name(topic: Topic) -> str:
+    """The machine that alone writes a topic."""
+    return topic.writers[0]

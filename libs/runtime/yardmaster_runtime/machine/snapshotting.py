@@ -1,0 +1,100 @@
+"""Taking snapshots: the state is dumped between two cycles, and stored while cycles go on."""
+
+import asyncio
+from typing import Any, Generic, NoReturn, TypeVar
+
+from pydantic_core import to_json
+
+from yardmaster_core.machine import Decision
+from yardmaster_eventlog.errors import SnapshotsUnavailable
+from yardmaster_eventlog.snapshots import Snapshot, SnapshotStore
+from yardmaster_runtime.clock import Clock
+from yardmaster_runtime.machine.fold import Fold
+from yardmaster_runtime.machine.observations import Observations
+from yardmaster_runtime.settings import SnapshotLimits
+from yardmaster_runtime.telemetry.machine_metrics import RuntimeMetrics
+from yardmaster_schemas.events.machine import SnapshotTakenV1
+
+S = TypeVar("S")
+
+
+class Snapshotter(Generic[S]):
+    """One leader's snapshots: `consider` after each cycle, `run` beside the cycles.
+
+    That one was taken is recorded in a cycle that comes anyway: a snapshot calls for none, so a log
+    at rest stays at rest.
+    """
+
+    def __init__(
+        self,
+        fold: Fold[S],
+        store: SnapshotStore,
+        *,
+        clock: Clock,
+        limits: SnapshotLimits,
+        metrics: RuntimeMetrics,
+        observations: Observations,
+    ) -> None:
+        self._fold = fold
+        self._store = store
+        self._clock = clock
+        self._limits = limits
+        self._metrics = metrics
+        self._observations = observations
+        # What was folded since the snapshot of the restart counts: else one that restarts often
+        # would never take one.
+        self._last_cycle = 0 if fold.origin is None else int(fold.origin["cycle"])
+        self._last_s = clock.monotonic_s()
+        self._taken: Snapshot | None = None
+        self._wake = asyncio.Event()
+
+    def consider(self) -> None:
+        """Dump the state if it is time to, and the last snapshot is stored."""
+        now_s, cycle = self._clock.monotonic_s(), self._fold.reader.cycle
+        if self._taken is not None or cycle == self._last_cycle:
+            return
+        if (
+            cycle - self._last_cycle < self._limits.every_cycles
+            and now_s - self._last_s < self._limits.every_s
+        ):
+            return
+        self._last_cycle, self._last_s = cycle, now_s
+        self._taken = take(self._fold)
+        self._metrics.snapshot_seconds.observe(self._clock.monotonic_s() - now_s)
+        self._wake.set()
+
+    async def run(self) -> NoReturn:
+        """Store what `consider` dumps; a store that fails is told of, and tried at the next."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            taken = self._taken
+            if taken is None:
+                continue
+            try:
+                await self._store.save(taken)
+                await self._store.prune(taken.machine, taken.cell, keep=self._limits.keep)
+            except SnapshotsUnavailable as error:
+                self._metrics.snapshots_failed.inc()
+                self._metrics.telemetry.warn("snapshot_failed", cycle=taken.cycle, code=error.code)
+            else:
+                self._metrics.snapshots.inc()
+                self._note(taken)
+            self._taken = None
+
+    def _note(self, taken: Snapshot) -> None:
+        if SnapshotTakenV1 not in self._fold.machine.observations:
+            return
+        event = SnapshotTakenV1(cycle=taken.cycle, state_digest=taken.state_digest)
+        self._observations.put(Decision(event, taken.cell), urgent=False)
+
+
+def take(fold: Fold[Any]) -> Snapshot:
+    """A snapshot of the state after the last counted cycle."""
+    return Snapshot(
+        machine=fold.machine.name,
+        cell=fold.cell,
+        cycle=fold.reader.cycle,
+        state_digest=fold.reader.state_digest,
+        payload=to_json(fold.dump()),
+    )

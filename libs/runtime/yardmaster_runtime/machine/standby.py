@@ -1,0 +1,34 @@
+"""The standby: folds along, so that taking over costs a new term and the tail."""
+
+import asyncio
+from typing import Any
+
+from yardmaster_runtime.machine.election import Election
+from yardmaster_runtime.machine.fold import Fold
+from yardmaster_runtime.telemetry.machine_metrics import RuntimeMetrics
+from yardmaster_runtime.waiting import first_of, together
+
+
+async def stand_by(
+    fold: Fold[Any], election: Election, metrics: RuntimeMetrics, *, idle_wait_s: float
+) -> None:
+    """Fold along until the election is won; the fold ends between two cycles.
+
+    Raises: what `Fold.catch_up` raises.
+    """
+    won = asyncio.Event()
+
+    async def watch() -> None:
+        await election.won()
+        won.set()
+
+    async def follow() -> None:
+        # Never cancelled while it folds: half a cycle's inputs could not be taken back.
+        while not won.is_set():
+            await fold.catch_up()
+            metrics.term.set(fold.reader.term)
+            metrics.dropped.set(fold.reader.dropped)
+            metrics.standby_lag.set(await fold.log.end(fold.own) - fold.reader.next)
+            await first_of(fold.log.wait({fold.own: fold.cursor.end}, idle_wait_s), won.wait())
+
+    await together(watch(), follow())

@@ -1,0 +1,259 @@
+"""Why a task is in its phase at a moment: from the scheduler's state, and the task's own history.
+
+The state knows why a task waits (one recorded reason per pool, shared by all tasks of its shape and
+priority); why earlier attempts were stopped is in the log, which `TaskHistory` picks up while it is
+folded.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from yardmaster_core.commit import CountedCycle
+from yardmaster_core.scheduling.machine import SchedulerMachine
+from yardmaster_core.scheduling.planner.lifecycle import MAX_FAILED_STARTS
+from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.entities import Task, class_of
+from yardmaster_eventlog.port import EventLog
+from yardmaster_runtime.errors import UnknownTask
+from yardmaster_runtime.replay.rebuild import at
+from yardmaster_schemas.envelope import Envelope, Event
+from yardmaster_schemas.events.decisions import (
+    AllocationRevokedV1,
+    PreemptionRequestedV1,
+    SlotsAllocatedV1,
+    StopRequestedV1,
+    TaskEndedV1,
+    TaskRequeuedV1,
+)
+from yardmaster_schemas.position import Position
+from yardmaster_schemas.reasons import Start, Stop, Wait, WaitClass, WaitCode
+from yardmaster_schemas.resources import Resources
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolWait:
+    """Why a task waits in one pool: since when, and which cycle said so (None: no cycle has)."""
+
+    pool: str
+    wait: Wait
+    since_ms: int | None
+    cycle: int | None
+
+    @property
+    def wait_class(self) -> WaitClass:
+        """never, held or not_now."""
+        return self.wait.code.wait_class
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptStory:
+    """One attempt: where and why it started, why it was asked to stop, what became of it.
+
+    `ended` is the code of TaskRequeued or TaskEnded; empty while it lasts.
+    """
+
+    number: int
+    pool: str
+    nodes: tuple[str, ...]
+    allocated_ms: int
+    start: Start | None = None
+    stop: Stop | None = None
+    stopped_ms: int | None = None
+    deadline_ms: int | None = None
+    ended: str = ""
+    ended_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """A task at a moment. `waits` are of a pending task only, in the order of its pools."""
+
+    task_id: str
+    at_ms: int
+    cycle: int
+    phase: str
+    project: str
+    priority: int
+    submitted_ms: int
+    asked_gpu_milli: int
+    #: What one replica asks for, and how many replicas there are.
+    asked: Resources
+    replicas: int
+    #: The class of all its waits together: `never` only when it is so in every pool.
+    wait_class: WaitClass | None
+    waits: tuple[PoolWait, ...]
+    restarts: int
+    attempts: tuple[AttemptStory, ...]
+    #: The attempt that was last asked to stop.
+    last_stop: AttemptStory | None
+    #: Why it ended; empty before.
+    outcome: str
+
+
+class TaskHistory:
+    """Follows the decisions on one task; a listener of a fold of the scheduler."""
+
+    def __init__(self, task_id: str) -> None:
+        self.task_id = task_id
+        self._attempts: dict[int, AttemptStory] = {}
+
+    @property
+    def attempts(self) -> tuple[AttemptStory, ...]:
+        """All attempts so far, by number."""
+        return tuple(self._attempts.values())
+
+    def __call__(self, accepted: Sequence[Envelope[Event]], counted: CountedCycle) -> None:
+        """Note what a cycle decided on the task."""
+        for _, envelope in counted.decisions:
+            if getattr(envelope.data, "task_id", None) == self.task_id:
+                self._note(envelope.data, counted.commit.now_ms)
+
+    def _note(self, event: Event, now_ms: int) -> None:
+        match event:
+            case SlotsAllocatedV1():
+                self._attempts[event.attempt] = AttemptStory(
+                    number=event.attempt,
+                    pool=event.pool,
+                    nodes=tuple(dict.fromkeys(p.node for p in event.placements)),
+                    allocated_ms=now_ms,
+                    start=event.start,
+                )
+            case PreemptionRequestedV1() | StopRequestedV1() | AllocationRevokedV1():
+                self._change(
+                    event.attempt,
+                    stop=event.stop,
+                    stopped_ms=now_ms,
+                    deadline_ms=getattr(event, "deadline_at_ms", None),
+                )
+            case TaskRequeuedV1() | TaskEndedV1():
+                self._change(event.attempt, ended=event.code.value, ended_ms=now_ms)
+            case _:
+                pass
+
+    def _change(self, attempt: int, **changes: object) -> None:
+        if attempt in self._attempts:
+            self._attempts[attempt] = replace(self._attempts[attempt], **changes)  # type: ignore[arg-type]
+
+
+def explain(state: ClusterState, task_id: str, history: TaskHistory | None = None) -> Explanation:
+    """Why a task is in its phase; with `history`, why its earlier attempts were.
+
+    Raises:
+        UnknownTask.
+    """
+    task = state.tasks.get(task_id)
+    if task is None:
+        raise UnknownTask(task_id=task_id, where=f"cycle {state.cycle}")
+    attempts = history.attempts if history is not None else _current(task)
+    stopped = [attempt for attempt in attempts if attempt.stop is not None]
+    waits = _waits(state, task) if task.phase.name == "PENDING" else ()
+    return Explanation(
+        task_id=task_id,
+        at_ms=state.now_ms,
+        cycle=state.cycle,
+        phase=task.phase.name.lower(),
+        project=task.job.project.name,
+        priority=task.job.priority,
+        submitted_ms=task.job.submitted_ms,
+        asked_gpu_milli=task.job.shape.total_gpu_milli,
+        asked=task.job.spec.resources,
+        replicas=task.job.shape.replicas,
+        wait_class=_class_of(waits),
+        waits=waits,
+        restarts=task.restarts,
+        attempts=attempts,
+        last_stop=stopped[-1] if stopped else None,
+        outcome=task.outcome_code if task.phase.final else "",
+    )
+
+
+def _current(task: Task) -> tuple[AttemptStory, ...]:
+    run = task.run
+    if run is None:
+        return ()
+    story = AttemptStory(
+        number=run.number,
+        pool=run.pool.name,
+        nodes=run.nodes,
+        allocated_ms=run.allocated_ms,
+        stop=run.stop,
+        deadline_ms=run.stop_deadline_ms or None,
+    )
+    return (story,)
+
+
+def _waits(state: ClusterState, task: Task) -> tuple[PoolWait, ...]:
+    """One for each pool; what holds the task itself back comes before what its equals wait for."""
+    own = _held_back(state, task)
+    recorded: Mapping[str, tuple[Wait, int, int]] = task.group.waits if task.group else {}
+    waits = []
+    for pool in task.job.shape.pools:
+        if own is not None:
+            waits.append(PoolWait(pool=pool, wait=own, since_ms=None, cycle=None))
+        elif pool in recorded:
+            wait, since_ms, cycle = recorded[pool]
+            waits.append(PoolWait(pool=pool, wait=wait, since_ms=since_ms, cycle=cycle))
+        else:
+            wait = Wait(code=WaitCode.NOT_CONSIDERED)
+            waits.append(PoolWait(pool=pool, wait=wait, since_ms=None, cycle=None))
+    return tuple(waits)
+
+
+def _held_back(state: ClusterState, task: Task) -> Wait | None:
+    if task.paused:
+        return Wait(code=WaitCode.PAUSED)
+    if task.held_until_ms > state.now_ms and task.failed_starts:
+        numbers = {
+            "until_at_ms": task.held_until_ms,
+            "failed_starts": task.failed_starts,
+            "limit": MAX_FAILED_STARTS,
+        }
+        return Wait(code=WaitCode.START_BACKOFF, numbers=numbers)
+    if task.held_until_ms > state.now_ms:
+        numbers = {"until_at_ms": task.held_until_ms, "restarts": task.restarts}
+        return Wait(code=WaitCode.RESTART_BACKOFF, numbers=numbers)
+    limit = task.job.spec.max_concurrent
+    if not task.released and limit is not None:
+        numbers = {"limit": limit, "used": task.job.live}
+        return Wait(code=WaitCode.AT_MAX_CONCURRENT, numbers=numbers)
+    return None
+
+
+def _class_of(waits: Sequence[PoolWait]) -> WaitClass | None:
+    return (
+        class_of(
+            {each.pool: (each.wait, 0, 0) for each in waits}, tuple(each.pool for each in waits)
+        )
+        if waits
+        else None
+    )
+
+
+async def explain_at(
+    log: EventLog,
+    cell: str,
+    task_id: str,
+    *,
+    position: Position | None = None,
+    time_ms: int | None = None,
+    cycle: int | None = None,
+    partition: int = 0,
+) -> Explanation:
+    """Why a task was in its phase at a moment of the log (`replay.at` says how to name one).
+
+    Raises:
+        UnknownTask: it was not known then.
+        and what `replay.at` raises.
+    """
+    history = TaskHistory(task_id)
+    found = await at(
+        log,
+        SchedulerMachine(),
+        cell,
+        position=position,
+        time_ms=time_ms,
+        cycle=cycle,
+        partition=partition,
+        listeners=[history],
+    )
+    return explain(found.state, task_id, history)

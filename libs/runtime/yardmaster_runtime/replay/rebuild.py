@@ -1,0 +1,82 @@
+"""The state at any moment of the log, rebuilt by the fold that production uses."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from yardmaster_core.commit import CountedCycle
+from yardmaster_core.machine import Machine
+from yardmaster_eventlog.port import EventLog
+from yardmaster_runtime.machine.fold import Fold, Listener
+from yardmaster_runtime.replay.verify import Finding, Proved, Report, RulesRange, verify
+from yardmaster_schemas.envelope import Envelope, Event
+from yardmaster_schemas.position import Position
+
+__all__ = ["Finding", "Proved", "Replayed", "Report", "RulesRange", "at", "verify"]
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed(Generic[S]):
+    """A machine's state after a cycle (0: before any), and how far into the log it goes."""
+
+    state: S
+    cycle: int
+    now_ms: int
+    position: Position
+
+
+async def at(
+    log: EventLog,
+    machine: Machine[S],
+    cell: str,
+    *,
+    position: Position | None = None,
+    time_ms: int | None = None,
+    cycle: int | None = None,
+    partition: int = 0,
+    listeners: Sequence[Listener] = (),
+) -> Replayed[S]:
+    """The state after the last cycle that each given bound allows; without one, after the last.
+
+    `listeners` are told of each cycle on the way.
+
+    `position`: the cycle and all it took lie before it. `time_ms`: the cycle's `now` is not after
+    it. Built from the start of the log, so that it does not rest on a snapshot.
+
+    Raises:
+        ForeignRecord, ChainBroken, ReplayDiverged, ImpossibleEvent: the log does not lead there.
+    """
+    fold = Fold(log, machine, cell, partition=partition)
+    reached = [0, 0]
+    where = [fold.position]
+
+    def note(accepted: Sequence[Envelope[Event]], counted: CountedCycle) -> None:
+        reached[:] = counted.commit.cycle, counted.commit.now_ms
+        where[0] = fold.position
+
+    fold.listeners += [note, *listeners]
+    await fold.catch_up(_after(fold.own.topic, position, time_ms, cycle))
+    return Replayed(fold.state, reached[0], reached[1], where[0])
+
+
+def _after(
+    topic: str, position: Position | None, time_ms: int | None, cycle: int | None
+) -> Callable[[CountedCycle], bool]:
+    """Whether a cycle lies after one of the bounds."""
+    bounds = dict(position.parts()) if position is not None else {}
+
+    def beyond(counted: CountedCycle) -> bool:
+        commit = counted.commit
+        if cycle is not None and commit.cycle > cycle:
+            return True
+        if time_ms is not None and commit.now_ms > time_ms:
+            return True
+        if topic in bounds and counted.offset >= bounds[topic]:
+            return True
+        return any(
+            taken.next > bounds[taken.topic] for taken in commit.inputs if taken.topic in bounds
+        )
+
+    return beyond

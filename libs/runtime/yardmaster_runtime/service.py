@@ -1,0 +1,337 @@
+"""What a process that runs a machine is made of: ports, opened from settings, and the run.
+
+A service is `async def run(ports, settings)`: it runs until it is cancelled, has no globals, and
+two of them fit in one process. A machine that stops is not started again here: a supervisor may, a
+person should look first.
+"""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+from pydantic import ValidationError
+
+from yardmaster_core.machine import Machine
+from yardmaster_eventlog.errors import LogUnavailable, NotOurLog
+from yardmaster_eventlog.kafka.settings import KafkaSettings
+from yardmaster_eventlog.membership import Membership
+from yardmaster_eventlog.metrics import NO_METRICS, LogMetrics, MeteredLog
+from yardmaster_eventlog.port import EventLog
+from yardmaster_eventlog.snapshots import SnapshotStore
+from yardmaster_runtime.chance import Chance, SystemChance
+from yardmaster_runtime.clock import Clock, SystemClock
+from yardmaster_runtime.garbage_collection import spare_collections
+from yardmaster_runtime.http import listen
+from yardmaster_runtime.http import serve as serve_http
+from yardmaster_runtime.machine.candidate import Candidate
+from yardmaster_runtime.machine.election import Election, GroupElection, SoleCandidate
+from yardmaster_runtime.settings import LogSettings, RuntimeSettings
+from yardmaster_runtime.telemetry.health import Health, health_app
+from yardmaster_runtime.telemetry.library_logs import LibraryLogs
+from yardmaster_runtime.telemetry.log_metrics import EventLogMetrics
+from yardmaster_runtime.telemetry.machine_metrics import RuntimeMetrics
+from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_runtime.waiting import Work, first_of
+from yardmaster_schemas.errors import YardmasterError
+from yardmaster_schemas.topics import Topic
+
+S = TypeVar("S")
+P = TypeVar("P", bound=LogSettings)
+R = TypeVar("R", bound=RuntimeSettings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """All that a machine's service touches of the world."""
+
+    log: EventLog
+    clock: Clock
+    chance: Chance
+    telemetry: Telemetry
+    #: None: a restart folds the whole log.
+    snapshots: SnapshotStore | None = None
+    #: A candidate's election, by the number of its cell's partition.
+    elections: Callable[[int], Election] = lambda partition: SoleCandidate()
+    health: Health = field(default_factory=Health)
+    #: Opens a handle of its own for what runs beside a leader: an append that times out has the
+    #: handle's producer thrown away, and it must not be the leader's. Whoever made the ports closes
+    #: it. None: `log` does.
+    another_log: Callable[[], Awaitable[EventLog]] | None = None
+    #: Told whenever the machine has restored its state; a process of its own has
+    #: `spare_collections` here.
+    restored: Callable[[], object] = lambda: None
+
+    def of_cell(self, cell: str) -> "Ports":
+        """The same ports, for one of the process's cells."""
+        return replace(self, telemetry=self.telemetry.of_cell(cell))
+
+
+async def open_log(
+    settings: LogSettings, clock: Clock, *, create: bool = True, metrics: LogMetrics = NO_METRICS
+) -> EventLog:
+    """The log that `settings.log` names; with `create`, a file is made when there is none.
+
+    Raises:
+        NotOurLog: the URL names no kind of log, or something else is there.
+        LogNotTrusted, LogAccessRefused, TlsUnusable, SecretUnreadable: the settings have to be
+            set right.
+        LogCorrupt, LogUnavailable.
+    """
+    log = await _open_log(settings, clock, create, metrics)
+    return log if metrics is NO_METRICS else MeteredLog(log, clock, metrics)
+
+
+async def _open_log(
+    settings: LogSettings, clock: Clock, create: bool, metrics: LogMetrics
+) -> EventLog:
+    url = settings.log_url
+    kind, _, rest = url.partition(":")
+    if kind == "memory":
+        from yardmaster_eventlog.memory import MemoryLog
+
+        return MemoryLog(clock)
+    if kind == "sqlite" and rest.startswith("///"):
+        from yardmaster_eventlog.sqlite.log import SqliteLog
+
+        return await SqliteLog.open(Path(rest.removeprefix("///")), clock, create=create)
+    if kind == "kafka" and rest.startswith("//"):
+        from yardmaster_eventlog.kafka.log import KafkaLog
+
+        return await KafkaLog.open(kafka_settings(settings), clock, metrics)
+    raise NotOurLog(path=url, found="sqlite:///PATH, kafka://HOST:PORT or memory: is expected")
+
+
+def kafka_settings(settings: LogSettings) -> KafkaSettings:
+    """How to reach the brokers that `settings.log` names (`kafka://HOST:PORT,...`).
+
+    Raises: SecretUnreadable.
+    """
+    return settings.kafka.settings(settings.log_url.removeprefix("kafka://"), "yardmaster")
+
+
+def on_kafka(settings: LogSettings) -> bool:
+    """Whether the log is on Kafka."""
+    return settings.log_url.startswith("kafka:")
+
+
+async def open_ports(
+    process: "Process", settings: RuntimeSettings, membership: Membership | None = None
+) -> Ports:
+    """The real ports of a machine's service in a process of its own.
+
+    Without a membership every candidate leads at once, and only another process's can fence it.
+
+    Raises: what `open_log` raises; SnapshotsUnavailable when the snapshots' URL names no store.
+    """
+    clock = process.clock
+
+    def election(partition: int) -> Election:
+        if membership is None:
+            return SoleCandidate()
+        return GroupElection(membership, partition, clock, pause_s=settings.session_timeout_s)
+
+    return Ports(
+        log=await process.open_log(settings),
+        clock=clock,
+        chance=process.chance,
+        telemetry=process.telemetry,
+        health=process.health,
+        elections=election,
+        snapshots=SnapshotStore(settings.snapshots_url),
+        restored=spare_collections,
+    )
+
+
+def candidate(machine: Machine[S], ports: Ports, settings: RuntimeSettings) -> Candidate[S]:
+    """The candidate that runs `machine` on these ports."""
+    return Candidate(
+        machine,
+        settings,
+        log=ports.log,
+        clock=ports.clock,
+        chance=ports.chance,
+        metrics=RuntimeMetrics(ports.telemetry),
+        election=ports.elections(settings.partition),
+        snapshots=ports.snapshots,
+        restored=ports.restored,
+        told=partial(ports.health.say, f"cell {settings.cell}"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What every service has of the process it runs in."""
+
+    clock: Clock
+    chance: Chance
+    telemetry: Telemetry
+    health: Health
+    log_metrics: LogMetrics = NO_METRICS
+
+    async def open_log(self, settings: LogSettings) -> EventLog:
+        """The log that the settings name; waits for one that is away, as long as it takes.
+
+        Raises: what `open_log` raises, but LogUnavailable.
+        """
+        pause_s = settings.retry.first_pause_s
+        while True:
+            try:
+                log = await open_log(settings, self.clock, metrics=self.log_metrics)
+            except LogUnavailable as error:
+                self.health.say("log", f"{error.code}: {error}")
+                self.telemetry.warn("log_unavailable", found=str(error))
+                await self.clock.sleep(pause_s)
+                pause_s = min(2 * pause_s, settings.retry.longest_pause_s)
+            else:
+                self.health.say("log")
+                return log
+
+
+def group_of(
+    process: Process, settings: RuntimeSettings, service: str, own: Topic
+) -> Membership | None:
+    """The replica's part in the group that shares out the cells; only on Kafka is there one.
+
+    Raises: SecretUnreadable, TlsUnusable.
+    """
+    if not on_kafka(settings):
+        return None
+    from yardmaster_eventlog.kafka.membership import KafkaMembership
+
+    def told(reason: str | None) -> None:
+        process.health.say("group", reason)
+        if reason is not None:
+            process.telemetry.warn("group_unavailable", found=reason)
+
+    return KafkaMembership(
+        kafka_settings(settings),
+        settings.group or f"yardmaster-{service}",
+        own.name,
+        process.clock,
+        session_timeout_s=settings.session_timeout_s,
+        told=told,
+    )
+
+
+def run_machine_process(
+    settings: type[R], service: str, own: Topic, run: Callable[[Ports, R], Awaitable[object]]
+) -> int:
+    """Be the service of a machine, whose own topic is `own`, in a process of its own.
+
+    Returns the exit code of `run_process`.
+    """
+
+    async def serve(process: Process, loaded: R) -> None:
+        membership = group_of(process, loaded, service, own)
+        ports = await open_ports(process, loaded, membership)
+        opened = [ports.log]
+
+        async def another_log() -> EventLog:
+            opened.append(await process.open_log(loaded))
+            return opened[-1]
+
+        if on_kafka(loaded):
+            ports = replace(ports, another_log=another_log)
+        try:
+            await run(ports, loaded)
+        finally:
+            # First of all, so that another takes over at once.
+            if membership is not None:
+                await membership.close()
+            for log in opened:
+                await log.close()
+
+    return run_process(settings, service, serve)
+
+
+def run_process(
+    settings: type[P], service: str, serve: Callable[[Process, P], Awaitable[object]]
+) -> int:
+    """Be a service in a process of its own, with settings from the environment.
+
+    It ends, politely, at SIGTERM and Ctrl-C: `serve` is cancelled.
+
+    Returns the exit code: 0 when it was asked to stop, 2 for bad settings, 100 when the service
+    cannot go on.
+    """
+    try:
+        loaded = settings()
+    except ValidationError as error:
+        prefix = settings.model_config.get("env_prefix", "")
+        for found in error.errors(include_url=False, include_input=False):
+            name = prefix + "__".join(str(part) for part in found["loc"]).upper()
+            print(f"error: {name}: {found['msg']}", file=sys.stderr)
+        return 2
+    try:
+        asyncio.run(_serve(loaded, service, serve))
+    except (_Asked, KeyboardInterrupt):
+        return 0
+    except YardmasterError as error:
+        return _failed([error])
+    except ExceptionGroup as group:
+        return _failed(group.exceptions)
+    return 0
+
+
+def _failed(errors: Sequence[Exception]) -> int:
+    """Say what went wrong, by name; the exit code that goes with it."""
+    asked = [error for error in errors if isinstance(error, _Asked)]
+    for error in errors:
+        if error not in asked:
+            code = getattr(error, "code", type(error).__name__)
+            print(f"error: {code}: {error}", file=sys.stderr)
+    return 0 if asked else 100
+
+
+class _Asked(Exception):
+    """Somebody asked the process to stop."""
+
+
+async def _serve(
+    settings: P, service: str, serve: Callable[[Process, P], Awaitable[object]]
+) -> None:
+    clock = SystemClock()
+    telemetry = Telemetry(service, now_ms=clock.now_ms)
+    library_logs = LibraryLogs(telemetry, clock.monotonic_s)
+    library_logs.install()
+    try:
+        chance = SystemChance()
+        process = Process(clock, chance, telemetry, Health(), EventLogMetrics(telemetry))
+        telemetry.trace_to(settings.traces, chance.hex("instance", 12))
+        await _run(process, settings, serve)
+    finally:
+        telemetry.close()
+        library_logs.remove()
+
+
+async def _run(
+    process: Process, settings: P, serve: Callable[[Process, P], Awaitable[object]]
+) -> None:
+    telemetry = process.telemetry
+    listener = None
+    if settings.health_port is not None:
+        listener = listen(settings.health_host, settings.health_port)
+        telemetry.info("health", host=settings.health_host, port=listener.getsockname()[1])
+
+    async def run() -> None:
+        await serve(process, settings)
+
+    work: list[Work] = [_until_asked(telemetry), run()]
+    if listener is not None:
+        work.append(serve_http(health_app(process.health, telemetry), listener))
+    await first_of(*work)
+
+
+async def _until_asked(telemetry: Telemetry) -> NoReturn:
+    asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, asked.set)
+    await asked.wait()
+    telemetry.info("stopping")
+    raise _Asked

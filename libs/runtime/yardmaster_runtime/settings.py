@@ -1,0 +1,263 @@
+"""Settings that the services on a log share, and the limits of a machine's cycles.
+
+Every limit has a name, a default and a metric (`metrics.py`). Environment variables set them:
+`YARD_LOG`, `YARD_DATA`, `YARD_CELL`, `YARD_CYCLE__MAX_INPUTS`, ... A service's own prefix, such as
+`YARD_SCHEDULER_`, comes before that of all, `YARD_`.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from yardmaster_eventlog.kafka.settings import KafkaSettings
+from yardmaster_runtime.telemetry.tracing import TraceSettings
+from yardmaster_schemas.fields import Name
+from yardmaster_schemas.secret import read_secret
+
+_FROZEN = ConfigDict(frozen=True, extra="forbid")
+
+
+class CycleLimits(BaseModel):
+    """How large a cycle may be and how often one comes.
+
+    A cycle starts at once when the last one started `min_interval_ms` ago or earlier; under load
+    what arrives in between is taken together.
+    """
+
+    model_config = _FROZEN
+
+    min_interval_ms: Annotated[int, Field(ge=0, le=60_000)] = 20
+    #: Records taken from one input in a cycle; a machine's own cycles are taken whole.
+    max_inputs: Annotated[int, Field(ge=1, le=20_000)] = 2_000
+    max_decisions: Annotated[int, Field(ge=1, le=20_000)] = 5_000
+    #: Ranges of refused records in a cycle; more of them go to the next.
+    max_refused: Annotated[int, Field(ge=1, le=4_096)] = 512
+    #: Refused records of a cycle that are copied into quarantine; the commit names all.
+    max_quarantined: Annotated[int, Field(ge=0, le=10_000)] = 100
+    #: A cycle's records are cut into batches of at most this (and of what the topic takes).
+    max_batch_bytes: Annotated[int, Field(ge=1_024)] = 900_000
+    #: Observations of the shell that wait for a cycle; more are dropped, to be made again.
+    max_observations: Annotated[int, Field(ge=1, le=100_000)] = 1_000
+    #: Without an event, how long until a look is taken anyway.
+    idle_wait_s: Annotated[float, Field(gt=0, le=600)] = 5.0
+    #: Records read ahead of what is applied.
+    read_ahead: Annotated[int, Field(ge=1, le=100_000)] = 1_000
+    #: Terms that may be lost to others in a row before a candidate steps back.
+    max_lost_terms: Annotated[int, Field(ge=1, le=100)] = 5
+    #: A clock this far behind the log's time is worth an alarm.
+    clock_alarm_ms: Annotated[int, Field(ge=0)] = 60_000
+
+
+class SnapshotLimits(BaseModel):
+    """When a snapshot is taken: after so many cycles or seconds, whichever comes first."""
+
+    model_config = _FROZEN
+
+    every_cycles: Annotated[int, Field(ge=1)] = 5_000
+    every_s: Annotated[int, Field(ge=1)] = 300
+    keep: Annotated[int, Field(ge=1, le=1_000)] = 3
+
+
+class RetryLimits(BaseModel):
+    """How often and how fast a call is tried again while the log is unavailable.
+
+    `attempts` 0: for as long as it is.
+    """
+
+    model_config = _FROZEN
+
+    attempts: Annotated[int, Field(ge=0, le=1_000)] = 8
+    first_pause_s: Annotated[float, Field(gt=0)] = 0.05
+    longest_pause_s: Annotated[float, Field(gt=0)] = 5.0
+
+
+class KafkaOptions(BaseModel):
+    """How Kafka's brokers are reached and topics are made; secrets are given so, or as a file."""
+
+    model_config = _FROZEN
+
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    #: PEM files: whom to trust, and who this client is.
+    ssl_cafile: Path | None = None
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
+    ssl_key_password: SecretStr | None = None
+    ssl_key_password_file: Path | None = None
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    sasl_username: str | None = None
+    sasl_password: SecretStr | None = None
+    sasl_password_file: Path | None = None
+    replication_factor: Annotated[int, Field(ge=1, le=32)] = 1
+    min_insync_replicas: Annotated[int, Field(ge=1, le=32)] = 1
+    #: After it an append's outcome is unknown.
+    append_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
+    #: After it any other call has failed.
+    call_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        """Refuse what would be ignored in silence, or fail only when it is used."""
+        tls = self.security_protocol in ("SSL", "SASL_SSL")
+        sasl = self.security_protocol in ("SASL_PLAINTEXT", "SASL_SSL")
+        passwords = (self.sasl_password, self.sasl_password_file)
+        if sasl and (self.sasl_username is None or passwords == (None, None)):
+            raise ValueError("with SASL, sasl_username and sasl_password(_file) are needed")
+        if not sasl and (self.sasl_username is not None or passwords != (None, None)):
+            raise ValueError("sasl_* is given, but security_protocol is not a SASL one")
+        files = (self.ssl_cafile, self.ssl_certfile, self.ssl_keyfile)
+        if not tls and files != (None, None, None):
+            raise ValueError("ssl_* is given, but security_protocol is not an SSL one")
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ValueError("ssl_keyfile is given without ssl_certfile")
+        return self
+
+    def settings(self, bootstrap: str, client_id: str) -> KafkaSettings:
+        """What the adapter takes, secrets read.
+
+        Raises: SecretUnreadable.
+        """
+        return KafkaSettings(
+            bootstrap=bootstrap,
+            client_id=client_id,
+            security_protocol=self.security_protocol,
+            ssl_cafile=_text(self.ssl_cafile),
+            ssl_certfile=_text(self.ssl_certfile),
+            ssl_keyfile=_text(self.ssl_keyfile),
+            ssl_key_password=read_secret(
+                "kafka.ssl_key_password", self.ssl_key_password, self.ssl_key_password_file
+            ),
+            sasl_mechanism=self.sasl_mechanism,
+            sasl_username=self.sasl_username,
+            sasl_password=read_secret(
+                "kafka.sasl_password", self.sasl_password, self.sasl_password_file
+            ),
+            replication_factor=self.replication_factor,
+            min_insync_replicas=self.min_insync_replicas,
+            append_timeout_s=self.append_timeout_s,
+            call_timeout_s=self.call_timeout_s,
+        )
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+class LogSettings(BaseSettings):
+    """Where the log is, which cell is served, and where the process says how it is.
+
+    `log`: `sqlite:///path/to/file`, `kafka://host:port[,host:port]` or `memory:`; by default a file
+    in `data`. A subclass names its `env_prefix`, such as `YARD_SCHEDULER_`; what is not set under
+    it is what `YARD_...` says for all services.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix="YARD_",
+        env_nested_delimiter="__",
+        frozen=True,
+        extra="forbid",
+        # An error never quotes what was given: it may be a secret under a wrong name.
+        hide_input_in_errors=True,
+    )
+
+    log: str = ""
+    data: Path = Path("yardmaster-data")
+    cell: Name = "main"
+    #: Number of the partition, in every topic, that holds the cell's records.
+    partition: Annotated[int, Field(ge=0)] = 0
+    kafka: KafkaOptions = KafkaOptions()
+    retry: RetryLimits = RetryLimits()
+    #: Where `/livez`, `/readyz` and `/metrics` are served; without a port they are not, with port 0
+    #: the system chooses one.
+    health_host: str = "127.0.0.1"
+    health_port: Annotated[int, Field(ge=0, le=65_535)] | None = None
+    traces: TraceSettings = TraceSettings()
+
+    @property
+    def log_url(self) -> str:
+        """Where the log is, the default filled in."""
+        return self.log or f"sqlite:///{self.data / 'log.db'}"
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """What the caller gives, then the service's environment, then everybody's."""
+        shared = EnvSettingsSource(settings_cls, env_prefix="YARD_")
+        return init_settings, env_settings, shared
+
+
+class SharedSettings(LogSettings):
+    """Settings of a service whose replicas share out the cells.
+
+    `cells`: all cells of the log, each at its partition's number (`main,east`); empty: `cell`
+    alone, at `partition`.
+    """
+
+    cells: Annotated[tuple[Name, ...], NoDecode] = ()
+    #: The consumer group that shares out the cells; by default one a service.
+    group: Name | None = None
+    #: A member of the group that was not heard for so long is taken for gone.
+    session_timeout_s: Annotated[float, Field(ge=1, le=300)] = 6.0
+
+    @field_validator("cells", mode="before")
+    @classmethod
+    def _split(cls, cells: object) -> object:
+        if isinstance(cells, str):
+            return tuple(name.strip() for name in cells.split(",") if name.strip())
+        return cells
+
+
+class RuntimeSettings(SharedSettings):
+    """Settings of a service that runs machines, and their limits.
+
+    `snapshots`: an fsspec URL; by default a folder in `data`.
+    """
+
+    snapshots: str = ""
+    cycle: CycleLimits = CycleLimits()
+    snapshot: SnapshotLimits = SnapshotLimits()
+
+    @property
+    def snapshots_url(self) -> str:
+        """Where snapshots are, the default filled in."""
+        return self.snapshots or str(self.data / "snapshots")
+
+    #: Of one of the `served`: how many cells there are.
+    _cells: int = PrivateAttr(default=0)
+
+    @property
+    def partitions(self) -> int:
+        """How many partitions every topic has: the log's number of cells, as far as it is known."""
+        return max(self._cells, len(self.cells), self.partition + 1)
+
+    def served(self) -> tuple[Self, ...]:
+        """These settings for each of the cells, one by one."""
+        if not self.cells:
+            return (self,)
+        served = []
+        for number, cell in enumerate(self.cells):
+            one = self.model_copy(update={"cell": cell, "partition": number, "cells": ()})
+            one._cells = len(self.cells)
+            served.append(one)
+        return tuple(served)

@@ -1,1 +1,0 @@
-"""What the log and the API hold: closed, versioned, frozen types. Start at `envelope`."""

@@ -1,0 +1,701 @@
+"""The bodies of the REST API, as the gateway answers and the client reads them.
+
+`snake_case`; integers with their unit in the name (`gpu_milli`, `memory_mib`, `grace_s`); `*_at`
+is RFC 3339 in UTC. Requests are closed: an unknown field is refused. Answers may grow: a client
+ignores fields it does not know. `JobSpec`, the body of `POST /v1/jobs`, is in `job_file`.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Any, Final, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+
+from yardmaster_schemas.events.admissions import AdmittedSpec, RoleName, Scope
+from yardmaster_schemas.events.details import Run, StopSignal
+from yardmaster_schemas.events.node_events import Isolation
+from yardmaster_schemas.events.requests import (
+    DepartmentConfig,
+    Enrolment,
+    Kind,
+    Layout,
+    LogMode,
+    PoolConfig,
+    ProjectConfig,
+    Quota,
+    SubmittedSpec,
+)
+from yardmaster_schemas.fields import (
+    MAX_SLOTS,
+    JobId,
+    Millis,
+    Name,
+    Numbers,
+    Priority,
+    SlotIndex,
+    TaskId,
+)
+from yardmaster_schemas.job_file import Amount, Closed, JobSpec, parse_job
+from yardmaster_schemas.phases import ENDED, Phase
+from yardmaster_schemas.position import POSITION_PATTERN
+from yardmaster_schemas.reasons import WaitClass
+from yardmaster_schemas.resources import Resources
+
+__all__ = [
+    "ENDED",
+    "Accepted",
+    "Answer",
+    "Attempt",
+    "CancelBody",
+    "CheckpointShown",
+    "Cycle",
+    "CycleInput",
+    "Department",
+    "DepartmentConfig",
+    "End",
+    "Enrolment",
+    "EventRecord",
+    "Explain",
+    "FieldError",
+    "HoldBody",
+    "Job",
+    "JobPatch",
+    "JobSpec",
+    "List",
+    "Node",
+    "NodeEnrolment",
+    "NodePatch",
+    "NodeSlots",
+    "NodeState",
+    "NodeWish",
+    "Phase",
+    "Pool",
+    "PoolConfig",
+    "PoolUse",
+    "PoolWait",
+    "Problem",
+    "Project",
+    "ProjectConfig",
+    "Quota",
+    "Refusal",
+    "ReplicaShown",
+    "Request",
+    "RequestState",
+    "RoleBinding",
+    "Slot",
+    "StopShown",
+    "Submitted",
+    "Task",
+    "Usage",
+    "UsageBucket",
+    "UsageBy",
+    "UsageSum",
+    "Version",
+    "Wait",
+    "WatchKind",
+    "WhoAmI",
+    "parse_job",
+]
+
+PROBLEM_JSON: Final = "application/problem+json"
+At = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+PositionText = Annotated[str, Field(pattern=POSITION_PATTERN, max_length=160)]
+Reason = Annotated[str, Field(pattern=r"^[^\x00-\x08\x0b-\x1f\x7f]*$", max_length=1024)]
+
+
+class Answer(BaseModel):
+    """A part of an answer; fields may be added in later versions."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class NodeState(StrEnum):
+    """What may be expected of a node."""
+
+    #: It may join, and has not.
+    ENROLLED = "enrolled"
+    READY = "ready"
+    CORDONED = "cordoned"
+    DRAINING = "draining"
+    #: It offers more than it is enrolled for, or is not enrolled where others are: nothing new.
+    BARRED = "barred"
+    #: Its enrolment was revoked: what it holds is taken from it.
+    REVOKED = "revoked"
+    #: The agent left in good order.
+    GONE = "gone"
+    LOST = "lost"
+
+
+class NodeWish(StrEnum):
+    """What an operator may ask of a node."""
+
+    READY = "ready"
+    CORDONED = "cordoned"
+    DRAINING = "draining"
+
+
+class WatchKind(StrEnum):
+    """What a watch may follow."""
+
+    TASK = "task"
+    JOB = "job"
+    NODE = "node"
+    POOL = "pool"
+    PROJECT = "project"
+    DEPARTMENT = "department"
+
+
+# --- requests -----------------------------------------------------------------------------------
+
+
+class CancelBody(Closed):
+    """Why a job or task is to end; `immediate` leaves it no grace."""
+
+    reason: Reason | None = None
+    immediate: bool = False
+
+
+class HoldBody(Closed):
+    """Why a job or task is held."""
+
+    reason: Reason | None = None
+
+
+class JobPatch(Closed):
+    """What to change of a job; a `max_slots` of null lifts the bound."""
+
+    priority: Priority | None = None
+    weight: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    max_slots: Annotated[Amount, Field(gt=0)] | None = None
+
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
+
+    @model_validator(mode="after")
+    def _something(self) -> "JobPatch":
+        if not self.model_fields_set:
+            raise ValueError("nothing to change; give priority, weight or max_slots")
+        for name in ("priority", "weight"):
+            if name in self.model_fields_set and getattr(self, name) is None:
+                raise ValueError(f"{name} cannot be null; leave it out to keep it")
+        return self
+
+
+class NodePatch(Closed):
+    """What an operator wants of a node; draining needs `deadline_at` (RFC 3339)."""
+
+    state: NodeWish
+    reason: Reason | None = None
+    deadline_at: Annotated[str, Field(max_length=40, json_schema_extra={"format": "date-time"})] | (
+        None
+    ) = None
+
+    @model_validator(mode="after")
+    def _deadline(self) -> "NodePatch":
+        if (self.state is NodeWish.DRAINING) != (self.deadline_at is not None):
+            raise ValueError("draining, and only draining, needs deadline_at")
+        return self
+
+
+class NodeSlots(Closed):
+    """The slots of a node on which nothing new is to start, all of them; on its others it may.
+
+    `stop`: what runs on them is stopped, with grace; else it runs on.
+    """
+
+    disabled: Annotated[list[SlotIndex], Field(max_length=MAX_SLOTS)]
+    stop: bool = False
+    reason: Reason | None = None
+
+
+# --- answers to writes --------------------------------------------------------------------------
+
+
+class Submitted(Answer):
+    """A job was recorded, not yet judged; read with `position` as `min_position` to see it.
+
+    `warnings`: why it can never fit on the nodes that there are now, and what would.
+    """
+
+    job_id: JobId
+    task_ids: list[TaskId]
+    position: PositionText
+    warnings: list[str] = Field(default_factory=list)
+
+
+class Accepted(Answer):
+    """Requests were recorded, not yet judged; `GET /v1/requests/{id}` says what becomes of each."""
+
+    request_ids: Annotated[list[str], Field(min_length=1)]
+    position: PositionText
+
+
+class RequestState(StrEnum):
+    """How far a request has come."""
+
+    RECORDED = "recorded"
+    ACCEPTED = "accepted"
+    REFUSED = "refused"
+
+
+class Refusal(Answer):
+    """Why quota refused a request."""
+
+    code: str
+    numbers: Numbers = Field(default_factory=dict)
+    about: str | None = None
+
+
+class Request(Answer):
+    """A request and what quota made of it."""
+
+    request_id: str
+    type: str
+    subject: str
+    state: RequestState
+    refusal: Refusal | None
+    user: str
+    requested_at: At
+
+
+# --- tasks and jobs -----------------------------------------------------------------------------
+
+
+class Wait(Answer):
+    """Why a task waits: of its pools, the one that is nearest to taking it.
+
+    `numbers` are of `cycle`, in which the reason was recorded, and may have changed since.
+    """
+
+    code: str
+    wait_class: WaitClass
+    pool: str | None
+    numbers: Numbers
+    about: str | None
+    since_at: At | None
+    cycle: int | None = None
+
+
+class StopShown(Answer):
+    """Why an attempt was asked to stop, for whom, by which rule."""
+
+    code: str
+    rule: str | None
+    for_task: str | None
+    numbers: Numbers
+    about: str | None
+    deadline_at: At | None
+    requested_at: At
+
+
+class End(Answer):
+    """How a task ended, for good."""
+
+    outcome: str
+    code: str
+    exit_code: int | None
+    signal: int | None
+
+
+class CheckpointShown(Answer):
+    """The last checkpoint that any attempt reported."""
+
+    uri: str
+    step: int
+    at: At
+
+
+class Task(Answer):
+    """The unit that is scheduled; `gpu_milli` is of all its replicas."""
+
+    task_id: TaskId
+    job_id: JobId
+    index: int
+    name: str
+    project: str
+    department: str | None
+    user: str
+    labels: dict[str, str]
+    kind: Kind
+    phase: Phase
+    paused: bool
+    preemptible: bool
+    priority: int | None
+    weight: int | None
+    pools: list[str]
+    pool: str | None
+    nodes: list[str]
+    resources: Resources
+    replicas_min: int
+    replicas_max: int
+    layout: Layout = Layout.REPLICAS
+    avoid_nodes: list[str] = Field(default_factory=list)
+    gpu_milli: int
+    attempt: int
+    restarts: int
+    params: dict[str, JsonValue] | None
+    progress_permille: int | None
+    submitted_at: At
+    admitted_at: At | None
+    started_at: At | None
+    ended_at: At | None
+    wait: Wait | None
+    stop: StopShown | None
+    checkpoint: CheckpointShown | None
+    end: End | None
+    refusal: Refusal | None
+
+
+class TaskGroup(Answer):
+    """Tasks of one job in one phase: the first of them by index, the last one's index, how many."""
+
+    first: Task
+    last_index: int
+    count: int
+
+
+class TaskGroups(Answer):
+    """A page of groups, and how many tasks match in each phase, up to `counted_most` a phase."""
+
+    items: list[TaskGroup]
+    next_cursor: str | None
+    phases: dict[Phase, int]
+    counted_most: int
+    position: PositionText
+
+
+class Job(Answer):
+    """What a user submitted: `asked` as submitted, `spec` with all defaults once admitted."""
+
+    job_id: JobId
+    name: str
+    project: str
+    department: str | None
+    user: str
+    labels: dict[str, str]
+    kind: Kind
+    tasks: int
+    phases: dict[Phase, int]
+    priority: int | None
+    weight: int | None
+    max_slots_milli: int | None
+    paused: bool
+    revision: int
+    submitted_at: At
+    admitted_at: At | None
+    asked: SubmittedSpec
+    spec: AdmittedSpec | None
+    run: Run | None
+    stop_signal: StopSignal
+    refusal: Refusal | None
+    erased: bool = False
+
+
+class ReplicaShown(Answer):
+    """One replica of an attempt."""
+
+    replica: int
+    node: str
+    slots: list[int]
+    started_at: At | None
+    exited_at: At | None
+    released_at: At | None
+    exit_code: int | None
+    signal: int | None
+
+
+class Attempt(Answer):
+    """One run of a task, from its allocation to the release of its last slot."""
+
+    task_id: TaskId
+    attempt: int
+    pool: str
+    nodes: list[str]
+    allocated_at: At
+    started_at: At | None
+    ended_at: At | None
+    end: str | None
+    rule: str
+    start_numbers: Numbers
+    stop: StopShown | None
+    checkpoint: CheckpointShown | None
+    replicas: list[ReplicaShown]
+
+
+class PoolWait(Answer):
+    """Why a task is not placed in one of its pools.
+
+    `numbers` are of `cycle`, in which the reason was recorded, and may have changed since.
+    """
+
+    pool: str
+    code: str
+    wait_class: WaitClass
+    asked_milli: int
+    numbers: Numbers
+    about: str | None
+    since_at: At | None
+    cycle: int | None
+
+
+class Explain(Answer):
+    """Why a task is where it is: what was recorded of it, pool by pool."""
+
+    task_id: TaskId
+    phase: Phase
+    wait_class: WaitClass | None
+    pools: list[PoolWait]
+    unblock: str | None
+    attempt: int
+    start_rule: str | None
+    start_numbers: Numbers
+    stop: StopShown | None
+    last_stop: StopShown | None
+    end: End | None
+    refusal: Refusal | None
+    cycle: int | None
+    cycle_at: At | None
+
+
+# --- what operators keep ------------------------------------------------------------------------
+
+
+class Slot(Answer):
+    """One GPU of a node: how much of it is held, and by which tasks."""
+
+    index: int
+    gpu_milli_used: int
+    tasks: list[str]
+    disabled: bool = False
+
+
+class NodeEnrolment(Answer):
+    """What a node may claim when it joins."""
+
+    node: str
+    revision: int
+    enrolment: Enrolment
+
+
+class Node(Answer):
+    """A machine with slots, CPU and memory: as it joined, or what it may be (`enrolled`)."""
+
+    name: str
+    pool: str
+    node_type: str | None
+    state: NodeState
+    reason: str | None
+    deadline_at: At | None
+    gpus: int
+    gpu_milli_used: int
+    gpu_milli_free: int
+    gpu_memory_mib: int
+    cpu_milli: int
+    cpu_milli_used: int
+    memory_mib: int
+    memory_mib_used: int
+    slots: list[Slot]
+    tasks: list[str]
+    labels: dict[str, str]
+    address: str | None
+    isolation: Isolation | None
+    incarnation: str | None
+    joined_at: At | None
+    seen_at: At | None
+    enrolment: Enrolment | None = None
+    disabled_slots: list[int] = Field(default_factory=list)
+    disabled_reason: str | None = None
+
+
+class Pool(Answer):
+    """A group of nodes with its own policy."""
+
+    name: str
+    revision: int
+    config: PoolConfig
+    nodes: int
+    gpu_milli: int
+    gpu_milli_used: int
+    pending: int
+
+
+class PoolUse(Answer):
+    """What a project or department has of one pool, in gpu_milli; `pending_milli` waits for it."""
+
+    pool: str
+    deserved_milli: int
+    limit_milli: int | None
+    over_quota_weight: int
+    used_milli: int
+    pending_milli: int
+
+
+class Project(Answer):
+    """A project: what it is entitled to, and what it has."""
+
+    name: str
+    department: str
+    revision: int
+    config: ProjectConfig
+    used_milli: int
+    pending_milli: int
+    running: int
+    pending: int
+    pools: list[PoolUse]
+
+
+class Department(Answer):
+    """A department: what it is entitled to, and what its projects have together."""
+
+    name: str
+    revision: int
+    config: DepartmentConfig
+    projects: list[str]
+    used_milli: int
+    pending_milli: int
+    pools: list[PoolUse]
+
+
+# --- the log, the cell, the caller --------------------------------------------------------------
+
+
+class EventRecord(Answer):
+    """One record of the log; `position` resumes after it."""
+
+    topic: str
+    partition: int
+    offset: int
+    id: str
+    type: str
+    version: int
+    source: str
+    epoch: int
+    seq: int
+    subject: str
+    at: At
+    actor: str
+    cause: str | None
+    data: dict[str, Any]
+    position: PositionText
+
+
+class CycleInput(Answer):
+    """What a cycle took from an input topic: offsets `first` to before `next`."""
+
+    topic: str
+    partition: int
+    first: int
+    next: int
+    refused: int
+
+
+class Cycle(Answer):
+    """One committed pass of a cell's scheduler."""
+
+    cell: str
+    cycle: int
+    term: int
+    now_at: At
+    offset: int
+    decisions: int
+    complete: bool
+    inputs: list[CycleInput]
+    policies: dict[str, str]
+    state_digest: str
+    prev: str
+    position: PositionText
+
+
+class RoleBinding(Answer):
+    """A role, and what it is bound to (`name` of the cell, department or project)."""
+
+    role: RoleName
+    scope: Scope
+    name: Name
+
+
+class WhoAmI(Answer):
+    """Who the caller is, as far as the gateway knows."""
+
+    user: str
+    method: str
+    issuer: str
+    credential_id: str
+    roles: list[RoleBinding]
+
+
+class Version(Answer):
+    """What serves, and which log."""
+
+    version: str
+    api: str
+    cell: str
+    log_id: str
+    mode: LogMode
+    created_ms: Millis
+
+
+class UsageBy(StrEnum):
+    """What usage is summed up by."""
+
+    PROJECT = "project"
+    #: As authenticated.
+    USER = "user"
+    POOL = "pool"
+
+
+class UsageBucket(StrEnum):
+    """How usage is cut into times, in UTC."""
+
+    HOUR = "hour"
+    DAY = "day"
+    MONTH = "month"
+
+
+class UsageSum(Answer):
+    """What one project, user or pool held in one bucket: gpu_milli x seconds."""
+
+    start_at: str
+    name: str
+    gpu_milli_seconds: int
+
+
+class Usage(Answer):
+    """GPU time held between two moments, by bucket, then name."""
+
+    from_at: str
+    to_at: str
+    by: UsageBy
+    bucket: UsageBucket | None
+    items: list[UsageSum]
+    position: PositionText
+
+
+T = TypeVar("T", bound=BaseModel)
+
+
+class List(Answer, Generic[T]):
+    """A page; `next_cursor` is null on the last one."""
+
+    items: list[T]
+    next_cursor: str | None
+    position: PositionText
+
+
+class FieldError(Answer):
+    """What is wrong in one place of a body; `pointer` is a JSON pointer."""
+
+    pointer: str
+    code: str
+    detail: str
+
+
+class Problem(Answer):
+    """An error as RFC 9457 has it; `code` is stable, `hint` says what to do."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    hint: str | None = None
+    trace_id: str | None = None
+    errors: list[FieldError] = Field(default_factory=list)

@@ -1,0 +1,391 @@
+"""`admissions`: quota's verdict on every request. The scheduler reads this, never `requests`."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from pydantic import ConfigDict, Field
+
+from yardmaster_schemas.construct import LATER, writes_slots
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events.registry import event
+from yardmaster_schemas.events.requests import (
+    DepartmentConfig,
+    DetailsRef,
+    Enrolment,
+    ExitZero,
+    Kind,
+    Layout,
+    PoolConfig,
+    ProjectConfig,
+    Role,
+    TaskIndex,
+    Topology,
+    Unschedulable,
+)
+from yardmaster_schemas.fields import (
+    CLOSED,
+    MAX_NAMES,
+    MAX_REPLICAS,
+    MAX_TASKS,
+    CheckpointUri,
+    Code,
+    Count,
+    Digest,
+    JobId,
+    Millis,
+    Name,
+    Names,
+    Numbers,
+    Positive,
+    PrincipalId,
+    Priority,
+    Seconds,
+    SlotSet,
+)
+from yardmaster_schemas.reasons import AdmissionCode
+from yardmaster_schemas.resources import Resources
+from yardmaster_schemas.topics import ADMISSIONS
+
+
+class Level(StrEnum):
+    """The two levels of quota."""
+
+    DEPARTMENT = "department"
+    PROJECT = "project"
+
+
+@writes_slots
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmittedSpec:
+    """What a job will be scheduled by: every default resolved."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+    kind: Kind
+    role: Role | None
+    preemptible: bool
+    priority: Priority
+    weight: Positive
+    max_slots_milli: Positive | None
+    pools: Annotated[tuple[Name, ...], Field(min_length=1, max_length=MAX_NAMES)]
+    node_types: Names
+    topology: Topology | None
+    resources: Resources
+    replicas_min: Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
+    replicas_max: Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
+    tasks: Annotated[int, Field(ge=1, le=MAX_TASKS)]
+    max_concurrent: Annotated[int, Field(ge=1, le=MAX_TASKS)] | None
+    min_runtime_s: Seconds
+    time_limit_s: Seconds | None
+    max_restarts: Annotated[int, Field(ge=0, le=1000)]
+    unschedulable: Unschedulable
+    grace_s: Seconds
+    exit_zero: ExitZero
+    checkpoint_uri: CheckpointUri | None
+    layout: Layout = Layout.REPLICAS
+    avoid_nodes: Names = ()
+    runtime_estimate_s: Seconds | None = None
+    image: bool = field(default=False, metadata=LATER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunAs:
+    """The user and group that a job's processes run as."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+    uid: Annotated[int, Field(ge=1000, lt=2**32 - 1)]
+    gid: Annotated[int, Field(ge=1000, lt=2**32 - 1)]
+
+
+@event(ADMISSIONS, name="TaskAdmitted")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskAdmittedV1(Event):
+    """A job's tasks may be scheduled; the scheduler knows them from here on.
+
+    `submitted_at_ms`, the time of quota's cycle that took the request, orders tasks of equal
+    priority, also after a preemption.
+    """
+
+    job_id: JobId
+    project: Name
+    department: Name
+    spec: AdmittedSpec
+    submitted_at_ms: Millis
+    details: DetailsRef
+    run_as: RunAs | None = None
+
+
+@event(ADMISSIONS, name="TaskRejected")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRejectedV1(Event):
+    """A job was refused at admission; none of its tasks will run."""
+
+    job_id: JobId
+    code: AdmissionCode
+    numbers: Numbers = field(default_factory=dict)
+    about: Name | None = None
+
+
+@event(ADMISSIONS, name="RequestRefused")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRefusedV1(Event):
+    """A request other than a new job was refused; the envelope's cause is the request."""
+
+    request_type: Annotated[str, Field(pattern=r"^[A-Z][A-Za-z]{1,40}$")]
+    code: AdmissionCode
+    numbers: Numbers = field(default_factory=dict)
+    about: Name | None = None
+
+
+@event(ADMISSIONS, name="CancelAccepted")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelAcceptedV1(Event):
+    """A job, or one task of it, is to end; nothing of it starts after this was consumed."""
+
+    job_id: JobId
+    index: TaskIndex | None = None
+    immediate: bool = False
+
+
+@event(ADMISSIONS, name="TaskPaused")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskPausedV1(Event):
+    """A job, or one task of it, is held until it is resumed."""
+
+    job_id: JobId
+    index: TaskIndex | None = None
+
+
+@event(ADMISSIONS, name="TaskResumed")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskResumedV1(Event):
+    """A held job, or one task of it, may run again."""
+
+    job_id: JobId
+    index: TaskIndex | None = None
+
+
+@event(ADMISSIONS, name="PriorityChanged")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriorityChangedV1(Event):
+    """A job has another priority; its place among equals is still its submission time."""
+
+    job_id: JobId
+    priority: Priority
+    revision: Positive
+
+
+@event(ADMISSIONS, name="WeightChanged")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightChangedV1(Event):
+    """A job has another weight from now on."""
+
+    job_id: JobId
+    weight: Positive
+    revision: Positive
+
+
+@event(ADMISSIONS, name="MaxSlotsChanged")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaxSlotsChangedV1(Event):
+    """A job has another bound on its running GPUs from now on."""
+
+    job_id: JobId
+    max_slots_milli: Positive | None
+    revision: Positive
+
+
+@event(ADMISSIONS, name="PoolConfigured")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolConfiguredV1(Event):
+    """A pool exists with this configuration; what runs in it is not touched."""
+
+    pool: Name
+    revision: Positive
+    config: PoolConfig
+
+
+@event(ADMISSIONS, name="PoolDeleted")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolDeletedV1(Event):
+    """A pool that nothing used any more is gone."""
+
+    pool: Name
+
+
+@event(ADMISSIONS, name="EntitlementsChanged")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntitlementsChangedV1(Event):
+    """What a department or project is entitled to from now on; with neither config it is gone."""
+
+    level: Level
+    name: Name
+    revision: Positive
+    department: DepartmentConfig | None = None
+    project: ProjectConfig | None = None
+
+
+@event(ADMISSIONS, name="NodeCordoned")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCordonedV1(Event):
+    """Nothing new starts on the node."""
+
+    node: Name
+
+
+@event(ADMISSIONS, name="NodeUncordoned")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeUncordonedV1(Event):
+    """The node takes tasks again."""
+
+    node: Name
+
+
+@event(ADMISSIONS, name="NodeDraining")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDrainingV1(Event):
+    """The node is emptied: preemptible tasks now, with grace, the rest at the deadline."""
+
+    node: Name
+    deadline_at_ms: Millis
+
+
+@event(ADMISSIONS, name="NodeSlotsChanged")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSlotsChangedV1(Event):
+    """Nothing new starts on these slots of the node, whenever it joins; all its others may be used.
+
+    `stop`: what runs on them is stopped, with grace.
+    """
+
+    node: Name
+    disabled: SlotSet = ()
+    stop: bool = False
+
+
+@event(ADMISSIONS, name="UsageRecorded")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageRecordedV1(Event):
+    """What a project used of a pool in a span of time, in gpu_milli x seconds."""
+
+    project: Name
+    pool: Name
+    from_ms: Millis
+    to_ms: Millis
+    gpu_milli_s: Count
+
+
+@event(ADMISSIONS, name="DetailsErased")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetailsErasedV1(Event):
+    """The details of a job were erased by a tombstone; their digest will not be found any more.
+
+    A task of it that has not ended (none has, where the gateway asked as it should) does not start
+    any more, since nothing says what it would run.
+    """
+
+    job_id: JobId
+
+
+class Scope(StrEnum):
+    """What a role is bound to."""
+
+    CELL = "cell"
+    DEPARTMENT = "department"
+    PROJECT = "project"
+
+
+class RoleName(StrEnum):
+    """What a caller may do."""
+
+    VIEWER = "viewer"
+    USER = "user"
+    PROJECT_ADMIN = "project_admin"
+    OPERATOR = "operator"
+
+
+@event(ADMISSIONS, name="RoleGranted")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleGrantedV1(Event):
+    """A principal has a role in a scope."""
+
+    principal: PrincipalId
+    role: RoleName
+    scope: Scope
+    name: Name
+
+
+@event(ADMISSIONS, name="RoleRevoked")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleRevokedV1(Event):
+    """A principal has a role in a scope no more."""
+
+    principal: PrincipalId
+    role: RoleName
+    scope: Scope
+    name: Name
+
+
+@event(ADMISSIONS, name="TokenIssued")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenIssuedV1(Event):
+    """A service token exists; the log holds its digest only."""
+
+    token_id: Code
+    token_digest: Digest
+    principal: PrincipalId
+    expires_at_ms: Millis
+
+
+@event(ADMISSIONS, name="TokenRevoked")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRevokedV1(Event):
+    """A service token is void."""
+
+    token_id: Code
+
+
+@event(ADMISSIONS, name="AccessRevoked")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessRevokedV1(Event):
+    """Whatever was issued to a principal before a moment is void."""
+
+    subject: PrincipalId
+    before_ms: Millis
+
+
+@event(ADMISSIONS, name="NodeEnrolled")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEnrolledV1(Event):
+    """A node may join, and may claim no more than this.
+
+    From the first of these on the cell is closed: no node joins that is not enrolled, and nothing
+    new is placed on one that is here already and is not, or that offers more than it may.
+    """
+
+    node: Name
+    enrolment: Enrolment
+    revision: Positive
+
+
+@event(ADMISSIONS, name="NodeRevoked")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRevokedV1(Event):
+    """A node may not join any more.
+
+    Nothing new is placed on it, what runs there is stopped without grace, and it is lost as soon as
+    it holds nothing, or after its pool's `node_timeout_s`.
+    """
+
+    node: Name
+
+
+@event(ADMISSIONS, name="RunAsBound")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunAsBoundV1(Event):
+    """A principal's jobs run as this user and group."""
+
+    principal: PrincipalId
+    run_as: RunAs

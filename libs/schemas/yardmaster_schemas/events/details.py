@@ -1,0 +1,71 @@
+"""`details`: what no decision reads, free text included. Compacted; a tombstone erases it."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from pydantic import ConfigDict, Field, JsonValue
+
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events.registry import event
+from yardmaster_schemas.fields import CLOSED, MAX_TASKS, JobId, LongText, Name, ShortText
+from yardmaster_schemas.topics import DETAILS
+
+Salt = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
+
+
+class StopSignal(StrEnum):
+    """What a replica's process group is sent when it should stop."""
+
+    TERM = "TERM"
+    INT = "INT"
+    HUP = "HUP"
+    QUIT = "QUIT"
+    USR1 = "USR1"
+    USR2 = "USR2"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What an agent runs: a command in exec form, or a script for `sh -eu`; no secrets."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+    command: Annotated[tuple[LongText, ...], Field(max_length=1024)] = ()
+    script: LongText | None = None
+    image: ShortText | None = None
+    env: Annotated[dict[EnvName, LongText], Field(max_length=512)] = field(default_factory=dict)
+    secrets: Annotated[dict[EnvName, ShortText], Field(max_length=128)] = field(
+        default_factory=dict
+    )
+    working_dir: ShortText | None = None
+
+    def __post_init__(self) -> None:
+        if bool(self.command) == (self.script is not None):
+            raise ValueError("exactly one of command and script is given")
+
+
+@event(DETAILS, name="JobDetailed")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDetailedV1(Event):
+    """A job's name, labels, owner and run; `params` has one entry a task of a search."""
+
+    job_id: JobId
+    salt: Salt
+    name: ShortText
+    user: ShortText
+    labels: Annotated[dict[Name, ShortText], Field(max_length=64)] = field(default_factory=dict)
+    run: Run
+    stop_signal: StopSignal = StopSignal.TERM
+    params: Annotated[tuple[dict[ShortText, JsonValue], ...], Field(max_length=MAX_TASKS)] = ()
+
+
+@event(DETAILS, name="RequestNoted")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestNotedV1(Event):
+    """The reason that somebody gave in words for a request."""
+
+    salt: Salt
+    subject: ShortText
+    text: Annotated[str, Field(max_length=1024)]

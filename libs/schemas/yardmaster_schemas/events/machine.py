@@ -1,0 +1,143 @@
+"""What every state machine writes beside its decisions: terms, commits, snapshots."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+from pydantic import ConfigDict, Field
+
+from yardmaster_schemas.construct import writes_slots
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events.registry import event
+from yardmaster_schemas.fields import (
+    CLOSED,
+    Code,
+    Count,
+    Digest,
+    Incarnation,
+    Millis,
+    Name,
+    Positive,
+    RecordMarks,
+    Signature,
+)
+from yardmaster_schemas.reasons import RefusalCode
+from yardmaster_schemas.topics import ADMISSIONS, DECISIONS
+
+MAX_RANGES = 8
+MAX_REFUSED = 4096
+
+
+@writes_slots
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputRange:
+    """What a cycle took from one input partition: offsets `first` to before `next`.
+
+    `digest` is over the raw records (key, headers, value); `marks` has 16 hex digits a record.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+    topic: Name
+    partition: Count
+    first: Count
+    next: Count
+    digest: Digest
+    marks: RecordMarks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedRange:
+    """Input records, `first` to `last`, that were refused and changed nothing."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+    topic: Name
+    partition: Count
+    first: Count
+    last: Count
+    code: RefusalCode
+
+
+@writes_slots
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyInUse:
+    """The policy that decided for a pool in this cycle."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+    pool: Name
+    name: Name
+    version: Positive
+
+
+@event(ADMISSIONS, DECISIONS, name="TermStarted")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TermStartedV1(Event):
+    """A leader took over. A term belongs to the first incarnation that wrote it."""
+
+    cell: Name
+    machine: Code
+    term: Positive
+    incarnation: Incarnation
+
+
+@event(ADMISSIONS, DECISIONS, name="CycleCommitted")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CycleCommittedV1(Event):
+    """The end of a cycle's batch: it makes the decisions before it valid.
+
+    `prev` is the chain's head: the digest of the commit before (and of the TermStarted between).
+    `state_digest` is of the state after this cycle's decisions. `complete` is false when the cycle
+    was cut at its limit and more is to be decided from the same inputs; `limit` is how many
+    decisions it might make (None: any number), which a replay must know to decide the same.
+    """
+
+    cell: Name
+    machine: Code
+    term: Positive
+    cycle: Positive
+    now_ms: Millis
+    inputs: Annotated[tuple[InputRange, ...], Field(max_length=MAX_RANGES)]
+    refused: Annotated[tuple[RefusedRange, ...], Field(max_length=MAX_REFUSED)]
+    policies: Annotated[tuple[PolicyInUse, ...], Field(max_length=1024)]
+    decisions: Count
+    decisions_digest: Digest
+    decision_marks: RecordMarks
+    state_digest: Digest
+    prev: Digest
+    complete: bool
+    limit: Positive | None = None
+    kid: Code | None = None
+    sig: Signature | None = None
+
+    @property
+    def rules(self) -> int:
+        """The version of the rules that decided; 0: written before versions were recorded."""
+        return 0
+
+
+@event(ADMISSIONS, DECISIONS, name="CycleCommitted", version=2)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CycleCommittedV2(CycleCommittedV1):
+    """As version 1, with the version of the rules by which the cycle was decided."""
+
+    rules: Positive = field()
+
+
+@event(ADMISSIONS, DECISIONS, name="RulesEnabled")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RulesEnabledV1(Event):
+    """From the cycle of this record on, this version of the rules decides a log begun under older
+    ones. A program that knows only older rules must not lead any more.
+    """
+
+    rules: Positive
+
+
+@event(ADMISSIONS, DECISIONS, name="SnapshotTaken")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotTakenV1(Event):
+    """The shell stored a snapshot of the state after `cycle`, whose state digest this is."""
+
+    cycle: Positive
+    state_digest: Digest

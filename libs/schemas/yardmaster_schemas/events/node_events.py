@@ -1,0 +1,181 @@
+"""`node-events`: what agents report; believed only from the node itself, about its own."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from pydantic import ConfigDict, Field
+
+from yardmaster_schemas.construct import LATER
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events.registry import event
+from yardmaster_schemas.fields import (
+    CLOSED,
+    MAX_SLOTS,
+    Address,
+    CheckpointUri,
+    Count,
+    Incarnation,
+    Labels,
+    Name,
+    Port,
+    Positive,
+    ReplicaIndex,
+    TaskId,
+)
+from yardmaster_schemas.reasons import StartFailure
+from yardmaster_schemas.topics import NODE_EVENTS
+
+BootId = Annotated[str, Field(pattern=r"^[0-9a-f-]{8,36}$")]
+MAX_RUNNING = 4096
+
+
+class Isolation(StrEnum):
+    """What keeps a task from its neighbours on a node."""
+
+    NONE = "none"
+    UNIT = "unit"
+    CONTAINER = "container"
+
+
+class ExecutorKind(StrEnum):
+    """What an agent can run: commands as processes, commands in containers (`run.image`)."""
+
+    PROCESS = "process"
+    CONTAINER = "container"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaRef:
+    """One replica of one attempt."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+    task_id: TaskId
+    attempt: Positive
+    replica: ReplicaIndex
+
+
+@event(NODE_EVENTS, name="NodeJoined")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeJoinedV1(Event):
+    """A node offers its resources.
+
+    `incarnation` is the life of the agent's ledger: the same after a restart of the agent
+    (`running` says what lives on), another one with a new ledger or after the node was declared
+    lost, with nothing running. Ports `port_first` to `port_last` are for gangs' rendezvous.
+    `executors`: agents from before the field run processes only.
+    """
+
+    node: Name
+    incarnation: Incarnation
+    boot_id: BootId
+    schema_version: Positive
+    pool: Name
+    node_type: Name
+    gpus: Annotated[int, Field(ge=0, le=MAX_SLOTS)]
+    gpu_memory_mib: Count = 0
+    cpu_milli: Count
+    memory_mib: Count
+    labels: Labels = field(default_factory=dict)
+    address: Address
+    port_first: Port
+    port_last: Port
+    isolation: Isolation = Isolation.NONE
+    running: Annotated[tuple[ReplicaRef, ...], Field(max_length=MAX_RUNNING)] = ()
+    executors: Annotated[tuple[ExecutorKind, ...], Field(max_length=2)] = field(
+        default=(ExecutorKind.PROCESS,), metadata=LATER
+    )
+
+
+@event(NODE_EVENTS, name="NodeDrained")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDrainedV1(Event):
+    """The agent left in good order: nothing runs on the node, and nothing will start."""
+
+    node: Name
+    incarnation: Incarnation
+
+
+@event(NODE_EVENTS, name="TaskStarted")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskStartedV1(Event):
+    """A replica's process runs; boot, pid and start time (clock ticks) identify it for ever."""
+
+    task_id: TaskId
+    attempt: Positive
+    replica: ReplicaIndex
+    node: Name
+    incarnation: Incarnation
+    boot_id: BootId
+    pid: Count
+    process_started: Count
+
+
+@event(NODE_EVENTS, name="CheckpointDone")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointDoneV1(Event):
+    """A task saved its state; the next attempt is told where."""
+
+    task_id: TaskId
+    attempt: Positive
+    replica: ReplicaIndex
+    node: Name
+    incarnation: Incarnation
+    uri: CheckpointUri
+    step: Count
+
+
+@event(NODE_EVENTS, name="TaskProgressed")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskProgressedV1(Event):
+    """How far a task says it is, in thousandths."""
+
+    task_id: TaskId
+    attempt: Positive
+    replica: ReplicaIndex
+    node: Name
+    incarnation: Incarnation
+    permille: Annotated[int, Field(ge=0, le=1000)]
+
+
+@event(NODE_EVENTS, name="TaskExited")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskExitedV1(Event):
+    """A replica's process ended by itself, by a signal or for lack of memory.
+
+    Exactly one of `exit_code` and `signal` is given. `done`: the task said through the SDK that its
+    work is finished, which exit code 0 after a stop does not mean.
+    """
+
+    task_id: TaskId
+    attempt: Positive
+    replica: ReplicaIndex
+    node: Name
+    incarnation: Incarnation
+    exit_code: Annotated[int, Field(ge=0, le=255)] | None = None
+    signal: Annotated[int, Field(ge=1, le=64)] | None = None
+    out_of_memory: bool = False
+    done: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.exit_code is None) == (self.signal is None):
+            raise ValueError("exactly one of exit_code and signal is given")
+
+
+@event(NODE_EVENTS, name="SlotsReleased")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotsReleasedV1(Event):
+    """Nothing of a replica is left, its slots are free. `never_started`: nothing ever ran.
+
+    `failure`: the agent tried to start it and could not. None where nothing was tried (the attempt
+    was stopped first), and from agents from before the field.
+    """
+
+    task_id: TaskId
+    attempt: Positive
+    replica: ReplicaIndex
+    node: Name
+    incarnation: Incarnation
+    never_started: bool = False
+    failure: StartFailure | None = field(default=None, metadata=LATER)

@@ -1,0 +1,125 @@
+"""The kinds of value a schema may hold: bounded, patterned, closed.
+
+Topics kept forever hold nothing else, so that no free text (and no person's data) lasts: names are
+patterned, integers stay below 2^53 (exact in every JSON reader), sequences have lengths.
+"""
+
+import re
+from itertools import pairwise
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, ConfigDict, Field, JsonValue
+
+from yardmaster_schemas.instants import LAST_MS
+
+#: Every model is closed and strict: no unknown key, no silent conversion.
+CLOSED: Final = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
+
+MAX_INT: Final = 2**53 - 1
+#: A gang has at most this many replicas, a job this many tasks (interface.md), a node this many
+#: slots.
+MAX_REPLICAS: Final = 4096
+MAX_TASKS: Final = 10_000
+MAX_SLOTS: Final = 1024
+MAX_NAMES: Final = 64
+MAX_DEPTH: Final = 16
+
+Count = Annotated[int, Field(ge=0, le=MAX_INT)]
+Positive = Annotated[int, Field(ge=1, le=MAX_INT)]
+SignedInt = Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)]
+#: Milliseconds since 1970-01-01T00:00Z.
+Millis = Annotated[int, Field(ge=0, le=LAST_MS)]
+Seconds = Annotated[int, Field(ge=0, le=10 * 365 * 86_400)]
+Priority = Annotated[int, Field(ge=1, le=99)]
+SlotIndex = Annotated[int, Field(ge=0, lt=MAX_SLOTS)]
+#: Slots of a node, ascending, each once.
+SlotSet = Annotated[
+    tuple[SlotIndex, ...], Field(max_length=MAX_SLOTS), AfterValidator(lambda v: _ascending(v))
+]
+GpuMilli = Annotated[int, Field(ge=0, le=1000)]
+Port = Annotated[int, Field(ge=1, le=65_535)]
+ReplicaIndex = Annotated[int, Field(ge=0, lt=MAX_REPLICAS)]
+
+#: Cells, pools, nodes, departments, projects, node types, label keys and values.
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")]
+JobId = Annotated[str, Field(pattern=r"^[0-9a-z]{12}$")]
+TaskId = Annotated[str, Field(pattern=r"^[0-9a-z]{12}\.(0|[1-9][0-9]{0,3})$")]
+#: Who wrote a record: `gateway/gw-1`, `scheduler/main.5f0c1e2d3a4b`, `node/gpu-07.90c1d2e3f4a5`.
+Source = Annotated[str, Field(pattern=r"^[a-z_]{1,20}/[a-z0-9][a-z0-9._-]{0,90}$")]
+#: A record's identity: source, epoch, seq.
+RecordId = Annotated[
+    str, Field(pattern=r"^[a-z_]{1,20}/[a-z0-9][a-z0-9._-]{0,90}/[0-9]{1,16}/[0-9]{1,16}$")
+]
+#: One life of a writer: a scheduler process, or an agent's ledger.
+Incarnation = Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+#: An Ed25519 signature.
+Signature = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+#: The first 8 bytes of each record's digest, one after another: tells which record of a range
+#: changed. A batch of 1 MiB has no more records than this has marks.
+RecordMarks = Annotated[str, Field(pattern=r"^([0-9a-f]{16})*$", max_length=16 * 65_536)]
+ShapeId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+Code = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,40}$")]
+LogId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+TraceParent = Annotated[str, Field(pattern=r"^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")]
+PrincipalId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@:-]{0,127}$")]
+#: A host name or address, without a port.
+Address = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.:-]{0,253}$")]
+#: Where a checkpoint lies. Never opened by Yardmaster; no user part, query or fragment.
+CheckpointUri = Annotated[
+    str,
+    Field(
+        pattern=r"^(file|s3|gs|az|abfs|hdfs|https|nfs)://[A-Za-z0-9._~/%+=,:-]+$", max_length=1024
+    ),
+]
+Numbers = Annotated[dict[Code, SignedInt], Field(max_length=24)]
+Labels = Annotated[dict[Name, Name], Field(max_length=MAX_NAMES)]
+Names = Annotated[tuple[Name, ...], Field(max_length=MAX_NAMES)]
+
+
+#: Names and short strings of policy options: no spaces, so no text.
+_OPTION_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,40}")
+_OPTION_TEXT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}")
+MAX_OPTIONS: Final = 64
+MAX_OPTION_ITEMS: Final = 256
+MAX_OPTION_DEPTH: Final = 6
+
+
+def _bounded(value: JsonValue, depth: int = 1) -> JsonValue:
+    if depth > MAX_OPTION_DEPTH and isinstance(value, dict | list):
+        raise ValueError(f"nested deeper than {MAX_OPTION_DEPTH}")
+    if isinstance(value, dict):
+        if len(value) > MAX_OPTIONS:
+            raise ValueError(f"more than {MAX_OPTIONS} options")
+        for key, inner in value.items():
+            if _OPTION_NAME.fullmatch(key) is None:
+                raise ValueError(f"{key[:64]!r} is no option name")
+            _bounded(inner, depth + 1)
+    elif isinstance(value, list):
+        if len(value) > MAX_OPTION_ITEMS:
+            raise ValueError(f"a list of more than {MAX_OPTION_ITEMS}")
+        for inner in value:
+            _bounded(inner, depth + 1)
+    elif isinstance(value, str) and _OPTION_TEXT.fullmatch(value) is None:
+        raise ValueError("a string that is no name of at most 64 characters")
+    elif isinstance(value, float):
+        raise ValueError("options hold integers, not floats")
+    elif isinstance(value, int) and abs(value) > MAX_INT:
+        raise ValueError("an integer of 2^53 or more")
+    return value
+
+
+def _ascending(slots: tuple[int, ...]) -> tuple[int, ...]:
+    if any(a >= b for a, b in pairwise(slots)):
+        raise ValueError("slots are given ascending, each once")
+    return slots
+
+
+#: Plain JSON that a policy's own closed model parses; bounded here, meant there.
+PolicyOptions = Annotated[
+    dict[Code, JsonValue], Field(max_length=MAX_OPTIONS), AfterValidator(lambda v: _bounded(v))
+]
+
+# Free text: only in topics that expire or can be erased.
+ShortText = Annotated[str, Field(max_length=256)]
+LongText = Annotated[str, Field(max_length=65_536)]

@@ -1,0 +1,238 @@
+"""JSON Schemas of every event version and the AsyncAPI document, made from the models.
+
+`python -m yardmaster_schemas.generate` writes them into `libs/schemas/schemas/`; with `--check` it
+writes nothing and exits 1 when the tree differs. What is there:
+
+    events/<Type>.v<N>.json   the whole envelope with its body, JSON Schema 2020-12
+    reasons.json              every code with the numbers it carries
+    index.json                topics, and the events of each
+    asyncapi.json             channels, messages, who sends and who receives (AsyncAPI 3)
+    published.json            a digest of each schema's meaning, descriptions apart
+
+An event that is in `published.json` cannot change: models are closed, so any change of a schema
+(but its descriptions) would make readers and writers of the same version disagree. Make a new
+version. One that was never released may still be mended: delete its line from `published.json` by
+hand, and say why in the commit.
+"""
+
+import argparse
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from inspect import cleandoc
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import TypeAdapter
+
+from yardmaster_schemas import reasons
+from yardmaster_schemas.asyncapi import document
+from yardmaster_schemas.envelope import Envelope, Event
+from yardmaster_schemas.events import EVENTS
+from yardmaster_schemas.topics import TOPICS
+
+DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+FOLDER: Final = Path(__file__).parents[1] / "schemas"
+PUBLISHED: Final = "published.json"
+Json = dict[str, Any]
+
+
+def file_of(cls: type[Event]) -> str:
+    """Where an event version's schema lies, from the folder of all."""
+    return f"events/{cls.TYPE}.v{cls.VERSION}.json"
+
+
+def event_schema(cls: type[Event]) -> Json:
+    """The JSON Schema of an event's envelope: what the value of a record is."""
+    adapter: TypeAdapter[Any] = TypeAdapter(Envelope[cls])  # type: ignore[valid-type]
+    schema = adapter.json_schema(ref_template="#/$defs/{model}")
+    definitions = schema.pop("$defs", {})
+    body = definitions.pop(cls.__name__)
+    properties = schema["properties"]
+    properties["type"] = {"const": cls.TYPE}
+    properties["version"] = {"const": cls.VERSION}
+    properties["data"] = {"$ref": f"#/$defs/{cls.TYPE}"}
+    definitions[cls.TYPE] = body
+    for definition in definitions.values():
+        _describe_fields(definition)
+    schema["description"] = cleandoc(Envelope.__doc__ or "")
+    _describe_fields(schema)
+    schema = _plain(schema)
+    return {
+        "$schema": DIALECT,
+        "$id": f"urn:yardmaster:event:{cls.TYPE}:{cls.VERSION}",
+        **schema,
+        "title": f"{cls.TYPE} version {cls.VERSION}",
+        "description": cleandoc(cls.__doc__ or ""),
+        "$defs": {name: _plain(definitions[name]) for name in sorted(definitions)},
+    }
+
+
+def _describe_fields(schema: Json) -> None:
+    """Give each field what its class's docstring says of it: the sentences that name it."""
+    text = " ".join(schema.get("description", "").split())
+    sentences = re.split(r"(?<=[.;:?])\s+(?=[A-Z`])", text)
+    for name, field in schema.get("properties", {}).items():
+        said = " ".join(s.rstrip(";") for s in sentences if f"`{name}`" in s)
+        if said:
+            field["description"] = said
+
+
+def _plain(schema: Any) -> Any:
+    """Without the titles that are only the field's name again."""
+    if isinstance(schema, list):
+        return [_plain(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept: Json = {}
+    for key, value in schema.items():
+        if key == "properties":
+            kept[key] = {name: _plain(field) for name, field in value.items()}
+        elif key != "title":
+            kept[key] = value if key in ("default", "enum", "const") else _plain(value)
+    if "patternProperties" in kept:
+        kept["additionalProperties"] = False  # what the models do with any other key
+    return kept
+
+
+def meaning(schema: Any, *, names: bool = False) -> Any:
+    """A schema without what only people read; `names`: the keys are names of fields or models."""
+    if isinstance(schema, list):
+        return [meaning(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: meaning(value, names=key in ("properties", "$defs"))
+        for key, value in sorted(schema.items())
+        if names or key not in ("title", "description")
+    }
+
+
+def digest(schema: Json) -> str:
+    """64 hex digits of a schema's meaning."""
+    text = json.dumps(meaning(schema), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def reasons_document() -> Json:
+    """Every code of `reasons.py`, and the numbers that waits and stops carry."""
+    numbers = {type(code): {} for code in reasons.NUMBERS}  # type: dict[type[Any], Json]
+    for code, names in reasons.NUMBERS.items():
+        numbers[type(code)][code.value] = list(names)
+    return {
+        "wait": [
+            {
+                "code": code.value,
+                "class": code.wait_class.value,
+                "numbers": numbers[reasons.WaitCode].get(code.value, []),
+            }
+            for code in reasons.WaitCode
+        ],
+        "stop": [
+            {"code": code.value, "numbers": numbers[reasons.StopCode].get(code.value, [])}
+            for code in reasons.StopCode
+        ],
+        "end": [code.value for code in reasons.EndCode],
+        "admission": [code.value for code in reasons.AdmissionCode],
+        "refusal": [code.value for code in reasons.RefusalCode],
+    }
+
+
+def index() -> Json:
+    """Topics with their events, and where each event's schema lies."""
+    return {
+        name: {
+            f"{cls.TYPE}.v{cls.VERSION}": file_of(cls)
+            for _, cls in sorted(EVENTS.items())
+            if name in cls.TOPICS
+        }
+        for name in TOPICS
+    }
+
+
+@cache
+def _schemas() -> dict[str, Json]:
+    """The schema of every event version, by `<Type>.v<N>`, made once."""
+    return {f"{t}.v{v}": event_schema(cls) for (t, v), cls in sorted(EVENTS.items())}
+
+
+def documents() -> dict[str, str]:
+    """All files, by their path from the folder, but `published.json`."""
+    everything: dict[str, Json] = {
+        **{f"events/{name}.json": schema for name, schema in _schemas().items()},
+        "reasons.json": reasons_document(),
+        "index.json": index(),
+        "asyncapi.json": document({(c.TYPE, c.VERSION): file_of(c) for c in EVENTS.values()}),
+    }
+    return {name: _text(content) for name, content in everything.items()}
+
+
+def _text(content: Any) -> str:
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def broken(published: Mapping[str, str]) -> list[str]:
+    """Versions whose meaning is not what was published; one that is gone is one of them."""
+    now = digests()
+    return sorted(name for name, known in published.items() if now.get(name) != known)
+
+
+def digests() -> dict[str, str]:
+    """The digest of every event version's meaning, by `<Type>.v<N>`."""
+    return {name: digest(schema) for name, schema in _schemas().items()}
+
+
+def published_in(folder: Path) -> dict[str, str]:
+    """What was published so far: a digest by `<Type>.v<N>`."""
+    path = folder / PUBLISHED
+    if not path.exists():
+        return {}
+    known: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))
+    return known
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the files, or check them; 0, or 1 when something is not as it should be."""
+    parser = argparse.ArgumentParser(prog="python -m yardmaster_schemas.generate")
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 when files differ")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the schemas lie")
+    options = parser.parse_args(argv)
+    folder: Path = options.folder
+    published = published_in(folder)
+    if changed := broken(published):
+        print(
+            f"published schemas changed: {', '.join(changed)}. What was written must stay "
+            "readable: make a new version of the event. (Never released? Delete its line from "
+            f"{PUBLISHED}.)",
+            file=sys.stderr,
+        )
+        return 1
+    files = {**documents(), PUBLISHED: _text(dict(sorted((published | digests()).items())))}
+    there = {
+        path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
+        for path in sorted(folder.glob("**/*.json"))
+    }
+    differing = sorted(n for n in files.keys() | there.keys() if files.get(n) != there.get(n))
+    if options.check:
+        if differing:
+            print(
+                f"not as the models say: {', '.join(differing)}; run `make schemas`",
+                file=sys.stderr,
+            )
+        return 1 if differing else 0
+    for name in differing:
+        path = folder / name
+        if name in files:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(files[name], encoding="utf-8")
+        else:
+            path.unlink()
+        print(name)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

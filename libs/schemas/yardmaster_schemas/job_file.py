@@ -1,0 +1,409 @@
+"""The job file: what a user writes to submit a job, as YAML or as the body of `POST /v1/jobs`.
+
+`JobSpec` holds it as it was written, amounts in words included; `submitted_spec`, `run_of` and
+`task_params` turn it into what the log holds. All checks that need no state are made here, so that
+the command line can make them before anything is sent.
+"""
+
+from itertools import product
+from math import prod
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    JsonValue,
+    Tag,
+    field_validator,
+    model_validator,
+)
+
+from yardmaster_schemas.events.details import EnvName, Run, StopSignal
+from yardmaster_schemas.events.requests import (
+    ExitZero,
+    Kind,
+    Layout,
+    Role,
+    SubmittedSpec,
+    Unschedulable,
+)
+from yardmaster_schemas.fields import (
+    MAX_INT,
+    MAX_REPLICAS,
+    MAX_SLOTS,
+    MAX_TASKS,
+    CheckpointUri,
+    LongText,
+    Name,
+    Priority,
+)
+from yardmaster_schemas.program import program_of
+from yardmaster_schemas.quantities import (
+    DURATION_PATTERN,
+    MEMORY_PATTERN,
+    duration_s,
+    gpu_slots,
+    memory_mib,
+    milli,
+)
+from yardmaster_schemas.resources import Resources
+
+#: Environment that Yardmaster or the driver sets; a job may not.
+RESERVED_ENV: Final = ("LD_", "YARD_", "NVIDIA_", "CUDA_")
+MAX_AXES: Final = 16
+#: CPUs of a replica whose job does not say.
+DEFAULT_CPUS: Final = 1
+
+
+class Closed(BaseModel):
+    """A part of a REST body: no unknown field, no silent conversion."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, hide_input_in_errors=True, allow_inf_nan=False
+    )
+
+
+def _duration(text: str) -> str:
+    duration_s(text)
+    return text
+
+
+def _memory(text: str) -> str:
+    memory_mib(text)
+    return text
+
+
+def _thousandths(amount: int | float) -> int | float:
+    milli(amount, "the number")
+    return amount
+
+
+def _with_unit(value: Any) -> Any:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        raise ValueError(f"{value} has no unit; write {value}Mi or {value}Gi")
+    return value
+
+
+# The patterns are for readers of the schema; the validators say more than "should match".
+#: `90s`, `20m`, `12h`, `1h30m`, `7d`.
+Duration = Annotated[
+    str, AfterValidator(_duration), Field(json_schema_extra={"pattern": DURATION_PATTERN})
+]
+#: `512Mi`, `256Gi`, `1Ti`.
+Memory = Annotated[
+    str,
+    BeforeValidator(_with_unit),
+    AfterValidator(_memory),
+    Field(json_schema_extra={"pattern": MEMORY_PATTERN}),
+]
+#: A number with at most three decimals.
+Amount = Annotated[int | float, Field(ge=0, le=1_000_000), AfterValidator(_thousandths)]
+#: One line that people read, without control characters.
+Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=128)]
+LabelValue = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$", max_length=256)]
+SecretRef = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._/-]{0,252}$")]
+Axis = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]{0,63}$")]
+Scalar = (
+    Annotated[str, Field(max_length=256)]
+    | Annotated[int, Field(ge=-MAX_INT, le=MAX_INT)]
+    | float
+    | bool
+    | None
+)
+
+
+class GpuShares(Closed):
+    """`count` slots, `fraction` of each: two halves are {count: 2, fraction: 0.5}."""
+
+    count: Annotated[int, Field(ge=1, le=MAX_SLOTS)]
+    fraction: Annotated[float, Field(ge=0.001, le=1)]
+
+
+def _gpu_form(value: Any) -> str:
+    return "shares" if isinstance(value, dict | GpuShares) else "number"
+
+
+Gpus = Annotated[
+    Annotated[Annotated[int | float, Field(ge=0, le=MAX_SLOTS)], Tag("number")]
+    | Annotated[GpuShares, Tag("shares")],
+    Discriminator(_gpu_form),
+]
+
+
+class JobResources(Closed):
+    """What one replica asks for. `gpus` is a number (0.5 is half of one) or {count, fraction}.
+
+    With `replicas: auto` the GPUs are those of the whole task.
+    """
+
+    gpus: Gpus = 0
+    cpus: Amount = DEFAULT_CPUS
+    memory: Memory | None = None
+
+    @field_validator("gpus", mode="before")
+    @classmethod
+    def _not_by_memory(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "memory" in value:
+            raise ValueError(
+                "asking for GPUs by memory is not supported yet; write {count: 1, fraction: 0.5}"
+            )
+        return value
+
+    @field_validator("gpus")
+    @classmethod
+    def _countable(cls, value: int | float | GpuShares) -> int | float | GpuShares:
+        if isinstance(value, GpuShares):
+            milli(value.fraction, "fraction")
+        else:
+            gpu_slots(value)
+        return value
+
+
+class ReplicaRange(Closed):
+    """A gang of `min` to `max` replicas. Elastic gangs do not work yet, so both are the same."""
+
+    min: Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
+    max: Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "ReplicaRange":
+        if self.min > self.max:
+            raise ValueError("min is greater than max")
+        if self.min < self.max:
+            raise ValueError("elastic gangs (max above min) are not supported yet; give one number")
+        return self
+
+
+def _replica_form(value: Any) -> str:
+    if isinstance(value, dict | ReplicaRange):
+        return "range"
+    return "word" if isinstance(value, str) else "number"
+
+
+#: `auto`: one on a single node that holds the whole task, else one on each of several idle nodes.
+Replicas = Annotated[
+    Annotated[Annotated[int, Field(ge=1, le=MAX_REPLICAS)], Tag("number")]
+    | Annotated[ReplicaRange, Tag("range")]
+    | Annotated[Literal["auto"], Tag("word")],
+    Discriminator(_replica_form),
+]
+
+
+class JobTasks(Closed):
+    """An array of `count` tasks, or one task for every point of `matrix`."""
+
+    count: Annotated[int, Field(ge=1, le=MAX_TASKS)] | None = None
+    matrix: (
+        Annotated[
+            dict[Axis, Annotated[list[Scalar], Field(min_length=1, max_length=MAX_TASKS)]],
+            Field(min_length=1, max_length=MAX_AXES),
+        ]
+        | None
+    ) = None
+    max_concurrent: Annotated[int, Field(ge=1, le=MAX_TASKS)] | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> "JobTasks":
+        if (self.count is None) == (self.matrix is None):
+            raise ValueError("give either count or matrix")
+        if self.size > MAX_TASKS:
+            raise ValueError(f"{self.size} tasks are more than the {MAX_TASKS} a job may have")
+        return self
+
+    @property
+    def size(self) -> int:
+        """How many tasks."""
+        if self.matrix is not None:
+            return prod(len(values) for values in self.matrix.values())
+        return self.count or 1
+
+
+class JobStop(Closed):
+    """How a task is asked to stop: the signal, the time it has, and what exit code 0 then means."""
+
+    signal: StopSignal = StopSignal.TERM
+    grace: Duration | None = None
+    exit_zero: ExitZero | None = None
+
+
+class JobCheckpoint(Closed):
+    """Where the first attempt starts from."""
+
+    start_from: CheckpointUri
+
+
+class JobRun(Closed):
+    """What runs: a command in exec form or a script for `sh -eu`; secrets by reference only."""
+
+    image: Line | None = None
+    command: Annotated[list[LongText], Field(min_length=1, max_length=1024)] | None = None
+    script: Annotated[LongText, Field(min_length=1)] | None = None
+    env: Annotated[dict[EnvName, LongText], Field(max_length=512)] = Field(default_factory=dict)
+    secrets: Annotated[dict[EnvName, SecretRef], Field(max_length=128)] = Field(
+        default_factory=dict
+    )
+    working_dir: Line | None = None
+
+    @model_validator(mode="after")
+    def _one_program(self) -> "JobRun":
+        if (self.command is None) == (self.script is None):
+            raise ValueError("give either command or script")
+        for text in (*(self.command or ()), self.script or "", *self.env.values()):
+            if "\x00" in text:
+                raise ValueError("a command, script or variable holds a zero byte")
+        for variable in (*self.env, *self.secrets):
+            if variable.startswith(RESERVED_ENV):
+                raise ValueError(f"variable {variable} is reserved; Yardmaster sets it")
+        return self
+
+
+class JobSpec(Closed):
+    """A job as its user describes it."""
+
+    version: Literal[1] = 1
+    name: Line | None = None
+    project: Name
+    kind: Kind = Kind.TRAINING
+    role: Role | None = None
+    preemptible: bool | None = None
+    priority: Priority | None = None
+    weight: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    max_slots: Annotated[Amount, Field(gt=0)] | None = None
+    pools: Annotated[list[Name], Field(max_length=64)] = Field(default_factory=list)
+    node_types: Annotated[list[Name], Field(max_length=64)] = Field(default_factory=list)
+    avoid_nodes: Annotated[list[Name], Field(max_length=64)] = Field(default_factory=list)
+    resources: JobResources = JobResources()
+    replicas: Replicas = 1
+    tasks: JobTasks | None = None
+    min_runtime: Duration | None = None
+    runtime_estimate: Duration | None = None
+    time_limit: Duration | None = None
+    max_restarts: Annotated[int, Field(ge=0, le=1000)] | None = None
+    unschedulable: Unschedulable | None = None
+    stop: JobStop = JobStop()
+    checkpoint: JobCheckpoint | None = None
+    run: JobRun
+    labels: Annotated[dict[Name, LabelValue], Field(max_length=64)] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_topology(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("topology") is not None:
+            raise ValueError("topology is not yet supported; leave it out")
+        if isinstance(data, dict) and "topology" in data:
+            return {key: value for key, value in data.items() if key != "topology"}
+        return data
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "JobSpec":
+        if self.role is not None and self.kind is not Kind.INTERACTIVE:
+            raise ValueError("role is for jobs of kind interactive")
+        if len(set(self.pools)) < len(self.pools):
+            raise ValueError("a pool is named twice")
+        if len(set(self.node_types)) < len(self.node_types):
+            raise ValueError("a node type is named twice")
+        if len(set(self.avoid_nodes)) < len(self.avoid_nodes):
+            raise ValueError("a node to avoid is named twice")
+        if self.replicas == "auto" and resources_of(self).gpu_milli not in (0, 1000):
+            raise ValueError("replicas: auto is for whole GPUs; give a number of replicas")
+        return self
+
+
+def parse_job(text: str | bytes) -> JobSpec:
+    """The job that a JSON document describes.
+
+    Raises: pydantic.ValidationError, each error with the place and what is wrong there.
+    """
+    return JobSpec.model_validate_json(text)
+
+
+def resources_of(spec: JobSpec) -> Resources:
+    """What one replica asks for, in slots, milli and MiB."""
+    gpus = spec.resources.gpus
+    if isinstance(gpus, GpuShares):
+        slots = Resources(gpus=gpus.count, gpu_milli=milli(gpus.fraction, "fraction"))
+    else:
+        slots = gpu_slots(gpus)
+    return Resources(
+        gpus=slots.gpus,
+        gpu_milli=slots.gpu_milli,
+        cpu_milli=milli(spec.resources.cpus, "cpus"),
+        memory_mib=memory_mib(spec.resources.memory) if spec.resources.memory else 0,
+    )
+
+
+def _replicas(spec: JobSpec) -> tuple[int, int]:
+    """At least and at most how many."""
+    replicas = spec.replicas
+    if isinstance(replicas, ReplicaRange):
+        return replicas.min, replicas.max
+    return (1, 1) if replicas == "auto" else (replicas, replicas)
+
+
+def submitted_spec(spec: JobSpec) -> SubmittedSpec:
+    """What decides of a job, in integers; None is left to the defaults of project and pool."""
+    low, high = _replicas(spec)
+    return SubmittedSpec(
+        kind=spec.kind,
+        role=spec.role,
+        preemptible=spec.preemptible,
+        priority=spec.priority,
+        weight=spec.weight,
+        max_slots_milli=None if spec.max_slots is None else milli(spec.max_slots, "max_slots"),
+        pools=tuple(spec.pools),
+        node_types=tuple(spec.node_types),
+        resources=resources_of(spec),
+        replicas_min=low,
+        replicas_max=high,
+        tasks=spec.tasks.size if spec.tasks else 1,
+        max_concurrent=spec.tasks.max_concurrent if spec.tasks else None,
+        min_runtime_s=None if spec.min_runtime is None else duration_s(spec.min_runtime),
+        time_limit_s=None if spec.time_limit is None else duration_s(spec.time_limit),
+        max_restarts=spec.max_restarts,
+        unschedulable=spec.unschedulable,
+        grace_s=None if spec.stop.grace is None else duration_s(spec.stop.grace),
+        exit_zero=spec.stop.exit_zero,
+        checkpoint_uri=spec.checkpoint.start_from if spec.checkpoint else None,
+        layout=Layout.WHOLE_NODES if spec.replicas == "auto" else Layout.REPLICAS,
+        avoid_nodes=tuple(spec.avoid_nodes),
+        runtime_estimate_s=(
+            None if spec.runtime_estimate is None else duration_s(spec.runtime_estimate)
+        ),
+        image=spec.run.image is not None,
+    )
+
+
+def run_of(spec: JobSpec) -> Run:
+    """What an agent runs."""
+    return Run(
+        command=tuple(spec.run.command or ()),
+        script=spec.run.script,
+        image=spec.run.image,
+        env=dict(spec.run.env),
+        secrets=dict(spec.run.secrets),
+        working_dir=spec.run.working_dir,
+    )
+
+
+def task_params(spec: JobSpec) -> tuple[dict[str, JsonValue], ...]:
+    """The search point of each task, the last axis turning fastest; empty without a matrix."""
+    if spec.tasks is None or spec.tasks.matrix is None:
+        return ()
+    axes = list(spec.tasks.matrix)
+    return tuple(
+        dict(zip(axes, point, strict=True)) for point in product(*spec.tasks.matrix.values())
+    )
+
+
+def name_of(spec: JobSpec) -> str:
+    """The job's name: as given, else that of the program that the command runs."""
+    if spec.name is not None:
+        return spec.name
+    if spec.run.command:
+        shown = "".join(c for c in program_of(spec.run.command) if c.isprintable())[:128]
+        return shown or "job"
+    return "script"

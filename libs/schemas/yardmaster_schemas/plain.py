@@ -1,0 +1,35 @@
+"""Schema values to plain JSON and back, for snapshots and policy options."""
+
+from functools import cache
+from typing import Any, TypeVar, cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from yardmaster_schemas.errors import MalformedRecord
+
+T = TypeVar("T")
+
+
+@cache
+def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
+    return TypeAdapter(cls)
+
+
+def dump(value: object) -> Any:
+    """`value`, an instance of a schema dataclass, as JSON-ready dicts, lists and scalars."""
+    return _adapter(cast(Any, type(value))).dump_python(value, mode="json")
+
+
+def load(cls: type[T], plain: Any) -> T:
+    """The instance of `cls` that `plain` describes, checked as strictly as a record.
+
+    Raises:
+        MalformedRecord: naming the field at fault.
+    """
+    adapter: TypeAdapter[T] = _adapter(cast(Any, cls))
+    try:
+        return adapter.validate_json(TypeAdapter(Any).dump_json(plain))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or cls.__name__
+        raise MalformedRecord(found=f"{where}: {first['msg']}") from None

@@ -1,0 +1,88 @@
+"""Positions: how far into a cell's log an answer reaches, `main@r4711.a4709.n1892.d3021`."""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Final
+
+from yardmaster_schemas.topics import ADMISSIONS, DECISIONS, NODE_EVENTS, REQUESTS
+
+#: Letter of each topic in a position's text, in the order in which a cycle applies its inputs.
+LETTERS: Final = {
+    REQUESTS.name: "r",
+    ADMISSIONS.name: "a",
+    NODE_EVENTS.name: "n",
+    DECISIONS.name: "d",
+}
+POSITION_PATTERN: Final = (
+    r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?@"
+    r"(r[0-9]{1,15})?\.?(a[0-9]{1,15})?\.?(n[0-9]{1,15})?\.?(d[0-9]{1,15})?$"
+)
+_FIELDS: Final = {"r": "requests", "a": "admissions", "n": "node_events", "d": "decisions"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """Next offsets of a cell's topics: what lies before is covered. None: not said."""
+
+    cell: str
+    requests: int | None = None
+    admissions: int | None = None
+    node_events: int | None = None
+    decisions: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "Position":
+        """The position that `text` names.
+
+        Raises: ValueError when it is none.
+        """
+        if re.fullmatch(POSITION_PATTERN, text) is None:
+            raise ValueError(f"{text[:64]!r} is no position; one looks like main@r12.a11.n4.d9")
+        cell, _, parts = text.partition("@")
+        offsets = {_FIELDS[part[0]]: int(part[1:]) for part in parts.split(".") if part}
+        return cls(cell=cell, **offsets)
+
+    @classmethod
+    def start(cls, cell: str) -> "Position":
+        """Before every record of the cell."""
+        return cls(cell=cell, requests=0, admissions=0, node_events=0, decisions=0)
+
+    def of(self, topic: str) -> int | None:
+        """The next offset of a topic; None when the position does not say."""
+        value: int | None = getattr(self, _FIELDS[LETTERS[topic]])
+        return value
+
+    def parts(self) -> list[tuple[str, int]]:
+        """Each topic that the position names, with its next offset."""
+        found = ((topic, self.of(topic)) for topic in LETTERS)
+        return [(topic, offset) for topic, offset in found if offset is not None]
+
+    def at(self, topic: str, offset: int) -> "Position":
+        """The same position but for one topic's next offset."""
+        match LETTERS[topic]:
+            case "r":
+                return replace(self, requests=offset)
+            case "a":
+                return replace(self, admissions=offset)
+            case "n":
+                return replace(self, node_events=offset)
+            case _:
+                return replace(self, decisions=offset)
+
+    def covers(self, other: "Position") -> bool:
+        """Whether everything that `other` covers is covered here too; another cell's never is."""
+        if self.cell != other.cell:
+            return False
+        for topic in LETTERS:
+            asked, reached = other.of(topic), self.of(topic)
+            if asked is not None and (reached or 0) < asked:
+                return False
+        return True
+
+    def __str__(self) -> str:
+        parts = [
+            f"{letter}{offset}"
+            for topic, letter in LETTERS.items()
+            if (offset := self.of(topic)) is not None
+        ]
+        return f"{self.cell}@{'.'.join(parts)}"

@@ -1,0 +1,304 @@
+"""Why a task waits, was stopped, ended or was refused: closed codes and their numbers.
+
+The codes are those of the public interface. `NUMBERS` says which numbers go with a code; a decision
+carries no others. Numbers named `*_milli` are gpu_milli, `*_at_ms` are milliseconds since the
+epoch; `size` and `score` of a task that FitGpp stops are thousandths.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import ClassVar, Final
+
+from pydantic import ConfigDict
+
+from yardmaster_schemas.fields import CLOSED, Code, Name, Numbers, TaskId
+from yardmaster_schemas.members import plain_members
+
+
+@plain_members
+class WaitClass(StrEnum):
+    """What would have to change for a waiting task to start."""
+
+    NEVER = "never"
+    HELD = "held"
+    NOT_NOW = "not_now"
+
+
+@plain_members
+class WaitCode(StrEnum):
+    """Why a task that is pending was not placed: the first check that failed."""
+
+    NO_MATCHING_NODE = "no_matching_node"
+    EXCEEDS_EVERY_NODE = "exceeds_every_node"
+    EXCEEDS_POOL = "exceeds_pool"
+    GANG_INDIVISIBLE = "gang_indivisible"
+    TOPOLOGY_IMPOSSIBLE = "topology_impossible"
+    NO_EXECUTOR = "no_executor"
+    EXCEEDS_LIMIT = "exceeds_limit"
+    EXCEEDS_MAX_SLOTS = "exceeds_max_slots"
+    EXCEEDS_DESERVED = "exceeds_deserved"
+    PAUSED = "paused"
+    NOT_CONSIDERED = "not_considered"
+    INSUFFICIENT_FREE = "insufficient_free"
+    FRAGMENTED = "fragmented"
+    TOPOLOGY_FULL = "topology_full"
+    NODES_UNAVAILABLE = "nodes_unavailable"
+    WAITING_FOR_VICTIMS = "waiting_for_victims"
+    BEHIND_TASK = "behind_task"
+    BACKFILL_NOT_ALLOWED = "backfill_not_allowed"
+    OVER_FAIR_SHARE = "over_fair_share"
+    AT_LIMIT = "at_limit"
+    AT_DESERVED = "at_deserved"
+    AT_MAX_SLOTS = "at_max_slots"
+    AT_MAX_CONCURRENT = "at_max_concurrent"
+    VICTIMS_PROTECTED = "victims_protected"
+    PREEMPTION_DELAY = "preemption_delay"
+    RESTART_BACKOFF = "restart_backoff"
+    START_BACKOFF = "start_backoff"
+    BUDGET_EXHAUSTED = "budget_exhausted"
+
+    @property
+    def wait_class(self) -> WaitClass:
+        """What would have to change: spec, quota or cluster; someone's mind; time alone."""
+        return _CLASSES.get(self, WaitClass.NOT_NOW)
+
+
+_CLASSES: Final[Mapping[WaitCode, WaitClass]] = {
+    WaitCode.NO_MATCHING_NODE: WaitClass.NEVER,
+    WaitCode.EXCEEDS_EVERY_NODE: WaitClass.NEVER,
+    WaitCode.EXCEEDS_POOL: WaitClass.NEVER,
+    WaitCode.GANG_INDIVISIBLE: WaitClass.NEVER,
+    WaitCode.TOPOLOGY_IMPOSSIBLE: WaitClass.NEVER,
+    WaitCode.NO_EXECUTOR: WaitClass.NEVER,
+    WaitCode.EXCEEDS_LIMIT: WaitClass.NEVER,
+    WaitCode.EXCEEDS_MAX_SLOTS: WaitClass.NEVER,
+    WaitCode.EXCEEDS_DESERVED: WaitClass.NEVER,
+    WaitCode.PAUSED: WaitClass.HELD,
+}
+
+
+@plain_members
+class StopCode(StrEnum):
+    """Why an attempt was stopped."""
+
+    PRIORITY = "priority"
+    FAIR_SHARE = "fair_share"
+    RECLAIM = "reclaim"
+    FITGPP = "fitgpp"
+    LRTP = "lrtp"
+    RAND = "rand"
+    CONSOLIDATION = "consolidation"
+    GANG_INCOMPLETE = "gang_incomplete"
+    SCALED_DOWN = "scaled_down"
+    START_TIMEOUT = "start_timeout"
+    NODE_DRAINED = "node_drained"
+    NODE_LOST = "node_lost"
+    SLOT_DISABLED = "slot_disabled"
+    PAUSED = "paused"
+    CANCELLED = "cancelled"
+    TIME_LIMIT = "time_limit"
+    IDLE_LIMIT = "idle_limit"
+    BUDGET = "budget"
+
+
+@plain_members
+class EndCode(StrEnum):
+    """Why a task ended, or an attempt of it was put back into the queue."""
+
+    EXIT = "exit"
+    SIGNAL = "signal"
+    OUT_OF_MEMORY = "out_of_memory"
+    NEVER_STARTED = "never_started"
+    RESTARTS_EXHAUSTED = "restarts_exhausted"
+    UNSCHEDULABLE = "unschedulable"
+    PRIORITY = "priority"
+    FAIR_SHARE = "fair_share"
+    RECLAIM = "reclaim"
+    FITGPP = "fitgpp"
+    LRTP = "lrtp"
+    RAND = "rand"
+    CONSOLIDATION = "consolidation"
+    GANG_INCOMPLETE = "gang_incomplete"
+    SCALED_DOWN = "scaled_down"
+    START_TIMEOUT = "start_timeout"
+    NODE_DRAINED = "node_drained"
+    NODE_LOST = "node_lost"
+    SLOT_DISABLED = "slot_disabled"
+    PAUSED = "paused"
+    CANCELLED = "cancelled"
+    TIME_LIMIT = "time_limit"
+    IDLE_LIMIT = "idle_limit"
+    BUDGET = "budget"
+    DETAILS_ERASED = "details_erased"
+    START_FAILED = "start_failed"
+    NO_EXECUTOR = "no_executor"
+    SECRET_MISSING = "secret_missing"
+    DETAILS_MISSING = "details_missing"
+    DIRECTORY_MISSING = "directory_missing"
+    RESERVED_VARIABLE = "reserved_variable"
+    DECISION_TOO_LARGE = "decision_too_large"
+
+
+@plain_members
+class StartFailure(StrEnum):
+    """Why an agent could not start a replica.
+
+    All but `other` hold on every node, so the task ends with the end code of the same name:
+    `no_executor` (`run.image` is set and the agent runs no containers), `secret_missing`,
+    `details_missing` (erased, or not readable), `directory_missing` (the working directory),
+    `reserved_variable` (the job sets a variable that the agent sets itself).
+    """
+
+    OTHER = "other"
+    NO_EXECUTOR = "no_executor"
+    SECRET_MISSING = "secret_missing"
+    DETAILS_MISSING = "details_missing"
+    DIRECTORY_MISSING = "directory_missing"
+    RESERVED_VARIABLE = "reserved_variable"
+
+    @property
+    def end_code(self) -> EndCode | None:
+        """The end of a task whose start failed for this reason; None: try again."""
+        return None if self is StartFailure.OTHER else EndCode(self.value)
+
+
+class AdmissionCode(StrEnum):
+    """Why quota refused a request."""
+
+    PROJECT_UNKNOWN = "project_unknown"
+    DEPARTMENT_UNKNOWN = "department_unknown"
+    POOL_UNKNOWN = "pool_unknown"
+    NODE_UNKNOWN = "node_unknown"
+    JOB_UNKNOWN = "job_unknown"
+    TASK_UNKNOWN = "task_unknown"
+    POOL_NOT_ALLOWED = "pool_not_allowed"
+    PRIORITY_NOT_ALLOWED = "priority_not_allowed"
+    KIND_NOT_ALLOWED = "kind_not_allowed"
+    NODE_TYPE_NOT_ALLOWED = "node_type_not_allowed"
+    LIMIT_EXCEEDED = "limit_exceeded"
+    BUDGET_EXHAUSTED = "budget_exhausted"
+    DUPLICATE_ID = "duplicate_id"
+    VERSION_MISMATCH = "version_mismatch"
+    IN_USE = "in_use"
+    WRONG_PHASE = "wrong_phase"
+    POLICY_UNKNOWN = "policy_unknown"
+    POLICY_OPTIONS_INVALID = "policy_options_invalid"
+    POLICY_FOR_SIMULATIONS = "policy_for_simulations"
+    FENCE_IMPOSSIBLE = "fence_impossible"
+    ALLOCATION_TOO_LARGE = "allocation_too_large"
+
+
+@plain_members
+class RefusalCode(StrEnum):
+    """Why a claim was refused: it changes nothing and goes to quarantine."""
+
+    MALFORMED = "malformed"
+    UNKNOWN_TYPE = "unknown_type"
+    UNKNOWN_VERSION = "unknown_version"
+    WRONG_TOPIC = "wrong_topic"
+    WRONG_CELL = "wrong_cell"
+    NOT_ITS_AUTHOR = "not_its_author"
+    UNKNOWN_NODE = "unknown_node"
+    UNKNOWN_TASK = "unknown_task"
+    UNKNOWN_ATTEMPT = "unknown_attempt"
+    STALE_ATTEMPT = "stale_attempt"
+    STALE_INCARNATION = "stale_incarnation"
+    REPEATED = "repeated"
+    CONTRADICTION = "contradiction"
+    NOT_ENROLLED = "not_enrolled"
+    BEYOND_ENROLMENT = "beyond_enrolment"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """Why a task waits; `about`: the task ahead, a limit's level or the resource short."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+    code: WaitCode
+    numbers: Numbers = field(default_factory=dict)
+    about: Name | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """Why an attempt is asked to end: for whom, by which rule, on which numbers of both sides."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+    code: StopCode
+    rule: Code | None = None
+    for_task: TaskId | None = None
+    numbers: Numbers = field(default_factory=dict)
+    about: Name | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Why a task starts now: the rule that let it, and the numbers it rests on."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
+
+    rule: Code
+    numbers: Numbers = field(default_factory=dict)
+
+
+#: Which numbers a wait or stop code may carry.
+NUMBERS: Final[Mapping[WaitCode | StopCode, tuple[str, ...]]] = {
+    WaitCode.NO_MATCHING_NODE: ("nodes", "left_by_pool", "left_by_type", "left_by_avoid"),
+    WaitCode.EXCEEDS_EVERY_NODE: ("asked", "largest", "blocked"),
+    WaitCode.EXCEEDS_POOL: ("asked_milli", "pool_milli", "replicas", "places", "blocked"),
+    WaitCode.GANG_INDIVISIBLE: ("asked", "largest", "divisible", "blocked"),
+    WaitCode.TOPOLOGY_IMPOSSIBLE: ("asked", "largest"),
+    WaitCode.NO_EXECUTOR: ("nodes", "blocked"),
+    WaitCode.EXCEEDS_LIMIT: ("asked_milli", "limit_milli"),
+    WaitCode.EXCEEDS_MAX_SLOTS: ("asked_milli", "limit_milli"),
+    WaitCode.EXCEEDS_DESERVED: ("asked_milli", "deserved_milli"),
+    WaitCode.PAUSED: ("since_at_ms",),
+    WaitCode.NOT_CONSIDERED: (),
+    WaitCode.INSUFFICIENT_FREE: ("asked_milli", "free_milli", "short_milli", "blocked"),
+    WaitCode.FRAGMENTED: (
+        *("asked_milli", "free_milli", "largest_milli", "replicas", "places"),
+        *("idle_milli", "blocked"),
+    ),
+    WaitCode.TOPOLOGY_FULL: ("asked_milli", "free_milli", "largest_milli"),
+    WaitCode.NODES_UNAVAILABLE: ("nodes", "cordoned", "lost", "disabled", "blocked"),
+    WaitCode.WAITING_FOR_VICTIMS: ("victims", "asked_milli"),
+    WaitCode.BEHIND_TASK: (
+        *("priority", "priority_ahead"),
+        *("submitted_at_ms", "submitted_ahead_at_ms"),
+    ),
+    WaitCode.BACKFILL_NOT_ALLOWED: ("priority", "priority_ahead"),
+    WaitCode.OVER_FAIR_SHARE: ("fair_share_milli", "weight", "used_milli", "asked_milli"),
+    WaitCode.AT_LIMIT: ("limit_milli", "used_milli", "asked_milli"),
+    WaitCode.AT_DESERVED: ("deserved_milli", "used_milli", "asked_milli"),
+    WaitCode.AT_MAX_SLOTS: ("limit_milli", "used_milli", "asked_milli"),
+    WaitCode.AT_MAX_CONCURRENT: ("limit", "used"),
+    WaitCode.VICTIMS_PROTECTED: ("victims", "until_at_ms"),
+    WaitCode.PREEMPTION_DELAY: ("until_at_ms",),
+    WaitCode.RESTART_BACKOFF: ("until_at_ms", "restarts"),
+    WaitCode.START_BACKOFF: ("until_at_ms", "failed_starts", "limit"),
+    WaitCode.BUDGET_EXHAUSTED: ("budget", "used", "resets_at_ms"),
+    StopCode.PRIORITY: ("priority", "for_priority", "held_milli", "asked_milli"),
+    StopCode.FAIR_SHARE: (
+        *("fair_share_milli", "weight", "used_milli"),
+        *("for_fair_share_milli", "for_weight", "for_used_milli"),
+    ),
+    StopCode.RECLAIM: ("deserved_milli", "fair_share_milli", "used_milli"),
+    StopCode.FITGPP: ("size", "grace_s", "score", "times_stopped", "limit"),
+    StopCode.LRTP: ("remaining_s", "held_milli", "asked_milli"),
+    StopCode.RAND: ("candidates", "held_milli", "asked_milli"),
+    StopCode.CONSOLIDATION: (),
+    StopCode.GANG_INCOMPLETE: ("replicas", "open"),
+    StopCode.SCALED_DOWN: ("replicas", "kept"),
+    StopCode.START_TIMEOUT: ("active", "needed", "limit_s"),
+    StopCode.NODE_DRAINED: ("until_at_ms",),
+    StopCode.NODE_LOST: ("last_heard_at_ms",),
+    StopCode.SLOT_DISABLED: ("slot",),
+    StopCode.PAUSED: (),
+    StopCode.CANCELLED: (),
+    StopCode.TIME_LIMIT: ("limit_s", "ran_s"),
+    StopCode.IDLE_LIMIT: ("limit_s", "idle_s"),
+    StopCode.BUDGET: ("limit", "used"),
+}

@@ -1,1 +1,0 @@
-"""The real machines on made-up clusters."""

@@ -1,0 +1,337 @@
+"""Scenarios of Determined's planner: one planning pass, or where one task goes.
+
+An agent is a node, a group a job; where tasks of a group differ, or came at different times, each
+is a job of its own, and under `fair_share` the group is their project. Tasks of several slots are
+laid on whole nodes. A disabled or draining agent is a cordoned node. What is compared is the first
+cycle: who starts and who is asked to stop, as sets.
+
+Equal nodes are taken in the order in which they joined here, by a hash of task and agent there.
+Where a scenario's outcome is not that of the order in which it lists its agents, but is that of
+another one, the tie decides, and the scenario is skipped.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import combinations, islice, permutations
+from math import lcm
+from typing import Any, Final
+
+from yardmaster_schemas.events.requests import Layout
+from yardmaster_simulation.conformance.determined_form import (
+    WORST_PRIORITY,
+    Agent,
+    Fit,
+    FitTask,
+    Group,
+    Options,
+    PlanningPass,
+    Task,
+)
+from yardmaster_simulation.conformance.scenario_cluster import Decided, Stage
+from yardmaster_simulation.conformance.scenarios import Format, Scenario, Skip, parsed
+
+#: Up to so many nodes, every order in which they can join is tried.
+MOST_PERMUTED: Final = 5
+#: So many orders are tried at most.
+MOST_ORDERS: Final = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """Tasks of one group, in order, that were submitted together."""
+
+    group: Group
+    tasks: Sequence[Task]
+    submitted: int
+    settings: Mapping[str, Any]
+
+
+# The cluster
+
+
+def _once(what: str, names: Sequence[str]) -> None:
+    if len(set(names)) < len(names):
+        raise Skip(f"two have the name of one {what}")
+
+
+def _known(given: PlanningPass) -> None:
+    """Make sure that all that is named is listed, once.
+
+    Raises:
+        Skip: something is not.
+    """
+    agents = {agent.id for agent in given.agents}
+    groups = {group.id for group in given.groups}
+    for what, listed in (("agent", given.agents), ("group", given.groups), ("task", given.tasks)):
+        _once(what, [one.id for one in listed])
+    for task in given.tasks:
+        if task.group not in groups:
+            raise Skip(f"{task.id} is of {task.group}, a group that is not listed")
+        elsewhere = sorted({held.agent for held in task.on} - agents)
+        if elsewhere:
+            raise Skip(f"{task.id} runs on {elsewhere[0]}, an agent that is not listed")
+
+
+def _stage(options: Options, agents: Sequence[Agent], order: Sequence[int], **policy: Any) -> Stage:
+    """A stage with the agents as its nodes, joined in that order."""
+    stage = Stage(
+        placement="best_fit" if options.fitting_policy == "best" else "worst_fit",
+        unequal_gangs=options.allow_heterogeneous_fits,
+        gpuless_per_node=max((_places(agent) for agent in agents), default=None),
+        **policy,
+    )
+    stage.nodes(agent.id for agent in agents)
+    for index in order:
+        agent = agents[index]
+        stage.joins(agent.id, agent.slots)
+        if agent.draining or not agent.enabled:
+            stage.cordon(agent.id)
+    return stage
+
+
+def _places(agent: Agent) -> int:
+    return max(agent.max_zero_slot, agent.zero_slot_used)
+
+
+def _occupy(
+    stage: Stage, agents: Sequence[Agent], tasks: Iterable[Task] = (), *, bound: bool
+) -> None:
+    """Let the tasks that run hold their slots, and something that stays what no task explains.
+
+    A pool has one bound on tasks without GPUs: it stays as well where an agent has fewer places,
+    unless who waits does not care (`bound`).
+    """
+    slots = {agent.id: agent.slots_used for agent in agents}
+    places = {agent.id: agent.zero_slot_used for agent in agents}
+    for task in tasks:
+        if task.waits:
+            continue
+        if not task.on or sum(held.slots_held for held in task.on) != task.slots:
+            raise Skip(f"{task.id} runs, and where all of its slots are is not said")
+        stage.runs(task.id, [(held.agent, held.slots_held) for held in task.on])
+        for held in task.on:
+            slots[held.agent] -= held.slots_held
+            places[held.agent] -= task.slots == 0
+    most = max(map(_places, agents), default=0)
+    for agent in agents:
+        left, without = slots[agent.id], places[agent.id]
+        if left < 0 or without < 0 or agent.slots_used > agent.slots:
+            raise Skip(f"{agent.id} is said to hold other than what runs there")
+        without += (most - _places(agent)) * bound
+        for gpus, replicas in ((left, min(left, 1)), (0, without)):
+            if replicas:
+                name = f"something on {agent.id}, of {gpus} slots"
+                stage.stays(name, [(agent.id, gpus)] * replicas)
+
+
+# Jobs
+
+
+def _spec(task: Task | FitTask) -> dict[str, Any]:
+    spread = task.slots > 1 and not task.single_agent
+    return {
+        "gpus": task.slots,
+        "layout": Layout.WHOLE_NODES if spread else Layout.REPLICAS,
+        "avoid": task.blocked_agents,
+    }
+
+
+def _lanes(given: PlanningPass) -> Iterator[tuple[Group, list[Task]]]:
+    """The tasks of each group in the order of their creation, those without slots apart."""
+    tasks = sorted(given.tasks, key=lambda task: task.created_order)
+    for group in given.groups:
+        for zero in (False, True):
+            lane = [t for t in tasks if t.group == group.id and (t.slots == 0) is zero]
+            if lane:
+                yield group, lane
+
+
+def _alike(tasks: Sequence[Task]) -> bool:
+    return len({task.likeness for task in tasks}) <= 1
+
+
+def _by_priority(given: PlanningPass) -> Iterator[_Job]:
+    """Jobs by priority and submission: their group's place in the queue, or when each came.
+
+    The bounds of groups are left out: the planner that was observed does not read them here.
+    """
+    positions = given.options.queue_positions
+    placed = bool(positions) and all(group.id in positions for group in given.groups)
+    ranks = {at: rank for rank, at in enumerate(sorted(set(positions.values())))}
+    for group, tasks in _lanes(given):
+        settings: dict[str, Any] = {"priority": group.priority}
+        if group.priority is None:
+            # Nobody considers them, and nobody stops them.
+            tasks = [task for task in tasks if not task.waits]
+            settings = {"priority": WORST_PRIORITY, "preemptible": False}
+        together = bool(tasks) and placed and _alike(tasks)
+        for some in [tasks] if together else [[task] for task in tasks]:
+            submitted = ranks[positions[group.id]] if placed else some[0].created_order
+            yield _Job(group=group, tasks=some, submitted=submitted, settings=settings)
+
+
+def _by_weight(given: PlanningPass, *, projects: bool) -> Iterator[_Job]:
+    """Jobs by when the first of their tasks came; with `projects` the weight is their project's."""
+    weights = _weights(given.groups)
+    for group, tasks in _lanes(given):
+        most = group.max_slots
+        settings = {
+            "weight": weights[group.id],
+            "max_slots_milli": None if most is None else most * 1000,
+        }
+        together = tasks[0].slots > 0 and not projects
+        for some in [tasks] if together else [[task] for task in tasks]:
+            yield _Job(
+                group=group,
+                tasks=some,
+                submitted=some[0].created_order,
+                settings=settings if together else {},
+            )
+
+
+def _weights(groups: Iterable[Group]) -> dict[str, int]:
+    """Weights as integers in the same proportion; none at all counts as one."""
+    exact = {group.id: Fraction(str(group.weight)) or Fraction(1) for group in groups}
+    scale = lcm(*(weight.denominator for weight in exact.values()))
+    return {name: int(weight * scale) for name, weight in exact.items()}
+
+
+def _are_projects(given: PlanningPass) -> bool:
+    """Whether groups cannot be jobs: their tasks differ, or they may hold nothing."""
+    return any(tasks[0].slots and not _alike(tasks) for _, tasks in _lanes(given)) or any(
+        group.max_slots == 0 for group in given.groups
+    )
+
+
+# What is decided on it
+
+
+def _plan(given: PlanningPass, order: Sequence[int]) -> Decided:
+    """What the first cycle decides when the agents' nodes join in that order."""
+    options = given.options
+    projects = given.policy == "fair_share" and _are_projects(given)
+    said: dict[str, Any]
+    if given.policy == "priority":
+        said = {"preemption": options.preemption, "backfill": options.backfill}
+        jobs = list(_by_priority(given))
+    else:
+        said = {"variant": options.variant, "among": "project" if projects else "job"}
+        jobs = list(_by_weight(given, projects=projects))
+    # What the scenario leaves out is the policy's own default.
+    policy = {name: value for name, value in said.items() if value is not None}
+    stage = _stage(options, given.agents, order, policy=given.policy, **policy)
+    if projects:
+        weights = _weights(given.groups)
+        for group in given.groups:
+            stage.project(group.id, weight=weights[group.id], most_gpus=group.max_slots)
+    jobs.sort(key=lambda job: (job.submitted, job.tasks[0].created_order))
+    for job in jobs:
+        settings = {"preemptible": not job.tasks[0].non_preemptible, **job.settings}
+        stage.job(
+            [task.id for task in job.tasks],
+            submitted=job.submitted,
+            project=job.group.id if projects else None,
+            **_spec(job.tasks[0]),
+            **settings,
+        )
+    bound = any(task.waits and not task.slots for task in given.tasks)
+    _occupy(stage, given.agents, given.tasks, bound=bound)
+    return stage.decide()
+
+
+def _place(given: Fit, order: Sequence[int]) -> Decided:
+    """Where the first cycle places the task when the agents' nodes join in that order."""
+    stage = _stage(given.options, given.agents, order)
+    stage.job(["task"], submitted=0, **_spec(given.task))
+    _occupy(stage, given.agents, bound=not given.task.slots)
+    return stage.decide()
+
+
+def _orders(nodes: int) -> Iterator[tuple[int, ...]]:
+    """Orders in which nodes can join, first as they are listed: all, or of many each pair swapped
+    and each one first or last.
+    """
+    listed = tuple(range(nodes))
+    if nodes <= MOST_PERMUTED:
+        yield from permutations(listed)
+        return
+    yield listed
+    yield listed[::-1]
+    for one in listed:
+        others = listed[:one] + listed[one + 1 :]
+        yield (one, *others)
+        yield (*others, one)
+    for one, other in combinations(listed, 2):
+        swapped = list(listed)
+        swapped[one], swapped[other] = other, one
+        yield tuple(swapped)
+
+
+def _held_against(
+    agents: Sequence[Agent],
+    decide: Callable[[Sequence[int]], Decided],
+    differs: Callable[[Decided], str],
+) -> str:
+    """How what is decided differs from what is expected.
+
+    Raises:
+        Skip: it would not, had the nodes joined in another order.
+    """
+    orders = _orders(len(agents))
+    difference = differs(decide(next(orders)))
+    if not difference:
+        return ""
+    for order in islice(orders, MOST_ORDERS):
+        if not differs(decide(order)):
+            names = ", ".join(agents[index].id for index in order)
+            raise Skip(
+                "the tie between equal nodes decides: as expected where they join in the order "
+                f"{names}, otherwise {difference}"
+            )
+    return difference
+
+
+def _sets(what: str, decided: Iterable[str], expected: Iterable[str]) -> list[str]:
+    missing, more = set(expected) - set(decided), set(decided) - set(expected)
+    found = [f"{what} lack {', '.join(sorted(missing))}"] if missing else []
+    return found + ([f"{what} also hold {', '.join(sorted(more))}"] if more else [])
+
+
+def check_plan(scenario: Scenario) -> str:
+    """How the first cycle differs from the pass that was observed."""
+    given = parsed(PlanningPass, scenario)
+    _known(given)
+
+    def differs(decided: Decided) -> str:
+        expected = given.expected
+        starts = _sets("starts", decided.starts, expected.to_allocate)
+        return "; ".join(starts + _sets("stops", decided.stops, expected.to_release))
+
+    return _held_against(given.agents, lambda order: _plan(given, order), differs)
+
+
+def check_fit(scenario: Scenario) -> str:
+    """How the task's nodes differ from where it went."""
+    given = parsed(Fit, scenario)
+    _once("agent", [agent.id for agent in given.agents])
+    expected = given.expected
+    agents = expected.agents if expected.agents is not None else expected.agents_any_order
+
+    def differs(decided: Decided) -> str:
+        on = decided.starts.get("task", ())
+        agree = (
+            (agents is None or sorted(agents) == sorted(on))
+            and (expected.first_agent is None or on[:1] == (expected.first_agent,))
+            and (expected.count is None or expected.count == len(on))
+        )
+        return "" if agree else f"it goes to {', '.join(on) or 'no node'}"
+
+    return _held_against(given.agents, lambda order: _place(given, order), differs)
+
+
+#: Formats of scenarios of Determined.
+DETERMINED: Final = (
+    Format("determined_schedule", frozenset({"policy", "agents", "groups", "tasks"}), check_plan),
+    Format("determined_fit", frozenset({"agents", "task"}), check_fit),
+)

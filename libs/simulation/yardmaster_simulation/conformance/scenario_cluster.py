@@ -1,0 +1,183 @@
+"""A cluster as a scenario describes it, told to a cell in events, and what the cell decides on it.
+
+Nodes join, jobs are admitted, and what runs was allocated by a decision in the record: the cell
+comes to the state as a standby does that takes over, and decides in its next cycle.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from yardmaster_core.testing import DETAILS, START_MS, Cell, admitted_spec
+from yardmaster_schemas.events.admissions import TaskAdmittedV1
+from yardmaster_schemas.events.decisions import (
+    Placement,
+    PreemptionRequestedV1,
+    SlotsAllocatedV1,
+    StopRequestedV1,
+)
+from yardmaster_schemas.events.node_events import TaskStartedV1
+from yardmaster_schemas.reasons import Start
+from yardmaster_schemas.resources import Resources
+
+#: What a node has of CPU, in what each task without GPUs asks for.
+PLENTY: Final = 100_000
+CPU_MILLI: Final = 1
+INCARNATION: Final = "0" * 12
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What a cycle decided: tasks that start, with their nodes, and tasks that are stopped."""
+
+    starts: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    stops: frozenset[str] = frozenset()
+
+
+class Stage:
+    """Builds one cluster; nodes, projects and tasks keep the names that the scenario gave them."""
+
+    def __init__(self, **pool: Any) -> None:
+        self.cell = Cell(**pool)
+        self._nodes: dict[str, str] = {}
+        self._projects: dict[str, str] = {}
+        #: Task id -> the scenario's name, and the other way round.
+        self._tasks: dict[str, str] = {}
+        self._ids: dict[str, str] = {}
+        self._jobs = 0
+        #: Slots of each node that are taken.
+        self._taken: dict[str, int] = {}
+        self._allocated: list[SlotsAllocatedV1] = []
+        self._cordoned: list[str] = []
+
+    def nodes(self, names: Iterable[str]) -> None:
+        """Give every node its name before one joins, so that who joins first does not matter."""
+        self._nodes = {name: f"node-{number}" for number, name in enumerate(names)}
+
+    def joins(self, name: str, gpus: int) -> None:
+        """A node joins."""
+        self.cell.node(self._nodes[name], gpus=gpus, cpu_milli=PLENTY * CPU_MILLI)
+
+    def cordon(self, name: str) -> None:
+        """What runs on a node goes on, and nothing new starts there."""
+        self._cordoned.append(self._nodes[name])
+
+    def project(self, name: str, *, weight: int = 1, most_gpus: int | None = None) -> None:
+        """A project has a weight, and a bound on its GPUs."""
+        known = self._projects.setdefault(name, f"project-{len(self._projects)}")
+        limit_milli = None if most_gpus is None else most_gpus * 1000
+        self.cell.entitle(known, weight=weight, limit_milli=limit_milli)
+
+    def job(
+        self,
+        tasks: Sequence[str],
+        *,
+        gpus: int,
+        submitted: int,
+        project: str | None = None,
+        avoid: Iterable[str] = (),
+        **spec: Any,
+    ) -> None:
+        """A job of tasks that are alike; the moments of submission only order jobs."""
+        self._jobs += 1
+        job_id = f"{self._jobs:012d}"
+        for index, name in enumerate(tasks):
+            self._tasks[f"{job_id}.{index}"] = name
+            self._ids[name] = f"{job_id}.{index}"
+        resources = Resources(
+            gpus=gpus, gpu_milli=1000 if gpus else 0, cpu_milli=0 if gpus else CPU_MILLI
+        )
+        avoided = sorted(self._nodes[name] for name in avoid if name in self._nodes)
+        self.cell.admission(
+            TaskAdmittedV1(
+                job_id=job_id,
+                project="p" if project is None else self._projects[project],
+                department="d",
+                spec=admitted_spec(
+                    resources=resources,
+                    tasks=len(tasks),
+                    avoid_nodes=tuple(avoided),
+                    **spec,
+                ),
+                submitted_at_ms=START_MS + submitted,
+                details=DETAILS,
+            )
+        )
+
+    def stays(self, name: str, held: Sequence[tuple[str, int]]) -> None:
+        """What cannot be stopped runs on these nodes, with so many slots for each replica."""
+        self.job(
+            [name],
+            gpus=held[0][1],
+            submitted=0,
+            preemptible=False,
+            priority=1,
+            replicas_min=len(held),
+            replicas_max=len(held),
+        )
+        self.runs(name, held)
+
+    def runs(self, task: str, held: Iterable[tuple[str, int]]) -> None:
+        """A task runs on these nodes, with so many slots on each."""
+        placements = []
+        for replica, (name, gpus) in enumerate(held):
+            first = self._taken.get(name, 0)
+            self._taken[name] = first + gpus
+            placements.append(
+                Placement(
+                    replica=replica,
+                    node=self._nodes[name],
+                    incarnation=INCARNATION,
+                    address="127.0.0.1",
+                    slots=tuple(range(first, first + gpus)),
+                    gpu_milli=1000 if gpus else 0,
+                    cpu_milli=0 if gpus else CPU_MILLI,
+                    memory_mib=0,
+                )
+            )
+        self._allocated.append(
+            SlotsAllocatedV1(
+                task_id=self._ids[task],
+                attempt=1,
+                pool="main",
+                project="p",
+                tasks=1,
+                placements=tuple(placements),
+                master_port=None,
+                details=DETAILS,
+                checkpoint=None,
+                start=Start(rule="recorded"),
+                grace_s=30,
+            )
+        )
+
+    def decide(self) -> Decided:
+        """What the next cycle decides."""
+        cell = self.cell
+        cell.recorded(self._allocated)
+        for allocated in self._allocated:
+            for placement in allocated.placements:
+                cell.claim(
+                    TaskStartedV1(
+                        task_id=allocated.task_id,
+                        attempt=1,
+                        replica=placement.replica,
+                        node=placement.node,
+                        incarnation=INCARNATION,
+                        boot_id="00000000",
+                        pid=1,
+                        process_started=1,
+                    )
+                )
+        for node in self._cordoned:
+            cell.cordon(node)
+        named = {known: name for name, known in self._nodes.items()}
+        starts: dict[str, tuple[str, ...]] = {}
+        stops: set[str] = set()
+        for event in cell.cycle():
+            if isinstance(event, SlotsAllocatedV1):
+                on = dict.fromkeys(named[placement.node] for placement in event.placements)
+                starts[self._tasks[event.task_id]] = tuple(on)
+            elif isinstance(event, PreemptionRequestedV1 | StopRequestedV1):
+                stops.add(self._tasks[event.task_id])
+        return Decided(starts, frozenset(stops))

@@ -1,0 +1,86 @@
+"""What a report shows of one run: small, and fit to be sent from the process that simulated it."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from yardmaster_schemas.events.decisions import Outcome
+from yardmaster_simulation.history import History
+from yardmaster_simulation.metrics import (
+    BE,
+    TE,
+    WINDOWS,
+    ExecMs,
+    Shares,
+    Summary,
+    of_kind,
+    percentile,
+    pools_over,
+    project_shares,
+    span,
+    summary,
+)
+from yardmaster_simulation.series import windows
+from yardmaster_simulation.tables import Labels
+
+#: So many projects are shown, those that held most; the others are added up.
+MAX_PROJECTS: Final = 8
+OTHERS: Final = "all others"
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """A run's figures, its distribution of waits and its course.
+
+    `waits_s`: by kind the percentiles 0 to 100 of the waits of tasks that succeeded (empty: none
+    did). `up` to `unusable`: GPUs, the means of `WINDOWS` equal windows of `window_ms` each.
+    """
+
+    labels: Labels
+    summary: Summary
+    window_ms: float
+    waits_s: dict[str, list[float]]
+    up: list[float]
+    allocated: list[float]
+    asked: list[float]
+    unusable: list[float]
+    projects: list[Shares]
+
+
+def figures(labels: Labels, history: History, exec_ms: ExecMs | None = None) -> Figures:
+    """What a report shows of a run; `exec_ms` as of `summary`."""
+    begin, end = span(history)
+    edges = windows(begin, end, WINDOWS)
+    up, allocated, asked, unusable = pools_over(history, edges)
+    return Figures(
+        labels=dict(labels),
+        summary=summary(history, exec_ms),
+        window_ms=(edges[-1] - begin) / WINDOWS,
+        waits_s={kind: _waits(history, kind) for kind in (TE, BE)},
+        up=up,
+        allocated=allocated,
+        asked=asked,
+        unusable=unusable,
+        projects=_largest(project_shares(history, edges, up)),
+    )
+
+
+def _waits(history: History, kind: str) -> list[float]:
+    ordered = sorted(
+        task.wait_ms / 1000
+        for task in of_kind(history.tasks.values(), kind)
+        if task.outcome is Outcome.SUCCEEDED
+    )
+    return [percentile(ordered, share / 100) for share in range(101)] if ordered else []
+
+
+def _largest(shares: list[Shares]) -> list[Shares]:
+    ordered = sorted(shares, key=lambda one: (-sum(one.held), one.name))
+    if len(ordered) <= MAX_PROJECTS + 1:
+        return ordered
+    rest = ordered[MAX_PROJECTS:]
+    others = Shares(
+        OTHERS,
+        [sum(values) for values in zip(*(one.held for one in rest), strict=True)],
+        [sum(values) for values in zip(*(one.fair for one in rest), strict=True)],
+    )
+    return [*ordered[:MAX_PROJECTS], others]

@@ -1,0 +1,453 @@
+"""What a run of a cluster was, from its events alone: a simulated one, or a recorded log of a live
+cell.
+
+`History.see` takes admissions, decisions and the claims of agents that were believed, in the order
+in which a scheduler applied them, each with the time of its cycle. That is when it counts, but for
+the work of tasks: a scheduler may learn late of what an agent says. What it does not know (a task
+admitted before the first event it saw) and what is a repeat changes nothing.
+
+Times are milliseconds, GPUs are gpu_milli.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events.admissions import (
+    EntitlementsChangedV1,
+    Level,
+    NodeRevokedV1,
+    TaskAdmittedV1,
+    TaskPausedV1,
+    TaskRejectedV1,
+    TaskResumedV1,
+)
+from yardmaster_schemas.events.decisions import (
+    AllocationRevokedV1,
+    NodeLostV1,
+    Outcome,
+    PreemptionRequestedV1,
+    SlotsAllocatedV1,
+    StopRequestedV1,
+    TaskEndedV1,
+    TaskRequeuedV1,
+)
+from yardmaster_schemas.events.node_events import (
+    CheckpointDoneV1,
+    NodeDrainedV1,
+    NodeJoinedV1,
+    SlotsReleasedV1,
+    TaskExitedV1,
+    TaskStartedV1,
+)
+from yardmaster_schemas.reasons import EndCode
+from yardmaster_simulation.fragments import Asked, FreeNode
+from yardmaster_simulation.records import Attempt, Job, Pool, Project, Task
+
+#: How attempts end (`Attempt.end`), beside the outcomes of tasks.
+PREEMPTED: Final = "preempted"
+NODE_LOST: Final = "node_lost"
+STOPPED: Final = "stopped"
+NEVER_STARTED: Final = "never_started"
+FAILED: Final = "failed"
+
+_CODES: Final = {
+    EndCode.EXIT: FAILED,
+    EndCode.SIGNAL: FAILED,
+    EndCode.OUT_OF_MEMORY: FAILED,
+    EndCode.NODE_LOST: NODE_LOST,
+    EndCode.NEVER_STARTED: NEVER_STARTED,
+    EndCode.START_TIMEOUT: NEVER_STARTED,
+}
+_ALLOCATED, _STARTED, _EXITED, _CLOSED = range(4)
+
+
+class _Node:
+    __slots__ = ("changed", "free", "incarnation", "open", "pending", "pool")
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.incarnation = ""
+        #: None as long as it is not up.
+        self.free: FreeNode | None = None
+        #: Replicas that hold slots there.
+        self.open = 0
+        #: It joined anew while something was held there; it counts once nothing is.
+        self.pending: NodeJoinedV1 | None = None
+        self.changed = False
+
+
+class History:
+    """Fed with the events of a run, one by one; all it keeps may be read at any time."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0
+        self.tasks: dict[str, Task] = {}
+        self.jobs: dict[str, Job] = {}
+        self.pools: dict[str, Pool] = {}
+        self.projects: dict[str, Project] = {}
+        #: Jobs that were refused; nodes that were lost.
+        self.rejected = self.nodes_lost = 0
+        self._said_ms = 0
+        self._nodes: dict[str, _Node] = {}
+        self._asked = Asked()
+        self._changed_pools: list[Pool] = []
+        self._changed_projects: list[Project] = []
+        self._changed_nodes: list[_Node] = []
+        self._takes: dict[type[Event], Callable[[Any], None]] = {
+            EntitlementsChangedV1: self._entitled,
+            TaskAdmittedV1: self._admitted,
+            TaskRejectedV1: self._rejected,
+            TaskPausedV1: self._paused,
+            TaskResumedV1: self._resumed,
+            NodeJoinedV1: self._joined,
+            NodeDrainedV1: self._drained,
+            NodeLostV1: self._lost,
+            NodeRevokedV1: self._revoked,
+            SlotsAllocatedV1: self._allocated,
+            TaskStartedV1: self._started,
+            CheckpointDoneV1: self._saved,
+            PreemptionRequestedV1: self._preempted,
+            StopRequestedV1: self._stopped,
+            AllocationRevokedV1: self._stopped,
+            TaskExitedV1: self._exited,
+            SlotsReleasedV1: self._released,
+            TaskRequeuedV1: self._requeued,
+            TaskEndedV1: self._ended,
+        }
+
+    def see(self, now_ms: int, event: Event, said_ms: int | None = None) -> None:
+        """Take an event, in the cycle of that time; time does not go back. `said_ms`: the time that
+        whoever said it gives, if that is not the cycle's.
+        """
+        if now_ms > self.now_ms:
+            self.settle()
+            self.now_ms = now_ms
+        self._said_ms = now_ms if said_ms is None else said_ms
+        take = self._takes.get(type(event))
+        if take is not None:
+            take(event)
+
+    def settle(self) -> None:
+        """Write what has changed by now into the series; whoever reads them calls it first."""
+        asked = self._asked
+        if asked.total >= asked.next_total:
+            asked.choose()
+            for node in self._nodes.values():
+                self._touch_node(node)
+            for pool in self.pools.values():
+                self._touch_pool(pool)
+        for node in self._changed_nodes:
+            node.changed = False
+            free = node.free
+            if free is not None:
+                unusable = asked.unusable(free)
+                node.pool.unusable += unusable - free.unusable
+                free.unusable = unusable
+        self._changed_nodes.clear()
+        now_ms, weight = self.now_ms, asked.weight
+        for pool in self._changed_pools:
+            pool.changed = False
+            pool.series.points.extend(
+                (now_ms, pool.up, pool.allocated, pool.asked, pool.unusable // weight)
+            )
+        self._changed_pools.clear()
+        for project in self._changed_projects:
+            project.changed = False
+            project.series.points.extend((now_ms, project.allocated, project.asked))
+        self._changed_projects.clear()
+
+    def _touch_pool(self, pool: Pool) -> None:
+        if not pool.changed:
+            pool.changed = True
+            self._changed_pools.append(pool)
+
+    def _touch(self, pool: Pool, project: Project) -> None:
+        if not pool.changed:
+            pool.changed = True
+            self._changed_pools.append(pool)
+        if not project.changed:
+            project.changed = True
+            self._changed_projects.append(project)
+
+    def _touch_node(self, node: _Node) -> None:
+        if not node.changed:
+            node.changed = True
+            self._changed_nodes.append(node)
+            self._touch_pool(node.pool)
+
+    def _pool(self, name: str) -> Pool:
+        found = self.pools.get(name)
+        if found is None:
+            found = self.pools[name] = Pool(name)
+        return found
+
+    def _project(self, name: str) -> Project:
+        found = self.projects.get(name)
+        if found is None:
+            found = self.projects[name] = Project(name)
+        return found
+
+    def _asks(self, job: Job, waiting: int, holding: int = 0) -> None:
+        """So many more of a job's tasks wait, and hold slots (which counts only for a job that
+        bounds it).
+        """
+        asks = job.waiting = job.waiting + waiting
+        if job.most is not None:
+            job.holding += holding
+            asks = min(asks, job.most - job.holding)
+        more = (asks - job.asks) * job.gpu_milli
+        job.asks = asks
+        if more:
+            pool, project = job.pool, job.project
+            pool.asked += more
+            project.asked += more
+            if not (pool.changed and project.changed):
+                self._touch(pool, project)
+
+    # Admissions
+
+    def _entitled(self, event: EntitlementsChangedV1) -> None:
+        if event.level is Level.PROJECT and event.project is not None:
+            self._project(event.name).weight = event.project.weight
+
+    def _rejected(self, _: TaskRejectedV1) -> None:
+        self.rejected += 1
+
+    def _admitted(self, event: TaskAdmittedV1) -> None:
+        if event.job_id in self.jobs:
+            return
+        spec = event.spec
+        project = self._project(event.project)
+        # By the clock of another, which may be ahead.
+        submitted_ms = min(event.submitted_at_ms, self.now_ms)
+        job = Job(event, project, self._pool(spec.pools[0]), submitted_ms)
+        self.jobs[event.job_id] = job
+        for index in range(spec.tasks):
+            task = Task(f"{event.job_id}.{index}", job)
+            job.tasks.append(task)
+            self.tasks[task.id] = task
+        self._asked.add(spec)
+        self._asks(job, spec.tasks)
+
+    def _of(self, event: TaskPausedV1 | TaskResumedV1) -> list[Task]:
+        job = self.jobs.get(event.job_id)
+        if job is None:
+            return []
+        tasks = job.tasks if event.index is None else job.tasks[event.index : event.index + 1]
+        return [task for task in tasks if task.outcome is None]
+
+    def _paused(self, event: TaskPausedV1) -> None:
+        for task in self._of(event):
+            if not task.paused:
+                if task.run is None:
+                    self._waits_no_more(task)
+                    self._asks(task.job, -1)
+                task.paused = True
+
+    def _resumed(self, event: TaskResumedV1) -> None:
+        for task in self._of(event):
+            if task.paused:
+                task.paused = False
+                if task.run is None:
+                    task.since_ms = self.now_ms
+                    self._asks(task.job, 1)
+
+    def _waits_no_more(self, task: Task) -> None:
+        if task.since_ms is not None:
+            task.wait_ms += self.now_ms - task.since_ms
+            task.since_ms = None
+
+    # Nodes
+
+    def _joined(self, event: NodeJoinedV1) -> None:
+        node = self._nodes.get(event.node)
+        if node is None:
+            node = self._nodes[event.node] = _Node(self._pool(event.pool))
+        elif node.free is not None and node.incarnation == event.incarnation:
+            return
+        if node.open:
+            node.pending = event
+            return
+        self._down(node)
+        node.pending = None
+        node.incarnation = event.incarnation
+        node.pool = self._pool(event.pool)
+        node.free = FreeNode(event)
+        node.pool.up += event.gpus * 1000
+        self._touch_pool(node.pool)
+        self._touch_node(node)
+
+    def _down(self, node: _Node) -> None:
+        free = node.free
+        if free is not None:
+            node.pool.up -= free.gpus * 1000
+            node.pool.unusable -= free.unusable
+            node.free = None
+            self._touch_pool(node.pool)
+
+    def _drained(self, event: NodeDrainedV1) -> None:
+        node = self._nodes.get(event.node)
+        if node is not None and node.incarnation == event.incarnation:
+            self._down(node)
+
+    def _lost(self, event: NodeLostV1) -> None:
+        node = self._nodes.get(event.node)
+        if node is None or node.incarnation != event.incarnation or node.free is None:
+            return
+        self.nodes_lost += 1
+        self._down(node)
+        for ref in event.closed:
+            self._close(ref.task_id, ref.attempt, ref.replica)
+
+    def _revoked(self, event: NodeRevokedV1) -> None:
+        node = self._nodes.get(event.node)
+        if node is not None:
+            node.pending = None
+
+    # Attempts
+
+    def _allocated(self, event: SlotsAllocatedV1) -> None:
+        task = self.tasks.get(event.task_id)
+        if task is None or task.run is not None or event.attempt <= len(task.attempts):
+            return
+        pool = self._pool(event.pool)
+        project = task.job.project
+        held = 0
+        for placement in event.placements:
+            held += placement.gpu_milli * len(placement.slots)
+            node = self._nodes.get(placement.node)
+            if node is not None:
+                node.open += 1
+                if node.free is not None and node.incarnation == placement.incarnation:
+                    node.free.take(placement)
+                    self._touch_node(node)
+        if held:
+            pool.allocated += held
+            project.allocated += held
+            if not (pool.changed and project.changed):
+                self._touch(pool, project)
+        task.run = run = Attempt(event.attempt, pool, event.placements, self.now_ms)
+        task.attempts.append(run)
+        self._waits_no_more(task)
+        self._asks(task.job, -1, 1)
+
+    def _run(self, task_id: str, attempt: int) -> Attempt | None:
+        task = self.tasks.get(task_id)
+        run = task.run if task is not None else None
+        return run if run is not None and run.number == attempt else None
+
+    def _started(self, event: TaskStartedV1) -> None:
+        run = self._run(event.task_id, event.attempt)
+        if run is not None and run.replicas[event.replica] == _ALLOCATED:
+            run.replicas[event.replica] = _STARTED
+            run.unstarted -= 1
+            if not run.unstarted:
+                run.started_ms = self._happened_ms(run)
+
+    def _happened_ms(self, run: Attempt) -> int:
+        """When an agent's claim came true: by its own word, within what the scheduler knows."""
+        return min(max(self._said_ms, run.allocated_ms), self.now_ms)
+
+    def _saved(self, event: CheckpointDoneV1) -> None:
+        run = self._run(event.task_id, event.attempt)
+        if run is not None:
+            run.checkpoint_ms = self._happened_ms(run)
+
+    def _preempted(self, event: PreemptionRequestedV1) -> None:
+        run = self._run(event.task_id, event.attempt)
+        if run is not None and run.stop_ms is None:
+            run.stop_ms = self.now_ms
+            run.preempted = True
+
+    def _stopped(self, event: StopRequestedV1 | AllocationRevokedV1) -> None:
+        run = self._run(event.task_id, event.attempt)
+        if run is not None and run.stop_ms is None:
+            run.stop_ms = self.now_ms
+
+    def _exited(self, event: TaskExitedV1) -> None:
+        run = self._run(event.task_id, event.attempt)
+        if run is not None and run.replicas[event.replica] < _EXITED:
+            run.replicas[event.replica] = _EXITED
+            run.left -= 1
+            if not run.left:
+                run.over_ms = self._happened_ms(run)
+
+    def _released(self, event: SlotsReleasedV1) -> None:
+        self._close(event.task_id, event.attempt, event.replica)
+
+    def _close(self, task_id: str, attempt: int, replica: int) -> None:
+        """A replica holds its slots no more."""
+        task = self.tasks.get(task_id)
+        run = task.run if task is not None else None
+        if task is None or run is None or run.number != attempt:
+            return
+        was = run.replicas[replica]
+        if was == _CLOSED:
+            return
+        run.replicas[replica] = _CLOSED
+        now_ms = self.now_ms
+        if was < _EXITED:
+            run.left -= 1
+            if not run.left:
+                run.over_ms = now_ms
+        run.open -= 1
+        if not run.open:
+            run.closed_ms = now_ms
+        placement = run.placements[replica]
+        node = self._nodes.get(placement.node)
+        if node is not None:
+            node.open -= 1
+            if node.free is not None and node.incarnation == placement.incarnation:
+                node.free.give(placement)
+                self._touch_node(node)
+            if node.pending is not None:
+                self._joined(node.pending)
+        held = placement.gpu_milli * len(placement.slots)
+        if held:
+            project = task.job.project
+            run.pool.allocated -= held
+            project.allocated -= held
+            task.gpu_milli_ms += held * (now_ms - run.allocated_ms)
+            self._touch(run.pool, project)
+
+    def _requeued(self, event: TaskRequeuedV1) -> None:
+        task = self.tasks.get(event.task_id)
+        run = task.run if task is not None else None
+        if task is None or run is None or run.number != event.attempt:
+            return
+        if run.started_ms is not None:
+            until_ms = run.works_until_ms(self.now_ms)
+            run.ran_ms = max(0, until_ms - run.started_ms)
+            saved_ms = run.checkpoint_ms if run.checkpoint_ms is not None else run.started_ms
+            run.lost_ms = min(run.ran_ms, max(0, until_ms - saved_ms))
+        self._conclude(task, run, PREEMPTED if run.preempted else _CODES.get(event.code, STOPPED))
+        if not task.paused:
+            task.since_ms = self.now_ms
+            self._asks(task.job, 1)
+
+    def _ended(self, event: TaskEndedV1) -> None:
+        task = self.tasks.get(event.task_id)
+        if task is None or task.outcome is not None:
+            return
+        task.outcome = event.outcome
+        task.ended_ms = self.now_ms
+        run = task.run
+        if run is None:
+            if not task.paused:
+                self._waits_no_more(task)
+                self._asks(task.job, -1)
+            return
+        until_ms = run.works_until_ms(self.now_ms)
+        if event.outcome is Outcome.SUCCEEDED:
+            until_ms = run.over_ms if run.over_ms is not None else self.now_ms
+        if run.started_ms is not None:
+            run.ran_ms = max(0, until_ms - run.started_ms)
+        self._conclude(task, run, event.outcome.value)
+
+    def _conclude(self, task: Task, run: Attempt, end: str) -> None:
+        run.end = end
+        run.placements = ()
+        task.run = None
+        if task.job.most is not None:
+            self._asks(task.job, 0, -1)

@@ -1,0 +1,313 @@
+"""The figures of a run, from its `History`; each is defined in docs/simulator.md."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from yardmaster_schemas.events.decisions import Outcome
+from yardmaster_simulation.history import PREEMPTED, History
+from yardmaster_simulation.records import Task
+from yardmaster_simulation.series import windows
+
+#: How long each task runs if nothing stops it, in milliseconds, by its id.
+ExecMs = Callable[[str], int]
+
+#: A run is looked at in so many windows of equal length: in plots over time, and for fairness.
+WINDOWS: Final = 400
+#: Tasks that may not be stopped for others, those that may, and both.
+TE: Final = "te"
+BE: Final = "be"
+ALL: Final = "all"
+KINDS: Final = (TE, BE, ALL)
+SHARES: Final = (0.5, 0.75, 0.95, 0.99)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Mean, percentiles and maximum of some values; None where there are none."""
+
+    count: int
+    mean: float | None
+    p50: float | None
+    p75: float | None
+    p95: float | None
+    p99: float | None
+    most: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The figures of the tasks of a kind. Times are seconds; slowdown to completion are of those
+    that succeeded.
+    """
+
+    kind: str
+    tasks: int
+    succeeded: int
+    failed: int
+    cancelled: int
+    slowdown: Spread
+    wait_s: Spread
+    completion_s: Spread
+    #: From each request to stop for another task to the task's next start.
+    rescheduling_s: Spread
+    #: Tasks that were asked to stop for another once, twice, three times or more often.
+    preempted: tuple[int, int, int]
+
+    @property
+    def preempted_share(self) -> float:
+        """The part of the tasks that were asked to stop for another at least once."""
+        return sum(self.preempted) / self.tasks if self.tasks else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The figures of a run; GPUs are counted in whole ones, shares are 0 to 1."""
+
+    parts: tuple[Part, ...]
+    rejected: int
+    makespan_s: float
+    #: None where there were no GPUs, nothing free, no project that asked for any.
+    utilisation: float | None
+    fragmentation: float | None
+    fairness: float | None
+    gpu_hours: float
+    #: What of them was lost when tasks were stopped for others, and otherwise.
+    preempted_lost_gpu_hours: float
+    other_lost_gpu_hours: float
+    preemptions: int
+    nodes_lost: int
+
+    def part(self, kind: str) -> Part:
+        """The figures of one kind."""
+        return self.parts[KINDS.index(kind)]
+
+    def rows(self) -> list[dict[str, str | int | float | None]]:
+        """One row a kind, for a table; what is said of the whole run is in that of all kinds."""
+        found: list[dict[str, str | int | float | None]] = []
+        for part in self.parts:
+            row: dict[str, str | int | float | None] = {
+                "kind": part.kind,
+                "tasks": part.tasks,
+                "succeeded": part.succeeded,
+                "preempted_share": part.preempted_share,
+            }
+            for name in ("slowdown", "wait_s", "completion_s", "rescheduling_s"):
+                spread: Spread = getattr(part, name)
+                row |= {
+                    f"{name}_{of}": getattr(spread, of)
+                    for of in ("mean", "p50", "p75", "p95", "p99")
+                }
+            if part.kind == ALL:
+                row |= {name: getattr(self, name) for name in RUN_FIGURES}
+            found.append(row)
+        return found
+
+
+#: Figures that `Summary` has of a run as a whole.
+RUN_FIGURES: Final = (
+    *("makespan_s", "utilisation", "fragmentation", "fairness", "gpu_hours"),
+    *("preempted_lost_gpu_hours", "other_lost_gpu_hours", "preemptions", "nodes_lost", "rejected"),
+)
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """What `share` of the values, which ascend, are not above: linear between the two nearest.
+
+    The value at rank share x (n - 1), as numpy's default and SQL's percentile_cont.
+    """
+    rank = share * (len(ordered) - 1)
+    below = int(rank)
+    if below + 1 >= len(ordered):
+        return ordered[-1]
+    low, high = ordered[below], ordered[below + 1]
+    return low + (high - low) * (rank - below)
+
+
+def spread(values: Iterable[float]) -> Spread:
+    """Mean, percentiles and maximum."""
+    ordered = sorted(values)
+    if not ordered:
+        return Spread(0, None, None, None, None, None, None)
+    p50, p75, p95, p99 = (percentile(ordered, share) for share in SHARES)
+    return Spread(len(ordered), sum(ordered) / len(ordered), p50, p75, p95, p99, ordered[-1])
+
+
+def exec_ms_of(task: Task, exec_ms: ExecMs | None) -> int:
+    """How long a task runs if nothing stops it, or else what it ran that was not lost."""
+    if exec_ms is not None:
+        return exec_ms(task.id)
+    return sum(run.ran_ms - run.lost_ms for run in task.attempts)
+
+
+def slowdown(wait_ms: int, exec_ms: int) -> float | None:
+    """1 + wait / execution time; None for a task without execution time."""
+    return 1 + wait_ms / exec_ms if exec_ms > 0 else None
+
+
+def rescheduling_ms(task: Task) -> list[int]:
+    """From each request to stop for another task to the task's next start."""
+    return [
+        after.allocated_ms - run.stop_ms
+        for run, after in pairwise(task.attempts)
+        if run.end == PREEMPTED and run.stop_ms is not None
+    ]
+
+
+def times_preempted(task: Task) -> int:
+    """How often it was asked to stop for another task."""
+    return sum(run.preempted for run in task.attempts)
+
+
+def lost_gpu_milli_ms(task: Task) -> tuple[int, int]:
+    """What it lost, in gpu_milli x ms: when stopped for another task, and otherwise."""
+    preempted = other = 0
+    for run in task.attempts:
+        if run.end == PREEMPTED:
+            preempted += run.lost_ms
+        else:
+            other += run.lost_ms
+    return preempted * task.job.gpu_milli, other * task.job.gpu_milli
+
+
+def jain(shares: Sequence[float]) -> float | None:
+    """Jain's index: 1 when all are equal, 1/n when one has everything; None without any."""
+    squares = sum(share * share for share in shares)
+    if not squares:
+        return None
+    return sum(shares) ** 2 / (len(shares) * squares)
+
+
+def fair_shares(
+    capacity: float, asks: Mapping[str, float], weights: Mapping[str, int]
+) -> dict[str, float]:
+    """`capacity` divided by weight among those who ask, nobody more than he asks for (max-min)."""
+    found: dict[str, float] = {}
+    left, weight = capacity, sum(weights[name] for name, ask in asks.items() if ask > 0)
+    for name in sorted(asks, key=lambda name: (asks[name] / weights[name], name)):
+        if asks[name] <= 0:
+            found[name] = 0.0
+            continue
+        found[name] = min(asks[name], left * weights[name] / weight)
+        left -= found[name]
+        weight -= weights[name]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """A project's GPUs in each window: what it held, and its fair share of what was there."""
+
+    name: str
+    held: list[float]
+    fair: list[float]
+
+
+def project_shares(history: History, edges: Sequence[int], up: Sequence[float]) -> list[Shares]:
+    """Of each project that held or asked for GPUs, by name; `up` are the GPUs of each window."""
+    history.settle()
+    lengths = [end - begin for begin, end in pairwise(edges)]
+    held: dict[str, list[float]] = {}
+    asks: dict[str, list[float]] = {}
+    for name, project in sorted(history.projects.items()):
+        means = [
+            [total / length / 1000 for total, length in zip(sums, lengths, strict=True)]
+            for sums in (project.series.sums(column, edges) for column in (0, 1))
+        ]
+        if not any(map(any, means)):
+            continue
+        held[name] = means[0]
+        asks[name] = [one + other for one, other in zip(*means, strict=True)]
+    weights = {name: history.projects[name].weight for name in held}
+    fair: dict[str, list[float]] = {name: [] for name in held}
+    for at, capacity in enumerate(up):
+        divided = fair_shares(capacity, {name: asks[name][at] for name in held}, weights)
+        for name, share in divided.items():
+            fair[name].append(share)
+    return [Shares(name, held[name], fair[name]) for name in held]
+
+
+def fairness(shares: Iterable[Shares]) -> float | None:
+    """Jain's index over what projects held of their fair shares."""
+    return jain([sum(one.held) / total for one in shares if (total := sum(one.fair)) > 0])
+
+
+def span(history: History) -> tuple[int, int]:
+    """From the first submission to the last end of a task, or till now if a task has not ended."""
+    begin = min((job.submitted_ms for job in history.jobs.values()), default=history.now_ms)
+    ends = [task.ended_ms for task in history.tasks.values()]
+    if not ends or None in ends:
+        return begin, history.now_ms
+    return begin, max(end for end in ends if end is not None)
+
+
+def pools_over(history: History, edges: Sequence[int]) -> list[list[float]]:
+    """GPUs in nodes that are up, allocated, asked for by what waits, free but of no use: the mean
+    of each window, over all pools.
+    """
+    history.settle()
+    found = [[0.0] * (len(edges) - 1) for _ in range(4)]
+    for pool in history.pools.values():
+        for column, means in enumerate(found):
+            for at, total in enumerate(pool.series.sums(column, edges)):
+                means[at] += total / (edges[at + 1] - edges[at]) / 1000
+    return found
+
+
+def summary(history: History, exec_ms: ExecMs | None = None) -> Summary:
+    """The figures of a run so far. `exec_ms` tells each task's true execution time; without it,
+    what it ran that was not lost stands for it.
+    """
+    begin, end = span(history)
+    edges = windows(begin, end, WINDOWS)
+    shares = project_shares(history, edges, pools_over(history, edges)[0])
+    seconds = max(end - begin, 1) / 1000
+    (up,), (allocated,), _, (unusable,) = pools_over(history, windows(begin, end, 1))
+    tasks = list(history.tasks.values())
+    lost = [lost_gpu_milli_ms(task) for task in tasks]
+    return Summary(
+        parts=tuple(_part(kind, tasks, exec_ms) for kind in KINDS),
+        rejected=history.rejected,
+        makespan_s=(end - begin) / 1000,
+        utilisation=allocated / up if up else None,
+        fragmentation=unusable / (up - allocated) if up > allocated else None,
+        fairness=fairness(shares),
+        gpu_hours=allocated * seconds / 3600,
+        preempted_lost_gpu_hours=_gpu_hours(one for one, _ in lost),
+        other_lost_gpu_hours=_gpu_hours(other for _, other in lost),
+        preemptions=sum(map(times_preempted, tasks)),
+        nodes_lost=history.nodes_lost,
+    )
+
+
+def _gpu_hours(milli_ms: Iterable[int]) -> float:
+    return sum(milli_ms) / (1000 * 3_600_000)
+
+
+def of_kind(tasks: Iterable[Task], kind: str) -> list[Task]:
+    """The tasks of a kind."""
+    return [task for task in tasks if kind == ALL or task.job.preemptible is (kind == BE)]
+
+
+def _part(kind: str, every: list[Task], exec_ms: ExecMs | None) -> Part:
+    tasks = of_kind(every, kind)
+    done = [task for task in tasks if task.outcome is Outcome.SUCCEEDED]
+    times = [times_preempted(task) for task in tasks]
+    slow = (slowdown(task.wait_ms, exec_ms_of(task, exec_ms)) for task in done)
+    return Part(
+        kind=kind,
+        tasks=len(tasks),
+        succeeded=len(done),
+        failed=sum(task.outcome is Outcome.FAILED for task in tasks),
+        cancelled=sum(task.outcome is Outcome.CANCELLED for task in tasks),
+        slowdown=spread(value for value in slow if value is not None),
+        wait_s=spread(task.wait_ms / 1000 for task in done),
+        completion_s=spread(
+            (task.ended_ms - task.job.submitted_ms) / 1000
+            for task in done
+            if task.ended_ms is not None
+        ),
+        rescheduling_s=spread(ms / 1000 for task in tasks for ms in rescheduling_ms(task)),
+        preempted=(times.count(1), times.count(2), sum(each > 2 for each in times)),
+    )

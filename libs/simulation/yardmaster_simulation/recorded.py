@@ -1,0 +1,151 @@
+"""A recorded log of Yardmaster's as a workload: the same jobs again, on the same nodes.
+
+A job comes when it was admitted and asks for what it was admitted with. A task runs for as long as
+its attempts worked without losing it; one that had not ended yet for as long as it had worked by
+then, or as its estimate says. Tasks that never worked and were cancelled are left out. The nodes
+are those that ever joined, as they were last; pools, projects and departments likewise.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from yardmaster_core.commit import CountedCycle
+from yardmaster_core.scheduling.machine import SchedulerMachine
+from yardmaster_eventlog.sqlite.log import SqliteLog
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_runtime.replay.rebuild import at
+from yardmaster_schemas.envelope import Envelope, Event
+from yardmaster_schemas.errors import YardmasterError
+from yardmaster_schemas.events.admissions import (
+    EntitlementsChangedV1,
+    PoolConfiguredV1,
+    TaskAdmittedV1,
+)
+from yardmaster_schemas.events.decisions import Outcome
+from yardmaster_schemas.events.node_events import NodeJoinedV1
+from yardmaster_schemas.events.requests import (
+    DepartmentConfig,
+    PoolConfig,
+    ProjectConfig,
+    SubmittedSpec,
+)
+from yardmaster_simulation.errors import BadWorkload
+from yardmaster_simulation.history import History
+from yardmaster_simulation.metrics import exec_ms_of
+from yardmaster_simulation.records import Task
+from yardmaster_simulation.workload import SimJob, SimNode, Workload
+
+
+def read_log(path: Path, cell: str) -> Workload:
+    """The workload that the log in a file recorded for a cell.
+
+    Raises:
+        BadWorkload: it is no log, or nothing was submitted.
+    """
+    recording = Recording()
+    try:
+        asyncio.run(recording.read(path, cell))
+    except YardmasterError as error:
+        raise BadWorkload(path=path, found=str(error)) from error
+    workload = recording.workload(path)
+    if not workload.jobs or not workload.nodes:
+        raise BadWorkload(path=path, found="no job in it, or no node")
+    return workload
+
+
+class Recording:
+    """What a log says of nodes, pools, projects and jobs."""
+
+    def __init__(self) -> None:
+        self._history = History()
+        self._nodes: dict[str, SimNode] = {}
+        self._pools: dict[str, PoolConfig] = {}
+        self._projects: dict[str, ProjectConfig] = {}
+        self._departments: dict[str, DepartmentConfig] = {}
+        self._jobs: list[TaskAdmittedV1] = []
+        #: The time of the last cycle.
+        self._now_ms = 0
+
+    async def read(self, path: Path, cell: str) -> None:
+        """Read a log to its end."""
+        log = await SqliteLog.open(path, SystemClock(), create=False)
+        try:
+            await at(log, SchedulerMachine(), cell, listeners=[self.see])
+        finally:
+            await log.close()
+        self._history.settle()
+
+    def see(self, accepted: Sequence[Envelope[Event]], counted: CountedCycle) -> None:
+        """Take a cycle."""
+        self._now_ms = counted.commit.now_ms
+        for envelope in (*accepted, *(envelope for _, envelope in counted.decisions)):
+            self._history.see(self._now_ms, envelope.data, envelope.time_ms)
+            self._note(envelope.data)
+
+    def _note(self, event: Event) -> None:
+        match event:
+            case TaskAdmittedV1():
+                self._jobs.append(event)
+            case NodeJoinedV1():
+                self._nodes[event.node] = SimNode(
+                    name=event.node,
+                    pool=event.pool,
+                    node_type=event.node_type,
+                    gpus=event.gpus,
+                    cpu_milli=event.cpu_milli,
+                    memory_mib=event.memory_mib,
+                )
+            case PoolConfiguredV1():
+                self._pools[event.pool] = event.config
+            case EntitlementsChangedV1(project=ProjectConfig() as project):
+                self._projects[event.name] = project
+            case EntitlementsChangedV1(department=DepartmentConfig() as department):
+                self._departments[event.name] = department
+
+    def workload(self, path: Path) -> Workload:
+        """What was read, as a workload."""
+        jobs = [job for event in self._jobs if (job := self._job(event)) is not None]
+        jobs.sort(key=lambda job: job.submit_ms)
+        first_ms = jobs[0].submit_ms if jobs else 0
+        return Workload(
+            name=path.stem,
+            nodes=tuple(self._nodes[name] for name in sorted(self._nodes)),
+            jobs=[job.at(job.submit_ms - first_ms) for job in jobs],
+            pools=self._pools,
+            projects=self._projects,
+            departments=self._departments,
+            source=f"{path.name}: what was recorded of {len(jobs)} jobs",
+        )
+
+    def _job(self, event: TaskAdmittedV1) -> SimJob | None:
+        tasks = [self._history.tasks[f"{event.job_id}.{n}"] for n in range(event.spec.tasks)]
+        estimate_s = event.spec.runtime_estimate_s
+        runs_ms = tuple(
+            run_ms
+            for task in tasks
+            if (run_ms := _run_ms(task, estimate_s, self._now_ms)) is not None
+        )
+        if not runs_ms:
+            return None
+        said = {each.name: getattr(event.spec, each.name) for each in fields(SubmittedSpec)}
+        return SimJob(
+            submit_ms=event.submitted_at_ms,
+            project=event.project,
+            spec=SubmittedSpec(**said | {"tasks": len(runs_ms)}),
+            runs_ms=runs_ms,
+        )
+
+
+def _run_ms(task: Task, estimate_s: int | None, now_ms: int) -> int | None:
+    """How long a task runs, of which a log that ends now has recorded what it did; None: it is left
+    out.
+    """
+    worked = exec_ms_of(task, None)
+    if task.outcome is not None:
+        return None if task.outcome is Outcome.CANCELLED and not worked else worked
+    run = task.run
+    if run is not None and run.started_ms is not None:
+        worked += max(0, run.works_until_ms(now_ms) - run.started_ms)
+    return max(worked, (estimate_s or 0) * 1000)

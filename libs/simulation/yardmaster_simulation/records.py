@@ -1,0 +1,132 @@
+"""What a `History` keeps: pools and projects over time, jobs, tasks and their attempts.
+
+Times are milliseconds, GPUs are gpu_milli.
+"""
+
+from yardmaster_schemas.events.admissions import TaskAdmittedV1
+from yardmaster_schemas.events.decisions import Outcome, Placement
+from yardmaster_simulation.series import Series
+
+
+class Pool:
+    """A pool's GPUs over time: in nodes that are up, allocated, asked for by what waits, and free
+    but of no use (`fragments.py`), in that order.
+
+    A task that may use several pools waits in the first.
+    """
+
+    __slots__ = ("allocated", "asked", "changed", "name", "series", "unusable", "up")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.series = Series(4)
+        self.up = self.allocated = self.asked = 0
+        #: Times the weight of all classes.
+        self.unusable = 0
+        self.changed = False
+
+
+class Project:
+    """A project's GPUs over time: allocated, and asked for by what waits; and its weight now."""
+
+    __slots__ = ("allocated", "asked", "changed", "name", "series", "weight")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.series = Series(2)
+        self.allocated = self.asked = 0
+        self.weight = 1
+        self.changed = False
+
+
+class Job:
+    """What the tasks of a job have in common; resources are those of all replicas together."""
+
+    __slots__ = (
+        *("asks", "cpu_milli", "gpu_milli", "grace_s", "holding", "id", "memory_mib", "most"),
+        *("pool", "preemptible", "project", "submitted_ms", "tasks", "waiting"),
+    )
+
+    def __init__(
+        self, event: TaskAdmittedV1, project: Project, pool: Pool, submitted_ms: int
+    ) -> None:
+        spec = event.spec
+        self.id = event.job_id
+        self.project = project
+        #: The first it may use.
+        self.pool = pool
+        self.preemptible = spec.preemptible
+        self.gpu_milli = spec.resources.gpu_total_milli * spec.replicas_min
+        self.cpu_milli = spec.resources.cpu_milli * spec.replicas_min
+        self.memory_mib = spec.resources.memory_mib * spec.replicas_min
+        self.grace_s = spec.grace_s
+        self.submitted_ms = submitted_ms
+        #: The most tasks that it lets run at once.
+        self.most = spec.max_concurrent
+        self.tasks: list[Task] = []
+        #: Tasks that wait and are not paused; those with an attempt, if it bounds them; those that
+        #: ask for GPUs.
+        self.waiting = self.holding = self.asks = 0
+
+
+class Attempt:
+    """One run of a task, from its allocation until the last replica's slots were free again.
+
+    `stop_ms`: when it was first asked to stop. `over_ms`: when its last replica had exited.
+    `ran_ms` and `lost_ms`, once it has ended: how long it worked, and what of that is lost, as no
+    checkpoint held it (docs/simulator.md).
+    """
+
+    __slots__ = (
+        *("allocated_ms", "checkpoint_ms", "closed_ms", "end", "left", "lost_ms", "number"),
+        *("open", "over_ms", "placements", "pool", "preempted", "ran_ms", "replicas"),
+        *("started_ms", "stop_ms", "unstarted"),
+    )
+
+    def __init__(
+        self, number: int, pool: Pool, placements: tuple[Placement, ...], now_ms: int
+    ) -> None:
+        self.number = number
+        self.pool = pool
+        self.placements = placements
+        self.replicas = bytearray(len(placements))
+        #: Replicas that have not started, not exited, not released their slots.
+        self.unstarted = self.left = self.open = len(placements)
+        self.allocated_ms = now_ms
+        self.started_ms: int | None = None
+        self.checkpoint_ms: int | None = None
+        self.stop_ms: int | None = None
+        self.over_ms: int | None = None
+        self.closed_ms: int | None = None
+        #: Whether it was asked to stop for another task.
+        self.preempted = False
+        #: How it ended; None as long as it has not.
+        self.end: str | None = None
+        self.ran_ms = self.lost_ms = 0
+
+    def works_until_ms(self, now_ms: int) -> int:
+        """When its work ends: at the request to stop, else at the last exit; at the latest now."""
+        return min(at for at in (self.stop_ms, self.over_ms, now_ms) if at is not None)
+
+
+class Task:
+    """A task's life so far; `since_ms` is since when it waits, if it does."""
+
+    __slots__ = (
+        *("attempts", "ended_ms", "gpu_milli_ms", "id", "job", "outcome", "paused", "run"),
+        *("since_ms", "wait_ms"),
+    )
+
+    def __init__(self, id_: str, job: Job) -> None:
+        self.id = id_
+        self.job = job
+        self.attempts: list[Attempt] = []
+        #: The last attempt, as long as it has not ended.
+        self.run: Attempt | None = None
+        self.paused = False
+        self.since_ms: int | None = job.submitted_ms
+        self.wait_ms = 0
+        #: gpu_milli x ms that it held, of all that it has given back.
+        self.gpu_milli_ms = 0
+        self.ended_ms: int | None = None
+        self.outcome: Outcome | None = None

@@ -1,0 +1,254 @@
+"""One HTML file about one or several runs that needs nothing else: the plots' library, the data
+and the page (`report.html`) are all in it.
+
+Runs that differ by their seed alone are shown together: means, with the least and the most.
+"""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+from yardmaster_simulation.figures import Figures
+from yardmaster_simulation.metrics import BE, TE, Spread, Summary
+
+SEED: Final = "seed"
+POLICY: Final = "policy"
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Runs that differ by their seed alone, in the order given."""
+
+    name: str
+    runs: list[Figures]
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line of the table: what it is, how it is found, how it is written."""
+
+    name: str
+    value: Callable[[Summary], float | None]
+    written: Callable[[float], str]
+
+
+def write_report(path: Path, title: str, runs: Sequence[Figures]) -> None:
+    """Write the report on `runs`."""
+    path.write_text(report(title, runs), encoding="utf-8")
+
+
+def report(title: str, runs: Sequence[Figures]) -> str:
+    """The report on `runs` as one page of HTML.
+
+    Raises:
+        ValueError: there are no runs.
+    """
+    if not runs:
+        raise ValueError("a report is about at least one run")
+    from plotly.offline import get_plotlyjs
+
+    groups = _grouped(runs)
+    seeds = len({run.labels.get(SEED) for run in runs})
+    told = f"{len(runs)} run{'s' if len(runs) > 1 else ''}"
+    if seeds > 1:
+        told += f", {seeds} seeds; of each figure the mean, and the least and the most of all seeds"
+    common = [
+        f"{key} {value}"
+        for key, value in runs[0].labels.items()
+        if key != SEED and all(run.labels.get(key) == value for run in runs)
+    ]
+    page = files("yardmaster_simulation").joinpath("report.html").read_text(encoding="utf-8")
+    data = json.dumps([_plotted(group) for group in groups], separators=(",", ":"))
+    parts = {
+        "title": escape(title),
+        "about": escape("; ".join([told, *common])),
+        "table": _table(groups),
+        "data": data.replace("<", "\\u003c"),
+        "library": get_plotlyjs(),
+    }
+    return re.sub(r"\[\[([a-z]+)\]\]", lambda mark: parts[mark[1]], page)
+
+
+def _grouped(runs: Sequence[Figures]) -> list[_Group]:
+    keys = dict.fromkeys(key for run in runs for key in run.labels if key != SEED)
+    told = [key for key in keys if len({run.labels.get(key) for run in runs}) > 1]
+    told = told or [key for key in keys if key == POLICY] or list(keys)[:1]
+    found: dict[tuple[object, ...], _Group] = {}
+    for run in runs:
+        same = tuple(run.labels.get(key) for key in keys)
+        if same not in found:
+            words = [
+                str(run.labels[key]) if key == POLICY else f"{key} {run.labels[key]}"
+                for key in told
+                if key in run.labels
+            ]
+            found[same] = _Group(", ".join(words) or "run", [])
+        found[same].runs.append(run)
+    return list(found.values())
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _times(value: float) -> str:
+    return f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
+
+
+def _percent(value: float) -> str:
+    return f"{value * 100:.2f} %" if value < 0.1 else f"{value * 100:.1f} %"
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:,.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _index(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _of_spread(kind: str, spread: str, of: str) -> Callable[[Summary], float | None]:
+    def value(summary: Summary) -> float | None:
+        found: Spread = getattr(summary.part(kind), spread)
+        value: float | None = getattr(found, of)
+        return value
+
+    return value
+
+
+def _tasks_of(kind: str) -> Callable[[Summary], float]:
+    return lambda summary: summary.part(kind).tasks
+
+
+def _lines() -> list[tuple[str, list[_Line]]]:
+    found: list[tuple[str, list[_Line]]] = []
+    for kind, name in (
+        (TE, "TE: may not be stopped for others"),
+        (BE, "BE: may be stopped for others"),
+    ):
+        lines = [_Line("tasks", _tasks_of(kind), _number)]
+        lines += [
+            _Line(f"slowdown, {of}", _of_spread(kind, "slowdown", of), _times)
+            for of in ("p50", "p75", "p95", "p99")
+        ]
+        lines += [
+            _Line(f"wait, {of}", _of_spread(kind, "wait_s", of), _duration)
+            for of in ("mean", "p50", "p95", "p99")
+        ]
+        lines.append(_Line("completion, mean", _of_spread(kind, "completion_s", "mean"), _duration))
+        if kind == BE:
+            lines.append(
+                _Line("asked to stop for another", lambda s: s.part(BE).preempted_share, _percent)
+            )
+            lines += [
+                _Line(f"stop to next start, {of}", _of_spread(BE, "rescheduling_s", of), _duration)
+                for of in ("p50", "p75", "p95", "p99")
+            ]
+        found.append((name, lines))
+    whole = [
+        _Line("succeeded", lambda s: s.part("all").succeeded, _number),
+        _Line("makespan", lambda s: s.makespan_s, _duration),
+        _Line("utilisation of GPUs", lambda s: s.utilisation, _percent),
+        _Line("free GPUs of no use", lambda s: s.fragmentation, _percent),
+        _Line("fairness (Jain)", lambda s: s.fairness, _index),
+        _Line("GPU hours", lambda s: s.gpu_hours, _number),
+        _Line("GPU hours lost to preemption", lambda s: s.preempted_lost_gpu_hours, _number),
+        _Line("GPU hours lost otherwise", lambda s: s.other_lost_gpu_hours, _number),
+        _Line("requests to stop for another", lambda s: s.preemptions, _number),
+        _Line("nodes lost", lambda s: s.nodes_lost, _number),
+    ]
+    found.append(("The whole run", whole))
+    return found
+
+
+def _table(groups: Sequence[_Group]) -> str:
+    head = "".join(f'<th scope="col">{escape(group.name)}</th>' for group in groups)
+    rows = [f"<thead><tr><td></td>{head}</tr></thead>"]
+    for name, lines in _lines():
+        rows.append(
+            f'<tbody><tr><th class="part" scope="rowgroup" colspan="{len(groups) + 1}">'
+            f"<span>{escape(name)}</span></th></tr>"
+        )
+        for line in lines:
+            cells = "".join(_cell(line, group) for group in groups)
+            if cells != "<td></td>" * len(groups):
+                rows.append(f'<tr><th scope="row">{escape(line.name)}</th>{cells}</tr>')
+        rows.append("</tbody>")
+    return f"<table>{''.join(rows)}</table>"
+
+
+def _cell(line: _Line, group: _Group) -> str:
+    found = [value for run in group.runs if (value := line.value(run.summary)) is not None]
+    if not found:
+        return "<td></td>"
+    mean, least, most = (
+        line.written(value) for value in (sum(found) / len(found), min(found), max(found))
+    )
+    between = f"<small>{least} to {most}</small>" if least != most else ""
+    return f"<td>{mean}{between}</td>"
+
+
+def _plotted(group: _Group) -> dict[str, Any]:
+    """What the page's script draws of a group."""
+    runs = group.runs
+    first = runs[0]
+    return {
+        "name": group.name,
+        "slowdown": {
+            kind: {
+                of: [_short(getattr(run.summary.part(kind).slowdown, of)) for run in runs]
+                for of in ("p50", "p75", "p95", "p99")
+            }
+            for kind in (TE, BE)
+        },
+        "waits": {kind: _mean_waits(runs, kind) for kind in (TE, BE)},
+        "preempted": [
+            [
+                _short(100 * run.summary.part(BE).preempted[times] / run.summary.part(BE).tasks)
+                if run.summary.part(BE).tasks
+                else 0
+                for run in runs
+            ]
+            for times in range(3)
+        ],
+        "window_s": first.window_ms / 1000,
+        "used": _parts_of(first.allocated, first.up),
+        "unusable": _parts_of(first.unusable, first.up),
+        "asked": [_short(value) for value in first.asked],
+        "gpus": [_short(value) for value in first.up],
+        "projects": [
+            {
+                "name": one.name,
+                "held": [_short(value) for value in one.held],
+                "fair": [_short(value) for value in one.fair],
+            }
+            for one in first.projects
+        ],
+    }
+
+
+def _mean_waits(runs: Sequence[Figures], kind: str) -> list[float | None]:
+    """Each percentile's mean over the seeds."""
+    found = [run.waits_s[kind] for run in runs if run.waits_s[kind]]
+    return [_short(sum(values) / len(values)) for values in zip(*found, strict=True)]
+
+
+def _parts_of(values: Sequence[float], whole: Sequence[float]) -> list[float | None]:
+    """Percent of what there was in each window."""
+    return [
+        _short(100 * value / all_of_it) if all_of_it else None
+        for value, all_of_it in zip(values, whole, strict=True)
+    ]
+
+
+def _short(value: float | None) -> float | None:
+    """Five digits are enough for a plot."""
+    return None if value is None else float(f"{value:.5g}")

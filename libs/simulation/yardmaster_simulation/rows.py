@@ -1,0 +1,175 @@
+"""The rows of CSV files, and what is said of one that holds what it must not.
+
+What a row means is its reader's business: it is given what the columns say, by the names of fields.
+"""
+
+import csv
+import gzip
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from datetime import UTC, datetime
+from decimal import Decimal
+from functools import lru_cache
+from pathlib import Path
+from typing import Final, TypeVar
+
+from pydantic import ValidationError
+
+from yardmaster_schemas.fields import MAX_INT
+from yardmaster_simulation.errors import BadWorkload
+
+T = TypeVar("T")
+_MOMENT: Final = "seconds, or a date and time as 2017-10-01T08:00:00"
+#: What a column of jobs can be mapped to, and what it holds then.
+FIELDS: Final = {
+    "submit": _MOMENT,
+    "run": "seconds",
+    "end": _MOMENT,
+    "project": "a name of letters, digits, '.', '_' and '-'",
+    "gpus": "a whole number of GPUs (half of one: gpus 1, and 500 in a column for gpu_milli)",
+    "gpu_milli": "a whole number of thousandths of a GPU",
+    "cpu": "a number of CPUs",
+    "cpu_milli": "a number of thousandths of a CPU",
+    "memory_gib": "a number of GiB",
+    "memory_mib": "a number of MiB",
+    "preemptible": "true or false",
+}
+#: Where the schema's name for something is not the field's: the fields that it may come from.
+_FROM: Final = {
+    "replicas_min": ("gpus",),
+    "resources": ("gpu_milli",),
+    "cpu_milli": ("cpu", "cpu_milli"),
+    "memory_mib": ("memory_gib", "memory_mib"),
+    "runtime_estimate_s": ("run", "end"),
+}
+
+
+class Wrong(ValueError):
+    """A field holds what it must not."""
+
+    def __init__(self, name: str, why: str = "") -> None:
+        super().__init__(name)
+        self.name = name
+        self.why = why or f"wanted: {FIELDS[name]}"
+
+
+def rows(
+    path: Path,
+    names: Mapping[str, str],
+    read: Callable[[Mapping[str, str]], T],
+    *,
+    where: Mapping[str, str] | None = None,
+    optional: Collection[str] = (),
+) -> Iterator[T]:
+    """What `read` makes of each row that has the values of `where` in its columns.
+
+    `names` tells the column of each field; a column of an `optional` one that is not there is
+    empty. `read` may raise Wrong, or the ValidationError of a schema.
+
+    Raises:
+        BadWorkload: the file cannot be read, or a row holds what it must not; with line and column.
+    """
+    where = where or {}
+    needed = {name for key, name in names.items() if key not in optional} | set(where)
+    for line, row in _lines(path, needed):
+        if any(row[name] != value for name, value in where.items()):
+            continue
+        said = {key: row.get(name, "") for key, name in names.items()}
+        try:
+            found = read(said)
+        except (Wrong, ValidationError) as error:
+            key, why = _wrong(said, error)
+            told = f"line {line}, column {names[key]}: {said[key][:40]!r}; {why}"
+            raise BadWorkload(path=path, found=told) from None
+        yield found
+
+
+def _wrong(said: Mapping[str, str], error: Wrong | ValidationError) -> tuple[str, str]:
+    """Which field is wrong, and why."""
+    if isinstance(error, Wrong):
+        return error.name, error.why
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    place = str(first["loc"][-1])
+    key = next((key for key in _FROM.get(place, (place,)) if key in said), next(iter(said)))
+    return key, f"{place}: {first['msg']}"
+
+
+def _lines(path: Path, needed: Collection[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    """The rows of a file, which may be compressed, with their line numbers.
+
+    Raises: BadWorkload.
+    """
+    try:
+        opener = gzip.open if path.suffix == ".gz" else open
+        with opener(path, "rt", encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            missing = sorted(set(needed) - set(reader.fieldnames or ()))
+            if missing:
+                has = ", ".join(reader.fieldnames or ()) or "nothing"
+                raise BadWorkload(path=path, found=f"no column {missing[0]}; it has {has}")
+            for row in reader:
+                if None in row.values():
+                    raise BadWorkload(path=path, found=f"line {reader.line_num} is cut short")
+                yield reader.line_num, row
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+        raise BadWorkload(path=path, found=str(error)) from None
+
+
+def amount(said: Mapping[str, str], name: str, otherwise: str = "") -> Decimal:
+    """What a field says, or `otherwise` if it says nothing.
+
+    Raises: Wrong.
+    """
+    try:
+        return _bounded(said.get(name) or otherwise)
+    except ArithmeticError:
+        raise Wrong(name) from None
+
+
+def whole(said: Mapping[str, str], name: str, otherwise: str = "") -> int:
+    """A whole number that a field says, or `otherwise` if it says nothing.
+
+    Raises: Wrong.
+    """
+    found = amount(said, name, otherwise)
+    if found % 1:
+        raise Wrong(name)
+    return int(found)
+
+
+def moment(said: Mapping[str, str], name: str) -> Decimal:
+    """The moment that a field says, in seconds.
+
+    Raises: Wrong.
+    """
+    try:
+        return seconds(said[name])
+    except ValueError:
+        raise Wrong(name) from None
+
+
+def seconds(text: str) -> Decimal:
+    """Seconds, or those of a date and time since 1970.
+
+    Raises: ValueError with what to write instead.
+    """
+    try:
+        return _bounded(text)
+    except ArithmeticError:
+        pass
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text[:40]!r}; wanted: {_MOMENT}") from None
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=UTC)
+    return Decimal(int(when.timestamp()))
+
+
+@lru_cache(maxsize=65_536)
+def _bounded(text: str) -> Decimal:
+    """Raises: ArithmeticError: it is no number (nan compares with none), or a huge one."""
+    found = Decimal(text)
+    if -MAX_INT <= found <= MAX_INT:
+        return found
+    raise OverflowError

@@ -1,0 +1,256 @@
+"""Several runs of one workload: policies, placements and seeds side by side, on all cores.
+
+A run is one process's work, and runs say nothing to each other: neither their order nor how many go
+on at once changes any of them.
+"""
+
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from signal import SIG_BLOCK, SIG_SETMASK, SIGINT, pthread_sigmask
+from tempfile import TemporaryDirectory
+from typing import Any, Final, Protocol
+
+from yardmaster_eventlog.sqlite.writer import SqliteWriter
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_runtime.garbage_collection import rare_collections
+from yardmaster_schemas.events.requests import PolicyRef, PoolConfig
+from yardmaster_simulation.figures import Figures, figures
+from yardmaster_simulation.history import History
+from yardmaster_simulation.log_sink import TOPICS
+from yardmaster_simulation.tables import read_table, task_table, write_tasks
+from yardmaster_simulation.workload import Arrivals, Listed, Workload
+from yardmaster_simulation.world import World
+
+#: How often it is told how far the runs are (s).
+TELL_S: Final = 0.2
+#: A process of its own begins with nothing of this one's, on every system.
+_CONTEXT: Final = get_context("spawn")
+#: Told how far a run is, from 0 to 1.
+Told = Callable[[float], None]
+
+
+class Source(Protocol):
+    """Where a workload comes from; another process can be given it."""
+
+    def workload(self, seed: int) -> tuple[Workload, Arrivals]:
+        """The workload for a seed, and who submits it when.
+
+        Raises: BadWorkload.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One run. `labels` tell it apart in tables and plots, `name` is that of its log; without a
+    policy or a placement its pools have what the workload says.
+    """
+
+    name: str
+    labels: Mapping[str, str | int]
+    seed: int = 0
+    policy: PolicyRef | None = None
+    placement: str | None = None
+
+    def pools(self, workload: Workload) -> dict[str, PoolConfig]:
+        """How the workload's pools are configured in this run."""
+        return {
+            name: replace(
+                config,
+                policy=self.policy or config.policy,
+                placement=self.placement or config.placement,
+                seed=self.seed,
+            )
+            for name, config in workload.pools.items()
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What came of a run. `left`: tasks that never ended, as nothing fits them; `seconds` are
+    those of the run with its log, without reading the workload or working out figures.
+    """
+
+    case: Case
+    figures: Figures
+    tasks: int
+    left: int
+    cycles: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """Runs of one workload; with `out`, each leaves its log there, and all their tasks one table.
+
+    `progress` is told how much of all the work is done, from 0 to 1.
+    """
+
+    source: Source
+    cases: Sequence[Case]
+    out: Path | None = None
+    workers: int = 1
+    progress: Told = lambda part: None
+
+    def run(self) -> list[Result]:
+        """Run all; results are in the order of the cases. When one raises an error or the user
+        interrupts, the others are stopped: whole logs stay, there are no halves and no table.
+
+        Raises:
+            SimulationError: of the first run that raised one.
+            LogError: a log cannot be written.
+        """
+        seeds = list(dict.fromkeys(case.seed for case in self.cases))
+        with TemporaryDirectory(prefix="yard-simulate-") as name:
+            folder = Path(name)
+            # First what the runs of a seed share: the jobs, with the times of their submission.
+            calls = [(prepare, (self.source, seed, folder)) for seed in seeds]
+            share = len(seeds) / (len(seeds) + len(self.cases))
+            ready = dict(zip(seeds, self._all(calls, 0, share), strict=True))
+            cases = [(run, (case, ready[case.seed], folder, self.out)) for case in self.cases]
+            results: list[Result] = self._all(cases, share, 1)
+            if self.out is not None:
+                tables = (read_table(_part(folder, case)) for case in self.cases)
+                write_tasks(self.out / "tasks.parquet", tables)
+        return results
+
+    def _all(
+        self, calls: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], first: float, last: float
+    ) -> list[Any]:
+        def tell(done: Iterable[float]) -> None:
+            self.progress(first + (last - first) * sum(done) / len(calls))
+
+        if min(self.workers, len(calls)) == 1:
+            return [
+                function(*arguments, lambda part, at=at: tell((at, part)))
+                for at, (function, arguments) in enumerate(calls)
+            ]
+        parts = _CONTEXT.Array("d", len(calls), lock=False)
+        stopped = _CONTEXT.Value("b", lock=False)
+        with ProcessPoolExecutor(
+            self.workers, mp_context=_CONTEXT, initializer=_share, initargs=(parts, stopped)
+        ) as pool:
+            try:
+                with _uninterrupted():
+                    running = [
+                        pool.submit(_told, at, function, arguments)
+                        for at, (function, arguments) in enumerate(calls)
+                    ]
+                while wait(running, TELL_S, FIRST_EXCEPTION).not_done:
+                    for each in running:
+                        if each.done():
+                            each.result()
+                    tell(parts)
+                return [each.result() for each in running]
+            except BaseException:
+                # What a worker has begun, or has been handed already, is not cancelled.
+                stopped.value = True
+                pool.shutdown(cancel_futures=True)
+                raise
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Processes that are started in here get no Ctrl-C, now or later: a terminal sends it to all of
+    its processes, and a worker that it ends has the others killed in the midst of their logs.
+    """
+    before = pthread_sigmask(SIG_BLOCK, (SIGINT,))
+    try:
+        yield
+    finally:
+        pthread_sigmask(SIG_SETMASK, before)
+
+
+#: Of all calls, how far they are; whether they are to stop.
+_parts: Any = None
+_stopped: Any = None
+
+
+def _share(parts: Any, stopped: Any) -> None:
+    global _parts, _stopped
+    _parts, _stopped = parts, stopped
+
+
+def _told(at: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    def told(part: float) -> None:
+        if _stopped.value:
+            raise CancelledError
+        _parts[at] = part
+
+    told(0.0)
+    return function(*arguments, told)
+
+
+def _part(folder: Path, case: Case) -> Path:
+    return folder / f"{case.name}.parquet"
+
+
+def prepare(source: Source, seed: int, folder: Path, told: Told) -> Path:
+    """Write the workload of a seed, its jobs with the times at which they are submitted.
+
+    Where those depend on how the jobs fare, they are what they are under `fifo`.
+    """
+    workload, arrivals = source.workload(seed)
+    if not isinstance(arrivals, Listed):
+        case = Case(name="", labels={}, seed=seed)
+        world = World(workload, case.pools(workload), None, arrivals, seed=seed)
+        world.run(_progress(world, told))
+        workload = replace(workload, jobs=tuple(world.submitted))
+    path = folder / f"workload-{seed}"
+    with path.open("wb") as file:
+        pickle.dump(workload, file)
+    told(1.0)
+    return path
+
+
+def run(case: Case, prepared: Path, folder: Path, out: Path | None, told: Told) -> Result:
+    """One run; its tasks' table goes into `folder`, its log into `out`."""
+    with prepared.open("rb") as file:
+        # Written by `prepare` into a folder that only this user can open.
+        workload: Workload = pickle.load(file)
+    history = History()
+    tape = None if out is None else SqliteWriter(out / f"{case.name}.db", TOPICS)
+    arrivals, pools = Listed(workload.jobs), case.pools(workload)
+    clock = SystemClock()
+    try:
+        world = World(workload, pools, tape, arrivals, seed=case.seed, watch=history.see)
+        began_s = clock.monotonic_s()
+        with rare_collections():
+            world.run(_progress(world, told))
+        if tape is not None:
+            tape.close()
+    except BaseException:
+        if tape is not None:
+            tape.discard()
+        raise
+    seconds = clock.monotonic_s() - began_s
+    history.settle()
+    labels = dict(case.labels)
+    if out is not None:
+        write_tasks(_part(folder, case), [task_table(labels, history, world.work_ms)])
+    result = Result(
+        case=case,
+        figures=figures(labels, history, world.work_ms),
+        tasks=world.tasks,
+        left=world.open,
+        cycles=world.cycles,
+        seconds=seconds,
+    )
+    told(1.0)
+    return result
+
+
+def _progress(world: World, told: Told) -> Callable[[], None]:
+    count = 0
+
+    def progress() -> None:
+        nonlocal count
+        count += 1
+        if count % 100 == 0:
+            told(world.part_done)
+
+    return progress

@@ -1,0 +1,159 @@
+"""Every task of a run as a row of a Parquet file; docs/simulator.md has the columns."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from yardmaster_simulation.history import History
+from yardmaster_simulation.metrics import (
+    BE,
+    TE,
+    ExecMs,
+    exec_ms_of,
+    lost_gpu_milli_ms,
+    rescheduling_ms,
+    slowdown,
+    times_preempted,
+)
+from yardmaster_simulation.records import Task
+
+if TYPE_CHECKING:
+    import pyarrow
+
+#: What tells a run from others in the same file: policy, seed, parameters.
+Labels = Mapping[str, str | int]
+
+#: Name, Arrow type, what it holds. Times in `*_ms` are milliseconds since the epoch of the log's
+#: clock if they end in `_at_ms`, else durations.
+COLUMNS: Final[tuple[tuple[str, str, str], ...]] = (
+    ("task_id", "string", "The job's id and the task's index"),
+    ("job_id", "string", "The job"),
+    ("project", "string", "Its project"),
+    ("pool", "string", "The pool of its last attempt, else the first it may use"),
+    ("kind", "string", "`te`: may not be stopped for others; `be`: may be"),
+    ("gpu_milli", "int64", "GPUs asked for, all replicas together; 1000 is a whole one"),
+    ("cpu_milli", "int64", "CPUs, all replicas together"),
+    ("memory_mib", "int64", "Memory, all replicas together"),
+    ("grace_s", "int64", "The grace period a stop gives it"),
+    ("outcome", "string", "`succeeded`, `failed`, `cancelled`; null: it has not ended"),
+    ("submitted_at_ms", "int64", "Submission: quota's cycle that took the request"),
+    ("started_at_ms", "int64", "The first allocation of slots; null: none"),
+    ("ended_at_ms", "int64", "The end; null: it has not ended"),
+    ("exec_ms", "int64", "Execution time if nothing stops it, else what it ran that was not lost"),
+    ("wait_ms", "int64", "Time pending, after submission and after each attempt"),
+    ("completion_ms", "int64", "From submission to the end; null: it has not ended"),
+    ("slowdown", "float64", "1 + wait / execution time; null if it has not ended or executed"),
+    ("attempts", "int64", "How often it was allocated slots"),
+    ("preempted", "int64", "How often it was asked to stop for another task"),
+    ("ran_ms", "int64", "Time its attempts worked, up to the request to stop if there was one"),
+    ("lost_ms", "int64", "What of `ran_ms` no checkpoint held when an attempt ended early"),
+    ("preempted_lost_gpu_milli_ms", "int64", "Lost to preemption: gpu_milli x ms"),
+    ("stopping_ms", "int64", "From requests to stop until the slots were free again"),
+    ("rescheduling_ms", "list<int64>", "From each preemption's request to the next start"),
+    ("held_gpu_milli_ms", "int64", "gpu_milli x ms held, of what it has given back"),
+    ("attempt_started_at_ms", "list<int64>", "Of each attempt: its allocation"),
+    ("attempt_ended_at_ms", "list<int64>", "Of each attempt: all slots free; null: not yet"),
+    (
+        "attempt_end",
+        "list<string>",
+        "Of each: an outcome, `preempted`, `node_lost`, `stopped`, `never_started`",
+    ),
+)
+
+
+def task_table(labels: Labels, history: History, exec_ms: ExecMs | None = None) -> "pyarrow.Table":
+    """The tasks of a run in the order of admission: a column for each label, then `COLUMNS`."""
+    import pyarrow
+
+    types = {
+        "string": pyarrow.string(),
+        "int64": pyarrow.int64(),
+        "float64": pyarrow.float64(),
+        "list<int64>": pyarrow.list_(pyarrow.int64()),
+        "list<string>": pyarrow.list_(pyarrow.string()),
+    }
+    tasks = history.tasks.values()
+    rows = [_row(task, exec_ms) for task in tasks]
+    fields = [
+        pyarrow.field(name, types[kind], metadata={"about": about}) for name, kind, about in COLUMNS
+    ]
+    columns = zip(*rows, strict=True) if rows else ((),) * len(fields)
+    arrays = [
+        pyarrow.array(values, type=field.type)
+        for values, field in zip(columns, fields, strict=True)
+    ]
+    names = []
+    told = []
+    for name, value in labels.items():
+        kind = pyarrow.int64() if isinstance(value, int) else pyarrow.string()
+        names.append(pyarrow.field(name, kind))
+        told.append(pyarrow.repeat(pyarrow.scalar(value, kind), len(rows)))
+    return pyarrow.table(told + arrays, schema=pyarrow.schema(names + fields))
+
+
+def write_tasks(path: Path, tables: Iterable["pyarrow.Table"]) -> None:
+    """Write runs with the same labels into one Parquet file, one row group each, as they come.
+
+    When a table does not come, nothing is left: a file of some of the runs reads like one of all.
+    """
+    from pyarrow import parquet
+
+    writer: Any = None
+    try:
+        for table in tables:
+            if writer is None:
+                writer = parquet.ParquetWriter(path, table.schema, compression="zstd")
+            writer.write_table(table, row_group_size=max(1, table.num_rows))
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+def read_table(path: Path) -> "pyarrow.Table":
+    """A table that `write_tasks` wrote."""
+    from pyarrow import parquet
+
+    return parquet.read_table(path)
+
+
+def _row(task: Task, exec_ms: ExecMs | None) -> tuple[object, ...]:
+    job, runs = task.job, task.attempts
+    execution = exec_ms_of(task, exec_ms)
+    done = task.outcome is not None
+    return (
+        task.id,
+        job.id,
+        job.project.name,
+        (runs[-1].pool if runs else job.pool).name,
+        BE if job.preemptible else TE,
+        job.gpu_milli,
+        job.cpu_milli,
+        job.memory_mib,
+        job.grace_s,
+        task.outcome.value if task.outcome is not None else None,
+        job.submitted_ms,
+        runs[0].allocated_ms if runs else None,
+        task.ended_ms,
+        execution,
+        task.wait_ms,
+        task.ended_ms - job.submitted_ms if task.ended_ms is not None else None,
+        slowdown(task.wait_ms, execution) if done else None,
+        len(runs),
+        times_preempted(task),
+        sum(run.ran_ms for run in runs),
+        sum(run.lost_ms for run in runs),
+        lost_gpu_milli_ms(task)[0],
+        sum(
+            run.closed_ms - run.stop_ms
+            for run in runs
+            if run.stop_ms is not None and run.closed_ms is not None
+        ),
+        rescheduling_ms(task),
+        task.gpu_milli_ms,
+        [run.allocated_ms for run in runs],
+        [run.closed_ms for run in runs],
+        [run.end for run in runs],
+    )

@@ -1,0 +1,379 @@
+"""Recorded workloads as files: Philly's jobs, openb's pods and nodes, any CSV by a map of columns.
+
+A file may be compressed with gzip. Times are seconds, or dates and times as ISO 8601 has them;
+they count from the first submission.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from functools import lru_cache, partial
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from yardmaster_schemas.events.node_events import NodeJoinedV1
+from yardmaster_schemas.events.requests import ProjectConfig, SubmittedSpec
+from yardmaster_schemas.fields import Name
+from yardmaster_simulation.distributions import Chance
+from yardmaster_simulation.errors import BadWorkload
+from yardmaster_simulation.rows import FIELDS, Wrong, amount, moment, rows, seconds, whole
+from yardmaster_simulation.workload import DEFAULT, Behaviour, SimJob, SimNode, Workload
+
+MAX_GPUS_PER_NODE: Final = 8
+#: From the first submission to the last: 100 years.
+MAX_SPAN_S: Final = 100 * 365 * 86_400
+PHILLY: Final = {"submit": "timestamp", "run": "duration", "gpus": "num_gpus", "project": "cluster"}
+OPENB_PODS: Final = {
+    "gpus": "num_gpu",
+    "gpu_milli": "gpu_milli",
+    "cpu_milli": "cpu_milli",
+    "memory_mib": "memory_mib",
+}
+OPENB_NODES: Final = {
+    "node": "sn",
+    "node_type": "model",
+    "gpus": "gpu",
+    "cpu_milli": "cpu_milli",
+    "memory_mib": "memory_mib",
+}
+GIB: Final = 1024
+_SPECS: Final = TypeAdapter(SubmittedSpec)
+_NAMES: Final = TypeAdapter[str](Name)
+_JOINS: Final = TypeAdapter(NodeJoinedV1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """Which column holds what; `where` keeps the rows that have these values, `since` and `until`
+    those submitted from then until then (as the file has times; the last moment counts).
+
+    `run` is how long a job runs, or `end` when it ended, had it started at once. `gpus` may be more
+    than a node has: a gang of equal replicas then, among which CPU and memory are divided too.
+    """
+
+    names: Mapping[str, str]
+    where: Mapping[str, str] = field(default_factory=dict)
+    since: str | None = None
+    until: str | None = None
+
+
+#: When it is submitted (s), what it asks for, how long it runs (ms), and its project.
+_Job = tuple[Decimal, SubmittedSpec, int | None, str]
+
+
+def read_jobs(path: Path, columns: Columns, *, per_node: int = MAX_GPUS_PER_NODE) -> list[SimJob]:
+    """The jobs of a trace file, by submission time, then in the order of the file.
+
+    Raises:
+        BadWorkload: it cannot be read, or a row says something that no job can ask for.
+    """
+    unknown = sorted(set(columns.names) - set(FIELDS))
+    if unknown or "submit" not in columns.names:
+        found = f"no field {unknown[0]}" if unknown else "no column for submit"
+        raise BadWorkload(path=path, found=f"{found}; fields are {', '.join(FIELDS)}")
+    try:
+        first_s = None if columns.since is None else seconds(columns.since)
+        last_s = None if columns.until is None else seconds(columns.until)
+    except ValueError as error:
+        raise BadWorkload(path=path, found=str(error)) from None
+    jobs = [
+        job
+        for job in rows(path, columns.names, partial(_job, per_node=per_node), where=columns.where)
+        if (first_s is None or job[0] >= first_s) and (last_s is None or job[0] <= last_s)
+    ]
+    if not jobs:
+        raise BadWorkload(path=path, found="no job in it")
+    jobs.sort(key=lambda each: each[0])
+    begin_s, end_s = jobs[0][0], jobs[-1][0]
+    if end_s - begin_s > MAX_SPAN_S:
+        name = columns.names["submit"]
+        found = f"column {name}: from {begin_s} to {end_s} s are more than 100 years"
+        raise BadWorkload(path=path, found=found)
+    return [
+        SimJob(
+            submit_ms=int((submit_s - begin_s) * 1000),
+            spec=spec,
+            runs_ms=(run_ms,),
+            project=project,
+        )
+        for submit_s, spec, run_ms, project in jobs
+    ]
+
+
+def projects_of(jobs: Sequence[SimJob]) -> dict[str, ProjectConfig]:
+    """A project for each that the jobs name, all of equal weight."""
+    return {
+        name: ProjectConfig(department=DEFAULT) for name in sorted({job.project for job in jobs})
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Equal:
+    """Equal nodes in place of a workload's own: how many, and how many GPUs each has."""
+
+    number: int
+    gpus: int
+
+
+def instead(own: Sequence[SimNode], equal: Equal | None) -> tuple[SimNode, ...]:
+    """A workload's own nodes, or equal ones: each in the pool of the own, with as much CPU and as
+    much memory as any of them, and of their type if they all have the same.
+    """
+    if equal is None:
+        return tuple(own)
+    types = {node.node_type for node in own}
+    like = replace(
+        own[0],
+        gpus=equal.gpus,
+        cpu_milli=max(node.cpu_milli for node in own),
+        memory_mib=max(node.memory_mib for node in own),
+        node_type=own[0].node_type if len(types) == 1 else "any",
+    )
+    return _numbered(equal.number, like)
+
+
+def equal_nodes(
+    number: int, *, gpus: int, cpu: int = 96, memory_gib: int = 1024
+) -> tuple[SimNode, ...]:
+    """So many nodes of one kind."""
+    like = SimNode(name="", gpus=gpus, cpu_milli=cpu * 1000, memory_mib=memory_gib * GIB)
+    return _numbered(number, like)
+
+
+def _numbered(number: int, like: SimNode) -> tuple[SimNode, ...]:
+    digits = len(str(number - 1))
+    return tuple(replace(like, name=f"node-{each:0{digits}d}") for each in range(number))
+
+
+def philly(
+    path: Path,
+    *,
+    cluster: str | None = None,
+    since: str | None = None,
+    until: str | None = None,
+    equal: Equal | None = None,
+) -> Workload:
+    """Microsoft's Philly trace, or one of its virtual clusters, on 309 nodes of 8 GPUs or others.
+
+    GPUs alone are counted, as the trace says nothing else.
+    """
+    where = {} if cluster is None else {"cluster": cluster}
+    columns = Columns(names=PHILLY, where=where, since=since, until=until)
+    nodes = instead(equal_nodes(309, gpus=MAX_GPUS_PER_NODE), equal)
+    jobs = read_jobs(path, columns, per_node=nodes[0].gpus)
+    return Workload(
+        name="philly" if cluster is None else f"philly-{cluster}",
+        nodes=nodes,
+        jobs=jobs,
+        projects=projects_of(jobs),
+        cadence_ms=60_000,
+        source=f"{path.name} ({len(jobs)} jobs)",
+    )
+
+
+def csv_jobs(path: Path, columns: Columns, *, equal: Equal | None = None) -> Workload:
+    """The jobs of any CSV file, on 100 nodes of 8 GPUs where nothing else is said.
+
+    Raises: BadWorkload.
+    """
+    nodes = instead(equal_nodes(100, gpus=MAX_GPUS_PER_NODE), equal)
+    jobs = read_jobs(path, columns, per_node=nodes[0].gpus)
+    return Workload(
+        name=path.name.partition(".")[0],
+        nodes=nodes,
+        jobs=jobs,
+        projects=projects_of(jobs),
+        source=f"{path.name} ({len(jobs)} jobs)",
+    )
+
+
+def read_nodes(path: Path) -> tuple[SimNode, ...]:
+    """A list of nodes: columns sn, cpu_milli, memory_mib, gpu and, where it is there, model.
+
+    Raises: BadWorkload.
+    """
+    nodes = tuple(rows(path, OPENB_NODES, _node, optional=("node_type",)))
+    if not nodes:
+        raise BadWorkload(path=path, found="no node in it")
+    for name, times in Counter(node.name for node in nodes).items():
+        if times > 1:
+            raise BadWorkload(path=path, found=f"node {name} is in it {times} times")
+    return nodes
+
+
+def _node(said: Mapping[str, str]) -> SimNode:
+    node = SimNode(
+        name=said["node"].lower(),
+        gpus=whole(said, "gpus"),
+        cpu_milli=whole(said, "cpu_milli"),
+        memory_mib=whole(said, "memory_mib"),
+        node_type=(said["node_type"] or "any").lower(),
+    )
+    _JOINS.validate_python(
+        {
+            "node": node.name,
+            "address": "simulated",
+            "pool": node.pool,
+            "node_type": node.node_type,
+            "gpus": node.gpus,
+            "cpu_milli": node.cpu_milli,
+            "memory_mib": node.memory_mib,
+            "incarnation": "0" * 12,
+            "boot_id": "0" * 8,
+            "schema_version": 1,
+            "port_first": 1,
+            "port_last": 1,
+        },
+        strict=False,  # strictly, it takes no dict
+    )
+    return node
+
+
+def read_pods(path: Path) -> list[SubmittedSpec]:
+    """What each of a list of pods asks for: columns num_gpu, gpu_milli, cpu_milli, memory_mib.
+
+    Raises: BadWorkload.
+    """
+    return list(rows(path, OPENB_PODS, _pod))
+
+
+def _pod(said: Mapping[str, str]) -> SubmittedSpec:
+    gpus = whole(said, "gpus")
+    return _spec(
+        gpus,
+        whole(said, "gpu_milli") if gpus else 0,
+        whole(said, "cpu_milli"),
+        whole(said, "memory_mib"),
+        replicas=1,
+        preemptible=True,
+        estimate_s=None,
+    )
+
+
+def openb(
+    pods: Path,
+    nodes: Path,
+    *,
+    seed: int,
+    arrived_permille: int = 1300,
+    equal: Equal | None = None,
+) -> Workload:
+    """Alibaba's openb as the paper on FGD uses it (Weng and others, ATC 2023).
+
+    Onto the nodes with GPUs come all pods in random order, then pods drawn from them with
+    replacement, until the GPUs that arrived are `arrived_permille` of those there. Nothing ends,
+    and a pod that finds no room as it comes is dropped.
+
+    Raises: BadWorkload.
+    """
+    own = [node for node in read_nodes(nodes) if node.gpus]
+    if not own:
+        raise BadWorkload(path=nodes, found="no node in it has GPUs")
+    asked = read_pods(pods)
+    if not any(spec.resources.gpus for spec in asked):
+        raise BadWorkload(path=pods, found="no pod in it asks for GPUs")
+    there = instead(own, equal)
+    chance = Chance(seed)
+    order = chance.shuffled(len(asked), "pods")
+    wanted = sum(node.gpus for node in there) * arrived_permille
+    jobs: list[SimJob] = []
+    arrived = 0
+    for number in count():
+        if arrived >= wanted:
+            break
+        again = number >= len(order)
+        pod = chance.below(len(asked), number, "again") if again else order[number]
+        jobs.append(SimJob(submit_ms=number * 1000, spec=asked[pod], runs_ms=(None,)))
+        arrived += asked[pod].resources.gpu_total_milli
+    return Workload(
+        name="openb",
+        nodes=there,
+        jobs=jobs,
+        behaviour=Behaviour(patience_ms=0),
+        source=f"{pods.name} on {nodes.name}, seed {seed}",
+    )
+
+
+def _job(said: Mapping[str, str], per_node: int) -> _Job:
+    submit_s = moment(said, "submit")
+    run_ms, by = None, "run" if "run" in said else "end"
+    if by in said:
+        run_s = amount(said, by) if by == "run" else moment(said, by) - submit_s
+        run_ms = int(run_s * 1000)
+        if run_ms < 0:
+            raise Wrong(by, f"it runs for {run_ms} ms")
+    gpus = whole(said, "gpus", "0")
+    replicas = _replicas(gpus, per_node)
+    cpu = int(amount(said, "cpu", "0") * 1000) + int(amount(said, "cpu_milli", "0"))
+    memory = int(amount(said, "memory_gib", "0") * GIB) + int(amount(said, "memory_mib", "0"))
+    spec = _spec(
+        gpus // replicas,
+        whole(said, "gpu_milli", "1000") if gpus else 0,
+        -(-cpu // replicas),
+        -(-memory // replicas),
+        replicas=replicas,
+        preemptible=_preemptible(said),
+        estimate_s=None if run_ms is None else max(1, run_ms // 1000),
+    )
+    # What runs for no time at all still has to end after it has started.
+    run_ms = None if run_ms is None else max(1, run_ms)
+    return submit_s, spec, run_ms, _project(said.get("project"))
+
+
+def _preemptible(said: Mapping[str, str]) -> bool:
+    text = (said.get("preemptible") or "true").lower()
+    if text not in ("true", "1", "yes", "false", "0", "no"):
+        raise Wrong("preemptible")
+    return text in ("true", "1", "yes")
+
+
+@lru_cache(maxsize=4096)
+def _project(said: str | None) -> str:
+    try:
+        return _NAMES.validate_python((said or DEFAULT).lower())
+    except ValidationError:
+        raise Wrong("project") from None
+
+
+@lru_cache(maxsize=4096)
+def _replicas(gpus: int, per_node: int) -> int:
+    """The fewest equal replicas that each fit on a node."""
+    each = next(number for number in range(per_node, 0, -1) if not gpus % number)
+    return max(1, gpus // each)
+
+
+@lru_cache(maxsize=65_536)
+def _spec(
+    gpus: int,
+    gpu_milli: int,
+    cpu_milli: int,
+    memory_mib: int,
+    *,
+    replicas: int,
+    preemptible: bool,
+    estimate_s: int | None,
+) -> SubmittedSpec:
+    """As the log will have it.
+
+    Raises: ValidationError: no job may ask for that.
+    """
+    return _SPECS.validate_python(
+        {
+            "preemptible": preemptible,
+            "pools": (DEFAULT,),
+            "resources": {
+                "gpus": gpus,
+                "gpu_milli": gpu_milli,
+                "cpu_milli": cpu_milli,
+                "memory_mib": memory_mib,
+            },
+            "replicas_min": replicas,
+            "replicas_max": replicas,
+            "runtime_estimate_s": estimate_s,
+        },
+        strict=False,  # strictly, it takes no dict
+    )

@@ -1,0 +1,571 @@
+"""A simulated cluster: users who submit, agents who run, nodes that fail, and the real machines.
+
+Time goes from event to event. What has happened by the time of a decision is told to the machines
+first, as gateway and agents tell it; what they decide, the agents act on at once. Decisions are
+made `cadence_ms` apart, or after every event.
+
+A run is a function of workload, pools and seed: there is no clock, no chance but the seed's, and
+nothing depends on the order of a set or on where the log is written.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import sha256
+from heapq import heappop, heappush
+from itertools import repeat
+from typing import Any, Final
+
+from yardmaster_core.admission.machine import QuotaMachine
+from yardmaster_core.machine import Decision
+from yardmaster_core.scheduling.machine import SchedulerMachine
+from yardmaster_core.scheduling.policies import check
+from yardmaster_eventlog.codec import encode
+from yardmaster_eventlog.port import Partition
+from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
+from yardmaster_schemas.events import node_events as nev
+from yardmaster_schemas.events.admissions import TaskRejectedV1
+from yardmaster_schemas.events.decisions import (
+    NodeLostV1,
+    NodeSilenceObservedV1,
+    Placement,
+    PreemptionRequestedV1,
+    SlotsAllocatedV1,
+    StopRequestedV1,
+    TaskEndedV1,
+)
+from yardmaster_schemas.events.details import JobDetailedV1, Run
+from yardmaster_schemas.events.requests import (
+    CancelRequestedV1,
+    DepartmentChangeRequestedV1,
+    DepartmentConfig,
+    DetailsRef,
+    LogCreatedV1,
+    LogMode,
+    PoolChangeRequestedV1,
+    PoolConfig,
+    ProjectChangeRequestedV1,
+    ProjectConfig,
+    TaskSubmittedV1,
+)
+from yardmaster_schemas.topics import DETAILS, NODE_EVENTS, REQUESTS
+from yardmaster_simulation.distributions import Chance
+from yardmaster_simulation.driver import CELL, Claims, Driver, Tape, Told
+from yardmaster_simulation.errors import Endless, Unending
+from yardmaster_simulation.workload import (
+    DEFAULT,
+    Amounts,
+    Arrivals,
+    SimJob,
+    SimNode,
+    Workload,
+    plus,
+    times,
+)
+
+#: When every simulated cluster comes to life: 2026-01-01T00:00Z.
+START_MS: Final = 1_767_225_600_000
+#: Cycles at one moment: more of them, and two decisions take each other back for ever.
+MAX_CYCLES: Final = 10_000
+DAY_MS: Final = 86_400_000
+#: Where nodes fail they are rarely all up at once. What nothing has room for in so long waits in
+#: vain.
+IDLE_MS: Final = 30 * DAY_MS
+#: How long a run goes on after the last submission where nodes fail.
+LONGEST_MS: Final = 5 * 365 * DAY_MS
+GATEWAY: Final = "gateway/simulation"
+USER: Final = Actor(kind=ActorKind.SERVICE, id="simulation")
+NOTHING: Final = Run(command=("true",))
+SIGTERM: Final = 15
+BOOT: Final = "0" * 8
+NO_DIGEST: Final = "0" * 64
+_DETAILS: Final = Partition(DETAILS.name)
+
+#: Told of each event that the scheduler took or decided, with the cycle's time (ms) and its own.
+Watch = Callable[[int, Event, int], None]
+
+
+def unwatched(_: int, __: Event, ___: int) -> None:
+    """Nobody is told."""
+
+
+@dataclass(slots=True)
+class _Task:
+    """What is true of a task, whatever the scheduler knows of it."""
+
+    id: str
+    job: SimJob
+    runs_ms: int | None
+    #: Work that is saved, and that the next attempt begins with.
+    saved_ms: int = 0
+    #: The attempt that runs; 0: none.
+    attempt: int = 0
+    #: Attempts so far.
+    attempts: int = 0
+    began_ms: int = 0
+    placements: tuple[Placement, ...] = ()
+    #: When it was asked to stop; 0: it was not.
+    stop_ms: int = 0
+    #: A node it ran on has failed.
+    broken: bool = False
+
+    @property
+    def again(self) -> bool:
+        """Whether this is not its first attempt."""
+        return self.attempts > 1
+
+
+@dataclass(slots=True)
+class _Node:
+    node: SimNode
+    source: str
+    actor: Actor
+    incarnation: str = ""
+    seq: int = 0
+    lives: int = 0
+    up: bool = False
+    #: Tasks that have a replica here, in the order of their starts.
+    tasks: dict[str, None] = field(default_factory=dict)
+
+
+class World:
+    """One run of a workload under one configuration of its pools."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        pools: Mapping[str, PoolConfig],
+        tape: Tape | None,
+        arrivals: Arrivals,
+        *,
+        seed: int = 0,
+        watch: Watch = unwatched,
+    ) -> None:
+        self.workload = workload
+        self.now_ms = START_MS
+        #: All that was submitted.
+        self.submitted: list[SimJob] = []
+        #: Tasks so far; those that have not ended, and what they ask for together.
+        self.tasks = 0
+        self.open = 0
+        self.outstanding: Amounts = (0, 0, 0)
+        self._arrivals = arrivals
+        self._pools = pools
+        self._chance = Chance(seed)
+        self._tape = tape
+        self._watch = watch
+        self._requests = Claims(REQUESTS, tape)
+        self._reports = Claims(NODE_EVENTS, tape)
+        self._states: dict[str, _Task] = {}
+        self._running = 0
+        #: Since when nothing has run, and nobody submitted.
+        self._idle_since_ms = START_MS
+        #: Who could submit now waits until less is open.
+        self._held_back = False
+        self._nodes = {
+            node.name: _Node(node, f"node/{node.name}", Actor(kind=ActorKind.NODE, id=node.name))
+            for node in workload.nodes
+        }
+        self._faultless = workload.faults is None
+        self._silent: list[Decision] = []
+        self._events = self._seq = 0
+        #: When what happens just now happens; at the latest `now_ms`.
+        self._moment_ms = START_MS
+        #: When, in which order, what.
+        self._heap: list[tuple[int, int, Callable[[], None]]] = []
+        self._quota = Driver(QuotaMachine(check), tape, START_MS)
+        self._scheduler = Driver(SchedulerMachine(), tape, START_MS)
+        #: When time alone calls for a cycle of the scheduler.
+        self._due_ms: int | None = None
+
+    @property
+    def cycles(self) -> int:
+        """Cycles of the scheduler so far."""
+        return self._scheduler.cycles
+
+    @property
+    def part_done(self) -> float:
+        """How much of all work is done, from 0 to 1, counted in tasks that have ended."""
+        known = self.tasks + self._arrivals.left
+        return (self.tasks - self.open) / known if known else 1.0
+
+    def work_ms(self, task_id: str) -> int:
+        """How long a task runs when nothing stops it; 0 for one that does not end by itself."""
+        job_id, _, index = task_id.partition(".")
+        return self.submitted[int(job_id)].runs_ms[int(index)] or 0
+
+    def run(self, progress: Callable[[], None] = lambda: None) -> None:
+        """Until nothing more can happen; what never fits is left waiting.
+
+        Raises:
+            Unending: the machines do not come to rest.
+            Endless: nodes fail too often for what runs to end.
+        """
+        self._set_up()
+        for name in self._nodes:
+            self._join(name)
+        self._decide()
+        cadence_ms = self.workload.cadence_ms
+        while (then_ms := self._next_ms()) is not None:
+            if cadence_ms:
+                then_ms = START_MS - (START_MS - then_ms) // cadence_ms * cadence_ms
+            self.now_ms = max(self.now_ms, then_ms)
+            self._happen()
+            self._decide()
+            progress()
+
+    # Time
+
+    def _at(self, when_ms: int, what: Callable[[], None]) -> None:
+        self._events += 1
+        heappush(self._heap, (when_ms, self._events, what))
+
+    def _next_ms(self) -> int | None:
+        arrival_ms = self._arrivals.next_ms
+        over = arrival_ms is None and not self.open
+        if over or ((arrival_ms is None or self._held_back) and self._stuck()):
+            return None
+        moments = [self._heap[0][0]] if self._heap else []
+        if arrival_ms is not None:
+            moments.append(START_MS + arrival_ms)
+        if self._due_ms is not None and self._due_ms > self.now_ms:
+            moments.append(self._due_ms)
+        then_ms = min(moments, default=None)
+        if then_ms is not None and not self._faultless and self.submitted:
+            longest_ms = START_MS + self.submitted[-1].submit_ms + LONGEST_MS
+            if arrival_ms is None and then_ms > longest_ms:
+                raise Endless(open=self.open, days=LONGEST_MS // DAY_MS)
+        return then_ms
+
+    def _stuck(self) -> bool:
+        """Whether nothing runs, though every node is there, or was by turns for long enough:
+        nothing that waits will ever start.
+        """
+        if self._running or self._requests or self._reports:
+            return False
+        if self._faultless or self.now_ms - self._idle_since_ms > IDLE_MS:
+            return True
+        return all(node.up for node in self._nodes.values())
+
+    def _happen(self) -> None:
+        """What is due by now, and who submits."""
+        heap, now_ms = self._heap, self.now_ms
+        while heap and heap[0][0] <= now_ms:
+            self._moment_ms, _, what = heappop(heap)
+            what()
+        arrival_ms = self._arrivals.next_ms
+        due = self._arrivals.due(now_ms - START_MS, self.outstanding)
+        self._held_back = arrival_ms is not None and START_MS + arrival_ms <= now_ms and not due
+        for job in due:
+            self._submit(job)
+
+    def _decide(self) -> None:
+        """Cycles until the machines are at rest at this moment."""
+        now_ms, scheduler = self.now_ms, self._scheduler
+        self._moment_ms = now_ms
+        for _ in range(MAX_CYCLES):
+            while self._requests:
+                self._quota.cycle(now_ms, [self._requests.take()])
+            observed, self._silent = self._silent, []
+            inputs: list[Told] = []
+            if scheduler.complete:
+                told = (self._quota.take_output(), self._reports.take())
+                inputs = [one for one in told if one.digests]
+                if not (inputs or observed or self._is_due()):
+                    return
+            more = bool(self._reports)
+            for one in inputs:
+                said = one.said_ms or repeat(now_ms, len(one.events))
+                for (event, _), said_ms in zip(one.events, said, strict=True):
+                    self._watch(now_ms, event, said_ms)
+                    if isinstance(event, TaskRejectedV1):
+                        self._refused(event.job_id)
+            decided = scheduler.cycle(now_ms, inputs, observed)
+            for event in decided:
+                self._watch(now_ms, event, now_ms)
+                self._act(event)
+            self._due_ms = scheduler.machine.due_ms(scheduler.state)
+            called = self._is_due() and (inputs or decided)
+            if scheduler.complete and not (called or more or self._requests):
+                return
+        raise Unending(now_ms=now_ms, cycles=MAX_CYCLES)
+
+    def _is_due(self) -> bool:
+        return self._due_ms is not None and self._due_ms <= self.now_ms
+
+    # Users
+
+    def _set_up(self) -> None:
+        created = LogCreatedV1(
+            log_id=self._chance.hex(32, "log"), mode=LogMode.SIMULATED, cell=CELL
+        )
+        self._requests.put(created, "setup/simulation", 1, 0, USER, CELL, self.now_ms)
+        workload = self.workload
+        for name, config in sorted(self._pools.items()):
+            self._ask(PoolChangeRequestedV1(pool=name, config=config, if_revision=0), name)
+        departments = {DEFAULT: DepartmentConfig()} | dict(workload.departments)
+        for name, department in sorted(departments.items()):
+            asked = DepartmentChangeRequestedV1(department=name, config=department, if_revision=0)
+            self._ask(asked, name)
+        projects = {DEFAULT: ProjectConfig(department=DEFAULT)} | dict(workload.projects)
+        for name, project in sorted(projects.items()):
+            self._ask(ProjectChangeRequestedV1(project=name, config=project, if_revision=0), name)
+
+    def _ask(self, event: Event, subject: str) -> None:
+        self._seq += 1
+        self._requests.put(event, GATEWAY, 1, self._seq, USER, subject, self._moment_ms)
+
+    def _submit(self, job: SimJob) -> None:
+        number = len(self.submitted)
+        job_id = f"{number:012d}"
+        at_ms = self._moment_ms = START_MS + job.submit_ms
+        self.submitted.append(job)
+        offset, digest = self._detail(job_id)
+        self._ask(
+            TaskSubmittedV1(
+                job_id=job_id,
+                project=job.project,
+                spec=job.spec,
+                body_digest=digest,
+                details=DetailsRef(offset=offset, digest=digest),
+            ),
+            job_id,
+        )
+        for index, runs_ms in enumerate(job.runs_ms):
+            task_id = f"{job_id}.{index}"
+            self._states[task_id] = _Task(task_id, job, runs_ms)
+        self.tasks += len(job.runs_ms)
+        self.open += len(job.runs_ms)
+        self.outstanding = plus(self.outstanding, job.amounts)
+        self._idle_since_ms = max(self._idle_since_ms, at_ms)
+        patience_ms = self.workload.behaviour.patience_ms
+        if patience_ms is not None:
+            self._at(at_ms + patience_ms, partial(self._give_up, job_id, len(job.runs_ms)))
+
+    def _detail(self, job_id: str) -> tuple[int, str]:
+        """Where the job's details are, and their digest; without a log nobody reads them."""
+        number, tape = int(job_id), self._tape
+        if tape is None:
+            return number, NO_DIGEST
+        at_ms = self._moment_ms
+        detailed = encode(
+            Envelope(
+                type=JobDetailedV1.TYPE,
+                version=JobDetailedV1.VERSION,
+                source=GATEWAY,
+                epoch=1,
+                seq=self._seq,
+                subject=job_id,
+                time_ms=at_ms,
+                actor=USER,
+                data=JobDetailedV1(
+                    job_id=job_id,
+                    salt=f"{number:032x}",
+                    name=f"job-{number}",
+                    user="simulation",
+                    run=NOTHING,
+                ),
+            ),
+            job_id,
+        )
+        offset = tape.append(_DETAILS, [detailed], at_ms)
+        return offset, sha256(detailed.value or b"").hexdigest()
+
+    def _refused(self, job_id: str) -> None:
+        """Quota has refused a job: none of its tasks will ever run."""
+        job = self.submitted[int(job_id)]
+        for index in range(len(job.runs_ms)):
+            del self._states[f"{job_id}.{index}"]
+        self.open -= len(job.runs_ms)
+        self.outstanding = plus(self.outstanding, times(job.amounts, -1))
+
+    def _give_up(self, job_id: str, tasks: int) -> None:
+        waiting = [self._states.get(f"{job_id}.{index}") for index in range(tasks)]
+        if all(task is not None and not task.attempts for task in waiting):
+            self._ask(CancelRequestedV1(job_id=job_id), job_id)
+
+    # Agents
+
+    def _report(self, node: _Node, event: Event, subject: str) -> None:
+        node.seq += 1
+        self._reports.put(
+            event, node.source, node.lives, node.seq, node.actor, subject, self._moment_ms
+        )
+
+    def _of_each(self, task: _Task) -> Iterator[tuple[_Node, Any]]:
+        """The nodes that still have a replica of a task, and what they say of it first."""
+        for placement in task.placements:
+            node = self._nodes[placement.node]
+            if node.up and node.incarnation == placement.incarnation:
+                yield (
+                    node,
+                    {
+                        "task_id": task.id,
+                        "attempt": task.attempt,
+                        "replica": placement.replica,
+                        "node": placement.node,
+                        "incarnation": placement.incarnation,
+                    },
+                )
+
+    def _act(self, event: Event) -> None:
+        """What was decided is done, at once."""
+        if isinstance(event, SlotsAllocatedV1):
+            self._start(event)
+        elif isinstance(event, PreemptionRequestedV1 | StopRequestedV1):
+            task = self._states[event.task_id]
+            if task.attempt == event.attempt and not task.stop_ms:
+                task.stop_ms = self.now_ms
+                self._plan(task, event.grace_s * 1000, self._stopped)
+        elif isinstance(event, TaskEndedV1):
+            task = self._states.pop(event.task_id)
+            self.open -= 1
+            self.outstanding = plus(self.outstanding, times(task.job.task_amounts, -1))
+        elif isinstance(event, NodeLostV1):
+            for closed in event.closed:
+                task = self._states[closed.task_id]
+                if task.attempt == closed.attempt and not any(True for _ in self._of_each(task)):
+                    self._over(task)
+
+    def _start(self, event: SlotsAllocatedV1) -> None:
+        task = self._states[event.task_id]
+        task.attempt = event.attempt
+        task.attempts += 1
+        task.began_ms = self._moment_ms
+        task.placements = event.placements
+        task.stop_ms = 0
+        task.broken = False
+        self._running += 1
+        for node, about in self._of_each(task):
+            node.tasks[task.id] = None
+            started = nev.TaskStartedV1(
+                **about, boot_id=BOOT, pid=task.attempts, process_started=self._moment_ms
+            )
+            self._report(node, started, task.id)
+        behaviour = self.workload.behaviour
+        if task.runs_ms is not None:
+            left_ms = task.runs_ms - task.saved_ms
+            self._plan(task, behaviour.takes_ms(left_ms, again=task.again), self._finished)
+        every_ms = behaviour.checkpoint_every_ms
+        if every_ms is not None and not self._faultless:
+            first_ms = behaviour.takes_ms(every_ms, again=task.again)
+            self._plan(task, first_ms + behaviour.checkpoint_cost_ms, self._saved)
+
+    def _plan(self, task: _Task, after_ms: int, what: Callable[[_Task], None]) -> None:
+        """Something happens to an attempt, unless it is over by then."""
+        attempt = task.attempt
+
+        def happens() -> None:
+            if task.attempt == attempt:
+                what(task)
+
+        self._at(self._moment_ms + after_ms, happens)
+
+    def _finished(self, task: _Task) -> None:
+        in_vain = task.stop_ms and not self.workload.behaviour.works_in_grace
+        if not (task.broken or in_vain):
+            self._exit(task, exit_code=0, done=True)
+
+    def _saved(self, task: _Task) -> None:
+        """An attempt has saved its state in passing."""
+        if task.broken or task.stop_ms:
+            return
+        behaviour = self.workload.behaviour
+        kept_ms = behaviour.saved_ms(self._moment_ms - task.began_ms, again=task.again)
+        self._checkpoint(task, task.saved_ms + kept_ms)
+        assert behaviour.checkpoint_every_ms is not None
+        next_ms = behaviour.checkpoint_every_ms + behaviour.checkpoint_cost_ms
+        self._plan(task, next_ms, self._saved)
+
+    def _stopped(self, task: _Task) -> None:
+        """An attempt that was asked to stop does so."""
+        if task.broken:
+            # What is left of a gang has nothing to save without the rest.
+            self._exit(task, signal=SIGTERM)
+            return
+        behaviour = self.workload.behaviour
+        until_ms = self._moment_ms if behaviour.works_in_grace else task.stop_ms
+        task.saved_ms += behaviour.worked_ms(until_ms - task.began_ms, again=task.again)
+        self._checkpoint(task, task.saved_ms)
+        self._exit(task, exit_code=0)
+
+    def _checkpoint(self, task: _Task, saved_ms: int) -> None:
+        for node, about in self._of_each(task):
+            uri = f"file:///simulated/{task.id}"
+            done = nev.CheckpointDoneV1(**about, uri=uri, step=saved_ms // 1000)
+            self._report(node, done, task.id)
+            return
+
+    def _exit(self, task: _Task, **how: Any) -> None:
+        """All that is left of an attempt ends and gives back what it holds."""
+        for node, about in self._of_each(task):
+            self._report(node, nev.TaskExitedV1(**about, **how), task.id)
+            self._report(node, nev.SlotsReleasedV1(**about), task.id)
+        self._over(task)
+
+    def _over(self, task: _Task) -> None:
+        for placement in task.placements:
+            self._nodes[placement.node].tasks.pop(task.id, None)
+        task.attempt = 0
+        self._running -= 1
+        self._idle_since_ms = self._moment_ms
+
+    # Nodes
+
+    def _join(self, name: str) -> None:
+        """A node comes, empty, and may fail one day."""
+        node = self._nodes[name]
+        node.up = True
+        node.lives += 1
+        node.incarnation = f"{node.lives:012x}"
+        of = node.node
+        joined = nev.NodeJoinedV1(
+            node=name,
+            incarnation=node.incarnation,
+            boot_id=BOOT,
+            schema_version=1,
+            pool=of.pool,
+            node_type=of.node_type,
+            gpus=of.gpus,
+            cpu_milli=of.cpu_milli,
+            memory_mib=of.memory_mib,
+            # A name may hold what an address may not.
+            address=name.replace("_", "-"),
+            port_first=20_000,
+            port_last=20_999,
+        )
+        self._report(node, joined, name)
+        faults = self.workload.faults
+        if faults is not None:
+            up_ms = self._chance.exponential(faults.mean_up_ms, "up", name, node.lives)
+            self._at(self._moment_ms + up_ms, partial(self._fail, name))
+
+    def _fail(self, name: str) -> None:
+        """A node is gone with all that runs on it, and comes back."""
+        node, faults = self._nodes[name], self.workload.faults
+        assert faults is not None
+        node.up = False
+        behaviour = self.workload.behaviour
+        for task_id in list(node.tasks):
+            task = self._states[task_id]
+            if task.broken:
+                continue
+            task.broken = True
+            task.saved_ms += behaviour.saved_ms(self._moment_ms - task.began_ms, again=task.again)
+        timeout_ms = self._pools[node.node.pool].node_timeout_s * 1000
+        self._at(self._moment_ms + timeout_ms, partial(self._missed, name, node.lives))
+        down_ms = self._chance.exponential(faults.mean_down_ms, "down", name, node.lives)
+        self._at(self._moment_ms + down_ms, partial(self._join, name))
+
+    def _missed(self, name: str, lives: int) -> None:
+        """A node's silence is noticed, if it still lasts."""
+        node = self._nodes[name]
+        if node.up or node.lives != lives:
+            return
+        timeout_ms = self._pools[node.node.pool].node_timeout_s * 1000
+        silence = NodeSilenceObservedV1(
+            node=name,
+            incarnation=node.incarnation,
+            last_heard_at_ms=self._moment_ms - timeout_ms,
+        )
+        self._silent.append(Decision(silence, name))

@@ -1,1 +1,0 @@
-"""The REST and SSE front door of Yardmaster."""

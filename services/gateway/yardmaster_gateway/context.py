@@ -1,0 +1,364 @@
+"""What endpoints share: the ports, who asks, and how fresh the views are."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from fastapi import Depends, Header, Query, Request, Response
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
+
+from yardmaster_eventlog.codec import decode
+from yardmaster_eventlog.errors import LogUnavailable
+from yardmaster_eventlog.port import EventLog, Partition
+from yardmaster_gateway import errors
+from yardmaster_gateway.auth import MAX_TOKEN, Identity
+from yardmaster_gateway.limits import RateLimit
+from yardmaster_gateway.monotonic import CoveredViews
+from yardmaster_gateway.recent import RecentSubmissions
+from yardmaster_gateway.rights import Action, Caller, allowed, named, sees_all
+from yardmaster_gateway.settings import GatewaySettings
+from yardmaster_gateway.sizes import NodeSizes
+from yardmaster_gateway.writer import RequestWriter
+from yardmaster_projections import queries
+from yardmaster_projections.presenter import Presenter
+from yardmaster_projections.queries import Sight
+from yardmaster_projections.store import ViewStore
+from yardmaster_runtime.chance import Chance
+from yardmaster_runtime.clock import Clock
+from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_schemas.errors import SchemaError
+from yardmaster_schemas.events.admissions import Scope
+from yardmaster_schemas.events.requests import LogCreatedV1
+from yardmaster_schemas.position import POSITION_PATTERN, Position
+from yardmaster_schemas.topics import REQUESTS
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayPorts:
+    """What a gateway needs of the world; the log's topics are there already."""
+
+    log: EventLog
+    views: ViewStore
+    identity: Identity
+    clock: Clock
+    chance: Chance
+    telemetry: Telemetry
+    #: What is metered, at a position of its own; None: nothing is.
+    usage: ViewStore | None = None
+
+
+class _Turn:
+    """Whose turn it is to submit under one id."""
+
+    __slots__ = ("lock", "users")
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.users = 0
+
+
+class Gateway:
+    """One gateway: its ports and settings, and what it keeps in memory (nothing that matters)."""
+
+    def __init__(self, ports: GatewayPorts, settings: GatewaySettings) -> None:
+        place = (ports.log, settings.cell, settings.partition)
+        #: Reading them says so while they were lost and are being filled again.
+        self.views = CoveredViews(ports.views, *place)
+        self.usage = None if ports.usage is None else CoveredViews(ports.usage, *place)
+        self.ports = replace(ports, views=self.views, usage=self.usage)
+        self.settings = settings
+        self.cell = settings.cell
+        self.writer = RequestWriter(
+            ports.log,
+            ports.clock,
+            ports.telemetry,
+            cell=settings.cell,
+            partition=settings.partition,
+            instance=settings.instance or "gw-1",
+            start=ports.chance.hex("gateway start", 12),
+        )
+        #: Why it can serve no longer; it is about to end.
+        self.failed: str | None = None
+        self.limit = RateLimit(
+            ports.clock,
+            burst=settings.rate_burst,
+            per_s=settings.rate_per_s,
+            callers=settings.rate_callers,
+        )
+        self.requests = ports.telemetry.counter(
+            "http_requests", "Answers given", "method", "status"
+        )
+        self.seconds = ports.telemetry.histogram("http_seconds", "Time to answer", "method")
+        self.streams = ports.telemetry.gauge("streams_open", "Watches and followed output")
+        self.without_views = ports.telemetry.counter(
+            "requests_without_views", "Requests refused, the views being unavailable"
+        )
+        self.recent = RecentSubmissions(
+            ports.log,
+            Partition(REQUESTS.name, settings.partition),
+            most=settings.recent_requests,
+        )
+        self.sizes = NodeSizes(self.views, ports.clock, ports.telemetry)
+        #: Who sends each open stream.
+        self._open_streams: dict[int, asyncio.Task[Any]] = {}
+        self._made_streams = 0
+        #: Whether the views have shown this log once.
+        self.seen_views = False
+        self._created: LogCreatedV1 | None = None
+        self._created_ms = 0
+        #: Submissions under way, by job id.
+        self._turns: dict[str, _Turn] = {}
+
+    async def log_created(self) -> tuple[LogCreatedV1, int]:
+        """The log's first record, and when it was made.
+
+        Raises:
+            LogUnavailable: nobody has set the log up yet.
+        """
+        if self._created is None:
+            first = Partition(REQUESTS.name, self.settings.partition)
+            found = await self.ports.log.read(first, 0, max_records=1)
+            try:
+                envelope = decode(found[0].record) if found else None
+            except SchemaError:
+                envelope = None
+            if envelope is None or not isinstance(envelope.data, LogCreatedV1):
+                raise LogUnavailable(found="the log's first record is not LogCreated")
+            self._created, self._created_ms = envelope.data, envelope.time_ms
+        return self._created, self._created_ms
+
+    async def end(self, topic: str) -> int:
+        """The offset that the cell's next record of a topic will get."""
+        return await self.ports.log.end(Partition(topic, self.settings.partition))
+
+    async def sight(self, caller: Caller) -> Sight:
+        """The projects that a caller may see."""
+        if sees_all(caller.bindings):
+            return queries.EVERYTHING
+        seen = set(named(caller.bindings, Scope.PROJECT))
+        for department in sorted(named(caller.bindings, Scope.DEPARTMENT)):
+            for row in await queries.projects_of(self.ports.views, department):
+                seen.add(row.name)
+        return Sight(frozenset(seen))
+
+    async def reached(self, wanted: Position | None, store: CoveredViews | None = None) -> Position:
+        """The position of the views, or of another store, which covers `wanted` after a wait.
+
+        Raises:
+            PositionUnknown: the log has no such position.
+            ViewBehind: the views have not got there in time.
+            ViewsUnfinished: they cover less than they did.
+        """
+        views = store if store is not None else self.views
+        if wanted is not None and not (await views.store.position()).covers(wanted):
+            await self.known(wanted)
+            if not await views.reach(wanted, self.settings.view_wait_s):
+                raise errors.ViewBehind(position=wanted, reached=await views.store.position())
+        return await views.whole(self.settings.view_wait_s)
+
+    async def known(self, wanted: Position) -> None:
+        """Check that the log has a position.
+
+        Raises:
+            PositionUnknown: it is another log's.
+        """
+        if wanted.cell != self.cell:
+            raise errors.PositionUnknown(position=wanted, found=f"this is cell {self.cell}")
+        for topic, offset in wanted.parts():
+            if offset > await self.end(topic):
+                raise errors.PositionUnknown(position=wanted, found=f"{topic} is shorter")
+
+    @asynccontextmanager
+    async def one_at_a_time(self, job_id: str) -> AsyncIterator[None]:
+        """Let submissions of one id through one after the other: only the first is recorded."""
+        turn = self._turns.setdefault(job_id, _Turn())
+        turn.users += 1
+        try:
+            async with turn.lock:
+                yield
+        finally:
+            turn.users -= 1
+            if not turn.users:
+                self._turns.pop(job_id, None)
+
+    @asynccontextmanager
+    async def stream(self) -> AsyncIterator[None]:
+        """One of the streams that may be open.
+
+        Raises:
+            RateLimited: there are enough.
+        """
+        self.admit_stream()
+        self._made_streams += 1
+        number = self._made_streams
+        task = asyncio.current_task()
+        assert task is not None, "a stream is sent by a task"
+        self._open_streams[number] = task
+        self.streams.set(len(self._open_streams))
+        try:
+            yield
+        finally:
+            del self._open_streams[number]
+            self.streams.set(len(self._open_streams))
+
+    def end_streams(self) -> None:
+        """Cut all open streams, for their clients to resume elsewhere."""
+        for task in list(self._open_streams.values()):
+            task.cancel()
+
+    def admit_stream(self) -> None:
+        """Check that one more stream may be opened.
+
+        Raises:
+            RateLimited: there are enough.
+        """
+        if len(self._open_streams) >= self.settings.max_streams:
+            raise errors.RateLimited(retry_s=5)
+
+
+def gateway_of(request: Request) -> Gateway:
+    """The gateway that a request came to."""
+    found = request.app.state.gateway
+    if not isinstance(found, Gateway):
+        raise TypeError("the app was not made by create_app")
+    return found
+
+
+async def the_gateway(request: Request) -> Gateway:
+    """The gateway that a request came to, as a dependency."""
+    return gateway_of(request)
+
+
+def bearer(request: Request) -> str:
+    """The token that a request carries.
+
+    Raises:
+        Unauthenticated: it carries none, or something else.
+    """
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    token = token.strip()
+    if scheme.lower() != "bearer" or not token or len(token) > MAX_TOKEN:
+        raise errors.Unauthenticated(found="there is no bearer token")
+    return token
+
+
+async def the_caller(request: Request) -> Caller:
+    """Who asks; counted against the caller's rate.
+
+    Raises:
+        Unauthenticated, RateLimited.
+    """
+    gateway = gateway_of(request)
+    caller = await gateway.ports.identity.identify(bearer(request))
+    if caller is None:
+        raise errors.Unauthenticated(found="the token is not known")
+    gateway.limit.take(caller.user)
+    return caller
+
+
+def _query_names(route: APIRoute) -> frozenset[str]:
+    """The query parameters of an endpoint; `label.` stands for all labels."""
+    names = set(_query_names_of(route.dependant))
+    if (route.openapi_extra or {}).get("x-label-filters"):
+        names.add("label.")
+    return frozenset(names)
+
+
+def _query_names_of(dependant: Dependant) -> Iterator[str]:
+    for param in dependant.query_params:
+        yield param.alias
+    for inner in dependant.dependencies:
+        yield from _query_names_of(inner)
+
+
+async def only_known_parameters(request: Request) -> None:
+    """Refuse a query parameter that the endpoint does not have: it would be ignored in silence.
+
+    Raises:
+        Malformed.
+    """
+    if not request.query_params:
+        return
+    route = request.scope.get("route")
+    known = _query_names(route) if isinstance(route, APIRoute) else frozenset()
+    for name in request.query_params:
+        if name not in known and not (name.startswith("label.") and "label." in known):
+            raise errors.Malformed(found=f"there is no parameter {name[:64]!r} here")
+
+
+Gate = Annotated[Gateway, Depends(the_gateway)]
+Who = Annotated[Caller, Depends(the_caller)]
+PositionQuery = Annotated[str | None, Query(pattern=POSITION_PATTERN, max_length=160)]
+PositionHeader = Annotated[str | None, Header(pattern=POSITION_PATTERN, max_length=160)]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A read as one caller may make it, of views that are fresh enough."""
+
+    gateway: Gateway
+    caller: Caller
+    sight: Sight
+    position: Position
+
+    @property
+    def store(self) -> ViewStore:
+        """The views."""
+        return self.gateway.ports.views
+
+    @property
+    def presenter(self) -> Presenter:
+        """Shows rows as the caller may see them."""
+        return Presenter(self.store, self.gateway.ports.clock.now_ms(), self.sight)
+
+
+def parsed(position: str | None) -> Position | None:
+    """A position from a parameter.
+
+    Raises:
+        Malformed: it is none.
+    """
+    if position is None:
+        return None
+    try:
+        return Position.parse(position)
+    except ValueError as error:
+        raise errors.Malformed(found=str(error)) from None
+
+
+async def a_reading(
+    gateway: Gate,
+    caller: Who,
+    response: Response,
+    min_position: PositionQuery = None,
+    yard_min_position: PositionHeader = None,
+) -> Reading:
+    """Wait until the views cover what the caller has seen, and say what they cover.
+
+    Raises:
+        Malformed, PositionUnknown, ViewBehind, ViewsUnfinished.
+    """
+    wanted = parsed(min_position if min_position is not None else yard_min_position)
+    position = await gateway.reached(wanted)
+    response.headers["Yard-Position"] = str(position)
+    return Reading(gateway, caller, await gateway.sight(caller), position)
+
+
+Read = Annotated[Reading, Depends(a_reading)]
+
+
+def may(
+    caller: Caller, action: Action, *, project: str | None = None, department: str | None = None
+) -> None:
+    """Refuse what a caller has no role for.
+
+    Raises:
+        Forbidden.
+    """
+    if not allowed(caller.bindings, action, project=project, department=department):
+        what = action.value.replace("_", " ")
+        where = f" in project {project}" if project is not None else ""
+        raise errors.Forbidden(user=caller.user, action=f"{what}{where}")

@@ -1,0 +1,174 @@
+"""Query parameters of lists: values joined by commas, labels each by its own parameter."""
+
+import re
+from typing import Annotated, Final
+
+from fastapi import Query, Request
+
+from yardmaster_gateway import errors
+from yardmaster_projections.queries import Filters
+from yardmaster_schemas.api import NodeState, Phase
+from yardmaster_schemas.events.requests import Kind
+from yardmaster_schemas.instants import parse_rfc3339
+
+_NAME: Final = r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?"
+MAX_LABEL_FILTERS: Final = 16
+
+
+def _some(one: str) -> str:
+    return rf"^({one})(,({one})){{0,63}}$"
+
+
+Phases = Annotated[str | None, Query(pattern=_some("|".join(Phase)), max_length=1000)]
+Kinds = Annotated[str | None, Query(pattern=_some("|".join(Kind)), max_length=1000)]
+States = Annotated[str | None, Query(pattern=_some("|".join(NodeState)), max_length=1000)]
+Names = Annotated[str | None, Query(pattern=_some(_NAME), max_length=4096)]
+Users = Annotated[str | None, Query(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=1000)]
+#: A job's name, whole; it may have commas in it.
+JobName = Annotated[str | None, Query(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=128)]
+Ref = Annotated[str | None, Query(pattern=r"^[0-9a-z]{1,12}(\.[0-9]{0,4})?$")]
+JobIdQuery = Annotated[str | None, Query(pattern=r"^[0-9a-z]{12}$")]
+Since = Annotated[
+    str | None,
+    Query(
+        pattern=r"^[12][0-9]{3}-[01][0-9]-[0-3][0-9]T[0-2][0-9]:[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?"
+        r"(Z|[+-][01][0-9]:[0-5][0-9])$",
+        max_length=40,
+    ),
+]
+Sort = Annotated[str, Query(pattern=r"^-?submitted_at$")]
+Limit = Annotated[int, Query(ge=1, le=1000)]
+Cursor = Annotated[str | None, Query(pattern=r"^[A-Za-z0-9_-]+$", max_length=400)]
+
+
+def some(text: str | None) -> frozenset[str]:
+    """The values of a parameter."""
+    return frozenset(text.split(",")) if text else frozenset()
+
+
+def since_ms(text: str | None) -> int:
+    """A time from a parameter; 0 where there is none.
+
+    Raises:
+        Malformed: there is no such day.
+    """
+    if text is None:
+        return 0
+    try:
+        return parse_rfc3339(text)
+    except ValueError as error:
+        raise errors.Malformed(found=f"since: {error}") from None
+
+
+def labels(request: Request) -> dict[str, frozenset[str]]:
+    """What `label.team=x` parameters ask for.
+
+    Raises:
+        Malformed: a label has no such name, or there are too many.
+    """
+    found: dict[str, set[str]] = {}
+    for name, value in request.query_params.multi_items():
+        if not name.startswith("label."):
+            continue
+        key = name.removeprefix("label.")
+        if re.fullmatch(_NAME, key) is None or len(value) > 256:
+            raise errors.Malformed(found=f"{name[:80]!r} is no label filter")
+        found.setdefault(key, set()).add(value)
+    if sum(map(len, found.values())) > MAX_LABEL_FILTERS:
+        raise errors.Malformed(found=f"more than {MAX_LABEL_FILTERS} label filters")
+    return {key: frozenset(values) for key, values in found.items()}
+
+
+async def task_filters(
+    request: Request,
+    phase: Phases = None,
+    project: Names = None,
+    pool: Names = None,
+    node: Names = None,
+    user: Users = None,
+    kind: Kinds = None,
+    name: JobName = None,
+    job_id: JobIdQuery = None,
+    ref: Ref = None,
+    since: Since = None,
+    sort: Sort = "-submitted_at",
+    limit: Limit = 100,
+    cursor: Cursor = None,
+) -> Filters:
+    """The filters of tasks; jobs have all of them but `node` and `job_id`."""
+    return Filters(
+        phases=frozenset(Phase(one) for one in some(phase)),
+        projects=some(project),
+        pools=some(pool),
+        nodes=some(node),
+        users=some(user),
+        kinds=some(kind),
+        names=frozenset({name}) if name else frozenset(),
+        job_id=job_id,
+        labels=labels(request),
+        ref=ref or "",
+        since_ms=since_ms(since),
+        newest_first=sort.startswith("-"),
+        limit=limit,
+        cursor=cursor,
+    )
+
+
+async def job_filters(
+    request: Request,
+    phase: Phases = None,
+    project: Names = None,
+    pool: Names = None,
+    user: Users = None,
+    kind: Kinds = None,
+    name: JobName = None,
+    ref: Ref = None,
+    since: Since = None,
+    sort: Sort = "-submitted_at",
+    limit: Limit = 100,
+    cursor: Cursor = None,
+) -> Filters:
+    """The filters of jobs; `phase` is that of any of its tasks."""
+    return await task_filters(
+        request,
+        phase=phase,
+        project=project,
+        pool=pool,
+        user=user,
+        kind=kind,
+        name=name,
+        ref=ref,
+        since=since,
+        sort=sort,
+        limit=limit,
+        cursor=cursor,
+    )
+
+
+async def group_filters(
+    request: Request,
+    phase: Phases = None,
+    project: Names = None,
+    user: Users = None,
+    kind: Kinds = None,
+    name: JobName = None,
+    job_id: JobIdQuery = None,
+    since: Since = None,
+    sort: Sort = "-submitted_at",
+    limit: Limit = 100,
+    cursor: Cursor = None,
+) -> Filters:
+    """The filters of groups of tasks: those of tasks that are the same for all tasks of a job."""
+    return await task_filters(
+        request,
+        phase=phase,
+        project=project,
+        user=user,
+        kind=kind,
+        name=name,
+        job_id=job_id,
+        since=since,
+        sort=sort,
+        limit=limit,
+        cursor=cursor,
+    )

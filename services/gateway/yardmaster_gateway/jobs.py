@@ -1,0 +1,363 @@
+"""`/v1/jobs`: submit, read, change, cancel, pause, resume."""
+
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Depends, Response
+
+from yardmaster_eventlog.errors import LogError
+from yardmaster_gateway import errors, submission
+from yardmaster_gateway.bodies import body_of, takes
+from yardmaster_gateway.context import Gate, Gateway, Read, Reading, Who, may
+from yardmaster_gateway.filters import job_filters
+from yardmaster_gateway.lists import page_of
+from yardmaster_gateway.problems import documented
+from yardmaster_gateway.recent import Submission
+from yardmaster_gateway.rights import Action, Caller, allowed, named
+from yardmaster_gateway.writer import Asker
+from yardmaster_gateway.writes import (
+    Ask,
+    IfMatch,
+    Key,
+    condition,
+    etag,
+    key_of,
+    note,
+    revision_of,
+    submit_requests,
+)
+from yardmaster_projections import queries
+from yardmaster_projections.errors import ViewsUnavailable
+from yardmaster_projections.queries import Filters
+from yardmaster_projections.rows import JobRow
+from yardmaster_schemas.api import (
+    Accepted,
+    CancelBody,
+    HoldBody,
+    Job,
+    JobPatch,
+    JobSpec,
+    List,
+    Phase,
+    Submitted,
+)
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events.admissions import Scope
+from yardmaster_schemas.events.requests import (
+    CancelRequestedV1,
+    MaxSlotsChangeRequestedV1,
+    PauseRequestedV1,
+    PriorityChangeRequestedV1,
+    ResumeRequestedV1,
+    WeightChangeRequestedV1,
+)
+from yardmaster_schemas.job_file import submitted_spec
+from yardmaster_schemas.position import Position
+from yardmaster_schemas.quantities import milli
+
+router = APIRouter(tags=["jobs"])
+
+_LINKS: Final = {
+    "job": {"operationId": "read_job", "parameters": {"job_id": "$response.body#/job_id"}},
+    "change": {"operationId": "change_job", "parameters": {"job_id": "$response.body#/job_id"}},
+    "cancel": {"operationId": "cancel_job", "parameters": {"job_id": "$response.body#/job_id"}},
+    "pause": {"operationId": "pause_job", "parameters": {"job_id": "$response.body#/job_id"}},
+    "resume": {"operationId": "resume_job", "parameters": {"job_id": "$response.body#/job_id"}},
+    "task": {"operationId": "read_task", "parameters": {"task_id": "$response.body#/task_ids/0"}},
+    "explain": {
+        "operationId": "explain_task",
+        "parameters": {"task_id": "$response.body#/task_ids/0"},
+    },
+    "fresh": {
+        "operationId": "list_tasks",
+        "parameters": {"min_position": "$response.body#/position"},
+    },
+}
+
+
+@router.post(
+    "/jobs",
+    operation_id="submit_job",
+    status_code=202,
+    response_model=Submitted,
+    openapi_extra=takes(JobSpec),
+    responses={
+        202: {"links": _LINKS},
+        **documented(
+            *("forbidden", "too_large", "unsupported_media_type", "invalid_spec"),
+            *("idempotency_mismatch", "busy", "outcome_unknown"),
+        ),
+    },
+)
+async def submit_job(
+    gateway: Gate,
+    caller: Who,
+    response: Response,
+    asker: Ask,
+    spec: Annotated[JobSpec, Depends(body_of(JobSpec))],
+    idempotency_key: Key = None,
+) -> Submitted:
+    """Record a job: 202 says that it will be judged, not what the verdict is.
+
+    The same key and body again give the same answer; the same key with another body is refused.
+    Another gateway may record the same key at the same time: the request that is first in the log
+    counts. Submissions are taken while the views are away; a key that is older than the newest
+    requests (`recent_requests`) is then judged by quota alone.
+    """
+    await _may_submit(gateway, caller, spec.project)
+    key = key_of(gateway, idempotency_key, response)
+    log, _ = await gateway.log_created()
+    id_ = submission.job_id(log.log_id, spec.project, caller.user, key)
+    digest = submission.body_digest(spec, key)
+    async with gateway.one_at_a_time(id_):
+        known = None
+        if idempotency_key is not None:
+            known = await _submitted_before(gateway, id_)
+        if known is None:
+            known = await _record(gateway, spec, id_, key, asker)
+    if known.body_digest != digest:
+        raise errors.IdempotencyMismatch(key=key, job_id=id_)
+    position = str(Position(cell=gateway.cell, requests=known.offset + 1))
+    response.headers["Yard-Position"] = position
+    ids = [f"{id_}.{index}" for index in range(known.tasks)]
+    warnings = await gateway.sizes.warnings(submitted_spec(spec), spec.project)
+    return Submitted(job_id=id_, task_ids=ids, position=position, warnings=warnings)
+
+
+async def _may_submit(gateway: Gateway, caller: Caller, project: str) -> None:
+    """Refuse who may not; the views are asked only where the project's department matters.
+
+    Raises:
+        Forbidden, ViewsUnavailable.
+    """
+    if allowed(caller.bindings, Action.SUBMIT, project=project):
+        return
+    department: str | None = None
+    if named(caller.bindings, Scope.DEPARTMENT):
+        await gateway.reached(None)
+        row = await queries.project(gateway.views, project)
+        department = row.config.department if row is not None else None
+    may(caller, Action.SUBMIT, project=project, department=department)
+
+
+async def _submitted_before(gateway: Gateway, id_: str) -> Submission | None:
+    """The job of a key that was used before, as far as log and views say."""
+    known = await gateway.recent.find(id_)
+    if known is not None or gateway.recent.oldest == 0:
+        return known
+    try:
+        row = await gateway.views.store.get(JobRow, id_)
+    except ViewsUnavailable:
+        return None
+    return None if row is None else _as_submitted(row)
+
+
+def _as_submitted(row: JobRow) -> Submission:
+    return Submission(row.body_digest, row.offset, row.facts.asked.tasks)
+
+
+async def _record(gateway: Gateway, spec: JobSpec, id_: str, key: str, asker: Asker) -> Submission:
+    """Record a job and its details; the submission that counts, which may be an earlier one.
+
+    The details have a key of their own, `<job>.<salt>`: under the job's, those of a repeat would
+    replace those of the submission that counts when the log is compacted.
+    """
+    salt = gateway.ports.chance.hex("details salt", 32)
+    details = submission.details(spec, id_, asker.caller.user, salt)
+    place = f"{id_}.{salt}"
+    ref = await gateway.writer.detail(details, place, id_, asker)
+    event = submission.request(spec, id_, key, ref)
+    offset = await gateway.writer.record([(event, id_)], asker)
+    own = Submission(event.body_digest, offset, event.spec.tasks)
+    try:
+        first = await gateway.recent.find(id_)
+        if first is None or first.offset >= offset:
+            return own
+        await gateway.writer.erase([place])
+    except LogError as error:
+        # It is recorded. Quota judges it, and an erasure of the job finds its details.
+        gateway.ports.telemetry.warn("repeat_not_looked_for", code=error.code, job_id=id_)
+        return own
+    return first
+
+
+@router.get(
+    "/jobs",
+    operation_id="list_jobs",
+    response_model=List[Job],
+    openapi_extra={"x-label-filters": True},
+    responses=documented("bad_cursor"),
+)
+async def list_jobs(reading: Read, filters: Annotated[Filters, Depends(job_filters)]) -> List[Job]:
+    """Jobs, the newest first; `label.team=x` narrows by label."""
+    return await page_of(reading, JobRow, filters, reading.presenter.job)
+
+
+async def find_job(reading: Reading, job_id: str) -> JobRow:
+    """A job that the caller may see.
+
+    Raises:
+        NotFound.
+    """
+    row = await queries.job(reading.store, job_id, reading.sight)
+    if row is None:
+        raise errors.NotFound(what=f"job {job_id[:64]}")
+    return row
+
+
+@router.get(
+    "/jobs/{job_id}",
+    operation_id="read_job",
+    response_model=Job,
+    responses=documented("not_found"),
+)
+async def read_job(reading: Read, response: Response, job_id: str) -> Job:
+    """A job; its ETag is what a change must name."""
+    row = await find_job(reading, job_id)
+    response.headers["ETag"] = etag(row.revision)
+    return await reading.presenter.job(row)
+
+
+def may_change(caller: Caller, row: JobRow) -> None:
+    """Refuse to let a caller change another's job without a role for it.
+
+    Raises:
+        Forbidden.
+    """
+    own = row.facts.actor == caller.user
+    action = Action.CHANGE_OWN if own else Action.CHANGE_ANY
+    may(caller, action, project=row.facts.project, department=row.facts.department)
+
+
+@router.patch(
+    "/jobs/{job_id}",
+    operation_id="change_job",
+    status_code=202,
+    response_model=Accepted,
+    openapi_extra=takes(JobPatch),
+    responses=documented(
+        *("forbidden", "not_found", "wrong_phase", "version_mismatch", "too_large"),
+        *("unsupported_media_type", "invalid_spec", "precondition_required", "busy"),
+        "outcome_unknown",
+    ),
+)
+async def change_job(
+    reading: Read,
+    response: Response,
+    asker: Ask,
+    job_id: str,
+    patch: Annotated[JobPatch, Depends(body_of(JobPatch))],
+    if_match: IfMatch = None,
+) -> Accepted:
+    """Change a job's priority, weight or max_slots; quota judges each, in this order."""
+    row = await find_job(reading, job_id)
+    may_change(reading.caller, row)
+    revision = revision_of(condition(f"job {job_id}", row.revision, if_match))
+    _not_over(row)
+    events: list[tuple[Event, str]] = []
+
+    def guard() -> int | None:
+        # Each accepted change raises the revision, so the next one must name the raised one.
+        return None if revision is None else revision + len(events)
+
+    if patch.priority is not None:
+        event = PriorityChangeRequestedV1(
+            job_id=job_id, priority=patch.priority, if_revision=guard()
+        )
+        events.append((event, job_id))
+    if patch.weight is not None:
+        weight = WeightChangeRequestedV1(job_id=job_id, weight=patch.weight, if_revision=guard())
+        events.append((weight, job_id))
+    if "max_slots" in patch.model_fields_set:
+        most = None if patch.max_slots is None else milli(patch.max_slots, "max_slots")
+        slots = MaxSlotsChangeRequestedV1(job_id=job_id, max_slots_milli=most, if_revision=guard())
+        events.append((slots, job_id))
+    return await submit_requests(reading.gateway, events, asker, response)
+
+
+def _not_over(row: JobRow) -> None:
+    live = [phase for phase in row.phases if not phase.final]
+    if not live:
+        phase = next(iter(row.phases), Phase.REJECTED)
+        raise errors.WrongPhase(what=f"job {row.key}", phase=phase)
+
+
+_ACTIONS = documented(
+    *("forbidden", "not_found", "wrong_phase", "too_large", "unsupported_media_type"),
+    *("invalid_spec", "busy", "outcome_unknown"),
+)
+
+
+@router.post(
+    "/jobs/{job_id}/cancel",
+    operation_id="cancel_job",
+    status_code=202,
+    response_model=Accepted,
+    openapi_extra=takes(CancelBody),
+    responses=_ACTIONS,
+)
+async def cancel_job(
+    reading: Read,
+    response: Response,
+    asker: Ask,
+    job_id: str,
+    body: Annotated[CancelBody, Depends(body_of(CancelBody))],
+    idempotency_key: Key = None,
+) -> Accepted:
+    """Ask for the end of all the job's tasks; asking again changes nothing."""
+    row = await _actionable(reading, response, job_id, idempotency_key)
+    ref = await note(reading.gateway, body.reason, row.key, asker)
+    event = CancelRequestedV1(job_id=job_id, immediate=body.immediate, note=ref)
+    return await submit_requests(reading.gateway, [(event, job_id)], asker, response)
+
+
+@router.post(
+    "/jobs/{job_id}/pause",
+    operation_id="pause_job",
+    status_code=202,
+    response_model=Accepted,
+    openapi_extra=takes(HoldBody),
+    responses=_ACTIONS,
+)
+async def pause_job(
+    reading: Read,
+    response: Response,
+    asker: Ask,
+    job_id: str,
+    body: Annotated[HoldBody, Depends(body_of(HoldBody))],
+    idempotency_key: Key = None,
+) -> Accepted:
+    """Have the job's tasks stop with a checkpoint, and not start until they are resumed."""
+    row = await _actionable(reading, response, job_id, idempotency_key)
+    ref = await note(reading.gateway, body.reason, row.key, asker)
+    event = PauseRequestedV1(job_id=job_id, note=ref)
+    return await submit_requests(reading.gateway, [(event, job_id)], asker, response)
+
+
+@router.post(
+    "/jobs/{job_id}/resume",
+    operation_id="resume_job",
+    status_code=202,
+    response_model=Accepted,
+    openapi_extra=takes(HoldBody),
+    responses=_ACTIONS,
+)
+async def resume_job(
+    reading: Read,
+    response: Response,
+    asker: Ask,
+    job_id: str,
+    body: Annotated[HoldBody, Depends(body_of(HoldBody))],
+    idempotency_key: Key = None,
+) -> Accepted:
+    """Let the job's tasks run again."""
+    await _actionable(reading, response, job_id, idempotency_key)
+    event = ResumeRequestedV1(job_id=job_id)
+    return await submit_requests(reading.gateway, [(event, job_id)], asker, response)
+
+
+async def _actionable(reading: Reading, response: Response, job_id: str, key: str | None) -> JobRow:
+    key_of(reading.gateway, key, response)
+    row = await find_job(reading, job_id)
+    may_change(reading.caller, row)
+    _not_over(row)
+    return row

@@ -1,0 +1,125 @@
+"""The gateway service: serves the REST API of one cell over HTTP."""
+
+import re
+import socket
+import sys
+from contextlib import AsyncExitStack
+from typing import Final
+
+from yardmaster_gateway.app import create_app
+from yardmaster_gateway.auth import Identity, StaticTokens, TokenFile
+from yardmaster_gateway.context import Gateway, GatewayPorts
+from yardmaster_gateway.health import tell
+from yardmaster_gateway.own_records import watch_own
+from yardmaster_gateway.settings import GatewaySettings
+from yardmaster_gateway.ticker import DetailsTicker
+from yardmaster_projections.fold import USAGE, VIEWS
+from yardmaster_projections.redis.store import RedisViewStore
+from yardmaster_runtime.http import CannotListen, Server, listen
+from yardmaster_runtime.service import Process, run_process
+from yardmaster_runtime.telemetry.health import Health
+from yardmaster_runtime.waiting import Work, first_of
+
+__all__ = ["CannotListen", "listen", "main", "run"]
+
+#: How often a gateway that stops looks whether all is answered.
+LOOK_S: Final = 0.02
+_NOT_IN_NAMES: Final = re.compile(r"[^a-z0-9-]+")
+
+
+async def run(
+    ports: GatewayPorts,
+    settings: GatewaySettings,
+    *,
+    listener: socket.socket | None = None,
+    health: Health | None = None,
+) -> None:
+    """Serve until cancelled, on `listener` or on the settings' address.
+
+    When it is cancelled it listens no longer, ends streams, and finishes other answers for up to
+    `stop_s` seconds.
+
+    Raises:
+        CannotListen: the address is taken.
+        OwnRecordRefused: quota does not take this gateway's records.
+    """
+    with listener if listener is not None else listen(settings.host, settings.port) as bound:
+        host, port = bound.getsockname()[:2]
+        app = create_app(ports, settings)
+        server = Server(app)
+        ports.telemetry.info("listening", host=host, port=port)
+        work: list[Work] = [server.serve(sockets=[bound]), watch_own(app.state.gateway)]
+        if health is not None:
+            work.append(tell(app.state.gateway, health))
+        if settings.details_tick_s is not None:
+            ticker = DetailsTicker(
+                *(ports.log, ports.clock, ports.telemetry),
+                partition=settings.partition,
+                every_s=settings.details_tick_s,
+            )
+            work.append(ticker.run())
+        try:
+            await first_of(*work)
+        finally:
+            await _finish(server, app.state.gateway)
+
+
+async def _finish(server: Server, gateway: Gateway) -> None:
+    """Stop listening, let what is being answered be answered for a while, then let go of it."""
+    server.close()
+    gateway.end_streams()
+    clock = gateway.ports.clock
+    stop = clock.monotonic_s() + gateway.settings.stop_s
+    try:
+        while server.answering and clock.monotonic_s() < stop:
+            await clock.sleep(LOOK_S)
+    finally:
+        server.let_go()
+
+
+def instance_of(host: str, port: int) -> str:
+    """What a gateway calls itself by default: unlike every other that runs at the same time."""
+    name = _NOT_IN_NAMES.sub("-", host.lower()).strip("-")[:40] or "gateway"
+    return f"gw-{name}-{port}"
+
+
+async def serve(process: Process, settings: GatewaySettings) -> None:
+    """Be the gateway of a process until cancelled.
+
+    Raises: what opening the log raises, TokenFileRefused, CannotListen.
+    """
+    instance = settings.instance or instance_of(socket.gethostname(), settings.port)
+    identity: Identity = StaticTokens({})
+    if settings.token_file is not None:
+        identity = TokenFile(settings.token_file)
+    else:
+        process.telemetry.warn("no_tokens", found="without a token_file nobody may do anything")
+    async with AsyncExitStack() as stack:
+        log = await process.open_log(settings)
+        stack.push_async_callback(log.close)
+        stores = {
+            fold: RedisViewStore(settings.redis, settings.cell, process.clock, space=fold.name)
+            for fold in (VIEWS, USAGE)
+        }
+        for store in stores.values():
+            stack.push_async_callback(store.close)
+        ports = GatewayPorts(
+            log=log,
+            views=stores[VIEWS],
+            identity=identity,
+            clock=process.clock,
+            chance=process.chance,
+            telemetry=process.telemetry,
+            usage=stores[USAGE],
+        )
+        named = settings.model_copy(update={"instance": instance})
+        await run(ports, named, health=process.health)
+
+
+def main() -> int:
+    """Be the service in a process of its own; `YARD_GATEWAY_*` and `YARD_*` are its settings."""
+    return run_process(GatewaySettings, "gateway", serve)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""`/v1/nodes`: read, cordon, drain, take back, put slots out of use."""
+
+from hashlib import sha256
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Response
+
+from yardmaster_gateway import errors
+from yardmaster_gateway.bodies import body_of, invalid, takes
+from yardmaster_gateway.context import Read, Reading, may
+from yardmaster_gateway.filters import Cursor, Limit, Names, States, some
+from yardmaster_gateway.lists import page_of
+from yardmaster_gateway.problems import documented
+from yardmaster_gateway.rights import Action
+from yardmaster_gateway.writes import Ask, IfMatch, condition, etag, note, submit_requests
+from yardmaster_projections.queries import Filters
+from yardmaster_projections.rows import NodeRow
+from yardmaster_schemas.api import Accepted, FieldError, List, Node, NodePatch, NodeSlots, NodeWish
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events.requests import (
+    NodeCordonRequestedV1,
+    NodeDrainRequestedV1,
+    NodeSlotsChangeRequestedV1,
+    NodeUncordonRequestedV1,
+)
+from yardmaster_schemas.instants import parse_rfc3339
+
+router = APIRouter(tags=["nodes"])
+
+
+def _tag(row: NodeRow) -> str:
+    """What operators change of a node has no revision in the log, so its ETag is a digest of it."""
+    wish = f"{row.cordoned}|{row.deadline_at_ms}|{row.reason}"
+    if row.disabled:
+        wish += f"|{row.disabled}|{row.disabled_reason}"
+    return sha256(wish.encode()).hexdigest()[:16]
+
+
+@router.get(
+    "/nodes",
+    operation_id="list_nodes",
+    response_model=List[Node],
+    responses=documented("bad_cursor"),
+)
+async def list_nodes(
+    reading: Read,
+    pool: Names = None,
+    state: States = None,
+    limit: Limit = 100,
+    cursor: Cursor = None,
+) -> List[Node]:
+    """Nodes that joined or are enrolled, by name."""
+    filters = Filters(
+        pools=some(pool), states=some(state), newest_first=False, limit=limit, cursor=cursor
+    )
+    return await page_of(reading, NodeRow, filters, reading.presenter.node)
+
+
+async def _find(reading: Reading, name: str) -> NodeRow:
+    row = await reading.store.get(NodeRow, name)
+    if row is None or row.offer is None:
+        raise errors.NotFound(what=f"node {name[:64]}")
+    return row
+
+
+@router.get(
+    "/nodes/{name}",
+    operation_id="read_node",
+    response_model=Node,
+    responses=documented("not_found"),
+)
+async def read_node(reading: Read, response: Response, name: str) -> Node:
+    """A node: what it has, and what holds its slots."""
+    row = await _find(reading, name)
+    response.headers["ETag"] = etag(_tag(row))
+    return await reading.presenter.node(row)
+
+
+@router.patch(
+    "/nodes/{name}",
+    operation_id="change_node",
+    status_code=202,
+    response_model=Accepted,
+    openapi_extra=takes(NodePatch),
+    responses=documented(
+        *("forbidden", "not_found", "version_mismatch", "too_large", "unsupported_media_type"),
+        *("invalid_spec", "precondition_required", "busy", "outcome_unknown"),
+    ),
+)
+async def change_node(
+    reading: Read,
+    response: Response,
+    asker: Ask,
+    name: str,
+    wish: Annotated[NodePatch, Depends(body_of(NodePatch))],
+    if_match: IfMatch = None,
+) -> Accepted:
+    """Cordon a node, drain it by a deadline, or take it back."""
+    may(reading.caller, Action.OPERATE)
+    row = await _find(reading, name)
+    condition(f"node {name}", _tag(row), if_match)
+    event: Event
+    deadline_ms = _deadline(wish)
+    if wish.state is NodeWish.READY:
+        event = NodeUncordonRequestedV1(node=name)
+    else:
+        ref = await note(reading.gateway, wish.reason, name, asker)
+        if deadline_ms is None:
+            event = NodeCordonRequestedV1(node=name, note=ref)
+        else:
+            event = NodeDrainRequestedV1(node=name, deadline_at_ms=deadline_ms, note=ref)
+    return await submit_requests(reading.gateway, [(event, name)], asker, response)
+
+
+@router.put(
+    "/nodes/{name}/slots",
+    operation_id="change_node_slots",
+    status_code=202,
+    response_model=Accepted,
+    openapi_extra=takes(NodeSlots),
+    responses=documented(
+        *("forbidden", "not_found", "version_mismatch", "too_large", "unsupported_media_type"),
+        *("invalid_spec", "precondition_required", "busy", "outcome_unknown"),
+    ),
+)
+async def change_node_slots(
+    reading: Read,
+    response: Response,
+    asker: Ask,
+    name: str,
+    wish: Annotated[NodeSlots, Depends(body_of(NodeSlots))],
+    if_match: IfMatch = None,
+) -> Accepted:
+    """Put slots of a node out of use, and all its others back; `If-Match` is the node's ETag."""
+    may(reading.caller, Action.OPERATE)
+    row = await _find(reading, name)
+    condition(f"node {name}", _tag(row), if_match)
+    offer = row.offer
+    gpus = offer.gpus if offer is not None else 0
+    for place, slot in enumerate(wish.disabled):
+        if slot >= gpus and slot not in row.disabled:
+            detail = f"{name} has {gpus} slots, counted from 0"
+            field = FieldError(pointer=f"/disabled/{place}", code="value_error", detail=detail)
+            raise invalid([field])
+    ref = await note(reading.gateway, wish.reason, name, asker)
+    event = NodeSlotsChangeRequestedV1(
+        node=name, disabled=tuple(sorted(set(wish.disabled))), stop=wish.stop, note=ref
+    )
+    return await submit_requests(reading.gateway, [(event, name)], asker, response)
+
+
+def _deadline(wish: NodePatch) -> int | None:
+    if wish.deadline_at is None:
+        return None
+    try:
+        return parse_rfc3339(wish.deadline_at)
+    except ValueError as error:
+        field = FieldError(pointer="/deadline_at", code="value_error", detail=str(error))
+        raise invalid([field]) from None

@@ -1,0 +1,91 @@
+"""From a job's description to its records: the id, what decides, what does not, and the repeat."""
+
+import hmac
+from typing import Final
+
+from pydantic_core import to_json
+
+from yardmaster_schemas.events.details import JobDetailedV1
+from yardmaster_schemas.events.requests import DetailsRef, TaskSubmittedV1
+from yardmaster_schemas.job_file import (
+    DEFAULT_CPUS,
+    JobSpec,
+    name_of,
+    run_of,
+    submitted_spec,
+    task_params,
+)
+
+_DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyz"
+ID_LENGTH: Final = 12
+
+
+def job_id(log_id: str, project: str, user: str, key: str) -> str:
+    """The id of the job that a user submits to a project under an idempotency key.
+
+    12 of [0-9a-z], from an HMAC-SHA256 keyed with the log's id, so that no id can be aimed at.
+    """
+    parts = (project, user, key)
+    message = b"".join(len(p.encode()).to_bytes(8, "big") + p.encode() for p in parts)
+    number = int.from_bytes(hmac.digest(bytes.fromhex(log_id), message, "sha256"), "big")
+    digits = []
+    for _ in range(ID_LENGTH):
+        number, digit = divmod(number, len(_DIGITS))
+        digits.append(_DIGITS[digit])
+    return "".join(digits)
+
+
+def body_digest(spec: JobSpec, key: str) -> str:
+    """64 hex digits that two descriptions under one key share when they say the same.
+
+    Keyed, because it is kept for ever and the description is not: without the idempotency key,
+    which no log holds, nobody can try descriptions out against it. What a job file could not say
+    when the first of them were kept counts only where it is said.
+    """
+    described = spec.model_dump(mode="json")
+    for later in ("avoid_nodes", "runtime_estimate"):
+        if not described[later]:
+            del described[later]
+    # The default of earlier versions was 0, and stands for the default.
+    cpus = spec.resources.cpus
+    if cpus == DEFAULT_CPUS:
+        described["resources"]["cpus"] = 0
+    elif cpus == 0:
+        described["resources"]["cpus"] = None
+    plain = to_json(_sorted(described))
+    return hmac.digest(key.encode(), plain, "sha256").hex()
+
+
+def _sorted(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _sorted(value[key]) for key in sorted(value)}
+    if isinstance(value, list):
+        return [_sorted(inner) for inner in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    return value
+
+
+def details(spec: JobSpec, id_: str, user: str, salt: str) -> JobDetailedV1:
+    """What no decision reads of a job."""
+    return JobDetailedV1(
+        job_id=id_,
+        salt=salt,
+        name=name_of(spec),
+        user=user,
+        labels=dict(spec.labels),
+        run=run_of(spec),
+        stop_signal=spec.stop.signal,
+        params=task_params(spec),
+    )
+
+
+def request(spec: JobSpec, id_: str, key: str, ref: DetailsRef) -> TaskSubmittedV1:
+    """What quota judges."""
+    return TaskSubmittedV1(
+        job_id=id_,
+        project=spec.project,
+        spec=submitted_spec(spec),
+        body_digest=body_digest(spec, key),
+        details=ref,
+    )

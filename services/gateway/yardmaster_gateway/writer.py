@@ -1,0 +1,212 @@
+"""Records requests: in one sequence, several that wait together in one batch.
+
+Quota takes a source's records only in rising sequence, so numbers are given out where the batch is
+made, one batch at a time. What an append did not answer for may have landed or may land yet; if it
+lands after a later record, quota refuses it as a repeat.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Final
+
+from yardmaster_eventlog.codec import encode
+from yardmaster_eventlog.errors import AppendOutcomeUnknown
+from yardmaster_eventlog.port import EventLog, Partition, Record, batch_bytes
+from yardmaster_gateway.errors import Busy
+from yardmaster_gateway.rights import Caller
+from yardmaster_runtime.clock import Clock
+from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_runtime.telemetry.tracing import Span, child_span
+from yardmaster_schemas.envelope import Actor, ActorKind, Auth, Envelope, Event
+from yardmaster_schemas.events.requests import DetailsRef
+from yardmaster_schemas.topics import DETAILS, REQUESTS
+
+#: Requests that may wait to be recorded; more are turned away.
+MAX_WAITING: Final = 1_000
+#: A batch closes at so many records or bytes.
+MAX_BATCH_RECORDS: Final = 200
+MAX_BATCH_BYTES: Final = 512 * 1024
+#: Requests without an answer that are remembered.
+MAX_UNANSWERED: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """On whose behalf something is recorded, and in which trace."""
+
+    caller: Caller
+    traceparent: str | None
+
+
+@dataclass(slots=True)
+class _Entry:
+    """Events that lie side by side, and where they came to lie (or why they did not)."""
+
+    events: Sequence[tuple[Event, str]]
+    asker: Asker
+    #: The numbers of its records, once they are made.
+    seqs: range = range(0)
+    offset: int | None = None
+    error: BaseException | None = None
+    records: list[Record] = field(default_factory=list)
+
+    @property
+    def done(self) -> bool:
+        return self.offset is not None or self.error is not None
+
+
+class RequestWriter:
+    """Writes the records of one start of a gateway, for one cell.
+
+    `start` (12 hex digits, by chance) is part of the source: quota takes a source's records only in
+    rising order, and by the clock alone a start after the clock was set back would come before the
+    last one. `epoch` is when the gateway started (ms).
+    """
+
+    def __init__(
+        self,
+        log: EventLog,
+        clock: Clock,
+        telemetry: Telemetry,
+        *,
+        cell: str,
+        partition: int,
+        instance: str,
+        start: str,
+    ) -> None:
+        self._log = log
+        self._clock = clock
+        self._telemetry = telemetry
+        self._cell = cell
+        self._requests = Partition(REQUESTS.name, partition)
+        self._details = Partition(DETAILS.name, partition)
+        self.source = f"gateway/{instance}.{start}"
+        self._epoch = clock.now_ms()
+        self._seq = 0
+        self._waiting: deque[_Entry] = deque()
+        self._lock = asyncio.Lock()
+        #: Records whose append was not answered, the newest `MAX_UNANSWERED`.
+        self._unanswered: deque[range] = deque(maxlen=MAX_UNANSWERED)
+        self._depth = telemetry.gauge("requests_waiting", "Requests that wait to be recorded")
+        self._batches = telemetry.counter("request_batches", "Batches appended to requests")
+        self._recorded = telemetry.counter("requests_recorded", "Requests recorded")
+
+    async def detail(self, event: Event, key: str, subject: str, asker: Asker) -> DetailsRef:
+        """Record what no decision reads; returns where it lies and its digest.
+
+        Raises:
+            BatchTooLarge, LogUnavailable, LogClosed: nothing was written.
+            AppendOutcomeUnknown: nothing refers to it, so nothing comes of it.
+        """
+        record = encode(self._envelope(event, subject, asker), key)
+        with self._appending(self._details, asker):
+            offset = await self._log.append(self._details, [record])
+        digest = sha256(record.value or b"").hexdigest()
+        return DetailsRef(partition=self._details.number, offset=offset, digest=digest)
+
+    async def erase(self, keys: Sequence[str]) -> int:
+        """Write a tombstone of each key in `details`; returns where the last one lies.
+
+        Raises:
+            LogUnavailable, LogClosed, AppendOutcomeUnknown: some may be written; to repeat is safe.
+        """
+        offset = 0
+        for start in range(0, len(keys), MAX_BATCH_RECORDS):
+            batch = [Record(key.encode(), None) for key in keys[start : start + MAX_BATCH_RECORDS]]
+            offset = await self._log.append(self._details, batch) + len(batch) - 1
+        return offset
+
+    async def record(self, events: Sequence[tuple[Event, str]], asker: Asker) -> int:
+        """Record requests side by side, each with its subject; returns the first one's offset.
+
+        Raises:
+            Busy, BatchTooLarge, LogUnavailable, LogClosed: nothing was written.
+            AppendOutcomeUnknown: they may be written, or may be yet.
+        """
+        if len(self._waiting) >= MAX_WAITING:
+            raise Busy(limit=MAX_WAITING)
+        entry = _Entry(events, asker)
+        self._waiting.append(entry)
+        self._depth.set(len(self._waiting))
+        with self._appending(self._requests, asker):
+            async with self._lock:
+                while not entry.done:
+                    await self._flush()
+        if entry.error is not None:
+            raise entry.error
+        if entry.offset is None:
+            raise AssertionError("an entry that is done has an offset or an error")
+        return entry.offset
+
+    def acknowledged(self, envelope: Envelope[Event]) -> bool:
+        """Whether a record of `requests` is this writer's own, and its append was answered."""
+        own = envelope.source == self.source
+        return own and not any(envelope.seq in seqs for seqs in self._unanswered)
+
+    def _appending(self, where: Partition, asker: Asker) -> Span:
+        """The span from wanting an append to its acknowledgement."""
+        return child_span(
+            self._telemetry.tracer, f"append {where.topic}", asker.traceparent, kind="producer"
+        )
+
+    async def _flush(self) -> None:
+        """Append one batch of what waits, the oldest first."""
+        batch: list[_Entry] = []
+        size = 0
+        while self._waiting and len(batch) < MAX_BATCH_RECORDS:
+            entry = self._waiting[0]
+            if not entry.records:
+                first = self._seq
+                entry.records = [
+                    encode(self._envelope(event, subject, entry.asker), self._cell)
+                    for event, subject in entry.events
+                ]
+                entry.seqs = range(first, self._seq)
+            size += batch_bytes(entry.records)
+            if batch and size > MAX_BATCH_BYTES:
+                break
+            batch.append(self._waiting.popleft())
+        self._depth.set(len(self._waiting))
+        records = [record for entry in batch for record in entry.records]
+        try:
+            offset = await self._log.append(self._requests, records)
+        except BaseException as error:
+            self._unanswered.extend(entry.seqs for entry in batch)
+            for entry in batch:
+                entry.error = self._why(error)
+            raise
+        for entry in batch:
+            entry.offset = offset
+            offset += len(entry.records)
+        self._batches.inc()
+        self._recorded.inc(len(records))
+
+    @staticmethod
+    def _why(error: BaseException) -> BaseException:
+        """What those are told whose records were in the same batch."""
+        if isinstance(error, Exception):
+            return error
+        return AppendOutcomeUnknown(topic=REQUESTS.name, found="the append was given up")
+
+    def _envelope(self, event: Event, subject: str, asker: Asker) -> Envelope[Event]:
+        seq = self._seq
+        self._seq += 1
+        caller = asker.caller
+        return Envelope(
+            type=event.TYPE,
+            version=event.VERSION,
+            source=self.source,
+            epoch=self._epoch,
+            seq=seq,
+            subject=subject,
+            time_ms=self._clock.now_ms(),
+            actor=Actor(kind=ActorKind.USER, id=caller.user),
+            traceparent=asker.traceparent,
+            auth=Auth(
+                method=caller.method, issuer=caller.issuer, credential_id=caller.credential_id
+            ),
+            data=event,
+        )

@@ -1,1 +1,0 @@
-"""The agent of Yardmaster on a node: runs tasks, counts devices, keeps a ledger."""

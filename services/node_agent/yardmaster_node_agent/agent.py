@@ -1,0 +1,472 @@
+"""The node agent: one per host, from joining the cell to being lost and joining anew.
+
+`run` lives through any number of incarnations of the node. One incarnation: take the ledger, find
+again what runs, join, then follow the assignments, each replica under a supervision of its own,
+until the scheduler counts the node as lost; then everything is killed, a new ledger begun, and the
+node joins again.
+
+Being cancelled is a polite crash: nothing is told and nothing killed, tasks run on and are found
+again.
+
+A log that is away ends nothing either, for however long: calls are tried again, ever slower up to
+`retry.longest_pause_s`, tasks run on (but for those under a fence, see `lease`), what happened to
+them is in the ledger and what they say in their files, up to `output_limit_bytes` of each replica.
+An agent that is started meanwhile looks after what its ledger holds at once; only one that has no
+ledger waits.
+
+What a machine that lost power ran counts as lost with it: an agent that finds nothing alive of what
+its ledger holds, and not how all of it ended, tells what it knows and joins anew.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any, Final, NoReturn
+
+from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogUnavailable
+from yardmaster_eventlog.port import Partition
+from yardmaster_node_agent.agent_state import (
+    Book,
+    Forgotten,
+    Head,
+    Offer,
+    Reached,
+    Replica,
+    ReplicaKey,
+    ReplicaState,
+)
+from yardmaster_node_agent.api import HOST, TaskApi
+from yardmaster_node_agent.assignments import Follower
+from yardmaster_node_agent.environment import NodeFacts
+from yardmaster_node_agent.errors import AgentError, ExecutorFailed
+from yardmaster_node_agent.executors.port import Process
+from yardmaster_node_agent.joining import HINTS, LOOK_S, JoinRefusals
+from yardmaster_node_agent.lease import FenceExpired, IncarnationOver, Lease
+from yardmaster_node_agent.metrics import AgentMetrics
+from yardmaster_node_agent.ports import Ports, Shop, host_ports, simulated_ports
+from yardmaster_node_agent.reports import Fact, Reporter, Writer
+from yardmaster_node_agent.settings import Settings
+from yardmaster_node_agent.supervision import Supervision
+from yardmaster_node_agent.topic import find_topic
+from yardmaster_runtime.retrying import PatientLog
+from yardmaster_runtime.waiting import together
+from yardmaster_schemas.events.expiring import NodeHeartbeatV1
+from yardmaster_schemas.events.node_events import NodeJoinedV1, ReplicaRef
+from yardmaster_schemas.reasons import RefusalCode
+from yardmaster_schemas.topics import HEARTBEATS, assignments
+
+__all__ = ["Ports", "Settings", "host_ports", "run", "simulated_ports"]
+
+#: The version of the events that this agent reads and writes.
+SCHEMA_VERSION: Final = 1
+#: Hexadecimal digits of an incarnation.
+INCARNATION_DIGITS: Final = 12
+
+#: What the ledger holds, and its process where there was one.
+Adopted = tuple[Supervision, Process | None]
+
+
+async def run(ports: Ports, settings: Settings) -> None:
+    """Be the agent of one node until cancelled.
+
+    Raises:
+        LedgerCorrupt, LedgerInUse, LedgerUnwritable: nothing may be started without a ledger.
+        AssignmentUnreadable: a newer scheduler's record.
+        NotEnrolled: the node's topic did not come in time.
+        ExecutorFailed: what an earlier life left cannot be ended.
+        LogError: what time does not heal, such as a log that is another one.
+    """
+    metrics = AgentMetrics(ports.telemetry)
+    for_ever = settings.retry.model_copy(update={"attempts": 0})
+    patient = PatientLog(ports.log, ports.clock, for_ever, metrics.log_retries)
+    ports.health.say("node", "not joined yet")
+    try:
+        book = ports.ledger.load()
+        if book is not None and book.head.node != settings.node:
+            raise AgentError(found=f"the ledger is node {book.head.node}'s, not {settings.node}'s")
+        if book is None:
+            book = await _begin_anew(ports, settings, metrics, patient, old=None)
+        elif book.head.offer != _offer(ports, settings) and not _held(book):
+            # An incarnation's offer never changes; with nothing held another one costs nothing.
+            book = await _begin_anew(ports, settings, metrics, patient, old=book.head)
+        while True:
+            agent = _Incarnation(ports, settings, metrics, patient, book)
+            try:
+                await agent.run()
+            except* IncarnationOver as ended:
+                over = ended.exceptions[0]
+                if isinstance(over, FenceExpired):
+                    metrics.fenced.inc()
+                ports.health.say("node", "joins anew")
+                ports.telemetry.warn("incarnation_over", node=settings.node, found=str(over))
+            book = await _begin_anew(ports, settings, metrics, patient, old=agent.head)
+    finally:
+        # A courtesy to who opens the ledger next in this process; the kernel does it for the
+        # others.
+        ports.ledger.close()
+
+
+def _offer(ports: Ports, settings: Settings) -> Offer:
+    return Offer(
+        pool=settings.pool,
+        node_type=settings.node_type,
+        gpus=len(ports.machine.devices.names),
+        cpu_milli=ports.machine.cpu_milli,
+        memory_mib=ports.machine.memory_mib,
+    )
+
+
+def _held(book: Book) -> list[Replica]:
+    """The replicas whose slots the log is not known to have back."""
+    return [r for r in book.replicas.values() if r.held or not r.ended_told]
+
+
+def _lost(adopted: list[Adopted]) -> list[Adopted]:
+    """The replicas that a loss of power ended, or who killed all of a node's processes.
+
+    Nobody saw them end, and nothing lives of what the node held. Where other tasks live a runner
+    was killed alone, and its task with it: that is the task's end.
+    """
+    if any(process is not None and process.is_alive() for _, process in adopted):
+        return []
+    return [each for each in adopted if each[0].ended_unseen(each[1])]
+
+
+async def _begin_anew(
+    ports: Ports, settings: Settings, metrics: AgentMetrics, log: PatientLog, old: Head | None
+) -> Book:
+    """End all that earlier ledgers left, then begin a ledger at the end of the assignments."""
+    killed = await ports.executor.sweep()
+    await find_topic(ports, settings, log)
+    topic = Partition(assignments(settings.node).name, settings.partition)
+    end = await log.end(topic)
+    head = Head(
+        node=settings.node,
+        incarnation=ports.chance.hex("incarnation", INCARNATION_DIGITS),
+        epoch=0 if old is None else old.epoch,
+        offer=_offer(ports, settings),
+        api_port=0 if old is None else old.api_port,
+    )
+    book = ports.ledger.begin(head)
+    book.take(Reached(offset=end))
+    ports.ledger.write([Reached(offset=end)])
+    Lease.begin(ports.clock, ports.executor, head.incarnation, ports.machine.boot_id)
+    metrics.incarnations.inc()
+    ports.telemetry.info(
+        "incarnation_begun", node=settings.node, incarnation=head.incarnation, killed=killed
+    )
+    return book
+
+
+class _Incarnation:
+    """The agent through one life of the process and one incarnation of the node."""
+
+    def __init__(
+        self, ports: Ports, settings: Settings, metrics: AgentMetrics, log: PatientLog, book: Book
+    ) -> None:
+        self._ports = ports
+        self._settings = settings
+        self._metrics = metrics
+        self._log = log
+        self._book = book
+        self._supervisions: dict[ReplicaKey, Supervision] = {}
+        self._by_token: dict[str, Supervision] = {}
+        self._replicas: asyncio.TaskGroup | None = None
+        self._lease = Lease(ports.clock, ports.executor, book, ports.machine.boot_id)
+        #: Set by whoever finds that the incarnation is over while it looks after a replica.
+        self._found_over = asyncio.Event()
+        self._joining: NodeJoinedV1 | None = None
+        #: The cell refused the last join that it answered.
+        self._join_refused = False
+        self.head = book.head
+
+    async def run(self) -> None:
+        """Join and work until the incarnation is over.
+
+        Raises:
+            IncarnationOver, and what `run` of this module raises.
+        """
+        self._lease.check()
+        api = TaskApi(self._by_token.get, self._ports.clock, self._metrics)
+        try:
+            if self._settings.api:
+                await self._listen(api)
+            shop = self._open(api.port)
+            adopted = await self._adopt(shop)
+            if lost := _lost(adopted):
+                await self._settle(shop, lost, [each for each in adopted if each not in lost])
+            self._join(shop, adopted)
+            follower = Follower(
+                shop, self._metrics, begin=self._supervise_new, supervisions=self._supervisions
+            )
+            work: list[Coroutine[Any, Any, object]] = [
+                shop.reporter.run(),
+                self._follow(follower),
+                self._beat(shop),
+                self._ask_again(shop),
+                self._lease.watch(),
+                self._until_over(),
+            ]
+            if self._settings.api:
+                work.append(api.run())
+            await together(self._look_after(adopted, work))
+        finally:
+            api.close()
+
+    async def _listen(self, api: TaskApi) -> None:
+        """Take the port that running tasks were told, or the one that was set."""
+        kept = self._book.head.api_port
+        try:
+            await api.listen(self._settings.api_port or kept)
+        except OSError as error:
+            if self._settings.api_port:
+                raise
+            self._ports.telemetry.warn("api_port_taken", port=kept, found=str(error))
+            await api.listen(0)
+
+    def _open(self, api_port: int) -> Shop:
+        """Count this life in the ledger; from here on its records are numbered."""
+        old = self._book.head
+        now_ms = self._ports.clock.now_ms()
+        self.head = Head(
+            node=old.node,
+            incarnation=old.incarnation,
+            epoch=max(old.epoch + 1, now_ms),
+            offer=old.offer,
+            api_port=api_port,
+        )
+        self._book.take(self.head)
+        writer = Writer(
+            self._ports.log,
+            self._log,
+            self._ports.clock,
+            self._metrics,
+            node=self.head.node,
+            incarnation=self.head.incarnation,
+            partition=self._settings.partition,
+            epoch=self.head.epoch,
+        )
+        devices = self._ports.machine.devices
+        shop = Shop(
+            # A log that is away for a moment does not end the agent.
+            ports=replace(self._ports, log=self._log),
+            settings=self._settings,
+            book=self._book,
+            writer=writer,
+            reporter=Reporter(writer, self._lease, self._metrics, self._settings.cell),
+            lease=self._lease,
+            facts=NodeFacts(
+                node=self.head.node,
+                agent_url=f"http://{HOST}:{api_port}" if api_port else "",
+                devices=devices.names,
+                gpu_memory_mib=devices.memory_mib,
+                mps=self._settings.mps,
+                passed=self._ports.machine.passed,
+            ),
+        )
+        shop.keep(self.head)
+        if old.offer != _offer(self._ports, self._settings):
+            self._ports.telemetry.warn(
+                "offer_unchanged", node=old.node, found="the new one holds once nothing runs"
+            )
+        return shop
+
+    async def _adopt(self, shop: Shop) -> list[Adopted]:
+        adopted: list[Adopted] = []
+        for replica in list(self._book.replicas.values()):
+            if replica.state is ReplicaState.RELEASED and replica.ended_told:
+                continue
+            supervision = Supervision(shop, self._metrics, replica)
+            process = await supervision.adopt() if replica.held else None
+            self._supervisions[replica.key] = supervision
+            adopted.append((supervision, process))
+        return adopted
+
+    async def _settle(self, shop: Shop, lost: list[Adopted], ended: list[Adopted]) -> NoReturn:
+        """Tell what is known of a life that a loss of power ended; nothing new is taken meanwhile.
+
+        Raises: IncarnationOver.
+        """
+
+        async def until_told() -> NoReturn:
+            await together(*(supervision.abandon(process) for supervision, process in lost))
+            while not (
+                all(supervision.replica.ended_told for supervision, _ in ended)
+                and all(supervision.replica.known_told for supervision, _ in lost)
+            ):
+                await self._ports.clock.sleep(self._settings.tick_s)
+            raise IncarnationOver(f"{len(lost)} replicas ended with the machine, or its agent")
+
+        self._ports.health.say("node", "tells what became of its last life")
+        await self._look_after(ended, [shop.reporter.run(), until_told()])
+        raise AssertionError("what waits for the end raises")
+
+    def _join(self, shop: Shop, adopted: list[Adopted]) -> None:
+        offer, settings = self.head.offer, self._settings
+        running = sorted(s.replica.key for s, process in adopted if process is not None)
+        event = NodeJoinedV1(
+            node=self.head.node,
+            incarnation=self.head.incarnation,
+            boot_id=self._ports.machine.boot_id,
+            schema_version=SCHEMA_VERSION,
+            pool=offer.pool,
+            node_type=offer.node_type,
+            gpus=offer.gpus,
+            gpu_memory_mib=self._ports.machine.devices.memory_mib,
+            cpu_milli=offer.cpu_milli,
+            memory_mib=offer.memory_mib,
+            labels=dict(settings.labels),
+            address=settings.address,
+            port_first=settings.port_first,
+            port_last=settings.port_last,
+            running=tuple(
+                ReplicaRef(task_id=key.task_id, attempt=key.attempt, replica=key.replica)
+                for key in running
+            ),
+            executors=self._ports.executor.kinds,
+        )
+        self._joining = event
+        self._ask(shop)
+
+    def _ask(self, shop: Shop) -> None:
+        event = self._joining
+        assert event is not None, "it was asked for at the start"
+        fact = Fact(events=(event,), subject=event.node, cause=None, told=self._has_joined)
+        shop.reporter.report("joined", event.node, fact)
+
+    def _has_joined(self) -> None:
+        if not self._join_refused:
+            self._ports.health.say("node")
+
+    async def _ask_again(self, shop: Shop) -> None:
+        """Ask to join again every `ask_again_s` while the node was given nothing or is refused.
+
+        A refusal is an error in the log and makes the agent not ready. A refused node may be
+        enrolled at any time. To ask again as a node that is in changes nothing.
+        """
+        refusals = JoinRefusals(shop.ports.log, shop.writer.source, self.head.epoch)
+        clock, settings, book = self._ports.clock, self._settings, self._book
+        asked_s, refused = clock.monotonic_s(), False
+        while True:
+            await clock.sleep(min(LOOK_S, settings.ask_again_s))
+            if (code := await refusals.look()) is not None:
+                refused = self._join_refused = True
+                self._say_refused(code)
+            if clock.monotonic_s() - asked_s < settings.ask_again_s:
+                continue
+            if not refused:
+                if self._join_refused:
+                    self._join_refused = False
+                    self._ports.health.say("node")
+                if book.replicas or book.forgotten_through >= 0:
+                    return
+            self._ask(shop)
+            asked_s, refused = clock.monotonic_s(), False
+
+    def _say_refused(self, code: RefusalCode) -> None:
+        hint = HINTS.get(code, "the topic quarantine has the record").replace(
+            "NODE", self.head.node
+        )
+        self._metrics.joins_refused.labels(code.value).inc()
+        self._ports.health.say("node", f"the cell refuses the node's join: {code.value}; {hint}")
+        self._ports.telemetry.error(
+            "join_refused", node=self.head.node, code=code.value, hint=hint, epoch=self.head.epoch
+        )
+
+    async def _follow(self, follower: Follower) -> None:
+        """Follow the assignments, once there is a log and a topic of them."""
+        await find_topic(self._ports, self._settings, self._log)
+        await follower.run()
+
+    # --- replicas ------------------------------------------------------------------------------
+
+    async def _look_after(
+        self, adopted: list[Adopted], work: list[Coroutine[Any, Any, object]]
+    ) -> None:
+        """Own the tasks of all supervisions, while the rest of the agent works."""
+        async with asyncio.TaskGroup() as group:
+            self._replicas = group
+            for supervision, process in adopted:
+                self._supervise(supervision, supervision.resume(process))
+            await together(*work)
+
+    def _supervise_new(self, supervision: Supervision) -> None:
+        self._supervise(supervision, supervision.start())
+
+    def _supervise(self, supervision: Supervision, life: Coroutine[Any, Any, None]) -> None:
+        assert self._replicas is not None, "supervisions have an owner before anything is assigned"
+        key = supervision.replica.key
+        self._supervisions[key] = supervision
+        self._by_token[supervision.replica.token] = supervision
+        self._metrics.replicas.set(len(self._supervisions))
+        self._replicas.create_task(self._to_its_end(supervision, life), name=str(key))
+
+    async def _to_its_end(self, supervision: Supervision, life: Coroutine[Any, Any, None]) -> None:
+        try:
+            await life
+        except* IncarnationOver:
+            self._ports.telemetry.warn("fenced", replica=str(supervision.replica.key))
+            self._found_over.set()
+        self._supervisions.pop(supervision.replica.key, None)
+        self._by_token.pop(supervision.replica.token, None)
+        self._metrics.replicas.set(len(self._supervisions))
+
+    # --- what time asks for --------------------------------------------------------------------
+
+    async def _beat(self, shop: Shop) -> None:
+        """Heartbeats; a log that does not answer costs one, and no more."""
+        while True:
+            held = [replica for replica in self._book.replicas.values() if replica.held]
+            event = NodeHeartbeatV1(
+                node=self.head.node,
+                incarnation=self.head.incarnation,
+                sent_at_ms=self._ports.clock.now_ms(),
+                running=sum(replica.alive for replica in held),
+                gpu_milli_used=sum(len(r.assignment.slots) * r.assignment.gpu_milli for r in held),
+            )
+            record = shop.writer.record(event, subject=self.head.node, key=self.head.node)
+            try:
+                sent_s = await shop.writer.append(HEARTBEATS.name, [record], patient=False)
+            except (LogUnavailable, AppendOutcomeUnknown) as error:
+                self._metrics.heartbeats_missed.inc()
+                self._ports.health.say("heartbeat", str(error))
+            else:
+                self._ports.health.say("heartbeat")
+                self._renew(sent_s)
+            self._tidy(shop)
+            await self._ports.clock.sleep(self._settings.heartbeat_s)
+
+    def _renew(self, sent_s: float) -> None:
+        try:
+            self._lease.acknowledged(sent_s)
+        except ExecutorFailed as error:
+            self._metrics.renewals_failed.inc()
+            self._ports.telemetry.error("not_renewed", found=str(error))
+
+    async def _until_over(self) -> NoReturn:
+        await self._found_over.wait()
+        raise FenceExpired("what ran under a fence was killed by its runner")
+
+    def _tidy(self, shop: Shop) -> None:
+        """Remove old directories, and forget in the ledger what no relay repeats any more."""
+        settings, now_ms = self._settings, self._ports.clock.now_ms()
+        ended = [r for r in self._book.replicas.values() if not r.held and r.ended_told]
+        ended.sort(key=lambda replica: replica.ended_ms, reverse=True)
+        directories = [replica for replica in ended if not replica.directory_removed]
+        old_ms = now_ms - int(settings.kept_s * 1000)
+        for count, replica in enumerate(directories):
+            if count >= settings.kept_directories or replica.ended_ms < old_ms:
+                self._ports.executor.forget(replica.key)
+                replica.directory_removed = True
+                shop.keep(replica, durable=False)
+        forget_ms = now_ms - int(settings.remembered_s * 1000)
+        for count, replica in enumerate(ended):
+            if count >= settings.remembered or replica.ended_ms < forget_ms:
+                self._forget(shop, replica)
+
+    def _forget(self, shop: Shop, replica: Replica) -> None:
+        if not replica.directory_removed:
+            self._ports.executor.forget(replica.key)
+        entry = Forgotten(key=replica.key, through=replica.assignment.decision)
+        shop.keep(entry)
+        self._book.take(entry)

@@ -1,0 +1,69 @@
+"""What a replica is to run: read from `details` by position, held to the decision's digest."""
+
+import hashlib
+
+from yardmaster_eventlog.codec import decode
+from yardmaster_eventlog.errors import OffsetGone, ReadPastEnd
+from yardmaster_eventlog.port import EventLog, Partition
+from yardmaster_node_agent.agent_state import Assignment
+from yardmaster_node_agent.errors import RunRefused
+from yardmaster_node_agent.executors.secrets import Secrets
+from yardmaster_schemas.errors import SchemaError
+from yardmaster_schemas.events.details import JobDetailedV1
+from yardmaster_schemas.reasons import StartFailure
+from yardmaster_schemas.topics import DETAILS
+
+
+async def read_details(log: EventLog, assignment: Assignment) -> tuple[JobDetailedV1, str | None]:
+    """The job's details, and the trace context of the request that they came with.
+
+    Raises:
+        RunRefused: they were erased, are another record's, or cannot be read.
+        LogError: the log failed.
+    """
+    where = assignment.details
+    try:
+        found = await log.read(
+            Partition(DETAILS.name, where.partition), where.offset, max_records=1
+        )
+    except (ReadPastEnd, OffsetGone):
+        found = ()
+    if not found or found[0].offset != where.offset or found[0].record.value is None:
+        raise _unreadable(assignment, "its details were erased")
+    record = found[0].record
+    if hashlib.sha256(record.value or b"").hexdigest() != where.digest:
+        raise _unreadable(assignment, "its details do not match their digest")
+    try:
+        envelope = decode(record)
+    except SchemaError as error:
+        raise _unreadable(assignment, f"its details: {error.code}") from None
+    details = envelope.data
+    job_id = assignment.key.task_id.partition(".")[0]
+    if not isinstance(details, JobDetailedV1) or details.job_id != job_id:
+        raise _unreadable(assignment, "its details are not its job's")
+    return details, envelope.traceparent
+
+
+def _unreadable(assignment: Assignment, found: str) -> RunRefused:
+    return RunRefused(replica=assignment.key, found=found, failure=StartFailure.DETAILS_MISSING)
+
+
+def resolve_secrets(
+    secrets: Secrets, assignment: Assignment, details: JobDetailedV1
+) -> dict[str, str]:
+    """The values of the secrets that the job names, by variable.
+
+    Raises:
+        RunRefused: one is not to be had; its value is never part of a message.
+    """
+    values: dict[str, str] = {}
+    for name, reference in sorted(details.run.secrets.items()):
+        value = secrets.resolve(reference)
+        if value is None:
+            raise RunRefused(
+                replica=assignment.key,
+                found=f"there is no secret {reference!r} here",
+                failure=StartFailure.SECRET_MISSING,
+            )
+        values[name] = value
+    return values

@@ -1,0 +1,157 @@
+"""What a task finds in its environment. Pure: values in, values out."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from yardmaster_node_agent.agent_state import Assignment
+from yardmaster_node_agent.errors import RunRefused
+from yardmaster_node_agent.executors.port import Paths
+from yardmaster_schemas.events.details import JobDetailedV1
+from yardmaster_schemas.reasons import StartFailure
+
+#: Names with these beginnings are the agent's or the loader's: a job that sets one is refused, so
+#: that nothing it says reaches the agent's word, a driver hook or a root process.
+RESERVED: Final = ("YARD_", "CUDA_", "NVIDIA_", "LD_")
+#: Names the agent itself gives beside the reserved ones; a job's value would be lost, so it is
+#: refused.
+GANG_NAMES: Final = frozenset(
+    {"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK"}
+    | {f"PET_{name}" for name in ("NNODES", "NODE_RANK", "NPROC_PER_NODE")}
+    | {"PET_MASTER_ADDR", "PET_MASTER_PORT"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """What the node adds: its name, the API it serves its tasks, its devices.
+
+    `devices` has the CUDA name (an index or a UUID) of each slot; `passed` the variables of the
+    agent's own environment that every task gets; `mps`: an MPS daemon enforces limits on shared
+    GPUs.
+    """
+
+    node: str
+    agent_url: str
+    devices: tuple[str, ...]
+    gpu_memory_mib: int
+    mps: bool
+    passed: Mapping[str, str]
+
+
+def refuse_reserved(assignment: Assignment, names: list[str]) -> None:
+    """Hold a job's names against the reserved ones.
+
+    Raises:
+        RunRefused: one is reserved.
+    """
+    for name in sorted(names):
+        if name.startswith(RESERVED) or name in GANG_NAMES:
+            raise RunRefused(
+                replica=assignment.key,
+                found=f"its environment sets {name}, reserved",
+                failure=StartFailure.RESERVED_VARIABLE,
+            )
+
+
+def task_environment(
+    assignment: Assignment,
+    details: JobDetailedV1,
+    secrets: Mapping[str, str],
+    *,
+    token: str,
+    paths: Paths,
+    facts: NodeFacts,
+    free_port: int,
+) -> dict[str, str]:
+    """The whole environment of one replica.
+
+    `secrets` are resolved values by variable name. `free_port` is for the rendezvous of a task of
+    one replica, for which the scheduler reserves no port.
+
+    Raises:
+        RunRefused: the job sets a reserved name.
+    """
+    refuse_reserved(assignment, [*details.run.env, *secrets])
+    env = {**facts.passed, **details.run.env, **secrets}
+    env |= _own(assignment, details, token, paths, facts)
+    env |= _devices(assignment, facts)
+    env |= _rendezvous(assignment, free_port)
+    return env
+
+
+def _own(
+    assignment: Assignment, details: JobDetailedV1, token: str, paths: Paths, facts: NodeFacts
+) -> dict[str, str]:
+    key = assignment.key
+    index = assignment.task_index
+    params = details.params[index] if index < len(details.params) else {}
+    checkpoint = assignment.checkpoint
+    grace = assignment.grace_s
+    values = {
+        "JOB_ID": key.task_id.partition(".")[0],
+        "JOB_NAME": details.name,
+        "USER": details.user,
+        "TASK_ID": key.task_id,
+        "TASK_INDEX": index,
+        "TASK_COUNT": assignment.tasks,
+        "ATTEMPT": key.attempt,
+        "PROJECT": assignment.project,
+        "POOL": assignment.pool,
+        "NODE": facts.node,
+        "REPLICA": key.replica,
+        "REPLICAS": assignment.replicas,
+        "PARAMS": json.dumps(params, separators=(",", ":"), sort_keys=True),
+        "CHECKPOINT_URI": "" if checkpoint is None else checkpoint.uri,
+        "CHECKPOINT_STEP": "" if checkpoint is None else checkpoint.step,
+        "CHECKPOINT_FILE": paths.checkpoint_file,
+        "STOP_FILE": paths.stop_file,
+        "GRACE_S": "" if grace is None else grace,
+        "AGENT_URL": facts.agent_url,
+        "AGENT_TOKEN": token,
+        "GPU_MILLI": assignment.gpu_milli,
+        "GPU_MEMORY_MIB": facts.gpu_memory_mib * assignment.gpu_milli // 1000,
+    }
+    return {f"YARD_{name}": str(value) for name, value in values.items()}
+
+
+def _devices(assignment: Assignment, facts: NodeFacts) -> dict[str, str]:
+    env = {
+        "CUDA_VISIBLE_DEVICES": ",".join(facts.devices[slot] for slot in assignment.slots),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }
+    if facts.mps and 0 < assignment.gpu_milli < 1000:
+        env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(max(assignment.gpu_milli // 10, 1))
+        memory_mib = facts.gpu_memory_mib * assignment.gpu_milli // 1000
+        if memory_mib:
+            limits = [f"{n}={memory_mib}M" for n in range(len(assignment.slots))]
+            env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = ",".join(limits)
+    return env
+
+
+def _rendezvous(assignment: Assignment, free_port: int) -> dict[str, str]:
+    """PET_ names for `torchrun`, plain ones for programs that join a gang without it.
+
+    A single replica is a gang of one, so that `init_process_group("env://")` works in it too. A
+    program of one process per replica has LOCAL_RANK 0; with more GPUs it would have more
+    processes, whose ranks only torchrun knows.
+    """
+    replica, replicas, slots = assignment.key.replica, assignment.replicas, len(assignment.slots)
+    gang = replicas > 1
+    address = assignment.master_addr if gang else "127.0.0.1"
+    port = assignment.master_port if gang and assignment.master_port is not None else free_port
+    values: dict[str, int | str] = {
+        "PET_NNODES": replicas,
+        "PET_NODE_RANK": replica,
+        "PET_NPROC_PER_NODE": max(slots, 1),
+        "PET_MASTER_ADDR": address,
+        "PET_MASTER_PORT": port,
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+        "RANK": replica,
+        "WORLD_SIZE": replicas,
+    }
+    if slots <= 1:
+        values["LOCAL_RANK"] = 0
+    return {name: str(value) for name, value in values.items()}

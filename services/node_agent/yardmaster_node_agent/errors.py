@@ -1,0 +1,75 @@
+"""What the agent raises.
+
+```
+AgentError   StartFailed  (ExecutorFailed  RunRefused)  LedgerCorrupt  LedgerInUse  LedgerUnwritable
+             AssignmentUnreadable  NotEnrolled
+```
+"""
+
+from yardmaster_schemas.errors import YardmasterError
+from yardmaster_schemas.reasons import StartFailure
+
+
+class AgentError(YardmasterError):
+    """The node agent failed: {found}."""
+
+    code = "agent"
+
+
+class StartFailed(AgentError):
+    """The agent cannot start {replica}: {found}."""
+
+    code = "start_failed"
+
+    @property
+    def failure(self) -> StartFailure:
+        """The cause that the agent reports to the scheduler."""
+        failure = self.fields.get("failure")
+        return failure if isinstance(failure, StartFailure) else StartFailure.OTHER
+
+
+class ExecutorFailed(StartFailed):
+    """Nothing of {replica} was started, and nothing will be: {found}."""
+
+    code = "executor_failed"
+
+
+class RunRefused(StartFailed):
+    """The agent does not start {replica}: {found}."""
+
+    code = "run_refused"
+
+
+class LedgerCorrupt(AgentError):
+    """The ledger {path} is damaged: {found}.
+
+    Move it away to let the node join anew; what runs is then killed.
+    """
+
+    code = "ledger_corrupt"
+
+
+class LedgerInUse(AgentError):
+    """Another agent holds the ledger {path}. Stop it, or give this one its own data directory."""
+
+    code = "ledger_in_use"
+
+
+class LedgerUnwritable(AgentError):
+    """The ledger {path} cannot be written: {found}. Nothing starts without it; tasks run on."""
+
+    code = "ledger_unwritable"
+
+
+class AssignmentUnreadable(AgentError):
+    """{topic} offset {offset} cannot be read: {found}. Upgrade this agent; what runs goes on."""
+
+    code = "assignment_unreadable"
+
+
+class NotEnrolled(AgentError):
+    """Node {node} has no topic ({topic}) after {waited_s} s. An operator makes it known with `yard
+    nodes enrol {node}`; then start the agent again.
+    """
+
+    code = "not_enrolled"

@@ -1,0 +1,430 @@
+"""Real commands: each replica in a session of its own under a runner that outlives the agent.
+
+See `runner` for how a start happens at most once and an exit is kept. The agent waits on the runner
+with a pidfd and listens to the replica's bell, so it polls nothing and needs not be the parent:
+after a restart it waits in the same way. Linux only (5.3 on): /proc, pidfd, subreaper.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import stat
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from yardmaster_node_agent import runner
+from yardmaster_node_agent.agent_state import Exit, ProcessIdentity, ReplicaKey
+from yardmaster_node_agent.errors import ExecutorFailed
+from yardmaster_node_agent.executors import procfs
+from yardmaster_node_agent.executors.directory import ReplicaDirectory
+from yardmaster_node_agent.executors.port import Launch, Paths, Renewal, StreamName
+from yardmaster_runtime.clock import Clock
+from yardmaster_schemas.events.node_events import ExecutorKind
+from yardmaster_schemas.reasons import StartFailure
+
+#: How often what is being killed without a runner's help is looked at again.
+SWEEP_S: Final = 0.05
+#: How often a sweep kills before it gives up; what survives SIGKILL hangs in the kernel.
+SWEEP_ROUNDS: Final = 200
+_RENEWAL: Final = TypeAdapter(Renewal)
+
+
+class _Bell:
+    """Wakes whoever waits on a replica: its bell rang, or its runner ended."""
+
+    def __init__(self, directory: ReplicaDirectory) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._woken = asyncio.Event()
+        self._pidfd = -1
+        try:
+            # Read and write: never at its end, and the runner finds a listener.
+            flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._fifo = os.open(directory.path / "bell", flags)
+        except OSError:
+            self._fifo = -1  # the task removed it: its runner's end must do
+        else:
+            if stat.S_ISFIFO(os.fstat(self._fifo).st_mode):
+                self._loop.add_reader(self._fifo, self._rung)
+
+    def watch(self, pid: int) -> None:
+        """Ring when that process ends, at once when it is no more."""
+        try:
+            self._pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._woken.set()
+        else:
+            self._loop.add_reader(self._pidfd, self._ended)
+
+    async def wait(self) -> None:
+        """Until the next ring."""
+        await self._woken.wait()
+        self._woken.clear()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._unwatch()
+        if self._fifo >= 0:
+            self._loop.remove_reader(self._fifo)
+            os.close(self._fifo)
+            self._fifo = -1
+
+    def _rung(self) -> None:
+        os.read(self._fifo, 4096)
+        self._woken.set()
+
+    def _ended(self) -> None:
+        self._unwatch()
+        self._woken.set()
+
+    def _unwatch(self) -> None:
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+
+class RealProcess:
+    """A replica under its runner."""
+
+    def __init__(
+        self,
+        directory: ReplicaDirectory,
+        runner_identity: ProcessIdentity | None,
+        identity: ProcessIdentity,
+        clock: Clock,
+    ) -> None:
+        self.identity = identity
+        self._directory = directory
+        self._runner = runner_identity
+        self._clock = clock
+        self._mark = f"YARD_STOP_FILE={directory.paths.stop_file}\0".encode()
+
+    async def exited(self) -> Exit:
+        """Wait for the exit file; without a runner nobody writes it, and the exit is lost."""
+        with_bell = _listen(self._directory, self._runner)
+        try:
+            while True:
+                running = self._runner is not None and procfs.alive(self._runner)
+                if (found := _exit(self._directory)) is not None:
+                    return replace(found, fenced=self._directory.has("fenced"))
+                if not running:
+                    # Alone, its exit would be seen by nobody: it may not go on.
+                    self.kill()
+                    return Exit(signal=signal.SIGKILL, lost=True)
+                await with_bell.wait()
+        finally:
+            with_bell.close()
+
+    async def gone(self) -> None:
+        """Wait for the runner's end; one that did not end by itself leaves others to look for."""
+        if self._runner is not None:
+            with_bell = _listen(self._directory, self._runner)
+            try:
+                while procfs.alive(self._runner):
+                    await with_bell.wait()
+            finally:
+                with_bell.close()
+            _reap(self._runner.pid)
+        if self._directory.has("gone"):
+            return
+        while procfs.members(None, self.identity, self._mark):
+            await self._clock.sleep(SWEEP_S)
+
+    def vanished(self) -> bool:
+        """The runner is gone, and wrote no exit."""
+        running = self._runner is not None and procfs.alive(self._runner)
+        return not running and _exit(self._directory) is None
+
+    def is_alive(self) -> bool:
+        """The main process is there."""
+        return procfs.alive(self.identity)
+
+    def signal(self, number: int) -> None:
+        """Signal the main process's group, while the process is there: so the group is ours."""
+        if procfs.find(self.identity) is not None:
+            try:
+                os.killpg(self.identity.pid, number)
+            except ProcessLookupError:
+                return
+
+    def kill(self) -> None:
+        """Kill all members that are there."""
+        for seen in procfs.members(self._runner, self.identity, self._mark):
+            procfs.kill(seen)
+
+    def announce_stop(self, notice: str) -> bool:
+        """Write the stop file."""
+        return self._directory.announce_stop(notice)
+
+    def checkpoint_note(self) -> bytes | None:
+        """The checkpoint file, when it is new."""
+        return self._directory.checkpoint_note()
+
+    def read_output(self, stream: StreamName, start: int, size: int) -> bytes:
+        """Bytes of an output file."""
+        return self._directory.read_output(stream, start, size)
+
+    def bound_output(self, limit: int) -> None:
+        """Cut what lies past the limit."""
+        self._directory.bound_output(limit)
+
+    def drop_output(self) -> None:
+        """Cut the output files."""
+        self._directory.drop_output()
+
+
+class ProcessExecutor:
+    """Runs commands under `root`, one directory a replica."""
+
+    kinds = (ExecutorKind.PROCESS,)
+
+    def __init__(self, root: Path, clock: Clock) -> None:
+        self._root = root.absolute()
+        self._clock = clock
+        #: Beside the root, where a sweep does not take it.
+        self._renewed = self._root.with_name(self._root.name + ".renewed")
+
+    def paths(self, key: ReplicaKey) -> Paths:
+        """Where the replica's notices will lie."""
+        return self._directory(key).paths
+
+    def renew(self, renewal: Renewal) -> None:
+        """Put the note in its place whole; not durable, since it holds for this boot only."""
+        draft = self._renewed.with_name(self._renewed.name + ".new")
+        try:
+            draft.write_text(json.dumps(asdict(renewal)), encoding="ascii")
+            draft.rename(self._renewed)
+        except OSError as error:
+            raise ExecutorFailed(replica=self._renewed, found=error) from None
+
+    def renewal(self) -> Renewal | None:
+        """The note that `renew` made last."""
+        try:
+            content = json.loads(self._renewed.read_text(encoding="ascii"))
+            return _RENEWAL.validate_python(content)
+        except (OSError, ValueError):
+            return None
+
+    async def start(self, launch: Launch) -> RealProcess:
+        """Start the runner and wait until the command's process is known."""
+        key = launch.key
+        if launch.run.image is not None:
+            raise ExecutorFailed(
+                replica=key,
+                found="its image needs a container executor",
+                failure=StartFailure.NO_EXECUTOR,
+            )
+        directory = self._directory(key)
+        try:
+            directory.create()
+            self._find_working_dir(directory, launch)
+            pid = self._spawn(directory, launch)
+        except (OSError, ValueError) as error:
+            raise ExecutorFailed(replica=key, found=error) from None
+        seen = procfs.look(pid)
+        if seen is None:
+            raise ExecutorFailed(replica=key, found="its runner vanished")
+        identity = _identity_of(seen)
+        process = await self._started(directory, identity)
+        if process is None:
+            directory.give_up()
+            raise ExecutorFailed(replica=key, found=directory.last_words() or "its runner ended")
+        return process
+
+    async def adopt(
+        self, key: ReplicaKey, known: ProcessIdentity | None = None
+    ) -> RealProcess | None:
+        """Find a replica by what its runner wrote; where it wrote nothing yet it never will."""
+        directory = self._directory(key)
+        marker = directory.read_json("start")
+        if known is not None and (marker is None or not directory.has("process")):
+            return RealProcess(directory, None, known, self._clock)
+        if not directory.path.exists() or directory.give_up():
+            return None
+        runner_identity = _identity((directory.read_json("start") or {}).get("runner"))
+        if runner_identity is None:
+            return None
+        return await self._started(directory, runner_identity)
+
+    async def sweep(self) -> int:
+        """Kill the descendants of each runner of this root, and what carries a stop file's path of
+        this root in its environment; then remove the directories.
+
+        The runners are found by their arguments, so that the descendants are found too when the
+        directories are gone and a command cleared its environment. What is found by neither: such
+        a command whose runner was killed. A runner that has not begun yet finds its place taken
+        and ends.
+        """
+        killed = 0
+        found = sorted(self._root.iterdir()) if self._root.is_dir() else []
+        directories = [ReplicaDirectory(path) for path in found]
+        try:
+            for directory in directories:
+                directory.give_up()
+        except OSError as error:
+            raise ExecutorFailed(replica=self._root, found=error) from None
+        mark = f"YARD_STOP_FILE={self._root}{os.sep}".encode()
+        ended = [
+            identity.pid
+            for directory in directories
+            if (identity := _identity((directory.read_json("start") or {}).get("runner")))
+        ]
+        for _ in range(SWEEP_ROUNDS):
+            left = {seen.pid: seen for seen in procfs.members(None, None, mark)}
+            runners = procfs.runners(runner.__file__, str(self._root))
+            for seen in runners:
+                below = procfs.members(_identity_of(seen), None, mark)
+                # A runner that was stopped does not end by itself.
+                left |= {one.pid: one for one in below or [seen]}
+            if not left:
+                break
+            ended += [seen.pid for seen in runners]
+            killed += sum(procfs.kill(seen) for seen in left.values())
+            await self._clock.sleep(SWEEP_S)
+        else:
+            raise ExecutorFailed(replica=self._root, found="some of its processes survive SIGKILL")
+        for pid in dict.fromkeys(ended):
+            _reap(pid)
+        for directory in directories:
+            directory.remove()
+        return killed
+
+    def forget(self, key: ReplicaKey) -> None:
+        """Remove the directory."""
+        self._directory(key).remove()
+
+    def _directory(self, key: ReplicaKey) -> ReplicaDirectory:
+        return ReplicaDirectory(self._root / str(key))
+
+    def _find_working_dir(self, directory: ReplicaDirectory, launch: Launch) -> None:
+        """Look whether the directory that the job names is there.
+
+        Raises:
+            ExecutorFailed: it is not, or is no directory.
+        """
+        named = launch.run.working_dir
+        if named is None:
+            return
+        try:
+            found = (directory.path / "work" / named).stat()
+        except PermissionError:
+            return  # whether it can be used, its command will say
+        except (FileNotFoundError, NotADirectoryError):
+            found = None
+        if found is None or not stat.S_ISDIR(found.st_mode):
+            raise ExecutorFailed(
+                replica=launch.key,
+                found=f"its working directory {named} is not there",
+                failure=StartFailure.DIRECTORY_MISSING,
+            )
+
+    def _spawn(self, directory: ReplicaDirectory, launch: Launch) -> int:
+        run = launch.run
+        if run.script is not None:
+            command = ["sh", "-eu", directory.write_script(run.script)]
+        else:
+            command = list(run.command)
+        cwd = str(directory.path / "work" / (run.working_dir or ""))
+        fence = {
+            "renewed": str(self._renewed),
+            "incarnation": launch.incarnation,
+            "seconds": launch.fence_s,
+        }
+        spec = json.dumps(
+            {
+                "command": command,
+                "env": dict(launch.env),
+                "cwd": cwd,
+                "fence": None if launch.fence_s is None else fence,
+            }
+        )
+        # A file without a name: whole before the runner starts, and never on disk.
+        descriptor = os.memfd_create("spec", os.MFD_CLOEXEC)
+        try:
+            with open(descriptor, "wb", closefd=False) as file:
+                file.write(spec.encode())
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            log = str(directory.path / "runner.log")
+            writing = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+            return os.posix_spawn(
+                sys.executable,
+                [sys.executable, "-I", "-S", runner.__file__, str(directory.path)],
+                {"PATH": os.environ.get("PATH", os.defpath)},
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, descriptor, 0),
+                    (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+                    (os.POSIX_SPAWN_OPEN, 2, log, writing, 0o600),
+                ],
+                setsid=True,
+                setsigmask=[],
+                setsigdef=signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP},
+            )
+        finally:
+            os.close(descriptor)
+
+    async def _started(
+        self, directory: ReplicaDirectory, runner_identity: ProcessIdentity
+    ) -> RealProcess | None:
+        """Wait until the runner has said which process it started; None when it ended without."""
+        with_bell = _listen(directory, runner_identity)
+        try:
+            while True:
+                running = procfs.alive(runner_identity)
+                identity = _identity(directory.read_json("process"))
+                if identity is not None:
+                    return RealProcess(directory, runner_identity, identity, self._clock)
+                if not running:
+                    _reap(runner_identity.pid)
+                    return None
+                await with_bell.wait()
+        finally:
+            with_bell.close()
+
+
+def _listen(directory: ReplicaDirectory, runner_identity: ProcessIdentity | None) -> _Bell:
+    """Listen first, look after: what happens between the two rings."""
+    bell = _Bell(directory)
+    if runner_identity is not None and procfs.alive(runner_identity):
+        bell.watch(runner_identity.pid)
+    return bell
+
+
+def _identity_of(seen: procfs.Seen) -> ProcessIdentity:
+    return ProcessIdentity(boot_id=procfs.boot_id(), pid=seen.pid, started=seen.started)
+
+
+def _identity(content: object) -> ProcessIdentity | None:
+    if not isinstance(content, dict):
+        return None
+    try:
+        return ProcessIdentity(
+            boot_id=str(content["boot_id"]),
+            pid=int(content["pid"]),
+            started=int(content["started"]),
+        )
+    except (KeyError, TypeError, ValueError, ValidationError):
+        return None
+
+
+def _exit(directory: ReplicaDirectory) -> Exit | None:
+    """What the exit file says; one that says nothing possible was damaged by the task: none."""
+    content = directory.read_json("exit") or {}
+    code, number = content.get("exit_code"), content.get("signal")
+    if isinstance(code, int) and 0 <= code <= 255 and number is None:
+        return Exit(exit_code=code)
+    if isinstance(number, int) and 1 <= number <= 64 and code is None:
+        return Exit(signal=number)
+    return None
+
+
+def _reap(pid: int) -> None:
+    """Take a runner's exit status, when it is this process's child to take."""
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return

@@ -1,0 +1,161 @@
+"""Replicas that only take time: no process, no file, the clock's seconds.
+
+What a replica does is in its job's environment, so that any workload can say it:
+
+- `SIM_SECONDS`: how long it runs (default 1; fractions allowed);
+- `SIM_EXIT`: its exit code (default 0);
+- `SIM_STOP_SECONDS`: how long it takes to save and end when it is signalled (default 0; negative:
+  it takes no notice);
+- `SIM_CHECKPOINT`: a URI it notes as its checkpoint when it is signalled, at the step
+  `YARD_CHECKPOINT_STEP` + 1.
+
+The executor stands for the machine: it is made once and outlives the agents that use it.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Final
+
+from yardmaster_node_agent.agent_state import Exit, ProcessIdentity, ReplicaKey
+from yardmaster_node_agent.errors import ExecutorFailed
+from yardmaster_node_agent.executors.port import Launch, Paths, Renewal, StreamName
+from yardmaster_node_agent.waiting import happens_within
+from yardmaster_runtime.clock import Clock
+from yardmaster_schemas.events.node_events import ExecutorKind
+
+#: The one boot of a simulated machine.
+BOOT_ID: Final = "00000000-0000-0000-0000-000000000000"
+
+
+class SimulatedProcess:
+    """One replica: when it will end, and how."""
+
+    def __init__(self, pid: int, env: Mapping[str, str], clock: Clock) -> None:
+        self.identity = ProcessIdentity(boot_id=BOOT_ID, pid=pid, started=clock.now_ms())
+        self.stop_notice: str | None = None
+        self._env = env
+        self._clock = clock
+        self._ends_s = clock.monotonic_s() + float(env.get("SIM_SECONDS", "1"))
+        self._exit = Exit(exit_code=int(env.get("SIM_EXIT", "0")))
+        self._ended = False
+        self._note: bytes | None = None
+        self._changed = asyncio.Event()
+
+    async def exited(self) -> Exit:
+        """Wait until its time is over."""
+        while not self._over():
+            self._changed.clear()
+            left_s = max(self._ends_s - self._clock.monotonic_s(), 0.001)
+            await happens_within(self._clock, left_s, self._changed)
+        return self._exit
+
+    async def gone(self) -> None:
+        """It leaves nothing behind."""
+        await self.exited()
+
+    def vanished(self) -> bool:
+        """The executor sees every end."""
+        return False
+
+    def is_alive(self) -> bool:
+        """Its time is not over."""
+        return not self._over()
+
+    def signal(self, number: int) -> None:
+        """Save and end in its own time, or take no notice."""
+        takes_s = float(self._env.get("SIM_STOP_SECONDS", "0"))
+        if self._over() or takes_s < 0:
+            return
+        self._ends_s = min(self._ends_s, self._clock.monotonic_s() + takes_s)
+        if (uri := self._env.get("SIM_CHECKPOINT")) is not None:
+            step = int(self._env.get("YARD_CHECKPOINT_STEP") or 0) + 1
+            self._note = json.dumps({"uri": uri, "step": step}).encode()
+        else:
+            self._exit = Exit(signal=number)
+        self._changed.set()
+
+    def kill(self) -> None:
+        """End now."""
+        if not self._over():
+            self._ended, self._exit = True, Exit(signal=9)
+            self._changed.set()
+
+    def announce_stop(self, notice: str) -> bool:
+        """Keep the notice."""
+        self.stop_notice = notice
+        return True
+
+    def checkpoint_note(self) -> bytes | None:
+        """What it noted when it was signalled, once."""
+        note, self._note = self._note, None
+        return note
+
+    def read_output(self, stream: StreamName, start: int, size: int) -> bytes:
+        """It says nothing."""
+        return b""
+
+    def bound_output(self, limit: int) -> None:
+        """There is none."""
+
+    def drop_output(self) -> None:
+        """There is none."""
+
+    def _over(self) -> bool:
+        self._ended = self._ended or self._clock.monotonic_s() >= self._ends_s
+        return self._ended
+
+
+class SimulatedExecutor:
+    """A machine whose processes only take time."""
+
+    kinds = (ExecutorKind.PROCESS, ExecutorKind.CONTAINER)
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._count = 1000
+        #: None: given up before it started.
+        self._processes: dict[ReplicaKey, SimulatedProcess | None] = {}
+        self._renewal: Renewal | None = None
+
+    def paths(self, key: ReplicaKey) -> Paths:
+        """Names for files that are never there."""
+        return Paths(f"/simulated/{key}/stop.json", f"/simulated/{key}/checkpoint.json")
+
+    def renew(self, renewal: Renewal) -> None:
+        """Keep the note; simulated processes end with their agent, so none looks at it."""
+        self._renewal = renewal
+
+    def renewal(self) -> Renewal | None:
+        """The note."""
+        return self._renewal
+
+    async def start(self, launch: Launch) -> SimulatedProcess:
+        """Let its time begin."""
+        if launch.key in self._processes:
+            raise ExecutorFailed(replica=launch.key, found="it was started before, or given up")
+        self._count += 1
+        try:
+            process = SimulatedProcess(self._count, launch.env, self._clock)
+        except ValueError as error:
+            raise ExecutorFailed(replica=launch.key, found=error) from None
+        self._processes[launch.key] = process
+        return process
+
+    async def adopt(
+        self, key: ReplicaKey, known: ProcessIdentity | None = None
+    ) -> SimulatedProcess | None:
+        """The process that was started for the key; none will be any more when there is none."""
+        return self._processes.setdefault(key, None)
+
+    async def sweep(self) -> int:
+        """End everything."""
+        alive = [p for p in self._processes.values() if p is not None and p.is_alive()]
+        for process in alive:
+            process.kill()
+        self._processes.clear()
+        return len(alive)
+
+    def forget(self, key: ReplicaKey) -> None:
+        """Forget a replica."""
+        self._processes.pop(key, None)

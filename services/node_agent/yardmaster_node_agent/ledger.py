@@ -1,0 +1,263 @@
+"""The ledger: what this node was given and what became of it, on disk before anything is started.
+
+A file of lines `checksum number json`, only ever appended to, each entry the newest word on its
+subject (`book`). An attempt starts at most once because its entry is durable first. A tail that was
+torn by a crash is cut off; damage before valid lines is `LedgerCorrupt`, because what it said is
+lost and nobody can say what runs. SQLite was not taken: the ledger must say which of its own lines
+it lost.
+
+Once the file has grown well past what it says, it is written anew beside itself and renamed.
+"""
+
+import fcntl
+import os
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+from pydantic import ValidationError
+
+from yardmaster_node_agent.agent_state import ENTRY, Book, Entry, Head
+from yardmaster_node_agent.errors import LedgerCorrupt, LedgerInUse, LedgerUnwritable
+
+#: The file is written anew when it holds this many lines more than it needs.
+SPARE_LINES: Final = 20_000
+
+
+class Ledger(Protocol):
+    """What an agent keeps between two of its lives."""
+
+    def load(self) -> Book | None:
+        """All it holds; None when it is new. Takes the ledger for this process.
+
+        Raises:
+            LedgerCorrupt: it cannot be believed.
+            LedgerInUse: another process has taken it.
+            LedgerUnwritable.
+        """
+
+    def begin(self, head: Head) -> Book:
+        """Start a new ledger; what the old one held is gone, durably.
+
+        Raises:
+            LedgerUnwritable: the old one may still be there.
+        """
+
+    def write(self, entries: Sequence[Entry], *, durable: bool = True) -> None:
+        """Add entries, all or a prefix of them; they survive a crash of the machine when `durable`.
+
+        Raises:
+            LedgerUnwritable: they may be there or not; the agent must stop.
+        """
+
+    def close(self) -> None:
+        """Let another process take it."""
+
+
+class MemoryLedger:
+    """A ledger in memory; `crash` loses what was not durable, as a machine without power does."""
+
+    def __init__(self) -> None:
+        self._lines: list[bytes] = []
+        self._durable = 0
+        self._taken = False
+
+    def load(self) -> Book | None:
+        """All it holds."""
+        if self._taken:
+            raise LedgerInUse(path="memory")
+        self._taken = True
+        return fold("memory", [ENTRY.validate_json(line) for line in self._lines])
+
+    def begin(self, head: Head) -> Book:
+        """Start a new ledger."""
+        self._lines, self._durable = [], 0
+        self.write([head])
+        return Book(head)
+
+    def write(self, entries: Sequence[Entry], *, durable: bool = True) -> None:
+        """Add entries."""
+        self._lines += [ENTRY.dump_json(entry) for entry in entries]
+        if durable:
+            self._durable = len(self._lines)
+
+    def close(self) -> None:
+        """Let another agent take it."""
+        self._taken = False
+
+    def crash(self) -> None:
+        """Lose what is not durable, and the hold on it."""
+        del self._lines[self._durable :]
+        self._taken = False
+
+
+class FileLedger:
+    """A ledger in a file, which may not exist yet; beside it lies `<name>.lock`."""
+
+    def __init__(self, path: Path, *, spare_lines: int = SPARE_LINES) -> None:
+        self._path = path
+        self._spare_lines = spare_lines
+        self._lock = -1
+        self._file = -1
+        self._lines = 0
+        #: Once there are more lines, the file is written anew.
+        self._limit = 0
+
+    def load(self) -> Book | None:
+        """All it holds; a torn tail is cut off."""
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._take()
+            raw = self._path.read_bytes() if self._path.exists() else b""
+            entries, good = parse(str(self._path), raw)
+            book = fold(str(self._path), entries)
+            if book is None:
+                return None
+            self._lines = len(entries)
+            self._limit = len(book.entries()) + self._spare_lines
+            self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            if good < len(raw):
+                os.ftruncate(self._file, good)
+                os.fsync(self._file)
+        except OSError as error:
+            raise LedgerUnwritable(path=self._path, found=error) from None
+        return book
+
+    def begin(self, head: Head) -> Book:
+        """Start a new ledger in the old one's place."""
+        book = Book(head)
+        self._rewrite(book)
+        return book
+
+    def write(self, entries: Sequence[Entry], *, durable: bool = True) -> None:
+        """Append lines, in one write."""
+        data = b"".join(line(self._lines + n, entry) for n, entry in enumerate(entries))
+        try:
+            _write_all(self._file, data)
+            if durable:
+                os.fdatasync(self._file)
+            self._lines += len(entries)
+            if self._lines > self._limit:
+                book = fold(str(self._path), parse(str(self._path), self._path.read_bytes())[0])
+                assert book is not None, "a ledger begins with its head"
+                self._rewrite(book)
+        except OSError as error:
+            raise LedgerUnwritable(path=self._path, found=error) from None
+
+    def close(self) -> None:
+        """Let another process take it."""
+        for descriptor in (self._file, self._lock):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._file = self._lock = -1
+
+    def _take(self) -> None:
+        lock = self._path.with_name(self._path.name + ".lock")
+        self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise LedgerInUse(path=self._path) from None
+
+    def _rewrite(self, book: Book) -> None:
+        entries = book.entries()
+        new = self._path.with_name(self._path.name + ".new")
+        try:
+            descriptor = os.open(
+                new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600
+            )
+            _write_all(descriptor, b"".join(line(n, entry) for n, entry in enumerate(entries)))
+            os.fsync(descriptor)
+            os.rename(new, self._path)
+            sync_directory(self._path.parent)
+        except OSError as error:
+            raise LedgerUnwritable(path=self._path, found=error) from None
+        if self._file >= 0:
+            os.close(self._file)
+        self._file, self._lines = descriptor, len(entries)
+        self._limit = len(entries) + self._spare_lines
+
+
+def line(number: int, entry: Entry) -> bytes:
+    """One line of the file: a checksum over the line's number and the entry, then both."""
+    rest = b"%d %s" % (number, ENTRY.dump_json(entry))
+    return b"%08x %s\n" % (zlib.crc32(rest), rest)
+
+
+def parse(path: str, raw: bytes) -> tuple[list[Entry], int]:
+    """The entries of a ledger's bytes, and how many bytes of it are good; the rest is a torn tail.
+
+    Raises:
+        LedgerCorrupt: a good line follows a bad one, lines are missing, or it is no ledger.
+    """
+    entries: list[Entry] = []
+    good = 0
+    at = 0
+    while at < len(raw):
+        end = raw.find(b"\n", at)
+        content = raw[at:end] if end >= 0 else None
+        rest = _checked(content) if content is not None else None
+        if rest is None:
+            _no_good_line_after(path, raw, end, len(entries))
+            break
+        number, _, body = rest.partition(b" ")
+        if number != b"%d" % len(entries):
+            raise LedgerCorrupt(path=path, found=f"line {len(entries)} is missing")
+        try:
+            entries.append(ENTRY.validate_json(body))
+        except ValidationError as error:
+            found = f"line {len(entries)} holds {error.errors(include_url=False)[0]['msg']}"
+            raise LedgerCorrupt(path=path, found=found) from None
+        at = good = end + 1
+    return entries, good
+
+
+def _checked(content: bytes) -> bytes | None:
+    if len(content) < 10 or content[8:9] != b" ":
+        return None
+    rest = content[9:]
+    return rest if content[:8] == b"%08x" % zlib.crc32(rest) else None
+
+
+def _no_good_line_after(path: str, raw: bytes, end: int, number: int) -> None:
+    """A crash tears the end only: what is good after a bad line proves damage.
+
+    Likewise a file whose very first line is whole but wrong: it is not ours to overwrite.
+    """
+    if end >= 0 and any(_checked(later) for later in raw[end + 1 :].split(b"\n")):
+        raise LedgerCorrupt(path=path, found=f"line {number} does not match its checksum")
+    if number == 0 and end >= 0:
+        raise LedgerCorrupt(path=path, found="its first line is not a ledger's")
+
+
+def fold(path: str, entries: Sequence[Entry]) -> Book | None:
+    """What entries add up to; None when there are none.
+
+    Raises:
+        LedgerCorrupt: they do not begin with a head.
+    """
+    if not entries:
+        return None
+    head = entries[0]
+    if not isinstance(head, Head):
+        raise LedgerCorrupt(path=path, found="it does not begin with the node's entry")
+    book = Book(head)
+    for entry in entries[1:]:
+        book.take(entry)
+    return book
+
+
+def sync_directory(path: Path) -> None:
+    """Make names that were created, renamed or removed in a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]

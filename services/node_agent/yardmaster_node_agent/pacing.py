@@ -1,0 +1,70 @@
+"""Limits how often one replica's progress and checkpoints are reported.
+
+A task may report in a tight loop, and `node-events` is kept forever. So each kind of report is sent
+at most once per interval; of the reports made meanwhile only the newest is sent.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import NoReturn, Protocol
+
+from yardmaster_runtime.clock import Clock
+
+
+class Count(Protocol):
+    """The part of a counter that is used here."""
+
+    def inc(self) -> None:
+        """Add one."""
+
+
+class PacedReport:
+    """One kind of report of one replica: `send` reports the newest value when it is called.
+
+    At most one report waits; a newer one replaces it, which `coalesced` counts.
+    """
+
+    def __init__(
+        self, clock: Clock, interval_s: float, send: Callable[[], None], coalesced: Count
+    ) -> None:
+        self._clock = clock
+        self._interval_s = interval_s
+        self._send = send
+        self._coalesced = coalesced
+        self._due_s = clock.monotonic_s()
+        self._waits = False
+        self._changed = asyncio.Event()
+
+    def offer(self) -> None:
+        """Send the report now if the interval has passed, else when it has."""
+        if self._waits:
+            self._coalesced.inc()
+        self._waits = True
+        if self._clock.monotonic_s() >= self._due_s:
+            self.flush()
+        else:
+            self._changed.set()
+
+    def flush(self) -> None:
+        """Send the report that waits, if there is one."""
+        if self._waits:
+            self._waits = False
+            self._due_s = self._clock.monotonic_s() + self._interval_s
+            self._send()
+
+    def hurry(self) -> None:
+        """Send the report that waits now, and the next one as soon as it is offered."""
+        self.flush()
+        self._due_s = self._clock.monotonic_s()
+
+    async def run(self) -> NoReturn:
+        """Send each report that waits once its interval has passed."""
+        while True:
+            while not self._waits:
+                self._changed.clear()
+                await self._changed.wait()
+            left_s = self._due_s - self._clock.monotonic_s()
+            if left_s > 0:
+                await self._clock.sleep(left_s)
+            elif self._waits:
+                self.flush()

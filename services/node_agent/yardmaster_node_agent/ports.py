@@ -1,0 +1,157 @@
+"""What an agent is handed, and what its parts share while it lives."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from yardmaster_eventlog.port import EventLog
+from yardmaster_node_agent.agent_state import Book, Entry, Replica
+from yardmaster_node_agent.devices import (
+    Devices,
+    cpu_milli,
+    detect_gpus,
+    free_port,
+    memory_mib,
+    own_variables,
+)
+from yardmaster_node_agent.environment import NodeFacts
+from yardmaster_node_agent.executors.port import Executor
+from yardmaster_node_agent.executors.process import ProcessExecutor
+from yardmaster_node_agent.executors.procfs import boot_id
+from yardmaster_node_agent.executors.secrets import NoSecrets, SecretFiles, Secrets
+from yardmaster_node_agent.executors.simulated import BOOT_ID, SimulatedExecutor
+from yardmaster_node_agent.lease import Lease
+from yardmaster_node_agent.ledger import FileLedger, Ledger, MemoryLedger
+from yardmaster_node_agent.reports import Reporter, Writer
+from yardmaster_node_agent.settings import Settings
+from yardmaster_runtime.chance import Chance
+from yardmaster_runtime.clock import Clock
+from yardmaster_runtime.telemetry.health import Health
+from yardmaster_runtime.telemetry.port import Telemetry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What the agent's machine is and has."""
+
+    boot_id: str
+    devices: Devices
+    cpu_milli: int
+    memory_mib: int
+    passed: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """All through which an agent touches the world."""
+
+    log: EventLog
+    clock: Clock
+    chance: Chance
+    telemetry: Telemetry
+    ledger: Ledger
+    executor: Executor
+    secrets: Secrets
+    machine: Machine
+    #: A port for the rendezvous of a task of one replica.
+    free_port: Callable[[], int]
+    #: Where the parts say whether they are ready.
+    health: Health = field(default_factory=Health)
+
+
+def host_ports(
+    settings: Settings,
+    *,
+    log: EventLog,
+    clock: Clock,
+    chance: Chance,
+    telemetry: Telemetry,
+    health: Health | None = None,
+) -> Ports:
+    """The ports of this machine, under `settings.data_dir`: `ledger` and a directory a replica."""
+    declared = settings.devices
+    if declared is None and settings.gpus is not None:
+        declared = tuple(str(index) for index in range(settings.gpus))
+    found = detect_gpus() if declared is None else Devices(declared)
+    memory = found.memory_mib if settings.gpu_memory_mib is None else settings.gpu_memory_mib
+    return Ports(
+        log=log,
+        clock=clock,
+        chance=chance,
+        telemetry=telemetry,
+        ledger=FileLedger(settings.data_dir / "ledger"),
+        executor=ProcessExecutor(settings.data_dir / "replicas", clock),
+        secrets=SecretFiles(settings.secrets_dir),
+        machine=Machine(
+            boot_id=boot_id(),
+            devices=Devices(found.names, memory),
+            cpu_milli=_cpu_milli(settings, 0 if declared is None else len(declared)),
+            memory_mib=memory_mib() if settings.memory_mib is None else settings.memory_mib,
+            passed=own_variables(settings.passed),
+        ),
+        free_port=free_port,
+        health=health or Health(),
+    )
+
+
+def _cpu_milli(settings: Settings, declared: int) -> int:
+    """The node's CPUs as set, or the machine's; a slot that is only declared has one at least."""
+    if settings.cpu_milli is not None:
+        return settings.cpu_milli
+    return max(cpu_milli(), 1000 * declared)
+
+
+def simulated_ports(
+    settings: Settings,
+    *,
+    log: EventLog,
+    clock: Clock,
+    chance: Chance,
+    telemetry: Telemetry,
+    ledger: Ledger | None = None,
+    executor: Executor | None = None,
+    health: Health | None = None,
+) -> Ports:
+    """Ports that touch no disk and start no process; `ledger` and `executor` outlive agents."""
+    gpus = settings.gpus or 0
+    declared = settings.devices or tuple(str(index) for index in range(gpus))
+    return Ports(
+        log=log,
+        clock=clock,
+        chance=chance,
+        telemetry=telemetry,
+        ledger=ledger or MemoryLedger(),
+        executor=executor or SimulatedExecutor(clock),
+        secrets=NoSecrets(),
+        machine=Machine(
+            boot_id=BOOT_ID,
+            devices=Devices(declared, settings.gpu_memory_mib or 0),
+            cpu_milli=1000 * len(declared) if settings.cpu_milli is None else settings.cpu_milli,
+            memory_mib=settings.memory_mib or 0,
+            passed={},
+        ),
+        free_port=lambda: 29_500,
+        health=health or Health(),
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class Shop:
+    """What the parts of one life of an agent work with."""
+
+    ports: Ports
+    settings: Settings
+    book: Book
+    writer: Writer
+    reporter: Reporter
+    lease: Lease
+    facts: NodeFacts
+
+    def keep(self, *entries: Entry, durable: bool = True) -> None:
+        """Write entries into the ledger."""
+        self.ports.ledger.write(entries, durable=durable)
+
+    def add(self, replicas: list[Replica]) -> None:
+        """Take new replicas into ledger and book before anything else is done with them."""
+        self.keep(*replicas)
+        for replica in replicas:
+            self.book.take(replica)

@@ -1,0 +1,184 @@
+"""From the agent to the log: numbering, appending until it is certain, and the queue of facts.
+
+A fact is in the ledger before it is queued here, so the queue may be lost: the next life of the
+agent queues again what the ledger does not know to be told. A fact that arrives twice changes
+nothing, so an append of unknown outcome is simply made again, with the same numbers.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from yardmaster_eventlog.codec import encode
+from yardmaster_eventlog.errors import AppendOutcomeUnknown
+from yardmaster_eventlog.port import BATCH_OVERHEAD, EventLog, Partition, Record
+from yardmaster_node_agent.lease import Lease
+from yardmaster_node_agent.metrics import AgentMetrics
+from yardmaster_runtime.clock import Clock
+from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
+from yardmaster_schemas.sources import agent_source
+from yardmaster_schemas.topics import KIB, NODE_EVENTS
+
+#: A batch of facts or of output is at most this large; the topics take 128 KiB.
+MAX_BATCH_BYTES: Final = 120 * KIB
+#: How often an append of unknown outcome is made before something newer takes its place.
+UNKNOWN_TRIES: Final = 3
+#: The pause before the second time; it doubles up to the longest.
+UNKNOWN_PAUSE_S: Final = 0.2
+LONGEST_PAUSE_S: Final = 5.0
+
+
+class Writer:
+    """Numbers this life's records and appends them.
+
+    `patient` is the log that tries again while it is unavailable, for what must arrive; `log` the
+    same without patience, for what is sent anew anyway: heartbeats and output.
+    """
+
+    def __init__(
+        self,
+        log: EventLog,
+        patient: EventLog,
+        clock: Clock,
+        metrics: AgentMetrics,
+        *,
+        node: str,
+        incarnation: str,
+        partition: int,
+        epoch: int,
+    ) -> None:
+        self._log = log
+        self._patient = patient
+        self._clock = clock
+        self._metrics = metrics
+        self._node = node
+        self.source = agent_source(node, incarnation)
+        self._partition = partition
+        self._epoch = epoch
+        self._seq = 0
+
+    def record(
+        self,
+        event: Event,
+        *,
+        subject: str,
+        key: str,
+        cause: str | None = None,
+        traceparent: str | None = None,
+    ) -> Record:
+        """The record of an event, with the next number of this source and epoch."""
+        seq, self._seq = self._seq, self._seq + 1
+        envelope = Envelope(
+            type=event.TYPE,
+            version=event.VERSION,
+            source=self.source,
+            epoch=self._epoch,
+            seq=seq,
+            subject=subject,
+            time_ms=self._clock.now_ms(),
+            actor=Actor(kind=ActorKind.NODE, id=self._node),
+            cause=cause,
+            traceparent=traceparent,
+            data=event,
+        )
+        return encode(envelope, key)
+
+    async def append(self, topic: str, records: Sequence[Record], *, patient: bool = True) -> float:
+        """Append a batch until it is certain that it is there; when that was sent (monotonic).
+
+        Raises:
+            LogUnavailable: the log is, and it is not `patient`.
+            AppendOutcomeUnknown: it may or may not be there; not while it is `patient`.
+            LogError: what time does not heal.
+        """
+        log = self._patient if patient else self._log
+        pause_s = UNKNOWN_PAUSE_S
+        tries = 0
+        while True:
+            sent_s = self._clock.monotonic_s()
+            try:
+                await log.append(Partition(topic, self._partition), records)
+            except AppendOutcomeUnknown:
+                self._metrics.append_unknown.inc()
+                tries += 1
+                if not patient and tries == UNKNOWN_TRIES:
+                    raise
+                await self._clock.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            else:
+                self._metrics.appends.labels(topic).inc()
+                return sent_s
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Events that go to `node-events` in one batch, and what to do when they are there."""
+
+    events: tuple[Event, ...]
+    subject: str
+    cause: str | None
+    told: Callable[[], None]
+    traceparent: str | None = None
+
+
+class Reporter:
+    """Facts on their way into `node-events`, in the order of their reporting.
+
+    A fact waiting under the same name is replaced: of progress and checkpoints the newest is
+    enough. So no more than four facts a replica wait.
+    """
+
+    def __init__(self, writer: Writer, lease: Lease, metrics: AgentMetrics, cell: str) -> None:
+        self._writer = writer
+        self._lease = lease
+        self._metrics = metrics
+        self._cell = cell
+        self._waiting: dict[tuple[str, str], Fact] = {}
+        self._some = asyncio.Event()
+
+    def report(self, what: str, about: str, fact: Fact) -> None:
+        """Queue a fact; `what` and `about` name it."""
+        self._waiting[what, about] = fact
+        self._metrics.facts_waiting.set(len(self._waiting))
+        self._some.set()
+
+    async def run(self) -> None:
+        """Append what is queued, for ever.
+
+        Raises:
+            FenceExpired: an end that is told now may be the fence's own, which is no task's fault.
+            LogError: what time does not heal; what was not told is in the ledger.
+        """
+        while True:
+            await self._some.wait()
+            self._some.clear()
+            while self._waiting:
+                await self._append_some()
+
+    async def _append_some(self) -> None:
+        self._lease.check()
+        records: list[Record] = []
+        taken: list[Fact] = []
+        size = BATCH_OVERHEAD
+        for name, fact in list(self._waiting.items()):
+            more = [
+                self._writer.record(
+                    event,
+                    subject=fact.subject,
+                    key=self._cell,
+                    cause=fact.cause,
+                    traceparent=fact.traceparent,
+                )
+                for event in fact.events
+            ]
+            size += sum(record.size for record in more)
+            if taken and size > MAX_BATCH_BYTES:
+                break
+            del self._waiting[name]
+            records += more
+            taken.append(fact)
+        self._metrics.facts_waiting.set(len(self._waiting))
+        await self._writer.append(NODE_EVENTS.name, records)
+        for fact in taken:
+            fact.told()

@@ -1,0 +1,543 @@
+r"""One replica from its assignment to its release.
+
+    assigned -> starting -> started -> exited -> released
+        \___________\___________________________/   (never started)
+
+Each step is in the ledger before the next is taken, and a fact is reported after it is there.
+Whoever is killed between two steps goes on from the ledger: a replica that was assigned and never
+ran is reported so, one that ran is adopted and followed to its end.
+"""
+
+import asyncio
+import json
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final, TypedDict
+
+from pydantic import TypeAdapter, ValidationError
+
+from yardmaster_node_agent.agent_state import (
+    Exit,
+    ProcessIdentity,
+    Replica,
+    ReplicaState,
+    StopOrder,
+)
+from yardmaster_node_agent.details import read_details, resolve_secrets
+from yardmaster_node_agent.environment import task_environment
+from yardmaster_node_agent.errors import ExecutorFailed, RunRefused
+from yardmaster_node_agent.executors.port import Launch, Process
+from yardmaster_node_agent.lease import FenceExpired
+from yardmaster_node_agent.metrics import AgentMetrics
+from yardmaster_node_agent.output import OutputShipper
+from yardmaster_node_agent.pacing import PacedReport
+from yardmaster_node_agent.ports import Shop
+from yardmaster_node_agent.reports import Fact
+from yardmaster_node_agent.waiting import happens_within, within
+from yardmaster_runtime.telemetry.tracing import About, child_span, trace_id_of
+from yardmaster_schemas.envelope import Event
+from yardmaster_schemas.events.decisions import Checkpoint
+from yardmaster_schemas.events.node_events import (
+    CheckpointDoneV1,
+    SlotsReleasedV1,
+    TaskExitedV1,
+    TaskProgressedV1,
+    TaskStartedV1,
+)
+from yardmaster_schemas.instants import rfc3339
+from yardmaster_schemas.reasons import StartFailure
+
+#: Between two rounds of SIGKILL, for what was started during the last.
+KILL_AGAIN_S: Final = 0.2
+#: How long after its main process the rest of a replica may end by itself.
+LINGER_S: Final = 0.1
+
+OTHER: Final = StartFailure.OTHER
+_CHECKPOINT: Final = TypeAdapter(Checkpoint)
+
+
+class Names(TypedDict):
+    """What every fact about a replica begins with."""
+
+    task_id: str
+    attempt: int
+    replica: int
+    node: str
+    incarnation: str
+
+
+class CheckpointRefused(ValueError):
+    """A task reported a checkpoint that cannot count; the message says why."""
+
+
+class StepNotRising(CheckpointRefused):
+    """A checkpoint is not newer than the task's last one; the message names both steps."""
+
+
+class Supervision:
+    """Looks after one replica; `start` or `adopt` runs until it is released."""
+
+    def __init__(self, shop: Shop, metrics: AgentMetrics, replica: Replica) -> None:
+        self.replica = replica
+        self._shop = shop
+        self._metrics = metrics
+        self._clock = shop.ports.clock
+        self._output = OutputShipper(shop, replica, metrics)
+        interval_s, coalesced = shop.settings.report_interval_s, metrics.reports_coalesced
+        self._permille = 0
+        self._progress = PacedReport(
+            self._clock, interval_s, self._report_progress, coalesced.labels("progress")
+        )
+        self._checkpoints = PacedReport(
+            self._clock, interval_s, self._report_checkpoint, coalesced.labels("checkpoint")
+        )
+        self._tracer = shop.ports.telemetry.tracer
+        self._assigned = self._tracer.now()
+        #: The trace of the request that asked for the job; an adopted replica's is not known.
+        self._context: str | None = None
+        self._stop_changed = asyncio.Event()
+        self._stopping = asyncio.Event()
+        #: Why the node cannot hold the replica, when it cannot.
+        self.refused: str | None = None
+        if replica.stop is not None:
+            self._stopping.set()
+            self._stop_changed.set()
+
+    # --- what others ask of it -----------------------------------------------------------------
+
+    def stop(self, order: StopOrder) -> None:
+        """Order the replica to end; a later order can only make it sooner."""
+        old = self.replica.stop
+        if self.replica.state is ReplicaState.RELEASED or (
+            old is not None
+            and order.deadline_ms >= old.deadline_ms
+            and order.revoked <= old.revoked
+        ):
+            return
+        if old is not None:
+            order = replace(order, signalled=old.signalled)
+        self.replica.stop = order
+        self._keep()
+        # What a stop requeues starts from the last checkpoint, which may come with the stop.
+        self._checkpoints.hurry()
+        self._stopping.set()
+        self._stop_changed.set()
+
+    def refuse(self, found: str) -> None:
+        """Let `start` give the replica back at once, because the node cannot hold it."""
+        self.refused = found
+
+    def stop_notice(self) -> dict[str, str] | None:
+        """What a task is told of its stop; None when it is to go on."""
+        order = self.replica.stop
+        if order is None:
+            return None
+        return {"code": order.code, "deadline_at": rfc3339(order.deadline_ms)}
+
+    async def wait_stop(self, seconds: float) -> None:
+        """Wait until the replica is to stop, at most so long."""
+        await happens_within(self._clock, seconds, self._stopping)
+
+    def take_checkpoint(self, content: object) -> None:
+        """Record a checkpoint `{uri, step}` and report it; a repeat changes nothing.
+
+        It is in the ledger when this returns, and in the log within `report_interval_s`.
+
+        Raises:
+            CheckpointRefused: malformed.
+            StepNotRising: its step is not above that of the task's last checkpoint.
+        """
+        try:
+            checkpoint = _CHECKPOINT.validate_json(json.dumps(content))
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+            where = ".".join(str(part) for part in first["loc"]) or "body"
+            raise CheckpointRefused(f"{where}: {first['msg']}") from None
+        last = self._last_checkpoint()
+        if checkpoint == last:
+            return
+        if last is not None and checkpoint.step <= last.step:
+            raise StepNotRising(
+                f"step {checkpoint.step} does not rise above {last.step}, "
+                "the step of the task's last checkpoint"
+            )
+        self.replica.checkpoint, self.replica.checkpoint_told = checkpoint, False
+        self._keep()
+        self._checkpoints.offer()
+
+    def take_progress(self, permille: int) -> None:
+        """Report the task's progress within `report_interval_s`; not kept in the ledger."""
+        self._permille = permille
+        self._progress.offer()
+
+    def _last_checkpoint(self) -> Checkpoint | None:
+        """The last one of this replica; before its first, the one that its attempt began with."""
+        return self.replica.checkpoint or self.replica.assignment.checkpoint
+
+    def finish(self) -> None:
+        """The task said that its work is done: exit code 0 after a stop then means success."""
+        if not self.replica.done:
+            self.replica.done = True
+            self._keep()
+
+    # --- its life ------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start a replica that is in the ledger, and follow it until it is released."""
+        replica = self.replica
+        try:
+            if self.refused is not None:
+                raise RunRefused(replica=replica.key, found=self.refused)
+            process = await self._begin()
+        except (RunRefused, ExecutorFailed) as error:
+            self._say("replica_not_started", code=error.code)
+            await self._never(str(error), error.failure)
+            return
+        if process is None:
+            assert replica.stop is not None, "only a stop keeps it from starting"
+            await self._never(f"stopped before it started: {replica.stop.code}")
+            return
+        self._has_started(process.identity)
+        self._say("replica_started", pid=process.identity.pid)
+        await self._follow(process)
+
+    async def _begin(self) -> Process | None:
+        """Start it, unless it was told to stop meanwhile; the spans of how that went.
+
+        Raises:
+            RunRefused, ExecutorFailed.
+        """
+        tracer, key = self._tracer, self.replica.key
+        read = tracer.now()
+        launch = await self._launch()
+        about: About = {
+            "yard.task": key.task_id,
+            "yard.attempt": key.attempt,
+            "yard.replica": key.replica,
+            "yard.node": self._shop.settings.node,
+        }
+        # Whose trace it is, the details said: so the spans up to here are made afterwards.
+        with child_span(
+            tracer,
+            "node_agent assignment",
+            self._context,
+            start=self._assigned,
+            kind="consumer",
+            about=about,
+        ) as span:
+            child_span(tracer, "node_agent details", span.traceparent, start=read).end()
+            if self.replica.stop is not None:
+                return None
+            self.replica.state = ReplicaState.STARTING
+            self._keep()
+            with child_span(tracer, "node_agent process start", span.traceparent):
+                return await self._shop.ports.executor.start(launch)
+
+    async def adopt(self) -> Process | None:
+        """Find what an earlier life of the agent left of this replica, before the node joins.
+
+        None: nothing of it ever ran, and from now on never will.
+        """
+        replica = self.replica
+        process = await self._shop.ports.executor.adopt(replica.key, replica.identity)
+        if process is not None and replica.identity is None:
+            self._has_started(process.identity)
+        return process
+
+    async def resume(self, process: Process | None) -> None:
+        """Tell what the log may lack of the adopted replica, and follow it until it is released."""
+        replica = self.replica
+        if replica.state is ReplicaState.RELEASED:
+            self._report_all()
+        elif process is None and replica.identity is None:
+            await self._never("the agent was restarted before it had started it", OTHER)
+        elif process is None:
+            # A machine that forgot it ended it.
+            replica.exit = replica.exit or Exit(signal=signal.SIGKILL, lost=True)
+            self._report_all()
+            self._release()
+        else:
+            self._report_all()
+            await self._follow(process)
+
+    def ended_unseen(self, process: Process | None) -> bool:
+        """It ran, and nobody will ever say how it ended."""
+        replica = self.replica
+        if not replica.held or replica.identity is None or replica.exit is not None:
+            return False
+        return process is None or process.vanished()
+
+    async def abandon(self, process: Process | None) -> None:
+        """End what is left of one that ended unseen, and tell all of it but its end."""
+        self._report_all()
+        if process is not None:
+            await self._clear_away(process)
+            self._look_at_checkpoint(process)
+            self._checkpoints.flush()
+            self._output.say("it ended with the machine, or its agent, and is lost with the node")
+            await self._drain(process)
+
+    async def _launch(self) -> Launch:
+        shop, assignment = self._shop, self.replica.assignment
+        details, self._context = await read_details(shop.ports.log, assignment)
+        self.replica.stop_signal = details.stop_signal
+        env = task_environment(
+            assignment,
+            details,
+            resolve_secrets(shop.ports.secrets, assignment, details),
+            token=self.replica.token,
+            paths=shop.ports.executor.paths(assignment.key),
+            facts=shop.facts,
+            free_port=shop.ports.free_port(),
+        )
+        return Launch(
+            assignment.key,
+            details.run,
+            env,
+            fence_s=assignment.fence_s,
+            incarnation=shop.book.head.incarnation,
+        )
+
+    def _has_started(self, identity: ProcessIdentity) -> None:
+        self.replica.identity = identity
+        self.replica.state = ReplicaState.STARTED
+        self._keep()
+        self._metrics.started.inc()
+        self._report_started()
+
+    async def _follow(self, process: Process) -> None:
+        replica = self.replica
+        async with asyncio.TaskGroup() as group:
+            watching = [
+                group.create_task(self._keep_stopping(process)),
+                group.create_task(self._keep_looking(process)),
+                group.create_task(self._keep_shipping(process)),
+                group.create_task(self._progress.run()),
+                group.create_task(self._checkpoints.run()),
+            ]
+            if replica.exit is None:
+                exit_ = await process.exited()
+                if exit_.fenced:
+                    raise FenceExpired(f"the runner of {replica.key} killed it")
+                replica.exit = exit_
+                replica.state = ReplicaState.EXITED
+                replica.ended_ms = self._clock.now_ms()
+                self._keep()
+                if replica.exit.lost:
+                    self._metrics.lost_exits.inc()
+                    self._output.say("the process's exit was not seen: it counts as killed")
+            await self._clear_away(process)
+            for task in watching:
+                task.cancel()
+        self._look_at_checkpoint(process)
+        await self._drain(process)
+        self._release()
+
+    async def _keep_stopping(self, process: Process) -> None:
+        """Ask at once, kill at the deadline, and again whatever appears after that."""
+        while self.replica.stop is None:
+            await self._stop_changed.wait()
+            self._stop_changed.clear()
+        order = self.replica.stop
+        while not order.revoked:
+            if not process.announce_stop(json.dumps(self.stop_notice())):
+                self._output.say("the stop file cannot be written: the task's directory is gone")
+            if not order.signalled:
+                process.signal(signal.Signals[f"SIG{self.replica.stop_signal}"])
+                self.replica.stop = order = replace(order, signalled=True)
+                self._keep(durable=False)
+            left_s = (order.deadline_ms - self._clock.now_ms()) / 1000
+            if left_s <= 0 or not await happens_within(self._clock, left_s, self._stop_changed):
+                break
+            self._stop_changed.clear()
+            order = self.replica.stop
+        if process.is_alive():
+            self._metrics.killed.inc()
+            self._output.say(
+                "killed: its slots were revoked"
+                if order.revoked
+                else "killed at the end of its grace"
+            )
+        while True:
+            process.kill()
+            await self._clock.sleep(KILL_AGAIN_S)
+
+    async def _keep_looking(self, process: Process) -> None:
+        """Every tick: the checkpoint file, which rings no bell, and the size of the output.
+
+        No more is kept of a stream than may be shipped, and a byte that shows that there was more,
+        however long the log is away.
+        """
+        most = self._shop.settings.output_limit_bytes + 1
+        while True:
+            await self._clock.sleep(self._shop.settings.tick_s)
+            self._look_at_checkpoint(process)
+            process.bound_output(most)
+
+    async def _keep_shipping(self, process: Process) -> None:
+        """Every tick, and as long as an append takes: the output, which rings no bell either."""
+        while True:
+            await self._clock.sleep(self._shop.settings.tick_s)
+            await self._output.ship(process)
+
+    async def _clear_away(self, process: Process) -> None:
+        """A task ends with its main process: what it left is killed until nothing is left."""
+        wait_s = LINGER_S
+        while True:
+            try:
+                await within(self._clock, wait_s, process.gone())
+            except TimeoutError:
+                process.kill()
+                wait_s = KILL_AGAIN_S
+            else:
+                return
+
+    def _look_at_checkpoint(self, process: Process) -> None:
+        note = process.checkpoint_note()
+        if note is None:
+            return
+        try:
+            content = json.loads(note)
+            if not isinstance(content, dict):
+                raise CheckpointRefused("it is no JSON object")
+            done = content.pop("done", False)
+            if done is True:
+                self.finish()
+            last = self._last_checkpoint()
+            step = content.get("step")
+            if content and not (last is not None and isinstance(step, int) and step < last.step):
+                self.take_checkpoint(content)
+        except (ValueError, RecursionError) as error:
+            self._output.say(f"the checkpoint file does not count: {error}"[:500])
+
+    async def _drain(self, process: Process | None) -> None:
+        """Ship what is left, for a time; slots are not held for a log that does not answer."""
+
+        async def all_of_it() -> None:
+            while await self._output.ship(process, final=True):
+                pass
+
+        with suppress(TimeoutError):
+            await within(self._clock, self._shop.settings.drain_s, all_of_it())
+
+    async def _never(self, found: str, failure: StartFailure | None = None) -> None:
+        self.replica.failure = failure
+        self._metrics.never_started.inc()
+        self._output.say(f"never started: {found}"[:1000])
+        await self._drain(None)
+        self._release()
+
+    def _release(self) -> None:
+        self.replica.state = ReplicaState.RELEASED
+        self.replica.ended_ms = self._clock.now_ms()
+        self._keep()
+        # The log takes no report of a replica after its end.
+        self._progress.flush()
+        self._checkpoints.flush()
+        self._report_ended()
+
+    # --- what it reports -----------------------------------------------------------------------
+
+    def _report_all(self) -> None:
+        """Queue again what the log is not known to hold, in the order in which it happened."""
+        replica = self.replica
+        if replica.identity is not None and not replica.started_told:
+            self._report_started()
+        if not replica.checkpoint_told:
+            self._report_checkpoint()
+        if replica.state is ReplicaState.RELEASED and not replica.ended_told:
+            self._report_ended()
+
+    def _report_started(self) -> None:
+        identity = self.replica.identity
+        assert identity is not None, "a replica that started has a process"
+        event = TaskStartedV1(
+            **self._names(),
+            boot_id=identity.boot_id,
+            pid=identity.pid,
+            process_started=identity.started,
+        )
+
+        def told() -> None:
+            self.replica.started_told = True
+            self._keep(durable=False)
+
+        self._report("started", event, told=told)
+
+    def _report_checkpoint(self) -> None:
+        checkpoint = self.replica.checkpoint
+        assert checkpoint is not None, "only a checkpoint that is kept is reported"
+        event = CheckpointDoneV1(**self._names(), uri=checkpoint.uri, step=checkpoint.step)
+
+        def told() -> None:
+            self.replica.checkpoint_told = self.replica.checkpoint == checkpoint
+            self._keep(durable=False)
+
+        self._report("checkpoint", event, told=told)
+
+    def _report_progress(self) -> None:
+        self._report("progress", TaskProgressedV1(**self._names(), permille=self._permille))
+
+    def _report_ended(self) -> None:
+        exit_ = self.replica.exit
+        released = SlotsReleasedV1(
+            **self._names(),
+            never_started=self.replica.identity is None,
+            failure=self.replica.failure,
+        )
+        events: tuple[Event, ...] = (released,)
+        if exit_ is not None:
+            exited = TaskExitedV1(
+                **self._names(),
+                exit_code=exit_.exit_code,
+                signal=exit_.signal,
+                done=self.replica.done,
+            )
+            events = (exited, released)
+
+        def told() -> None:
+            self.replica.ended_told = True
+            self._keep(durable=False)
+
+        self._report("ended", *events, told=told)
+
+    def _report(self, what: str, *events: Event, told: Callable[[], None] | None = None) -> None:
+        order = self.replica.stop
+        cause = order.cause if what == "ended" and order is not None else None
+        self._shop.reporter.report(
+            what,
+            str(self.replica.key),
+            Fact(
+                events=events,
+                subject=self.replica.key.task_id,
+                cause=cause or self.replica.assignment.cause,
+                told=told or (lambda: None),
+                traceparent=self._context,
+            ),
+        )
+
+    def _say(self, event: str, **fields: object) -> None:
+        key = self.replica.key
+        self._shop.ports.telemetry.info(
+            event,
+            task_id=key.task_id,
+            attempt=key.attempt,
+            replica=key.replica,
+            trace_id=trace_id_of(self._context),
+            **fields,
+        )
+
+    def _names(self) -> Names:
+        key = self.replica.key
+        return {
+            "task_id": key.task_id,
+            "attempt": key.attempt,
+            "replica": key.replica,
+            "node": self._shop.settings.node,
+            "incarnation": self._shop.book.head.incarnation,
+        }
+
+    def _keep(self, *, durable: bool = True) -> None:
+        self._shop.keep(self.replica, durable=durable)

@@ -1,1 +1,0 @@
-"""The admission service of Yardmaster."""

@@ -1,1 +1,0 @@
-"""The scheduling service of Yardmaster, and the relay of its decisions to the nodes."""

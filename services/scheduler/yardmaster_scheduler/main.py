@@ -1,0 +1,109 @@
+"""The scheduling service: a machine for each cell, beside its leader the relay and the watch."""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NoReturn
+
+from yardmaster_core.scheduling.machine import SchedulerMachine
+from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.entities import NodeState, ReplicaState
+from yardmaster_runtime.cells import run_cells
+from yardmaster_runtime.machine.cycle import Leader
+from yardmaster_runtime.service import Ports, candidate, run_machine_process
+from yardmaster_runtime.settings import RuntimeSettings
+from yardmaster_runtime.waiting import Work
+from yardmaster_scheduler.metrics import ShellMetrics
+from yardmaster_scheduler.relay import Relay
+from yardmaster_scheduler.settings import Settings, ShellLimits
+from yardmaster_scheduler.silence import LiveNode, SilenceWatch
+
+__all__ = ["Ports", "Settings", "main", "run"]
+
+
+def live_nodes(state: ClusterState) -> Iterator[LiveNode]:
+    """Nodes that should be heard.
+
+    Also those whose silence was observed and that are not lost yet (the clock was set back, or the
+    pool's timeout changed meanwhile): nothing else would have them looked at again.
+    """
+    for node in state.nodes.values():
+        if node.state is NodeState.UP:
+            yield LiveNode(node.name, node.incarnation, node.timeout_s)
+
+
+def known_nodes(state: ClusterState) -> set[str]:
+    """Nodes that have a topic, or are to get one: those that joined and those that may."""
+    enrolled = {row.name for row in state.enrolled.values() if row.config is not None}
+    return enrolled.union(state.nodes)
+
+
+def unstarted(
+    state: ClusterState, task_id: str, attempt: int
+) -> Mapping[str, tuple[str, Sequence[int]]]:
+    """By node: the incarnation and the replicas of an open attempt that have not started there."""
+    task = state.tasks.get(task_id)
+    run = None if task is None else task.run
+    found: dict[str, tuple[str, list[int]]] = {}
+    if run is None or run.number != attempt:
+        return found
+    for replica, placement in enumerate(run.placements):
+        if run.replicas[replica] == ReplicaState.ALLOCATED:
+            _, replicas = found.setdefault(placement.node, (placement.incarnation, []))
+            replicas.append(replica)
+    return found
+
+
+async def run(ports: Ports, settings: RuntimeSettings) -> NoReturn:
+    """Schedule every cell of the settings until cancelled.
+
+    Raises: what stopped the first of them, once all have stopped.
+    """
+    await run_cells(ports, settings, schedule)
+
+
+async def schedule(ports: Ports, settings: RuntimeSettings) -> NoReturn:
+    """Schedule one cell until cancelled.
+
+    Raises: what stops the machine (`Candidate.run`), the relay or the watch.
+    """
+    limits = settings.shell if isinstance(settings, Settings) else ShellLimits()
+    metrics = ShellMetrics(ports.telemetry)
+    machine = candidate(SchedulerMachine(), ports, settings)
+    nodes_log = await ports.another_log() if ports.another_log else None
+
+    def beside(leader: Leader[ClusterState]) -> Sequence[Work]:
+        fold = leader.fold
+        relay = Relay(
+            machine.log,
+            settings.cell,
+            clock=ports.clock,
+            limits=limits,
+            metrics=metrics,
+            partition=settings.partition,
+            partitions=settings.partitions,
+            nodes_log=nodes_log or ports.log,
+            snapshots=ports.snapshots,
+            unstarted=lambda task_id, attempt: unstarted(fold.state, task_id, attempt),
+        )
+        fold.listeners.append(relay.heard)
+        watch = SilenceWatch(
+            machine.log,
+            lambda: live_nodes(fold.state),
+            machine.observations,
+            clock=ports.clock,
+            limits=limits,
+            metrics=metrics,
+            partition=settings.partition,
+        )
+        return relay.run(sorted(known_nodes(fold.state)), fold.origin), watch.run()
+
+    await machine.run(beside)
+
+
+def main() -> int:
+    """Be the service in a process of its own; `YARD_SCHEDULER_*` and `YARD_*` are its settings."""
+    return run_machine_process(Settings, "scheduler", SchedulerMachine.output, run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,1 +1,0 @@
-"""The service that folds the Yardmaster log into views."""

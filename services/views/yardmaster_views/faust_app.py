@@ -1,0 +1,195 @@
+"""The views service on Kafka: a Faust app that shares the cells out among workers.
+
+Faust owns who follows which cell; the follower reads the log by position, because the order across
+topics is the commits' and no consumer group's (docs/decisions/0008-views-host.md). So the two
+agents, one a projection, get the records of `requests` alone: a partition of it is a cell, and a
+request is acknowledged when the store covers it, or when this worker does not follow its cell: then
+it is another's to commit, or the cell has stopped. What the group has committed decides nothing:
+where a follower goes on is in Redis, and the group's lag is that of the cells that are followed.
+
+Nothing is lost or doubled by what a group does: each write says where it believes the store to be.
+"""
+
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+import faust
+from faust.app.base import BootStrategy
+from faust.auth import SASLCredentials, SSLCredentials
+from faust.types.auth import CredentialsT
+from yarl import URL
+
+from yardmaster_eventlog.kafka.settings import KafkaSettings
+from yardmaster_eventlog.port import EventLog
+from yardmaster_projections.cached import CachedReader
+from yardmaster_projections.fold import FOLDS, USAGE, VIEWS
+from yardmaster_projections.redis.store import RedisViewStore
+from yardmaster_runtime.garbage_collection import spare_collections
+from yardmaster_runtime.service import Process, kafka_settings, run_process
+from yardmaster_runtime.waiting import first_of, together
+from yardmaster_schemas.topics import REQUESTS
+from yardmaster_views.cells import Cells
+from yardmaster_views.follower import Follower, Metrics, Views
+from yardmaster_views.group import Group
+from yardmaster_views.host import Host, HostMetrics
+from yardmaster_views.progress import Progress
+from yardmaster_views.settings import ViewsSettings
+
+GROUP: Final = "yardmaster-views"
+#: How often a member says that it is there.
+HEARTBEATS_A_SESSION: Final = 12
+COMMIT_S: Final = 1.0
+
+
+class _OnlyAMember(BootStrategy):
+    """Which of Faust's services start."""
+
+    enable_kafka_producer = False
+    enable_web = False
+
+
+class App(faust.App):
+    """Faust without what the views do not need: no folder, no producer, no web server."""
+
+    BootStrategy = _OnlyAMember
+
+    def _create_directories(self) -> None:
+        """It keeps nothing on disk."""
+
+
+def credentials(kafka: KafkaSettings) -> CredentialsT | None:
+    """What Faust says to the brokers, as our own clients do."""
+    client = kafka.client()
+    match client["security_protocol"]:
+        case "SSL":
+            return SSLCredentials(context=client["ssl_context"])
+        case "SASL_SSL" | "SASL_PLAINTEXT":
+            return SASLCredentials(
+                username=client["sasl_plain_username"],
+                password=client["sasl_plain_password"],
+                mechanism=client["sasl_mechanism"],
+                ssl_context=client["ssl_context"],
+            )
+        case _:
+            return None
+
+
+def make_app(settings: ViewsSettings, kafka: KafkaSettings, cells: Cells) -> faust.App:
+    """The app: one agent a projection, on the partitions of `requests`."""
+    app = App(
+        settings.group or GROUP,
+        broker=[URL(f"kafka://{host}") for host in kafka.bootstrap.split(",")],
+        broker_client_id=kafka.client_id,
+        broker_credentials=credentials(kafka),
+        broker_session_timeout=settings.session_timeout_s,
+        broker_heartbeat_interval=settings.session_timeout_s / HEARTBEATS_A_SESSION,
+        broker_request_timeout=max(kafka.call_timeout_s, 2 * settings.session_timeout_s),
+        broker_commit_interval=COMMIT_S,
+        consumer_auto_offset_reset="latest",
+        processing_guarantee="at_least_once",
+        store="memory://",
+        cache="memory://",
+        web_enabled=False,
+        topic_allow_declare=False,
+        topic_disable_leader=True,
+        stream_wait_empty=False,
+        autodiscover=False,
+    )
+    topic = app.topic(REQUESTS.name, key_type=bytes, value_type=bytes, value_serializer="raw")
+
+    def acknowledges(view: str) -> Any:
+        async def agent(stream: Any) -> None:
+            async for event in stream.events():
+                message = event.message
+                await cells.covered(message.partition, view, REQUESTS.name, message.offset)
+
+        return agent
+
+    app.agent(topic, name=VIEWS.name, concurrency=1)(acknowledges(VIEWS.name))
+    app.agent(topic, name=USAGE.name, concurrency=1)(acknowledges(USAGE.name))
+
+    async def assigned(_: object, /, *given: Any, **__: object) -> None:
+        cells.give(frozenset(one.partition for one in given[0] if one.topic == REQUESTS.name))
+
+    app.on_partitions_assigned.connect(assigned, weak=False)
+    return app
+
+
+async def serve(process: Process, settings: ViewsSettings) -> None:
+    """Be a worker until cancelled.
+
+    Raises: what `Cells.run` raises.
+    """
+    kafka = kafka_settings(settings)
+    # What is at hand of rows lives long, as a machine's state does.
+    spare_collections()
+    log = await process.open_log(settings)
+    try:
+        workers = _Workers(process, settings, log)
+        cells = Cells(settings.partitions, workers.serve, process.telemetry, process.health)
+        group = Group(lambda: make_app(settings, kafka, cells), process, settings)
+        await first_of(cells.run(), group.run())
+    finally:
+        await log.close()
+
+
+class _Workers:
+    """What follows a cell: a host a projection, each with its own store and position."""
+
+    def __init__(self, process: Process, settings: ViewsSettings, log: EventLog) -> None:
+        self._process = process
+        self._settings = settings
+        self._log = log
+        self._metrics = Metrics(process.telemetry)
+        self._host_metrics = HostMetrics(process.telemetry)
+
+    async def serve(self, partition: int, cell: str, progress: Mapping[str, Progress]) -> None:
+        """Follow a cell until cancelled."""
+        settings, process = self._settings, self._process
+        hosts: list[Host] = []
+        stores = {
+            name: RedisViewStore(settings.redis, cell, process.clock, space=name) for name in FOLDS
+        }
+        try:
+            for name, fold in FOLDS.items():
+                reader = CachedReader(stores[name], max_rows=settings.max_cached_rows)
+                follower = Follower(
+                    self._log,
+                    Views(stores[name], reader),
+                    cell,
+                    partition,
+                    self._metrics,
+                    fold=fold,
+                    max_unsaved=settings.max_unsaved_rows,
+                )
+                hosts.append(
+                    Host(
+                        follower,
+                        self._log,
+                        process.clock,
+                        process.telemetry,
+                        self._host_metrics,
+                        settings,
+                        interval_s=settings.usage_interval_s if fold is USAGE else 0.0,
+                        health=process.health,
+                        progress=progress[name],
+                    )
+                )
+            await together(*(host.run() for host in hosts))
+        finally:
+            for store in stores.values():
+                with suppress(Exception):
+                    await store.close()
+            for host in hosts:
+                host.left()
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run_process(ViewsSettings, "views", serve))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,447 @@
+"""Follows a cell's log into its views: what counts, in the order in which it counts, once.
+
+Requests are projected as they come. Quota's and the scheduler's topics are read through a
+`CommitReader`, and a cycle of theirs is projected as one step when its commit is there: before it,
+all that it took (so a view never shows an effect before its cause), and with it the agents' claims
+that it believed. The order across topics is the commits', which is why the log is read by position
+and not as any consumer group would hand it out.
+
+A store in this process is written step by step. One that is elsewhere is written through a
+`CachedReader`, and steps that are there to be read already go together in one write.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import count
+from typing import Any, Final
+
+from yardmaster_core.commit import CommitReader, CountedCycle
+from yardmaster_core.errors import CoreError
+from yardmaster_eventlog.codec import decode
+from yardmaster_eventlog.errors import LogError, LogTruncated, OffsetGone, ReadPastEnd
+from yardmaster_eventlog.port import EventLog, Partition, StoredRecord
+from yardmaster_projections.cached import CachedReader
+from yardmaster_projections.errors import NotLoaded
+from yardmaster_projections.fold import VIEWS, Fold, FoldStep
+from yardmaster_projections.project import Details, details_of
+from yardmaster_projections.store import Change, ViewReader, ViewStore
+from yardmaster_runtime.machine.batch import decode_own, digest_of
+from yardmaster_runtime.machine.inputs import Cursor, foreign
+from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_runtime.telemetry.tracing import MAX_LINKS, About, batch_span, contexts
+from yardmaster_schemas.envelope import Envelope, Event
+from yardmaster_schemas.errors import SchemaError
+from yardmaster_schemas.events.details import JobDetailedV1, RequestNotedV1
+from yardmaster_schemas.events.requests import DetailsRef, TaskSubmittedV1
+from yardmaster_schemas.position import Position
+from yardmaster_schemas.topics import ADMISSIONS, DECISIONS, DETAILS, NODE_EVENTS, REQUESTS
+from yardmaster_views.soft_state import Beside
+
+#: Records read at once, and the most that one step of `requests` takes.
+MAX_READ: Final = 500
+#: Tasks that one step of `requests` submits, above which it ends: at most one submission more.
+MAX_TASKS: Final = 10_000
+#: Rows that are changed and not saved; with more, several steps are no longer one write.
+MAX_UNSAVED: Final = 2_000
+
+_Taken = tuple[str, int, Envelope[Event], Details]
+
+
+@dataclass(frozen=True, slots=True)
+class Views:
+    """A store and its writer's reader; in memory both are one object."""
+
+    store: ViewStore
+    reader: ViewReader
+
+
+class Metrics:
+    """What followers count, one set a process; `view` names the projection."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self.telemetry = telemetry
+        self.steps = telemetry.counter("steps", "Steps projected.", "view", "topic")
+        self.writes = telemetry.counter("writes", "Writes to the store; steps go together.", "view")
+        self.skipped = telemetry.counter("records_skipped", "Records no view shows.", "topic")
+        self.lag = telemetry.gauge("lag_records", "Records not projected yet.", "view", "topic")
+        self.cached = telemetry.gauge("cached_rows", "Rows at hand.", "view")
+        self.loaded = telemetry.gauge("loaded_rows", "Rows loaded, being not at hand.", "view")
+        self.evicted = telemetry.gauge("evicted_rows", "Rows let go for want of room.", "view")
+
+
+class Follower:
+    """One cell's log, projected; `start`, then `catch_up` again and again."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        views: Views,
+        cell: str,
+        partition: int,
+        metrics: Metrics,
+        *,
+        fold: Fold = VIEWS,
+        max_unsaved: int = MAX_UNSAVED,
+    ) -> None:
+        self.cell = cell
+        self.name = fold.name
+        self._log = log
+        self._fold = fold
+        self._store = views.store
+        self._reader = views.reader
+        self._cache = views.reader if isinstance(views.reader, CachedReader) else None
+        self._max_unsaved = max_unsaved
+        self._number = partition
+        self._metrics = metrics
+        #: Of what was projected, and of what the store has.
+        self._position = self._saved = Position.start(cell)
+        self._notes: dict[str, Any] = {}
+        #: Nothing beyond it is projected; None: all there is.
+        self._until: Position | None = None
+        self._machines: dict[str, _Machine] = {}
+        self._requests = self._cursor(REQUESTS.name, 0)
+        self._claims = self._cursor(NODE_EVENTS.name, 0)
+        #: Trace contexts of what was projected since the last step's span.
+        self._linked: list[str] = []
+        self._beside = (
+            Beside(log, views.store, partition, metrics.skipped, MAX_READ) if fold.beside else None
+        )
+
+    @property
+    def position(self) -> Position:
+        """What the store has, as far as its writer knows."""
+        return self._saved
+
+    async def start(self) -> Position:
+        """Go on where the store is, and say where; one that is empty starts at the log's start."""
+        position = await self._store.begin()
+        notes = await self._store.notes()
+        if self._cache is not None:
+            self._cache.forget(empty=position == Position.start(self.cell))
+        self._position = self._saved = position
+        self._notes = {}
+        self._requests = self._cursor(REQUESTS.name, position.requests or 0)
+        self._claims = self._cursor(NODE_EVENTS.name, position.node_events or 0)
+        for topic, machine in ((ADMISSIONS.name, "quota"), (DECISIONS.name, "scheduler")):
+            dump = notes.get(topic)
+            reader = (
+                CommitReader(machine, self.cell, topic) if dump is None else CommitReader.load(dump)
+            )
+            self._machines[topic] = _Machine(self._cursor(topic, reader.next), reader)
+        if self._beside is not None:
+            self._beside.start(notes)
+        return position
+
+    async def catch_up(
+        self,
+        until: Position | None = None,
+        *,
+        steps: int | None = None,
+        at_hand: bool = False,
+    ) -> Position:
+        """Project all that is there, or what is not beyond `until`; returns the position reached.
+
+        With `steps`, so many of each topic at most: what is far behind can say so in between.
+        `at_hand`: what the log has not been sent yet is left to the next `wait`.
+
+        Raises:
+            SchemaError, ForeignRecord, ChainBroken, ImpossibleEvent: a machine's topic holds what
+                it may not; nothing of that cycle was projected.
+            LogError: the log failed; what was projected so far stays.
+            ViewsMoved: the store is not where this writer left it; `start` again.
+            ViewsUnavailable: the same, once it can be reached.
+        """
+        self._until = until
+        tracer = self._metrics.telemetry.tracer
+        began = tracer.now()
+        try:
+            for topic, take in (
+                (REQUESTS.name, self._take_requests),
+                (ADMISSIONS.name, self._take_admissions),
+                (DECISIONS.name, self._take_decisions),
+            ):
+                for _ in count() if steps is None else range(steps):
+                    if not self._wanted(topic) or not await take(at_hand=at_hand):
+                        break
+        except (SchemaError, CoreError, LogError):
+            await self._save()
+            raise
+        await self._save()
+        about: About = {"yard.cell": self.cell}
+        batch_span(tracer, f"{self.name} step", self._linked, start=began, about=about).end()
+        self._linked = []
+        if self._beside is not None:
+            await self._beside.catch_up(self._saved, at_hand=at_hand)
+        return self._saved
+
+    async def check(self) -> None:
+        """See that the store is still where it was left: what lost it has no other way to tell.
+
+        Raises:
+            ViewsMoved: it is elsewhere, or was rebuilt; `start` again.
+            ViewsUnavailable.
+        """
+        await self._store.check(self._saved)
+
+    def ends(self) -> Mapping[Partition, int]:
+        """What to wait for: the next record of every topic that brings something new."""
+        ends = {self._requests.partition: self._requests.offset}
+        for machine in self._machines.values():
+            ends[machine.cursor.partition] = machine.cursor.offset
+        return ends if self._beside is None else {**ends, **self._beside.ends()}
+
+    async def measure(self) -> int:
+        """Set the metrics that need to be asked for; the records not projected yet."""
+        lag = 0
+        for partition, offset in self.ends().items():
+            behind = max(0, await self._log.end(partition) - offset)
+            self._metrics.lag.labels(self.name, partition.topic).set(behind)
+            lag += behind
+        if self._cache is not None:
+            self._metrics.cached.labels(self.name).set(len(self._cache))
+            self._metrics.loaded.labels(self.name).set(self._cache.loaded)
+            self._metrics.evicted.labels(self.name).set(self._cache.evicted)
+        return lag
+
+    async def records(self) -> int:
+        """How many records there are in the topics that positions count."""
+        topics = (REQUESTS.name, ADMISSIONS.name, NODE_EVENTS.name, DECISIONS.name)
+        return sum([await self._log.end(Partition(topic, self._number)) for topic in topics])
+
+    # --- requests -------------------------------------------------------------------------------
+
+    async def _take_requests(self, until: int | None = None, *, at_hand: bool = False) -> bool:
+        """Project requests read so far, `until` is the next one; False when there was none.
+
+        Each request could be a step of its own, so one step ends after `MAX_READ` of them or
+        `MAX_TASKS` tasks, whichever comes first; who wants all up to `until` calls again.
+        """
+        offset = self._requests.offset
+        wanted = 1 if until is None else until - offset
+        most = MAX_READ
+        if self._until is not None:
+            most = min(most, (self._until.requests or 0) - offset)
+        if wanted <= 0 or most <= 0:
+            return False
+        found = min(await self._requests.fill(wanted, at_hand=at_hand), most)
+        if found == 0:
+            return False
+        taken: list[_Taken] = []
+        tasks = 0
+        for _ in range(found):
+            stored = self._requests.pop()
+            envelope = self._claim(stored)
+            if envelope is not None:
+                details = await self._details(envelope) if self._fold.details else None
+                taken.append((REQUESTS.name, stored.offset, envelope, details))
+                tasks += _tasks(envelope.data)
+            if tasks >= MAX_TASKS:
+                break
+
+        def step() -> FoldStep:
+            step = self._fold.step(self._reader)
+            for each in taken:
+                step.take(*each)
+            return step
+
+        changes = await self._changes(step, taken)
+        position = self._position.at(REQUESTS.name, self._requests.offset)
+        await self._apply(REQUESTS.name, changes, position, {})
+        return True
+
+    def _claim(self, stored: StoredRecord) -> Envelope[Event] | None:
+        """A request, or None for a record that is none: quota refuses it, and names it."""
+        try:
+            envelope = decode(stored.record)
+        except SchemaError:
+            envelope = None
+        if (
+            envelope is None
+            or REQUESTS.name not in envelope.data.TOPICS
+            or stored.record.key != self.cell.encode()
+        ):
+            self._metrics.skipped.labels(REQUESTS.name).inc()
+            return None
+        return envelope
+
+    async def _details(self, envelope: Envelope[Event]) -> Details:
+        """What `details` says beside an event; None when it is erased or another record."""
+        ref: DetailsRef | None = details_of(envelope.data)
+        if ref is None:
+            return None
+        try:
+            found = await self._log.read(
+                Partition(DETAILS.name, ref.partition), ref.offset, max_records=1
+            )
+        except (OffsetGone, ReadPastEnd):
+            return None
+        if not found or found[0].offset != ref.offset or found[0].record.value is None:
+            return None
+        if sha256(found[0].record.value).hexdigest() != ref.digest:
+            return None
+        try:
+            data = decode(found[0].record).data
+        except SchemaError:
+            return None
+        return data if isinstance(data, JobDetailedV1 | RequestNotedV1) else None
+
+    # --- what counts ----------------------------------------------------------------------------
+
+    def _wanted(self, topic: str) -> bool:
+        if self._until is None:
+            return True
+        return (self._position.of(topic) or 0) < (self._until.of(topic) or 0)
+
+    async def _take_admissions(self, *, at_hand: bool = False) -> bool:
+        """Project quota's next counted cycle; False when there is none.
+
+        A cycle is one step, however much it says: what quota decides in one (`max_decisions`, of
+        jobs of at most 10,000 tasks) is what a worker must have room for.
+        """
+        counted = await self._machines[ADMISSIONS.name].next(at_hand=at_hand)
+        if counted is None:
+            return False
+        for taken in counted.commit.inputs:
+            if taken.topic == REQUESTS.name:
+                while self._requests.offset < taken.next:
+                    if not await self._take_requests(taken.next):
+                        raise self._cut(REQUESTS.name, taken.next, counted)
+        position = self._position.at(ADMISSIONS.name, counted.offset + 1)
+        await self._apply_cycle(ADMISSIONS.name, counted, [], position)
+        return True
+
+    async def _take_decisions(self, *, at_hand: bool = False) -> bool:
+        """Project the scheduler's next counted cycle and the claims it took, if there is one."""
+        counted = await self._machines[DECISIONS.name].next(at_hand=at_hand)
+        if counted is None:
+            return False
+        claims: list[_Taken] = []
+        position = self._position.at(DECISIONS.name, counted.offset + 1)
+        for taken in counted.commit.inputs:
+            if taken.topic == ADMISSIONS.name:
+                while (self._position.admissions or 0) < taken.next:
+                    if not await self._take_admissions():
+                        raise self._cut(ADMISSIONS.name, taken.next, counted)
+                position = position.at(ADMISSIONS.name, self._position.admissions or 0)
+                position = position.at(REQUESTS.name, self._position.requests or 0)
+            elif taken.topic == NODE_EVENTS.name:
+                claims = await self._take_claims(counted, taken.next)
+                position = position.at(NODE_EVENTS.name, taken.next)
+        await self._apply_cycle(DECISIONS.name, counted, claims, position)
+        return True
+
+    async def _take_claims(self, counted: CountedCycle, until: int) -> list[_Taken]:
+        refused = {
+            offset
+            for one in counted.commit.refused
+            if one.topic == NODE_EVENTS.name
+            for offset in range(one.first, one.last + 1)
+        }
+        claims = await self._claims.take(until)
+        if self._claims.offset < until:
+            raise self._cut(NODE_EVENTS.name, until, counted)
+        taken: list[_Taken] = []
+        for stored in claims:
+            if stored.offset in refused:
+                self._metrics.skipped.labels(NODE_EVENTS.name).inc()
+                continue
+            taken.append((NODE_EVENTS.name, stored.offset, decode(stored.record), None))
+        return taken
+
+    @staticmethod
+    def _cut(topic: str, until: int, counted: CountedCycle) -> LogTruncated:
+        where = f"{topic} ends before offset {until}"
+        return LogTruncated(found=f"{where}, which cycle {counted.commit.cycle} has taken")
+
+    async def _apply_cycle(
+        self, topic: str, counted: CountedCycle, claims: list[_Taken], position: Position
+    ) -> None:
+        """Project a cycle: the claims that it took, its decisions, its commit."""
+        commit = counted.commit
+        decisions = [(topic, offset, envelope, None) for offset, envelope in counted.decisions]
+
+        def step() -> FoldStep:
+            step = self._fold.step(self._reader, now_ms=commit.now_ms, cycle=commit.cycle)
+            for each in claims:
+                step.take(*each)
+            step.refuse(commit)
+            for each in decisions:
+                step.take(*each)
+            step.commit(topic, counted.offset, commit)
+            return step
+
+        changes = await self._changes(step, [*claims, *decisions])
+        notes = {topic: self._machines[topic].reader.dump()}
+        await self._apply(topic, changes, position, notes)
+
+    # --- the store ------------------------------------------------------------------------------
+
+    async def _changes(self, make: Callable[[], FoldStep], taken: Sequence[_Taken]) -> list[Change]:
+        """What a step changes; it is made again while it misses rows."""
+        if self._metrics.telemetry.tracer.on and len(self._linked) < MAX_LINKS:
+            self._linked += contexts(envelope for _, _, envelope, _ in taken)
+        if self._cache is None:
+            return make().changes()
+        likely = self._fold.likely_read
+        await self._cache.want(each for _, _, envelope, _ in taken for each in likely(envelope))
+        while True:
+            try:
+                return make().changes()
+            except NotLoaded as missing:
+                await self._cache.load(missing)
+
+    async def _apply(
+        self, topic: str, changes: list[Change], position: Position, notes: Mapping[str, Any]
+    ) -> None:
+        self._metrics.steps.labels(self.name, topic).inc()
+        if self._cache is None:
+            await self._store.apply(changes, position, notes, before=self._saved)
+            self._position = self._saved = position
+            return
+        self._cache.take(changes)
+        self._position = position
+        self._notes.update(notes)
+        if self._cache.unsaved_count >= self._max_unsaved:
+            await self._save()
+
+    async def _save(self) -> None:
+        """Write what is not written yet."""
+        if self._cache is None or self._position == self._saved:
+            return
+        await self._store.apply(
+            self._cache.unsaved, self._position, self._notes, before=self._saved
+        )
+        self._cache.saved()
+        self._saved, self._notes = self._position, {}
+        self._metrics.writes.labels(self.name).inc()
+
+    # --- the log --------------------------------------------------------------------------------
+
+    def _cursor(self, topic: str, offset: int) -> Cursor:
+        return Cursor(self._log, Partition(topic, self._number), offset, MAX_READ)
+
+
+def _tasks(event: Event) -> int:
+    return event.spec.tasks if isinstance(event, TaskSubmittedV1) else 0
+
+
+class _Machine:
+    """A machine's topic, read cycle by cycle."""
+
+    def __init__(self, cursor: Cursor, reader: CommitReader) -> None:
+        self.cursor = cursor
+        self.reader = reader
+
+    async def next(self, *, at_hand: bool = False) -> CountedCycle | None:
+        """The next counted cycle; None when the log, or what is at hand of it, ends before one."""
+        while await self.cursor.fill(1, at_hand=at_hand):
+            stored = self.cursor.pop()
+            try:
+                envelope = decode_own(stored.record, self.reader.cell)
+            except SchemaError as error:
+                raise foreign(stored, error) from error
+            counted = self.reader.feed(stored.offset, digest_of(stored.record), envelope)
+            if counted is not None:
+                return counted
+        return None

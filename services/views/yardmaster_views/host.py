@@ -1,0 +1,141 @@
+"""Keeps a follower going: whatever fails and comes back, it goes on from where its store is."""
+
+from typing import Any, Final, NoReturn
+
+from yardmaster_eventlog.errors import LogUnavailable
+from yardmaster_eventlog.port import EventLog
+from yardmaster_projections.errors import ViewsMoved, ViewsUnavailable
+from yardmaster_runtime.clock import Clock
+from yardmaster_runtime.telemetry.health import Health
+from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_schemas.position import Position
+from yardmaster_views.follower import Follower
+from yardmaster_views.progress import Progress
+from yardmaster_views.settings import ViewsSettings
+
+#: Steps of each topic between two reports of progress and looks at what is beside.
+MAX_STEPS: Final = 200
+
+
+class HostMetrics:
+    """What hosts count, one set a process."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self.log_retries = telemetry.counter("log_retries", "Starts anew, the log being away.")
+        self.store_retries = telemetry.counter("store_retries", "The same, the store being away.")
+        self.moved = telemetry.counter("store_moved", "Times that the store was elsewhere.")
+
+
+class Host:
+    """Runs one follower until cancelled; `progress` is what its store covers."""
+
+    def __init__(
+        self,
+        follower: Follower,
+        log: EventLog,
+        clock: Clock,
+        telemetry: Telemetry,
+        metrics: HostMetrics,
+        settings: ViewsSettings,
+        *,
+        interval_s: float = 0.0,
+        health: Health | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """`interval_s`: between the beginnings of two rounds, at least."""
+        self.progress = progress or Progress(Position.start(follower.cell))
+        self._follower = follower
+        self._log = log
+        self._clock = clock
+        self._telemetry = telemetry
+        self._metrics = metrics
+        self._settings = settings
+        self._interval_s = interval_s
+        self._health = health
+        self._part = f"{follower.name} {follower.cell}"
+        self._pause_s = 0.0
+        self._said = ""
+        self._measured_s: float | None = None
+        self._checked_s = clock.monotonic_s()
+
+    async def run(self) -> NoReturn:
+        """Follow the log until cancelled.
+
+        Raises:
+            SchemaError, CoreError: a machine's topic holds what it may not. The views stay as they
+                were before; `yard replay verify` says more.
+            LogError: the log is closed, cut or damaged.
+        """
+        started = False
+        while True:
+            try:
+                if not started:
+                    position = await self._follower.start()
+                    self.progress.reached(position)
+                    self._telemetry.info("following", **self._where(position))
+                    started = True
+                await self._round()
+            except LogUnavailable as error:
+                # What was read but not projected is read again, from where the store is.
+                self._metrics.log_retries.inc()
+                started = False
+                await self._wait(error)
+            except ViewsUnavailable as error:
+                self._metrics.store_retries.inc()
+                started = False
+                await self._wait(error)
+            except ViewsMoved as moved:
+                self._metrics.moved.inc()
+                self._telemetry.warn("views_moved", found=str(moved), **self._where(None))
+                started = False
+                await self._clock.sleep(self._settings.retry.first_pause_s)
+
+    def left(self) -> None:
+        """The cell is another worker's: it has no part in this one's health any more."""
+        if self._health is not None:
+            self._health.say(self._part)
+
+    async def _round(self) -> None:
+        began_s = self._clock.monotonic_s()
+        self.progress.reached(await self._follower.catch_up(steps=MAX_STEPS, at_hand=True))
+        self._well()
+        await self._measure()
+        left_s = began_s + self._interval_s - self._clock.monotonic_s()
+        if left_s > 0:
+            await self._clock.sleep(left_s)
+        idle_wait_s = self._settings.idle_wait_s
+        more = await self._log.wait(self._follower.ends(), idle_wait_s)
+        # Heartbeats always come, and move no position: a store that was lost meanwhile shows in
+        # nothing that is written.
+        now_s = self._clock.monotonic_s()
+        if not more or now_s - self._checked_s >= idle_wait_s:
+            self._checked_s = now_s
+            await self._follower.check()
+
+    async def _measure(self) -> None:
+        now_s = self._clock.monotonic_s()
+        if self._measured_s is None or now_s - self._measured_s >= self._settings.measure_s:
+            self._measured_s = now_s
+            await self._follower.measure()
+
+    async def _wait(self, error: LogUnavailable | ViewsUnavailable) -> None:
+        """Say what is away, once, and wait longer each time."""
+        if error.code != self._said:
+            self._said = error.code
+            self._telemetry.warn(error.code, found=str(error), **self._where(None))
+            if self._health is not None:
+                self._health.say(self._part, f"{error.code}: {error}")
+        retry = self._settings.retry
+        self._pause_s = min(max(2 * self._pause_s, retry.first_pause_s), retry.longest_pause_s)
+        await self._clock.sleep(self._pause_s)
+
+    def _well(self) -> None:
+        if self._said:
+            self._telemetry.info("views_healed", **self._where(self._follower.position))
+        self._said, self._pause_s = "", 0.0
+        if self._health is not None:
+            self._health.say(self._part)
+
+    def _where(self, position: Position | None) -> dict[str, Any]:
+        where = {"cell": self._follower.cell, "view": self._follower.name}
+        return where if position is None else {**where, "position": str(position)}
