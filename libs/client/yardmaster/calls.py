@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol, TypeVar
 
 from yardmaster.errors import ApiError
+from yardmaster_schemas.backoff import Backoff
 
 #: Tries of one call, the first included.
 MAX_TRIES: Final = 5
@@ -61,17 +62,9 @@ class Endurance:
         return True
 
 
-class Pauses:
-    """Seconds before each next try: doubled from the first to the longest."""
-
-    def __init__(self) -> None:
-        self._next_s = FIRST_PAUSE_S
-
-    def next(self, at_least_s: float = 0.0) -> float:
-        """How long to wait now."""
-        pause_s = max(self._next_s, at_least_s)
-        self._next_s = min(pause_s * 2, LONGEST_PAUSE_S)
-        return pause_s
+def backoff() -> Backoff:
+    """Return the pauses between the attempts of one call."""
+    return Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
 
 
 def tried(
@@ -87,7 +80,7 @@ def tried(
 
     Raises: ApiError of the last try.
     """
-    pauses = Pauses()
+    pauses = backoff()
     left = max_tries
     while True:
         left -= 1
@@ -99,7 +92,7 @@ def tried(
             if left <= 0 and (endurance is None or not endurance.outlasts(error)):
                 raise
             asked_s = error.retry_after_s
-        sleep(pauses.next(asked_s))
+        sleep(pauses.next_s(asked_s))
 
 
 def query(params: Params) -> dict[str, str]:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from yardmaster.calls import MAX_TRIES, Outages, Params, Pauses
+from yardmaster.calls import MAX_TRIES, Outages, Params, backoff
 from yardmaster.errors import ApiError, no_answer
 from yardmaster.transport import Change, Transport, events
 from yardmaster_schemas.api import (
@@ -275,7 +275,7 @@ class Client:
         }
         newest: dict[tuple[int, int], int] = {}
         after: str | None = None
-        pauses = Pauses()
+        pauses = backoff()
         while True:
             headers = {} if after is None else {"Last-Event-ID": after}
             try:
@@ -291,14 +291,14 @@ class Client:
                         if piece.seq <= newest.get(place, -1):
                             continue  # an agent may have written a piece again
                         newest[place] = piece.seq
-                        pauses = Pauses()
+                        pauses.reset()
                         yield piece
                 if not follow:
                     return
             except ApiError as error:
                 if not follow or not self._transport.endurance.outlasts(error):
                     raise
-            self._transport.pause(pauses.next())
+            self._transport.pause(pauses.next_s())
 
     # --- nodes, pools, projects, departments ----------------------------------------------------
 
@@ -448,20 +448,21 @@ class Client:
         A caller that outlasts outages is resumed without end; a second snapshot comes where the
         gateway no longer knows what happened meanwhile.
         """
-        pauses = Pauses()
+        pauses = backoff()
         while True:
             headers = {} if after is None else {"Last-Event-ID": after}
             try:
                 with self._transport.stream("/v1/watch", {"kinds": list(kinds)}, headers) as found:
                     for change in events(found.iter_lines()):
-                        after, pauses = change.id or after, Pauses()
+                        after = change.id or after
+                        pauses.reset()
                         yield change
                 if self._transport.endurance.outages is None:
                     return
             except ApiError as error:
                 if not self._transport.endurance.outlasts(error):
                     raise
-            self._transport.pause(pauses.next())
+            self._transport.pause(pauses.next_s())
 
     def cycle(self, cell: str, number: int) -> Cycle:
         """One cycle of a cell's scheduler."""

@@ -12,7 +12,7 @@ import select
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from yardmaster_localcluster.orphans import MARK
 from yardmaster_localcluster.plan import FixedPorts, Wanted
 from yardmaster_localcluster.process import Running, ServiceFailed, ServiceProcess
 from yardmaster_localcluster.redis_server import RedisFailed
+from yardmaster_schemas.backoff import Backoff
 
 #: The pause before a process is started again: it doubles from the first to the longest.
 FIRST_PAUSE_S: Final = 0.5
@@ -43,6 +44,7 @@ class _Life:
 
     restarts: int = 0
     in_a_row: int = 0
+    backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S))
     began_s: float = 0.0
     #: When it is to be started again; None: it runs, or is given up.
     due_s: float | None = None
@@ -199,12 +201,15 @@ class Supervisor:
         self._unwatch(life)
         if not self._set_up:
             raise ServiceFailed(f"{name} ended ({code}) at its start:\n{member.tail()}")
-        life.in_a_row = 1 if now_s - life.began_s >= LIVED_S else life.in_a_row + 1
+        if now_s - life.began_s >= LIVED_S:
+            life.in_a_row = 0
+            life.backoff.reset()
+        life.in_a_row += 1
         if life.in_a_row > MAX_RESTARTS:
             life.given_up = True
             _say("given_up", process=name, code=code, ends=life.in_a_row, log=str(member.log_file))
             return
-        pause_s = min(FIRST_PAUSE_S * 2 ** (life.in_a_row - 1), LONGEST_PAUSE_S)
+        pause_s = life.backoff.next_s()
         life.due_s = now_s + pause_s
         _say("ended", process=name, code=code, again_in_s=pause_s, log=str(member.log_file))
 

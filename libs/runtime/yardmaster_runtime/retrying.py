@@ -27,7 +27,7 @@ class PatientLog:
         self._retries = retries
 
     async def _try(self, call: Callable[[], Awaitable[T]]) -> T:
-        pause_s = self._limits.first_pause_s
+        backoff = self._limits.backoff()
         tries = 0
         while True:
             tries += 1
@@ -37,8 +37,7 @@ class PatientLog:
                 if tries == self._limits.attempts:
                     raise
                 self._retries.inc()
-                await self._clock.sleep(pause_s)
-                pause_s = min(2 * pause_s, self._limits.longest_pause_s)
+                await self._clock.sleep(backoff.next_s())
 
     async def create_topics(self, topics: Sequence[Topic], partitions: int = 1) -> None:
         """Make topics that are not there yet."""

@@ -178,15 +178,14 @@ class Process:
 
         Raises: what `open_log` raises, but LogUnavailable.
         """
-        pause_s = settings.retry.first_pause_s
+        backoff = settings.retry.backoff()
         while True:
             try:
                 log = await open_log(settings, self.clock, metrics=self.log_metrics)
             except LogUnavailable as error:
                 self.health.say("log", f"{error.code}: {error}")
                 self.telemetry.warn("log_unavailable", found=str(error))
-                await self.clock.sleep(pause_s)
-                pause_s = min(2 * pause_s, settings.retry.longest_pause_s)
+                await self.clock.sleep(backoff.next_s())
             else:
                 self.health.say("log")
                 return log

@@ -27,6 +27,7 @@ from pydantic_settings import (
 
 from yardmaster_eventlog.kafka.settings import KafkaSettings
 from yardmaster_runtime.telemetry.tracing import TraceSettings
+from yardmaster_schemas.backoff import Backoff
 from yardmaster_schemas.fields import Name
 from yardmaster_schemas.secret import read_secret
 
@@ -85,6 +86,10 @@ class RetryLimits(BaseModel):
     attempts: Annotated[int, Field(ge=0, le=1_000)] = 8
     first_pause_s: Annotated[float, Field(gt=0)] = 0.05
     longest_pause_s: Annotated[float, Field(gt=0)] = 5.0
+
+    def backoff(self) -> Backoff:
+        """Return the pauses between the attempts of one call."""
+        return Backoff(self.first_pause_s, self.longest_pause_s)
 
 
 class KafkaOptions(BaseModel):

@@ -16,6 +16,7 @@ from yardmaster_eventlog.port import BATCH_OVERHEAD, EventLog, Partition, Record
 from yardmaster_node_agent.lease import Lease
 from yardmaster_node_agent.metrics import AgentMetrics
 from yardmaster_runtime.clock import Clock
+from yardmaster_schemas.backoff import Backoff
 from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
 from yardmaster_schemas.sources import agent_source
 from yardmaster_schemas.topics import KIB, NODE_EVENTS
@@ -93,7 +94,7 @@ class Writer:
             LogError: what time does not heal.
         """
         log = self._patient if patient else self._log
-        pause_s = UNKNOWN_PAUSE_S
+        backoff = Backoff(UNKNOWN_PAUSE_S, LONGEST_PAUSE_S)
         tries = 0
         while True:
             sent_s = self._clock.monotonic_s()
@@ -104,8 +105,7 @@ class Writer:
                 tries += 1
                 if not patient and tries == UNKNOWN_TRIES:
                     raise
-                await self._clock.sleep(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                await self._clock.sleep(backoff.next_s())
             else:
                 self._metrics.appends.labels(topic).inc()
                 return sent_s

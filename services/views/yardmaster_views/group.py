@@ -34,16 +34,14 @@ class Group:
 
     async def run(self) -> NoReturn:
         """Be a member until cancelled."""
-        process, retry = self._process, self._settings.retry
+        process, backoff = self._process, self._settings.retry.backoff()
         process.health.say(PART, "joining")
-        pause_s = retry.first_pause_s
         while True:
             reason = await self._one()
             self._restarts.inc()
             process.health.say(PART, f"fell: {reason}")
             process.telemetry.warn("group_lost", found=reason)
-            await process.clock.sleep(pause_s)
-            pause_s = min(2 * pause_s, retry.longest_pause_s)
+            await process.clock.sleep(backoff.next_s())
 
     async def _one(self) -> str:
         """Run one app until it falls; returns why."""

@@ -53,7 +53,7 @@ class Host:
         self._interval_s = interval_s
         self._health = health
         self._part = f"{follower.name} {follower.cell}"
-        self._pause_s = 0.0
+        self._backoff = settings.retry.backoff()
         self._said = ""
         self._measured_s: float | None = None
         self._checked_s = clock.monotonic_s()
@@ -125,14 +125,13 @@ class Host:
             self._telemetry.warn(error.code, found=str(error), **self._where(None))
             if self._health is not None:
                 self._health.say(self._part, f"{error.code}: {error}")
-        retry = self._settings.retry
-        self._pause_s = min(max(2 * self._pause_s, retry.first_pause_s), retry.longest_pause_s)
-        await self._clock.sleep(self._pause_s)
+        await self._clock.sleep(self._backoff.next_s())
 
     def _well(self) -> None:
         if self._said:
             self._telemetry.info("views_healed", **self._where(self._follower.position))
-        self._said, self._pause_s = "", 0.0
+        self._said = ""
+        self._backoff.reset()
         if self._health is not None:
             self._health.say(self._part)
 

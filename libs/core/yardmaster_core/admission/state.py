@@ -9,11 +9,11 @@ import json
 import re
 from collections import deque
 from dataclasses import dataclass
-from hashlib import blake2b
 from itertools import islice
 from typing import Final
 
-from yardmaster_core.admission.tables import MODULUS, Table
+from yardmaster_core.admission.tables import Table
+from yardmaster_core.digests import MODULUS, row_hash
 from yardmaster_schemas import plain
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.requests import (
@@ -251,7 +251,7 @@ class AdmissionState:
         Requests that wait count by number: which they are, the digests of the inputs say.
         """
         own = f"cell\0{self.cell}\0{self.taken}|{self.judged}"
-        total = int.from_bytes(blake2b(own.encode(), digest_size=32).digest(), "big")
+        total = row_hash(own)
         for table in (
             *(self.logs, self.pools, self.departments, self.projects, self.nodes),
             *(self.enrolled, self.jobs, self.rejected, self.sources),

@@ -8,12 +8,11 @@ differ and no more.
 """
 
 from collections.abc import Callable, Iterator
-from hashlib import blake2b
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
+
+from yardmaster_core.digests import MODULUS, row_hash
 
 R = TypeVar("R")
-
-MODULUS: Final = 1 << 256
 
 
 class Table(Generic[R]):
@@ -83,4 +82,4 @@ class Table(Generic[R]):
 
     def _hash(self, name: str, row: R) -> int:
         text = f"{self.kind}\0{name}\0{self._line(row)}"
-        return int.from_bytes(blake2b(text.encode(), digest_size=32).digest(), "big")
+        return row_hash(text)

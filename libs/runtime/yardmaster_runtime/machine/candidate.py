@@ -68,7 +68,7 @@ class Candidate(Generic[S]):
         self._restored = restored
         self._told = told
         self._limits = settings.cycle
-        self._pause_s = 0.0
+        self._backoff = settings.retry.backoff()
         #: That the last cycle's decision could not be written, for the next one to record.
         self._refused: Decision | None = None
 
@@ -93,7 +93,7 @@ class Candidate(Generic[S]):
             finally:
                 self.leader = None
                 self._metrics.leading.set(0)
-            await self._clock.sleep(self._pause_s)
+            await self._clock.sleep(self._backoff.pause_s)
 
     async def _once(self, beside: Beside[S] | None) -> None:
         settings = self._settings
@@ -152,7 +152,7 @@ class Candidate(Generic[S]):
     def _after_cycle(self, snapshotter: Snapshotter[S] | None) -> Callable[[], None]:
         def after_cycle() -> None:
             # What was committed shows that the log is well.
-            self._pause_s = 0.0
+            self._backoff.reset()
             if snapshotter is not None:
                 snapshotter.consider()
 
@@ -169,11 +169,11 @@ class Candidate(Generic[S]):
 
     def _goes_on_after(self, error: YardmasterError) -> bool:
         """Note why leading ended; False when starting over would end the same way."""
-        metrics, retry = self._metrics, self._settings.retry
+        metrics = self._metrics
         if not isinstance(error, Fenced):
             # Who stands by has its state; here it is restored first.
             self._election.rest()
-        self._pause_s = min(max(2 * self._pause_s, retry.first_pause_s), retry.longest_pause_s)
+        self._backoff.next_s()
         match error:
             case Fenced():
                 metrics.fenced.inc()

@@ -9,12 +9,13 @@ from typing import Any
 
 from tests.support.shares_reference import VARIANTS as REFERENCE
 from tests.support.shares_reference import shares_of
+from yardmaster_core.digests import MODULUS
 from yardmaster_core.scheduling.planner.lifecycle import MAX_FAILED_NODES, MAX_FAILED_STARTS
 from yardmaster_core.scheduling.policies import REGISTRY, options_of
 from yardmaster_core.scheduling.policies.fair_share.claimants import could_fit
 from yardmaster_core.scheduling.policies.fair_share.demand_tracker import Demands, demands_of
 from yardmaster_core.scheduling.policies.fair_share.max_min import VARIANTS
-from yardmaster_core.scheduling.state.cluster import MODULUS, ClusterState, Entity
+from yardmaster_core.scheduling.state.cluster import ClusterState, Entity
 from yardmaster_core.scheduling.state.enrollment import barred
 from yardmaster_core.scheduling.state.entities import (
     BEHIND,

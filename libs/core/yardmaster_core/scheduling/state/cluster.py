@@ -13,8 +13,9 @@ names by name. The digest is a sum of hashes, one an entity, updated for those t
 from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 from heapq import heappush
-from typing import Any, Final
+from typing import Any
 
+from yardmaster_core.digests import MODULUS, row_hash
 from yardmaster_core.errors import ImpossibleEvent
 from yardmaster_core.scheduling.state.entities import (
     BEHIND,
@@ -38,9 +39,6 @@ from yardmaster_core.scheduling.state.queues import TaskLine
 from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_schemas.events.decisions import Placement
 from yardmaster_schemas.reasons import Wait, WaitCode
-
-MODULUS: Final = 1 << 256
-
 
 Entity = Task | Job | Group | Pool | Node | Enrolled | Department | Project
 
@@ -131,8 +129,7 @@ class ClusterState:
         total = self.total
         drafting = self.journal is not None
         for entity in self.dirty:
-            facts = repr(entity.facts()).encode()
-            new = int.from_bytes(blake2b(facts, digest_size=32).digest(), "big")
+            new = row_hash(repr(entity.facts()))
             total += new - entity.hash
             if not drafting:
                 entity.hash = new
