@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from yardmaster_core.machine import Decision, Verdict
 from yardmaster_core.scheduling.machine import SchedulerMachine
-from yardmaster_core.scheduling.planner.policy import on_its_own
+from yardmaster_core.scheduling.planner.policy import no_equivalence
 from yardmaster_core.scheduling.policies import POLICIES
 from yardmaster_core.scheduling.policies.priority import PRIORITY
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.testing import Cell
 
-ALONE = {("priority", 1): replace(PRIORITY, alike=on_its_own)}
+ALONE = {("priority", 1): replace(PRIORITY, alike=no_equivalence)}
 STEPS = 40
 
 

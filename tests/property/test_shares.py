@@ -230,7 +230,7 @@ def test_divided_by_kinds_everybody_gets_what_he_gets_divided_claim_by_claim(
     variant: str, asked: list[Claim], part: int, rest: int
 ) -> None:
     if variant == "demand_proportional":
-        # A party asks for a task above what is fixed, or for nothing.
+        # A claimant asks for a task above what is fixed, or for nothing.
         asked = [c for c in asked if c.demand == c.fixed or c.demand >= c.fixed + c.least]
     capacity = sum(claim.demand for claim in asked) * part // 10_000 * 1000 + rest
     assert VARIANTS[variant](capacity, asked) == REFERENCE[variant](capacity, asked)

@@ -13,7 +13,7 @@ from math import gcd
 from typing import Final
 
 from yardmaster_core.scheduling.policies.fair_share.claimants import (
-    Party,
+    Claimant,
     Pools,
     could_fit,
     held_by,
@@ -253,14 +253,14 @@ VARIANTS: Final[Mapping[str, Division]] = {
 }
 
 
-# What each party asks for
+# What each claimant asks for
 
 
 @dataclass(slots=True)
 class Share:
-    """A party's part of a pool; amounts are gpu_milli, `age` is that of its oldest task."""
+    """A claimant's part of a pool; amounts are gpu_milli, `age` is that of its oldest task."""
 
-    party: Party
+    claimant: Claimant
     age: tuple[int, int]
     #: What it asks for within its bounds, of that what cannot be taken away, and the smallest task
     #: that can (0: none); all that can are multiples of `size`.
@@ -274,7 +274,7 @@ class Share:
     @property
     def weight(self) -> int:
         """How much it counts."""
-        return weight_of(self.party)
+        return weight_of(self.claimant)
 
     @property
     def claim(self) -> Claim:
@@ -300,19 +300,19 @@ class Share:
         self.demand = self.fixed + above
 
 
-def bound_of(pool: Pool, party: Party, pools: Pools) -> int | None:
-    """The most a party may hold of a pool, by its own bounds and with what it holds elsewhere; what
-    is stopping there is as good as gone, so that a bound over pools is not enforced in each.
+def bound_of(pool: Pool, claimant: Claimant, pools: Pools) -> int | None:
+    """The most a claimant may hold of a pool, by its own bounds and with what it holds elsewhere;
+    what is stopping there is as good as gone, so that a bound over pools is not enforced in each.
     """
-    if isinstance(party, Job):
-        if party.max_slots_milli is None:
+    if isinstance(claimant, Job):
+        if claimant.max_slots_milli is None:
             return None
         elsewhere = 0
-        if party.used_milli > held_by(pool, party):
-            others = (pools[name] for name in party.shape.pools if name != pool.name)
-            elsewhere = sum(_staying(other, party) for other in others)
-        return max(0, party.max_slots_milli - elsewhere)
-    return _limit_of(pool, party, pools)
+        if claimant.used_milli > held_by(pool, claimant):
+            others = (pools[name] for name in claimant.shape.pools if name != pool.name)
+            elsewhere = sum(_staying(other, claimant) for other in others)
+        return max(0, claimant.max_slots_milli - elsewhere)
+    return _limit_of(pool, claimant, pools)
 
 
 def _staying(pool: Pool, job: Job) -> int:
@@ -325,9 +325,10 @@ def _staying(pool: Pool, job: Job) -> int:
 def shares_of(
     pool: Pool, pools: Pools, among: str, divide: Division, *, whole_tasks: bool
 ) -> list[Share]:
-    """What each party of a pool is offered, oldest first; `pools` are all that there are.
+    """What each claimant of a pool is offered, oldest first; `pools` are all that there are.
 
-    With `whole_tasks` a bound lets a party ask for as many tasks as it holds, else for all of it.
+    With `whole_tasks` a bound lets a claimant ask for as many tasks as it holds, else for all of
+    it.
     """
     rows = _asked(pool, pools, whole_tasks=whole_tasks)
     _cap(pool, rows, pools, whole_tasks=whole_tasks)
@@ -336,7 +337,7 @@ def shares_of(
         _cap(pool, rows, pools, whole_tasks=whole_tasks)
     shares = sorted(rows.values(), key=lambda share: share.age)
     for share in shares:
-        share.held = held_by(pool, share.party)
+        share.held = held_by(pool, share.claimant)
     if among == "job":
         _divide_limits(pool, pools, shares, divide, projects=True, whole_tasks=whole_tasks)
     _divide_limits(pool, pools, shares, divide, projects=False, whole_tasks=whole_tasks)
@@ -346,9 +347,9 @@ def shares_of(
     return shares
 
 
-def _asked(pool: Pool, pools: Pools, *, whole_tasks: bool) -> dict[Party, Share]:
+def _asked(pool: Pool, pools: Pools, *, whole_tasks: bool) -> dict[Claimant, Share]:
     # By job where its tasks are equal to no other's, else by project.
-    rows: dict[Party, Share] = {}
+    rows: dict[Claimant, Share] = {}
     limits: dict[Project, list[int | None]] = {}
     for group in pool.groups.values():
         shape, waiting = group.shape, group.queue.live
@@ -367,12 +368,12 @@ def _asked(pool: Pool, pools: Pools, *, whole_tasks: bool) -> dict[Party, Share]
             _count(rows, job, waiting * asked, 0, asked)
     for holders in pool.holders.values():
         for share in _asked_by(holders).values():
-            _row(rows, share.party, share.age).add(share)
+            _row(rows, share.claimant, share.age).add(share)
     return rows
 
 
-def _asked_by(holders: Holders) -> dict[Party, Share]:
-    rows: dict[Party, Share] = {}
+def _asked_by(holders: Holders) -> dict[Claimant, Share]:
+    rows: dict[Claimant, Share] = {}
     for job, holding in holders.jobs.items():
         asked = job.shape.total_gpu_milli
         # Whole tasks also where a gang is half gone: it is to come back.
@@ -384,23 +385,23 @@ def _asked_by(holders: Holders) -> dict[Party, Share]:
     return rows
 
 
-def _count(rows: dict[Party, Share], job: Job, demand: int, fixed: int, least: int) -> None:
-    party: Party = job if job.shape.job_id is not None else job.project
+def _count(rows: dict[Claimant, Share], job: Job, demand: int, fixed: int, least: int) -> None:
+    claimant: Claimant = job if job.shape.job_id is not None else job.project
     age = (job.submitted_ms, job.seq)
-    _row(rows, party, age).add(Share(party, age, demand, fixed, least, least))
+    _row(rows, claimant, age).add(Share(claimant, age, demand, fixed, least, least))
 
 
-def _row(rows: dict[Party, Share], party: Party, age: tuple[int, int]) -> Share:
-    share = rows.get(party)
+def _row(rows: dict[Claimant, Share], claimant: Claimant, age: tuple[int, int]) -> Share:
+    share = rows.get(claimant)
     if share is None:
-        share = rows[party] = Share(party, age)
+        share = rows[claimant] = Share(claimant, age)
     return share
 
 
-def _by_project(rows: dict[Party, Share]) -> dict[Party, Share]:
-    found: dict[Party, Share] = {}
-    for party, share in rows.items():
-        project = party.project if isinstance(party, Job) else party
+def _by_project(rows: dict[Claimant, Share]) -> dict[Claimant, Share]:
+    found: dict[Claimant, Share] = {}
+    for claimant, share in rows.items():
+        project = claimant.project if isinstance(claimant, Job) else claimant
         whole = found.get(project)
         if whole is None:
             whole = found[project] = Share(project, share.age)
@@ -408,9 +409,9 @@ def _by_project(rows: dict[Party, Share]) -> dict[Party, Share]:
     return found
 
 
-def _cap(pool: Pool, rows: dict[Party, Share], pools: Pools, *, whole_tasks: bool) -> None:
+def _cap(pool: Pool, rows: dict[Claimant, Share], pools: Pools, *, whole_tasks: bool) -> None:
     for share in rows.values():
-        most = bound_of(pool, share.party, pools)
+        most = bound_of(pool, share.claimant, pools)
         if most is not None:
             share.cut(most, whole_tasks=whole_tasks)
 
@@ -426,8 +427,8 @@ def _divide_limits(
 ) -> None:
     below: dict[Project | Department, list[Share]] = {}
     for share in shares:
-        party = share.party
-        project = party.project if isinstance(party, Job) else party
+        claimant = share.claimant
+        project = claimant.project if isinstance(claimant, Job) else claimant
         owner = project if projects else project.department
         if owner.config is not None:
             below.setdefault(owner, []).append(share)

@@ -244,11 +244,11 @@ def _shares(state: ClusterState, pool: Pool) -> None:
     """The pool's demands are what they are made anew, and what a walk over all jobs finds."""
     assert pool.demands is not None or not pool.stale, "marked for nobody"
     assert pool.shares or not (pool.demands or pool.giving)
-    for party, line in pool.giving.items():
+    for claimant, line in pool.giving.items():
         able = [
             task
             for job, holding in pool.held.items()
-            if party in (job, job.project) and job.spec.preemptible
+            if claimant in (job, job.project) and job.spec.preemptible
             for task in holding.tasks
             if not task.leaving
         ]
@@ -271,12 +271,14 @@ def _shares(state: ClusterState, pool: Pool) -> None:
     divide, by_claims = VARIANTS[options.variant], REFERENCE[options.variant]
     portions = anew.divide(state.pools, divide)
     rows = shares_of(pool, state.pools, options.among, by_claims, whole_tasks=whole_tasks)
-    expected = [(r.party, r.age, r.weight, r.demand, r.held, r.offer) for r in rows]
-    found = [portions.of(row.party) for row in rows]
-    assert [s and (s.party, s.age, s.weight, s.demand, s.held, s.offer) for s in found] == expected
+    expected = [(r.claimant, r.age, r.weight, r.demand, r.held, r.offer) for r in rows]
+    found = [portions.of(row.claimant) for row in rows]
+    assert [
+        s and (s.claimant, s.age, s.weight, s.demand, s.held, s.offer) for s in found
+    ] == expected
     assert len(anew.rows) == len(rows)
-    below = [row.party for row in rows if row.held < row.offer]
-    assert [share.party for share in portions.below()] == below
+    below = [row.claimant for row in rows if row.held < row.offer]
+    assert [share.claimant for share in portions.below()] == below
     waiting = {g for p in below for g in anew.groups_of(p)}
     # What waits after a failed start is in no share.
     of_them = (
@@ -297,8 +299,8 @@ def _shares(state: ClusterState, pool: Pool) -> None:
 def _contents(demands: Demands) -> dict[str, Any]:
     """All that shares are worked out from."""
     return {
-        "rows": {party: (age, kind.key) for party, (age, kind) in demands.rows.items()},
-        "parties": demands.parties,
+        "rows": {claimant: (age, kind.key) for claimant, (age, kind) in demands.rows.items()},
+        "claimants": demands.claimants,
         "kinds": {key: kind.ages for key, kind in demands.kinds.items()},
         "above_bound": demands.above_bound,
     }

@@ -1,4 +1,4 @@
-"""What each party of a pool asks for is kept, and counted again when it changed."""
+"""What each claimant of a pool asks for is kept, and counted again when it changed."""
 
 from typing import Any
 
@@ -33,14 +33,14 @@ def _name(thing: Job | Project | Group) -> str:
 
 
 def kept(cell: Cell, pool: str = "main", among: str = "job") -> Demands:
-    """What the pool's parties ask for, up to date."""
+    """What the pool's claimants ask for, up to date."""
     return demands_of(cell.state, cell.state.pools[pool], among, whole_tasks=True)
 
 
 def demands(cell: Cell, pool: str = "main", among: str = "job") -> dict[str, int]:
-    """What each party asks for, in GPUs."""
+    """What each claimant asks for, in GPUs."""
     rows = kept(cell, pool, among).rows
-    return {_name(party): kind.claim.demand // 1000 for party, (_, kind) in rows.items()}
+    return {_name(claimant): kind.claim.demand // 1000 for claimant, (_, kind) in rows.items()}
 
 
 def kinds(cell: Cell) -> list[int]:

@@ -6,7 +6,7 @@ import pytest
 
 from yardmaster_core.scheduling.planner.draft import Draft
 from yardmaster_core.scheduling.planner.placement import strategy
-from yardmaster_core.scheduling.planner.victim_search import Freeing
+from yardmaster_core.scheduling.planner.victim_search import VictimSearch
 from yardmaster_core.scheduling.state.entities import Task
 from yardmaster_core.scheduling.state.indexes import FreeIndex, Room
 from yardmaster_core.testing import Cell
@@ -107,5 +107,5 @@ def test_what_a_gang_let_go_of_already_is_not_counted_on_again() -> None:
     cell.cycle()
     victims = [cell.task("gang"), cell.task("late", 0), cell.task("late", 1)]
     with Draft(cell.state, 1000) as draft:
-        freeing = Freeing(draft, cell.state.pools["main"], strategy("best_fit"))
+        freeing = VictimSearch(draft, cell.state.pools["main"], strategy("best_fit"))
         assert freeing.for_all([cell.task("wide")], victims, Anybody()) == set(victims)

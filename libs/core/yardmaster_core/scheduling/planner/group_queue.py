@@ -28,7 +28,7 @@ Follower = tuple[LineKey, int, Group]
 NO_ROOM: Final = frozenset({WaitCode.INSUFFICIENT_FREE, WaitCode.FRAGMENTED})
 
 
-class Lineup:
+class GroupQueue:
     """The lines of one pool."""
 
     def __init__(self, view: PoolView, policy: Policy) -> None:

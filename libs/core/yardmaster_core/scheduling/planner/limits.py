@@ -6,7 +6,7 @@ from yardmaster_schemas.reasons import Wait, WaitCode
 Owner = Job | Project | Department
 
 
-class Promises:
+class Reservations:
     """Tasks for which others are stopped, in one cycle: bounds count what they will hold.
 
     Else more would be stopped than the bounds let start.
@@ -49,7 +49,7 @@ class Promises:
                 self._held[owner, where] = self._held.get((owner, where), 0) + milli
 
 
-def limit_reached(pool: Pool, job: Job, group: Group, promises: Promises) -> Wait | None:
+def limit_reached(pool: Pool, job: Job, group: Group, reservations: Reservations) -> Wait | None:
     """The first bound that one more task of the group, whose first is of `job`, would pass, or
     None.
     """
@@ -58,26 +58,26 @@ def limit_reached(pool: Pool, job: Job, group: Group, promises: Promises) -> Wai
         return None
     project = job.project
     if job.max_slots_milli is not None:
-        limit, used = job.max_slots_milli, job.used_milli + promises.of(job)
+        limit, used = job.max_slots_milli, job.used_milli + reservations.of(job)
         if used + asked > limit:
             now, never = WaitCode.AT_MAX_SLOTS, WaitCode.EXCEEDS_MAX_SLOTS
             return _wait(now, never, limit, used, asked, "job")
     config = project.config
     if config is not None:
         if config.limit_milli is not None:
-            used = sum(project.used_milli.values()) + promises.of(project)
+            used = sum(project.used_milli.values()) + reservations.of(project)
             if used + asked > config.limit_milli:
                 return _limit(config.limit_milli, used, asked, project.name)
         quota = config.quotas.get(pool.name)
         if quota is not None and quota.limit_milli is not None:
-            used = project.used_milli.get(pool.name, 0) + promises.of(project, pool)
+            used = project.used_milli.get(pool.name, 0) + reservations.of(project, pool)
             if used + asked > quota.limit_milli:
                 return _limit(quota.limit_milli, used, asked, project.name)
     department = project.department
     if department.config is not None:
         quota = department.config.quotas.get(pool.name)
         if quota is not None and quota.limit_milli is not None:
-            used = department.used_milli.get(pool.name, 0) + promises.of(department, pool)
+            used = department.used_milli.get(pool.name, 0) + reservations.of(department, pool)
             if used + asked > quota.limit_milli:
                 return _limit(quota.limit_milli, used, asked, department.name)
     return None

@@ -17,12 +17,12 @@ from typing import Final
 
 from yardmaster_core.scheduling.planner.draft import Draft
 from yardmaster_core.scheduling.planner.fragmentation import count_on
-from yardmaster_core.scheduling.planner.group_queue import Lineup, code_of
-from yardmaster_core.scheduling.planner.limits import Promises, limit_reached
+from yardmaster_core.scheduling.planner.group_queue import GroupQueue, code_of
+from yardmaster_core.scheduling.planner.limits import Reservations, limit_reached
 from yardmaster_core.scheduling.planner.placement import Place, place
 from yardmaster_core.scheduling.planner.policy import PolicyRegistry, PoolView
 from yardmaster_core.scheduling.planner.pool_rules import Rules, rules_of
-from yardmaster_core.scheduling.planner.victim_search import Freeing
+from yardmaster_core.scheduling.planner.victim_search import VictimSearch
 from yardmaster_core.scheduling.planner.wait_reasons import no_room
 from yardmaster_core.scheduling.state.entities import Group, Pool, Task, class_of
 from yardmaster_core.scheduling.state.indexes import FreeIndex, Room
@@ -69,17 +69,17 @@ def plan(draft: Draft, policies: PolicyRegistry) -> None:
             count_on(draft.state.jobs.values(), pool)
     if not any(pool.awake or pool.recheck or pool.reshare for pool in pools):
         return
-    promises = Promises()
-    passes = [PoolPass(draft, pool, rules, promises) for pool, rules in ruled]
+    reservations = Reservations()
+    passes = [PoolPass(draft, pool, rules, reservations) for pool, rules in ruled]
     pass_over = False
     while True:
         considered = False
         for one in passes:
             considered |= one.run(passes, pass_over=pass_over)
         if not considered and pass_over:
-            if not promises.spent:
+            if not reservations.spent:
                 return
-            promises.spent = False
+            reservations.spent = False
             for one in passes:
                 one.look_at_bounds()
             continue
@@ -89,18 +89,18 @@ def plan(draft: Draft, policies: PolicyRegistry) -> None:
 class PoolPass:
     """One pool's part of a cycle."""
 
-    def __init__(self, draft: Draft, pool: Pool, rules: Rules, promises: Promises) -> None:
+    def __init__(self, draft: Draft, pool: Pool, rules: Rules, reservations: Reservations) -> None:
         self.draft = draft
         self.pool = pool
-        self.promises = promises
+        self.reservations = reservations
         self.policy = rules.policy
         self.choose = rules.choose
-        self.freeing = Freeing(draft, pool, self.choose)
+        self.freeing = VictimSearch(draft, pool, self.choose)
         self.fence_s = rules.fence_s
         self.view = PoolView(
-            draft.state, pool, rules.options, promises, make_room=self.freeing.for_all
+            draft.state, pool, rules.options, reservations, find_victims=self.freeing.for_all
         )
-        self.lineup = Lineup(self.view, self.policy)
+        self.lineup = GroupQueue(self.view, self.policy)
         #: Slots were promised to tasks whose victims are still stopping.
         self.promised = False
         #: Groups to whose first tasks they were promised: what holds for those behind is no news.
@@ -179,7 +179,7 @@ class PoolPass:
             for groups in lane.blocked.values():
                 for group in groups:
                     task = group.queue.first
-                    if limit_reached(self.pool, task.job, group, self.promises) is not None:
+                    if limit_reached(self.pool, task.job, group, self.reservations) is not None:
                         self.pool.reconsider(group)
 
     def _serve(self, group: Group, task: Task, rest: Iterator[Task], turn: int) -> None:
@@ -222,7 +222,7 @@ class PoolPass:
 
     def _consider(self, group: Group, task: Task, turn: int) -> Answer:
         shape = group.shape
-        wait = limit_reached(self.pool, task.job, group, self.promises)
+        wait = limit_reached(self.pool, task.job, group, self.reservations)
         held = self.policy.may_start(self.view, group) if wait is None else None
         if held is not None:
             same = self.policy.may_claim is self.policy.may_start
@@ -327,7 +327,7 @@ class PoolPass:
 
     def _keep_what_is_freed(self, group: Group, task: Task) -> bool:
         """Whether the task has the promise of slots of tasks that stop."""
-        if task in self.promises:
+        if task in self.reservations:
             return True  # others are stopped for it in a pool that it likes better
         if not self.pool.stopping:
             return False
@@ -379,7 +379,7 @@ class PoolPass:
             fence_s=self.fence_s,
             start=self.policy.start(self.view, task),
         )
-        self.promises.drop(task)
+        self.reservations.drop(task)
         self.draft.record(event, task.id, task.cause)
         self._placed.add(task)
 
@@ -410,7 +410,7 @@ class PoolPass:
     def _promise(self, task: Task, places: list[Place]) -> None:
         """Keep what is being freed for `task`, for the rest of this cycle."""
         self.promised = True
-        self.promises.add(task, self.pool)
+        self.reservations.add(task, self.pool)
         self.freeing.keep(task.job.shape, places)
 
     # Waiting

@@ -16,7 +16,7 @@ one that waits for room waits too. Then `order` and `may_start` are those of `po
 stop, where the first finds none, all else that keeps them from starting being equal too.
 
 Of the options, `preempts` says whether a task may have others stopped for itself, and `per_job`
-whether the policy treats a job as a party of its own, so that its tasks are equal to no other
+whether the policy treats a job as a claimant of its own, so that its tasks are equal to no other
 job's. `spares` says that victims whose going turns out not to help run on, `simulated` that the
 policy is for simulations only. Where a task is placed is the pool's own choice (`placement.py`);
 limits of projects and jobs hold under every policy (`limits.py`).
@@ -26,7 +26,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from yardmaster_core.scheduling.planner.limits import Promises
+from yardmaster_core.scheduling.planner.limits import Reservations
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.entities import Group, Pool, Task
 from yardmaster_core.scheduling.state.policy_traits import TraitsSource
@@ -38,7 +38,7 @@ from yardmaster_schemas.reasons import Start, Stop, Wait
 OrderKey = tuple[Any, ...]
 
 
-class Allowance(Protocol):
+class PreemptionLimit(Protocol):
     """Which of those who can be stopped may be, together."""
 
     def may(self, victim: Task) -> bool:
@@ -51,7 +51,7 @@ class Allowance(Protocol):
 
 
 #: Who waits, who can be stopped, which of them may be: who is to be.
-MakeRoom = Callable[[Iterable[Task], Sequence[Task], Allowance], set[Task]]
+FindVictims = Callable[[Iterable[Task], Sequence[Task], PreemptionLimit], set[Task]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,30 +63,30 @@ class PoolView:
     state: ClusterState
     pool: Pool
     options: Any
-    promises: Promises = field(default_factory=Promises)
+    reservations: Reservations = field(default_factory=Reservations)
     #: What the policy has worked out for this cycle.
     memo: dict[Any, Any] = field(default_factory=dict)
-    #: Of running tasks those with whom gone waiting ones fit (`Freeing.for_all`).
-    make_room: MakeRoom | None = None
+    #: Of running tasks those with whom gone waiting ones fit (`VictimSearch.for_all`).
+    find_victims: FindVictims | None = None
 
 
 def never(_: Any) -> bool:
     """`per_job` of policies to which jobs are none of their business, `preempts` of those under
-    which nobody is stopped for one task.
+    which no task preempts others.
     """
     return False
 
 
-def on_its_own(_: PoolView, __: Group) -> None:
+def no_equivalence(_: PoolView, __: Group) -> None:
     """`alike` of policies under which each group may be answered otherwise."""
 
 
-def nobody(_: PoolView, __: Task) -> Iterable[Task]:
+def no_victims(_: PoolView, __: Task) -> Iterable[Task]:
     """`victims` of policies under which no task has others stopped for itself."""
     return ()
 
 
-def nobody_waits(_: PoolView) -> Iterable[Group]:
+def no_groups(_: PoolView) -> Iterable[Group]:
     """`wakes` of policies that give out no shares."""
     return ()
 
@@ -107,9 +107,9 @@ class Policy:
     protected: Callable[[PoolView, Task], Wait | None]
     stop_for: Callable[[PoolView, Task, Task], Stop]
     start: Callable[[PoolView, Task], Start]
-    alike: Callable[[PoolView, Group], Hashable | None] = on_its_own
+    alike: Callable[[PoolView, Group], Hashable | None] = no_equivalence
     surplus: Callable[[PoolView], Iterable[tuple[Task, Stop]]] | None = None
-    wakes: Callable[[PoolView], Iterable[Group]] = nobody_waits
+    wakes: Callable[[PoolView], Iterable[Group]] = no_groups
     preempts: Callable[[Any], bool] = never
     per_job: Callable[[Any], bool] = never
     line: PlaceOf | None = None

@@ -7,7 +7,7 @@ from heapq import heapify, heappop, heappush
 
 from yardmaster_core.scheduling.planner.draft import Draft
 from yardmaster_core.scheduling.planner.placement import Place, Strategy, helps, place
-from yardmaster_core.scheduling.planner.policy import Allowance
+from yardmaster_core.scheduling.planner.policy import PreemptionLimit
 from yardmaster_core.scheduling.state.cluster import Undo
 from yardmaster_core.scheduling.state.entities import Pool, ReplicaState, Task
 from yardmaster_core.scheduling.state.indexes import FreeIndex, Room
@@ -18,7 +18,7 @@ What = tuple[Room, tuple[int, ...], int, int, int]
 Lent = tuple[int, Task, int]
 
 
-class Freeing:
+class VictimSearch:
     """A pool's future, for one cycle."""
 
     def __init__(self, draft: Draft, pool: Pool, choose: Strategy) -> None:
@@ -38,7 +38,7 @@ class Freeing:
         return needed
 
     def for_all(
-        self, tasks: Iterable[Task], victims: Sequence[Task], allowance: Allowance
+        self, tasks: Iterable[Task], victims: Sequence[Task], allowance: PreemptionLimit
     ) -> set[Task]:
         """Of `victims` those with whom gone the tasks fit, up to the first that cannot be helped.
 
@@ -175,7 +175,7 @@ class Sources:
     """
 
     def __init__(
-        self, future: FreeIndex, nodes: Mapping[int, list[Lent]], allowance: Allowance
+        self, future: FreeIndex, nodes: Mapping[int, list[Lent]], allowance: PreemptionLimit
     ) -> None:
         self._future = future
         self._nodes = nodes

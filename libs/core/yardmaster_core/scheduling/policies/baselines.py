@@ -13,14 +13,14 @@ from dataclasses import replace
 from typing import Final
 
 from yardmaster_core.scheduling.planner.draws import drawn
-from yardmaster_core.scheduling.planner.policy import Policy, PoolView, nobody
+from yardmaster_core.scheduling.planner.policy import Policy, PoolView, no_victims
 from yardmaster_core.scheduling.policies.strict import (
     NoOptions,
     always,
     by_line,
     first_in_line,
     no_stop,
-    nobody_ahead,
+    nothing_ahead,
     soonest_stoppable,
     stoppable,
     stopped_for,
@@ -93,16 +93,16 @@ FIFO: Final = Policy(
     version=1,
     options=NoOptions,
     order=by_line,
-    may_start=nobody_ahead,
-    may_claim=nobody_ahead,
-    victims=nobody,
+    may_start=nothing_ahead,
+    may_claim=nothing_ahead,
+    victims=no_victims,
     protected=unprotected,
     stop_for=no_stop,
     start=first_in_line,
     line=by_submission,
 )
 
-# Tasks that wait as equals come by submission, so each job is a party of its own.
+# Tasks that wait as equals come by submission, so each job is a claimant of its own.
 SJF: Final = replace(FIFO, name="sjf", per_job=always, line=by_estimate, simulated=True)
 
 LRTP: Final = Policy(
@@ -110,8 +110,8 @@ LRTP: Final = Policy(
     version=1,
     options=NoOptions,
     order=by_line,
-    may_start=nobody_ahead,
-    may_claim=nobody_ahead,
+    may_start=nothing_ahead,
+    may_claim=nothing_ahead,
     victims=longest_remaining,
     protected=soonest_stoppable,
     stop_for=for_remaining,

@@ -33,7 +33,7 @@ def by_line(view: PoolView, _: Group, task: Task) -> OrderKey:
     return (view.pool.lines.place_of(task),)
 
 
-def nobody_ahead(view: PoolView, group: Group) -> Wait | None:
+def nothing_ahead(view: PoolView, group: Group) -> Wait | None:
     """Whether a group must wait for one ahead of it in its line, which waits for room."""
     pool = view.pool
     assert pool.lines is not None

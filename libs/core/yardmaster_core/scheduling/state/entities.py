@@ -476,7 +476,7 @@ class Holders:
 
 
 class Giving(TaskLine):
-    """Preemptible tasks of one party that hold slots of a pool and do not give them back yet."""
+    """Preemptible tasks of one claimant that hold slots of a pool and do not give them back yet."""
 
     __slots__ = ("pool",)
 
@@ -557,8 +557,8 @@ class Pool:
         self.shares = self.per_job = self.preempts = False
         #: The worst priority of what this cycle placed and could be stopped (None: nothing).
         self.worst_placed: int | None = None
-        #: What each party asks for (`demands.py`), made when it is wanted; from then on, which jobs
-        #: and groups are to be counted again first.
+        #: What each claimant asks for (`demands.py`), made when it is wanted; from then on, which
+        #: jobs and groups are to be counted again first.
         self.demands: Any = None
         self.stale: dict[Job | Group, None] = {}
         #: Of jobs and projects that ever had to give something back: what they could (derived).
@@ -566,7 +566,7 @@ class Pool:
         #: What its shares rest on changed: they are to be looked at in the next cycle; or in the
         #: one after, since it was the planner that changed it.
         self.reshare = self.reshare_next = False
-        #: Groups that wait because their party has its share.
+        #: Groups that wait because their claimant has its share.
         self.over: dict[Group, None] = {}
         #: (shape id, priority) -> tasks that wait.
         self.groups: dict[tuple[str, int], Group] = {}

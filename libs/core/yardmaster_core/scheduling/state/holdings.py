@@ -22,8 +22,8 @@ def hold(state: "ClusterState", task: Task, pool: Pool, milli: int) -> None:
         holding = pool.held[job] = holders.jobs[job] = Holding()
     holding.milli += milli
     if pool.giving and job.spec.preemptible:
-        for party in (job, job.project):
-            line = pool.giving.get(party)
+        for claimant in (job, job.project):
+            line = pool.giving.get(claimant)
             if line is not None:
                 line.add(task)
                 state.prune(line)

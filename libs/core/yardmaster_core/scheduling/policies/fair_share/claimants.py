@@ -12,52 +12,52 @@ from yardmaster_core.scheduling.state.entities import Department, Job, Pool, Pro
 from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_schemas.events.requests import Quota
 
-Party = Job | Project
+Claimant = Job | Project
 Pools = Mapping[str, Pool]
 
 
-def weight_of(party: Party) -> int:
+def weight_of(claimant: Claimant) -> int:
     """A job's own weight, or that of a project's configuration."""
-    if isinstance(party, Job):
-        return party.weight
-    return party.config.weight if party.config is not None else 1
+    if isinstance(claimant, Job):
+        return claimant.weight
+    return claimant.config.weight if claimant.config is not None else 1
 
 
-def party_of(job: Job, among: str) -> Party:
+def claimant_of(job: Job, among: str) -> Claimant:
     """On whose behalf a job's tasks run."""
     return job if among == "job" else job.project
 
 
-def held_by(pool: Pool, party: Party) -> int:
-    """What a party's tasks hold of a pool, those that are stopping included."""
-    if isinstance(party, Project):
-        return party.used_milli.get(pool.name, 0)
-    holding = pool.held.get(party)
+def held_by(pool: Pool, claimant: Claimant) -> int:
+    """What a claimant's tasks hold of a pool, those that are stopping included."""
+    if isinstance(claimant, Project):
+        return claimant.used_milli.get(pool.name, 0)
+    holding = pool.held.get(claimant)
     return holding.milli if holding is not None else 0
 
 
-def staying_of(pool: Pool, party: Party) -> int:
+def staying_of(pool: Pool, claimant: Claimant) -> int:
     """The same without those that are stopping."""
-    if isinstance(party, Project):
-        holders = pool.holders.get(party)
-        return held_by(pool, party) - (holders.leaving_milli if holders is not None else 0)
-    holding = pool.held.get(party)
+    if isinstance(claimant, Project):
+        holders = pool.holders.get(claimant)
+        return held_by(pool, claimant) - (holders.leaving_milli if holders is not None else 0)
+    holding = pool.held.get(claimant)
     return holding.milli - holding.leaving_milli if holding is not None else 0
 
 
-def bound_of(pool: Pool, party: Party, pools: Pools) -> int | None:
-    """The most a party may hold of a pool, by its own bounds and with what it holds elsewhere; what
-    is stopping there is as good as gone, so that a bound over pools is not enforced in each.
+def bound_of(pool: Pool, claimant: Claimant, pools: Pools) -> int | None:
+    """The most a claimant may hold of a pool, by its own bounds and with what it holds elsewhere;
+    what is stopping there is as good as gone, so that a bound over pools is not enforced in each.
     """
-    if isinstance(party, Job):
-        if party.max_slots_milli is None:
+    if isinstance(claimant, Job):
+        if claimant.max_slots_milli is None:
             return None
         elsewhere = 0
-        if party.used_milli > held_by(pool, party):
-            others = (pools[name] for name in party.shape.pools if name != pool.name)
-            elsewhere = sum(staying_of(other, party) for other in others)
-        return max(0, party.max_slots_milli - elsewhere)
-    return limit_of(pool, party, pools)
+        if claimant.used_milli > held_by(pool, claimant):
+            others = (pools[name] for name in claimant.shape.pools if name != pool.name)
+            elsewhere = sum(staying_of(other, claimant) for other in others)
+        return max(0, claimant.max_slots_milli - elsewhere)
+    return limit_of(pool, claimant, pools)
 
 
 def limit_of(pool: Pool, owner: Project | Department, pools: Pools) -> int | None:

@@ -1,11 +1,11 @@
-"""What each party of a pool asks for, kept from cycle to cycle: who is marked is counted again, and
-who asks for the same as others is one of a kind (`runs.py`).
+"""What each claimant of a pool asks for, kept from cycle to cycle: who is marked is counted again,
+and who asks for the same as others is one of a kind (`runs.py`).
 
-A party asks for what its running tasks hold and what its waiting tasks could have: those that would
-fit were every preemptible task of the pool gone, so that somebody who comes to a full pool counts;
-but not those whose last starts failed, for which nothing may be stopped.
-No more than its bounds let it hold: where the jobs of a project or the projects of a department ask
-for more than a limit above them, the limit is divided among them first, as the pool is.
+A claimant asks for what its running tasks hold and what its waiting tasks could have: those that
+would fit were every preemptible task of the pool gone, so that somebody who comes to a full pool
+counts; but not those whose last starts failed, for which nothing may be stopped. No more than its
+bounds let it hold: where the jobs of a project or the projects of a department ask for more than a
+limit above them, the limit is divided among them first, as the pool is.
 
 Whatever changes what a job holds or waits for marks it (`ClusterState.recount`), also when a draft
 is taken back, so that what was brought up to date within a draft is so again after it.
@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from yardmaster_core.scheduling.policies.fair_share.claimants import (
-    Party,
+    Claimant,
     Pools,
     bound_of,
     could_fit,
@@ -30,7 +30,7 @@ from yardmaster_core.scheduling.policies.fair_share.claimants import (
     weight_of,
 )
 from yardmaster_core.scheduling.policies.fair_share.demand import Asked, Total, within
-from yardmaster_core.scheduling.policies.fair_share.offers import Portions
+from yardmaster_core.scheduling.policies.fair_share.offers import Shares
 from yardmaster_core.scheduling.policies.fair_share.runs import (
     Age,
     Claim,
@@ -45,7 +45,7 @@ from yardmaster_core.scheduling.state.shapes import Fit, Shape
 
 #: What is counted by itself: a job, or a group of tasks that are equal to those of other jobs.
 Piece = Job | Group
-#: The project and the department of a party, each if it has a limit that is to be divided.
+#: The project and the department of a claimant, each if it has a limit that is to be divided.
 Owners = tuple[Project | None, Department | None]
 #: More changes of one kind than this are made at once.
 MANY: Final = 256
@@ -74,20 +74,21 @@ class Kept(Kind):
 
 
 class Demands:
-    """What the parties of one pool ask for.
+    """What the claimants of one pool ask for.
 
-    With `whole_tasks` a bound lets a party ask for as many tasks as it holds, else for all of it.
+    With `whole_tasks` a bound lets a claimant ask for as many tasks as it holds, else for all of
+    it.
     """
 
     def __init__(self, pool: Pool, among: str, *, whole_tasks: bool) -> None:
         self.pool = pool
         self.among = among
         self.whole_tasks = whole_tasks
-        self.rows: dict[Party, tuple[Age, Kept]] = {}
-        self.parties: dict[Age, Party] = {}
+        self.rows: dict[Claimant, tuple[Age, Kept]] = {}
+        self.claimants: dict[Age, Claimant] = {}
         self.kinds: dict[tuple[Any, ...], Kept] = {}
         #: Who holds more than its own bound.
-        self.above_bound: dict[Party, None] = {}
+        self.above_bound: dict[Claimant, None] = {}
         self._looked: tuple[int, int] | None = None
         self._fittings: dict[Fit, Fitting] = {}
         self._waiting: dict[Piece, tuple[Fitting, Project]] = {}
@@ -119,22 +120,22 @@ class Demands:
                 self._set(project, self._of_project(project, state.pools), state.pools)
         self._move()
 
-    def divide(self, pools: Pools, divide: Division) -> Portions:
-        """What each party is offered; `pools` are all that there are."""
+    def divide(self, pools: Pools, divide: Division) -> Shares:
+        """What each claimant is offered; `pools` are all that there are."""
         runs = runs_of(list(self.kinds.values()))
         for level in (0, 1):
             runs = self._divide_limits(level, runs, pools, divide)
         capacity = self.pool.idle.free_milli + self.pool.held_milli
-        return Portions(self.rows, self.parties, divide(capacity, runs))
+        return Shares(self.rows, self.claimants, divide(capacity, runs))
 
-    def groups_of(self, party: Party) -> Iterator[Group]:
-        """Who of a party waits for GPUs."""
-        if isinstance(party, Job):
-            if party in self._waiting:
-                yield self.pool.groups[party.shape.id, party.priority]
+    def groups_of(self, claimant: Claimant) -> Iterator[Group]:
+        """Who of a claimant waits for GPUs."""
+        if isinstance(claimant, Job):
+            if claimant in self._waiting:
+                yield self.pool.groups[claimant.shape.id, claimant.priority]
             return
         for fitting in self._fittings.values():
-            for piece in fitting.pieces.get(party, ()):
+            for piece in fitting.pieces.get(claimant, ()):
                 if isinstance(piece, Job):
                     yield self.pool.groups[piece.shape.id, piece.priority]
                 else:
@@ -298,41 +299,41 @@ class Demands:
 
     # Kinds
 
-    def _set(self, party: Party, asked: Asked | None, pools: Pools) -> None:
-        """Let a party ask for that from now on; it is moved with all others."""
-        known = self.rows.get(party)
+    def _set(self, claimant: Claimant, asked: Asked | None, pools: Pools) -> None:
+        """Let a claimant ask for that from now on; it is moved with all others."""
+        known = self.rows.get(claimant)
         if asked is None:
-            self.above_bound.pop(party, None)
+            self.above_bound.pop(claimant, None)
             if known is not None:
-                del self.rows[party], self.parties[known[0]]
+                del self.rows[claimant], self.claimants[known[0]]
                 self._leaving.setdefault(known[1], []).append(known[0])
             return
         pool = self.pool
-        staying = staying_of(pool, party)
-        bound = bound_of(pool, party, pools)
+        staying = staying_of(pool, claimant)
+        bound = bound_of(pool, claimant, pools)
         if bound is not None and staying > bound:
-            self.above_bound[party] = None
+            self.above_bound[claimant] = None
         else:
-            self.above_bound.pop(party, None)
-        if isinstance(party, Job):
-            owners = self._owners_of(party.project, pools)
+            self.above_bound.pop(claimant, None)
+        if isinstance(claimant, Job):
+            owners = self._owners_of(claimant.project, pools)
         else:
-            owners = (None, self._owners_of(party, pools)[1])
+            owners = (None, self._owners_of(claimant, pools)[1])
         numbers = (
-            *(weight_of(party), asked.demand, asked.fixed, asked.least, asked.size),
-            held_by(pool, party),
+            *(weight_of(claimant), asked.demand, asked.fixed, asked.least, asked.size),
+            held_by(pool, claimant),
         )
         key = (*numbers, staying, owners)
         if known is not None:
             if known[1].key == key and known[0] == asked.age:
                 return
-            del self.parties[known[0]]
+            del self.claimants[known[0]]
             self._leaving.setdefault(known[1], []).append(known[0])
         kind = self.kinds.get(key)
         if kind is None:
             kind = self.kinds[key] = Kept(key, Claim(*numbers), staying, owners)
-        self.rows[party] = asked.age, kind
-        self.parties[asked.age] = party
+        self.rows[claimant] = asked.age, kind
+        self.claimants[asked.age] = claimant
         self._coming.setdefault(kind, []).append(asked.age)
 
     def _move(self) -> None:
@@ -386,7 +387,7 @@ def _above(asked: int, limits: Iterable[int | None]) -> bool:
 
 
 def demands_of(state: ClusterState, pool: Pool, among: str, *, whole_tasks: bool) -> Demands:
-    """What the parties of a pool ask for, up to date."""
+    """What the claimants of a pool ask for, up to date."""
     demands: Demands | None = pool.demands
     if demands is None:
         demands = pool.demands = Demands(pool, among, whole_tasks=whole_tasks)

@@ -18,26 +18,26 @@ from math import gcd
 from typing import Final
 
 from yardmaster_core.scheduling.policies.fair_share.runs import Division, Run, oldest
-from yardmaster_core.scheduling.policies.fair_share.water_fill import Filling
+from yardmaster_core.scheduling.policies.fair_share.water_fill import WaterFill
 from yardmaster_core.scheduling.state.shapes import WHOLE
 
 
 def max_min(capacity: int, runs: Sequence[Run]) -> list[Run]:
     """Shares by weight, of which whoever needs less leaves the rest to the others.
 
-    Progressive filling: those who are not satisfied get of what is left by their weights, in rounds
-    and the smallest demand first, but at least one grain while there is one.
+    Progressive water_fill: those who are not satisfied get of what is left by their weights, in
+    rounds and the smallest demand first, but at least one grain while there is one.
 
     Source: Determined 0.38, `fair_share.go`, without its slips (docs/policies.md).
     """
     grain = _grain(runs)
     fixed = sum(run.claim.fixed * run.count for run in runs)
-    filling = Filling(max(0, capacity - fixed) // grain, runs, grain)
-    filling.fill()
-    for run in filling.runs:
+    water_fill = WaterFill(max(0, capacity - fixed) // grain, runs, grain)
+    water_fill.fill()
+    for run in water_fill.runs:
         run.offer *= grain
     # Whole slots that make no task of several stay where they are, as Determined leaves them.
-    return _in_whole_tasks(filling.runs, most=WHOLE)
+    return _in_whole_tasks(water_fill.runs, most=WHOLE)
 
 
 def demand_proportional(capacity: int, runs: Sequence[Run]) -> list[Run]:

@@ -1,11 +1,11 @@
-"""What each party of a pool is offered, in one cycle."""
+"""What each claimant of a pool is offered, in one cycle."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from yardmaster_core.scheduling.policies.fair_share.claimants import Party
+from yardmaster_core.scheduling.policies.fair_share.claimants import Claimant
 from yardmaster_core.scheduling.policies.fair_share.runs import Age, Kind, Run
 
 _first = attrgetter("first")
@@ -14,11 +14,11 @@ _age = attrgetter("age")
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A party's part of a pool: what it asks for within its bounds, what it held when that was
+    """A claimant's part of a pool: what it asks for within its bounds, what it held when that was
     divided, and what it is offered.
     """
 
-    party: Party
+    claimant: Claimant
     age: Age
     weight: int
     demand: int
@@ -26,37 +26,37 @@ class Share:
     offer: int
 
 
-class Portions:
+class Shares:
     """The result of a division: who is above or below his share is found without looking at all
     others.
     """
 
     def __init__(
         self,
-        rows: Mapping[Party, tuple[Age, Kind]],
-        parties: Mapping[Age, Party],
+        rows: Mapping[Claimant, tuple[Age, Kind]],
+        claimants: Mapping[Age, Claimant],
         runs: Sequence[Run],
     ) -> None:
         self._rows = rows
-        self._parties = parties
+        self._claimants = claimants
         self._runs: dict[Kind, list[Run]] = {}
         for run in sorted(runs, key=_first):
             self._runs.setdefault(run.kind, []).append(run)
-        self._found: dict[Party, Share | None] = {}
+        self._found: dict[Claimant, Share | None] = {}
         self._below: list[Share] | None = None
 
-    def of(self, party: Party) -> Share | None:
-        """A party's share; None: it asks for nothing."""
-        if party not in self._found:
-            row = self._rows.get(party)
+    def of(self, claimant: Claimant) -> Share | None:
+        """A claimant's share; None: it asks for nothing."""
+        if claimant not in self._found:
+            row = self._rows.get(claimant)
             share = None
             if row is not None:
                 age, kind = row
                 runs = self._runs[kind]
                 at = bisect_left(kind.ages, age) if len(runs) > 1 else runs[0].first
-                share = _share(party, age, runs[bisect_right(runs, at, key=_first) - 1])
-            self._found[party] = share
-        return self._found[party]
+                share = _share(claimant, age, runs[bisect_right(runs, at, key=_first) - 1])
+            self._found[claimant] = share
+        return self._found[claimant]
 
     @property
     def anybody_above(self) -> bool:
@@ -67,9 +67,9 @@ class Portions:
         """Who does, the oldest first."""
         return self._of([run for run in self._all() if run.kind.staying > run.offer])
 
-    def above_of(self, parties: Iterable[Party]) -> list[Share]:
+    def above_of(self, claimants: Iterable[Claimant]) -> list[Share]:
         """Of some those who hold more than their share with what is stopping, the oldest first."""
-        some = [share for party in parties if (share := self.of(party)) is not None]
+        some = [share for claimant in claimants if (share := self.of(claimant)) is not None]
         return sorted((share for share in some if share.held > share.offer), key=_age)
 
     def below(self) -> list[Share]:
@@ -83,13 +83,13 @@ class Portions:
 
     def _of(self, runs: Sequence[Run]) -> list[Share]:
         shares = [
-            _share(self._parties[age], age, run)
+            _share(self._claimants[age], age, run)
             for run in runs
             for age in run.ages[run.first : run.end]
         ]
         return sorted(shares, key=_age)
 
 
-def _share(party: Party, age: Age, run: Run) -> Share:
+def _share(claimant: Claimant, age: Age, run: Run) -> Share:
     claim = run.claim
-    return Share(party, age, claim.weight, claim.demand, claim.held, run.offer)
+    return Share(claimant, age, claim.weight, claim.demand, claim.held, run.offer)

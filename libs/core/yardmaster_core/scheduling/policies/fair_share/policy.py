@@ -4,12 +4,13 @@ After Determined's fair-share scheduler, as documented (`demand_proportional`) o
 manager computes it (`max_min`), without the slips of that code: whoever waits counts also when the
 pool is full, what cannot be stopped is counted once, and starts use up room as they are planned.
 
-- What a party holds above its share is given back, while somebody who is below his waits: running
-  tasks are stopped until no more than the share is left, with `demand_proportional` the youngest
-  first, with `max_min` the oldest first. What is above a party's own bound is given back always.
-- A task starts if its party stays within its share and it fits; the party that asks for least comes
-  first, then the oldest, and of one party the earliest submission. One that does not fit lets
-  others pass.
+- What a claimant holds above its share is given back, while somebody who is below his waits:
+  running tasks are stopped until no more than the share is left, with `demand_proportional` the
+  youngest first, with `max_min` the oldest first. What is above a claimant's own bound is given
+  back always.
+- A task starts if its claimant stays within its share and it fits; the claimant that asks for least
+  comes first, then the oldest, and of one claimant the earliest submission. One that does not fit
+  lets others pass.
 - Tasks without GPUs are apart: first come, first served.
 - A task whose last starts failed counts in no share, so that nothing is stopped for it. It starts
   on what is free while no other task waits for its share.
@@ -24,20 +25,20 @@ from typing import ClassVar, Final, Literal
 from pydantic import ConfigDict
 
 from yardmaster_core.scheduling.planner.limits import limit_reached
-from yardmaster_core.scheduling.planner.policy import OrderKey, Policy, PoolView, nobody
+from yardmaster_core.scheduling.planner.policy import OrderKey, Policy, PoolView, no_victims
 from yardmaster_core.scheduling.planner.wait_reasons import no_room
 from yardmaster_core.scheduling.policies.fair_share.claimants import (
-    Party,
+    Claimant,
     bound_of,
+    claimant_of,
     could_fit,
     held_by,
-    party_of,
     staying_of,
     weight_of,
 )
 from yardmaster_core.scheduling.policies.fair_share.demand_tracker import Demands, demands_of
 from yardmaster_core.scheduling.policies.fair_share.max_min import VARIANTS
-from yardmaster_core.scheduling.policies.fair_share.offers import Portions, Share
+from yardmaster_core.scheduling.policies.fair_share.offers import Share, Shares
 from yardmaster_core.scheduling.policies.min_runtime import protected_until_ms
 from yardmaster_core.scheduling.state.entities import Giving, Group, Job, Project, Task
 from yardmaster_core.scheduling.state.queues import QueueKey
@@ -48,7 +49,7 @@ from yardmaster_schemas.reasons import Start, Stop, StopCode, Wait, WaitCode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FairShareOptions:
-    """`variant`: how the pool is divided; `among`: whether jobs or projects are the parties."""
+    """`variant`: how the pool is divided; `among`: whether jobs or projects are the claimants."""
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
@@ -60,7 +61,7 @@ def _demands(view: PoolView) -> Demands:
     # Once a cycle: what it starts and stops meanwhile moves nobody's share until the next.
     found: Demands | None = view.memo.get("demands")
     if found is None:
-        # As Determined's code counts: also what no task of a party makes of its bound.
+        # As Determined's code counts: also what no task of a claimant makes of its bound.
         whole_tasks = view.options.variant != "max_min"
         among = view.options.among
         found = demands_of(view.state, view.pool, among, whole_tasks=whole_tasks)
@@ -68,15 +69,15 @@ def _demands(view: PoolView) -> Demands:
     return found
 
 
-def _shares(view: PoolView) -> Portions:
-    found: Portions | None = view.memo.get("shares")
+def _shares(view: PoolView) -> Shares:
+    found: Shares | None = view.memo.get("shares")
     if found is None:
         divide = VARIANTS[view.options.variant]
         found = view.memo["shares"] = _demands(view).divide(view.state.pools, divide)
     return found
 
 
-def _party(view: PoolView, group: Group) -> Party:
+def _claimant_of(view: PoolView, group: Group) -> Claimant:
     shape = group.shape
     if view.options.among == "project":
         return view.state.projects[shape.project]
@@ -84,31 +85,35 @@ def _party(view: PoolView, group: Group) -> Party:
     return view.state.jobs[shape.job_id]
 
 
-def _used(view: PoolView, party: Party) -> int:
-    return held_by(view.pool, party) + view.promises.of(party, view.pool)
+def _used(view: PoolView, claimant: Claimant) -> int:
+    return held_by(view.pool, claimant) + view.reservations.of(claimant, view.pool)
 
 
 def least_asked_first(view: PoolView, group: Group, task: Task) -> OrderKey:
-    """The party that asks for least, then the oldest; of one party the earliest submission."""
-    share = _shares(view).of(party_of(task.job, view.options.among)) if group.shape.lane else None
+    """The claimant that asks for least, then the oldest; of one claimant the earliest
+    submission.
+    """
+    share = (
+        _shares(view).of(claimant_of(task.job, view.options.among)) if group.shape.lane else None
+    )
     if share is None:
         return int(group.shape.lane), 0, (0, 0), task.key
     return 1, share.demand, share.age, task.key
 
 
 def within_its_share(view: PoolView, group: Group) -> Wait | None:
-    """Whether one more task of a group would take its party past its share."""
+    """Whether one more task of a group would take its claimant past its share."""
     shape = group.shape
     if not shape.lane:
         return None
     if not could_fit(view.pool, shape):
         return no_room(view.pool, shape)
-    party = _party(view, group)
+    claimant = _claimant_of(view, group)
     if shape.start_failed and not _anybody_below(view):
         return None  # what is free is in no other task's share
-    share = _shares(view).of(party)
+    share = _shares(view).of(claimant)
     offer = share.offer if share is not None else 0
-    used = _used(view, party)
+    used = _used(view, claimant)
     if used + shape.total_gpu_milli <= offer and not shape.start_failed:
         return None
     return Wait(
@@ -119,12 +124,12 @@ def within_its_share(view: PoolView, group: Group) -> Wait | None:
             "used_milli": used,
             "asked_milli": shape.total_gpu_milli,
         },
-        about=_name(party),
+        about=_name(claimant),
     )
 
 
-def _name(party: Party) -> str:
-    return party.name if isinstance(party, Project) else party.id
+def _name(claimant: Claimant) -> str:
+    return claimant.name if isinstance(claimant, Project) else claimant.id
 
 
 def over_a_share(view: PoolView) -> Iterator[tuple[Task, Stop]]:
@@ -140,12 +145,12 @@ def over_a_share(view: PoolView) -> Iterator[tuple[Task, Stop]]:
     taker = takers[0][1] if takers else None
     if taker is not None or as_determined:
         over = shares.above()
-    givers = {share.party: _giver(view, share) for share in over}
+    givers = {share.claimant: _giver(view, share) for share in over}
     first = _of_use(view, givers, takers) if not as_determined else ()
     for giver in givers.values():
         share = giver.share
-        used = held_by(view.pool, share.party)
-        bound = bound_of(view.pool, share.party, view.state.pools)
+        used = held_by(view.pool, share.claimant)
+        bound = bound_of(view.pool, share.claimant, view.state.pools)
         most = share.offer if taker is not None or as_determined else bound
         if most is None:
             continue
@@ -163,7 +168,7 @@ def over_a_share(view: PoolView) -> Iterator[tuple[Task, Stop]]:
 
 @dataclass(slots=True)
 class Giver:
-    """A party that holds more than its share: what it holds less what is stopping."""
+    """A claimant that holds more than its share: what it holds less what is stopping."""
 
     share: Share
     left: int
@@ -192,25 +197,27 @@ class Giver:
 
 
 def _giver(view: PoolView, share: Share) -> Giver:
-    party, pool = share.party, view.pool
-    line = pool.giving.get(party)
+    claimant, pool = share.claimant, view.pool
+    line = pool.giving.get(claimant)
     if line is None:
-        line = pool.giving[party] = Giving(pool)
-        holders = pool.holders.get(party) if isinstance(party, Project) else None
-        jobs = [party] if isinstance(party, Job) else holders.jobs if holders is not None else ()
+        line = pool.giving[claimant] = Giving(pool)
+        holders = pool.holders.get(claimant) if isinstance(claimant, Project) else None
+        jobs = (
+            [claimant] if isinstance(claimant, Job) else holders.jobs if holders is not None else ()
+        )
         tasks = (t for job in jobs if job.spec.preemptible for t in pool.held[job].tasks)
         for task in sorted(tasks, key=_key):
             line.add(task)
     youngest_first = view.options.variant == "demand_proportional"
-    return Giver(share, staying_of(pool, party), line, youngest_first)
+    return Giver(share, staying_of(pool, claimant), line, youngest_first)
 
 
 def _of_use(
-    view: PoolView, givers: Mapping[Party, Giver], takers: list[tuple[Group, Task, int]]
+    view: PoolView, givers: Mapping[Claimant, Giver], takers: list[tuple[Group, Task, int]]
 ) -> set[Task]:
     """Of what can be given back, what makes those fit who are to get it."""
     # Any slot is as good as another to who asks for one.
-    if view.make_room is None or all(_is_one_slot(group) for group, _, _ in takers):
+    if view.find_victims is None or all(_is_one_slot(group) for group, _, _ in takers):
         return set()
     now_ms = view.state.now_ms
     victims = [
@@ -222,48 +229,48 @@ def _of_use(
     ]
     if not victims:
         return set()
-    return view.make_room(_in_turn(view, takers), victims, Surplus(view, givers))
+    return view.find_victims(_in_turn(view, takers), victims, Surplus(view, givers))
 
 
 class Surplus:
-    """What parties hold above their shares: of each so many tasks may go that one less would not
+    """What claimants hold above their shares: of each so many tasks may go that one less would not
     do.
     """
 
-    def __init__(self, view: PoolView, givers: Mapping[Party, Giver]) -> None:
+    def __init__(self, view: PoolView, givers: Mapping[Claimant, Giver]) -> None:
         self._held = view.pool.held
         self._among = view.options.among
         self._givers = givers
-        #: Of a party's tasks that are to go, what they hold together, and the largest.
-        self._going: dict[Party, tuple[int, int]] = {}
+        #: Of a claimant's tasks that are to go, what they hold together, and the largest.
+        self._going: dict[Claimant, tuple[int, int]] = {}
 
     def may(self, victim: Task) -> bool:
         """Whether one more may be stopped."""
-        party = party_of(victim.job, self._among)
-        return self._within(party, self._with(self._going, party, victim))
+        claimant = claimant_of(victim.job, self._among)
+        return self._within(claimant, self._with(self._going, claimant, victim))
 
     def allows(self, victims: Sequence[Task]) -> bool:
         """Whether all of these may be stopped too; if so they count from now on."""
-        going: dict[Party, tuple[int, int]] = {}
+        going: dict[Claimant, tuple[int, int]] = {}
         for victim in victims:
-            party = party_of(victim.job, self._among)
-            going.setdefault(party, self._going.get(party, (0, 0)))
-            going[party] = self._with(going, party, victim)
-        if not all(self._within(party, amounts) for party, amounts in going.items()):
+            claimant = claimant_of(victim.job, self._among)
+            going.setdefault(claimant, self._going.get(claimant, (0, 0)))
+            going[claimant] = self._with(going, claimant, victim)
+        if not all(self._within(claimant, amounts) for claimant, amounts in going.items()):
             return False
         self._going |= going
         return True
 
     def _with(
-        self, going: Mapping[Party, tuple[int, int]], party: Party, victim: Task
+        self, going: Mapping[Claimant, tuple[int, int]], claimant: Claimant, victim: Task
     ) -> tuple[int, int]:
-        together, largest = going.get(party, (0, 0))
+        together, largest = going.get(claimant, (0, 0))
         milli = self._held[victim.job].tasks[victim]
         return together + milli, max(largest, milli)
 
-    def _within(self, party: Party, amounts: tuple[int, int]) -> bool:
+    def _within(self, claimant: Claimant, amounts: tuple[int, int]) -> bool:
         together, largest = amounts
-        giver = self._givers[party]
+        giver = self._givers[claimant]
         return together - largest < giver.left - giver.share.offer
 
 
@@ -274,14 +281,14 @@ def _is_one_slot(group: Group) -> bool:
 
 
 def _in_turn(view: PoolView, takers: list[tuple[Group, Task, int]]) -> Iterator[Task]:
-    rooms: dict[Party, int] = {}
+    rooms: dict[Claimant, int] = {}
     for group, _, room in takers:
-        party = _party(view, group)
+        claimant = _claimant_of(view, group)
         for task in group.queue.in_order():
-            left = rooms.get(party, room) - group.shape.total_gpu_milli
+            left = rooms.get(claimant, room) - group.shape.total_gpu_milli
             if left < 0:
                 break
-            rooms[party] = left
+            rooms[claimant] = left
             yield task
 
 
@@ -293,35 +300,35 @@ def _stop(view: PoolView, share: Share, used: int, taker: Task | None) -> Stop:
     numbers = {"fair_share_milli": share.offer, "weight": share.weight, "used_milli": used}
     rule = "over_fair_share"
     if taker is None:
-        bound = bound_of(view.pool, share.party, view.state.pools)
+        bound = bound_of(view.pool, share.claimant, view.state.pools)
         if bound is not None and used > bound:
             rule = "over_bound"
     else:
-        party = party_of(taker.job, view.options.among)
-        other = _shares(view).of(party)
+        claimant = claimant_of(taker.job, view.options.among)
+        other = _shares(view).of(claimant)
         assert other is not None, "it takes what it has no share of"
         numbers["for_fair_share_milli"] = other.offer
         numbers["for_weight"] = other.weight
-        numbers["for_used_milli"] = _used(view, party)
+        numbers["for_used_milli"] = _used(view, claimant)
     return Stop(
         code=StopCode.FAIR_SHARE,
         rule=rule,
         for_task=taker.id if taker is not None else None,
         numbers=numbers,
-        about=_name(share.party),
+        about=_name(share.claimant),
     )
 
 
 def _takers(view: PoolView) -> list[tuple[Group, Task, int]]:
-    """Who waits on behalf of parties below their shares, with the first task and what is left of
+    """Who waits on behalf of claimants below their shares, with the first task and what is left of
     the share; first those for whom that is enough.
     """
     found: list[tuple[tuple[bool, OrderKey], tuple[Group, Task, int]]] = []
     for share, group in _below(view):
-        room = share.offer - _used(view, share.party)
+        room = share.offer - _used(view, share.claimant)
         if room > 0 and could_fit(view.pool, group.shape):
             task = next(group.queue.in_order())
-            if limit_reached(view.pool, task.job, group, view.promises) is not None:
+            if limit_reached(view.pool, task.job, group, view.reservations) is not None:
                 continue
             key = (group.shape.total_gpu_milli > room, least_asked_first(view, group, task))
             found.append((key, (group, task, room)))
@@ -331,12 +338,12 @@ def _takers(view: PoolView) -> list[tuple[Group, Task, int]]:
 
 def _below(view: PoolView) -> Iterator[tuple[Share, Group]]:
     for share in _shares(view).below():
-        for group in _demands(view).groups_of(share.party):
+        for group in _demands(view).groups_of(share.claimant):
             yield share, group
 
 
 def _anybody_below(view: PoolView) -> bool:
-    """Whether a task waits that is within the share of its party; looked at again once something
+    """Whether a task waits that is within the share of its claimant; looked at again once something
     was placed or promised.
     """
     changes = (view.pool.idle.changes, view.pool.future.changes)
@@ -344,9 +351,9 @@ def _anybody_below(view: PoolView) -> bool:
     if known is None or known[0] != changes:
         found = any(
             group.queue.live
-            and share.offer - _used(view, share.party) >= group.shape.total_gpu_milli
+            and share.offer - _used(view, share.claimant) >= group.shape.total_gpu_milli
             and could_fit(view.pool, group.shape)
-            and limit_reached(view.pool, group.queue.first.job, group, view.promises) is None
+            and limit_reached(view.pool, group.queue.first.job, group, view.reservations) is None
             for share, group in _below(view)
         )
         known = view.memo["anybody_below"] = changes, found
@@ -378,23 +385,23 @@ def for_its_share(view: PoolView, _: Task, task: Task) -> Stop:
 
 
 def by_its_share(view: PoolView, task: Task) -> Start:
-    """By which rule `task` starts, and its party's share."""
+    """By which rule `task` starts, and its claimant's share."""
     if not task.job.shape.lane:
         return Start(rule="no_gpus")
-    party = party_of(task.job, view.options.among)
-    share = _shares(view).of(party)
+    claimant = claimant_of(task.job, view.options.among)
+    share = _shares(view).of(claimant)
     # A task whose last starts failed is not counted, and starts on what is in no share.
     assert share is not None or task.shape.start_failed, "it starts without a share"
     numbers = {
         "fair_share_milli": share.offer if share is not None else 0,
-        "weight": weight_of(party),
-        "used_milli": held_by(view.pool, party),
+        "weight": weight_of(claimant),
+        "used_milli": held_by(view.pool, claimant),
     }
     return Start(rule="fair_share", numbers=numbers)
 
 
 def among_jobs(options: FairShareOptions) -> bool:
-    """Whether each job is a party."""
+    """Whether each job is a claimant."""
     return options.among == "job"
 
 
@@ -405,7 +412,7 @@ FAIR_SHARE: Final = Policy(
     order=least_asked_first,
     may_start=within_its_share,
     may_claim=within_its_share,
-    victims=nobody,
+    victims=no_victims,
     protected=soonest_unprotected,
     stop_for=for_its_share,
     start=by_its_share,

@@ -9,10 +9,13 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from yardmaster_core.scheduling.policies.fair_share.runs import Age, Run, oldest
-from yardmaster_core.scheduling.policies.fair_share.water_fill_one_by_one import Member, Ring
+from yardmaster_core.scheduling.policies.fair_share.water_fill_one_by_one import (
+    Member,
+    WaterFillOneByOne,
+)
 
 
-class Filling:
+class WaterFill:
     """What is left, and who wants more of it, in grains."""
 
     def __init__(self, left: int, runs: Sequence[Run], grain: int) -> None:
@@ -198,9 +201,9 @@ class Filling:
             members.append(
                 Member(claim.weight, run.offer, self._most(run), least, fixed, run.ahead)
             )
-        ring = Ring(self.left, members)
-        ring.fill()
-        self.left = ring.left
+        water_fill = WaterFillOneByOne(self.left, members)
+        water_fill.fill()
+        self.left = water_fill.left
         self.lines = {}
         for (_, i, at), member in zip(places, members, strict=True):
             run = open_[i]

@@ -21,7 +21,7 @@ class Member:
     ahead: int
 
 
-class Ring:
+class WaterFillOneByOne:
     """What is left, and who wants more of it: `members` by age, the oldest first."""
 
     def __init__(self, left: int, members: Sequence[Member]) -> None:
