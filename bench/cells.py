@@ -36,7 +36,7 @@ def cell(nodes: int, gpus: int, *, policy: str = "priority", **options: Any) -> 
     MACHINE.apply(state, PoolConfiguredV1(pool="main", revision=1, config=config), "")
     for number in range(nodes):
         MACHINE.apply(state, joined(number, gpus), "")
-    MACHINE.begin(state, 1, START_MS)
+    MACHINE.begin_cycle(state, 1, START_MS)
     return state
 
 
@@ -87,7 +87,7 @@ def commit(state: ClusterState, verdict: Verdict) -> None:
     """Apply what was decided and end the cycle."""
     for decision in verdict.decisions:
         MACHINE.apply(state, decision.event, "")
-    MACHINE.settle(state, complete=verdict.complete)
+    MACHINE.end_cycle(state, complete=verdict.complete)
 
 
 def started(task: Task, seq: int) -> Events:

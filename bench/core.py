@@ -56,7 +56,7 @@ def a2(nodes: int) -> Took:
     full = one_gpu(resources=Resources(gpus=31, gpu_milli=1000))
     admit(state, (admitted(i, full) for i in range(nodes)))
     commit(state, MACHINE.decide(state, limit=NO_LIMIT))
-    MACHINE.begin(state, 2, START_MS)
+    MACHINE.begin_cycle(state, 2, START_MS)
     admit(state, (admitted(nodes + i, one_gpu()) for i in range(nodes)))
     assert placed_and_rolled_back(state) == nodes
     return best(lambda: placed_and_rolled_back(state))
@@ -67,7 +67,7 @@ def a4(nodes: int) -> Took:
     state = cell(nodes, 32)
     admit(state, (admitted(i, one_gpu()) for i in range(32 * nodes)))
     commit(state, MACHINE.decide(state, limit=NO_LIMIT))
-    return best(lambda: snapshot.rebuild_rooms(state))
+    return best(lambda: snapshot.rebuild_capacities(state))
 
 
 def a6(nodes: int, queues: int, jobs: int) -> Took:
@@ -126,7 +126,7 @@ def _lives(first: int) -> Events:
     _apply(state, admissions)
     verdict = MACHINE.decide(state, limit=NO_LIMIT)
     commit(state, verdict)
-    MACHINE.begin(state, 2, START_MS + 1000)
+    MACHINE.begin_cycle(state, 2, START_MS + 1000)
     reports = [report for i in range(first, first + WAVE) for report in _leaves(state, i)]
     _apply(state, reports)
     ends = MACHINE.decide(state, limit=NO_LIMIT)
@@ -199,10 +199,10 @@ def cycles_after(what: str, state: ClusterState, steps: list[Events], first: int
 
 def _one_cycle(state: ClusterState, cycle: int, events: Events) -> None:
     """Begin, apply, decide, apply, digest, settle."""
-    MACHINE.begin(state, cycle, START_MS + cycle)
+    MACHINE.begin_cycle(state, cycle, START_MS + cycle)
     _apply(state, events)
     verdict = MACHINE.decide(state, limit=1000)
     for decision in verdict.decisions:
         MACHINE.apply(state, decision.event, "")
     assert MACHINE.digest(state) == verdict.state_digest
-    MACHINE.settle(state, complete=verdict.complete)
+    MACHINE.end_cycle(state, complete=verdict.complete)

@@ -67,7 +67,7 @@ def _full(pending: int, **policy: Any) -> ClusterState:
     state = cell(1_000, 8, **policy)
     admit(state, _group_tasks(priorities, range(GROUPS), 16, (1,)))
     _run_all(state)
-    MACHINE.begin(state, 3, START_MS)
+    MACHINE.begin_cycle(state, 3, START_MS)
     jobs = range(GROUPS, GROUPS + 1_000)
     admit(state, _group_tasks(priorities, jobs, pending // 1_000, SIZES))
     return state
@@ -91,7 +91,7 @@ def _group_tasks(
 def _run_all(state: ClusterState) -> None:
     """Place all that waits, and have it started."""
     commit(state, MACHINE.decide(state, limit=NO_LIMIT))
-    MACHINE.begin(state, 2, START_MS)
+    MACHINE.begin_cycle(state, 2, START_MS)
     for task in list(state.tasks.values()):
         assert task.run is not None
         for event, record in started(task, 0):
@@ -125,7 +125,7 @@ def _settle_down(state: ClusterState) -> None:
     """Let go of all that stops, cycle by cycle, until nothing more is decided."""
     for _ in range(1_000):
         cycle = state.cycle + 1
-        MACHINE.begin(state, cycle, START_MS + cycle)
+        MACHINE.begin_cycle(state, cycle, START_MS + cycle)
         for task in [t for t in state.tasks.values() if t.phase is Phase.STOPPING]:
             for event, record in left(task, cycle):
                 MACHINE.apply(state, event, record)
@@ -203,7 +203,7 @@ def a7(nodes: int, pending: int, peer_ms: float, share: float) -> list[Row]:
     state = _steady(nodes, pending)
     pool = state.pools["main"]
     assert pool.config is not None
-    MACHINE.begin(state, state.cycle + 1, state.now_ms)
+    MACHINE.begin_cycle(state, state.cycle + 1, state.now_ms)
     again = PoolConfiguredV1(pool="main", revision=2, config=pool.config)
     MACHINE.apply(state, again, "")
     return _row(f"A7, {nodes:,} nodes, {pending:,} queued", state, peer_ms, share=share)

@@ -186,7 +186,7 @@ def _node_row(node: Node) -> dict[str, Any]:
         "pool": node.pool.name if node.pool is not None else None,
         "state": state,
         "gpus": node.gpus,
-        "gpu_milli_free": sum(node.idle.slots),
+        "gpu_milli_free": sum(node.free.slots),
         "tasks": sorted({task.id for task in node.open.values()}),
     }
 

@@ -261,16 +261,16 @@ class World:
             config = run.pool.config
             if config is None or config.policy.name != "priority":
                 continue
-            passed = [p for p in run.pool.stopping_for[run.lane] if p < task.job.priority]
+            passed = [p for p in run.pool.stopping_for[run.queue_class] if p < task.job.priority]
             assert not passed, f"{task.id} starts past tasks that slots are being freed for"
 
     def _nobody_passed(self, task: Task, pool: Pool) -> None:
         """In a strict line nobody starts while one ahead of him waits for room, and did already
         when the cycle began; who may use other pools too may be passed in one that he likes less.
         """
-        if pool.lines is None:
+        if pool.strict_queues is None:
             return
-        line, place = pool.lines.place_of(task)
+        line, place = pool.strict_queues.position_of(task)
         for group in pool.groups.values():
             record = group.waits.get(pool.name)
             if record is None or record[0].code not in BLOCKING or len(group.shape.pools) > 1:
@@ -280,7 +280,7 @@ class World:
             first = group.queue.first
             if record[2] == self.cell.state.cycle or first.job.spec.max_concurrent is not None:
                 continue
-            its_line, its_place = pool.lines.place_of(first)
+            its_line, its_place = pool.strict_queues.position_of(first)
             ahead = its_line == line and its_place < place
             assert not ahead, f"{task.id} starts past {first.id}"
 
@@ -302,7 +302,7 @@ class World:
             assert gpus == task.job.spec.resources.gpus
             return
         users = {t for (_, r), t in node.open.items() if t.run and t.run.placements[r].slots}
-        assert gpus == node.idle.size, f"{task.id} has a part of {node.name}"
+        assert gpus == node.free.size, f"{task.id} has a part of {node.name}"
         assert users == {task}, f"{task.id} is not alone on {node.name}"
         if not node.pool.config.unequal_gangs:
             assert {len(p.slots) for p in event.placements} == {gpus}

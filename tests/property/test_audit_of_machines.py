@@ -76,7 +76,7 @@ class Part:
         """What it decided."""
         machine, log = self.machine, self.log
         self.cycles += 1
-        self.state = machine.begin(self.state, self.cycles, log.now_ms + after_ms)
+        self.state = machine.begin_cycle(self.state, self.cycles, log.now_ms + after_ms)
         refused = []
         for topic in self.writer.inputs:
             for entry in log.of(topic)[self.writer.taken[topic] :]:
@@ -98,7 +98,7 @@ class Part:
         for entry in entries[:-1]:
             assert entry.envelope is not None
             self.state = machine.apply(self.state, entry.envelope.data, entry.envelope.id)
-        self.state = machine.settle(self.state, complete=verdict.complete)
+        self.state = machine.end_cycle(self.state, complete=verdict.complete)
         return [d.event for d in verdict.decisions]
 
 

@@ -71,9 +71,9 @@ def assert_agrees(history: History, state: ClusterState) -> None:
         free = history._nodes[name].free if name in history._nodes else None
         assert (free is not None) == (node.state is NodeState.UP)
         if free is not None and node.pool is not None:
-            idle = sum(node.idle.slots) + 1000 * len(node.out_of_use)
+            idle = sum(node.free.slots) + 1000 * len(node.out_of_use)
             assert sum(free.parts.values()) + 1000 * free.whole == idle
-            assert (free.cpu_milli, free.memory_mib) == (node.idle.cpu_milli, node.idle.memory_mib)
+            assert (free.cpu_milli, free.memory_mib) == (node.free.cpu_milli, node.free.memory_mib)
 
 
 def assert_adds_up(history: History) -> None:

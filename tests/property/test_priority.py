@@ -77,11 +77,13 @@ def goes_past_nobody(cell: Cell, decided: list[Event], *, preemption: bool, back
         if not isinstance(event, SlotsAllocatedV1):
             continue
         job = cell.state.task(event.task_id).job
-        lane = [task for task in tasks if task.job.shape.lane == job.shape.lane]
-        ahead = [t.id for t in lane if t.group is not None and t.job.priority < job.priority]
+        queue_class = [
+            task for task in tasks if task.job.shape.queue_class == job.shape.queue_class
+        ]
+        ahead = [t.id for t in queue_class if t.group is not None and t.job.priority < job.priority]
         lent = preemption and backfill and job.spec.preemptible
         assert lent or not ahead, f"{event.task_id} starts past {ahead}"
-        for task in lane:
+        for task in queue_class:
             stop = task.run.stop if task.run is not None else None
             served = stop.numbers["for_priority"] if stop is not None else job.priority
             assert served >= job.priority, f"{event.task_id} starts past whom {task.id} makes room"

@@ -5,7 +5,7 @@ against.
 from collections.abc import Mapping, Sequence
 
 from yardmaster_core.scheduling.planner.fragmentation import COARSE
-from yardmaster_core.scheduling.state.indexes import STEP, Room
+from yardmaster_core.scheduling.state.indexes import STEP, NodeCapacity
 from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
 from yardmaster_core.scheduling.state.workload import Class
 
@@ -40,29 +40,31 @@ def useless(
     )
 
 
-def ways(shape: Shape, room: Room) -> list[tuple[int, ...]]:
+def ways(shape: Shape, capacity: NodeCapacity) -> list[tuple[int, ...]]:
     """Slots that one replica may get: each that has a share, else what any strategy takes."""
     if shape.gpus == 1 and shape.gpu_milli < WHOLE:
-        return [(at,) for at, free in enumerate(room.slots) if free >= shape.gpu_milli]
-    return [room.pick(shape)]
+        return [(at,) for at, free in enumerate(capacity.slots) if free >= shape.gpu_milli]
+    return [capacity.pick(shape)]
 
 
 def grade(
-    counts: Mapping[Class, int], room: Room, shape: Shape, slots: tuple[int, ...]
+    counts: Mapping[Class, int], capacity: NodeCapacity, shape: Shape, slots: tuple[int, ...]
 ) -> tuple[int, ...]:
     """What to choose by among rooms, and slots of them: the least."""
-    after = list(room.slots)
+    after = list(capacity.slots)
     for slot in slots:
         after[slot] -= shape.gpu_milli
-    left = room.cpu_milli - shape.cpu_milli, room.memory_mib - shape.memory_mib
-    before = useless(counts, room.slots, room.cpu_milli, room.memory_mib, room.node_type)
-    growth = useless(counts, after, *left, room.node_type) - before
+    left = capacity.cpu_milli - shape.cpu_milli, capacity.memory_mib - shape.memory_mib
+    before = useless(
+        counts, capacity.slots, capacity.cpu_milli, capacity.memory_mib, capacity.node_type
+    )
+    growth = useless(counts, after, *left, capacity.node_type) - before
     step = COARSE * sum(counts.values()) or 1
     coarse = growth // step + (growth % step > 0)
     if not shape.gpus:
-        return coarse, int(room.idle), room.whole
+        return coarse, int(capacity.idle), capacity.whole
     if shape.gpus == 1 and shape.gpu_milli < WHOLE:
-        free = room.slots[slots[0]]
+        free = capacity.slots[slots[0]]
         fullness = (1, 0) if free == WHOLE else (0, free // STEP)
-        return (coarse, *fullness, room.whole, free)
-    return coarse, room.whole
+        return (coarse, *fullness, capacity.whole, free)
+    return coarse, capacity.whole

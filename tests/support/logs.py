@@ -419,7 +419,7 @@ def allocated(
         master_port=20_000 if len(placements) > 1 else None,
         details=DETAILS,
         checkpoint=None,
-        start=Start(rule="room"),
+        start=Start(rule="capacity"),
         fence_s=fence_s,
     )
 

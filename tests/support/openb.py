@@ -108,14 +108,14 @@ class Openb:
     def _cycle(self, inputs: list[Any]) -> None:
         machine, state = self.machine, self.state
         self.cycles += 1
-        state = machine.begin(state, self.cycles, self.cycles * 1000)
+        state = machine.begin_cycle(state, self.cycles, self.cycles * 1000)
         for event in inputs:
             state = machine.apply(state, event, f"x/1/{self.cycles}")
         verdict = machine.decide(state, limit=1_000_000)
         for decision in verdict.decisions:
             state = machine.apply(state, decision.event, "")
         assert machine.digest(state) == verdict.state_digest
-        self.state = machine.settle(state, complete=verdict.complete)
+        self.state = machine.end_cycle(state, complete=verdict.complete)
 
     def arrive(self, some: list[Resources]) -> None:
         """These pods arrive, in that order, and start or are dropped."""
@@ -141,7 +141,7 @@ class Openb:
     @property
     def allocated(self) -> float:
         """Which part of all GPUs pods have, in percent."""
-        return 100 * self.state.pools["main"].held_milli / self.capacity_milli
+        return 100 * self.state.pools["main"].used_milli / self.capacity_milli
 
     def play(self, seed: int) -> None:
         """Let pods arrive until there are no more."""

@@ -20,7 +20,7 @@ from yardmaster_core.scheduling.policies.fair_share.claimants import (
     weight_of,
 )
 from yardmaster_core.scheduling.policies.fair_share.runs import Claim
-from yardmaster_core.scheduling.state.entities import Department, Holders, Job, Pool, Project
+from yardmaster_core.scheduling.state.entities import Department, Job, Pool, Project, ProjectUsage
 from yardmaster_core.scheduling.state.shapes import WHOLE
 from yardmaster_schemas.events.requests import Quota
 
@@ -316,10 +316,10 @@ def bound_of(pool: Pool, claimant: Claimant, pools: Pools) -> int | None:
 
 
 def _staying(pool: Pool, job: Job) -> int:
-    holding = pool.held.get(job)
+    holding = pool.usage_by_job.get(job)
     if holding is None:
         return 0
-    return sum(milli for task, milli in holding.tasks.items() if not task.leaving)
+    return sum(milli for task, milli in holding.tasks.items() if not task.releasing)
 
 
 def shares_of(
@@ -341,7 +341,7 @@ def shares_of(
     if among == "job":
         _divide_limits(pool, pools, shares, divide, projects=True, whole_tasks=whole_tasks)
     _divide_limits(pool, pools, shares, divide, projects=False, whole_tasks=whole_tasks)
-    capacity = pool.idle.free_milli + pool.held_milli
+    capacity = pool.free.free_milli + pool.used_milli
     for share, offer in zip(shares, divide(capacity, [s.claim for s in shares]), strict=True):
         share.offer = offer
     return shares
@@ -353,7 +353,7 @@ def _asked(pool: Pool, pools: Pools, *, whole_tasks: bool) -> dict[Claimant, Sha
     limits: dict[Project, list[int | None]] = {}
     for group in pool.groups.values():
         shape, waiting = group.shape, group.queue.live
-        if shape.lane and waiting and not shape.start_failed and could_fit(pool, shape):
+        if shape.queue_class and waiting and not shape.start_failed and could_fit(pool, shape):
             asked = shape.total_gpu_milli
             job = next(group.queue.in_order()).job
             if whole_tasks:
@@ -366,13 +366,13 @@ def _asked(pool: Pool, pools: Pools, *, whole_tasks: bool) -> dict[Claimant, Sha
                     # It cannot run, or not as long as what they hold elsewhere does.
                     continue
             _count(rows, job, waiting * asked, 0, asked)
-    for holders in pool.holders.values():
+    for holders in pool.usage_by_project.values():
         for share in _asked_by(holders).values():
             _row(rows, share.claimant, share.age).add(share)
     return rows
 
 
-def _asked_by(holders: Holders) -> dict[Claimant, Share]:
+def _asked_by(holders: ProjectUsage) -> dict[Claimant, Share]:
     rows: dict[Claimant, Share] = {}
     for job, holding in holders.jobs.items():
         asked = job.shape.total_gpu_milli
@@ -453,7 +453,7 @@ def _limit_of(pool: Pool, owner: Project | Department, pools: Pools) -> int | No
                 _staying(pools[name], job)
                 for name, milli in owner.used_milli.items()
                 if milli and name != pool.name
-                for job in pools[name].holders[owner].jobs
+                for job in pools[name].usage_by_project[owner].jobs
             )
             left = max(0, whole - elsewhere)
             limit = left if limit is None else min(limit, left)

@@ -85,7 +85,7 @@ class ToyMachine:
     def initial(self, cell: str) -> ToyState:
         return ToyState(cell)
 
-    def begin(self, state: ToyState, cycle: int, now_ms: int) -> ToyState:
+    def begin_cycle(self, state: ToyState, cycle: int, now_ms: int) -> ToyState:
         state.cycle, state.now_ms = cycle, now_ms
         for job, when in sorted(state.timers.items()):
             if when <= now_ms:
@@ -138,16 +138,16 @@ class ToyMachine:
         self.decides += 1
         draft = self.load(state.cell, self.dump(state))
         decisions: list[Decision] = []
-        room = limit - len(observed)
+        capacity = limit - len(observed)
         for each in observed:
             self.apply(draft, each.event, "quota/x/0/0")
-        for node in draft.silent[:room]:
+        for node in draft.silent[:capacity]:
             event = NodeLostV1(
                 node=node, incarnation=INCARNATION, cause=LossCause.SILENT, last_heard_at_ms=0
             )
             decisions.append(Decision(event, node))
-        room -= len(decisions)
-        for job, what, cause in draft.waiting[:room]:
+        capacity -= len(decisions)
+        for job, what, cause in draft.waiting[:capacity]:
             answer: Event
             if what == "cancel" and self.rules < 2:
                 answer = CancelAcceptedV1(job_id=job)
@@ -168,7 +168,7 @@ class ToyMachine:
     def unwritable(self, event: Event) -> Decision | None:
         return None
 
-    def settle(self, state: ToyState, *, complete: bool) -> ToyState:
+    def end_cycle(self, state: ToyState, *, complete: bool) -> ToyState:
         return state
 
     def policies(self, state: ToyState) -> tuple[PolicyInUse, ...]:

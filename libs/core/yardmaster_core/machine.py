@@ -5,7 +5,8 @@ does not accept, applies the rest in the catalogue's order, asks it to decide, a
 with their CycleCommitted as one batch, reads that back and applies the decisions. Any reader of the
 log does the same minus the deciding, and gets the same state.
 
-One cycle of any reader: `begin`, `apply` for each input, `apply` for each decision, `settle`.
+Every reader runs a cycle as `begin_cycle`, `apply` for each input, `apply` for each decision,
+`end_cycle`.
 """
 
 from collections.abc import Sequence
@@ -72,7 +73,7 @@ class Machine(Protocol[S]):
     def initial(self, cell: str) -> S:
         """The state before any record."""
 
-    def begin(self, state: S, cycle: int, now_ms: int) -> S:
+    def begin_cycle(self, state: S, cycle: int, now_ms: int) -> S:
         """Start a cycle: time goes on to `now_ms`, never back; what was due by then happens."""
 
     def refusal(self, state: S, envelope: Envelope[Event]) -> RefusalCode | None:
@@ -99,7 +100,7 @@ class Machine(Protocol[S]):
         that the machine decides otherwise; None: there is no other way, the machine stops.
         """
 
-    def settle(self, state: S, *, complete: bool) -> S:
+    def end_cycle(self, state: S, *, complete: bool) -> S:
         """End a cycle: what was considered and still waits sleeps until an event wakes it."""
 
     def policies(self, state: S) -> tuple[PolicyInUse, ...]:

@@ -97,11 +97,11 @@ def fold(steps: Iterable[Step], name: str = "main") -> ClusterState:
     for step in steps:
         match step:
             case Begin(cycle, now_ms):
-                state = machine.begin(state, cycle, now_ms)
+                state = machine.begin_cycle(state, cycle, now_ms)
             case Apply(event, record_id):
                 state = machine.apply(state, event, record_id)
             case Settle(complete):
-                state = machine.settle(state, complete=complete)
+                state = machine.end_cycle(state, complete=complete)
     return state
 
 
@@ -378,7 +378,7 @@ class Cell:
         self.now_ms += int(after_s * 1000)
         self.cycles += 1
         machine = self.machine
-        self.state = machine.begin(self.state, self.cycles, self.now_ms)
+        self.state = machine.begin_cycle(self.state, self.cycles, self.now_ms)
         self.steps.append(Begin(self.cycles, self.now_ms))
         self.refused = []
         inputs, self._inputs = self._inputs, []
@@ -402,7 +402,7 @@ class Cell:
         verdict = self.decided(limit, observed)
         digest = machine.digest(self.state)
         assert digest == verdict.state_digest, "decisions did not give the state they promised"
-        self.state = machine.settle(self.state, complete=verdict.complete)
+        self.state = machine.end_cycle(self.state, complete=verdict.complete)
         self.steps.append(Settle(verdict.complete))
         self.complete = verdict.complete
         return [decision.event for decision in verdict.decisions]
@@ -424,14 +424,14 @@ class Cell:
         considered.
         """
         self.cycles += 1
-        self.state = self.machine.begin(self.state, self.cycles, self.now_ms)
+        self.state = self.machine.begin_cycle(self.state, self.cycles, self.now_ms)
         self.steps.append(Begin(self.cycles, self.now_ms))
         inputs, self._inputs = self._inputs, []
         for event, record_id in inputs:
             self._take(event, record_id)
         for event in decisions:
             self._apply(event)
-        self.state = self.machine.settle(self.state, complete=False)
+        self.state = self.machine.end_cycle(self.state, complete=False)
         self.steps.append(Settle(False))
 
     def _apply(self, decision: Event) -> None:

@@ -166,7 +166,7 @@ class Driver(Generic[S]):
         """Take inputs, in the machine's order, decide, write it down; what was decided."""
         machine = self.machine
         self.cycles += 1
-        state = machine.begin(self.state, self.cycles, now_ms)
+        state = machine.begin_cycle(self.state, self.cycles, now_ms)
         for told in inputs:
             for event, record_id in told.events:
                 state = machine.apply(state, event, record_id)
@@ -183,7 +183,7 @@ class Driver(Generic[S]):
         output.events += [(event, f"{first}{seq}") for seq, event in enumerate(decided, self._seq)]
         output.digests += digests
         self._seq += len(digests)
-        self.state = machine.settle(state, complete=complete)
+        self.state = machine.end_cycle(state, complete=complete)
         self.complete = complete
         return decided
 

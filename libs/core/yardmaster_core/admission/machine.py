@@ -42,7 +42,7 @@ class QuotaMachine:
         """An empty cell."""
         return AdmissionState(cell)
 
-    def begin(self, state: AdmissionState, cycle: int, now_ms: int) -> AdmissionState:
+    def begin_cycle(self, state: AdmissionState, cycle: int, now_ms: int) -> AdmissionState:
         """Start a cycle; `now_ms` becomes the submission time of jobs that this cycle takes."""
         state.cycle = cycle
         state.now_ms = max(state.now_ms, now_ms)
@@ -92,7 +92,7 @@ class QuotaMachine:
     def unwritable(self, _: Event) -> None:
         """See `core.machine.Machine.unwritable`: no verdict is larger than its request."""
 
-    def settle(self, state: AdmissionState, *, complete: bool) -> AdmissionState:
+    def end_cycle(self, state: AdmissionState, *, complete: bool) -> AdmissionState:
         """Nothing sleeps: what was not judged waits in order."""
         return state
 

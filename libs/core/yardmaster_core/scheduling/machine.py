@@ -76,9 +76,9 @@ class SchedulerMachine:
         """An empty cell."""
         return ClusterState(cell, self._policies)
 
-    def begin(self, state: ClusterState, cycle: int, now_ms: int) -> ClusterState:
-        """See `core.machine.Machine.begin`."""
-        return cycling.begin(state, cycle, now_ms)
+    def begin_cycle(self, state: ClusterState, cycle: int, now_ms: int) -> ClusterState:
+        """See `core.machine.Machine.begin_cycle`."""
+        return cycling.begin_cycle(state, cycle, now_ms)
 
     def refusal(self, state: ClusterState, envelope: Envelope[Event]) -> RefusalCode | None:
         """See `core.machine.Machine.refusal`."""
@@ -108,9 +108,9 @@ class SchedulerMachine:
             return None
         return Decision(AllocationUnwritableV1(task_id=event.task_id), event.task_id)
 
-    def settle(self, state: ClusterState, *, complete: bool) -> ClusterState:
-        """See `core.machine.Machine.settle`."""
-        return cycling.settle(state, complete=complete)
+    def end_cycle(self, state: ClusterState, *, complete: bool) -> ClusterState:
+        """See `core.machine.Machine.end_cycle`."""
+        return cycling.end_cycle(state, complete=complete)
 
     def policies(self, state: ClusterState) -> tuple[PolicyInUse, ...]:
         """The policy of each configured pool, by pool name."""

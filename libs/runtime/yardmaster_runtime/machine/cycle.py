@@ -163,7 +163,7 @@ class Leader(Generic[S]):
                 return False
         self._last_start_s = started_s
         observed = (*enabling, *waiting)
-        fold.begin(fold.reader.cycle + 1, now_ms)
+        fold.begin_cycle(fold.reader.cycle + 1, now_ms)
         taken = [] if continuing else self._take_inputs(whole)
         refused = [one for each in taken for one in each.refused]
         verdict = fold.machine.decide(fold.state, limit=limits.max_decisions, observed=observed)

@@ -163,7 +163,7 @@ class Fold(Generic[S]):
     async def follow(self, counted: CountedCycle) -> None:
         """Take a cycle's inputs from the log and end the cycle."""
         commit = counted.commit
-        self.begin(commit.cycle, commit.now_ms)
+        self.begin_cycle(commit.cycle, commit.now_ms)
         accepted: list[Envelope[Event]] = []
         for wanted in self.ordered(counted):
             taken = await self.take(counted, wanted)
@@ -172,9 +172,9 @@ class Fold(Generic[S]):
             accepted += taken
         self.finish(counted, accepted)
 
-    def begin(self, cycle: int, now_ms: int) -> None:
+    def begin_cycle(self, cycle: int, now_ms: int) -> None:
         """Start a cycle."""
-        self.state = self.machine.begin(self.state, cycle, now_ms)
+        self.state = self.machine.begin_cycle(self.state, cycle, now_ms)
 
     def apply(self, envelope: Envelope[Event]) -> None:
         """Take an input that is believed, or a decision."""
@@ -193,7 +193,7 @@ class Fold(Generic[S]):
             raise self.diverged(
                 self.own, counted.offset, commit.cycle, "the state's digest is another"
             )
-        self.state = self.machine.settle(self.state, complete=commit.complete)
+        self.state = self.machine.end_cycle(self.state, complete=commit.complete)
         for listener in self.listeners:
             listener(accepted, counted)
 

@@ -170,7 +170,7 @@ class Prover(Fold[S]):
     async def _fold(self, counted: CountedCycle) -> int:
         """Apply what the commit took as it took it, compare digests; the refused records."""
         commit = counted.commit
-        self.begin(commit.cycle, commit.now_ms)
+        self.begin_cycle(commit.cycle, commit.now_ms)
         for wanted in self.ordered(counted):
             self.taken += wanted.next - wanted.first
             for envelope in await self.take(counted, wanted):
@@ -182,7 +182,7 @@ class Prover(Fold[S]):
     async def _derive(self, counted: CountedCycle) -> int:
         """Judge the cycle's inputs again, decide again, compare; the refused records."""
         commit = counted.commit
-        self.begin(commit.cycle, commit.now_ms)
+        self.begin_cycle(commit.cycle, commit.now_ms)
         refused: list[Refused] = []
         traces: dict[str, str] = {}
         for wanted in self.ordered(counted):

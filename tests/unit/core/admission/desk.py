@@ -128,7 +128,7 @@ class Desk:
         records = list(records)
         while True:
             self.cycle += 1
-            self.state = self.machine.begin(self.state, self.cycle, self.now_ms)
+            self.state = self.machine.begin_cycle(self.state, self.cycle, self.now_ms)
             for record in records:
                 if (code := self.machine.refusal(self.state, record)) is not None:
                     self.refusals.append(code)
@@ -136,7 +136,7 @@ class Desk:
                 self.state = self.machine.apply(self.state, record.data, record.id)
             records = []
             complete = self._decide(limit, verdicts)
-            self.state = self.machine.settle(self.state, complete=complete)
+            self.state = self.machine.end_cycle(self.state, complete=complete)
             if complete:
                 return verdicts
 

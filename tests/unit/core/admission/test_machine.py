@@ -186,11 +186,11 @@ def test_observations_count_against_the_limit():
 def test_a_job_is_dated_by_the_cycle_that_took_it_not_by_the_one_that_judged_it():
     desk = Desk(*CELL_SETUP)
     first, second = envelope(job(), seq=100), envelope(job(OTHER), seq=101)
-    desk.state = desk.machine.begin(desk.state, 9, START_MS + 5)
+    desk.state = desk.machine.begin_cycle(desk.state, 9, START_MS + 5)
     for record in (first, second):
         desk.state = desk.machine.apply(desk.state, record.data, record.id)
     desk.record(desk.machine.decide(desk.state, limit=1).decisions[0])
-    desk.state = desk.machine.begin(desk.state, 10, START_MS + 50)
+    desk.state = desk.machine.begin_cycle(desk.state, 10, START_MS + 50)
     (decision,) = desk.machine.decide(desk.state, limit=1).decisions
     assert isinstance(decision.event, TaskAdmittedV1)
     assert decision.event.submitted_at_ms == START_MS + 5
@@ -198,7 +198,7 @@ def test_a_job_is_dated_by_the_cycle_that_took_it_not_by_the_one_that_judged_it(
 
 def test_now_never_falls():
     desk = Desk()
-    desk.state = desk.machine.begin(desk.state, 5, START_MS - 1000)
+    desk.state = desk.machine.begin_cycle(desk.state, 5, START_MS - 1000)
     assert desk.state.now_ms == START_MS
 
 

@@ -29,11 +29,11 @@ from yardmaster_core.scheduling.state.entities import (
     Task,
     blocks,
 )
-from yardmaster_core.scheduling.state.indexes import FreeIndex, Room
+from yardmaster_core.scheduling.state.indexes import CapacityIndex, NodeCapacity
 from yardmaster_core.scheduling.state.ranking import Ranking
 from yardmaster_core.scheduling.state.shapes import APART_AFTER
-from yardmaster_core.scheduling.state.strict_queues import Lines
-from yardmaster_core.scheduling.state.workload import Asking
+from yardmaster_core.scheduling.state.strict_queues import StrictQueues
+from yardmaster_core.scheduling.state.workload import WorkloadCounter
 from yardmaster_schemas.reasons import WaitCode
 
 
@@ -45,8 +45,10 @@ def assert_sound(state: ClusterState) -> None:
     _sums(state, tasks)
     for pool in state.pools.values():
         assert pool.preempts == REGISTRY.traits(pool.config).preempts, pool.name
-        assert pool.worst_placed is None, f"{pool.name}: what a cycle placed is not looked at again"
-        _rooms(state, pool, tasks)
+        assert pool.lowest_placed_priority is None, (
+            f"{pool.name}: what a cycle placed is not looked at again"
+        )
+        _capacities(state, pool, tasks)
         _asking(state, pool)
         _victims(pool, tasks)
         _queues(pool, tasks)
@@ -174,20 +176,20 @@ def _sums(state: ClusterState, tasks: list[Task]) -> None:
                 assert counted == held, f"{kind} {name} counts {counted} of {pool}, holds {held}"
 
 
-def _rooms(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
-    for label, index in (("idle", pool.idle), ("future", pool.future), ("firm", pool.firm)):
+def _capacities(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
+    for label, index in (("idle", pool.free), ("future", pool.future), ("firm", pool.max_free)):
         index.flush()
-        rebuilt = FreeIndex()
+        rebuilt = CapacityIndex()
         rebuilt.bound_gpuless(pool.config.gpuless_per_node if pool.config is not None else None)
         for node in pool.nodes.values():
-            room, gpuless = _room(node, label, tasks)
-            rebuilt.add(room, node.node_type, node.name)
-            room.places -= gpuless
-            rebuilt._index(room)
+            capacity, gpuless = _capacity(node, label, tasks)
+            rebuilt.add(capacity, node.node_type, node.name)
+            capacity.places -= gpuless
+            rebuilt._index(capacity)
             if node.usable:
-                rebuilt.open_node(room)
+                rebuilt.open_node(capacity)
         assert contents(index) == contents(rebuilt), f"{label} of {pool.name} is off"
-        rebuilt.asked = index.asked
+        rebuilt.workload = index.workload
         for kept in index.rankings.values():
             kept.update(index)
             anew = Ranking(rebuilt, kept.shape, kept.rank)
@@ -202,55 +204,58 @@ def _rooms(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
             placement = task.run.placements[replica]
             by_task = held.setdefault(task.job.id, Counter())
             by_task[task.id] += placement.gpu_milli * len(placement.slots)
-    counted = {j.id: {t.id: m for t, m in h.tasks.items()} for j, h in pool.held.items()}
+    counted = {j.id: {t.id: m for t, m in h.tasks.items()} for j, h in pool.usage_by_job.items()}
     expected = {job: {t: m for t, m in by_task.items() if m} for job, by_task in held.items()}
     assert counted == {job: by_task for job, by_task in expected.items() if by_task}
-    assert all(h.milli == sum(h.tasks.values()) for h in pool.held.values())
-    assert pool.held_milli == sum(h.milli for h in pool.held.values())
-    of_project = [(p, j, h) for p, of in pool.holders.items() for j, h in of.jobs.items()]
-    assert all(j.project is p and pool.held[j] is h for p, j, h in of_project)
-    assert len(of_project) == len(pool.held)
-    for project, holders in pool.holders.items():
-        assert holders.leaving_milli == sum(h.leaving_milli for h in holders.jobs.values())
+    assert all(h.milli == sum(h.tasks.values()) for h in pool.usage_by_job.values())
+    assert pool.used_milli == sum(h.milli for h in pool.usage_by_job.values())
+    of_project = [(p, j, h) for p, of in pool.usage_by_project.items() for j, h in of.jobs.items()]
+    assert all(j.project is p and pool.usage_by_job[j] is h for p, j, h in of_project)
+    assert len(of_project) == len(pool.usage_by_job)
+    for project, holders in pool.usage_by_project.items():
+        assert holders.releasing_milli == sum(h.releasing_milli for h in holders.jobs.values())
         for holding in holders.jobs.values():
-            leaving = {t: milli for t, milli in holding.tasks.items() if t.leaving}
-            assert holding.leaving == leaving, f"what {project.name} gives back is off"
-            assert holding.leaving_milli == sum(leaving.values())
+            leaving = {t: milli for t, milli in holding.tasks.items() if t.releasing}
+            assert holding.releasing == leaving, f"what {project.name} gives back is off"
+            assert holding.releasing_milli == sum(leaving.values())
     _shares(state, pool)
     stopping = [t for t in tasks if t.run and t.run.pool is pool and t.run.stop and t.run.open]
     assert pool.stopping == len(stopping)
-    for lane in (0, 1):
+    for queue_class in (0, 1):
         promised = Counter(
             t.run.stop.numbers["for_priority"]
             for t in stopping
-            if t.run and t.run.stop and t.run.lane == lane and "for_priority" in t.run.stop.numbers
+            if t.run
+            and t.run.stop
+            and t.run.queue_class == queue_class
+            and "for_priority" in t.run.stop.numbers
         )
-        assert pool.stopping_for[lane] == promised
+        assert pool.stopping_for[queue_class] == promised
 
 
 def _asking(state: ClusterState, pool: Pool) -> None:
     """What tasks asked for, and what of it counts for placing, is what it is from the beginning."""
-    if pool.asking is None:
+    if pool.workload is None:
         return
-    anew = Asking()
+    anew = WorkloadCounter()
     for job in state.jobs.values():
         if pool.name in job.spec.pools:
             anew.add(job.shape, job.spec.tasks)
-    assert pool.asking.counts == anew.counts
-    assert pool.asking.workload.counts == anew.workload.counts
+    assert pool.workload.counts == anew.counts
+    assert pool.workload.workload.counts == anew.workload.counts
 
 
 def _shares(state: ClusterState, pool: Pool) -> None:
     """The pool's demands are what they are made anew, and what a walk over all jobs finds."""
     assert pool.demands is not None or not pool.stale, "marked for nobody"
-    assert pool.shares or not (pool.demands or pool.giving)
-    for claimant, line in pool.giving.items():
+    assert pool.shares or not (pool.demands or pool.reclaimable)
+    for claimant, line in pool.reclaimable.items():
         able = [
             task
-            for job, holding in pool.held.items()
+            for job, holding in pool.usage_by_job.items()
             if claimant in (job, job.project) and job.spec.preemptible
             for task in holding.tasks
-            if not task.leaving
+            if not task.releasing
         ]
         assert list(line.in_order()) == sorted(able), "what somebody could give back is off"
     if not pool.shares:
@@ -284,7 +289,7 @@ def _shares(state: ClusterState, pool: Pool) -> None:
     of_them = (
         g
         for g in pool.groups.values()
-        if g.shape.lane and g.queue.live and not g.shape.start_failed
+        if g.shape.queue_class and g.queue.live and not g.shape.start_failed
     )
     among_jobs = options.among == "job"
     expected_groups = {
@@ -306,13 +311,13 @@ def _contents(demands: Demands) -> dict[str, Any]:
     }
 
 
-def _room(node: Node, label: str, tasks: list[Task]) -> tuple[Room, int]:
+def _capacity(node: Node, label: str, tasks: list[Task]) -> tuple[NodeCapacity, int]:
     """The node's room, and how many replicas without GPUs are in it."""
-    room = Room(node.ordinal, node.gpus, node.cpu_milli, node.memory_mib)
-    room.disabled = tuple(slot for slot in node.disabled if slot < node.gpus)
+    capacity = NodeCapacity(node.ordinal, node.gpus, node.cpu_milli, node.memory_mib)
+    capacity.disabled = tuple(slot for slot in node.disabled if slot < node.gpus)
     gpuless = 0
-    for slot in room.disabled:
-        room.slots[slot] -= 1000
+    for slot in capacity.disabled:
+        capacity.slots[slot] -= 1000
     for task, replica in _open(tasks):
         run = task.run
         assert run is not None
@@ -322,23 +327,23 @@ def _room(node: Node, label: str, tasks: list[Task]) -> tuple[Room, int]:
         if label == "firm" and task.job.spec.preemptible:
             continue
         for slot in placement.slots:
-            room.slots[slot] -= placement.gpu_milli
-        room.cpu_milli -= placement.cpu_milli
-        room.memory_mib -= placement.memory_mib
+            capacity.slots[slot] -= placement.gpu_milli
+        capacity.cpu_milli -= placement.cpu_milli
+        capacity.memory_mib -= placement.memory_mib
         gpuless += not placement.slots
-    slots = [free for slot, free in enumerate(room.slots) if slot not in room.disabled]
-    assert min([*slots, room.cpu_milli, room.memory_mib]) >= 0, f"{node.name} is overbooked"
-    room.whole = room.slots.count(1000)
-    room.shared = max((free for free in room.slots if 0 <= free < 1000), default=0)
-    return room, gpuless
+    slots = [free for slot, free in enumerate(capacity.slots) if slot not in capacity.disabled]
+    assert min([*slots, capacity.cpu_milli, capacity.memory_mib]) >= 0, f"{node.name} is overbooked"
+    capacity.whole = capacity.slots.count(1000)
+    capacity.shared = max((free for free in capacity.slots if 0 <= free < 1000), default=0)
+    return capacity, gpuless
 
 
-def contents(index: FreeIndex) -> dict[str, Any]:
+def contents(index: CapacityIndex) -> dict[str, Any]:
     """All that a free index answers from."""
     return {
-        "rooms": {
+        "capacities": {
             o: (r.slots, r.whole, r.shared, r.cpu_milli, r.memory_mib, r.places, r.disabled)
-            for o, r in sorted(index.rooms.items())
+            for o, r in sorted(index.capacities.items())
         },
         "available": index.available,
         "idle": index.idle,
@@ -393,13 +398,13 @@ def _queues(pool: Pool, tasks: list[Task]) -> None:
         if (record := group.waits.get(pool.name)) is not None
         and record[0].code is WaitCode.OVER_FAIR_SHARE
     }
-    assert set(pool.over) == over, "a group over its share would not be woken"
-    for number, lane in enumerate(pool.lanes):
+    assert set(pool.over_share) == over, "a group over its share would not be woken"
+    for number, queue_class in enumerate(pool.queue_classes):
         blocked: dict[int, set[Group]] = {}
         behind, limited, protected = set(), set(), set()
         for group in pool.groups.values():
             record = group.waits.get(pool.name)
-            if record is None or group.shape.lane != number:
+            if record is None or group.shape.queue_class != number:
                 continue
             if blocks(group, record[0].code):
                 blocked.setdefault(group.priority, set()).add(group)
@@ -409,13 +414,13 @@ def _queues(pool: Pool, tasks: list[Task]) -> None:
                 limited.add((pool, group))
             if record[0].code is WaitCode.VICTIMS_PROTECTED:
                 protected.add(group)
-        assert {p: set(groups) for p, groups in lane.blocked.items()} == blocked
-        assert lane.mask == sum(1 << priority for priority in blocked)
-        kept = dict(lane.firsts)
-        lane.firsts.clear()
-        assert all(p in blocked and lane.first(p) is first for p, first in kept.items())
-        assert set(lane.behind) == behind
-        assert {g for g in pool.protected if g.shape.lane == number} == protected
+        assert {p: set(groups) for p, groups in queue_class.blocked.items()} == blocked
+        assert queue_class.mask == sum(1 << priority for priority in blocked)
+        kept = dict(queue_class.firsts)
+        queue_class.firsts.clear()
+        assert all(p in blocked and queue_class.first(p) is first for p, first in kept.items())
+        assert set(queue_class.behind) == behind
+        assert {g for g in pool.protected if g.shape.queue_class == number} == protected
         for entry in limited:
             project = next(t.job.project for t in members[entry[1].key])
             assert entry in project.department.limited, "a limited group would not be woken"
@@ -423,18 +428,20 @@ def _queues(pool: Pool, tasks: list[Task]) -> None:
 
 def _lines(pool: Pool) -> None:
     line = REGISTRY.traits(pool.config).line
-    anew = None if line is None else Lines(pool, line)
-    kept = pool.lines
+    anew = None if line is None else StrictQueues(pool, line)
+    kept = pool.strict_queues
     assert (kept is None) == (anew is None)
     if kept is not None and anew is not None:
         behind = {
-            group: kept.place_of(group.queue.first) for lane in pool.lanes for group in lane.behind
+            group: kept.position_of(group.queue.first)
+            for queue_class in pool.queue_classes
+            for group in queue_class.behind
         }
         expected = [
             min((place, group.key, group) for group, (at, place) in behind.items() if at == line)[2]
             for line in sorted({line for line, _ in behind.values()})
         ]
-        assert kept.place_of is anew.place_of
+        assert kept.position_of is anew.position_of
         found = list(kept.firsts())
         assert found == expected, f"the next in {pool.name} would not be found"
         assert found == list(anew.firsts())

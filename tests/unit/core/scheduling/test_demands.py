@@ -138,7 +138,7 @@ def test_what_changes_a_claim_marks_it(change: Any, expected: list[str]) -> None
 def test_what_a_draft_moved_is_counted_again_once_it_is_taken_back() -> None:
     cell = shared(4)
     many(cell, 8)
-    state = cell.machine.begin(cell.state, 5, cell.now_ms)
+    state = cell.machine.begin_cycle(cell.state, 5, cell.now_ms)
     for event, record in cell._inputs:
         state = cell.machine.apply(state, event, record)
     cell._inputs.clear()
@@ -158,7 +158,7 @@ def test_what_a_draft_stops_is_counted_again_once_it_is_taken_back() -> None:
         cell.starts("old", index)
     cell.settled()
     cell.submit("new", tasks=4)
-    state = cell.machine.begin(cell.state, 9, cell.now_ms)
+    state = cell.machine.begin_cycle(cell.state, 9, cell.now_ms)
     for event, record in cell._inputs:
         state = cell.machine.apply(state, event, record)
     cell._inputs.clear()
@@ -267,12 +267,12 @@ def test_what_a_project_could_give_back_is_kept_once_it_had_to_give_something() 
     cell.submit("old", tasks=4)
     cell.settled()
     pool = cell.state.pools["main"]
-    assert not pool.giving
+    assert not pool.reclaimable
     for index in range(4):
         cell.starts("old", index)
     cell.submit("new", tasks=4, project="q")
     cell.settled()
-    (line,) = pool.giving.values()
+    (line,) = pool.reclaimable.values()
     assert [task.index for task in line.in_order()] == [0, 1], "the youngest were told to stop"
     for index in (2, 3):
         cell.ends("old", index)

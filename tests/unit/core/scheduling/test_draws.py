@@ -37,7 +37,7 @@ def test_bits_are_counted_from_below(mask: int) -> None:
 def test_each_room_that_holds_it_is_as_likely_and_no_other_is_drawn() -> None:
     index = index_of([([1000] * (n % 3), 8 if n % 5 else 0, 8) for n in range(30)])
     asked = shape(Resources(gpus=1, gpu_milli=1000, cpu_milli=8))
-    holding = {room.ordinal for room in index.rooms.values() if room.holds(asked)}
+    holding = {capacity.ordinal for capacity in index.capacities.values() if capacity.holds(asked)}
     drawn: Counter[int] = Counter()
     for number in range(200 * len(holding)):
         places = place(index, asked, strategy("random"), key=str(number))
@@ -84,7 +84,7 @@ def test_replicas_of_a_gang_are_drawn_one_by_one() -> None:
     index = index_of([([1000] * 8, 0, 0) for _ in range(20)])
     places = place(index, shape(ONE, replicas=12), strategy("random"))
     assert places is not None
-    assert len({room.ordinal for room, _ in places}) > 6
+    assert len({capacity.ordinal for capacity, _ in places}) > 6
 
 
 def test_an_attempt_is_drawn_anew() -> None:

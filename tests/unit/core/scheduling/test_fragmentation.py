@@ -10,7 +10,13 @@ from tests.support.fragmentation import grade, useless, ways
 from tests.unit.core.scheduling.test_indexes import Model, nodes, shape, shapes, steps
 from yardmaster_core.scheduling.planner.fragmentation import slots_of_least_growth
 from yardmaster_core.scheduling.planner.placement import fgd
-from yardmaster_core.scheduling.state.workload import CLASSES, COUNTED, Asking, Class, Workload
+from yardmaster_core.scheduling.state.workload import (
+    CLASSES,
+    COUNTED,
+    Class,
+    Workload,
+    WorkloadCounter,
+)
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.resources import Resources
@@ -58,13 +64,16 @@ def test_rooms_come_in_the_order_of_what_they_add_to_the_useless(
         # Not each after each change: several may be looked at at once.
         asked = some[number % len(some)]
         expected = []
-        for room in model.fitting(asked):
-            best = min((grade(counts, room, asked, way), way) for way in ways(asked, room))
-            expected.append((best[0], room.ordinal, best[1]))
+        for capacity in model.fitting(asked):
+            best = min((grade(counts, capacity, asked, way), way) for way in ways(asked, capacity))
+            expected.append((best[0], capacity.ordinal, best[1]))
         found = list(fgd(model.index, asked))
         plain = [ordinal for _, ordinal, _ in sorted(expected, key=_without_the_rest)]
-        assert [room.ordinal for room in found] == plain
-        picked = {room.ordinal: slots_of_least_growth(model.index, room, asked) for room in found}
+        assert [capacity.ordinal for capacity in found] == plain
+        picked = {
+            capacity.ordinal: slots_of_least_growth(model.index, capacity, asked)
+            for capacity in found
+        }
         assert picked == {ordinal: way for _, ordinal, way in expected}
 
 
@@ -153,7 +162,7 @@ def test_a_cell_that_went_on_from_snapshots_places_as_one_that_lived_on(
 
 
 def test_what_is_asked_for_is_taken_over_when_half_as_many_again_were_admitted() -> None:
-    asking = Asking()
+    asking = WorkloadCounter()
     one = shape(Resources(gpus=1, gpu_milli=1000))
     seen = []
     for _ in range(13):
@@ -165,7 +174,7 @@ def test_what_is_asked_for_is_taken_over_when_half_as_many_again_were_admitted()
 
 
 def test_the_classes_asked_for_most_count_and_rare_ones_are_forgotten() -> None:
-    asking = Asking()
+    asking = WorkloadCounter()
     often = shape(Resources(gpus=2, gpu_milli=1000, cpu_milli=5_000))
     for number in range(3 * COUNTED):
         asking.add(shape(Resources(gpus=1, gpu_milli=1000, cpu_milli=number)), 1)
@@ -183,14 +192,14 @@ def test_a_pool_that_comes_to_fgd_late_counts_what_was_admitted_before() -> None
         for number in range(5):
             cell.submit(f"job{number}", resources=Resources(gpus=1, gpu_milli=100 * number + 100))
         cell.settled()
-    assert late.state.pools["main"].asking is None
+    assert late.state.pools["main"].workload is None
     late.pool("main", placement="fgd")
     late.cycle()
-    found = [cell.state.pools["main"].asking for cell in (always, late)]
+    found = [cell.state.pools["main"].workload for cell in (always, late)]
     assert found[0] is not None
     assert found[1] is not None
     assert found[0].counts == found[1].counts
     assert found[0].workload.counts == found[1].workload.counts
     late.pool("main", placement="best_fit")
     late.cycle()
-    assert late.state.pools["main"].asking is None
+    assert late.state.pools["main"].workload is None

@@ -8,7 +8,7 @@ from yardmaster_core.scheduling.planner.draft import Draft
 from yardmaster_core.scheduling.planner.placement import strategy
 from yardmaster_core.scheduling.planner.victim_search import VictimSearch
 from yardmaster_core.scheduling.state.entities import Task
-from yardmaster_core.scheduling.state.indexes import FreeIndex, Room
+from yardmaster_core.scheduling.state.indexes import CapacityIndex, NodeCapacity
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events import decisions as dec
 
@@ -58,25 +58,25 @@ def test_what_is_tried_grows_with_what_is_asked_for_and_not_with_the_cell(
     wide: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = []
-    give = FreeIndex.give
+    give = CapacityIndex.give
 
     def counted(
-        index: FreeIndex,
-        room: Room,
+        index: CapacityIndex,
+        capacity: NodeCapacity,
         slots: tuple[int, ...],
         gpu_milli: int,
         cpu_milli: int,
         memory_mib: int,
     ) -> None:
         tried.append(1)
-        give(index, room, slots, gpu_milli, cpu_milli, memory_mib)
+        give(index, capacity, slots, gpu_milli, cpu_milli, memory_mib)
 
     costs = []
     for nodes in (6, 24):
         cell = spread(nodes)
         cell.submit("wide", gpus=4, tasks=wide, weight=100)
         with monkeypatch.context() as patch:
-            patch.setattr(FreeIndex, "give", counted)
+            patch.setattr(CapacityIndex, "give", counted)
             assert len(stopped_on(cell)) == 4 * wide
         costs.append(len(tried))
         tried.clear()

@@ -39,7 +39,7 @@ def test_a_gang_holds_no_slot_while_one_replica_does_not_fit() -> None:
     cell.submit("gang", replicas=2, gpus=2)
     assert started(cell.cycle()) == ["held"]
     assert waits(cell, "gang").code == "insufficient_free"
-    assert cell.state.pools["main"].idle.free_milli == 3000
+    assert cell.state.pools["main"].free.free_milli == 3000
 
 
 def test_replicas_share_a_node_where_they_fit() -> None:

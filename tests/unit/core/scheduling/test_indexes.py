@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from yardmaster_core.scheduling.planner.placement import PLACEMENTS, best_fit, worst_fit
-from yardmaster_core.scheduling.state.indexes import FreeIndex, Room
+from yardmaster_core.scheduling.state.indexes import CapacityIndex, NodeCapacity
 from yardmaster_core.scheduling.state.shapes import WHOLE, Shape, shape_of
 from yardmaster_core.testing import admitted_spec
 from yardmaster_schemas.resources import Resources
@@ -53,54 +53,58 @@ class Model:
     """Rooms without an index: lists of what is free, and scans."""
 
     def __init__(self, offers: list[tuple[int, int, int, str]]) -> None:
-        self.index = FreeIndex()
+        self.index = CapacityIndex()
         self.types = [offer[3] for offer in offers]
         self.open = [True] * len(offers)
-        self.taken: list[tuple[Room, Any]] = []
+        self.taken: list[tuple[NodeCapacity, Any]] = []
         for ordinal, (gpus, cpu, memory, node_type) in enumerate(offers):
-            room = Room(ordinal, gpus, cpu, memory)
-            self.index.add(room, node_type)
-            self.index.open_node(room)
+            capacity = NodeCapacity(ordinal, gpus, cpu, memory)
+            self.index.add(capacity, node_type)
+            self.index.open_node(capacity)
 
     @property
-    def rooms(self) -> list[Room]:
-        return [self.index.rooms[o] for o in sorted(self.index.rooms)]
+    def capacities(self) -> list[NodeCapacity]:
+        return [self.index.capacities[o] for o in sorted(self.index.capacities)]
 
-    def fitting(self, asked: Shape) -> list[Room]:
+    def fitting(self, asked: Shape) -> list[NodeCapacity]:
         """Open rooms that hold one replica, by looking at every slot of every room."""
         return [
-            room
-            for room, node_type, open_ in zip(self.rooms, self.types, self.open, strict=True)
+            capacity
+            for capacity, node_type, open_ in zip(
+                self.capacities, self.types, self.open, strict=True
+            )
             if open_
             and (not asked.node_types or node_type in asked.node_types)
-            and sum(1 for free in room.slots if free >= asked.gpu_milli > 0) >= asked.gpus
-            and room.cpu_milli >= asked.cpu_milli
-            and room.memory_mib >= asked.memory_mib
+            and sum(1 for free in capacity.slots if free >= asked.gpu_milli > 0) >= asked.gpus
+            and capacity.cpu_milli >= asked.cpu_milli
+            and capacity.memory_mib >= asked.memory_mib
         ]
 
     def step(self, what: str, asked: Shape | None, number: int) -> None:
         """One change, to the index and to the model."""
-        ordinal = number % len(self.rooms)
-        room = self.rooms[ordinal]
+        ordinal = number % len(self.capacities)
+        capacity = self.capacities[ordinal]
         if what == "take" and asked is not None:
-            if room in self.fitting(asked):
-                part = (*(room.pick(asked), asked.gpu_milli, asked.cpu_milli, asked.memory_mib),)
-                self.index.take(room, *part)
-                self.taken.append((room, part))
+            if capacity in self.fitting(asked):
+                part = (
+                    *(capacity.pick(asked), asked.gpu_milli, asked.cpu_milli, asked.memory_mib),
+                )
+                self.index.take(capacity, *part)
+                self.taken.append((capacity, part))
         elif what == "give":
             if self.taken:
-                room, part = self.taken.pop(number % len(self.taken))
-                self.index.give(room, *part)
+                capacity, part = self.taken.pop(number % len(self.taken))
+                self.index.give(capacity, *part)
         elif what == "move":
-            if not any(held is room for held, _ in self.taken):
-                self.index.remove(room, self.types[ordinal])
-                self.index.add(room, self.types[ordinal])
+            if not any(held is capacity for held, _ in self.taken):
+                self.index.remove(capacity, self.types[ordinal])
+                self.index.add(capacity, self.types[ordinal])
                 self.open[ordinal] = False
         elif what == "open":
-            self.index.open_node(room)
+            self.index.open_node(capacity)
             self.open[ordinal] = True
         else:
-            self.index.close_node(room)
+            self.index.close_node(capacity)
             self.open[ordinal] = False
 
 
@@ -111,9 +115,9 @@ def test_the_index_finds_the_rooms_that_a_scan_finds(
     model = Model(offers)
     for change in changes:
         model.step(*change)
-        expected = {room.ordinal for room in model.fitting(asked)}
+        expected = {capacity.ordinal for capacity in model.fitting(asked)}
         for name, strategy in PLACEMENTS.items():
-            found = [room.ordinal for room in strategy.rooms(model.index, asked, -1)]
+            found = [capacity.ordinal for capacity in strategy.capacities(model.index, asked, -1)]
             assert set(found) == expected, f"{name} after {change}"
         mask = model.index.candidates(asked)
         assert all(mask >> o & 1 for o in expected), "candidates leave out rooms that fit"
@@ -154,12 +158,12 @@ def test_sums_and_counts_stay_what_they_are_of(offers: list[Any], changes: list[
     model = Model(offers)
     for change in changes:
         model.step(*change)
-        free = sum(r.gpu_milli for r, o in zip(model.rooms, model.open, strict=True) if o)
+        free = sum(r.gpu_milli for r, o in zip(model.capacities, model.open, strict=True) if o)
         assert model.index.free_milli == free
-        for room in model.rooms:
-            assert room.whole == room.slots.count(WHOLE)
-            assert room.shared == max((f for f in room.slots if f < WHOLE), default=0)
-            assert all(0 <= f <= WHOLE for f in room.slots)
+        for capacity in model.capacities:
+            assert capacity.whole == capacity.slots.count(WHOLE)
+            assert capacity.shared == max((f for f in capacity.slots if f < WHOLE), default=0)
+            assert all(0 <= f <= WHOLE for f in capacity.slots)
 
 
 @given(nodes, steps)
@@ -169,10 +173,10 @@ def test_giving_all_back_leaves_rooms_as_they_came(offers: list[Any], changes: l
         model.step(*change)
     while model.taken:
         model.step("give", None, 0)
-    for room, (gpus, cpu, memory, _) in zip(model.rooms, offers, strict=True):
-        assert room.slots == [WHOLE] * gpus
-        assert (room.whole, room.shared) == (gpus, 0)
-        assert (room.cpu_milli, room.memory_mib) == (cpu, memory)
+    for capacity, (gpus, cpu, memory, _) in zip(model.capacities, offers, strict=True):
+        assert capacity.slots == [WHOLE] * gpus
+        assert (capacity.whole, capacity.shared) == (gpus, 0)
+        assert (capacity.cpu_milli, capacity.memory_mib) == (cpu, memory)
 
 
 @given(nodes, steps, shapes)
@@ -182,29 +186,31 @@ def test_the_largest_part_free_is_that_of_the_emptiest_node(
     model = Model(offers)
     for change in changes:
         model.step(*change)
-    rooms = [
-        room
-        for room, node_type, open_ in zip(model.rooms, model.types, model.open, strict=True)
+    capacities = [
+        capacity
+        for capacity, node_type, open_ in zip(
+            model.capacities, model.types, model.open, strict=True
+        )
         if open_ and (not asked.node_types or node_type in asked.node_types)
     ]
-    whole = max((room.whole for room in rooms), default=0) * WHOLE
-    shared = max((room.shared // 50 * 50 for room in rooms), default=0)
+    whole = max((capacity.whole for capacity in capacities), default=0) * WHOLE
+    shared = max((capacity.shared // 50 * 50 for capacity in capacities), default=0)
     assert model.index.largest(asked) == (whole or shared)
 
 
 def test_what_was_taken_twice_of_a_slot_is_given_back_in_any_order() -> None:
     for order in ((0, 1), (1, 0)):
-        index = FreeIndex()
-        room = Room(0, 2, 0, 0)
-        index.add(room, "any")
-        index.open_node(room)
+        index = CapacityIndex()
+        capacity = NodeCapacity(0, 2, 0, 0)
+        index.add(capacity, "any")
+        index.open_node(capacity)
         parts = [((0,), 500, 0, 0), ((0,), 1000, 0, 0)]
         for part in parts:
-            index.take(room, *part)
+            index.take(capacity, *part)
         for i in order:
-            index.give(room, *parts[i])
+            index.give(capacity, *parts[i])
         index.flush()
-        assert (room.slots, room.whole, room.shared) == ([1000, 1000], 2, 0)
+        assert (capacity.slots, capacity.whole, capacity.shared) == ([1000, 1000], 2, 0)
 
 
 disabling = st.lists(
@@ -223,30 +229,30 @@ disabling = st.lists(
 def test_what_is_idle_is_so_however_slots_were_disabled_taken_and_given_back(
     changes: list[tuple[str, set[int], int]],
 ) -> None:
-    index = FreeIndex()
-    rooms = [Room(0, 3, 0, 0), Room(1, 2, 0, 0)]
-    for room in rooms:
-        index.add(room, "any")
-        index.open_node(room)
-    held: list[tuple[Room, int]] = []
+    index = CapacityIndex()
+    capacities = [NodeCapacity(0, 3, 0, 0), NodeCapacity(1, 2, 0, 0)]
+    for capacity in capacities:
+        index.add(capacity, "any")
+        index.open_node(capacity)
+    held: list[tuple[NodeCapacity, int]] = []
     for what, slots, number in changes:
-        room = rooms[number % 2]
+        capacity = capacities[number % 2]
         if what == "disable":
-            index.disable(room, tuple(sorted(s for s in slots if s < len(room.slots))))
-        elif what == "take" and room.whole:
-            held.append((room, room.slots.index(WHOLE)))
-            index.take(room, (held[-1][1],), WHOLE, 0, 0)
+            index.disable(capacity, tuple(sorted(s for s in slots if s < len(capacity.slots))))
+        elif what == "take" and capacity.whole:
+            held.append((capacity, capacity.slots.index(WHOLE)))
+            index.take(capacity, (held[-1][1],), WHOLE, 0, 0)
         elif what == "give" and held:
             owner, slot = held.pop(number % len(held))
             index.give(owner, (slot,), WHOLE, 0, 0)
         elif what == "look":
             index.flush()
     index.flush()
-    for room in rooms:
-        used = {slot for owner, slot in held if owner is room}
-        enabled = set(range(len(room.slots))) - set(room.disabled)
-        assert bool(index.idle >> room.ordinal & 1) == (bool(enabled) and not used)
-        assert index.of_size[len(enabled)] >> room.ordinal & 1
-        assert room.whole == len(enabled - used)
-    free = sum(r.whole for r in rooms) * WHOLE
+    for capacity in capacities:
+        used = {slot for owner, slot in held if owner is capacity}
+        enabled = set(range(len(capacity.slots))) - set(capacity.disabled)
+        assert bool(index.idle >> capacity.ordinal & 1) == (bool(enabled) and not used)
+        assert index.of_size[len(enabled)] >> capacity.ordinal & 1
+        assert capacity.whole == len(enabled - used)
+    free = sum(r.whole for r in capacities) * WHOLE
     assert index.free_milli == free

@@ -8,7 +8,7 @@ from yardmaster_schemas.events.decisions import SlotsAllocatedV1
 
 
 def firsts(cell: Cell) -> list[str]:
-    lines = cell.state.pools["main"].lines
+    lines = cell.state.pools["main"].strict_queues
     assert lines is not None
     return [group.queue.first.id.rstrip("0.") for group in lines.firsts()]
 
@@ -85,7 +85,7 @@ def test_what_is_kept_does_not_grow_with_what_happened() -> None:
         cell.cycle()
         cell.resume(name)
         cell.cycle()
-    lines = cell.state.pools["main"].lines
+    lines = cell.state.pools["main"].strict_queues
     assert lines is not None
     entries: list[Group] = [entry[2] for line in lines._entries.values() for entry in line]
     assert len(entries) < 300

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from tests.unit.core.scheduling.test_indexes import shape
 from yardmaster_core.errors import UnknownPlacement
 from yardmaster_core.scheduling.planner.placement import PLACEMENTS, place, places_in, strategy
-from yardmaster_core.scheduling.state.indexes import FreeIndex, Room
+from yardmaster_core.scheduling.state.indexes import CapacityIndex, NodeCapacity
 from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_schemas.resources import Resources
 
 free_slots = st.lists(st.sampled_from([0, 250, 500, 750, 1000, 1000]), max_size=4)
-rooms = st.lists(
+capacities = st.lists(
     st.tuples(free_slots, st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=3
 )
 gangs = st.builds(
@@ -31,16 +31,16 @@ gangs = st.builds(
 strategies = st.sampled_from(sorted(PLACEMENTS))
 
 
-def index_of(offers: list[tuple[list[int], int, int]]) -> FreeIndex:
+def index_of(offers: list[tuple[list[int], int, int]]) -> CapacityIndex:
     """An index of rooms with those slots, CPUs and memory free."""
-    index = FreeIndex()
+    index = CapacityIndex()
     for ordinal, (slots, cpu, memory) in enumerate(offers):
-        room = Room(ordinal, len(slots), cpu, memory)
-        index.add(room, "any")
-        index.open_node(room)
+        capacity = NodeCapacity(ordinal, len(slots), cpu, memory)
+        index.add(capacity, "any")
+        index.open_node(capacity)
         for slot, free in enumerate(slots):
             if free < 1000:
-                index.take(room, (slot,), 1000 - free, 0, 0)
+                index.take(capacity, (slot,), 1000 - free, 0, 0)
     return index
 
 
@@ -65,7 +65,7 @@ def most(slots: tuple[int, ...], cpu: int, memory: int, gang: Shape) -> int:
     return search(tuple(sorted(slots)), 0)
 
 
-@given(rooms, gangs, strategies)
+@given(capacities, gangs, strategies)
 def test_a_gang_is_placed_exactly_when_there_is_a_way(
     offers: list[tuple[list[int], int, int]], gang: Shape, name: str
 ) -> None:
@@ -73,29 +73,31 @@ def test_a_gang_is_placed_exactly_when_there_is_a_way(
     possible = sum(most(tuple(slots), cpu, memory, gang) for slots, cpu, memory in offers)
     places = place(index, gang, strategy(name))
     assert (places is not None) == (possible >= gang.replicas)
-    for room, (slots, cpu, memory) in zip(index.rooms.values(), offers, strict=True):
-        assert (room.slots, room.cpu_milli, room.memory_mib) == (slots, cpu, memory)
+    for capacity, (slots, cpu, memory) in zip(index.capacities.values(), offers, strict=True):
+        assert (capacity.slots, capacity.cpu_milli, capacity.memory_mib) == (slots, cpu, memory)
     if places is not None:
         assert len(places) == gang.replicas
-        for room, picked in places:
+        for capacity, picked in places:
             assert len(set(picked)) == gang.gpus
             part = (picked, gang.gpu_milli, gang.cpu_milli, gang.memory_mib)
-            index.take(room, *part)
-        for room in index.rooms.values():
-            assert min([*room.slots, room.cpu_milli, room.memory_mib]) >= 0, "placed on what is not"
+            index.take(capacity, *part)
+        for capacity in index.capacities.values():
+            assert min([*capacity.slots, capacity.cpu_milli, capacity.memory_mib]) >= 0, (
+                "placed on what is not"
+            )
 
 
-@given(rooms, gangs)
+@given(capacities, gangs)
 def test_counting_places_agrees_with_trying_every_way(
     offers: list[tuple[list[int], int, int]], gang: Shape
 ) -> None:
     index = index_of(offers)
     possible = [most(tuple(slots), cpu, memory, gang) for slots, cpu, memory in offers]
-    counted = places_in(index.rooms.values(), gang)
+    counted = places_in(index.capacities.values(), gang)
     assert min(counted, gang.replicas) == min(sum(possible), gang.replicas)
 
 
-@given(rooms, rooms, gangs, strategies)
+@given(capacities, capacities, gangs, strategies)
 def test_with_a_second_index_a_gang_needs_room_in_both(
     offers: list[tuple[list[int], int, int]],
     others: list[tuple[list[int], int, int]],
@@ -114,10 +116,10 @@ def test_with_a_second_index_a_gang_needs_room_in_both(
     places = place(idle, gang, strategy(name), future)
     if places is None:
         return
-    for room, picked in places:
+    for capacity, picked in places:
         part = (picked, gang.gpu_milli, gang.cpu_milli, gang.memory_mib)
-        idle.take(room, *part)
-        assert min([*room.slots, room.cpu_milli, room.memory_mib]) >= 0
+        idle.take(capacity, *part)
+        assert min([*capacity.slots, capacity.cpu_milli, capacity.memory_mib]) >= 0
     for ordinal, count in {r.ordinal: 0 for r, _ in places}.items():
         count = sum(1 for r, _ in places if r.ordinal == ordinal)
         slots, cpu, memory = both[ordinal][1]
@@ -131,8 +133,10 @@ def test_a_gang_prefers_one_node_that_holds_all_of_it_only_if_it_comes_first() -
     worst = place(index, pair, strategy("worst_fit"))
     assert best is not None
     assert worst is not None
-    assert [room.ordinal for room, _ in best] == [0, 1], "what is left over is used up first"
-    assert [room.ordinal for room, _ in worst] == [1, 1]
+    assert [capacity.ordinal for capacity, _ in best] == [0, 1], (
+        "what is left over is used up first"
+    )
+    assert [capacity.ordinal for capacity, _ in worst] == [1, 1]
 
 
 def test_an_unknown_strategy_is_named_with_those_that_are_known() -> None:

@@ -2,7 +2,7 @@
 
 import random
 
-from yardmaster_core.scheduling.state.indexes import FreeIndex, Room
+from yardmaster_core.scheduling.state.indexes import CapacityIndex, NodeCapacity
 from yardmaster_schemas.events.decisions import Placement
 
 
@@ -21,7 +21,7 @@ def _placement(slots: tuple[int, ...], gpu_milli: int, cpu_milli: int, mib: int)
 
 def test_refiling_gives_the_index_that_changes_one_by_one_gave() -> None:
     chance = random.Random(5)
-    kept, anew = FreeIndex(), FreeIndex()
+    kept, anew = CapacityIndex(), CapacityIndex()
     for ordinal in range(70):
         gpus = chance.choice([0, 1, 8])
         cpu, mib = chance.choice([0, 1000, 96_000]), chance.choice([0, 4096])
@@ -29,20 +29,20 @@ def test_refiling_gives_the_index_that_changes_one_by_one_gave() -> None:
         for slot in range(chance.randint(0, gpus)):
             milli = chance.choice([1000, 1000, 250])
             placed.append(_placement((slot,), milli, chance.randint(0, 2), chance.randint(0, 2)))
-        rooms = Room(ordinal, gpus, cpu, mib), Room(ordinal, gpus, cpu, mib)
-        for index, room in zip((kept, anew), rooms, strict=True):
-            index.add(room, "any")
+        capacities = NodeCapacity(ordinal, gpus, cpu, mib), NodeCapacity(ordinal, gpus, cpu, mib)
+        for index, capacity in zip((kept, anew), capacities, strict=True):
+            index.add(capacity, "any")
         if chance.random() < 0.8:
-            for index, room in zip((kept, anew), rooms, strict=True):
-                index.open_node(room)
+            for index, capacity in zip((kept, anew), capacities, strict=True):
+                index.open_node(capacity)
         for one in placed:
-            kept.take(rooms[0], one.slots, one.gpu_milli, one.cpu_milli, one.memory_mib)
-        rooms[1].fill(gpus, cpu, mib, placed)
+            kept.take(capacities[0], one.slots, one.gpu_milli, one.cpu_milli, one.memory_mib)
+        capacities[1].fill(gpus, cpu, mib, placed)
     kept.flush()
     anew.refile()
     for name in ("available", "of_type", "free_milli", "whole", "shared", "cpu", "memory"):
         assert getattr(anew, name) == getattr(kept, name), name
-    for ordinal, room in kept.rooms.items():
-        other = anew.rooms[ordinal]
-        for name in Room.__slots__:
-            assert getattr(other, name) == getattr(room, name), (ordinal, name)
+    for ordinal, capacity in kept.capacities.items():
+        other = anew.capacities[ordinal]
+        for name in NodeCapacity.__slots__:
+            assert getattr(other, name) == getattr(capacity, name), (ordinal, name)

@@ -413,7 +413,7 @@ def test_a_moment_that_is_waited_for_no_more_wakes_nobody_with_or_without_a_rest
     dumped = json.loads(json.dumps(machine.dump(cell.state)))
     decided = []
     for state in (machine.load("main", dumped), cell.state):
-        begun = machine.begin(state, cell.cycles + 1, cell.now_ms + 100_000)
+        begun = machine.begin_cycle(state, cell.cycles + 1, cell.now_ms + 100_000)
         decided.append(machine.decide(begun, limit=100).decisions)
     assert decided[0] == decided[1]
 

@@ -347,11 +347,11 @@ def test_it_goes_where_the_rule_says_and_nowhere_else(
     expected = expected_nodes(offers, asked, unequal=unequal)
     for also in (None, index_of([(slots, cpu, 0) for slots, cpu in offers])):
         places = place(index, asked, choose, also)
-        found = None if places is None else [room.ordinal for room, _ in places]
+        found = None if places is None else [capacity.ordinal for capacity, _ in places]
         assert found == expected
-        for room, slots in places or ():
-            assert all(room.slots[slot] == 1000 for slot in slots)
-            assert len(places or ()) == 1 or len(slots) == len(room.slots)
+        for capacity, slots in places or ():
+            assert all(capacity.slots[slot] == 1000 for slot in slots)
+            assert len(places or ()) == 1 or len(slots) == len(capacity.slots)
         assert sum(len(slots) for _, slots in places or ()) in (0, gpus)
 
 
@@ -364,7 +364,7 @@ def test_what_is_promised_to_others_is_not_taken(
     asked = shape(Resources(gpus=gpus, gpu_milli=1000), **WHOLE)
     also = index_of([(slots, cpu, 0) for slots, cpu in less])
     places = place(index, asked, strategy("best_fit"), also)
-    found = None if places is None else [room.ordinal for room, _ in places]
+    found = None if places is None else [capacity.ordinal for capacity, _ in places]
     assert (found is None) == (expected_nodes(less, asked, unequal=False) is None)
     assert not promised.intersection(found or ())
 

@@ -10,7 +10,7 @@ from yardmaster_core.scheduling.state.entities import Due, Group, NodeState, Pha
 from yardmaster_schemas.reasons import WaitCode
 
 
-def begin(state: ClusterState, cycle: int, now_ms: int) -> ClusterState:
+def begin_cycle(state: ClusterState, cycle: int, now_ms: int) -> ClusterState:
     """Start a cycle at `now_ms`: time never falls, and what was due by then is looked at."""
     state.cycle = cycle
     state.now_ms = max(state.now_ms, now_ms)
@@ -79,7 +79,7 @@ def _holds(state: ClusterState, when_ms: int, due: int, name: str, attempt: int)
     return due == Due.TIME_LIMIT or task.phase is Phase.STARTING
 
 
-def settle(state: ClusterState, *, complete: bool) -> ClusterState:
+def end_cycle(state: ClusterState, *, complete: bool) -> ClusterState:
     """End a cycle: what was considered and still waits sleeps until something wakes it.
 
     Groups that wait for their victims stay awake, because what they were promised has to be kept
@@ -99,7 +99,7 @@ def settle(state: ClusterState, *, complete: bool) -> ClusterState:
             state.wake_limited()
         pool.recheck = False
         if not complete:
-            pool.worst_placed = None
+            pool.lowest_placed_priority = None
     if not complete:
         return state
     for pool in state.pools.values():
@@ -123,7 +123,7 @@ def settle(state: ClusterState, *, complete: bool) -> ClusterState:
                 for group in pool.awake
                 if (pool.stopping and _promised(group, pool.name)) or _promised_before(group, pool)
             }
-        pool.news.clear()
+        pool.woken.clear()
     return state
 
 
@@ -131,10 +131,10 @@ def _may_stop_what_was_placed(pool: Pool) -> bool:
     """Whether somebody waits for room who may have that stopped which the cycle just placed, and so
     could not have stopped yet.
     """
-    worst, pool.worst_placed = pool.worst_placed, None
+    worst, pool.lowest_placed_priority = pool.lowest_placed_priority, None
     if worst is None or not pool.preempts:
         return False
-    if pool.lines is None:
+    if pool.strict_queues is None:
         may_stop = (
             group
             for group in pool.awake

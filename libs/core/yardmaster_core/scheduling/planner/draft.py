@@ -43,7 +43,7 @@ class Draft:
             raise RuntimeError("a draft is open on this state already")
         state.unpruned = {}
         for pool in state.pools.values():
-            pool.news.clear()
+            pool.woken.clear()
         if not self._keep:
             state.journal = []
             # Not journaled, since inputs set it too.
@@ -70,7 +70,7 @@ class Draft:
             pool.reshare = reshare
             pool.reshare_next = reshare_next
         for pool in state.pools.values():
-            pool.news.clear()
+            pool.woken.clear()
             pool.reconsidered.clear()
 
     def room_for(self, decisions: int) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from yardmaster_core.scheduling.state.entities import Job, Pool
-from yardmaster_core.scheduling.state.indexes import STEP, FreeIndex, Room
+from yardmaster_core.scheduling.state.indexes import STEP, CapacityIndex, NodeCapacity
 from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
-from yardmaster_core.scheduling.state.workload import Asking, Slots
+from yardmaster_core.scheduling.state.workload import Slots, WorkloadCounter
 
 #: Growth of less than this (gpu_milli) makes no difference: nearly equal rooms are told apart by
 #: how full they are.
@@ -20,60 +20,60 @@ def count_on(jobs: Iterable[Job], pool: Pool) -> None:
     """Place tasks of a pool by what was asked for so far; `jobs` are all that were admitted, in
     that order, gone through only the first time.
     """
-    asking = pool.asking
+    asking = pool.workload
     if asking is None:
-        asking = pool.asking = Asking()
+        asking = pool.workload = WorkloadCounter()
         for job in jobs:
             if pool.name in job.spec.pools:
                 asking.add(job.shape, job.spec.tasks)
-    for index in (pool.idle, pool.future):
+    for index in (pool.free, pool.future):
         index.count_on(asking.workload)
 
 
-def growth(index: FreeIndex, room: Room, shape: Shape) -> int:
+def growth(index: CapacityIndex, capacity: NodeCapacity, shape: Shape) -> int:
     """`fgd`'s rank of a room that holds the shape: by how much more of it would be useless, then as
     `best_fit` has it.
     """
-    return min(_ways(index, room, shape))[0]
+    return min(_ways(index, capacity, shape))[0]
 
 
-def slots_of_least_growth(index: FreeIndex, room: Room, shape: Shape) -> Slots:
+def slots_of_least_growth(index: CapacityIndex, capacity: NodeCapacity, shape: Shape) -> Slots:
     """The slots of a room that `fgd` takes."""
     if shape.gpus != 1 or shape.gpu_milli == WHOLE:
-        return room.pick(shape)
-    _, free = min(_ways(index, room, shape))
-    return (room.slots.index(free),)
+        return capacity.pick(shape)
+    _, free = min(_ways(index, capacity, shape))
+    return (capacity.slots.index(free),)
 
 
-def _ways(index: FreeIndex, room: Room, shape: Shape) -> list[tuple[int, int]]:
+def _ways(index: CapacityIndex, capacity: NodeCapacity, shape: Shape) -> list[tuple[int, int]]:
     # Ranks of the ways to place one replica, and where it is a share, what is free of the slot.
-    asked = index.asked
-    slots = tuple(sorted(room.slots))
+    workload = index.workload
+    slots = tuple(sorted(capacity.slots))
     if slots and slots[0] < 0:
         slots = tuple(sorted(max(0, free) for free in slots))
-    before = asked.useless(slots, room.cpu_milli, room.memory_mib, room.node_type)
-    cpu_milli = room.cpu_milli - shape.cpu_milli
-    memory_mib = room.memory_mib - shape.memory_mib
-    unit = COARSE * asked.total or 1
+    before = workload.useless(slots, capacity.cpu_milli, capacity.memory_mib, capacity.node_type)
+    cpu_milli = capacity.cpu_milli - shape.cpu_milli
+    memory_mib = capacity.memory_mib - shape.memory_mib
+    unit = COARSE * workload.total or 1
     ways = []
-    for fullness, free, after in _after(room, shape, slots):
-        more = asked.useless(after, cpu_milli, memory_mib, room.node_type) - before
+    for fullness, free, after in _after(capacity, shape, slots):
+        more = workload.useless(after, cpu_milli, memory_mib, capacity.node_type) - before
         # Rounded up: what does not grow at all is as good as what shrinks a little.
         ways.append(((-(-more // unit) << 24) + fullness, free))
     return ways
 
 
-def _after(room: Room, shape: Shape, slots: Slots) -> Iterable[tuple[int, int, Slots]]:
+def _after(capacity: NodeCapacity, shape: Shape, slots: Slots) -> Iterable[tuple[int, int, Slots]]:
     milli, gpus = shape.gpu_milli, shape.gpus
     if not gpus:
-        return (((int(room.idle) << 20) + room.whole, 0, slots),)
+        return (((int(capacity.idle) << 20) + capacity.whole, 0, slots),)
     if milli == WHOLE:
-        return ((room.whole, 0, (0,) * gpus + slots[:-gpus]),)
+        return ((capacity.whole, 0, (0,) * gpus + slots[:-gpus]),)
     if gpus > 1:
-        left = list(room.slots)
-        for slot in room.pick(shape):
+        left = list(capacity.slots)
+        for slot in capacity.pick(shape):
             left[slot] -= milli
-        return ((room.whole, 0, tuple(sorted(max(0, free) for free in left))),)
+        return ((capacity.whole, 0, tuple(sorted(max(0, free) for free in left))),)
     ways = []
     last = -1
     for at in range(bisect_left(slots, milli), len(slots)):
@@ -81,6 +81,6 @@ def _after(room: Room, shape: Shape, slots: Slots) -> Iterable[tuple[int, int, S
         if free != last:
             last = free
             after = sorted((*slots[:at], free - milli, *slots[at + 1 :]))
-            fullness = (1 << 20 if free == WHOLE else free // STEP << 12) + room.whole
+            fullness = (1 << 20 if free == WHOLE else free // STEP << 12) + capacity.whole
             ways.append((fullness, free, tuple(after)))
     return ways

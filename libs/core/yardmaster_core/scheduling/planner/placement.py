@@ -23,21 +23,21 @@ from typing import Final
 from yardmaster_core.errors import UnknownPlacement
 from yardmaster_core.scheduling.planner.draws import Draws, nth_bit
 from yardmaster_core.scheduling.planner.fragmentation import growth, slots_of_least_growth
-from yardmaster_core.scheduling.state.indexes import STEP, FreeIndex, Room
+from yardmaster_core.scheduling.state.indexes import STEP, CapacityIndex, NodeCapacity
 from yardmaster_core.scheduling.state.ranking import ranked
 from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
 from yardmaster_schemas.events.requests import PoolConfig
 
-Chooser = Callable[[FreeIndex, Shape, int], Iterator[Room]]
+Chooser = Callable[[CapacityIndex, Shape, int], Iterator[NodeCapacity]]
 #: The slots that one replica gets in a room that holds it.
-Picker = Callable[[FreeIndex, Room, Shape], tuple[int, ...]]
+Picker = Callable[[CapacityIndex, NodeCapacity, Shape], tuple[int, ...]]
 
 #: What a GPU counts for in `tight_fit`, in CPUs.
 CPUS_OF_A_GPU: Final = 16
 
 
-def _fullest(_: FreeIndex, room: Room, shape: Shape) -> tuple[int, ...]:
-    return room.pick(shape)
+def _fullest(_: CapacityIndex, capacity: NodeCapacity, shape: Shape) -> tuple[int, ...]:
+    return capacity.pick(shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Strategy:
     """
 
     name: str
-    rooms: Chooser
+    capacities: Chooser
     pick: Picker = _fullest
     sticky: bool = False
     apart: bool = False
@@ -62,32 +62,34 @@ class Strategy:
         """The strategy for one task, known by `key`."""
         if self.drawn is None:
             return self
-        rooms, pick = self.drawn(Draws(f"{self.name}/{self.seed}/{key}"))
-        return replace(self, rooms=rooms, pick=pick)
+        capacities, pick = self.drawn(Draws(f"{self.name}/{self.seed}/{key}"))
+        return replace(self, capacities=capacities, pick=pick)
 
 
 #: One replica's place: the room and its slots.
-Place = tuple[Room, tuple[int, ...]]
+Place = tuple[NodeCapacity, tuple[int, ...]]
 
 
-def _rooms(index: FreeIndex, shape: Shape, mask: int) -> Iterator[Room]:
-    rooms = index.rooms
+def _capacities(index: CapacityIndex, shape: Shape, mask: int) -> Iterator[NodeCapacity]:
+    capacities = index.capacities
     while mask:
         lowest = mask & -mask
-        room = rooms[lowest.bit_length() - 1]
-        if room.holds(shape):
-            yield room
+        capacity = capacities[lowest.bit_length() - 1]
+        if capacity.holds(shape):
+            yield capacity
         mask ^= lowest
 
 
-def _by_free(index: FreeIndex, shape: Shape, mask: int, counts: Iterable[int]) -> Iterator[Room]:
+def _by_free(
+    index: CapacityIndex, shape: Shape, mask: int, counts: Iterable[int]
+) -> Iterator[NodeCapacity]:
     for count in counts:
         found = index.whole[count] & mask
         if found:
-            yield from _rooms(index, shape, found)
+            yield from _capacities(index, shape, found)
 
 
-def best_fit(index: FreeIndex, shape: Shape, within: int = -1) -> Iterator[Room]:
+def best_fit(index: CapacityIndex, shape: Shape, within: int = -1) -> Iterator[NodeCapacity]:
     """Rooms with the fewest free GPUs first, so that whole nodes stay free for those who need them.
 
     A share of a GPU goes to the fullest shared slot that has room, then to the fullest node. A task
@@ -98,7 +100,7 @@ def best_fit(index: FreeIndex, shape: Shape, within: int = -1) -> Iterator[Room]
         return
     if not shape.gpus:
         for _, found in sorted(_gpuless(index, mask, _free).items()):
-            yield from _rooms(index, shape, found)
+            yield from _capacities(index, shape, found)
         return
     if shape.gpu_milli < WHOLE and shape.gpus == 1:
         top = len(index.shared) - 1
@@ -106,12 +108,12 @@ def best_fit(index: FreeIndex, shape: Shape, within: int = -1) -> Iterator[Room]
             found = index.shared[level] & mask
             if level < top:
                 found &= ~index.shared[level + 1]
-            yield from _rooms(index, shape, found)
+            yield from _capacities(index, shape, found)
     least = shape.gpus if shape.gpu_milli == WHOLE else 0
     yield from _by_free(index, shape, mask, range(least, len(index.whole)))
 
 
-def worst_fit(index: FreeIndex, shape: Shape, within: int = -1) -> Iterator[Room]:
+def worst_fit(index: CapacityIndex, shape: Shape, within: int = -1) -> Iterator[NodeCapacity]:
     """Rooms with the largest part of their GPUs free first, so that load spreads.
 
     For a task without GPUs that of a node with no GPU in use is the part of its places that is left
@@ -125,10 +127,10 @@ def worst_fit(index: FreeIndex, shape: Shape, within: int = -1) -> Iterator[Room
     else:
         levels = _gpuless(index, mask, _part)
     for _, found in sorted(levels.items(), reverse=True):
-        yield from _rooms(index, shape, found)
+        yield from _capacities(index, shape, found)
 
 
-def _parts(index: FreeIndex, mask: int, least: int) -> dict[Fraction, int]:
+def _parts(index: CapacityIndex, mask: int, least: int) -> dict[Fraction, int]:
     # Nodes by which part of their GPUs is free; none of them has fewer than `least`.
     found: dict[Fraction, int] = {}
     for count in range(least, len(index.whole)):
@@ -141,7 +143,7 @@ def _parts(index: FreeIndex, mask: int, least: int) -> dict[Fraction, int]:
 
 
 def _gpuless(
-    index: FreeIndex, mask: int, score: Callable[[int, int], Fraction]
+    index: CapacityIndex, mask: int, score: Callable[[int, int], Fraction]
 ) -> dict[Fraction, int]:
     # Nodes by the score of what is free: GPUs, but on an idle node places for tasks without any.
     idle = mask & index.idle
@@ -167,43 +169,45 @@ def _part(free: int, total: int) -> Fraction:
     return Fraction(free, total) if total else Fraction(0)
 
 
-def tight_fit(index: FreeIndex, shape: Shape, within: int = -1) -> Iterator[Room]:
+def tight_fit(index: CapacityIndex, shape: Shape, within: int = -1) -> Iterator[NodeCapacity]:
     """Rooms with the least left of GPUs and CPU together first."""
     return ranked(index, shape, within, _left)
 
 
-def _left(_: FreeIndex, room: Room, __: Shape) -> int:
+def _left(_: CapacityIndex, capacity: NodeCapacity, __: Shape) -> int:
     # What a task takes of it is the same everywhere.
-    return room.gpu_milli * CPUS_OF_A_GPU + room.cpu_milli
+    return capacity.gpu_milli * CPUS_OF_A_GPU + capacity.cpu_milli
 
 
-def fgd(index: FreeIndex, shape: Shape, within: int = -1) -> Iterator[Room]:
+def fgd(index: CapacityIndex, shape: Shape, within: int = -1) -> Iterator[NodeCapacity]:
     """Rooms first in which the task adds the least to what nobody could use."""
     return ranked(index, shape, within, growth)
 
 
 def random(
-    index: FreeIndex, shape: Shape, within: int = -1, *, draws: Draws | None = None
-) -> Iterator[Room]:
+    index: CapacityIndex, shape: Shape, within: int = -1, *, draws: Draws | None = None
+) -> Iterator[NodeCapacity]:
     """Rooms in an order in which each is as likely as any other to come next."""
     draws = draws or Draws(shape.id)
-    mask = index.roomy(shape) & within
-    rooms = index.rooms
+    mask = index.promising(shape) & within
+    capacities = index.capacities
     count = mask.bit_count()
     while count:
         # One that turns out not to hold it is as if it had never been among them.
         ordinal = nth_bit(mask, draws.below(count))
         mask ^= 1 << ordinal
         count -= 1
-        if rooms[ordinal].holds(shape):
-            yield rooms[ordinal]
+        if capacities[ordinal].holds(shape):
+            yield capacities[ordinal]
 
 
-def _draw_slots(draws: Draws, _: FreeIndex, room: Room, shape: Shape) -> tuple[int, ...]:
+def _draw_slots(
+    draws: Draws, _: CapacityIndex, capacity: NodeCapacity, shape: Shape
+) -> tuple[int, ...]:
     # Whole GPUs of a node are all alike, and a gang of several shares has to take the emptiest.
     if shape.gpu_milli in (0, WHOLE) or (shape.replicas > 1 and shape.gpus > 1):
-        return room.pick(shape)
-    fitting = [slot for slot, free in enumerate(room.slots) if free >= shape.gpu_milli]
+        return capacity.pick(shape)
+    fitting = [slot for slot, free in enumerate(capacity.slots) if free >= shape.gpu_milli]
     drawn = (fitting.pop(draws.below(len(fitting))) for _ in range(shape.gpus))
     return tuple(sorted(drawn))
 
@@ -246,17 +250,17 @@ def strategy_of(config: PoolConfig) -> Strategy:
     return replace(choose, unequal=config.unequal_gangs, seed=config.seed)
 
 
-def any_place(index: FreeIndex, shape: Shape, config: PoolConfig) -> list[Place] | None:
+def any_place(index: CapacityIndex, shape: Shape, config: PoolConfig) -> list[Place] | None:
     """A place in a pool configured so for a task that only asks whether there is one."""
     choose = PLACEMENTS["best_fit"]
     return place(index, shape, replace(choose, unequal=config.unequal_gangs))
 
 
 def place(
-    index: FreeIndex,
+    index: CapacityIndex,
     shape: Shape,
     choose: Strategy,
-    also: FreeIndex | None = None,
+    also: CapacityIndex | None = None,
     key: str = "",
     avoid: int = 0,
 ) -> list[Place] | None:
@@ -268,23 +272,23 @@ def place(
     """
     choose = choose.for_one(key or shape.id)
     if shape.replicas == 1:
-        for room in choose.rooms(index, shape, _within(also, shape) & ~avoid):
-            if also is None or also.rooms[room.ordinal].holds(shape):
-                return [(room, choose.pick(index, room, shape))]
+        for capacity in choose.capacities(index, shape, _within(also, shape) & ~avoid):
+            if also is None or also.capacities[capacity.ordinal].holds(shape):
+                return [(capacity, choose.pick(index, capacity, shape))]
         return _on_idle_nodes(index, shape, choose, also, avoid) if shape.whole_nodes else None
     if shape.total_gpu_milli > index.free_milli:
         return None
     before = [(view, view.changes) for view in (index, also) if view is not None]
     places: list[Place] = []
-    used: list[tuple[FreeIndex, Room, tuple[int, ...]]] = []
+    used: list[tuple[CapacityIndex, NodeCapacity, tuple[int, ...]]] = []
     while len(places) < shape.replicas:
-        rooms = choose.rooms(index, shape, _within(also, shape) & ~avoid)
-        chosen = _first(rooms, shape, also)
+        capacities = choose.capacities(index, shape, _within(also, shape) & ~avoid)
+        chosen = _first(capacities, shape, also)
         if chosen is None:
             break
         views = [(index, chosen)]
         if also is not None:
-            views.append((also, also.rooms[chosen.ordinal]))
+            views.append((also, also.capacities[chosen.ordinal]))
         most = len(places) + 1 if choose.apart else shape.replicas
         while len(places) < most and all(one.holds(shape) for _, one in views):
             picked = choose.pick(index, chosen, shape)
@@ -300,13 +304,13 @@ def place(
     return places if len(places) == shape.replicas else None
 
 
-def _within(also: FreeIndex | None, shape: Shape) -> int:
+def _within(also: CapacityIndex | None, shape: Shape) -> int:
     # The nodes that are worth a look in the other index: it may have room on few of them.
-    return -1 if also is None else also.roomy(shape)
+    return -1 if also is None else also.promising(shape)
 
 
 def _on_idle_nodes(
-    index: FreeIndex, shape: Shape, choose: Strategy, also: FreeIndex | None, avoid: int
+    index: CapacityIndex, shape: Shape, choose: Strategy, also: CapacityIndex | None, avoid: int
 ) -> list[Place] | None:
     groups = _idle_nodes(index, shape, also, avoid)
     counts = {size: found.bit_count() for size, found in groups.items()}
@@ -314,20 +318,20 @@ def _on_idle_nodes(
     if nodes is None:
         return None
     return [
-        (room, tuple(i for i, free in enumerate(room.slots) if free == WHOLE))
+        (capacity, tuple(i for i, free in enumerate(capacity.slots) if free == WHOLE))
         for size, count in nodes
-        for room in islice(_each(index, groups[size]), count)
+        for capacity in islice(_each(index, groups[size]), count)
     ]
 
 
-def idle_sizes(index: FreeIndex, shape: Shape) -> dict[int, int]:
+def idle_sizes(index: CapacityIndex, shape: Shape) -> dict[int, int]:
     """How many idle nodes of a size a gang on whole nodes may take, largest first."""
     groups = _idle_nodes(index, shape, None)
     return {size: found.bit_count() for size, found in groups.items()}
 
 
 def _idle_nodes(
-    index: FreeIndex, shape: Shape, also: FreeIndex | None, avoid: int = 0
+    index: CapacityIndex, shape: Shape, also: CapacityIndex | None, avoid: int = 0
 ) -> dict[int, int]:
     mask = index.candidates(shape) & index.idle & ~avoid
     if also is not None:
@@ -344,20 +348,20 @@ def _idle_nodes(
     return groups
 
 
-def _each(index: FreeIndex, mask: int) -> Iterator[Room]:
+def _each(index: CapacityIndex, mask: int) -> Iterator[NodeCapacity]:
     while mask:
         lowest = mask & -mask
-        yield index.rooms[lowest.bit_length() - 1]
+        yield index.capacities[lowest.bit_length() - 1]
         mask ^= lowest
 
 
-def _supporting(index: FreeIndex, also: FreeIndex | None, shape: Shape, mask: int) -> int:
-    for room in _each(index, mask):
-        enough = room.supports(shape)
+def _supporting(index: CapacityIndex, also: CapacityIndex | None, shape: Shape, mask: int) -> int:
+    for capacity in _each(index, mask):
+        enough = capacity.supports(shape)
         if enough and also is not None:
-            enough = also.rooms[room.ordinal].supports(shape)
+            enough = also.capacities[capacity.ordinal].supports(shape)
         if not enough:
-            mask ^= 1 << room.ordinal
+            mask ^= 1 << capacity.ordinal
     return mask
 
 
@@ -383,25 +387,29 @@ def nodes_for(
     return None if gpus else taken
 
 
-def helps(room: Room, shape: Shape) -> bool:
+def helps(capacity: NodeCapacity, shape: Shape) -> bool:
     """Whether a room may be a part of a place for `shape`, as what is free there is now."""
-    return room.holds(shape) or (shape.whole_nodes and room.idle and room.supports(shape))
+    return capacity.holds(shape) or (
+        shape.whole_nodes and capacity.idle and capacity.supports(shape)
+    )
 
 
-def _first(rooms: Iterator[Room], shape: Shape, also: FreeIndex | None) -> Room | None:
-    for room in rooms:
-        if also is None or also.rooms[room.ordinal].holds(shape):
-            return room
+def _first(
+    capacities: Iterator[NodeCapacity], shape: Shape, also: CapacityIndex | None
+) -> NodeCapacity | None:
+    for capacity in capacities:
+        if also is None or also.capacities[capacity.ordinal].holds(shape):
+            return capacity
     return None
 
 
-def places_in(rooms: Iterable[Room], shape: Shape) -> int:
+def places_in(capacities: Iterable[NodeCapacity], shape: Shape) -> int:
     """How many replicas of `shape` those rooms hold together, each on its own; stops at all of
     them.
     """
     total = 0
-    for room in rooms:
-        total += _fold(room, shape)
+    for capacity in capacities:
+        total += _fold(capacity, shape)
         if total >= shape.replicas:
             break
     return total
@@ -416,18 +424,18 @@ def _shared_fold(shares: list[int], gpus: int) -> int:
     return most
 
 
-def _fold(room: Room, shape: Shape) -> int:
+def _fold(capacity: NodeCapacity, shape: Shape) -> int:
     most = shape.replicas
     if not shape.gpus:
-        most = min(most, room.places)
+        most = min(most, capacity.places)
     else:
         milli = shape.gpu_milli
         if milli == WHOLE:
-            most = min(most, room.whole // shape.gpus)
+            most = min(most, capacity.whole // shape.gpus)
         else:
-            most = min(most, _shared_fold([free // milli for free in room.slots], shape.gpus))
+            most = min(most, _shared_fold([free // milli for free in capacity.slots], shape.gpus))
     if shape.cpu_milli:
-        most = min(most, room.cpu_milli // shape.cpu_milli)
+        most = min(most, capacity.cpu_milli // shape.cpu_milli)
     if shape.memory_mib:
-        most = min(most, room.memory_mib // shape.memory_mib)
+        most = min(most, capacity.memory_mib // shape.memory_mib)
     return most

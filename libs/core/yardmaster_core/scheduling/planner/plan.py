@@ -23,9 +23,9 @@ from yardmaster_core.scheduling.planner.placement import Place, place
 from yardmaster_core.scheduling.planner.policy import PolicyRegistry, PoolView
 from yardmaster_core.scheduling.planner.pool_rules import Rules, rules_of
 from yardmaster_core.scheduling.planner.victim_search import VictimSearch
-from yardmaster_core.scheduling.planner.wait_reasons import no_room
+from yardmaster_core.scheduling.planner.wait_reasons import no_capacity
 from yardmaster_core.scheduling.state.entities import Group, Pool, Task, class_of
-from yardmaster_core.scheduling.state.indexes import FreeIndex, Room
+from yardmaster_core.scheduling.state.indexes import CapacityIndex, NodeCapacity
 from yardmaster_core.scheduling.state.shapes import Fit, Shape
 from yardmaster_schemas.events.decisions import (
     Outcome,
@@ -109,11 +109,11 @@ class PoolPass:
         self._placed: set[Task] = set()
         self._started = False
         #: By index and what is asked for: after how many changes there was no room for it.
-        self._nowhere: dict[tuple[FreeIndex, Fit], int] = {}
+        self._nowhere: dict[tuple[CapacityIndex, Fit], int] = {}
         #: The reasons of those without room, and after how many changes.
-        self._no_room: dict[Fit, tuple[int, Wait]] = {}
+        self._no_capacity: dict[Fit, tuple[int, Wait]] = {}
         #: Where the last of the equals being considered was placed, if the next one goes there too.
-        self._room: Room | None = None
+        self._capacity: NodeCapacity | None = None
 
     def run(self, passes: "list[PoolPass]", *, pass_over: bool) -> bool:
         """Consider whom no preferred pool still has to answer, up to the first who has to wait for
@@ -127,7 +127,7 @@ class PoolPass:
             ):
                 self._share_out()
             self._recheck()
-            pool.news.clear()
+            pool.woken.clear()
             self.lineup.add(chain(pool.awake, pool.reconsidered))
         else:
             self._take_news()
@@ -175,8 +175,8 @@ class PoolPass:
         """Who waits for room and may not have it any more, since others of its owner started, holds
         back nobody.
         """
-        for lane in self.pool.lanes:
-            for groups in lane.blocked.values():
+        for queue_class in self.pool.queue_classes:
+            for groups in queue_class.blocked.values():
                 for group in groups:
                     task = group.queue.first
                     if limit_reached(self.pool, task.job, group, self.reservations) is not None:
@@ -184,7 +184,7 @@ class PoolPass:
 
     def _serve(self, group: Group, task: Task, rest: Iterator[Task], turn: int) -> None:
         """Consider the group's tasks while they come first in line."""
-        self._room = None
+        self._capacity = None
         pool = self.pool
         goes_on = _STRICT if self.policy.line is not None else _PASSING
         while (answer := self._consider(group, task, turn)) in goes_on:
@@ -194,7 +194,7 @@ class PoolPass:
                 self.lineup.leave(group)
                 return
             task = following
-            if pool.news or not self.lineup.comes_first(group, task, turn):
+            if pool.woken or not self.lineup.comes_first(group, task, turn):
                 self.lineup.put(group, task, rest, turn)
                 return
         if answer is Answer.SECOND_TURN:
@@ -203,7 +203,7 @@ class PoolPass:
             self.lineup.wait(group)
 
     def _take_news(self) -> None:
-        news = self.pool.news
+        news = self.pool.woken
         if news:
             self.lineup.add_again(group for group in news if group not in self._promised_to)
             news.clear()
@@ -239,17 +239,22 @@ class PoolPass:
             self._hold_back(group, task, places, held)
             return Answer.PROMISED
         also = self.pool.future if self.promised else None
-        room = self._room
-        if room is not None and room.holds(shape) and also is None and not task.failed_nodes:
-            self._start(task, [(room, room.pick(shape))])
+        capacity = self._capacity
+        if (
+            capacity is not None
+            and capacity.holds(shape)
+            and also is None
+            and not task.failed_nodes
+        ):
+            self._start(task, [(capacity, capacity.pick(shape))])
             return Answer.SERVED
-        places = self._place(self.pool.idle, task, also)
+        places = self._place(self.pool.free, task, also)
         if places is None:
             # What an earlier cycle promised is kept from equals that come now.
             kept = self._promised_before(group) and self._keep_what_is_freed(group, task)
             return Answer.PROMISED if kept else Answer.SECOND_TURN
         self._start(task, places)
-        self._room = places[0][0] if self.choose.sticky and len(places) == 1 else None
+        self._capacity = places[0][0] if self.choose.sticky and len(places) == 1 else None
         return Answer.SERVED
 
     def _claim(self, group: Group, task: Task, held: Wait | None) -> Answer:
@@ -261,7 +266,7 @@ class PoolPass:
         """
         shape = group.shape
         if shape.start_failed:
-            self._wait(group, task, held or self._why_no_room(shape))
+            self._wait(group, task, held or self._why_no_capacity(shape))
             return Answer.WAITS
         if self._keep_what_is_freed(group, task):
             return Answer.PROMISED
@@ -274,12 +279,12 @@ class PoolPass:
             self._promise(task, places)
             self._wait_for_victims(group, task, len(victims))
             return Answer.PROMISED
-        wait = held or self.policy.protected(self.view, task) or self._why_no_room(shape)
+        wait = held or self.policy.protected(self.view, task) or self._why_no_capacity(shape)
         self._wait(group, task, wait)
         return Answer.WAITS
 
     def _place(
-        self, index: FreeIndex, task: Task, also: FreeIndex | None = None
+        self, index: CapacityIndex, task: Task, also: CapacityIndex | None = None
     ) -> list[Place] | None:
         """A place for a task; where its equals found none, and nothing has changed, it is not
         looked for again.
@@ -299,7 +304,7 @@ class PoolPass:
         return places
 
     def _off_failed(
-        self, index: FreeIndex, task: Task, also: FreeIndex | None
+        self, index: CapacityIndex, task: Task, also: CapacityIndex | None
     ) -> list[Place] | None:
         """A place off the nodes on which the task's last starts failed, else any place.
 
@@ -315,11 +320,11 @@ class PoolPass:
     def _key(self, task: Task) -> str:
         return f"{task.id}/{task.attempt + 1}" if self.choose.drawn is not None else ""
 
-    def _why_no_room(self, shape: Shape) -> Wait:
-        changes = self.pool.idle.changes
-        known = self._no_room.get(shape.fit)
+    def _why_no_capacity(self, shape: Shape) -> Wait:
+        changes = self.pool.free.changes
+        known = self._no_capacity.get(shape.fit)
         if known is None or known[0] != changes:
-            known = self._no_room[shape.fit] = changes, no_room(self.pool, shape)
+            known = self._no_capacity[shape.fit] = changes, no_capacity(self.pool, shape)
         return known[1]
 
     def _promised_before(self, group: Group) -> bool:
@@ -345,8 +350,8 @@ class PoolPass:
         shape = job.shape
         nodes = self.pool.nodes
         placements = []
-        for replica, (room, slots) in enumerate(places):
-            node = nodes[room.ordinal]
+        for replica, (capacity, slots) in enumerate(places):
+            node = nodes[capacity.ordinal]
             placements.append(
                 Placement(
                     replica=replica,

@@ -30,7 +30,7 @@ from yardmaster_core.scheduling.planner.limits import Reservations
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.entities import Group, Pool, Task
 from yardmaster_core.scheduling.state.policy_traits import TraitsSource
-from yardmaster_core.scheduling.state.strict_queues import PlaceOf
+from yardmaster_core.scheduling.state.strict_queues import PositionOf
 from yardmaster_schemas.events.requests import PolicyRef
 from yardmaster_schemas.reasons import Start, Stop, Wait
 
@@ -112,7 +112,7 @@ class Policy:
     wakes: Callable[[PoolView], Iterable[Group]] = no_groups
     preempts: Callable[[Any], bool] = never
     per_job: Callable[[Any], bool] = never
-    line: PlaceOf | None = None
+    line: PositionOf | None = None
     spares: bool = True
     simulated: bool = False
 

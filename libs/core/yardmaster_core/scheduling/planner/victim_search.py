@@ -10,10 +10,10 @@ from yardmaster_core.scheduling.planner.placement import Place, Strategy, helps,
 from yardmaster_core.scheduling.planner.policy import PreemptionLimit
 from yardmaster_core.scheduling.state.cluster import Undo
 from yardmaster_core.scheduling.state.entities import Pool, ReplicaState, Task
-from yardmaster_core.scheduling.state.indexes import FreeIndex, Room
+from yardmaster_core.scheduling.state.indexes import CapacityIndex, NodeCapacity
 from yardmaster_core.scheduling.state.shapes import WHOLE, Fit, Shape
 
-What = tuple[Room, tuple[int, ...], int, int, int]
+What = tuple[NodeCapacity, tuple[int, ...], int, int, int]
 #: On one node: which of the victims, the task, and the gpu_milli that it holds there.
 Lent = tuple[int, Task, int]
 
@@ -70,7 +70,7 @@ class VictimSearch:
         return sources.used
 
     def _by_node(self, victims: Iterable[Task]) -> dict[int, list[Lent]]:
-        nodes, rooms = self._draft.state.nodes, self._future.rooms
+        nodes, capacities = self._draft.state.nodes, self._future.capacities
         found: dict[int, list[Lent]] = {}
         for at, victim in enumerate(victims):
             run = victim.run
@@ -79,7 +79,7 @@ class VictimSearch:
                 if run.replicas[replica] >= ReplicaState.RELEASED:
                     continue
                 ordinal = nodes[placement.node].ordinal
-                if ordinal in rooms:
+                if ordinal in capacities:
                     milli = placement.gpu_milli * len(placement.slots)
                     found.setdefault(ordinal, []).append((at, victim, milli))
         return found
@@ -89,26 +89,26 @@ class VictimSearch:
         for victim in victims:
             self._lend(victim)
             tried.append(victim)
-            if self._room_on(victim, shape) and self._place(shape) is not None:
+            if self._capacity_on(victim, shape) and self._place(shape) is not None:
                 return self._hand_back(shape, tried) if spare else tried
         return []
 
     def keep(self, shape: Shape, places: Iterable[Place]) -> None:
         """Take places for a task out of the future, for the rest of the cycle."""
-        for room, slots in places:
-            self._take((room, slots, shape.gpu_milli, shape.cpu_milli, shape.memory_mib))
+        for capacity, slots in places:
+            self._take((capacity, slots, shape.gpu_milli, shape.cpu_milli, shape.memory_mib))
 
     def _place(self, shape: Shape) -> list[Place] | None:
         return place(self._future, shape, self._choose)
 
-    def _room_on(self, victim: Task, shape: Shape) -> bool:
-        rooms = self._future.rooms
-        return any(helps(rooms[ordinal], shape) for ordinal in self._ordinals(victim))
+    def _capacity_on(self, victim: Task, shape: Shape) -> bool:
+        capacities = self._future.capacities
+        return any(helps(capacities[ordinal], shape) for ordinal in self._ordinals(victim))
 
     def _hand_back(self, shape: Shape, tried: list[Task]) -> list[Task]:
         """Spare whom it helps nothing to stop, the most valuable first."""
         needed = [tried[-1]]
-        rooms = self._future.rooms
+        capacities = self._future.capacities
         used: set[int] = set()
         for victim in reversed(tried[:-1]):
             if not used:
@@ -117,7 +117,7 @@ class VictimSearch:
             self._lend(victim, back=True)
             if used.isdisjoint(ordinals):
                 # Only a room that still has a place could now be the better choice.
-                if any(rooms[ordinal].holds(shape) for ordinal in ordinals):
+                if any(capacities[ordinal].holds(shape) for ordinal in ordinals):
                     used = set()
                 continue
             after = self._used(shape)
@@ -130,14 +130,14 @@ class VictimSearch:
 
     def _used(self, shape: Shape) -> set[int]:
         """The rooms where the task would be placed."""
-        return {room.ordinal for room, _ in self._place(shape) or ()}
+        return {capacity.ordinal for capacity, _ in self._place(shape) or ()}
 
     def _ordinals(self, victim: Task) -> list[int]:
         run = victim.run
         assert run is not None
         nodes = self._draft.state.nodes
         found = (nodes[placement.node].ordinal for placement in run.placements)
-        return [ordinal for ordinal in found if ordinal in self._future.rooms]
+        return [ordinal for ordinal in found if ordinal in self._future.capacities]
 
     def _lend(self, victim: Task, *, back: bool = False) -> None:
         run = victim.run
@@ -175,7 +175,7 @@ class Sources:
     """
 
     def __init__(
-        self, future: FreeIndex, nodes: Mapping[int, list[Lent]], allowance: PreemptionLimit
+        self, future: CapacityIndex, nodes: Mapping[int, list[Lent]], allowance: PreemptionLimit
     ) -> None:
         self._future = future
         self._nodes = nodes
@@ -233,11 +233,11 @@ class Sources:
         """Up to which victim all of a node's have to go until it has enough GPUs for a part of the
         task; -1: it has, None: all are not enough.
         """
-        room = self._future.rooms[ordinal]
-        if helps(room, shape):
+        capacity = self._future.capacities[ordinal]
+        if helps(capacity, shape):
             return -1
-        gpus = min(shape.gpus, room.size) if shape.whole_nodes else shape.gpus
-        free = room.whole * WHOLE if shape.gpu_milli == WHOLE else room.gpu_milli
+        gpus = min(shape.gpus, capacity.size) if shape.whole_nodes else shape.gpus
+        free = capacity.whole * WHOLE if shape.gpu_milli == WHOLE else capacity.gpu_milli
         missing = gpus * shape.gpu_milli - free
         last = None
         for number, victim, milli in self._nodes[ordinal]:

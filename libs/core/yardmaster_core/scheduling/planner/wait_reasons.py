@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from yardmaster_core.scheduling.planner.placement import nodes_for, places_in
 from yardmaster_core.scheduling.state.entities import Node, NodeState, Pool
-from yardmaster_core.scheduling.state.indexes import Room
+from yardmaster_core.scheduling.state.indexes import NodeCapacity
 from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
 from yardmaster_schemas.reasons import Wait, WaitCode
 
 
-def no_room(pool: Pool, shape: Shape) -> Wait:
+def no_capacity(pool: Pool, shape: Shape) -> Wait:
     """The reason that `shape`, which did not fit, gets."""
-    key = ("no_room", shape.fit)
+    key = ("no_capacity", shape.fit)
     kept = pool.policy_cache.get(key)
     if kept is None or kept[0] != pool.topology:
         kept = (pool.topology, _lasting(pool, shape))
@@ -26,7 +26,7 @@ def no_room(pool: Pool, shape: Shape) -> Wait:
 
 
 def _not_now(pool: Pool, shape: Shape) -> Wait:
-    index = pool.idle
+    index = pool.free
     asked = shape.total_gpu_milli
     free = index.free_for(shape)
     blocked = sum(1 for name in shape.avoid_nodes if name in index.named)
@@ -114,8 +114,8 @@ def _too_many(pool: Pool, shape: Shape, fitting: Sequence[Node]) -> _Never | Non
         "pool_milli": sum(n.gpus for n in fitting) * WHOLE,
     }
     if not shape.whole_nodes:
-        rooms = (_empty(pool, n, disabled=False) for n in fitting)
-        numbers |= {"replicas": shape.replicas, "places": places_in(rooms, shape)}
+        capacities = (_empty(pool, n, disabled=False) for n in fitting)
+        numbers |= {"replicas": shape.replicas, "places": places_in(capacities, shape)}
         return WaitCode.EXCEEDS_POOL, numbers, None
     counts = _sizes(pool, shape, fitting, disabled=False)
     if shape.gpus > sum(size * count for size, count in counts.items()):
@@ -134,8 +134,8 @@ def _possible(pool: Pool, shape: Shape, nodes: Sequence[Node], *, disabled: bool
     `disabled`: without their disabled slots.
     """
     if not shape.whole_nodes:
-        rooms = (_empty(pool, node, disabled=disabled) for node in nodes)
-        return places_in(rooms, shape) >= shape.replicas
+        capacities = (_empty(pool, node, disabled=disabled) for node in nodes)
+        return places_in(capacities, shape) >= shape.replicas
     counts = _sizes(pool, shape, nodes, disabled=disabled)
     if shape.gpus <= max(counts, default=0):
         return True
@@ -159,13 +159,15 @@ def sums_up(gpus: int, counts: Mapping[int, int]) -> bool:
 def _sizes(pool: Pool, shape: Shape, nodes: Iterable[Node], *, disabled: bool) -> dict[int, int]:
     # How many nodes with GPUs, and with CPU and memory for a replica, there are of a size, largest
     # first.
-    rooms = [_empty(pool, node, disabled=disabled) for node in nodes]
-    sizes = [room.whole for room in rooms if room.whole and room.supports(shape)]
+    capacities = [_empty(pool, node, disabled=disabled) for node in nodes]
+    sizes = [
+        capacity.whole for capacity in capacities if capacity.whole and capacity.supports(shape)
+    ]
     return {size: sizes.count(size) for size in sorted(set(sizes), reverse=True)}
 
 
-def _empty(pool: Pool, node: Node, *, disabled: bool) -> Room:
+def _empty(pool: Pool, node: Node, *, disabled: bool) -> NodeCapacity:
     gpus = node.gpus - (len(node.out_of_use) if disabled else 0)
-    room = Room(node.ordinal, gpus, node.cpu_milli, node.memory_mib)
-    room.places = pool.idle.most_gpuless
-    return room
+    capacity = NodeCapacity(node.ordinal, gpus, node.cpu_milli, node.memory_mib)
+    capacity.places = pool.free.most_gpuless
+    return capacity

@@ -45,7 +45,7 @@ from yardmaster_core.scheduling.policies.strict import (
     stoppable,
 )
 from yardmaster_core.scheduling.state.entities import Attempt, Pool, ReplicaState, Task
-from yardmaster_core.scheduling.state.indexes import Room
+from yardmaster_core.scheduling.state.indexes import NodeCapacity
 from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
 from yardmaster_schemas.events.decisions import Placement
 from yardmaster_schemas.fields import CLOSED, Count, Positive
@@ -160,7 +160,7 @@ class _Fitting:
         self._nodes = view.state.nodes
         self._shape = shape
         future = view.pool.future
-        self._rooms = future.rooms
+        self._capacities = future.capacities
         self._allowed = future.available & future.matching(shape)
 
     def without(self, victim: Task) -> bool:
@@ -175,16 +175,16 @@ class _Fitting:
     def _on(self, ordinal: int, freed: list[Placement]) -> bool:
         if not self._allowed >> ordinal & 1:
             return False
-        room, shape = self._rooms[ordinal], self._shape
-        cpu_milli, memory_mib = room.cpu_milli, room.memory_mib
+        capacity, shape = self._capacities[ordinal], self._shape
+        cpu_milli, memory_mib = capacity.cpu_milli, capacity.memory_mib
         for placement in freed:
             cpu_milli += placement.cpu_milli
             memory_mib += placement.memory_mib
         if cpu_milli < shape.cpu_milli or memory_mib < shape.memory_mib:
             return False
-        after = Room(ordinal, 0, cpu_milli, memory_mib)
-        after.disabled, after.places = room.disabled, room.places
-        free = after.slots = list(room.slots)
+        after = NodeCapacity(ordinal, 0, cpu_milli, memory_mib)
+        after.disabled, after.places = capacity.disabled, capacity.places
+        free = after.slots = list(capacity.slots)
         for placement in freed:
             for slot in placement.slots:
                 free[slot] += placement.gpu_milli

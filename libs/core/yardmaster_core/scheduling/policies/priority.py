@@ -50,7 +50,7 @@ def by_priority(_: PoolView, group: Group, task: Task) -> OrderKey:
 
 def nothing_better_waits(view: PoolView, group: Group) -> Wait | None:
     """Whether a group must wait for one of better priority, or for whom slots are being freed."""
-    outstanding = view.pool.stopping_for[group.shape.lane]
+    outstanding = view.pool.stopping_for[group.shape.queue_class]
     stopping_for = min(outstanding) if outstanding else None
     if stopping_for is not None and stopping_for < group.priority:
         numbers = {"priority": group.priority, "priority_ahead": stopping_for}
@@ -60,15 +60,15 @@ def nothing_better_waits(view: PoolView, group: Group) -> Wait | None:
 
 def nothing_better_is_passed(view: PoolView, group: Group) -> Wait | None:
     """Whether a group must let one of better priority, which waits for room, go first."""
-    lane = view.pool.lanes[group.shape.lane]
-    better = lane.mask & ((1 << group.priority) - 1)
+    queue_class = view.pool.queue_classes[group.shape.queue_class]
+    better = queue_class.mask & ((1 << group.priority) - 1)
     if not better:
         return None
     if view.options.preemption and view.options.backfill and group.shape.preemptible:
         return None
     ahead = (better & -better).bit_length() - 1
     code = WaitCode.BEHIND_TASK if not view.options.preemption else WaitCode.BACKFILL_NOT_ALLOWED
-    first = lane.first(ahead)
+    first = queue_class.first(ahead)
     return Wait(
         code=code,
         numbers={"priority": group.priority, "priority_ahead": ahead},
@@ -98,8 +98,8 @@ def worse_then_younger(view: PoolView, task: Task) -> Iterator[Task]:
         for victim in running:
             if priority == own and not _later(victim, task):
                 break
-            same_lane = victim.job.shape.lane == task.job.shape.lane
-            if same_lane and protected_until_ms(view.state, victim) <= view.state.now_ms:
+            same_queue_class = victim.job.shape.queue_class == task.job.shape.queue_class
+            if same_queue_class and protected_until_ms(view.state, victim) <= view.state.now_ms:
                 yield victim
     # All of them would not do, and whoever comes after may ask for no others.
     view.memo["hopeless", task.job.shape.fit] = (own, task.job.submitted_ms)
@@ -111,7 +111,7 @@ def _hopeless(view: PoolView, task: Task) -> bool:
     tried = view.memo.get(("hopeless", shape.fit))
     if tried is not None and tried <= (task.job.priority, task.job.submitted_ms):
         return True
-    preempted = sum(sum(lane.values()) for lane in view.pool.stopping_for)
+    preempted = sum(sum(queue_class.values()) for queue_class in view.pool.stopping_for)
     # Where something stops that could not be preempted, there will be more than that.
     return view.pool.stopping == preempted and not could_fit(view.pool, shape)
 
@@ -125,7 +125,7 @@ def soonest_unprotected(view: PoolView, task: Task) -> Wait | None:
     """The wait of a task that could have others stopped, were they not within their minimum run
     time.
     """
-    if not view.options.preemption or not view.pool.protects:
+    if not view.options.preemption or not view.pool.has_min_runtimes:
         return None
     now = view.state.now_ms
     until = [
@@ -134,7 +134,7 @@ def soonest_unprotected(view: PoolView, task: Task) -> Wait | None:
         if priority >= task.job.priority
         for victim in running.in_order()
         if (priority > task.job.priority or _later(victim, task))
-        and victim.job.shape.lane == task.job.shape.lane
+        and victim.job.shape.queue_class == task.job.shape.queue_class
         and (moment := protected_until_ms(view.state, victim)) > now
     ]
     if not until:
@@ -167,8 +167,8 @@ def _stop(task_id: str, own: int, asked: int, priority: int, held: int) -> Stop:
 
 def first_in_line(view: PoolView, task: Task) -> Start:
     """By which rule `task` starts."""
-    lane = view.pool.lanes[task.job.shape.lane]
-    backfilled = lane.mask & ((1 << task.job.priority) - 1)
+    queue_class = view.pool.queue_classes[task.job.shape.queue_class]
+    backfilled = queue_class.mask & ((1 << task.job.priority) - 1)
     rule = "backfill" if backfilled else "priority"
     return _start(rule, task.job.priority)
 

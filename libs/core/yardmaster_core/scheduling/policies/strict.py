@@ -29,15 +29,15 @@ _FIRST_IN_LINE: Final = Start(rule="first_in_line")
 
 def by_line(view: PoolView, _: Group, task: Task) -> OrderKey:
     """Line by line, each in its order; both turns of one come before the next is considered."""
-    assert view.pool.lines is not None
-    return (view.pool.lines.place_of(task),)
+    assert view.pool.strict_queues is not None
+    return (view.pool.strict_queues.position_of(task),)
 
 
 def nothing_ahead(view: PoolView, group: Group) -> Wait | None:
     """Whether a group must wait for one ahead of it in its line, which waits for room."""
     pool = view.pool
-    assert pool.lines is not None
-    ahead = pool.lines.first_ahead(group, _waiting_for_room(pool))
+    assert pool.strict_queues is not None
+    ahead = pool.strict_queues.first_ahead(group, _waiting_for_room(pool))
     if ahead is None:
         return None
     numbers = {
@@ -48,8 +48,8 @@ def nothing_ahead(view: PoolView, group: Group) -> Wait | None:
 
 
 def _waiting_for_room(pool: Pool) -> Iterator[Group]:
-    for lane in pool.lanes:
-        for groups in lane.blocked.values():
+    for queue_class in pool.queue_classes:
+        for groups in queue_class.blocked.values():
             for group in groups:
                 if group.waits[pool.name][0].code in BLOCKING and not _is_passed(pool, group):
                     yield group
@@ -76,7 +76,7 @@ def stoppable(view: PoolView, task: Task) -> list[Task]:
         return []
     now_ms = view.state.now_ms
     found = running(view)
-    if not view.pool.protects:
+    if not view.pool.has_min_runtimes:
         return found
     return [victim for victim in found if protected_until_ms(view.state, victim) <= now_ms]
 
@@ -85,7 +85,7 @@ def soonest_stoppable(view: PoolView, task: Task) -> Wait | None:
     """The wait of a task that could have others stopped, were they not within their minimum run
     time.
     """
-    if task.job.spec.preemptible or not view.pool.protects:
+    if task.job.spec.preemptible or not view.pool.has_min_runtimes:
         return None
     ends = (protected_until_ms(view.state, victim) for victim in running(view))
     until = [moment for moment in ends if moment > view.state.now_ms]

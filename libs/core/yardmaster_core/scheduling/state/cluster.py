@@ -35,7 +35,7 @@ from yardmaster_core.scheduling.state.entities import (
 )
 from yardmaster_core.scheduling.state.holdings import hold
 from yardmaster_core.scheduling.state.policy_traits import TraitsSource
-from yardmaster_core.scheduling.state.queues import TaskLine
+from yardmaster_core.scheduling.state.queues import OrderedTasks
 from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_schemas.events.decisions import Placement
 from yardmaster_schemas.reasons import Wait, WaitCode
@@ -83,7 +83,7 @@ class ClusterState:
         #: While a draft is open that will be taken back: how to do that.
         self.journal: list[Undo] | None = None
         #: While any draft is open: lines that tasks left, which the planner may be going through.
-        self.unpruned: dict[TaskLine, None] | None = None
+        self.unpruned: dict[OrderedTasks, None] | None = None
         self.dirty: dict[Entity, None] = {}
         #: Groups that lost their last task since the cycle began.
         self.emptied: dict[Group, None] = {}
@@ -150,7 +150,7 @@ class ClusterState:
                 self.journal.append((pool.awake.pop, (group, None)))
         if self.unpruned is not None:
             # Also one that was awake: it may have been considered in this cycle already.
-            pool.news.append(group)
+            pool.woken.append(group)
 
     def wake_pool(self, pool: Pool) -> None:
         """Wake the groups that wait for room, but those whom freed slots will never do."""
@@ -159,20 +159,20 @@ class ClusterState:
 
     def blocked(self, pool: Pool) -> Iterator[Group]:
         """The groups that wait for room in a pool and may have it once slots are freed."""
-        for lane in pool.lanes:
-            for groups in lane.blocked.values():
+        for queue_class in pool.queue_classes:
+            for groups in queue_class.blocked.values():
                 for group in groups:
                     if group.waits[pool.name][0].code in BLOCKING:
                         yield group
 
     def wake_behind(self, pool: Pool) -> None:
         """Wake the groups that wait for others to go first; in strict lines the next."""
-        if pool.lines is not None:
-            for group in pool.lines.firsts():
+        if pool.strict_queues is not None:
+            for group in pool.strict_queues.firsts():
                 self.wake(pool, group)
             return
-        for lane in pool.lanes:
-            for group in lane.behind:
+        for queue_class in pool.queue_classes:
+            for group in queue_class.behind:
                 self.wake(pool, group)
 
     def wake_limited(self) -> None:
@@ -208,16 +208,16 @@ class ClusterState:
         if self.journal is not None:
             old = group.waits.get(pool.name)
             self.journal.append((self.restore_wait, (pool, group, old)))
-        lane = pool.lanes[group.shape.lane]
-        before = lane.mask
+        queue_class = pool.queue_classes[group.shape.queue_class]
+        before = queue_class.mask
         if wait.code is not WaitCode.WAITING_FOR_VICTIMS and self._unpromise(pool, group):
             self.reshare(pool, later=True)
         self.restore_wait(pool, group, (wait, self.now_ms, self.cycle))
         if wait.code is WaitCode.WAITING_FOR_VICTIMS:
             # Also where only the draft woke it: what it was promised is kept in every cycle.
             self.wake(pool, group)
-        passed = pool.lines is not None and wait.code not in IN_LINE
-        if passed or before & ~lane.mask:
+        passed = pool.strict_queues is not None and wait.code not in IN_LINE
+        if passed or before & ~queue_class.mask:
             self.wake_behind(pool)
 
     def restore_wait(self, pool: Pool, group: Group, record: tuple[Wait, int, int] | None) -> None:
@@ -231,16 +231,16 @@ class ClusterState:
         self.dirty[group] = None
 
     def _unfile(self, pool: Pool, group: Group) -> None:
-        lane = pool.lanes[group.shape.lane]
-        blocked = lane.blocked.get(group.priority)
+        queue_class = pool.queue_classes[group.shape.queue_class]
+        blocked = queue_class.blocked.get(group.priority)
         if blocked is not None and group in blocked:
             del blocked[group]
-            lane.firsts.pop(group.priority, None)
+            queue_class.firsts.pop(group.priority, None)
             if not blocked:
-                del lane.blocked[group.priority]
-                lane.mask &= ~(1 << group.priority)
-        lane.behind.pop(group, None)
-        pool.over.pop(group, None)
+                del queue_class.blocked[group.priority]
+                queue_class.mask &= ~(1 << group.priority)
+        queue_class.behind.pop(group, None)
+        pool.over_share.pop(group, None)
         pool.protected.pop(group, None)
         self.projects[group.shape.project].department.limited.pop((pool, group), None)
 
@@ -249,17 +249,17 @@ class ClusterState:
         if record is None or not group.queue.live:
             return
         code = record[0].code
-        lane = pool.lanes[group.shape.lane]
+        queue_class = pool.queue_classes[group.shape.queue_class]
         if blocks(group, code):
-            lane.blocked.setdefault(group.priority, {})[group] = None
-            lane.firsts.pop(group.priority, None)
-            lane.mask |= 1 << group.priority
+            queue_class.blocked.setdefault(group.priority, {})[group] = None
+            queue_class.firsts.pop(group.priority, None)
+            queue_class.mask |= 1 << group.priority
         elif code in BEHIND:
-            lane.behind[group] = None
-            if pool.lines is not None:
-                pool.lines.note(group)
+            queue_class.behind[group] = None
+            if pool.strict_queues is not None:
+                pool.strict_queues.note(group)
         elif code is WaitCode.OVER_FAIR_SHARE:
-            pool.over[group] = None
+            pool.over_share[group] = None
         elif code in LIMITED:
             self.projects[group.shape.project].department.limited[pool, group] = None
         if code is WaitCode.VICTIMS_PROTECTED:
@@ -303,12 +303,12 @@ class ClusterState:
             self._leave(task)
         else:
             # Nobody of the group waits any more, so those behind it may be next.
-            lane = group.shape.lane
+            queue_class = group.shape.queue_class
             pools = [self.pools[name] for name in group.shape.pools]
-            before = [pool.lanes[lane].mask for pool in pools]
+            before = [pool.queue_classes[queue_class].mask for pool in pools]
             self._leave(task)
             for pool, mask in zip(pools, before, strict=True):
-                if mask & ~pool.lanes[lane].mask:
+                if mask & ~pool.queue_classes[queue_class].mask:
                     self.wake_behind(pool)
             if self.journal is None:
                 self.emptied[group] = None
@@ -317,10 +317,10 @@ class ClusterState:
         for name in group.shape.pools:
             pool = self.pools[name]
             self._unpromise(pool, group)
-            if pool.lines is not None:
+            if pool.strict_queues is not None:
                 self.wake_behind(pool)
 
-    def prune(self, line: TaskLine) -> None:
+    def prune(self, line: OrderedTasks) -> None:
         """Remove those from a line who left it; while a draft is open, at its end."""
         if self.unpruned is None:
             line.prune()
@@ -360,11 +360,11 @@ class ClusterState:
         shape = group.shape
         for name in shape.pools:
             pool = self.pools[name]
-            pool.lanes[shape.lane].firsts.pop(group.priority, None)
+            pool.queue_classes[shape.queue_class].firsts.pop(group.priority, None)
             if pool.demands is not None:
                 pool.stale[group if shape.job_id is None else job] = None
-            if pool.lines is not None and group.queue.live:
-                pool.lines.note(group)
+            if pool.strict_queues is not None and group.queue.live:
+                pool.strict_queues.note(group)
 
     def forget(self, group: Group) -> None:
         """Let go of a group in which nobody waits."""
@@ -414,11 +414,11 @@ class ClusterState:
         assert pool is not None
         slots, milli = placement.slots, -placement.gpu_milli
         cpu, memory = -placement.cpu_milli, -placement.memory_mib
-        pool.idle.shift(node.idle, slots, milli, cpu, memory, -1)
+        pool.free.shift(node.free, slots, milli, cpu, memory, -1)
         pool.future.shift(node.future, slots, milli, cpu, memory, -1)
         if not task.job.spec.preemptible:
-            pool.firm.shift(node.firm, slots, milli, cpu, memory, -1)
-            pool.firm_changes += 1
+            pool.max_free.shift(node.max_free, slots, milli, cpu, memory, -1)
+            pool.max_free_changes += 1
         node.open[task.id, placement.replica] = task
         self.dirty[node] = None
 
@@ -428,12 +428,12 @@ class ClusterState:
         assert pool is not None
         slots, milli = placement.slots, placement.gpu_milli
         cpu, memory = placement.cpu_milli, placement.memory_mib
-        pool.idle.shift(node.idle, slots, milli, cpu, memory, 1)
+        pool.free.shift(node.free, slots, milli, cpu, memory, 1)
         if not promised:
             pool.future.shift(node.future, slots, milli, cpu, memory, 1)
         if not task.job.spec.preemptible:
-            pool.firm.shift(node.firm, slots, milli, cpu, memory, 1)
-            pool.firm_changes += 1
+            pool.max_free.shift(node.max_free, slots, milli, cpu, memory, 1)
+            pool.max_free_changes += 1
         node.open.pop((task.id, placement.replica), None)
         self.dirty[node] = None
 
@@ -463,16 +463,16 @@ class ClusterState:
             if pool.demands is not None:
                 pool.stale[job] = None
 
-    def open_room(self, node: Node) -> None:
+    def update_availability(self, node: Node) -> None:
         """Let tasks be placed on a node, or not, as its state says."""
         pool = node.pool
         if pool is None:
             return
         pool.topology += 1
-        for index, room in pool.views(node):
-            if room.ordinal not in index.rooms:
+        for index, capacity in pool.views(node):
+            if capacity.ordinal not in index.capacities:
                 continue
             if node.usable:
-                index.open_node(room)
+                index.open_node(capacity)
             else:
-                index.close_node(room)
+                index.close_node(capacity)

@@ -9,12 +9,12 @@ from enum import IntEnum
 from typing import Any, Final
 
 from yardmaster_core.fencing import least_timeout_s
-from yardmaster_core.scheduling.state.indexes import FreeIndex, Room
+from yardmaster_core.scheduling.state.indexes import CapacityIndex, NodeCapacity
 from yardmaster_core.scheduling.state.policy_traits import PolicyTraits
-from yardmaster_core.scheduling.state.queues import QueueKey, TaskLine, TaskQueue
+from yardmaster_core.scheduling.state.queues import OrderedTasks, QueueKey, TaskQueue
 from yardmaster_core.scheduling.state.shapes import APART_AFTER, Shape, shape_of
-from yardmaster_core.scheduling.state.strict_queues import Lines
-from yardmaster_core.scheduling.state.workload import Asking
+from yardmaster_core.scheduling.state.strict_queues import StrictQueues
+from yardmaster_core.scheduling.state.workload import WorkloadCounter
 from yardmaster_schemas.events.admissions import AdmittedSpec
 from yardmaster_schemas.events.decisions import Checkpoint, Outcome, Placement
 from yardmaster_schemas.events.node_events import ExecutorKind, NodeJoinedV1
@@ -178,7 +178,7 @@ class Attempt:
         return tuple(dict.fromkeys(late))
 
     @property
-    def lane(self) -> int:
+    def queue_class(self) -> int:
         """1 when it holds GPUs, else 0."""
         return 1 if self.placements[0].slots else 0
 
@@ -251,7 +251,7 @@ class Task:
         return self.job.shape_after_failed_start if apart else self.job.shape
 
     @property
-    def leaving(self) -> bool:
+    def releasing(self) -> bool:
         """Whether what it holds is being given back."""
         run = self.run
         return run is None or run.stop is not None or run.ended
@@ -281,7 +281,7 @@ class Task:
         return (*facts, "unwritable") if self.unwritable else facts
 
 
-class Victims(TaskLine):
+class Victims(OrderedTasks):
     """Preemptible tasks of one pool and priority that hold slots and were not asked to stop."""
 
     __slots__ = ("pool", "priority")
@@ -449,10 +449,10 @@ IN_LINE: Final = BLOCKING | BEHIND
 LIMITED: Final = frozenset({WaitCode.AT_LIMIT, WaitCode.AT_MAX_SLOTS, WaitCode.EXCEEDS_LIMIT})
 
 
-class Holding:
+class JobUsage:
     """What a job's tasks hold of one pool."""
 
-    __slots__ = ("leaving", "leaving_milli", "milli", "tasks")
+    __slots__ = ("milli", "releasing", "releasing_milli", "tasks")
 
     def __init__(self) -> None:
         #: gpu_milli of all open replicas.
@@ -460,22 +460,22 @@ class Holding:
         #: The same by task.
         self.tasks: dict[Task, int] = {}
         #: Of that what is being given back.
-        self.leaving: dict[Task, int] = {}
-        self.leaving_milli = 0
+        self.releasing: dict[Task, int] = {}
+        self.releasing_milli = 0
 
 
-class Holders:
+class ProjectUsage:
     """The jobs of a project that hold something of one pool."""
 
-    __slots__ = ("jobs", "leaving_milli")
+    __slots__ = ("jobs", "releasing_milli")
 
     def __init__(self) -> None:
-        self.jobs: dict[Job, Holding] = {}
+        self.jobs: dict[Job, JobUsage] = {}
         #: What they are giving back.
-        self.leaving_milli = 0
+        self.releasing_milli = 0
 
 
-class Giving(TaskLine):
+class ReclaimableTasks(OrderedTasks):
     """Preemptible tasks of one claimant that hold slots of a pool and do not give them back yet."""
 
     __slots__ = ("pool",)
@@ -487,10 +487,10 @@ class Giving(TaskLine):
     def alive(self, task: Task) -> bool:
         """Whether the task may still be stopped."""
         run = task.run
-        return run is not None and run.pool is self.pool and run.open > 0 and not task.leaving
+        return run is not None and run.pool is self.pool and run.open > 0 and not task.releasing
 
 
-class Lane:
+class QueueClass:
     """Which priorities of a pool wait for room, GPU tasks and others apart."""
 
     __slots__ = ("behind", "blocked", "firsts", "mask")
@@ -517,14 +517,34 @@ class Pool:
     """Nodes of a cell with their policy, what is free on them and who waits for it."""
 
     __slots__ = (
-        *("awake", "config", "firm", "firm_changes", "future", "giving", "groups", "hash", "held"),
-        *("held_milli", "holders", "idle"),
-        *("lanes", "demands", "lines", "name", "news", "over", "per_job", "preempts", "reshare"),
-        *("reshare_next", "shares", "stale", "worst_placed"),
+        *(
+            "awake",
+            "config",
+            "max_free",
+            "max_free_changes",
+            "future",
+            "reclaimable",
+            "groups",
+            "hash",
+            "usage_by_job",
+        ),
+        *("used_milli", "usage_by_project", "free"),
+        *(
+            "queue_classes",
+            "demands",
+            "strict_queues",
+            "name",
+            "woken",
+            "over_share",
+            "per_job",
+            "preempts",
+            "reshare",
+        ),
+        *("reshare_next", "shares", "stale", "lowest_placed_priority"),
         *(
             "nodes",
             "protected",
-            "protects",
+            "has_min_runtimes",
             "recheck",
             "revision",
             "stopping",
@@ -532,7 +552,7 @@ class Pool:
             "topology",
             "victims",
         ),
-        *("asking", "policy_cache", "reconsidered", "rules"),
+        *("workload", "policy_cache", "reconsidered", "rules"),
     )
 
     def __init__(self, name: str) -> None:
@@ -541,47 +561,47 @@ class Pool:
         self.revision = 0
         #: By node ordinal.
         self.nodes: dict[int, Node] = {}
-        self.idle = FreeIndex()
+        self.free = CapacityIndex()
         #: What is free once all that is stopping is gone.
-        self.future = FreeIndex()
+        self.future = CapacityIndex()
         #: What would be free were all preemptible tasks gone.
-        self.firm = FreeIndex()
+        self.max_free = CapacityIndex()
         #: Counts changes of that, so that what only depends on it is kept.
-        self.firm_changes = 0
+        self.max_free_changes = 0
         #: Jobs that hold GPUs of it.
-        self.held: dict[Job, Holding] = {}
+        self.usage_by_job: dict[Job, JobUsage] = {}
         #: The same by project, and all that is held.
-        self.holders: dict[Project, Holders] = {}
-        self.held_milli = 0
+        self.usage_by_project: dict[Project, ProjectUsage] = {}
+        self.used_milli = 0
         #: Whether its policy gives out shares, and whether among jobs (derived).
         self.shares = self.per_job = self.preempts = False
         #: The worst priority of what this cycle placed and could be stopped (None: nothing).
-        self.worst_placed: int | None = None
+        self.lowest_placed_priority: int | None = None
         #: What each claimant asks for (`demands.py`), made when it is wanted; from then on, which
         #: jobs and groups are to be counted again first.
         self.demands: Any = None
         self.stale: dict[Job | Group, None] = {}
         #: Of jobs and projects that ever had to give something back: what they could (derived).
-        self.giving: dict[Job | Project, Giving] = {}
+        self.reclaimable: dict[Job | Project, ReclaimableTasks] = {}
         #: What its shares rest on changed: they are to be looked at in the next cycle; or in the
         #: one after, since it was the planner that changed it.
         self.reshare = self.reshare_next = False
         #: Groups that wait because their claimant has its share.
-        self.over: dict[Group, None] = {}
+        self.over_share: dict[Group, None] = {}
         #: (shape id, priority) -> tasks that wait.
         self.groups: dict[tuple[str, int], Group] = {}
         #: Groups to be considered in the next cycle; in `news` those that a running cycle woke.
         self.awake: dict[Group, None] = {}
-        self.news: list[Group] = []
+        self.woken: list[Group] = []
         #: Groups that a running cycle considers again whether or not anything woke them.
         self.reconsidered: dict[Group, None] = {}
-        self.lanes = (Lane(), Lane())
+        self.queue_classes = (QueueClass(), QueueClass())
         #: Who waits behind others, where the policy is strict (derived).
-        self.lines: Lines | None = None
+        self.strict_queues: StrictQueues | None = None
         #: Groups that wait until victims may be stopped.
         self.protected: dict[Group, None] = {}
         #: Whether a job that may use the pool ever had a minimum run time.
-        self.protects = False
+        self.has_min_runtimes = False
         #: By lane: preempted attempts that still hold slots, by the priority of whom they are
         #: stopped for.
         self.stopping_for: tuple[dict[int, int], dict[int, int]] = ({}, {})
@@ -593,7 +613,7 @@ class Pool:
         #: Preemptible tasks that hold slots, by priority.
         self.victims: dict[int, Victims] = {}
         #: What its tasks asked for so far (derived), made when a placement first goes by it.
-        self.asking: Asking | None = None
+        self.workload: WorkloadCounter | None = None
         #: Counts changes of the set of nodes, so that what only depends on it is kept.
         self.topology = 0
         self.policy_cache: dict[Any, Any] = {}
@@ -601,24 +621,24 @@ class Pool:
         self.rules: Any = None
         self.hash = 0
 
-    def follow(self, traits: PolicyTraits) -> None:
+    def set_traits(self, traits: PolicyTraits) -> None:
         """Keep what another policy or configuration changes of the pool itself."""
         self.shares, self.per_job, self.preempts = traits.shares, traits.per_job, traits.preempts
-        self.lines = None if traits.line is None else Lines(self, traits.line)
+        self.strict_queues = None if traits.line is None else StrictQueues(self, traits.line)
 
     def reconsider(self, group: Group) -> None:
         """Have a group considered in the cycle that is being decided."""
         self.reconsidered[group] = None
-        self.news.append(group)
+        self.woken.append(group)
 
     @property
-    def indexes(self) -> tuple[FreeIndex, ...]:
+    def indexes(self) -> tuple[CapacityIndex, ...]:
         """What is free, in each way of looking at it."""
-        return (self.idle, self.future, self.firm)
+        return (self.free, self.future, self.max_free)
 
-    def views(self, node: "Node") -> tuple[tuple[FreeIndex, Room], ...]:
+    def views(self, node: "Node") -> tuple[tuple[CapacityIndex, NodeCapacity], ...]:
         """The pool's indexes, each with the node's room in it."""
-        return (self.idle, node.idle), (self.future, node.future), (self.firm, node.firm)
+        return (self.free, node.free), (self.future, node.future), (self.max_free, node.max_free)
 
     def facts(self) -> tuple[object, ...]:
         """All that a digest covers."""
@@ -629,10 +649,10 @@ class Node:
     """A machine with slots."""
 
     __slots__ = (
-        *("address", "barred", "boot_id", "cordoned", "cpu_milli", "dead", "drain_ms", "firm"),
+        *("address", "barred", "boot_id", "cordoned", "cpu_milli", "dead", "drain_ms", "max_free"),
         "future",
         *("disabled", "executors", "gpus", "stops_disabled"),
-        *("hash", "idle", "incarnation", "labels", "memory_mib", "name", "node_type", "open"),
+        *("hash", "free", "incarnation", "labels", "memory_mib", "name", "node_type", "open"),
         *("ordinal", "pending", "pool", "port_first", "port_last", "ports", "schema_version"),
         *("revoked_ms", "silent_ms", "state"),
     )
@@ -655,9 +675,9 @@ class Node:
         self.port_first = self.port_last = 0
         #: Ports of gangs whose first replica is here, by how many hold them.
         self.ports: dict[int, int] = {}
-        self.idle = Room(ordinal, 0, 0, 0)
-        self.future = Room(ordinal, 0, 0, 0)
-        self.firm = Room(ordinal, 0, 0, 0)
+        self.free = NodeCapacity(ordinal, 0, 0, 0)
+        self.future = NodeCapacity(ordinal, 0, 0, 0)
+        self.max_free = NodeCapacity(ordinal, 0, 0, 0)
         self.cordoned = False
         #: Deadline of a drain; 0: none.
         self.drain_ms = 0
@@ -734,8 +754,8 @@ class Node:
         return (
             *("node", self.name, self.ordinal, int(self.state), self.pool and self.pool.name),
             *(self.incarnation, self.gpus, self.cpu_milli, self.memory_mib, self.node_type),
-            *(self.cordoned, self.drain_ms, self.silent_ms, self.idle.slots, self.idle.cpu_milli),
-            *(self.idle.memory_mib, self.pending and self.pending.incarnation, self.dead),
+            *(self.cordoned, self.drain_ms, self.silent_ms, self.free.slots, self.free.cpu_milli),
+            *(self.free.memory_mib, self.pending and self.pending.incarnation, self.dead),
             *(self.barred, self.revoked_ms),
             # Only where there are any: digests are in the log.
             *((self.disabled, self.stops_disabled) if self.disabled else ()),

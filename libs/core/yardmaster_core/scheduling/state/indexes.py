@@ -1,16 +1,16 @@
 """What is free on a pool's nodes, indexed by how much it is: a cycle's cost follows the change.
 
-`FreeIndex` answers "which node could hold this" with a few operations on integers used as bit sets,
-one bit a node. A set of 10,000 nodes is 1.25 kB: intersecting two of them takes less time than one
-step of a search in a sorted list, the lowest bit is a defined choice, and node types or cordons are
-just more sets.
+`CapacityIndex` finds the nodes on which a replica may fit with a few operations on integers used as
+bit sets, one bit per node. A set of 10,000 nodes takes 1.25 kB. The intersection of two sets takes
+less time than one step of a search in a sorted list, the lowest bit is a defined choice, and node
+types and cordons are further sets.
 """
 
 from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
-from yardmaster_core.scheduling.state.workload import NOBODY, Workload
+from yardmaster_core.scheduling.state.workload import NO_WORKLOAD, Workload
 from yardmaster_schemas.events.decisions import Placement
 from yardmaster_schemas.events.node_events import MAX_RUNNING
 
@@ -31,7 +31,7 @@ DEFAULT_GPULESS: Final = 512
 MOST_GPULESS: Final = MAX_RUNNING // 2
 
 
-class Room:
+class NodeCapacity:
     """What is free on one node, in one view of it.
 
     `slots[i]` is the free gpu_milli of slot i; `whole` counts untouched slots; `shared` is the most
@@ -156,7 +156,7 @@ class Room:
             self.shared = max((f for f in free if 0 < f < WHOLE), default=0)
 
 
-class FreeIndex:
+class CapacityIndex:
     """The rooms of a pool's nodes, found by what is free.
 
     Two of them stand for a pool: what is idle now, and what will be when all that is stopping is
@@ -165,16 +165,16 @@ class FreeIndex:
     """
 
     __slots__ = (
-        *("available", "cpu", "free_milli", "memory", "of_type", "rooms", "shared", "whole"),
+        *("available", "cpu", "free_milli", "memory", "of_type", "capacities", "shared", "whole"),
         *("changes", "idle", "images", "most_gpuless", "named", "of_size", "places"),
-        *("_stale", "asked", "rankings"),
+        *("_stale", "workload", "rankings"),
     )
 
     def __init__(self) -> None:
         #: Counts what was taken and given: while it is the same, so is the answer to a question.
         self.changes = 0
         #: Rooms by node ordinal.
-        self.rooms: dict[int, Room] = {}
+        self.capacities: dict[int, NodeCapacity] = {}
         #: Nodes that take tasks: up and not cordoned.
         self.available = 0
         self.of_type: dict[str, int] = {}
@@ -199,74 +199,76 @@ class FreeIndex:
         #: Orders of rooms that are kept (`ranking.py`), and what those rest on that go by what is
         #: asked for.
         self.rankings: dict[Hashable, Ranking] = {}
-        self.asked = NOBODY
-        self._stale: list[Room] = []
+        self.workload = NO_WORKLOAD
+        self._stale: list[NodeCapacity] = []
 
-    def add(self, room: Room, node_type: str, name: str = "", *, runs_images: bool = False) -> None:
+    def add(
+        self, capacity: NodeCapacity, node_type: str, name: str = "", *, runs_images: bool = False
+    ) -> None:
         """Take in an empty node's room; it is not available until `open_node`."""
-        bit = 1 << room.ordinal
-        self.rooms[room.ordinal] = room
-        room.node_type = node_type
-        self.named[name] = room.ordinal
-        self.note_images(room.ordinal, runs_images=runs_images)
+        bit = 1 << capacity.ordinal
+        self.capacities[capacity.ordinal] = capacity
+        capacity.node_type = node_type
+        self.named[name] = capacity.ordinal
+        self.note_images(capacity.ordinal, runs_images=runs_images)
         self.of_type[node_type] = self.of_type.get(node_type, 0) | bit
-        self.of_size[room.size] = self.of_size.get(room.size, 0) | bit
-        self.whole.extend([0] * (len(room.slots) + 1 - len(self.whole)))
-        room.most_gpuless = room.places = room.at_places = self.most_gpuless
-        self.places[room.places] = self.places.get(room.places, 0) | bit
-        room.at_whole = room.at_shared = room.at_cpu = room.at_memory = -1
-        room.at_idle = False
-        self._index(room)
+        self.of_size[capacity.size] = self.of_size.get(capacity.size, 0) | bit
+        self.whole.extend([0] * (len(capacity.slots) + 1 - len(self.whole)))
+        capacity.most_gpuless = capacity.places = capacity.at_places = self.most_gpuless
+        self.places[capacity.places] = self.places.get(capacity.places, 0) | bit
+        capacity.at_whole = capacity.at_shared = capacity.at_cpu = capacity.at_memory = -1
+        capacity.at_idle = False
+        self._index(capacity)
 
     def note_images(self, ordinal: int, *, runs_images: bool) -> None:
         """Whether a node runs containers."""
         self.images = self.images & ~(1 << ordinal) | (runs_images << ordinal)
 
-    def remove(self, room: Room, node_type: str, name: str = "") -> None:
+    def remove(self, capacity: NodeCapacity, node_type: str, name: str = "") -> None:
         """Forget a node's room."""
-        self.close_node(room)
+        self.close_node(capacity)
         self.flush()
-        bit = 1 << room.ordinal
-        del self.rooms[room.ordinal]
+        bit = 1 << capacity.ordinal
+        del self.capacities[capacity.ordinal]
         for ranking in self.rankings.values():
-            ranking.moved.add(room.ordinal)
+            ranking.moved.add(capacity.ordinal)
         self.named.pop(name, None)
         self.images &= ~bit
         self.of_type[node_type] &= ~bit
-        self.of_size[room.size] &= ~bit
+        self.of_size[capacity.size] &= ~bit
         self.idle &= ~bit
-        self._leave_place(room, bit)
-        self.whole[room.at_whole] &= ~bit
-        _move(self.shared, bit, room.at_shared, -1)
-        _move(self.cpu, bit, room.at_cpu, -1)
-        _move(self.memory, bit, room.at_memory, -1)
+        self._leave_place(capacity, bit)
+        self.whole[capacity.at_whole] &= ~bit
+        _move(self.shared, bit, capacity.at_shared, -1)
+        _move(self.cpu, bit, capacity.at_cpu, -1)
+        _move(self.memory, bit, capacity.at_memory, -1)
 
-    def open_node(self, room: Room) -> None:
+    def open_node(self, capacity: NodeCapacity) -> None:
         """Let tasks be placed on the node."""
-        if not room.available:
-            room.available = True
-            self.available |= 1 << room.ordinal
-            self.free_milli += room.gpu_milli
+        if not capacity.available:
+            capacity.available = True
+            self.available |= 1 << capacity.ordinal
+            self.free_milli += capacity.gpu_milli
 
-    def close_node(self, room: Room) -> None:
+    def close_node(self, capacity: NodeCapacity) -> None:
         """Let nothing new be placed on the node."""
-        if room.available:
-            room.available = False
-            self.available ^= 1 << room.ordinal
-            self.free_milli -= room.gpu_milli
+        if capacity.available:
+            capacity.available = False
+            self.available ^= 1 << capacity.ordinal
+            self.free_milli -= capacity.gpu_milli
 
-    def disable(self, room: Room, slots: tuple[int, ...]) -> None:
+    def disable(self, capacity: NodeCapacity, slots: tuple[int, ...]) -> None:
         """Place nothing new on these slots of a room, which has them; on all its others again."""
         # Filed before and after: what is idle is looked at anew only where one thing changed.
         self.flush()
-        bit = 1 << room.ordinal
-        self.of_size[room.size] &= ~bit
-        before, room.disabled = room.disabled, slots
-        self.of_size[room.size] = self.of_size.get(room.size, 0) | bit
+        bit = 1 << capacity.ordinal
+        self.of_size[capacity.size] &= ~bit
+        before, capacity.disabled = capacity.disabled, slots
+        self.of_size[capacity.size] = self.of_size.get(capacity.size, 0) | bit
         if back := tuple(slot for slot in before if slot not in slots):
-            self.give(room, back, WHOLE, 0, 0)
+            self.give(capacity, back, WHOLE, 0, 0)
         if gone := tuple(slot for slot in slots if slot not in before):
-            self.take(room, gone, WHOLE, 0, 0)
+            self.take(capacity, gone, WHOLE, 0, 0)
         self.flush()
 
     def bound_gpuless(self, most: int | None) -> None:
@@ -277,26 +279,36 @@ class FreeIndex:
         self.most_gpuless = DEFAULT_GPULESS if most is None else min(most, MOST_GPULESS)
         if before != self.most_gpuless:
             self.flush()
-            for room in self.rooms.values():
-                room.most_gpuless = self.most_gpuless
-                room.places += self.most_gpuless - before
-                self._index(room)
+            for capacity in self.capacities.values():
+                capacity.most_gpuless = self.most_gpuless
+                capacity.places += self.most_gpuless - before
+                self._index(capacity)
 
     def take(
-        self, room: Room, slots: tuple[int, ...], gpu_milli: int, cpu_milli: int, memory_mib: int
+        self,
+        capacity: NodeCapacity,
+        slots: tuple[int, ...],
+        gpu_milli: int,
+        cpu_milli: int,
+        memory_mib: int,
     ) -> None:
         """Use up part of a room; the caller has checked that it is free."""
-        self.shift(room, slots, -gpu_milli, -cpu_milli, -memory_mib, -1)
+        self.shift(capacity, slots, -gpu_milli, -cpu_milli, -memory_mib, -1)
 
     def give(
-        self, room: Room, slots: tuple[int, ...], gpu_milli: int, cpu_milli: int, memory_mib: int
+        self,
+        capacity: NodeCapacity,
+        slots: tuple[int, ...],
+        gpu_milli: int,
+        cpu_milli: int,
+        memory_mib: int,
     ) -> None:
         """Give part of a room back."""
-        self.shift(room, slots, gpu_milli, cpu_milli, memory_mib, 1)
+        self.shift(capacity, slots, gpu_milli, cpu_milli, memory_mib, 1)
 
     def shift(
         self,
-        room: Room,
+        capacity: NodeCapacity,
         slots: tuple[int, ...],
         milli: int,
         cpu: int,
@@ -305,20 +317,20 @@ class FreeIndex:
     ) -> None:
         """Add to what is free in a room: give (one replica), or with negative amounts take."""
         self.changes += 1
-        room.cpu_milli += cpu
-        room.memory_mib += memory
+        capacity.cpu_milli += cpu
+        capacity.memory_mib += memory
         if slots:
-            free = room.slots
+            free = capacity.slots
             # Always a sum, so that giving undoes taking even where both a promise and a start
             # took of one slot.
             if milli == -WHOLE:
-                room.whole -= len(slots)
+                capacity.whole -= len(slots)
                 clean = True
                 for i in slots:
                     clean &= free[i] == WHOLE
                     free[i] -= WHOLE
             elif milli == WHOLE:
-                room.whole += len(slots)
+                capacity.whole += len(slots)
                 clean = True
                 for i in slots:
                     clean &= free[i] == 0
@@ -328,8 +340,8 @@ class FreeIndex:
                 for i in slots:
                     free[i] += milli
             if not clean:
-                room.recount()
-            if room.available:
+                capacity.recount()
+            if capacity.available:
                 # Of what is taken twice, nothing is free until it was given twice.
                 self.free_milli += (
                     milli * len(slots)
@@ -337,80 +349,84 @@ class FreeIndex:
                     else sum(max(free[i], 0) - max(free[i] - milli, 0) for i in slots)
                 )
         else:
-            room.places += replicas
-        if not room.stale:
-            room.stale = True
-            self._stale.append(room)
+            capacity.places += replicas
+        if not capacity.stale:
+            capacity.stale = True
+            self._stale.append(capacity)
 
     def flush(self) -> None:
         """Move the rooms that changed to where they belong."""
-        for room in self._stale:
-            room.stale = False
-            self._index(room)
+        for capacity in self._stale:
+            capacity.stale = False
+            self._index(capacity)
         self._stale.clear()
 
-    def _index(self, room: Room) -> None:
-        bit = 1 << room.ordinal
+    def _index(self, capacity: NodeCapacity) -> None:
+        bit = 1 << capacity.ordinal
         for ranking in self.rankings.values():
-            ranking.moved.add(room.ordinal)
+            ranking.moved.add(capacity.ordinal)
         # Only with disabled slots may it be idle or not without a change of what is whole.
-        if (room.at_whole != room.whole or room.disabled) and room.idle != room.at_idle:
+        if (
+            capacity.at_whole != capacity.whole or capacity.disabled
+        ) and capacity.idle != capacity.at_idle:
             self.idle ^= bit
-            room.at_idle = not room.at_idle
-        if room.at_whole != room.whole:
-            if room.at_whole >= 0:
-                self.whole[room.at_whole] ^= bit
-            self.whole[room.whole] |= bit
-            room.at_whole = room.whole
-        if room.places != room.at_places:
-            self._leave_place(room, bit)
-            self.places[room.places] = self.places.get(room.places, 0) | bit
-            room.at_places = room.places
-        level = room.shared // STEP
-        if level != room.at_shared:
-            _move(self.shared, bit, room.at_shared, level)
-            room.at_shared = level
-        level = room.cpu_milli.bit_length()
-        if level != room.at_cpu:
-            _move(self.cpu, bit, room.at_cpu, level)
-            room.at_cpu = level
-        level = room.memory_mib.bit_length()
-        if level != room.at_memory:
-            _move(self.memory, bit, room.at_memory, level)
-            room.at_memory = level
+            capacity.at_idle = not capacity.at_idle
+        if capacity.at_whole != capacity.whole:
+            if capacity.at_whole >= 0:
+                self.whole[capacity.at_whole] ^= bit
+            self.whole[capacity.whole] |= bit
+            capacity.at_whole = capacity.whole
+        if capacity.places != capacity.at_places:
+            self._leave_place(capacity, bit)
+            self.places[capacity.places] = self.places.get(capacity.places, 0) | bit
+            capacity.at_places = capacity.places
+        level = capacity.shared // STEP
+        if level != capacity.at_shared:
+            _move(self.shared, bit, capacity.at_shared, level)
+            capacity.at_shared = level
+        level = capacity.cpu_milli.bit_length()
+        if level != capacity.at_cpu:
+            _move(self.cpu, bit, capacity.at_cpu, level)
+            capacity.at_cpu = level
+        level = capacity.memory_mib.bit_length()
+        if level != capacity.at_memory:
+            _move(self.memory, bit, capacity.at_memory, level)
+            capacity.at_memory = level
 
-    def _leave_place(self, room: Room, bit: int) -> None:
-        left = self.places[room.at_places] & ~bit
+    def _leave_place(self, capacity: NodeCapacity, bit: int) -> None:
+        left = self.places[capacity.at_places] & ~bit
         if left:
-            self.places[room.at_places] = left
+            self.places[capacity.at_places] = left
         else:
-            del self.places[room.at_places]
+            del self.places[capacity.at_places]
 
     def refile(self) -> None:
         """File every room anew, whatever changed in it; many at once cost less than one by one."""
         self._stale.clear()
         self.rankings.clear()
         self.free_milli = 0
-        rooms = self.rooms.values()
-        for room in rooms:
-            room.stale = False
-            room.at_idle = room.idle
-            room.at_places = room.places
-            room.at_whole = room.whole
-            room.at_shared = room.shared // STEP
-            room.at_cpu = room.cpu_milli.bit_length()
-            room.at_memory = room.memory_mib.bit_length()
-            if room.available:
-                self.free_milli += room.gpu_milli
-        self.whole = _sets(len(self.whole), [(r.at_whole, r.ordinal) for r in rooms])
-        self.idle = _sets(2, [(int(r.at_idle), r.ordinal) for r in rooms])[1]
-        counts = sorted({r.at_places for r in rooms})
+        capacities = self.capacities.values()
+        for capacity in capacities:
+            capacity.stale = False
+            capacity.at_idle = capacity.idle
+            capacity.at_places = capacity.places
+            capacity.at_whole = capacity.whole
+            capacity.at_shared = capacity.shared // STEP
+            capacity.at_cpu = capacity.cpu_milli.bit_length()
+            capacity.at_memory = capacity.memory_mib.bit_length()
+            if capacity.available:
+                self.free_milli += capacity.gpu_milli
+        self.whole = _sets(len(self.whole), [(r.at_whole, r.ordinal) for r in capacities])
+        self.idle = _sets(2, [(int(r.at_idle), r.ordinal) for r in capacities])[1]
+        counts = sorted({r.at_places for r in capacities})
         levels = {count: level for level, count in enumerate(counts)}
-        found = _sets(len(counts), [(levels[r.at_places], r.ordinal) for r in rooms])
+        found = _sets(len(counts), [(levels[r.at_places], r.ordinal) for r in capacities])
         self.places = dict(zip(counts, found, strict=True))
-        self.shared = _or_more(_sets(len(self.shared), [(r.at_shared, r.ordinal) for r in rooms]))
-        self.cpu = _or_more(_sets(LEVELS, [(r.at_cpu, r.ordinal) for r in rooms]))
-        self.memory = _or_more(_sets(LEVELS, [(r.at_memory, r.ordinal) for r in rooms]))
+        self.shared = _or_more(
+            _sets(len(self.shared), [(r.at_shared, r.ordinal) for r in capacities])
+        )
+        self.cpu = _or_more(_sets(LEVELS, [(r.at_cpu, r.ordinal) for r in capacities]))
+        self.memory = _or_more(_sets(LEVELS, [(r.at_memory, r.ordinal) for r in capacities]))
 
     def matching(self, shape: Shape) -> int:
         """Nodes of the types that `shape` allows and does not avoid, with the executor that it
@@ -447,7 +463,7 @@ class FreeIndex:
             mask &= ~self._crowded()
         return mask
 
-    def roomy(self, shape: Shape) -> int:
+    def promising(self, shape: Shape) -> int:
         """Candidates, less those that have too few whole GPUs, or no such share, for a replica."""
         mask = self.candidates(shape)
         if shape.gpus and (shape.gpu_milli == WHOLE or shape.gpus == 1):
@@ -457,10 +473,10 @@ class FreeIndex:
             mask &= enough
         return mask
 
-    def count_on(self, asked: Workload) -> None:
+    def count_on(self, workload: Workload) -> None:
         """Rank rooms by what is asked for from now on."""
-        if asked is not self.asked:
-            self.asked = asked
+        if workload is not self.workload:
+            self.workload = workload
             self.rankings.clear()
 
     def _crowded(self) -> int:
@@ -481,9 +497,9 @@ class FreeIndex:
         """Free gpu_milli of the available nodes that `shape` does not avoid."""
         free = self.free_milli
         for name in shape.avoid_nodes:
-            room = self.rooms.get(self.named.get(name, -1))
-            if room is not None and room.available:
-                free -= room.gpu_milli
+            capacity = self.capacities.get(self.named.get(name, -1))
+            if capacity is not None and capacity.available:
+                free -= capacity.gpu_milli
         return free
 
     def largest(self, shape: Shape) -> int:

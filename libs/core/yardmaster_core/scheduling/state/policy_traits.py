@@ -6,7 +6,7 @@ The state imports no policy: `machine` passes it the registry of policies.
 from dataclasses import dataclass
 from typing import Protocol
 
-from yardmaster_core.scheduling.state.strict_queues import PlaceOf
+from yardmaster_core.scheduling.state.strict_queues import PositionOf
 from yardmaster_schemas.events.requests import PoolConfig
 
 
@@ -21,7 +21,7 @@ class PolicyTraits:
     #: Whether a task may preempt others.
     preempts: bool = False
     #: In which strict queue a task waits, and where; None: the policy has none.
-    line: PlaceOf | None = None
+    line: PositionOf | None = None
 
 
 class TraitsSource(Protocol):

@@ -18,7 +18,7 @@ QueueKey = tuple[int, int, int]
 Entry = tuple[QueueKey, "Task"]
 
 
-class TaskLine:
+class OrderedTasks:
     """Tasks in an order, whose entries are dropped late.
 
     Most come in order and are appended; those that do not (requeued tasks) go into a second, sorted
@@ -119,7 +119,7 @@ class Backwards:
 
     __slots__ = ("_gone", "_line", "_met", "_rest")
 
-    def __init__(self, line: TaskLine, entries: Iterator[Entry]) -> None:
+    def __init__(self, line: OrderedTasks, entries: Iterator[Entry]) -> None:
         self._line = line
         self._rest = entries
         self._met: list[Task] = []
@@ -147,7 +147,7 @@ class Backwards:
                 self._gone += 1
 
 
-class TaskQueue(TaskLine):
+class TaskQueue(OrderedTasks):
     """Waiting tasks that are equal but for their place in the queue."""
 
     __slots__ = ("live",)

@@ -8,11 +8,11 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from yardmaster_core.scheduling.state.indexes import FreeIndex, Room
+from yardmaster_core.scheduling.state.indexes import CapacityIndex, NodeCapacity
 from yardmaster_core.scheduling.state.shapes import Shape
 
 #: The lower comes first. Asked only of a room that holds the shape.
-Rank = Callable[[FreeIndex, Room, Shape], int]
+Rank = Callable[[CapacityIndex, NodeCapacity, Shape], int]
 
 #: Orders kept in one index; one more, and all are made anew when they are wanted.
 MOST: Final = 256
@@ -25,15 +25,15 @@ class Ranking:
 
     __slots__ = ("_ranks", "moved", "order", "rank", "shape")
 
-    def __init__(self, index: FreeIndex, shape: Shape, rank: Rank) -> None:
+    def __init__(self, index: CapacityIndex, shape: Shape, rank: Rank) -> None:
         self.shape = shape
         self.rank = rank
         self.order: list[tuple[int, int]] = []
         #: Ordinals of rooms that changed since they were ranked.
-        self.moved = set(index.rooms)
+        self.moved = set(index.capacities)
         self._ranks: dict[int, int] = {}
 
-    def update(self, index: FreeIndex) -> None:
+    def update(self, index: CapacityIndex) -> None:
         """Rank what moved."""
         shape, rank = self.shape, self.rank
         moved, self.moved = self.moved, set()
@@ -41,12 +41,12 @@ class Ranking:
         gone: list[tuple[int, int]] = []
         come: list[tuple[int, int]] = []
         for ordinal in moved:
-            room = index.rooms.get(ordinal)
+            capacity = index.capacities.get(ordinal)
             before = ranks.pop(ordinal, None)
             if before is not None:
                 gone.append((before, ordinal))
-            if room is not None and room.holds(shape):
-                ranks[ordinal] = now = rank(index, room, shape)
+            if capacity is not None and capacity.holds(shape):
+                ranks[ordinal] = now = rank(index, capacity, shape)
                 come.append((now, ordinal))
         if len(moved) > MANY:
             self.order = sorted((now, ordinal) for ordinal, now in ranks.items())
@@ -57,7 +57,7 @@ class Ranking:
             insort(self.order, one)
 
 
-def ranked(index: FreeIndex, shape: Shape, within: int, rank: Rank) -> Iterator[Room]:
+def ranked(index: CapacityIndex, shape: Shape, within: int, rank: Rank) -> Iterator[NodeCapacity]:
     """The rooms of `within` that hold one replica, the lowest rank first."""
     mask = index.candidates(shape) & within
     if not mask:
@@ -70,7 +70,7 @@ def ranked(index: FreeIndex, shape: Shape, within: int, rank: Rank) -> Iterator[
         kept = index.rankings[key] = Ranking(index, shape, rank)
     if kept.moved:
         kept.update(index)
-    rooms = index.rooms
+    capacities = index.capacities
     for _, ordinal in kept.order:
         if mask >> ordinal & 1:
-            yield rooms[ordinal]
+            yield capacities[ordinal]

@@ -54,12 +54,12 @@ class Shape:
         "id",
         "image",
         "job_id",
-        "lane",
         "memory_mib",
         "node_types",
         "pools",
         "preemptible",
         "project",
+        "queue_class",
         "replica_gpu_milli",
         "replicas",
         "start_failed",
@@ -78,7 +78,7 @@ class Shape:
         self.replica_gpu_milli = self.gpus * self.gpu_milli
         self.total_gpu_milli = self.replicas * self.replica_gpu_milli
         #: 0: asks for no GPU; 1: asks for GPUs. The two never block each other.
-        self.lane = 1 if self.gpus else 0
+        self.queue_class = 1 if self.gpus else 0
         # Ids are in the log: what asks for none of it keeps the one that it always had.
         told: tuple[object, ...] = asked if where is None else (*asked, where)
         told += ("image",) * self.image + ("start_failed",) * self.start_failed

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from yardmaster_core.errors import CoreError, SnapshotUnreadable
 from yardmaster_core.scheduling.state.appliers.attempts import reopen, watch_start
-from yardmaster_core.scheduling.state.appliers.nodes import install_room
+from yardmaster_core.scheduling.state.appliers.nodes import install_capacity
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.enrollment import barred
 from yardmaster_core.scheduling.state.entities import (
@@ -219,7 +219,7 @@ def _load(cell: str, dump: Plain, policies: TraitsSource) -> ClusterState:
         pool = state.pools[row["name"]] = Pool(row["name"])
         pool.revision = row["revision"]
         pool.config = _maybe(PoolConfig, row["config"])
-        pool.follow(policies.traits(pool.config))
+        pool.set_traits(policies.traits(pool.config))
         if pool.config is not None:
             for index in pool.indexes:
                 index.bound_gpuless(pool.config.gpuless_per_node)
@@ -244,7 +244,7 @@ def _load(cell: str, dump: Plain, policies: TraitsSource) -> ClusterState:
     # Queues come back in any order: heaps are filled by key.
     for task in waiting:
         state.enqueue(task)
-    rebuild_rooms(state)
+    rebuild_capacities(state)
     _load_groups(state, dump["groups"])
     state.attention = {name: state.task(name) for name in dump["attention"]}
     state.node_attention = {name: state.nodes[name] for name in dump["node_attention"]}
@@ -294,7 +294,7 @@ def _load_node(state: ClusterState, row: Plain) -> None:
     node.pending = _maybe(NodeJoinedV1, row["pending"])
     if row["pool"] is not None:
         node.barred = barred(state.enrolled, node, row["pool"])
-        install_room(state, node, state.pools[row["pool"]])
+        install_capacity(state, node, state.pools[row["pool"]])
     if node.drain_ms:
         state.deadline(node.drain_ms, Due.DRAIN, node.name)
     if node.revoked:
@@ -316,7 +316,7 @@ def _load_job(state: ClusterState, row: Plain) -> list[Task]:
     state.jobs[job.id] = job
     if spec.min_runtime_s:
         for name in spec.pools:
-            state.pool(name).protects = True
+            state.pool(name).has_min_runtimes = True
     waiting = []
     for index, facts in enumerate(row["tasks"]):
         task = Task(job, index)
@@ -382,7 +382,7 @@ def _load_run(state: ClusterState, task: Task, row: Plain) -> None:
 def _load_groups(state: ClusterState, rows: list[Plain]) -> None:
     for pool in state.pools.values():
         pool.awake.clear()
-        pool.news.clear()
+        pool.woken.clear()
     for row in rows:
         key = (row["key"][0], row["key"][1])
         group = state.pools[row["pool"]].groups.get(key)
@@ -398,7 +398,7 @@ def _load_groups(state: ClusterState, rows: list[Plain]) -> None:
             state.pools[name].awake[group] = None
 
 
-def rebuild_rooms(state: ClusterState) -> None:
+def rebuild_capacities(state: ClusterState) -> None:
     """Fill every node's room anew from what is placed there, and file all rooms at once."""
     for pool in state.pools.values():
         for node in pool.nodes.values():
@@ -417,7 +417,7 @@ def _fill(node: Node) -> None:
         (placed if run.stop is None else stopping).append(run.placements[replica])
         if not task.job.spec.preemptible:
             firm.append(run.placements[replica])
-    node.firm.fill(node.gpus, node.cpu_milli, node.memory_mib, firm)
+    node.max_free.fill(node.gpus, node.cpu_milli, node.memory_mib, firm)
     node.future.fill(node.gpus, node.cpu_milli, node.memory_mib, placed)
     # Most nodes have nothing that stops, and the same is free now as in the future.
-    node.idle.fill(node.gpus, node.cpu_milli, node.memory_mib, (*placed, *stopping))
+    node.free.fill(node.gpus, node.cpu_milli, node.memory_mib, (*placed, *stopping))

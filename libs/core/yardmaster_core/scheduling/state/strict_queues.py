@@ -14,35 +14,35 @@ if TYPE_CHECKING:
 
 #: Which line a task waits in, and where in it: smaller comes first, no two are equal.
 Place = tuple[int, tuple[Any, ...]]
-PlaceOf = Callable[["Task"], Place]
+PositionOf = Callable[["Task"], Place]
 #: The number only keeps groups from being compared.
 Entry = tuple[tuple[Any, ...], int, "Group"]
 
 
-class Lines:
+class StrictQueues:
     """The groups of one pool that wait for others to go first, each by its first task.
 
     An entry whose group has left, or has another first task by now, is dropped when it comes to the
     front, or when most entries may be such.
     """
 
-    __slots__ = ("_added", "_clean_up_at", "_entries", "_pool", "place_of")
+    __slots__ = ("_added", "_clean_up_at", "_entries", "_pool", "position_of")
 
-    def __init__(self, pool: "Pool", place_of: PlaceOf) -> None:
-        self.place_of = place_of
+    def __init__(self, pool: "Pool", position_of: PositionOf) -> None:
+        self.position_of = position_of
         self._pool = pool
         self._entries: dict[int, list[Entry]] = {}
         self._added = 0
         self._clean_up_at = 64
-        for lane in pool.lanes:
-            for group in lane.behind:
+        for queue_class in pool.queue_classes:
+            for group in queue_class.behind:
                 self.note(group)
 
     def note(self, group: "Group") -> None:
         """Keep a group that waits behind others by its first task, which may be another now."""
-        if group not in self._pool.lanes[group.shape.lane].behind:
+        if group not in self._pool.queue_classes[group.shape.queue_class].behind:
             return
-        line, place = self.place_of(group.queue.first)
+        line, place = self.position_of(group.queue.first)
         heappush(self._entries.setdefault(line, []), (place, self._added, group))
         self._added += 1
         if self._added > self._clean_up_at:
@@ -59,20 +59,20 @@ class Lines:
 
     def first_ahead(self, group: "Group", blocking: Iterable["Group"]) -> "Task | None":
         """The first task of those that wait for room and come before a group in its line."""
-        line, place = self.place_of(group.queue.first)
+        line, place = self.position_of(group.queue.first)
         ahead: Task | None = None
         for other in blocking:
             if other is not group:
                 task = other.queue.first
-                its_line, its_place = self.place_of(task)
+                its_line, its_place = self.position_of(task)
                 if its_line == line and its_place < place:
                     place, ahead = its_place, task
         return ahead
 
     def _holds(self, line: int, entry: Entry) -> bool:
         place, _, group = entry
-        behind = self._pool.lanes[group.shape.lane].behind
-        return group in behind and self.place_of(group.queue.first) == (line, place)
+        behind = self._pool.queue_classes[group.shape.queue_class].behind
+        return group in behind and self.position_of(group.queue.first) == (line, place)
 
     def _clean_up(self) -> None:
         for line, entries in self._entries.items():

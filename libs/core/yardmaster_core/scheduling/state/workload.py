@@ -128,10 +128,10 @@ def _steps(asked: Sequence[int]) -> tuple[list[int], list[int]]:
 
 
 #: Nothing was asked for yet.
-NOBODY: Final = Workload({})
+NO_WORKLOAD: Final = Workload({})
 
 
-class Asking:
+class WorkloadCounter:
     """What tasks of a pool asked for so far; `workload` is what counts for placing."""
 
     __slots__ = ("_taken", "_total", "counts", "workload")
@@ -140,7 +140,7 @@ class Asking:
         #: Of each class.
         self.counts: dict[Class, int] = {}
         self._total = self._taken = 0
-        self.workload = NOBODY
+        self.workload = NO_WORKLOAD
 
     def add(self, shape: Shape, tasks: int) -> None:
         """So many tasks were admitted."""

@@ -32,17 +32,17 @@ def held_by(pool: Pool, claimant: Claimant) -> int:
     """What a claimant's tasks hold of a pool, those that are stopping included."""
     if isinstance(claimant, Project):
         return claimant.used_milli.get(pool.name, 0)
-    holding = pool.held.get(claimant)
+    holding = pool.usage_by_job.get(claimant)
     return holding.milli if holding is not None else 0
 
 
 def staying_of(pool: Pool, claimant: Claimant) -> int:
     """The same without those that are stopping."""
     if isinstance(claimant, Project):
-        holders = pool.holders.get(claimant)
-        return held_by(pool, claimant) - (holders.leaving_milli if holders is not None else 0)
-    holding = pool.held.get(claimant)
-    return holding.milli - holding.leaving_milli if holding is not None else 0
+        holders = pool.usage_by_project.get(claimant)
+        return held_by(pool, claimant) - (holders.releasing_milli if holders is not None else 0)
+    holding = pool.usage_by_job.get(claimant)
+    return holding.milli - holding.releasing_milli if holding is not None else 0
 
 
 def bound_of(pool: Pool, claimant: Claimant, pools: Pools) -> int | None:
@@ -88,20 +88,25 @@ def could_fit(pool: Pool, shape: Shape) -> bool:
     assert pool.config is not None
     key = ("could_fit", shape.fit)
     known = pool.policy_cache.get(key)
-    now = (pool.topology, pool.firm_changes)
+    now = (pool.topology, pool.max_free_changes)
     if known is not None:
-        then, fits, room = known
+        then, fits, capacity = known
         if then == now:
             return bool(fits)
         # Where it fitted it may fit still, whatever came and went elsewhere.
-        if room is not None and then[0] == now[0] and room.available and room.holds(shape):
-            pool.policy_cache[key] = (now, True, room)
+        if (
+            capacity is not None
+            and then[0] == now[0]
+            and capacity.available
+            and capacity.holds(shape)
+        ):
+            pool.policy_cache[key] = (now, True, capacity)
             return True
-    places = any_place(pool.firm, shape, pool.config)
+    places = any_place(pool.max_free, shape, pool.config)
     fits = places is not None
     if not fits and shape.whole_nodes and pool.config.unequal_gangs:
         # There more room may fit where all of it does not.
-        fits = sums_up(shape.gpus, idle_sizes(pool.firm, shape))
-    room = places[0][0] if places is not None and shape.replicas == len(places) == 1 else None
-    pool.policy_cache[key] = (now, fits, room)
+        fits = sums_up(shape.gpus, idle_sizes(pool.max_free, shape))
+    capacity = places[0][0] if places is not None and shape.replicas == len(places) == 1 else None
+    pool.policy_cache[key] = (now, fits, capacity)
     return fits

@@ -125,7 +125,7 @@ class Demands:
         runs = runs_of(list(self.kinds.values()))
         for level in (0, 1):
             runs = self._divide_limits(level, runs, pools, divide)
-        capacity = self.pool.idle.free_milli + self.pool.held_milli
+        capacity = self.pool.free.free_milli + self.pool.used_milli
         return Shares(self.rows, self.claimants, divide(capacity, runs))
 
     def groups_of(self, claimant: Claimant) -> Iterator[Group]:
@@ -164,7 +164,7 @@ class Demands:
         return Asked((job.submitted_ms, job.seq), waiting * asked, 0, asked, asked)
 
     def _of_holding(self, job: Job) -> Asked | None:
-        holding = self.pool.held.get(job)
+        holding = self.pool.usage_by_job.get(job)
         if holding is None:
             return None
         asked = job.shape.total_gpu_milli
@@ -234,7 +234,7 @@ class Demands:
         known = self._waiting.pop(piece, None)
         if known is not None:
             self._forget(piece, *known)
-        if not waiting or not shape.lane:
+        if not waiting or not shape.queue_class:
             return False
         fitting = self._fittings.get(shape.fit)
         if fitting is None:
@@ -259,7 +259,7 @@ class Demands:
                 del self._fittings[fitting.shape.fit]
 
     def _look_at_fits(self) -> None:
-        now = (self.pool.topology, self.pool.firm_changes)
+        now = (self.pool.topology, self.pool.max_free_changes)
         if now == self._looked:
             return
         self._looked = now
@@ -391,7 +391,7 @@ def demands_of(state: ClusterState, pool: Pool, among: str, *, whole_tasks: bool
     demands: Demands | None = pool.demands
     if demands is None:
         demands = pool.demands = Demands(pool, among, whole_tasks=whole_tasks)
-        pool.stale = dict.fromkeys(pool.held)
+        pool.stale = dict.fromkeys(pool.usage_by_job)
         for group in (group for group in pool.groups.values() if group.queue.live):
             job_id = group.shape.job_id
             pool.stale[group if job_id is None else state.jobs[job_id]] = None

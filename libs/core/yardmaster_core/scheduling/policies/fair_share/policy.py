@@ -26,7 +26,7 @@ from pydantic import ConfigDict
 
 from yardmaster_core.scheduling.planner.limits import limit_reached
 from yardmaster_core.scheduling.planner.policy import OrderKey, Policy, PoolView, no_victims
-from yardmaster_core.scheduling.planner.wait_reasons import no_room
+from yardmaster_core.scheduling.planner.wait_reasons import no_capacity
 from yardmaster_core.scheduling.policies.fair_share.claimants import (
     Claimant,
     bound_of,
@@ -40,7 +40,7 @@ from yardmaster_core.scheduling.policies.fair_share.demand_tracker import Demand
 from yardmaster_core.scheduling.policies.fair_share.max_min import VARIANTS
 from yardmaster_core.scheduling.policies.fair_share.offers import Share, Shares
 from yardmaster_core.scheduling.policies.min_runtime import protected_until_ms
-from yardmaster_core.scheduling.state.entities import Giving, Group, Job, Project, Task
+from yardmaster_core.scheduling.state.entities import Group, Job, Project, ReclaimableTasks, Task
 from yardmaster_core.scheduling.state.queues import QueueKey
 from yardmaster_core.scheduling.state.shapes import WHOLE
 from yardmaster_schemas.fields import CLOSED
@@ -94,20 +94,22 @@ def least_asked_first(view: PoolView, group: Group, task: Task) -> OrderKey:
     submission.
     """
     share = (
-        _shares(view).of(claimant_of(task.job, view.options.among)) if group.shape.lane else None
+        _shares(view).of(claimant_of(task.job, view.options.among))
+        if group.shape.queue_class
+        else None
     )
     if share is None:
-        return int(group.shape.lane), 0, (0, 0), task.key
+        return int(group.shape.queue_class), 0, (0, 0), task.key
     return 1, share.demand, share.age, task.key
 
 
 def within_its_share(view: PoolView, group: Group) -> Wait | None:
     """Whether one more task of a group would take its claimant past its share."""
     shape = group.shape
-    if not shape.lane:
+    if not shape.queue_class:
         return None
     if not could_fit(view.pool, shape):
-        return no_room(view.pool, shape)
+        return no_capacity(view.pool, shape)
     claimant = _claimant_of(view, group)
     if shape.start_failed and not _anybody_below(view):
         return None  # what is free is in no other task's share
@@ -162,7 +164,7 @@ def over_a_share(view: PoolView) -> Iterator[tuple[Task, Stop]]:
             if until_ms > view.state.now_ms and (bound is None or giver.left <= bound):
                 view.memo.setdefault("protected", []).append(until_ms)
                 continue
-            giver.left -= view.pool.held[task.job].tasks[task]
+            giver.left -= view.pool.usage_by_job[task.job].tasks[task]
             yield task, _stop(view, share, used, taker)
 
 
@@ -172,7 +174,7 @@ class Giver:
 
     share: Share
     left: int
-    line: Giving
+    line: ReclaimableTasks
     youngest_first: bool
     #: Which tasks can be stopped, once all of them were asked for.
     _listed: list[Task] | None = None
@@ -198,14 +200,14 @@ class Giver:
 
 def _giver(view: PoolView, share: Share) -> Giver:
     claimant, pool = share.claimant, view.pool
-    line = pool.giving.get(claimant)
+    line = pool.reclaimable.get(claimant)
     if line is None:
-        line = pool.giving[claimant] = Giving(pool)
-        holders = pool.holders.get(claimant) if isinstance(claimant, Project) else None
+        line = pool.reclaimable[claimant] = ReclaimableTasks(pool)
+        holders = pool.usage_by_project.get(claimant) if isinstance(claimant, Project) else None
         jobs = (
             [claimant] if isinstance(claimant, Job) else holders.jobs if holders is not None else ()
         )
-        tasks = (t for job in jobs if job.spec.preemptible for t in pool.held[job].tasks)
+        tasks = (t for job in jobs if job.spec.preemptible for t in pool.usage_by_job[job].tasks)
         for task in sorted(tasks, key=_key):
             line.add(task)
     youngest_first = view.options.variant == "demand_proportional"
@@ -238,7 +240,7 @@ class Surplus:
     """
 
     def __init__(self, view: PoolView, givers: Mapping[Claimant, Giver]) -> None:
-        self._held = view.pool.held
+        self._held = view.pool.usage_by_job
         self._among = view.options.among
         self._givers = givers
         #: Of a claimant's tasks that are to go, what they hold together, and the largest.
@@ -281,14 +283,14 @@ def _is_one_slot(group: Group) -> bool:
 
 
 def _in_turn(view: PoolView, takers: list[tuple[Group, Task, int]]) -> Iterator[Task]:
-    rooms: dict[Claimant, int] = {}
-    for group, _, room in takers:
+    capacities: dict[Claimant, int] = {}
+    for group, _, capacity in takers:
         claimant = _claimant_of(view, group)
         for task in group.queue.in_order():
-            left = rooms.get(claimant, room) - group.shape.total_gpu_milli
+            left = capacities.get(claimant, capacity) - group.shape.total_gpu_milli
             if left < 0:
                 break
-            rooms[claimant] = left
+            capacities[claimant] = left
             yield task
 
 
@@ -325,13 +327,13 @@ def _takers(view: PoolView) -> list[tuple[Group, Task, int]]:
     """
     found: list[tuple[tuple[bool, OrderKey], tuple[Group, Task, int]]] = []
     for share, group in _below(view):
-        room = share.offer - _used(view, share.claimant)
-        if room > 0 and could_fit(view.pool, group.shape):
+        capacity = share.offer - _used(view, share.claimant)
+        if capacity > 0 and could_fit(view.pool, group.shape):
             task = next(group.queue.in_order())
             if limit_reached(view.pool, task.job, group, view.reservations) is not None:
                 continue
-            key = (group.shape.total_gpu_milli > room, least_asked_first(view, group, task))
-            found.append((key, (group, task, room)))
+            key = (group.shape.total_gpu_milli > capacity, least_asked_first(view, group, task))
+            found.append((key, (group, task, capacity)))
     found.sort(key=itemgetter(0))
     return [taker for _, taker in found]
 
@@ -346,7 +348,7 @@ def _anybody_below(view: PoolView) -> bool:
     """Whether a task waits that is within the share of its claimant; looked at again once something
     was placed or promised.
     """
-    changes = (view.pool.idle.changes, view.pool.future.changes)
+    changes = (view.pool.free.changes, view.pool.future.changes)
     known: tuple[tuple[int, int], bool] | None = view.memo.get("anybody_below")
     if known is None or known[0] != changes:
         found = any(
@@ -362,7 +364,7 @@ def _anybody_below(view: PoolView) -> bool:
 
 def who_may_have_more(view: PoolView) -> Iterator[Group]:
     """Of those who wait for their share, whom it is enough for now."""
-    over = view.pool.over
+    over = view.pool.over_share
     if over:
         failed = (group for group in over if group.shape.start_failed)
         for group in chain((group for _, group in _below(view)), failed):
@@ -372,7 +374,7 @@ def who_may_have_more(view: PoolView) -> Iterator[Group]:
 
 def soonest_unprotected(view: PoolView, task: Task) -> Wait | None:
     """The wait of a task whose share others hold who are within their minimum run time."""
-    until_ms = view.memo.get("protected") if task.job.shape.lane else None
+    until_ms = view.memo.get("protected") if task.job.shape.queue_class else None
     if not until_ms:
         return None
     numbers = {"victims": len(until_ms), "until_at_ms": min(until_ms)}
@@ -386,7 +388,7 @@ def for_its_share(view: PoolView, _: Task, task: Task) -> Stop:
 
 def by_its_share(view: PoolView, task: Task) -> Start:
     """By which rule `task` starts, and its claimant's share."""
-    if not task.job.shape.lane:
+    if not task.job.shape.queue_class:
         return Start(rule="no_gpus")
     claimant = claimant_of(task.job, view.options.among)
     share = _shares(view).of(claimant)

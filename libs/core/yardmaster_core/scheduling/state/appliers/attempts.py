@@ -13,7 +13,7 @@ from yardmaster_core.scheduling.state.entities import (
     Task,
     Victims,
 )
-from yardmaster_core.scheduling.state.holdings import note_leaving
+from yardmaster_core.scheduling.state.holdings import note_releasing
 from yardmaster_schemas.reasons import Stop
 
 
@@ -159,7 +159,7 @@ def _closed(state: ClusterState, task: Task, run: Attempt) -> None:
     run.pool.stopping -= 1
     for_priority = run.stop.numbers.get("for_priority")
     if for_priority is not None:
-        held = run.pool.stopping_for[run.lane]
+        held = run.pool.stopping_for[run.queue_class]
         left = held[for_priority] - 1
         if left:
             held[for_priority] = left
@@ -183,21 +183,21 @@ def promise(state: ClusterState, task: Task, run: Attempt, stop: Stop) -> None:
     pool.stopping += 1
     for_priority = stop.numbers.get("for_priority")
     if for_priority is not None:
-        held = pool.stopping_for[run.lane]
+        held = pool.stopping_for[run.queue_class]
         held[for_priority] = held.get(for_priority, 0) + 1
     _shift_future(state, run, give=True)
-    note_leaving(state, task)
+    note_releasing(state, task)
     if state.journal is not None:
         state.journal.append((_unpromise, (state, task, run, for_priority)))
 
 
 def _unpromise(state: ClusterState, task: Task, run: Attempt, for_priority: int | None) -> None:
     run.stop = None
-    note_leaving(state, task)
+    note_releasing(state, task)
     pool = run.pool
     pool.stopping -= 1
     if for_priority is not None:
-        held = pool.stopping_for[run.lane]
+        held = pool.stopping_for[run.queue_class]
         held[for_priority] -= 1
         if not held[for_priority]:
             del held[for_priority]

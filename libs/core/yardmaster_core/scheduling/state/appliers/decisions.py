@@ -51,9 +51,9 @@ def slots_allocated_v1(state: ClusterState, event: dec.SlotsAllocatedV1, _: str)
     line = victims(pool, task.job.priority) if task.job.spec.preemptible else None
     if line is not None:
         line.note(task)
-        worst = pool.worst_placed
+        worst = pool.lowest_placed_priority
         if worst is None or worst < task.job.priority:
-            state.put(pool, "worst_placed", task.job.priority)
+            state.put(pool, "lowest_placed_priority", task.job.priority)
         state.prune(line)
     if state.journal is not None:
         state.journal.append((_unallocate, (state, task, run, milli)))

@@ -13,7 +13,7 @@ def pool_configured_v1(state: ClusterState, event: adm.PoolConfiguredV1, _: str)
         return  # a repeat
     pool.config = event.config
     pool.revision = event.revision
-    pool.asking = None
+    pool.workload = None
     for index in pool.indexes:
         index.bound_gpuless(event.config.gpuless_per_node)
         index.rankings.clear()
@@ -32,12 +32,12 @@ def pool_configured_v1(state: ClusterState, event: adm.PoolConfiguredV1, _: str)
 def _follow_policy(state: ClusterState, pool: Pool) -> None:
     """What the pool's policy decides of the state itself: who is equal, what is kept of shares."""
     before = pool.per_job
-    pool.follow(state.policies.traits(pool.config))
+    pool.set_traits(state.policies.traits(pool.config))
     pool.reshare = pool.shares
     pool.reshare_next = False
     pool.demands = None
     pool.stale.clear()
-    pool.giving.clear()
+    pool.reclaimable.clear()
     if pool.per_job == before:
         return
     for other in state.pools.values():

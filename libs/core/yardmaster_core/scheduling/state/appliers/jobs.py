@@ -31,9 +31,9 @@ def task_admitted_v1(state: ClusterState, event: adm.TaskAdmittedV1, record_id: 
     state.dirty[job] = None
     for name in event.spec.pools:
         pool = state.pool(name)
-        pool.protects |= event.spec.min_runtime_s > 0
-        if pool.asking is not None:
-            pool.asking.add(job.shape, event.spec.tasks)
+        pool.has_min_runtimes |= event.spec.min_runtime_s > 0
+        if pool.workload is not None:
+            pool.workload.add(job.shape, event.spec.tasks)
     for index in range(event.spec.tasks):
         task = Task(job, index)
         task.cause = record_id

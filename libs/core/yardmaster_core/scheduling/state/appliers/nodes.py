@@ -13,7 +13,7 @@ from yardmaster_core.scheduling.state.entities import (
     Pool,
     ReplicaState,
 )
-from yardmaster_core.scheduling.state.indexes import Room
+from yardmaster_core.scheduling.state.indexes import NodeCapacity
 from yardmaster_schemas.events import admissions as adm
 from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.events import node_events as nev
@@ -40,7 +40,7 @@ def _cordon(state: ClusterState, node: Node, *, cordoned: bool, drain_ms: int) -
     node.cordoned = cordoned
     node.drain_ms = drain_ms
     state.dirty[node] = None
-    state.open_room(node)
+    state.update_availability(node)
     if node.pool is not None:
         state.wake_all(node.pool)
 
@@ -62,9 +62,9 @@ def node_slots_changed_v1(state: ClusterState, event: adm.NodeSlotsChangedV1, _:
 def _disable(node: Node) -> None:
     """Put the disabled ones of the slots that a node has out of use."""
     pool = node.pool
-    if pool is not None and node.ordinal in pool.idle.rooms:
-        for index, room in pool.views(node):
-            index.disable(room, node.out_of_use)
+    if pool is not None and node.ordinal in pool.free.capacities:
+        for index, capacity in pool.views(node):
+            index.disable(capacity, node.out_of_use)
 
 
 def node_enrolled_v1(state: ClusterState, event: adm.NodeEnrolledV1, _: str) -> None:
@@ -115,7 +115,7 @@ def _bar(state: ClusterState, node: Node) -> None:
         return
     node.barred = barred(state.enrolled, node, node.pool.name)
     state.dirty[node] = None
-    state.open_room(node)
+    state.update_availability(node)
     state.wake_all(node.pool)
 
 
@@ -157,7 +157,7 @@ def _change_executors(
     pool = node.pool
     if pool is not None:
         for index in pool.indexes:
-            index.note_images(node.idle.ordinal, runs_images=node.runs_images)
+            index.note_images(node.free.ordinal, runs_images=node.runs_images)
         pool.topology += 1
         state.wake_all(pool)
 
@@ -186,22 +186,22 @@ def install(state: ClusterState, node: Node, event: nev.NodeJoinedV1) -> None:
     node.pending = None
     pool = state.pool(event.pool)
     node.barred = barred(state.enrolled, node, pool.name)
-    install_room(state, node, pool)
+    install_capacity(state, node, pool)
     state.dirty[node] = None
     state.wake_all(pool)
 
 
-def install_room(state: ClusterState, node: Node, pool: Pool) -> None:
+def install_capacity(state: ClusterState, node: Node, pool: Pool) -> None:
     """Give a node an empty room in a pool."""
-    node.idle = Room(node.ordinal, node.gpus, node.cpu_milli, node.memory_mib)
-    node.future = Room(node.ordinal, node.gpus, node.cpu_milli, node.memory_mib)
-    node.firm = Room(node.ordinal, node.gpus, node.cpu_milli, node.memory_mib)
+    node.free = NodeCapacity(node.ordinal, node.gpus, node.cpu_milli, node.memory_mib)
+    node.future = NodeCapacity(node.ordinal, node.gpus, node.cpu_milli, node.memory_mib)
+    node.max_free = NodeCapacity(node.ordinal, node.gpus, node.cpu_milli, node.memory_mib)
     node.pool = pool
     pool.nodes[node.ordinal] = node
-    for index, room in pool.views(node):
-        index.add(room, node.node_type, node.name, runs_images=node.runs_images)
+    for index, capacity in pool.views(node):
+        index.add(capacity, node.node_type, node.name, runs_images=node.runs_images)
     _disable(node)
-    state.open_room(node)
+    state.update_availability(node)
 
 
 def _uninstall(state: ClusterState, node: Node) -> None:
@@ -209,9 +209,9 @@ def _uninstall(state: ClusterState, node: Node) -> None:
     if pool is None:
         return
     pool.nodes.pop(node.ordinal, None)
-    if node.ordinal in pool.idle.rooms:
-        for index, room in pool.views(node):
-            index.remove(room, node.node_type, node.name)
+    if node.ordinal in pool.free.capacities:
+        for index, capacity in pool.views(node):
+            index.remove(capacity, node.node_type, node.name)
     pool.topology += 1
     node.pool = None
     state.wake_all(pool)
@@ -221,7 +221,7 @@ def node_drained_v1(state: ClusterState, event: nev.NodeDrainedV1, record_id: st
     believed(state, record_id)
     node = state.node(event.node)
     node.state = NodeState.LEFT
-    state.open_room(node)
+    state.update_availability(node)
     state.dirty[node] = None
     if node.pool is not None:
         state.wake_all(node.pool)
@@ -253,7 +253,7 @@ def node_lost_v1(state: ClusterState, event: dec.NodeLostV1, _: str) -> None:
         run = task.run
         if run is not None and run.placements[replica].incarnation == node.incarnation:
             close_replica(state, task, run, replica, ReplicaState.LOST)
-    state.open_room(node)
+    state.update_availability(node)
     state.dirty[node] = None
     if node.pool is not None:
         state.wake_all(node.pool)
@@ -294,23 +294,23 @@ class _NodeBefore:
                 run.pool.stopping += 1
                 for_priority = run.stop.numbers.get("for_priority")
                 if for_priority is not None:
-                    held = run.pool.stopping_for[run.lane]
+                    held = run.pool.stopping_for[run.queue_class]
                     held[for_priority] = held.get(for_priority, 0) + 1
             run.open += 1
             task.ran_ms = ran_ms
             task.cause = cause
             what = (placement.slots, placement.gpu_milli, placement.cpu_milli, placement.memory_mib)
             if node.pool is not None:
-                node.pool.idle.take(node.idle, *what)
+                node.pool.free.take(node.free, *what)
                 if run.stop is None:
                     node.pool.future.take(node.future, *what)
                 if not task.job.spec.preemptible:
-                    node.pool.firm.take(node.firm, *what)
-                    node.pool.firm_changes += 1
+                    node.pool.max_free.take(node.max_free, *what)
+                    node.pool.max_free_changes += 1
             state.charge(task, run.pool, placement.gpu_milli * len(placement.slots))
             state.dirty[task] = None
         node.open = self.open
         node.ports = self.ports
         state.attention = self.attention
-        state.open_room(node)
+        state.update_availability(node)
         state.dirty[node] = None

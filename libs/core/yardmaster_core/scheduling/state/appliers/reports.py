@@ -3,7 +3,7 @@
 from yardmaster_core.scheduling.state.appliers.attempts import believed, close_replica, note, run_of
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.entities import Due, Phase, ReplicaState
-from yardmaster_core.scheduling.state.holdings import note_leaving
+from yardmaster_core.scheduling.state.holdings import note_releasing
 from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.events import node_events as nev
 from yardmaster_schemas.reasons import StartFailure
@@ -49,7 +49,7 @@ def task_exited_v1(state: ClusterState, event: nev.TaskExitedV1, record_id: str)
         run.exit_code = event.exit_code
         run.signal = event.signal
         run.out_of_memory = event.out_of_memory
-    note_leaving(state, task)
+    note_releasing(state, task)
     task.cause = record_id
     note(state, task)
 
