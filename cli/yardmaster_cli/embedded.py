@@ -26,9 +26,9 @@ from yardmaster_eventlog.port import EventLog
 from yardmaster_eventlog.snapshots import SnapshotStore
 from yardmaster_eventlog.sqlite.log import SqliteLog
 from yardmaster_gateway import main as gateway
-from yardmaster_gateway.auth import StaticTokens
+from yardmaster_gateway.authentication import StaticTokens
+from yardmaster_gateway.authorization import Binding, Caller
 from yardmaster_gateway.context import GatewayPorts
-from yardmaster_gateway.rights import Binding, Caller
 from yardmaster_gateway.settings import GatewaySettings
 from yardmaster_localcluster.layout import GATEWAY_PORT
 from yardmaster_node_agent import agent

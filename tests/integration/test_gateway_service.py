@@ -21,7 +21,7 @@ from tests.support.views import telemetry
 from yardmaster.client import ApiError, Client
 from yardmaster_eventlog.sqlite.log import SqliteLog
 from yardmaster_gateway import main as gateway
-from yardmaster_gateway.auth import StaticTokens
+from yardmaster_gateway.authentication import StaticTokens
 from yardmaster_gateway.context import GatewayPorts
 from yardmaster_gateway.settings import GatewaySettings
 from yardmaster_projections.memory import MemoryViewStore

@@ -23,7 +23,7 @@ from yardmaster_eventlog.codec import decode
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import Partition
 from yardmaster_gateway import main as gateway
-from yardmaster_gateway.auth import StaticTokens
+from yardmaster_gateway.authentication import StaticTokens
 from yardmaster_gateway.context import GatewayPorts
 from yardmaster_gateway.settings import GatewaySettings
 from yardmaster_node_agent import agent

@@ -17,9 +17,9 @@ from yardmaster_eventlog.codec import decode, encode
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_gateway.app import create_app
-from yardmaster_gateway.auth import Identity, StaticTokens
+from yardmaster_gateway.authentication import Identity, StaticTokens
+from yardmaster_gateway.authorization import Binding, Caller
 from yardmaster_gateway.context import GatewayPorts
-from yardmaster_gateway.rights import Binding, Caller
 from yardmaster_gateway.settings import GatewaySettings
 from yardmaster_projections.fold import USAGE
 from yardmaster_projections.memory import MemoryViewStore

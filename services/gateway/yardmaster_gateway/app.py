@@ -10,8 +10,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from yardmaster_gateway import (
-    caller,
+    about,
     departments,
+    enrollment,
     erasure,
     events,
     health,
@@ -25,8 +26,12 @@ from yardmaster_gateway import (
     usage,
     watch,
 )
-from yardmaster_gateway import enrollment as enrolment
-from yardmaster_gateway.context import Gateway, GatewayPorts, only_known_parameters, the_caller
+from yardmaster_gateway.context import (
+    Gateway,
+    GatewayPorts,
+    current_caller,
+    reject_unknown_parameters,
+)
 from yardmaster_gateway.openapi import document_of
 from yardmaster_gateway.settings import GatewaySettings
 from yardmaster_gateway.writes import trace_of
@@ -36,7 +41,7 @@ from yardmaster_runtime.telemetry.tracing import NO_SPAN, Span, trace_id_of
 PREFIX: Final = "/v1"
 
 
-class Surroundings:
+class RequestMiddleware:
     """What every request gets: a trace id, a count, its time, and headers against guessing."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
@@ -138,7 +143,7 @@ def create_app(ports: GatewayPorts, settings: GatewaySettings) -> FastAPI:
     gateway = Gateway(ports, settings)
     app = FastAPI(
         title="Yardmaster",
-        version=caller.software_version(),
+        version=about.software_version(),
         docs_url=None,
         redoc_url=None,
         openapi_url="/openapi.json",
@@ -148,7 +153,7 @@ def create_app(ports: GatewayPorts, settings: GatewaySettings) -> FastAPI:
     app.include_router(_api())
     app.include_router(health.router)
     problems.install(app)
-    app.add_middleware(Surroundings, gateway=gateway)
+    app.add_middleware(RequestMiddleware, gateway=gateway)
     app.openapi = lambda: document()  # type: ignore[method-assign]
     return app
 
@@ -158,11 +163,11 @@ def _api() -> APIRouter:
     """All under `/v1`; routes hold no state, so apps share them."""
     # Known first, then read: nobody unknown learns what an endpoint takes.
     api = APIRouter(
-        prefix=PREFIX, dependencies=[Depends(the_caller), Depends(only_known_parameters)]
+        prefix=PREFIX, dependencies=[Depends(current_caller), Depends(reject_unknown_parameters)]
     )
     for module in (
-        *(jobs, erasure, tasks, logs, nodes, enrolment, pools, projects, departments),
-        *(usage, events, watch, caller),
+        *(jobs, erasure, tasks, logs, nodes, enrollment, pools, projects, departments),
+        *(usage, events, watch, about),
     ):
         api.include_router(module.router)
     return api

@@ -1,4 +1,4 @@
-"""Bodies of requests: read up to a limit, parsed strictly, and described for OpenAPI."""
+"""Bodies of requests: read up to a limit, parse_position strictly, and described for OpenAPI."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
@@ -7,8 +7,8 @@ from fastapi import Request
 from pydantic import TypeAdapter, ValidationError
 
 from yardmaster_gateway import errors, problems
-from yardmaster_gateway.context import Who, gateway_of
-from yardmaster_gateway.rights import Caller
+from yardmaster_gateway.authorization import Caller
+from yardmaster_gateway.context import CurrentCaller, gateway_of
 from yardmaster_schemas.api import FieldError
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ def body_of(model: type[T]) -> Callable[[Request, Caller], Awaitable[T]]:
     """
     adapter = TypeAdapter(model)
 
-    async def read(request: Request, caller: Who) -> T:
+    async def read(request: Request, caller: CurrentCaller) -> T:
         content = await _content(request)
         try:
             return adapter.validate_json(content)
@@ -50,18 +50,18 @@ def body_of(model: type[T]) -> Callable[[Request, Caller], Awaitable[T]]:
             fields = problems.fields_of(error)
             if error.errors(include_url=False)[0]["type"] == "json_invalid":
                 raise errors.Malformed(found=f"the body is no JSON: {fields[0].detail}") from None
-            raise invalid(fields) from None
+            raise invalid_body(fields) from None
 
     return read
 
 
-def invalid(fields: Sequence[FieldError]) -> errors.InvalidBody:
+def invalid_body(fields: Sequence[FieldError]) -> errors.InvalidBody:
     """The refusal of a body, naming the places."""
     shown = [f"{one.pointer[1:].replace('/', '.') or 'body'}: {one.detail}" for one in fields[:3]]
     return errors.InvalidBody(fields, found="; ".join(shown))
 
 
-def takes(model: Any, *, required: bool = True) -> dict[str, Any]:
+def request_body(model: Any, *, required: bool = True) -> dict[str, Any]:
     """The OpenAPI description of an endpoint whose body is `model`."""
     name = model.__name__
     schema = {"$ref": f"#/components/schemas/{BODY_PREFIX}{name}"}

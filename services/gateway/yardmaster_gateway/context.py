@@ -14,14 +14,20 @@ from yardmaster_eventlog.codec import decode
 from yardmaster_eventlog.errors import LogUnavailable
 from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_gateway import errors
-from yardmaster_gateway.auth import MAX_TOKEN, Identity
-from yardmaster_gateway.limits import RateLimit
-from yardmaster_gateway.monotonic import CoveredViews
-from yardmaster_gateway.recent import RecentSubmissions
-from yardmaster_gateway.rights import Action, Caller, allowed, named, sees_all
+from yardmaster_gateway.authentication import MAX_TOKEN, Identity
+from yardmaster_gateway.authorization import (
+    Action,
+    Caller,
+    is_allowed,
+    names_in_scope,
+    sees_all_projects,
+)
+from yardmaster_gateway.monotonic import MonotonicViews
+from yardmaster_gateway.node_sizes import NodeSizes
+from yardmaster_gateway.rate_limit import RateLimit
+from yardmaster_gateway.recent_submissions import RecentSubmissions
+from yardmaster_gateway.request_writer import RequestWriter
 from yardmaster_gateway.settings import GatewaySettings
-from yardmaster_gateway.sizes import NodeSizes
-from yardmaster_gateway.writer import RequestWriter
 from yardmaster_projections import queries
 from yardmaster_projections.presenter import Presenter
 from yardmaster_projections.queries import Sight
@@ -66,8 +72,8 @@ class Gateway:
     def __init__(self, ports: GatewayPorts, settings: GatewaySettings) -> None:
         place = (ports.log, settings.cell, settings.partition)
         #: Reading them says so while they were lost and are being filled again.
-        self.views = CoveredViews(ports.views, *place)
-        self.usage = None if ports.usage is None else CoveredViews(ports.usage, *place)
+        self.views = MonotonicViews(ports.views, *place)
+        self.usage = None if ports.usage is None else MonotonicViews(ports.usage, *place)
         self.ports = replace(ports, views=self.views, usage=self.usage)
         self.settings = settings
         self.cell = settings.cell
@@ -136,15 +142,17 @@ class Gateway:
 
     async def sight(self, caller: Caller) -> Sight:
         """The projects that a caller may see."""
-        if sees_all(caller.bindings):
+        if sees_all_projects(caller.bindings):
             return queries.EVERYTHING
-        seen = set(named(caller.bindings, Scope.PROJECT))
-        for department in sorted(named(caller.bindings, Scope.DEPARTMENT)):
+        seen = set(names_in_scope(caller.bindings, Scope.PROJECT))
+        for department in sorted(names_in_scope(caller.bindings, Scope.DEPARTMENT)):
             for row in await queries.projects_of(self.ports.views, department):
                 seen.add(row.name)
         return Sight(frozenset(seen))
 
-    async def reached(self, wanted: Position | None, store: CoveredViews | None = None) -> Position:
+    async def reached(
+        self, wanted: Position | None, store: MonotonicViews | None = None
+    ) -> Position:
         """The position of the views, or of another store, which covers `wanted` after a wait.
 
         Raises:
@@ -191,7 +199,7 @@ class Gateway:
         Raises:
             RateLimited: there are enough.
         """
-        self.admit_stream()
+        self.check_stream_limit()
         self._made_streams += 1
         number = self._made_streams
         task = asyncio.current_task()
@@ -209,7 +217,7 @@ class Gateway:
         for task in list(self._open_streams.values()):
             task.cancel()
 
-    def admit_stream(self) -> None:
+    def check_stream_limit(self) -> None:
         """Check that one more stream may be opened.
 
         Raises:
@@ -227,12 +235,12 @@ def gateway_of(request: Request) -> Gateway:
     return found
 
 
-async def the_gateway(request: Request) -> Gateway:
+async def current_gateway(request: Request) -> Gateway:
     """The gateway that a request came to, as a dependency."""
     return gateway_of(request)
 
 
-def bearer(request: Request) -> str:
+def bearer_token(request: Request) -> str:
     """The token that a request carries.
 
     Raises:
@@ -245,14 +253,14 @@ def bearer(request: Request) -> str:
     return token
 
 
-async def the_caller(request: Request) -> Caller:
+async def current_caller(request: Request) -> Caller:
     """Who asks; counted against the caller's rate.
 
     Raises:
         Unauthenticated, RateLimited.
     """
     gateway = gateway_of(request)
-    caller = await gateway.ports.identity.identify(bearer(request))
+    caller = await gateway.ports.identity.identify(bearer_token(request))
     if caller is None:
         raise errors.Unauthenticated(found="the token is not known")
     gateway.limit.take(caller.user)
@@ -274,7 +282,7 @@ def _query_names_of(dependant: Dependant) -> Iterator[str]:
         yield from _query_names_of(inner)
 
 
-async def only_known_parameters(request: Request) -> None:
+async def reject_unknown_parameters(request: Request) -> None:
     """Refuse a query parameter that the endpoint does not have: it would be ignored in silence.
 
     Raises:
@@ -289,14 +297,14 @@ async def only_known_parameters(request: Request) -> None:
             raise errors.Malformed(found=f"there is no parameter {name[:64]!r} here")
 
 
-Gate = Annotated[Gateway, Depends(the_gateway)]
-Who = Annotated[Caller, Depends(the_caller)]
+CurrentGateway = Annotated[Gateway, Depends(current_gateway)]
+CurrentCaller = Annotated[Caller, Depends(current_caller)]
 PositionQuery = Annotated[str | None, Query(pattern=POSITION_PATTERN, max_length=160)]
 PositionHeader = Annotated[str | None, Header(pattern=POSITION_PATTERN, max_length=160)]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadContext:
     """A read as one caller may make it, of views that are fresh enough."""
 
     gateway: Gateway
@@ -315,7 +323,7 @@ class Reading:
         return Presenter(self.store, self.gateway.ports.clock.now_ms(), self.sight)
 
 
-def parsed(position: str | None) -> Position | None:
+def parse_position(position: str | None) -> Position | None:
     """A position from a parameter.
 
     Raises:
@@ -329,28 +337,28 @@ def parsed(position: str | None) -> Position | None:
         raise errors.Malformed(found=str(error)) from None
 
 
-async def a_reading(
-    gateway: Gate,
-    caller: Who,
+async def read_context(
+    gateway: CurrentGateway,
+    caller: CurrentCaller,
     response: Response,
     min_position: PositionQuery = None,
     yard_min_position: PositionHeader = None,
-) -> Reading:
+) -> ReadContext:
     """Wait until the views cover what the caller has seen, and say what they cover.
 
     Raises:
         Malformed, PositionUnknown, ViewBehind, ViewsUnfinished.
     """
-    wanted = parsed(min_position if min_position is not None else yard_min_position)
+    wanted = parse_position(min_position if min_position is not None else yard_min_position)
     position = await gateway.reached(wanted)
     response.headers["Yard-Position"] = str(position)
-    return Reading(gateway, caller, await gateway.sight(caller), position)
+    return ReadContext(gateway, caller, await gateway.sight(caller), position)
 
 
-Read = Annotated[Reading, Depends(a_reading)]
+Read = Annotated[ReadContext, Depends(read_context)]
 
 
-def may(
+def authorize(
     caller: Caller, action: Action, *, project: str | None = None, department: str | None = None
 ) -> None:
     """Refuse what a caller has no role for.
@@ -358,7 +366,7 @@ def may(
     Raises:
         Forbidden.
     """
-    if not allowed(caller.bindings, action, project=project, department=department):
+    if not is_allowed(caller.bindings, action, project=project, department=department):
         what = action.value.replace("_", " ")
         where = f" in project {project}" if project is not None else ""
         raise errors.Forbidden(user=caller.user, action=f"{what}{where}")

@@ -18,11 +18,11 @@ from yardmaster_eventlog.codec import decode
 from yardmaster_eventlog.errors import OffsetGone, ReadPastEnd
 from yardmaster_eventlog.port import Partition
 from yardmaster_gateway import errors
-from yardmaster_gateway.context import Read, Reading, may
+from yardmaster_gateway.authorization import Action
+from yardmaster_gateway.context import Read, ReadContext, authorize
 from yardmaster_gateway.jobs import find_job
-from yardmaster_gateway.problems import documented
-from yardmaster_gateway.rights import Action
-from yardmaster_gateway.writes import Ask, Key, key_of, submit_requests
+from yardmaster_gateway.problems import problem_responses
+from yardmaster_gateway.writes import Key, Origin, ensure_key, record_requests
 from yardmaster_projections.project import details_of
 from yardmaster_projections.rows import JobRow, RequestRow
 from yardmaster_projections.store import Query
@@ -42,35 +42,35 @@ PAGE: Final = 500
     operation_id="erase_job",
     status_code=202,
     response_model=Accepted,
-    responses=documented(
+    responses=problem_responses(
         "forbidden", "not_found", "wrong_phase", "busy", "too_large", "outcome_unknown"
     ),
 )
 async def erase_job(
-    reading: Read,
+    read: Read,
     response: Response,
-    asker: Ask,
+    origin: Origin,
     job_id: str,
     idempotency_key: Key = None,
 ) -> Accepted:
     """Erase the name, labels, command, environment and notes of a job that has ended, for good."""
-    gateway = reading.gateway
-    key_of(gateway, idempotency_key, response)
-    row = await find_job(reading, job_id)
-    may(
-        *(reading.caller, Action.ERASE),
+    gateway = read.gateway
+    ensure_key(gateway, idempotency_key, response)
+    row = await find_job(read, job_id)
+    authorize(
+        *(read.caller, Action.ERASE),
         project=row.facts.project,
         department=row.facts.department,
     )
     _ended(row)
-    keys = [key async for key in _other_keys(reading, row.key)]
-    own = await _key_of_details(reading, row.offset)
+    keys = [key async for key in _other_keys(read, row.key)]
+    own = await _key_of_details(read, row.offset)
     if own is not None:
         keys.append(own)
     # The job's own id is the details' key in logs of earlier versions.
     offset = await gateway.writer.erase([*keys, row.key])
     event = EraseRequestedV1(job_id=row.key, partition=gateway.settings.partition, tombstone=offset)
-    return await submit_requests(gateway, [(event, row.key)], asker, response)
+    return await record_requests(gateway, [(event, row.key)], origin, response)
 
 
 def _ended(row: JobRow) -> None:
@@ -79,13 +79,13 @@ def _ended(row: JobRow) -> None:
         raise errors.NotEnded(what=f"job {row.key}", phase=live[0] if live else "submitted")
 
 
-async def _other_keys(reading: Reading, job_id: str) -> AsyncIterator[str]:
+async def _other_keys(read: ReadContext, job_id: str) -> AsyncIterator[str]:
     """The keys of notes given with requests about the job or its tasks, and of repeats' details."""
     query = Query(facets={"noted": frozenset({job_id})}, limit=PAGE)
     while True:
-        page = await reading.store.page(RequestRow, query)
+        page = await read.store.page(RequestRow, query)
         for row in page.rows:
-            key = await _key_of_details(reading, row.offset)
+            key = await _key_of_details(read, row.offset)
             if key is not None:
                 yield key
         if page.next is None:
@@ -93,9 +93,9 @@ async def _other_keys(reading: Reading, job_id: str) -> AsyncIterator[str]:
         query = Query(facets=query.facets, limit=PAGE, after=page.next)
 
 
-async def _key_of_details(reading: Reading, offset: int) -> str | None:
+async def _key_of_details(read: ReadContext, offset: int) -> str | None:
     """The key of what the request at an offset has in `details`; None when it is gone."""
-    gateway = reading.gateway
+    gateway = read.gateway
     log, number = gateway.ports.log, gateway.settings.partition
     requests = await log.read(Partition(REQUESTS.name, number), offset, max_records=1)
     try:

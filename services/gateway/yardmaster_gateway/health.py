@@ -8,8 +8,8 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 from yardmaster_eventlog.errors import LogError
-from yardmaster_gateway.context import Gate, Gateway
-from yardmaster_gateway.problems import AWAY, answer, documented
+from yardmaster_gateway.context import CurrentGateway, Gateway
+from yardmaster_gateway.problems import AWAY, answer, problem_responses
 from yardmaster_projections import queries
 from yardmaster_projections.errors import ViewsError
 from yardmaster_runtime.telemetry.health import Health as ProcessHealth
@@ -69,9 +69,9 @@ async def live() -> Health:
     operation_id="ready",
     response_model=Health,
     response_model_exclude_none=True,
-    responses=documented("not_ready", anywhere=False),
+    responses=problem_responses("not_ready", anywhere=False),
 )
-async def ready(request: Request, gateway: Gate) -> Health | Response:
+async def ready(request: Request, gateway: CurrentGateway) -> Health | Response:
     """Whether the log can be reached and the views have begun to follow it.
 
     Without the views' store the gateway is ready, `degraded`: it takes submits, reads answer 503.
@@ -95,6 +95,6 @@ async def ready(request: Request, gateway: Gate) -> Health | Response:
         }
     },
 )
-async def metrics(gateway: Gate) -> Response:
+async def metrics(gateway: CurrentGateway) -> Response:
     """The gateway's metrics."""
     return Response(gateway.ports.telemetry.exposition(), media_type=_METRICS)

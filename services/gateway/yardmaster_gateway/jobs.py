@@ -6,24 +6,31 @@ from fastapi import APIRouter, Depends, Response
 
 from yardmaster_eventlog.errors import LogError
 from yardmaster_gateway import errors, submission
-from yardmaster_gateway.bodies import body_of, takes
-from yardmaster_gateway.context import Gate, Gateway, Read, Reading, Who, may
+from yardmaster_gateway.authorization import Action, Caller, is_allowed, names_in_scope
+from yardmaster_gateway.bodies import body_of, request_body
+from yardmaster_gateway.context import (
+    CurrentCaller,
+    CurrentGateway,
+    Gateway,
+    Read,
+    ReadContext,
+    authorize,
+)
 from yardmaster_gateway.filters import job_filters
-from yardmaster_gateway.lists import page_of
-from yardmaster_gateway.problems import documented
-from yardmaster_gateway.recent import Submission
-from yardmaster_gateway.rights import Action, Caller, allowed, named
-from yardmaster_gateway.writer import Asker
+from yardmaster_gateway.pages import page_of
+from yardmaster_gateway.problems import problem_responses
+from yardmaster_gateway.recent_submissions import Submission
+from yardmaster_gateway.request_writer import RequestOrigin
 from yardmaster_gateway.writes import (
-    Ask,
     IfMatch,
     Key,
-    condition,
+    Origin,
+    as_revision,
+    check_condition,
+    ensure_key,
     etag,
-    key_of,
     note,
-    revision_of,
-    submit_requests,
+    record_requests,
 )
 from yardmaster_projections import queries
 from yardmaster_projections.errors import ViewsUnavailable
@@ -79,20 +86,20 @@ _LINKS: Final = {
     operation_id="submit_job",
     status_code=202,
     response_model=Submitted,
-    openapi_extra=takes(JobSpec),
+    openapi_extra=request_body(JobSpec),
     responses={
         202: {"links": _LINKS},
-        **documented(
+        **problem_responses(
             *("forbidden", "too_large", "unsupported_media_type", "invalid_spec"),
             *("idempotency_mismatch", "busy", "outcome_unknown"),
         ),
     },
 )
 async def submit_job(
-    gateway: Gate,
-    caller: Who,
+    gateway: CurrentGateway,
+    caller: CurrentCaller,
     response: Response,
-    asker: Ask,
+    origin: Origin,
     spec: Annotated[JobSpec, Depends(body_of(JobSpec))],
     idempotency_key: Key = None,
 ) -> Submitted:
@@ -103,8 +110,8 @@ async def submit_job(
     counts. Submissions are taken while the views are away; a key that is older than the newest
     requests (`recent_requests`) is then judged by quota alone.
     """
-    await _may_submit(gateway, caller, spec.project)
-    key = key_of(gateway, idempotency_key, response)
+    await _authorize_submission(gateway, caller, spec.project)
+    key = ensure_key(gateway, idempotency_key, response)
     log, _ = await gateway.log_created()
     id_ = submission.job_id(log.log_id, spec.project, caller.user, key)
     digest = submission.body_digest(spec, key)
@@ -113,7 +120,7 @@ async def submit_job(
         if idempotency_key is not None:
             known = await _submitted_before(gateway, id_)
         if known is None:
-            known = await _record(gateway, spec, id_, key, asker)
+            known = await _record(gateway, spec, id_, key, origin)
     if known.body_digest != digest:
         raise errors.IdempotencyMismatch(key=key, job_id=id_)
     position = str(Position(cell=gateway.cell, requests=known.offset + 1))
@@ -123,20 +130,20 @@ async def submit_job(
     return Submitted(job_id=id_, task_ids=ids, position=position, warnings=warnings)
 
 
-async def _may_submit(gateway: Gateway, caller: Caller, project: str) -> None:
+async def _authorize_submission(gateway: Gateway, caller: Caller, project: str) -> None:
     """Refuse who may not; the views are asked only where the project's department matters.
 
     Raises:
         Forbidden, ViewsUnavailable.
     """
-    if allowed(caller.bindings, Action.SUBMIT, project=project):
+    if is_allowed(caller.bindings, Action.SUBMIT, project=project):
         return
     department: str | None = None
-    if named(caller.bindings, Scope.DEPARTMENT):
+    if names_in_scope(caller.bindings, Scope.DEPARTMENT):
         await gateway.reached(None)
         row = await queries.project(gateway.views, project)
         department = row.config.department if row is not None else None
-    may(caller, Action.SUBMIT, project=project, department=department)
+    authorize(caller, Action.SUBMIT, project=project, department=department)
 
 
 async def _submitted_before(gateway: Gateway, id_: str) -> Submission | None:
@@ -155,18 +162,20 @@ def _as_submitted(row: JobRow) -> Submission:
     return Submission(row.body_digest, row.offset, row.facts.asked.tasks)
 
 
-async def _record(gateway: Gateway, spec: JobSpec, id_: str, key: str, asker: Asker) -> Submission:
+async def _record(
+    gateway: Gateway, spec: JobSpec, id_: str, key: str, origin: RequestOrigin
+) -> Submission:
     """Record a job and its details; the submission that counts, which may be an earlier one.
 
     The details have a key of their own, `<job>.<salt>`: under the job's, those of a repeat would
     replace those of the submission that counts when the log is compacted.
     """
     salt = gateway.ports.chance.hex("details salt", 32)
-    details = submission.details(spec, id_, asker.caller.user, salt)
+    details = submission.details(spec, id_, origin.caller.user, salt)
     place = f"{id_}.{salt}"
-    ref = await gateway.writer.detail(details, place, id_, asker)
+    ref = await gateway.writer.detail(details, place, id_, origin)
     event = submission.request(spec, id_, key, ref)
-    offset = await gateway.writer.record([(event, id_)], asker)
+    offset = await gateway.writer.record([(event, id_)], origin)
     own = Submission(event.body_digest, offset, event.spec.tasks)
     try:
         first = await gateway.recent.find(id_)
@@ -185,20 +194,20 @@ async def _record(gateway: Gateway, spec: JobSpec, id_: str, key: str, asker: As
     operation_id="list_jobs",
     response_model=List[Job],
     openapi_extra={"x-label-filters": True},
-    responses=documented("bad_cursor"),
+    responses=problem_responses("bad_cursor"),
 )
-async def list_jobs(reading: Read, filters: Annotated[Filters, Depends(job_filters)]) -> List[Job]:
+async def list_jobs(read: Read, filters: Annotated[Filters, Depends(job_filters)]) -> List[Job]:
     """Jobs, the newest first; `label.team=x` narrows by label."""
-    return await page_of(reading, JobRow, filters, reading.presenter.job)
+    return await page_of(read, JobRow, filters, read.presenter.job)
 
 
-async def find_job(reading: Reading, job_id: str) -> JobRow:
+async def find_job(read: ReadContext, job_id: str) -> JobRow:
     """A job that the caller may see.
 
     Raises:
         NotFound.
     """
-    row = await queries.job(reading.store, job_id, reading.sight)
+    row = await queries.job(read.store, job_id, read.sight)
     if row is None:
         raise errors.NotFound(what=f"job {job_id[:64]}")
     return row
@@ -208,16 +217,16 @@ async def find_job(reading: Reading, job_id: str) -> JobRow:
     "/jobs/{job_id}",
     operation_id="read_job",
     response_model=Job,
-    responses=documented("not_found"),
+    responses=problem_responses("not_found"),
 )
-async def read_job(reading: Read, response: Response, job_id: str) -> Job:
+async def read_job(read: Read, response: Response, job_id: str) -> Job:
     """A job; its ETag is what a change must name."""
-    row = await find_job(reading, job_id)
+    row = await find_job(read, job_id)
     response.headers["ETag"] = etag(row.revision)
-    return await reading.presenter.job(row)
+    return await read.presenter.job(row)
 
 
-def may_change(caller: Caller, row: JobRow) -> None:
+def authorize_change(caller: Caller, row: JobRow) -> None:
     """Refuse to let a caller change another's job without a role for it.
 
     Raises:
@@ -225,7 +234,7 @@ def may_change(caller: Caller, row: JobRow) -> None:
     """
     own = row.facts.actor == caller.user
     action = Action.CHANGE_OWN if own else Action.CHANGE_ANY
-    may(caller, action, project=row.facts.project, department=row.facts.department)
+    authorize(caller, action, project=row.facts.project, department=row.facts.department)
 
 
 @router.patch(
@@ -233,25 +242,25 @@ def may_change(caller: Caller, row: JobRow) -> None:
     operation_id="change_job",
     status_code=202,
     response_model=Accepted,
-    openapi_extra=takes(JobPatch),
-    responses=documented(
+    openapi_extra=request_body(JobPatch),
+    responses=problem_responses(
         *("forbidden", "not_found", "wrong_phase", "version_mismatch", "too_large"),
         *("unsupported_media_type", "invalid_spec", "precondition_required", "busy"),
         "outcome_unknown",
     ),
 )
 async def change_job(
-    reading: Read,
+    read: Read,
     response: Response,
-    asker: Ask,
+    origin: Origin,
     job_id: str,
     patch: Annotated[JobPatch, Depends(body_of(JobPatch))],
     if_match: IfMatch = None,
 ) -> Accepted:
     """Change a job's priority, weight or max_slots; quota judges each, in this order."""
-    row = await find_job(reading, job_id)
-    may_change(reading.caller, row)
-    revision = revision_of(condition(f"job {job_id}", row.revision, if_match))
+    row = await find_job(read, job_id)
+    authorize_change(read.caller, row)
+    revision = as_revision(check_condition(f"job {job_id}", row.revision, if_match))
     _not_over(row)
     events: list[tuple[Event, str]] = []
 
@@ -271,7 +280,7 @@ async def change_job(
         most = None if patch.max_slots is None else milli(patch.max_slots, "max_slots")
         slots = MaxSlotsChangeRequestedV1(job_id=job_id, max_slots_milli=most, if_revision=guard())
         events.append((slots, job_id))
-    return await submit_requests(reading.gateway, events, asker, response)
+    return await record_requests(read.gateway, events, origin, response)
 
 
 def _not_over(row: JobRow) -> None:
@@ -281,7 +290,7 @@ def _not_over(row: JobRow) -> None:
         raise errors.WrongPhase(what=f"job {row.key}", phase=phase)
 
 
-_ACTIONS = documented(
+_ACTIONS = problem_responses(
     *("forbidden", "not_found", "wrong_phase", "too_large", "unsupported_media_type"),
     *("invalid_spec", "busy", "outcome_unknown"),
 )
@@ -292,22 +301,22 @@ _ACTIONS = documented(
     operation_id="cancel_job",
     status_code=202,
     response_model=Accepted,
-    openapi_extra=takes(CancelBody),
+    openapi_extra=request_body(CancelBody),
     responses=_ACTIONS,
 )
 async def cancel_job(
-    reading: Read,
+    read: Read,
     response: Response,
-    asker: Ask,
+    origin: Origin,
     job_id: str,
     body: Annotated[CancelBody, Depends(body_of(CancelBody))],
     idempotency_key: Key = None,
 ) -> Accepted:
     """Ask for the end of all the job's tasks; asking again changes nothing."""
-    row = await _actionable(reading, response, job_id, idempotency_key)
-    ref = await note(reading.gateway, body.reason, row.key, asker)
+    row = await _actionable(read, response, job_id, idempotency_key)
+    ref = await note(read.gateway, body.reason, row.key, origin)
     event = CancelRequestedV1(job_id=job_id, immediate=body.immediate, note=ref)
-    return await submit_requests(reading.gateway, [(event, job_id)], asker, response)
+    return await record_requests(read.gateway, [(event, job_id)], origin, response)
 
 
 @router.post(
@@ -315,22 +324,22 @@ async def cancel_job(
     operation_id="pause_job",
     status_code=202,
     response_model=Accepted,
-    openapi_extra=takes(HoldBody),
+    openapi_extra=request_body(HoldBody),
     responses=_ACTIONS,
 )
 async def pause_job(
-    reading: Read,
+    read: Read,
     response: Response,
-    asker: Ask,
+    origin: Origin,
     job_id: str,
     body: Annotated[HoldBody, Depends(body_of(HoldBody))],
     idempotency_key: Key = None,
 ) -> Accepted:
     """Have the job's tasks stop with a checkpoint, and not start until they are resumed."""
-    row = await _actionable(reading, response, job_id, idempotency_key)
-    ref = await note(reading.gateway, body.reason, row.key, asker)
+    row = await _actionable(read, response, job_id, idempotency_key)
+    ref = await note(read.gateway, body.reason, row.key, origin)
     event = PauseRequestedV1(job_id=job_id, note=ref)
-    return await submit_requests(reading.gateway, [(event, job_id)], asker, response)
+    return await record_requests(read.gateway, [(event, job_id)], origin, response)
 
 
 @router.post(
@@ -338,26 +347,28 @@ async def pause_job(
     operation_id="resume_job",
     status_code=202,
     response_model=Accepted,
-    openapi_extra=takes(HoldBody),
+    openapi_extra=request_body(HoldBody),
     responses=_ACTIONS,
 )
 async def resume_job(
-    reading: Read,
+    read: Read,
     response: Response,
-    asker: Ask,
+    origin: Origin,
     job_id: str,
     body: Annotated[HoldBody, Depends(body_of(HoldBody))],
     idempotency_key: Key = None,
 ) -> Accepted:
     """Let the job's tasks run again."""
-    await _actionable(reading, response, job_id, idempotency_key)
+    await _actionable(read, response, job_id, idempotency_key)
     event = ResumeRequestedV1(job_id=job_id)
-    return await submit_requests(reading.gateway, [(event, job_id)], asker, response)
+    return await record_requests(read.gateway, [(event, job_id)], origin, response)
 
 
-async def _actionable(reading: Reading, response: Response, job_id: str, key: str | None) -> JobRow:
-    key_of(reading.gateway, key, response)
-    row = await find_job(reading, job_id)
-    may_change(reading.caller, row)
+async def _actionable(
+    read: ReadContext, response: Response, job_id: str, key: str | None
+) -> JobRow:
+    ensure_key(read.gateway, key, response)
+    row = await find_job(read, job_id)
+    authorize_change(read.caller, row)
     _not_over(row)
     return row

@@ -15,9 +15,9 @@ from yardmaster_eventlog.codec import decode
 from yardmaster_eventlog.errors import OffsetGone
 from yardmaster_eventlog.port import Partition, StoredRecord
 from yardmaster_gateway import errors
-from yardmaster_gateway.context import Read, Reading
-from yardmaster_gateway.problems import documented
-from yardmaster_gateway.streams import SSE, described, message
+from yardmaster_gateway.context import Read, ReadContext
+from yardmaster_gateway.problems import problem_responses
+from yardmaster_gateway.sse import SSE, described, message
 from yardmaster_gateway.tasks import find_task
 from yardmaster_projections.errors import ViewsUnavailable
 from yardmaster_projections.rows import AttemptRow, OutputRow, TaskRow
@@ -46,13 +46,13 @@ class Output:
     """Reads the pieces of a task's output that are its own, each once."""
 
     def __init__(
-        self, reading: Reading, task_id: str, attempt: int | None, replica: int | None
+        self, read: ReadContext, task_id: str, attempt: int | None, replica: int | None
     ) -> None:
-        self._reading = reading
+        self._read = read
         self._task_id = task_id
         self._wanted = attempt
         self._replica = replica
-        gateway = reading.gateway
+        gateway = read.gateway
         self._log = gateway.ports.log
         self._partition = Partition(TASK_LOGS.name, gateway.settings.partition)
         self._nodes: dict[int, dict[int, str]] = {}
@@ -64,7 +64,7 @@ class Output:
 
     async def span(self, attempt: int) -> tuple[int, int]:
         """From which offset to before which the attempt's output lies; empty when it has none."""
-        row = await self._reading.store.get(OutputRow, f"{self._task_id}/{attempt}")
+        row = await self._read.store.get(OutputRow, f"{self._task_id}/{attempt}")
         return (0, 0) if row is None else (row.first, row.last + 1)
 
     async def noted(self) -> int:
@@ -72,7 +72,7 @@ class Output:
 
         Asked before `span`: what lies before it `span` knows, and what comes after is read.
         """
-        offset = (await self._reading.store.notes()).get(TASK_LOGS.name)
+        offset = (await self._read.store.notes()).get(TASK_LOGS.name)
         return offset if isinstance(offset, int) else 0
 
     async def pieces(self, until: int) -> AsyncIterator[tuple[int, TaskOutputV1]]:
@@ -122,10 +122,10 @@ class Output:
         """The node of each replica of an attempt."""
         known = self._nodes.get(attempt)
         if known is None:
-            row = await self._reading.store.get(AttemptRow, f"{self._task_id}/{attempt}")
+            row = await self._read.store.get(AttemptRow, f"{self._task_id}/{attempt}")
             while row is None and await self._may_come():
-                await self._reading.gateway.ports.clock.sleep(LATE_PAUSE_S)
-                row = await self._reading.store.get(AttemptRow, f"{self._task_id}/{attempt}")
+                await self._read.gateway.ports.clock.sleep(LATE_PAUSE_S)
+                row = await self._read.store.get(AttemptRow, f"{self._task_id}/{attempt}")
             if row is None:
                 return {}
             self._late_looks, self._behind_looks = LATE_LOOKS, BEHIND_LOOKS
@@ -138,8 +138,8 @@ class Output:
         if self._late_looks > 0:
             self._late_looks -= 1
             return True
-        position = await self._reading.store.position()
-        end = await self._reading.gateway.end(DECISIONS.name)
+        position = await self._read.store.position()
+        end = await self._read.gateway.end(DECISIONS.name)
         self._behind_looks -= 1
         return self._behind_looks >= 0 and (position.of(DECISIONS.name) or 0) < end
 
@@ -164,12 +164,12 @@ class Output:
                 SSE: {"schema": described("output", "bookmark", "end")},
             },
         },
-        **documented("not_found"),
+        **problem_responses("not_found"),
     },
 )
 async def read_output(
     request: Request,
-    reading: Read,
+    read: Read,
     task_id: str,
     follow: bool = False,
     pieces: bool = False,
@@ -183,24 +183,24 @@ async def read_output(
     `pieces` gives what there is piece by piece, each with its attempt and replica; `follow` also
     waits for more until the task has ended. `Last-Event-ID` resumes a followed output after it.
     """
-    row = await find_task(reading, task_id)
+    row = await find_task(read, task_id)
     if row.job.erased:
         raise errors.NotFound(what=f"output of task {task_id}: its job was erased")
-    await _check_place(reading, row, attempt, replica)
-    headers = {"Yard-Position": str(reading.position)}
+    await _check_place(read, row, attempt, replica)
+    headers = {"Yard-Position": str(read.position)}
     if follow:
-        reading.gateway.admit_stream()
-        output = Output(reading, task_id, attempt, replica)
+        read.gateway.check_stream_limit()
+        output = Output(read, task_id, attempt, replica)
         after = None if last_event_id is None else int(last_event_id)
         return StreamingResponse(
-            _followed(reading, task_id, attempt, output, tail, after),
+            _followed(read, task_id, attempt, output, tail, after),
             media_type=SSE,
             headers=headers,
         )
     newest = attempt if attempt is not None else row.attempt
-    output = Output(reading, task_id, newest, replica)
+    output = Output(read, task_id, newest, replica)
     output.offset, until = await output.span(newest)
-    found = _cut(output.pieces(until), reading.gateway.settings.max_log_bytes)
+    found = _cut(output.pieces(until), read.gateway.settings.max_log_bytes)
     if tail is not None:
         found = _last(found, tail)
     if pieces:
@@ -210,7 +210,7 @@ async def read_output(
 
 
 async def _check_place(
-    reading: Reading, row: TaskRow, attempt: int | None, replica: int | None
+    read: ReadContext, row: TaskRow, attempt: int | None, replica: int | None
 ) -> None:
     """Refuse an attempt or replica that the task does not have.
 
@@ -223,7 +223,7 @@ async def _check_place(
     if replica is None:
         return
     number = attempt if attempt is not None else row.attempt
-    found = await reading.store.get(AttemptRow, f"{row.task_id}/{number}")
+    found = await read.store.get(AttemptRow, f"{row.task_id}/{number}")
     count = 0 if found is None else len(found.replicas)
     if 0 < count <= replica:
         has = "replica 0 only" if count == 1 else f"replicas 0 to {count - 1}"
@@ -273,7 +273,7 @@ async def _as_events(pieces: _Pieces, row: TaskRow) -> AsyncIterator[bytes]:
 
 
 async def _followed(
-    reading: Reading,
+    read: ReadContext,
     task_id: str,
     attempt: int | None,
     output: Output,
@@ -286,10 +286,10 @@ async def _followed(
     While the views are unavailable it continues: the output is in the log, and where an attempt
     that was seen runs is known. Whether the task has ended is asked again when they are back.
     """
-    gateway = reading.gateway
+    gateway = read.gateway
     clock = gateway.ports.clock
     async with gateway.stream():
-        row = await find_task(reading, task_id)
+        row = await find_task(read, task_id)
         noted = await output.noted()
         first, until = await output.span(attempt if attempt is not None else max(1, row.attempt))
         # Where nothing is known yet, everything that the views have not seen may be the task's.
@@ -308,7 +308,7 @@ async def _followed(
         while True:
             away = False
             try:
-                row = await find_task(reading, task_id)
+                row = await find_task(read, task_id)
             except (ViewsUnavailable, errors.NotFound):
                 away = True  # or emptied: the task was there
             try:

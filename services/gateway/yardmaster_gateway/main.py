@@ -7,12 +7,12 @@ from contextlib import AsyncExitStack
 from typing import Final
 
 from yardmaster_gateway.app import create_app
-from yardmaster_gateway.auth import Identity, StaticTokens, TokenFile
+from yardmaster_gateway.authentication import Identity, StaticTokens, TokenFile
 from yardmaster_gateway.context import Gateway, GatewayPorts
+from yardmaster_gateway.details_ticker import DetailsTicker
 from yardmaster_gateway.health import tell
-from yardmaster_gateway.own_records import watch_own
+from yardmaster_gateway.own_records import watch_own_records
 from yardmaster_gateway.settings import GatewaySettings
-from yardmaster_gateway.ticker import DetailsTicker
 from yardmaster_projections.fold import USAGE, VIEWS
 from yardmaster_projections.redis.store import RedisViewStore
 from yardmaster_runtime.http import CannotListen, Server, listen
@@ -48,7 +48,7 @@ async def run(
         app = create_app(ports, settings)
         server = Server(app)
         ports.telemetry.info("listening", host=host, port=port)
-        work: list[Work] = [server.serve(sockets=[bound]), watch_own(app.state.gateway)]
+        work: list[Work] = [server.serve(sockets=[bound]), watch_own_records(app.state.gateway)]
         if health is not None:
             work.append(tell(app.state.gateway, health))
         if settings.details_tick_s is not None:

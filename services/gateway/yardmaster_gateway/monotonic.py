@@ -33,7 +33,7 @@ from yardmaster_schemas.topics import ADMISSIONS, DECISIONS, REQUESTS
 MAX_TAIL: Final = 500
 
 
-class CoveredViews:
+class MonotonicViews:
     """A store whose answers cover all that it was ever seen to cover.
 
     Reading raises `ViewsUnfinished` while they do not, beside what the store raises.

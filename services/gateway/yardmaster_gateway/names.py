@@ -8,7 +8,7 @@ from yardmaster_gateway import errors
 _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 
 
-def name_in_path(name: str, what: str) -> str:
+def valid_name(name: str, what: str) -> str:
     """A name that the log takes.
 
     Raises:

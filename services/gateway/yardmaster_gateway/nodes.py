@@ -6,13 +6,13 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Response
 
 from yardmaster_gateway import errors
-from yardmaster_gateway.bodies import body_of, invalid, takes
-from yardmaster_gateway.context import Read, Reading, may
+from yardmaster_gateway.authorization import Action
+from yardmaster_gateway.bodies import body_of, invalid_body, request_body
+from yardmaster_gateway.context import Read, ReadContext, authorize
 from yardmaster_gateway.filters import Cursor, Limit, Names, States, some
-from yardmaster_gateway.lists import page_of
-from yardmaster_gateway.problems import documented
-from yardmaster_gateway.rights import Action
-from yardmaster_gateway.writes import Ask, IfMatch, condition, etag, note, submit_requests
+from yardmaster_gateway.pages import page_of
+from yardmaster_gateway.problems import problem_responses
+from yardmaster_gateway.writes import IfMatch, Origin, check_condition, etag, note, record_requests
 from yardmaster_projections.queries import Filters
 from yardmaster_projections.rows import NodeRow
 from yardmaster_schemas.api import Accepted, FieldError, List, Node, NodePatch, NodeSlots, NodeWish
@@ -40,10 +40,10 @@ def _tag(row: NodeRow) -> str:
     "/nodes",
     operation_id="list_nodes",
     response_model=List[Node],
-    responses=documented("bad_cursor"),
+    responses=problem_responses("bad_cursor"),
 )
 async def list_nodes(
-    reading: Read,
+    read: Read,
     pool: Names = None,
     state: States = None,
     limit: Limit = 100,
@@ -53,11 +53,11 @@ async def list_nodes(
     filters = Filters(
         pools=some(pool), states=some(state), newest_first=False, limit=limit, cursor=cursor
     )
-    return await page_of(reading, NodeRow, filters, reading.presenter.node)
+    return await page_of(read, NodeRow, filters, read.presenter.node)
 
 
-async def _find(reading: Reading, name: str) -> NodeRow:
-    row = await reading.store.get(NodeRow, name)
+async def _find(read: ReadContext, name: str) -> NodeRow:
+    row = await read.store.get(NodeRow, name)
     if row is None or row.offer is None:
         raise errors.NotFound(what=f"node {name[:64]}")
     return row
@@ -67,13 +67,13 @@ async def _find(reading: Reading, name: str) -> NodeRow:
     "/nodes/{name}",
     operation_id="read_node",
     response_model=Node,
-    responses=documented("not_found"),
+    responses=problem_responses("not_found"),
 )
-async def read_node(reading: Read, response: Response, name: str) -> Node:
+async def read_node(read: Read, response: Response, name: str) -> Node:
     """A node: what it has, and what holds its slots."""
-    row = await _find(reading, name)
+    row = await _find(read, name)
     response.headers["ETag"] = etag(_tag(row))
-    return await reading.presenter.node(row)
+    return await read.presenter.node(row)
 
 
 @router.patch(
@@ -81,35 +81,35 @@ async def read_node(reading: Read, response: Response, name: str) -> Node:
     operation_id="change_node",
     status_code=202,
     response_model=Accepted,
-    openapi_extra=takes(NodePatch),
-    responses=documented(
+    openapi_extra=request_body(NodePatch),
+    responses=problem_responses(
         *("forbidden", "not_found", "version_mismatch", "too_large", "unsupported_media_type"),
         *("invalid_spec", "precondition_required", "busy", "outcome_unknown"),
     ),
 )
 async def change_node(
-    reading: Read,
+    read: Read,
     response: Response,
-    asker: Ask,
+    origin: Origin,
     name: str,
     wish: Annotated[NodePatch, Depends(body_of(NodePatch))],
     if_match: IfMatch = None,
 ) -> Accepted:
     """Cordon a node, drain it by a deadline, or take it back."""
-    may(reading.caller, Action.OPERATE)
-    row = await _find(reading, name)
-    condition(f"node {name}", _tag(row), if_match)
+    authorize(read.caller, Action.OPERATE)
+    row = await _find(read, name)
+    check_condition(f"node {name}", _tag(row), if_match)
     event: Event
     deadline_ms = _deadline(wish)
     if wish.state is NodeWish.READY:
         event = NodeUncordonRequestedV1(node=name)
     else:
-        ref = await note(reading.gateway, wish.reason, name, asker)
+        ref = await note(read.gateway, wish.reason, name, origin)
         if deadline_ms is None:
             event = NodeCordonRequestedV1(node=name, note=ref)
         else:
             event = NodeDrainRequestedV1(node=name, deadline_at_ms=deadline_ms, note=ref)
-    return await submit_requests(reading.gateway, [(event, name)], asker, response)
+    return await record_requests(read.gateway, [(event, name)], origin, response)
 
 
 @router.put(
@@ -117,36 +117,36 @@ async def change_node(
     operation_id="change_node_slots",
     status_code=202,
     response_model=Accepted,
-    openapi_extra=takes(NodeSlots),
-    responses=documented(
+    openapi_extra=request_body(NodeSlots),
+    responses=problem_responses(
         *("forbidden", "not_found", "version_mismatch", "too_large", "unsupported_media_type"),
         *("invalid_spec", "precondition_required", "busy", "outcome_unknown"),
     ),
 )
 async def change_node_slots(
-    reading: Read,
+    read: Read,
     response: Response,
-    asker: Ask,
+    origin: Origin,
     name: str,
     wish: Annotated[NodeSlots, Depends(body_of(NodeSlots))],
     if_match: IfMatch = None,
 ) -> Accepted:
     """Put slots of a node out of use, and all its others back; `If-Match` is the node's ETag."""
-    may(reading.caller, Action.OPERATE)
-    row = await _find(reading, name)
-    condition(f"node {name}", _tag(row), if_match)
+    authorize(read.caller, Action.OPERATE)
+    row = await _find(read, name)
+    check_condition(f"node {name}", _tag(row), if_match)
     offer = row.offer
     gpus = offer.gpus if offer is not None else 0
     for place, slot in enumerate(wish.disabled):
         if slot >= gpus and slot not in row.disabled:
             detail = f"{name} has {gpus} slots, counted from 0"
             field = FieldError(pointer=f"/disabled/{place}", code="value_error", detail=detail)
-            raise invalid([field])
-    ref = await note(reading.gateway, wish.reason, name, asker)
+            raise invalid_body([field])
+    ref = await note(read.gateway, wish.reason, name, origin)
     event = NodeSlotsChangeRequestedV1(
         node=name, disabled=tuple(sorted(set(wish.disabled))), stop=wish.stop, note=ref
     )
-    return await submit_requests(reading.gateway, [(event, name)], asker, response)
+    return await record_requests(read.gateway, [(event, name)], origin, response)
 
 
 def _deadline(wish: NodePatch) -> int | None:
@@ -156,4 +156,4 @@ def _deadline(wish: NodePatch) -> int | None:
         return parse_rfc3339(wish.deadline_at)
     except ValueError as error:
         field = FieldError(pointer="/deadline_at", code="value_error", detail=str(error))
-        raise invalid([field]) from None
+        raise invalid_body([field]) from None

@@ -12,7 +12,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 
 from yardmaster_core.scheduling.policies import POLICIES
-from yardmaster_gateway import caller
+from yardmaster_gateway import about
 from yardmaster_gateway.bodies import BODY_PREFIX
 from yardmaster_schemas.api import (
     CancelBody,
@@ -107,7 +107,7 @@ def document_of(app: FastAPI) -> Json:
     """The document of an app's routes."""
     found: Json = get_openapi(
         title="Yardmaster",
-        version=caller.software_version(),
+        version=about.software_version(),
         description="Submit, watch and operate work on shared GPU clusters.",
         routes=app.routes,
     )

@@ -25,7 +25,7 @@ PAUSE_S: Final = 1.0
 _COMMIT: Final = ("ce_type", CycleCommittedV1.TYPE.encode())
 
 
-async def watch_own(gateway: Gateway) -> NoReturn:
+async def watch_own_records(gateway: Gateway) -> NoReturn:
     """Follow quota's commits until one refuses a record that this gateway acknowledged.
 
     Raises:

@@ -77,7 +77,7 @@ ANYWHERE: Final = (
 )
 
 
-def documented(*codes: str, anywhere: bool = True) -> dict[int | str, dict[str, Any]]:
+def problem_responses(*codes: str, anywhere: bool = True) -> dict[int | str, dict[str, Any]]:
     """The OpenAPI responses of an endpoint that answers with these codes, beside its own."""
     by_status: dict[int, list[str]] = {}
     for code in (*codes, *(ANYWHERE if anywhere else ())):

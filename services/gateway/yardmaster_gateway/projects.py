@@ -6,23 +6,23 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Response
 
 from yardmaster_gateway import errors
-from yardmaster_gateway.bodies import body_of, takes
-from yardmaster_gateway.context import Read, Reading, may
+from yardmaster_gateway.authorization import Action
+from yardmaster_gateway.bodies import body_of, request_body
+from yardmaster_gateway.context import Read, ReadContext, authorize
 from yardmaster_gateway.filters import Cursor, Limit, Names, some
-from yardmaster_gateway.lists import page_of
-from yardmaster_gateway.names import name_in_path
-from yardmaster_gateway.problems import documented
-from yardmaster_gateway.rights import Action
+from yardmaster_gateway.names import valid_name
+from yardmaster_gateway.pages import page_of
+from yardmaster_gateway.problems import problem_responses
+from yardmaster_gateway.request_writer import RequestOrigin
 from yardmaster_gateway.unsupported import refuse_quota, refuse_quotas
-from yardmaster_gateway.writer import Asker
 from yardmaster_gateway.writes import (
-    Ask,
     IfMatch,
     IfNoneMatch,
-    condition,
+    Origin,
+    as_revision,
+    check_condition,
     etag,
-    revision_of,
-    submit_requests,
+    record_requests,
 )
 from yardmaster_projections import queries
 from yardmaster_projections.queries import Filters
@@ -32,12 +32,12 @@ from yardmaster_schemas.events.requests import ProjectChangeRequestedV1, Project
 
 router = APIRouter(tags=["projects"])
 
-_WRITES = documented(
+_WRITES = problem_responses(
     *("forbidden", "not_found", "version_mismatch", "already_exists", "too_large"),
     *("unsupported_media_type", "invalid_spec", "precondition_required", "busy"),
     "outcome_unknown",
 )
-_DELETES = documented(
+_DELETES = problem_responses(
     *("forbidden", "not_found", "in_use", "version_mismatch", "precondition_required"),
     *("busy", "outcome_unknown"),
 )
@@ -47,18 +47,18 @@ _DELETES = documented(
     "/projects",
     operation_id="list_projects",
     response_model=List[Project],
-    responses=documented("bad_cursor"),
+    responses=problem_responses("bad_cursor"),
 )
 async def list_projects(
-    reading: Read, department: Names = None, limit: Limit = 100, cursor: Cursor = None
+    read: Read, department: Names = None, limit: Limit = 100, cursor: Cursor = None
 ) -> List[Project]:
     """Projects that the caller may see, by name."""
     filters = Filters(departments=some(department), newest_first=False, limit=limit, cursor=cursor)
-    return await page_of(reading, ProjectRow, filters, reading.presenter.project)
+    return await page_of(read, ProjectRow, filters, read.presenter.project)
 
 
-async def _find(reading: Reading, name: str) -> ProjectRow:
-    row = await queries.project(reading.store, name, reading.sight)
+async def _find(read: ReadContext, name: str) -> ProjectRow:
+    row = await queries.project(read.store, name, read.sight)
     if row is None:
         raise errors.NotFound(what=f"project {name[:64]}")
     return row
@@ -68,13 +68,13 @@ async def _find(reading: Reading, name: str) -> ProjectRow:
     "/projects/{name}",
     operation_id="read_project",
     response_model=Project,
-    responses=documented("not_found"),
+    responses=problem_responses("not_found"),
 )
-async def read_project(reading: Read, response: Response, name: str) -> Project:
+async def read_project(read: Read, response: Response, name: str) -> Project:
     """A project: what it is entitled to, and what it has."""
-    row = await _find(reading, name)
+    row = await _find(read, name)
     response.headers["ETag"] = etag(row.revision)
-    return await reading.presenter.project(row)
+    return await read.presenter.project(row)
 
 
 @router.put(
@@ -82,27 +82,27 @@ async def read_project(reading: Read, response: Response, name: str) -> Project:
     operation_id="configure_project",
     status_code=202,
     response_model=Accepted,
-    openapi_extra=takes(ProjectConfig),
+    openapi_extra=request_body(ProjectConfig),
     responses=_WRITES,
 )
 async def configure_project(
-    reading: Read,
+    read: Read,
     response: Response,
-    asker: Ask,
+    origin: Origin,
     name: str,
     config: Annotated[ProjectConfig, Depends(body_of(ProjectConfig))],
     if_match: IfMatch = None,
     if_none_match: IfNoneMatch = None,
 ) -> Accepted:
     """Configure a project: `If-None-Match: *` makes a new one, `If-Match` changes one."""
-    may(reading.caller, Action.OPERATE)
+    authorize(read.caller, Action.OPERATE)
     refuse_quotas(config.quotas)
-    project = name_in_path(name, "project")
-    row = await queries.project(reading.store, project)
+    project = valid_name(name, "project")
+    row = await queries.project(read.store, project)
     current = row.revision if row is not None else None
-    found = condition(f"project {project}", current, if_match, if_none_match)
-    event = ProjectChangeRequestedV1(project=project, config=config, if_revision=revision_of(found))
-    return await submit_requests(reading.gateway, [(event, project)], asker, response)
+    found = check_condition(f"project {project}", current, if_match, if_none_match)
+    event = ProjectChangeRequestedV1(project=project, config=config, if_revision=as_revision(found))
+    return await record_requests(read.gateway, [(event, project)], origin, response)
 
 
 @router.delete(
@@ -113,24 +113,24 @@ async def configure_project(
     responses=_DELETES,
 )
 async def delete_project(
-    reading: Read, response: Response, asker: Ask, name: str, if_match: IfMatch = None
+    read: Read, response: Response, origin: Origin, name: str, if_match: IfMatch = None
 ) -> Accepted:
     """Remove a project none of whose tasks waits or runs."""
-    may(reading.caller, Action.OPERATE)
-    row = await _find(reading, name)
-    found = condition(f"project {name}", row.revision, if_match)
-    tally = await queries.tally(reading.store, f"project/{name}")
+    authorize(read.caller, Action.OPERATE)
+    row = await _find(read, name)
+    found = check_condition(f"project {name}", row.revision, if_match)
+    tally = await queries.tally(read.store, f"project/{name}")
     if tally.waiting or tally.running:
         have = f"{tally.waiting} waiting and {tally.running} running tasks"
         raise errors.InUse(what=f"project {name}", found=have)
-    event = ProjectDeletionRequestedV1(project=name, if_revision=revision_of(found))
-    return await submit_requests(reading.gateway, [(event, name)], asker, response)
+    event = ProjectDeletionRequestedV1(project=name, if_revision=as_revision(found))
+    return await record_requests(read.gateway, [(event, name)], origin, response)
 
 
 async def _change_quotas(
-    reading: Reading,
+    read: ReadContext,
     response: Response,
-    asker: Asker,
+    origin: RequestOrigin,
     row: ProjectRow,
     quotas: dict[str, Quota],
 ) -> Accepted:
@@ -138,7 +138,7 @@ async def _change_quotas(
     # where the caller took any: another change in between would be lost.
     config = replace(row.config, quotas=quotas)
     event = ProjectChangeRequestedV1(project=row.name, config=config, if_revision=row.revision)
-    return await submit_requests(reading.gateway, [(event, row.name)], asker, response)
+    return await record_requests(read.gateway, [(event, row.name)], origin, response)
 
 
 @router.put(
@@ -146,25 +146,25 @@ async def _change_quotas(
     operation_id="set_quota",
     status_code=202,
     response_model=Accepted,
-    openapi_extra=takes(Quota),
+    openapi_extra=request_body(Quota),
     responses=_WRITES,
 )
 async def set_quota(
-    reading: Read,
+    read: Read,
     response: Response,
-    asker: Ask,
+    origin: Origin,
     name: str,
     pool: str,
     quota: Annotated[Quota, Depends(body_of(Quota))],
     if_match: IfMatch = None,
 ) -> Accepted:
     """Set what a project may have of one pool; the ETag is the project's."""
-    may(reading.caller, Action.OPERATE)
+    authorize(read.caller, Action.OPERATE)
     refuse_quota(quota)
-    row = await _find(reading, name)
-    condition(f"project {name}", row.revision, if_match)
-    quotas = {**row.config.quotas, name_in_path(pool, "pool"): quota}
-    return await _change_quotas(reading, response, asker, row, quotas)
+    row = await _find(read, name)
+    check_condition(f"project {name}", row.revision, if_match)
+    quotas = {**row.config.quotas, valid_name(pool, "pool"): quota}
+    return await _change_quotas(read, response, origin, row, quotas)
 
 
 @router.delete(
@@ -175,13 +175,13 @@ async def set_quota(
     responses=_DELETES,
 )
 async def delete_quota(
-    reading: Read, response: Response, asker: Ask, name: str, pool: str, if_match: IfMatch = None
+    read: Read, response: Response, origin: Origin, name: str, pool: str, if_match: IfMatch = None
 ) -> Accepted:
     """Forget a project's quota of one pool; the ETag is the project's."""
-    may(reading.caller, Action.OPERATE)
-    row = await _find(reading, name)
-    condition(f"project {name}", row.revision, if_match)
+    authorize(read.caller, Action.OPERATE)
+    row = await _find(read, name)
+    check_condition(f"project {name}", row.revision, if_match)
     if pool not in row.config.quotas:
         raise errors.NotFound(what=f"quota of project {name[:64]} in pool {pool[:64]}")
     quotas = {key: value for key, value in row.config.quotas.items() if key != pool}
-    return await _change_quotas(reading, response, asker, row, quotas)
+    return await _change_quotas(read, response, origin, row, quotas)

@@ -5,14 +5,14 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Depends, Query, Response
 
 from yardmaster_gateway import errors
-from yardmaster_gateway.bodies import body_of, takes
-from yardmaster_gateway.context import Read, Reading
+from yardmaster_gateway.bodies import body_of, request_body
+from yardmaster_gateway.context import Read, ReadContext
 from yardmaster_gateway.filters import group_filters, task_filters
 from yardmaster_gateway.history import records_at
-from yardmaster_gateway.jobs import find_job, may_change
-from yardmaster_gateway.lists import page_of
-from yardmaster_gateway.problems import documented
-from yardmaster_gateway.writes import Ask, Key, key_of, note, submit_requests
+from yardmaster_gateway.jobs import authorize_change, find_job
+from yardmaster_gateway.pages import page_of
+from yardmaster_gateway.problems import problem_responses
+from yardmaster_gateway.writes import Key, Origin, ensure_key, note, record_requests
 from yardmaster_projections import queries
 from yardmaster_projections.queries import Filters
 from yardmaster_projections.rows import TaskRow, TrailRow
@@ -48,13 +48,11 @@ Timeout = Annotated[int, Query(ge=0, le=3600)]
     operation_id="list_tasks",
     response_model=List[Task],
     openapi_extra={"x-label-filters": True},
-    responses=documented("bad_cursor"),
+    responses=problem_responses("bad_cursor"),
 )
-async def list_tasks(
-    reading: Read, filters: Annotated[Filters, Depends(task_filters)]
-) -> List[Task]:
+async def list_tasks(read: Read, filters: Annotated[Filters, Depends(task_filters)]) -> List[Task]:
     """Tasks, the newest first; `label.team=x` narrows by label."""
-    return await page_of(reading, TaskRow, filters, reading.presenter.task)
+    return await page_of(read, TaskRow, filters, read.presenter.task)
 
 
 @router.get(
@@ -62,20 +60,20 @@ async def list_tasks(
     operation_id="list_task_groups",
     response_model=TaskGroups,
     openapi_extra={"x-label-filters": True},
-    responses=documented("bad_cursor"),
+    responses=problem_responses("bad_cursor"),
 )
 async def list_task_groups(
-    reading: Read, filters: Annotated[Filters, Depends(group_filters)]
+    read: Read, filters: Annotated[Filters, Depends(group_filters)]
 ) -> TaskGroups:
     """Tasks of a job in the same phase as one item; `limit` is of jobs. Counts them all by phase.
 
     `phase` narrows the items, not the counts.
     """
     try:
-        found = await queries.task_groups(reading.store, filters, reading.sight)
+        found = await queries.task_groups(read.store, filters, read.sight)
     except queries.BadCursor:
         raise errors.BadCursor() from None
-    presenter = reading.presenter
+    presenter = read.presenter
     return TaskGroups(
         items=[
             TaskGroup(
@@ -84,19 +82,19 @@ async def list_task_groups(
             for one in found.groups
         ],
         next_cursor=queries.cursor_of(found.next),
-        phases=await queries.task_counts(reading.store, filters, reading.sight),
+        phases=await queries.task_counts(read.store, filters, read.sight),
         counted_most=queries.MAX_COUNTED,
-        position=str(reading.position),
+        position=str(read.position),
     )
 
 
-async def find_task(reading: Reading, task_id: str) -> TaskRow:
+async def find_task(read: ReadContext, task_id: str) -> TaskRow:
     """A task that the caller may see.
 
     Raises:
         NotFound.
     """
-    row = await queries.task(reading.store, task_id, reading.sight)
+    row = await queries.task(read.store, task_id, read.sight)
     if row is None:
         raise errors.NotFound(what=f"task {task_id[:64]}")
     return row
@@ -112,47 +110,47 @@ def _is(row: TaskRow, wanted: str) -> bool:
     "/tasks/{task_id}",
     operation_id="read_task",
     response_model=Task,
-    responses=documented("not_found"),
+    responses=problem_responses("not_found"),
 )
 async def read_task(
-    reading: Read,
+    read: Read,
     response: Response,
     task_id: str,
     wait_for: WaitFor = None,
     timeout_s: Timeout = 30,
 ) -> Task:
     """A task; with `wait_for`, once it is there (or ended, or the time is over: then as it is)."""
-    row = await find_task(reading, task_id)
-    gateway = reading.gateway
+    row = await find_task(read, task_id)
+    gateway = read.gateway
     if wait_for is not None:
         clock = gateway.ports.clock
         until = clock.monotonic_s() + min(timeout_s, gateway.settings.max_wait_s)
         while not _is(row, wait_for):
-            position = await reading.store.position()
-            row = await find_task(reading, task_id)
+            position = await read.store.position()
+            row = await find_task(read, task_id)
             left = until - clock.monotonic_s()
             if _is(row, wait_for) or left <= 0:
                 break
-            await reading.store.changed(position, left)
-            row = await find_task(reading, task_id)
-        response.headers["Yard-Position"] = str(await reading.store.position())
-    return await reading.presenter.task(row)
+            await read.store.changed(position, left)
+            row = await find_task(read, task_id)
+        response.headers["Yard-Position"] = str(await read.store.position())
+    return await read.presenter.task(row)
 
 
 @router.get(
     "/tasks/{task_id}/attempts",
     operation_id="list_attempts",
     response_model=List[Attempt],
-    responses=documented("not_found"),
+    responses=problem_responses("not_found"),
 )
-async def list_attempts(reading: Read, task_id: str) -> List[Attempt]:
+async def list_attempts(read: Read, task_id: str) -> List[Attempt]:
     """A task's attempts, the newest first."""
-    row = await find_task(reading, task_id)
-    page = await queries.attempts(reading.store, row.task_id)
+    row = await find_task(read, task_id)
+    page = await queries.attempts(read.store, row.task_id)
     return List(
-        items=[await reading.presenter.attempt(attempt) for attempt in page.rows],
+        items=[await read.presenter.attempt(attempt) for attempt in page.rows],
         next_cursor=None,
-        position=str(reading.position),
+        position=str(read.position),
     )
 
 
@@ -160,20 +158,20 @@ async def list_attempts(reading: Read, task_id: str) -> List[Attempt]:
     "/tasks/{task_id}/events",
     operation_id="list_task_events",
     response_model=List[EventRecord],
-    responses=documented("not_found"),
+    responses=problem_responses("not_found"),
 )
-async def list_task_events(reading: Read, task_id: str) -> List[EventRecord]:
+async def list_task_events(read: Read, task_id: str) -> List[EventRecord]:
     """The log's records about a task and its job, in the order in which they took effect."""
-    row = await find_task(reading, task_id)
+    row = await find_task(read, task_id)
     found: list[tuple[str, int]] = []
     for subject in (row.job.job_id, row.task_id):
-        trail = await reading.store.get(TrailRow, subject)
+        trail = await read.store.get(TrailRow, subject)
         found += trail.records if trail is not None else ()
-    gateway = reading.gateway
+    gateway = read.gateway
     return List(
         items=await records_at(gateway.ports.log, gateway.cell, gateway.settings.partition, found),
         next_cursor=None,
-        position=str(reading.position),
+        position=str(read.position),
     )
 
 
@@ -181,26 +179,26 @@ async def list_task_events(reading: Read, task_id: str) -> List[EventRecord]:
     "/tasks/{task_id}/explain",
     operation_id="explain_task",
     response_model=Explain,
-    responses=documented("not_found"),
+    responses=problem_responses("not_found"),
 )
-async def explain_task(reading: Read, task_id: str) -> Explain:
+async def explain_task(read: Read, task_id: str) -> Explain:
     """Why a task waits, was stopped or ended: the reasons that were recorded."""
-    row = await find_task(reading, task_id)
-    return await reading.presenter.explain(row, reading.gateway.cell)
+    row = await find_task(read, task_id)
+    return await read.presenter.explain(row, read.gateway.cell)
 
 
-_ACTIONS = documented(
+_ACTIONS = problem_responses(
     *("forbidden", "not_found", "wrong_phase", "too_large", "unsupported_media_type"),
     *("invalid_spec", "busy", "outcome_unknown"),
 )
 
 
 async def _actionable(
-    reading: Reading, response: Response, task_id: str, key: str | None
+    read: ReadContext, response: Response, task_id: str, key: str | None
 ) -> TaskRow:
-    key_of(reading.gateway, key, response)
-    row = await find_task(reading, task_id)
-    may_change(reading.caller, await find_job(reading, row.job.job_id))
+    ensure_key(read.gateway, key, response)
+    row = await find_task(read, task_id)
+    authorize_change(read.caller, await find_job(read, row.job.job_id))
     if row.phase.final:
         raise errors.WrongPhase(what=f"task {task_id}", phase=row.phase)
     return row
@@ -211,24 +209,24 @@ async def _actionable(
     operation_id="cancel_task",
     status_code=202,
     response_model=Accepted,
-    openapi_extra=takes(CancelBody),
+    openapi_extra=request_body(CancelBody),
     responses=_ACTIONS,
 )
 async def cancel_task(
-    reading: Read,
+    read: Read,
     response: Response,
-    asker: Ask,
+    origin: Origin,
     task_id: str,
     body: Annotated[CancelBody, Depends(body_of(CancelBody))],
     idempotency_key: Key = None,
 ) -> Accepted:
     """Ask for the task's end; asking again changes nothing."""
-    row = await _actionable(reading, response, task_id, idempotency_key)
-    ref = await note(reading.gateway, body.reason, row.key, asker)
+    row = await _actionable(read, response, task_id, idempotency_key)
+    ref = await note(read.gateway, body.reason, row.key, origin)
     event = CancelRequestedV1(
         job_id=row.job.job_id, index=row.index, immediate=body.immediate, note=ref
     )
-    return await submit_requests(reading.gateway, [(event, row.key)], asker, response)
+    return await record_requests(read.gateway, [(event, row.key)], origin, response)
 
 
 @router.post(
@@ -236,22 +234,22 @@ async def cancel_task(
     operation_id="pause_task",
     status_code=202,
     response_model=Accepted,
-    openapi_extra=takes(HoldBody),
+    openapi_extra=request_body(HoldBody),
     responses=_ACTIONS,
 )
 async def pause_task(
-    reading: Read,
+    read: Read,
     response: Response,
-    asker: Ask,
+    origin: Origin,
     task_id: str,
     body: Annotated[HoldBody, Depends(body_of(HoldBody))],
     idempotency_key: Key = None,
 ) -> Accepted:
     """Have the task stop with a checkpoint, and not start until it is resumed."""
-    row = await _actionable(reading, response, task_id, idempotency_key)
-    ref = await note(reading.gateway, body.reason, row.key, asker)
+    row = await _actionable(read, response, task_id, idempotency_key)
+    ref = await note(read.gateway, body.reason, row.key, origin)
     event = PauseRequestedV1(job_id=row.job.job_id, index=row.index, note=ref)
-    return await submit_requests(reading.gateway, [(event, row.key)], asker, response)
+    return await record_requests(read.gateway, [(event, row.key)], origin, response)
 
 
 @router.post(
@@ -259,18 +257,18 @@ async def pause_task(
     operation_id="resume_task",
     status_code=202,
     response_model=Accepted,
-    openapi_extra=takes(HoldBody),
+    openapi_extra=request_body(HoldBody),
     responses=_ACTIONS,
 )
 async def resume_task(
-    reading: Read,
+    read: Read,
     response: Response,
-    asker: Ask,
+    origin: Origin,
     task_id: str,
     body: Annotated[HoldBody, Depends(body_of(HoldBody))],
     idempotency_key: Key = None,
 ) -> Accepted:
     """Let the task run again."""
-    row = await _actionable(reading, response, task_id, idempotency_key)
+    row = await _actionable(read, response, task_id, idempotency_key)
     event = ResumeRequestedV1(job_id=row.job.job_id, index=row.index)
-    return await submit_requests(reading.gateway, [(event, row.key)], asker, response)
+    return await record_requests(read.gateway, [(event, row.key)], origin, response)

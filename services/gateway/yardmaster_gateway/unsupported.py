@@ -5,7 +5,7 @@ Logs of earlier versions contain them, and fold as before.
 
 from collections.abc import Iterator, Mapping
 
-from yardmaster_gateway.bodies import invalid
+from yardmaster_gateway.bodies import invalid_body
 from yardmaster_schemas.api import DepartmentConfig, FieldError, Quota
 
 
@@ -58,4 +58,4 @@ def _error(pointer: str, what: str) -> FieldError:
 
 def _refuse(found: Iterator[FieldError] | list[FieldError]) -> None:
     if errors := list(found):
-        raise invalid(errors)
+        raise invalid_body(errors)

@@ -5,8 +5,14 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query, Response
 
 from yardmaster_gateway import errors
-from yardmaster_gateway.context import Gate, PositionHeader, PositionQuery, Who, parsed
-from yardmaster_gateway.problems import documented
+from yardmaster_gateway.context import (
+    CurrentCaller,
+    CurrentGateway,
+    PositionHeader,
+    PositionQuery,
+    parse_position,
+)
+from yardmaster_gateway.problems import problem_responses
 from yardmaster_projections.errors import TooMuchUsage
 from yardmaster_projections.metered import Asked, metered
 from yardmaster_projections.usage import HOUR_MS
@@ -25,11 +31,11 @@ DEFAULT_WINDOW_MS: Final = 30 * DAY_MS
     "/usage",
     operation_id="read_usage",
     response_model=Usage,
-    responses=documented("not_found", "position_unknown", "view_behind"),
+    responses=problem_responses("not_found", "position_unknown", "view_behind"),
 )
 async def read_usage(
-    gateway: Gate,
-    caller: Who,
+    gateway: CurrentGateway,
+    caller: CurrentCaller,
     response: Response,
     begin: Annotated[str | None, Query(alias="from", max_length=40)] = None,
     end: Annotated[str | None, Query(alias="to", max_length=40)] = None,
@@ -45,7 +51,7 @@ async def read_usage(
     store = gateway.usage
     if store is None:
         raise errors.NotFound(what="usage: this cluster meters none")
-    await gateway.reached(parsed(min_position or yard_min_position), store)
+    await gateway.reached(parse_position(min_position or yard_min_position), store)
     now_ms = gateway.ports.clock.now_ms()
     to_ms = now_ms if end is None else _moment("to", end)
     from_ms = max(0, to_ms - DEFAULT_WINDOW_MS) if begin is None else _moment("from", begin)

@@ -15,10 +15,16 @@ from fastapi import APIRouter, Header, Query, Request
 from pydantic import BaseModel
 from starlette.responses import StreamingResponse
 
-from yardmaster_gateway.context import PositionQuery, Read, Reading, bearer, parsed
+from yardmaster_gateway.context import (
+    PositionQuery,
+    Read,
+    ReadContext,
+    bearer_token,
+    parse_position,
+)
 from yardmaster_gateway.filters import some
-from yardmaster_gateway.problems import documented
-from yardmaster_gateway.streams import SSE, described, message
+from yardmaster_gateway.problems import problem_responses
+from yardmaster_gateway.sse import SSE, described, message
 from yardmaster_projections import queries
 from yardmaster_projections.errors import ViewsUnavailable
 from yardmaster_projections.presenter import Presenter
@@ -87,12 +93,12 @@ async def _shown(presenter: Presenter, row: Row) -> BaseModel | None:
 class Watcher:
     """One open watch."""
 
-    def __init__(self, reading: Reading, kinds: Sequence[str], token: str) -> None:
-        self._gateway = reading.gateway
-        self._store = reading.store
+    def __init__(self, read: ReadContext, kinds: Sequence[str], token: str) -> None:
+        self._gateway = read.gateway
+        self._store = read.store
         self._kinds = kinds
         self._token = token
-        self._sight = reading.sight
+        self._sight = read.sight
 
     def _presenter(self) -> Presenter:
         return Presenter(self._store, self._gateway.ports.clock.now_ms(), self._sight)
@@ -196,12 +202,12 @@ class Watcher:
                 SSE: {"schema": described("snapshot", "upsert", "delete", "bookmark")},
             },
         },
-        **documented(),
+        **problem_responses(),
     },
 )
 async def watch(
     request: Request,
-    reading: Read,
+    read: Read,
     kinds: Annotated[
         str,
         Query(pattern=f"^({'|'.join(WatchKind)})(,({'|'.join(WatchKind)})){{0,5}}$"),
@@ -210,14 +216,14 @@ async def watch(
     last_event_id: Annotated[str | None, Header(pattern=POSITION_PATTERN, max_length=160)] = None,
 ) -> StreamingResponse:
     """Follow tasks, jobs, nodes, pools, projects and departments as they change."""
-    resume = parsed(last_event_id if last_event_id is not None else after)
+    resume = parse_position(last_event_id if last_event_id is not None else after)
     if resume is not None:
-        await reading.gateway.known(resume)
-    reading.gateway.admit_stream()
+        await read.gateway.known(resume)
+    read.gateway.check_stream_limit()
     chosen = [kind for kind in KINDS if kind in some(kinds)]
-    watcher = Watcher(reading, chosen, bearer(request))
+    watcher = Watcher(read, chosen, bearer_token(request))
     headers = {
-        "Yard-Position": str(reading.position),
+        "Yard-Position": str(read.position),
         "Cache-Control": "no-store",
         "X-Accel-Buffering": "no",
     }

@@ -7,8 +7,8 @@ from typing import Annotated, Final
 from fastapi import Depends, Header, Request, Response
 
 from yardmaster_gateway import errors
-from yardmaster_gateway.context import Gateway, Who, gateway_of
-from yardmaster_gateway.writer import Asker
+from yardmaster_gateway.context import CurrentCaller, Gateway, gateway_of
+from yardmaster_gateway.request_writer import RequestOrigin
 from yardmaster_runtime.chance import Chance
 from yardmaster_runtime.telemetry.tracing import trace_id_of
 from yardmaster_schemas.api import Accepted
@@ -20,14 +20,14 @@ from yardmaster_schemas.position import Position
 _ETAG: Final = re.compile(r'\s*"([\x21\x23-\x7e]{1,100})"\s*')
 
 
-async def an_asker(request: Request, caller: Who) -> Asker:
+async def request_origin(request: Request, caller: CurrentCaller) -> RequestOrigin:
     """On whose behalf the request's records are written, in the caller's trace if it names one."""
     context: str | None = request.state.traceparent
     if context is None:
         # Nobody follows it: the flag says so, and the id is that of log lines and problems.
         span = gateway_of(request).ports.chance.hex("span", 16)
         context = f"00-{request.state.trace_id}-{span}-00"
-    return Asker(caller, context)
+    return RequestOrigin(caller, context)
 
 
 def trace_of(header: str | None, chance: Chance) -> str:
@@ -35,13 +35,13 @@ def trace_of(header: str | None, chance: Chance) -> str:
     return trace_id_of(header) or chance.hex("trace", 32)
 
 
-Ask = Annotated[Asker, Depends(an_asker)]
+Origin = Annotated[RequestOrigin, Depends(request_origin)]
 Key = Annotated[str | None, Header(alias="Idempotency-Key", pattern=r"^[\x21-\x7e]{1,255}$")]
 IfMatch = Annotated[str | None, Header(alias="If-Match", max_length=1000)]
 IfNoneMatch = Annotated[str | None, Header(alias="If-None-Match", max_length=1000)]
 
 
-def key_of(gateway: Gateway, given: str | None, response: Response) -> str:
+def ensure_key(gateway: Gateway, given: str | None, response: Response) -> str:
     """The request's idempotency key, made up where none was given; the answer names it."""
     key = given if given is not None else gateway.ports.chance.hex("idempotency key", 32)
     response.headers["Idempotency-Key"] = key
@@ -49,14 +49,14 @@ def key_of(gateway: Gateway, given: str | None, response: Response) -> str:
 
 
 async def note(
-    gateway: Gateway, reason: str | None, subject: str, asker: Asker
+    gateway: Gateway, reason: str | None, subject: str, origin: RequestOrigin
 ) -> DetailsRef | None:
     """Record a reason in words where it can be erased; None when there is none."""
     if not reason:
         return None
     salt = gateway.ports.chance.hex("details salt", 32)
     noted = RequestNotedV1(salt=salt, subject=subject, text=reason)
-    return await gateway.writer.detail(noted, f"note.{salt}", subject, asker)
+    return await gateway.writer.detail(noted, f"note.{salt}", subject, origin)
 
 
 def etag(revision: int | str) -> str:
@@ -64,7 +64,7 @@ def etag(revision: int | str) -> str:
     return f'"{revision}"'
 
 
-def condition(
+def check_condition(
     what: str, current: int | str | None, if_match: str | None, if_none_match: str | None = None
 ) -> int | str | None:
     """Check a write's condition against what the views have (`current`; None: it does not exist).
@@ -101,16 +101,16 @@ def condition(
     return current
 
 
-def revision_of(found: int | str | None) -> int | None:
+def as_revision(found: int | str | None) -> int | None:
     """The revision that a condition gave, as requests carry it."""
     return found if isinstance(found, int) else None
 
 
-async def submit_requests(
-    gateway: Gateway, events: Sequence[tuple[Event, str]], asker: Asker, response: Response
+async def record_requests(
+    gateway: Gateway, events: Sequence[tuple[Event, str]], origin: RequestOrigin, response: Response
 ) -> Accepted:
     """Record requests; returns the 202 answer, whose position is in the headers too."""
-    offset = await gateway.writer.record(events, asker)
+    offset = await gateway.writer.record(events, origin)
     position = str(Position(cell=gateway.cell, requests=offset + len(events)))
     response.headers["Yard-Position"] = position
     ids = [f"{gateway.cell}.{offset + index}" for index in range(len(events))]

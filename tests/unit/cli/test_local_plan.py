@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from yardmaster_gateway.auth import TokenFile
+from yardmaster_gateway.authentication import TokenFile
 from yardmaster_localcluster.layout import DataLayout
 from yardmaster_localcluster.plan import Counts, FixedPorts, Plan, Wanted, plan
 

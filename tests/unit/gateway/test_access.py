@@ -4,8 +4,8 @@ import pytest
 
 from tests.support.gateway import CALLERS, TestCell
 from yardmaster_gateway.app import document
+from yardmaster_gateway.authorization import Action, Binding, is_allowed
 from yardmaster_gateway.context import Gateway
-from yardmaster_gateway.rights import Action, Binding, allowed
 from yardmaster_schemas.events.admissions import RoleName, Scope
 
 OPEN = {"/livez", "/readyz", "/metrics"}
@@ -198,8 +198,8 @@ def test_a_role_grants_its_actions_within_its_scope(
     granted = action in GRANTS[role]
     if action is Action.READ_LOG:
         granted = scope is Scope.CELL
-    assert allowed(binding, action, project="nlp", department="research") == granted
+    assert is_allowed(binding, action, project="nlp", department="research") == granted
     elsewhere = granted and scope is Scope.CELL
-    assert allowed(binding, action, project="ads", department="product") == elsewhere
-    assert allowed(binding, action) == elsewhere
-    assert not allowed((), action, project="nlp", department="research")
+    assert is_allowed(binding, action, project="ads", department="product") == elsewhere
+    assert is_allowed(binding, action) == elsewhere
+    assert not is_allowed((), action, project="nlp", department="research")

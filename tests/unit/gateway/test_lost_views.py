@@ -12,9 +12,9 @@ from yardmaster_core.admission.machine import QuotaMachine
 from yardmaster_core.scheduling.policies import check
 from yardmaster_eventlog.port import Partition
 from yardmaster_gateway.app import create_app
-from yardmaster_gateway.auth import StaticTokens
+from yardmaster_gateway.authentication import StaticTokens
 from yardmaster_gateway.context import Gateway
-from yardmaster_gateway.monotonic import CoveredViews
+from yardmaster_gateway.monotonic import MonotonicViews
 from yardmaster_projections.errors import ViewsUnfinished
 from yardmaster_projections.memory import MemoryViewStore
 from yardmaster_schemas.events.admissions import RoleName, Scope
@@ -137,7 +137,7 @@ async def test_a_gateway_compares_with_the_log_once_and_then_shows_views_that_st
 
 async def test_a_position_that_the_log_took_back_is_not_waited_for(cell: TestCell) -> None:
     store = MemoryViewStore(CELL, cell.clock)
-    views = CoveredViews(store, cell.log, CELL, 0)
+    views = MonotonicViews(store, cell.log, CELL, 0)
     end = await cell.log.end(Partition("requests"))
     follower = Follower(cell.log, Views(store, store), CELL, 0, Metrics(telemetry("views")))
     await follower.start()

@@ -13,7 +13,7 @@ from yardmaster_eventlog.port import Partition
 from yardmaster_gateway.app import create_app
 from yardmaster_gateway.context import Gateway
 from yardmaster_gateway.errors import OwnRecordRefused
-from yardmaster_gateway.own_records import watch_own
+from yardmaster_gateway.own_records import watch_own_records
 from yardmaster_runtime.clock import ManualClock
 
 RUN = {"command": ["true"]}
@@ -50,7 +50,7 @@ async def test_a_gateway_ends_when_quota_refuses_what_it_acknowledged(cell: Test
         start=source.rpartition(".")[2],
     )
     gateway.writer._epoch = 1
-    watching = asyncio.create_task(watch_own(gateway))
+    watching = asyncio.create_task(watch_own_records(gateway))
     await cell.submit()
     with pytest.raises(OwnRecordRefused) as caught:
         await watching
@@ -79,7 +79,7 @@ async def test_a_record_that_landed_late_and_was_never_acknowledged_ends_nothing
         patched.setattr(cell.log, "append", unanswered)
         body = {"project": "nlp", "run": RUN}
         await cell.call("POST", "/v1/jobs", token="nlp", status=504, json=body, headers=JSON)
-    watching = asyncio.create_task(watch_own(gateway))
+    watching = asyncio.create_task(watch_own_records(gateway))
     job = await cell.submit()
     await cell.log.append(REQUESTS, late)
     await cell.settle()

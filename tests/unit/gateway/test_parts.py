@@ -13,18 +13,18 @@ from yardmaster_eventlog.codec import decode
 from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogUnavailable
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import Partition
-from yardmaster_gateway import writer as writing
-from yardmaster_gateway.auth import TokenFile, digest_of
+from yardmaster_gateway import request_writer
+from yardmaster_gateway.authentication import TokenFile, digest_of
 from yardmaster_gateway.errors import Busy, TokenFileRefused
+from yardmaster_gateway.request_writer import RequestOrigin, RequestWriter
 from yardmaster_gateway.submission import body_digest, job_id
-from yardmaster_gateway.writer import Asker, RequestWriter
 from yardmaster_runtime.clock import SystemClock
 from yardmaster_schemas.api import parse_job
 from yardmaster_schemas.events.requests import NodeUncordonRequestedV1
 from yardmaster_schemas.topics import TOPICS
 
 LOG_ID = "0123456789abcdef" * 2
-ASKER = Asker(CALLERS["nlp"], None)
+ORIGIN = RequestOrigin(CALLERS["nlp"], None)
 
 
 def test_a_job_id_never_changes_for_its_inputs() -> None:
@@ -116,7 +116,7 @@ def event(number: int) -> tuple[NodeUncordonRequestedV1, str]:
 async def test_requests_that_wait_together_are_one_batch_in_order() -> None:
     log, writer = await slow()
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(writer.record([event(i)], ASKER)) for i in range(20)]
+        tasks = [group.create_task(writer.record([event(i)], ORIGIN)) for i in range(20)]
         await asyncio.sleep(0)
         log.gate.set()
     assert log.batches == [1, 19], "while the first is appended, the others gather"
@@ -130,7 +130,7 @@ async def test_requests_that_wait_together_are_one_batch_in_order() -> None:
 async def test_events_of_one_request_lie_side_by_side() -> None:
     log, writer = await slow()
     log.gate.set()
-    offsets = await asyncio.gather(*(writer.record([event(i), event(i)], ASKER) for i in range(5)))
+    offsets = await asyncio.gather(*(writer.record([event(i), event(i)], ORIGIN) for i in range(5)))
     stored = await log.read(Partition("requests"), 0)
     subjects = [decode(each.record).subject for each in stored]
     for number, offset in enumerate(offsets):
@@ -142,18 +142,18 @@ async def test_what_became_of_a_batch_is_told_to_all_of_it() -> None:
     log.error = LogUnavailable(found="gone")
     log.gate.set()
     results = await asyncio.gather(
-        *(writer.record([event(i)], ASKER) for i in range(3)), return_exceptions=True
+        *(writer.record([event(i)], ORIGIN) for i in range(3)), return_exceptions=True
     )
     assert all(isinstance(one, LogUnavailable) for one in results)
     log.error = None
-    assert await writer.record([event(9)], ASKER) == 0
+    assert await writer.record([event(9)], ORIGIN) == 0
 
 
 async def test_a_caller_that_goes_away_leaves_the_others_of_its_batch_in_doubt() -> None:
     log, writer = await slow()
     loop = asyncio.get_running_loop()
     first, second, third = (
-        loop.create_task(writer.record([event(number)], ASKER)) for number in range(3)
+        loop.create_task(writer.record([event(number)], ORIGIN)) for number in range(3)
     )
     await asyncio.sleep(0)
     log.one_only = True
@@ -166,20 +166,20 @@ async def test_a_caller_that_goes_away_leaves_the_others_of_its_batch_in_doubt()
     with pytest.raises(AppendOutcomeUnknown):
         await third
     log.gate.set()
-    assert await writer.record([event(3)], ASKER) == 1
+    assert await writer.record([event(3)], ORIGIN) == 1
 
 
 async def test_too_many_waiting_requests_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "MAX_WAITING", 2)
+    monkeypatch.setattr(request_writer, "MAX_WAITING", 2)
     log, writer = await slow()
     async with asyncio.TaskGroup() as group:
-        group.create_task(writer.record([event(0)], ASKER))
+        group.create_task(writer.record([event(0)], ORIGIN))
         await asyncio.sleep(0)  # this one is being appended, the next two wait
         for number in (1, 2):
-            group.create_task(writer.record([event(number)], ASKER))
+            group.create_task(writer.record([event(number)], ORIGIN))
         await asyncio.sleep(0)
         with pytest.raises(Busy):
-            await writer.record([event(3)], ASKER)
+            await writer.record([event(3)], ORIGIN)
         log.gate.set()
 
 
@@ -189,7 +189,7 @@ async def test_a_detail_is_found_by_its_offset_and_digest() -> None:
     from yardmaster_schemas.events.details import RequestNotedV1
 
     note = RequestNotedV1(salt="0" * 32, subject="n1", text="fan")
-    ref = await writer.detail(note, "note.1", "n1", ASKER)
+    ref = await writer.detail(note, "note.1", "n1", ORIGIN)
     stored = (await log.read(Partition("details"), ref.offset))[0]
     assert sha256(stored.record.value or b"").hexdigest() == ref.digest
 

@@ -10,7 +10,7 @@ from tests.support import logs
 from tests.support.gateway import CALLERS, TestCell, test_cell
 from yardmaster_gateway import logs as output_of_tasks
 from yardmaster_gateway import watch
-from yardmaster_gateway.rights import Caller
+from yardmaster_gateway.authorization import Caller
 from yardmaster_schemas.events.expiring import NodeHeartbeatV1, Stream, TaskOutputV1
 
 Event = tuple[str, str | None, Any]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from yardmaster_gateway.monotonic import CoveredViews
+from yardmaster_gateway.monotonic import MonotonicViews
 from yardmaster_projections import queries
 from yardmaster_projections.errors import ViewsError
 from yardmaster_projections.rows import NodeRow
@@ -58,7 +58,7 @@ Sizes = Mapping[Size, int]
 class NodeSizes:
     """The sizes of a cell's nodes by pool, read again when they are older than `FRESH_S`."""
 
-    def __init__(self, views: CoveredViews, clock: Clock, telemetry: Telemetry) -> None:
+    def __init__(self, views: MonotonicViews, clock: Clock, telemetry: Telemetry) -> None:
         self._views = views
         self._clock = clock
         self._reads = telemetry.counter("node_size_reads", "Reads of all nodes' sizes")
@@ -80,7 +80,7 @@ class NodeSizes:
         except ViewsError:
             return []
         pools = {name: self._pools.get(name, {}) for name in named or self._pools}
-        return unfit(spec, pools)
+        return fit_warnings(spec, pools)
 
     def _fresh(self) -> bool:
         until_s = self._fresh_until_s
@@ -123,7 +123,7 @@ class NodeSizes:
         return {}
 
 
-def unfit(spec: SubmittedSpec, pools: Mapping[str, Sizes]) -> list[str]:
+def fit_warnings(spec: SubmittedSpec, pools: Mapping[str, Sizes]) -> list[str]:
     """One sentence about a job that none of these pools could ever run; else none.
 
     Of pools without nodes nothing is said: they wait for theirs.

@@ -10,8 +10,8 @@ from tests.support.gateway import TestCell
 from tests.support.views import telemetry
 from yardmaster_gateway.app import create_app
 from yardmaster_gateway.context import Gateway
-from yardmaster_gateway.monotonic import CoveredViews
-from yardmaster_gateway.sizes import FRESH_S, NodeSizes, Size, unfit
+from yardmaster_gateway.monotonic import MonotonicViews
+from yardmaster_gateway.node_sizes import FRESH_S, NodeSizes, Size, fit_warnings
 from yardmaster_projections.errors import ViewsUnavailable
 from yardmaster_projections.rows import Row
 from yardmaster_projections.store import Page, Query
@@ -61,7 +61,7 @@ def spec(text: str) -> SubmittedSpec:
 def test_a_job_that_can_never_fit_is_told_what_is_short_and_what_would_fit(
     text: str, warning: str
 ) -> None:
-    assert unfit(spec(text), POOLS) == [warning]
+    assert fit_warnings(spec(text), POOLS) == [warning]
 
 
 @pytest.mark.parametrize(
@@ -76,11 +76,11 @@ def test_a_job_that_can_never_fit_is_told_what_is_short_and_what_would_fit(
     ],
 )
 def test_a_job_that_may_fit_some_day_is_told_nothing(text: str) -> None:
-    assert unfit(spec(text), POOLS) == []
+    assert fit_warnings(spec(text), POOLS) == []
 
 
 def test_of_pools_without_nodes_nothing_is_said() -> None:
-    assert unfit(spec('"resources": {"gpus": 99}'), {"empty": {}}) == []
+    assert fit_warnings(spec('"resources": {"gpus": 99}'), {"empty": {}}) == []
 
 
 async def submit(cell: TestCell, gpus: int, **more: Any) -> list[str]:
@@ -127,7 +127,7 @@ class Hanging:
 
 async def test_submissions_wait_together_for_views_that_hang_and_then_not_at_all() -> None:
     views, clock = Hanging(), ManualClock()
-    sizes = NodeSizes(cast(CoveredViews, views), clock, telemetry("gateway"))
+    sizes = NodeSizes(cast(MonotonicViews, views), clock, telemetry("gateway"))
     asked = spec('"resources": {"gpus": 12}')
     async with asyncio.TaskGroup() as group:
         waiting = [group.create_task(sizes.warnings(asked, "nlp")) for _ in range(20)]

@@ -60,7 +60,7 @@ def _grants(binding: Binding, action: Action) -> bool:
     return action in _GRANTS[binding.role]
 
 
-def allowed(
+def is_allowed(
     bindings: Sequence[Binding],
     action: Action,
     *,
@@ -79,11 +79,11 @@ def allowed(
     )
 
 
-def sees_all(bindings: Sequence[Binding]) -> bool:
+def sees_all_projects(bindings: Sequence[Binding]) -> bool:
     """Whether a caller sees every project of the cell."""
     return any(binding.scope is Scope.CELL for binding in bindings)
 
 
-def named(bindings: Sequence[Binding], scope: Scope) -> frozenset[str]:
+def names_in_scope(bindings: Sequence[Binding], scope: Scope) -> frozenset[str]:
     """The departments or projects that a caller has a role in."""
     return frozenset(binding.name for binding in bindings if binding.scope is scope)

@@ -15,8 +15,8 @@ from typing import Final
 from yardmaster_eventlog.codec import encode
 from yardmaster_eventlog.errors import AppendOutcomeUnknown
 from yardmaster_eventlog.port import EventLog, Partition, Record, batch_bytes
+from yardmaster_gateway.authorization import Caller
 from yardmaster_gateway.errors import Busy
-from yardmaster_gateway.rights import Caller
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_runtime.telemetry.tracing import Span, child_span
@@ -34,7 +34,7 @@ MAX_UNANSWERED: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class RequestOrigin:
     """On whose behalf something is recorded, and in which trace."""
 
     caller: Caller
@@ -46,7 +46,7 @@ class _Entry:
     """Events that lie side by side, and where they came to lie (or why they did not)."""
 
     events: Sequence[tuple[Event, str]]
-    asker: Asker
+    origin: RequestOrigin
     #: The numbers of its records, once they are made.
     seqs: range = range(0)
     offset: int | None = None
@@ -94,15 +94,17 @@ class RequestWriter:
         self._batches = telemetry.counter("request_batches", "Batches appended to requests")
         self._recorded = telemetry.counter("requests_recorded", "Requests recorded")
 
-    async def detail(self, event: Event, key: str, subject: str, asker: Asker) -> DetailsRef:
+    async def detail(
+        self, event: Event, key: str, subject: str, origin: RequestOrigin
+    ) -> DetailsRef:
         """Record what no decision reads; returns where it lies and its digest.
 
         Raises:
             BatchTooLarge, LogUnavailable, LogClosed: nothing was written.
             AppendOutcomeUnknown: nothing refers to it, so nothing comes of it.
         """
-        record = encode(self._envelope(event, subject, asker), key)
-        with self._appending(self._details, asker):
+        record = encode(self._envelope(event, subject, origin), key)
+        with self._appending(self._details, origin):
             offset = await self._log.append(self._details, [record])
         digest = sha256(record.value or b"").hexdigest()
         return DetailsRef(partition=self._details.number, offset=offset, digest=digest)
@@ -119,7 +121,7 @@ class RequestWriter:
             offset = await self._log.append(self._details, batch) + len(batch) - 1
         return offset
 
-    async def record(self, events: Sequence[tuple[Event, str]], asker: Asker) -> int:
+    async def record(self, events: Sequence[tuple[Event, str]], origin: RequestOrigin) -> int:
         """Record requests side by side, each with its subject; returns the first one's offset.
 
         Raises:
@@ -128,10 +130,10 @@ class RequestWriter:
         """
         if len(self._waiting) >= MAX_WAITING:
             raise Busy(limit=MAX_WAITING)
-        entry = _Entry(events, asker)
+        entry = _Entry(events, origin)
         self._waiting.append(entry)
         self._depth.set(len(self._waiting))
-        with self._appending(self._requests, asker):
+        with self._appending(self._requests, origin):
             async with self._lock:
                 while not entry.done:
                     await self._flush()
@@ -146,10 +148,10 @@ class RequestWriter:
         own = envelope.source == self.source
         return own and not any(envelope.seq in seqs for seqs in self._unanswered)
 
-    def _appending(self, where: Partition, asker: Asker) -> Span:
+    def _appending(self, where: Partition, origin: RequestOrigin) -> Span:
         """The span from wanting an append to its acknowledgement."""
         return child_span(
-            self._telemetry.tracer, f"append {where.topic}", asker.traceparent, kind="producer"
+            self._telemetry.tracer, f"append {where.topic}", origin.traceparent, kind="producer"
         )
 
     async def _flush(self) -> None:
@@ -161,7 +163,7 @@ class RequestWriter:
             if not entry.records:
                 first = self._seq
                 entry.records = [
-                    encode(self._envelope(event, subject, entry.asker), self._cell)
+                    encode(self._envelope(event, subject, entry.origin), self._cell)
                     for event, subject in entry.events
                 ]
                 entry.seqs = range(first, self._seq)
@@ -191,10 +193,10 @@ class RequestWriter:
             return error
         return AppendOutcomeUnknown(topic=REQUESTS.name, found="the append was given up")
 
-    def _envelope(self, event: Event, subject: str, asker: Asker) -> Envelope[Event]:
+    def _envelope(self, event: Event, subject: str, origin: RequestOrigin) -> Envelope[Event]:
         seq = self._seq
         self._seq += 1
-        caller = asker.caller
+        caller = origin.caller
         return Envelope(
             type=event.TYPE,
             version=event.VERSION,
@@ -204,7 +206,7 @@ class RequestWriter:
             subject=subject,
             time_ms=self._clock.now_ms(),
             actor=Actor(kind=ActorKind.USER, id=caller.user),
-            traceparent=asker.traceparent,
+            traceparent=origin.traceparent,
             auth=Auth(
                 method=caller.method, issuer=caller.issuer, credential_id=caller.credential_id
             ),

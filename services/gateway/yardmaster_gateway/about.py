@@ -4,8 +4,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import APIRouter
 
-from yardmaster_gateway.context import Gate, Who
-from yardmaster_gateway.problems import documented
+from yardmaster_gateway.context import CurrentCaller, CurrentGateway
+from yardmaster_gateway.problems import problem_responses
 from yardmaster_schemas.api import RoleBinding, Version, WhoAmI
 
 router = APIRouter(tags=["caller"])
@@ -14,13 +14,13 @@ router = APIRouter(tags=["caller"])
 def software_version() -> str:
     """The version of this distribution; 0 when it runs from a plain checkout."""
     try:
-        return version("yardmaster-gateway")
+        return version("yardmaster")
     except PackageNotFoundError:
         return "0"
 
 
-@router.get("/whoami", operation_id="whoami", response_model=WhoAmI, responses=documented())
-async def whoami(caller: Who) -> WhoAmI:
+@router.get("/whoami", operation_id="whoami", response_model=WhoAmI, responses=problem_responses())
+async def whoami(caller: CurrentCaller) -> WhoAmI:
     """Who the caller is, and with which roles."""
     return WhoAmI(
         user=caller.user,
@@ -31,8 +31,10 @@ async def whoami(caller: Who) -> WhoAmI:
     )
 
 
-@router.get("/version", operation_id="read_version", response_model=Version, responses=documented())
-async def read_version(caller: Who, gateway: Gate) -> Version:
+@router.get(
+    "/version", operation_id="read_version", response_model=Version, responses=problem_responses()
+)
+async def read_version(caller: CurrentCaller, gateway: CurrentGateway) -> Version:
     """The gateway's version, and the log it serves."""
     created, created_ms = await gateway.log_created()
     return Version(

@@ -6,7 +6,7 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from yardmaster_gateway import errors
-from yardmaster_gateway.context import Reading
+from yardmaster_gateway.context import ReadContext
 from yardmaster_projections import queries
 from yardmaster_projections.queries import Filters
 from yardmaster_projections.rows import R
@@ -16,7 +16,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 async def page_of(
-    reading: Reading, kind: type[R], filters: Filters, show: Callable[[R], Awaitable[M]]
+    read: ReadContext, kind: type[R], filters: Filters, show: Callable[[R], Awaitable[M]]
 ) -> List[M]:
     """One page of a kind, as the caller may see it.
 
@@ -24,11 +24,11 @@ async def page_of(
         BadCursor.
     """
     try:
-        page = await queries.rows(reading.store, kind, filters, reading.sight)
+        page = await queries.rows(read.store, kind, filters, read.sight)
     except queries.BadCursor:
         raise errors.BadCursor() from None
     return List(
         items=[await show(row) for row in page.rows],
         next_cursor=queries.cursor_of(page.next),
-        position=str(reading.position),
+        position=str(read.position),
     )

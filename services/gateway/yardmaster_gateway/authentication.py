@@ -17,8 +17,8 @@ from typing import Annotated, Final, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from yardmaster_gateway.authorization import Binding, Caller
 from yardmaster_gateway.errors import TokenFileRefused
-from yardmaster_gateway.rights import Binding, Caller
 from yardmaster_schemas.events.admissions import RoleName, Scope
 from yardmaster_schemas.fields import Code, Digest, Name, PrincipalId
 
