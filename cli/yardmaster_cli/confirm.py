@@ -5,7 +5,7 @@ import sys
 import click
 
 from yardmaster_cli.errors import BadUsage
-from yardmaster_cli.output import Output
+from yardmaster_cli.output.formats import Output
 
 
 def confirm(what: str, out: Output) -> None:

@@ -18,14 +18,14 @@ from yardmaster_cli.session import YardGroup, global_options
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-#: Command -> (module, attribute, one line for the list). In the order in which help shows them.
+#: Command -> (module in `commands`, attribute, one line for the list), in the order of the help.
 COMMANDS: Final = {
     "submit": ("submit", "submit", "Submit a job: a YAML file, or -- COMMAND."),
     "ls": ("ls", "ls", "List tasks or jobs."),
     "show": ("tasks", "show", "Show a job or task: what it needs, why it waits, its attempts."),
     "explain": ("explain", "explain", "Show why a task is pending, was stopped or was refused."),
     "logs": ("logs", "logs", "Print what a task wrote."),
-    "wait": ("waiting", "wait", "Wait for tasks to end, and return their exit code."),
+    "wait": ("wait", "wait", "Wait for tasks to end, and return their exit code."),
     "cancel": ("tasks", "cancel", "End jobs or tasks."),
     "pause": ("tasks", "pause", "Stop tasks with a checkpoint and hold them."),
     "resume": ("tasks", "resume", "Let paused tasks run again."),
@@ -108,7 +108,7 @@ class Yard(YardGroup):
         if cmd_name not in COMMANDS:
             return None
         module, attribute, _ = COMMANDS[cmd_name]
-        found = getattr(importlib.import_module(f"yardmaster_cli.{module}"), attribute)
+        found = getattr(importlib.import_module(f"yardmaster_cli.commands.{module}"), attribute)
         if not isinstance(found, click.Command):
             raise TypeError(f"{module}.{attribute} is no command")
         return found
@@ -200,7 +200,7 @@ def run(args: Sequence[str]) -> int:
 def _known(error: Exception) -> CliError:
     """What to show for an exception of the libraries, or for one that nobody foresaw."""
     from yardmaster.transport import ApiError
-    from yardmaster_cli.remote import api_error
+    from yardmaster_cli.server.remote import api_error
     from yardmaster_eventlog.errors import LogCorrupt, LogTruncated, LogUnavailable, NotOurLog
     from yardmaster_localcluster.errors import (
         DataDirInUse,

@@ -8,7 +8,6 @@ may also come before the command: `yard --server URL ls`.
 import os
 import shlex
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -19,12 +18,13 @@ import click
 
 from yardmaster_cli import config as configuration
 from yardmaster_cli.catalog import CATALOG, FORMATS, Entry, path_of
+from yardmaster_cli.completion import Completed, sort_of
 from yardmaster_cli.errors import BadUsage, CliError, Exit
-from yardmaster_cli.names import Completed, sort_of
-from yardmaster_cli.output import Output, is_terminal, terminal_width
+from yardmaster_cli.output.formats import Output, is_terminal, terminal_width
+from yardmaster_cli.times import now_ms
 
 if TYPE_CHECKING:
-    from yardmaster_cli.remote import Remote
+    from yardmaster_cli.server.remote import Remote
 
 _SHARED: Final = "Output and connection"
 _EXPORTED: Final = {"server": "YARD_SERVER", "context": "YARD_CONTEXT", "data": "YARD_DATA"}
@@ -104,7 +104,7 @@ class Session:
         Raises:
             CliError: none is known.
         """
-        from yardmaster_cli.remote import connect
+        from yardmaster_cli.server.remote import connect
 
         return connect(self.config)
 
@@ -126,11 +126,6 @@ class Session:
 def _colors(env: Mapping[str, str]) -> bool:
     """Whether the terminal shows colors, and its user wants them."""
     return not env.get("NO_COLOR") and env.get("TERM") != "dumb"
-
-
-def now_ms() -> int:
-    """Milliseconds since the epoch, for relative times."""
-    return time.time_ns() // 1_000_000
 
 
 #: The options that may also come before the command.
@@ -292,7 +287,7 @@ def _nearest_command(name: str, known: Sequence[str]) -> str | None:
     for synonym in _SYNONYMS.get(name, ()):
         if synonym in known:
             return synonym
-    from yardmaster_cli.yamltree import nearest
+    from yardmaster_cli.yaml_tree import nearest
 
     return nearest(name, known)
 

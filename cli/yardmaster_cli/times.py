@@ -5,10 +5,11 @@ clock, in UTC unless they name an offset; a date alone is its midnight.
 """
 
 import re
+import time
 from typing import Final
 
-from yardmaster_cli.cells import parse_time
 from yardmaster_cli.errors import BadUsage
+from yardmaster_cli.output.cells import parse_time
 from yardmaster_schemas.durations import duration_s
 
 #: What help and errors show.
@@ -18,6 +19,11 @@ _CLOCK: Final = re.compile(
     r"\d{4}-\d\d-\d\d([Tt ]\d\d:\d\d(:\d\d([.,]\d+)?)?([Zz]|[+-]\d\d:\d\d)?)?"
 )
 _RELATIVE: Final = re.compile(r"-?[0-9.]+[a-z].*")
+
+
+def now_ms() -> int:
+    """Milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
 
 
 def is_relative(text: str) -> bool:

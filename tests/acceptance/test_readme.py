@@ -28,7 +28,7 @@ from tests.support.readme import (
     missing,
     reader_env,
 )
-from yardmaster_cli import compose
+from yardmaster_cli.up import compose
 from yardmaster_localcluster.orphans import end_tasks, of_cluster, of_tasks
 
 # Tests that share the default ports of the machine run one after the other.

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support import containers
 from tests.support.up import Up
-from yardmaster_cli import compose
+from yardmaster_cli.up import compose
 from yardmaster_localcluster.layout import DataLayout
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.kafka, pytest.mark.xdist_group("up")]

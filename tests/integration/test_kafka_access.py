@@ -17,7 +17,7 @@ import pytest
 from tests.contract.conftest import topic
 from tests.support.redis_server import RedisServer
 from tests.support.secure_broker import PASSWORD, USER, Authority, SecureBroker
-from yardmaster_cli.setup import Site, set_up
+from yardmaster_cli.log.first_records import Site, set_up
 from yardmaster_eventlog.errors import LogAccessRefused, LogError, LogNotTrusted, TlsUnusable
 from yardmaster_eventlog.kafka.log import KafkaLog
 from yardmaster_eventlog.kafka.membership import KafkaMembership

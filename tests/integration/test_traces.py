@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from tests.support.otlp import Collector, Seen
-from yardmaster_cli.embedded import owner
-from yardmaster_cli.setup import Site, set_up
+from yardmaster_cli.dev.embedded import owner
+from yardmaster_cli.log.first_records import Site, set_up
 from yardmaster_core.admission.machine import QuotaMachine
 from yardmaster_core.machine import Machine
 from yardmaster_core.scheduling.machine import SchedulerMachine

@@ -20,11 +20,12 @@ from typing import Any, Final
 from yardmaster_localcluster.plan import MODULES
 
 _COMMANDS: Final = (
-    *("dev", "embedded", "explain", "logs", "ls", "main", "nodes", "pools", "projects", "replay"),
-    *("set", "setup", "submit", "tasks"),
+    *("dev", "explain", "logs", "ls", "nodes", "pools", "projects", "replay", "set", "setup"),
+    *("submit", "tasks"),
 )
 _MODULES: Final = (
-    *(f"yardmaster_cli.{name}" for name in _COMMANDS),
+    *("yardmaster_cli.main", "yardmaster_cli.dev.embedded"),
+    *(f"yardmaster_cli.commands.{name}" for name in _COMMANDS),
     *MODULES.values(),
     *("yardmaster_eventlog.kafka.log", "yardmaster_eventlog.kafka.membership"),
 )

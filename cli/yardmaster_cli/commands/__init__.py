@@ -1,0 +1,1 @@
+"""The commands of `yard`: a module for each command or group of commands."""

@@ -1,0 +1,210 @@
+"""`yard contexts`, `config`, `whoami`, `version`, `login`, `completion`: the command itself."""
+
+import os
+import sys
+import time
+from importlib.metadata import version as installed
+from pathlib import Path
+from typing import Final
+
+import click
+import yaml
+from click.shell_completion import get_completion_class
+
+from yardmaster.errors import ApiError
+from yardmaster_cli.config import (
+    command_words,
+    load_file,
+    save_current,
+    sendable,
+    server_url,
+    token_of,
+)
+from yardmaster_cli.errors import BadUsage, CliError, Exit
+from yardmaster_cli.output.formats import Column
+from yardmaster_cli.server.reader import Reader
+from yardmaster_cli.server.remote import api_error, plain
+from yardmaster_cli.session import NounGroup, Session, command
+
+#: Tries of the check of `login`, the first included.
+CHECK_TRIES: Final = 2
+
+_COMPLETION = """Print the completion script of a shell.
+
+It completes commands and options, and, by asking the server (for 1.5 s at most), the ids of
+jobs and tasks, nodes, pools, projects, departments, phases, kinds and contexts.
+
+\b
+bash  yard completion bash > ~/.local/share/bash-completion/completions/yard
+zsh   yard completion zsh > "${fpath[1]}/_yard"
+fish  yard completion fish > ~/.config/fish/completions/yard.fish
+
+For the running shell alone: source <(yard completion bash), or the same with zsh; in fish
+yard completion fish | source.
+"""
+
+
+@click.group("contexts", cls=NounGroup)
+def contexts() -> None:
+    """List contexts (known servers); use one."""
+
+
+@contexts.command("ls")
+def list_contexts(session: Session) -> None:
+    """List contexts; the one in use is marked."""
+    config = session.config
+    columns = (
+        Column("CURRENT", lambda row: "*" if row["name"] == config.context.value else None),
+        Column("NAME", lambda row: row["name"]),
+        Column("SERVER", lambda row: row["server"]),
+        Column("PROJECT", lambda row: row["project"]),
+    )
+    found = [
+        {
+            "name": name,
+            "server": context.get("server")
+            or (config.server.value if name == config.context.value else None),
+            "project": context.get("project"),
+        }
+        for name, context in config.contexts.items()
+    ]
+    session.out.items(found, columns, name="name")
+
+
+@contexts.command("use")
+@click.argument("name")
+def use(session: Session, name: str) -> None:
+    """Switch to a context."""
+    config = session.config
+    if name not in config.contexts:
+        raise BadUsage(
+            f"there is no context {name}", hint=f"contexts: {', '.join(config.contexts)}"
+        )
+    save_current(config.path, name)
+    session.out.note(f"{config.path}: current: {name}")
+
+
+@command("config")
+def config(session: Session) -> None:
+    """Show every setting and where it comes from; secrets are not shown."""
+    columns = (
+        Column("SETTING", lambda row: row["setting"]),
+        Column("VALUE", lambda row: row["value"]),
+        Column("SOURCE", lambda row: row["source"]),
+    )
+    found = []
+    for name, setting in session.config.settings():
+        value = setting.value
+        if setting.secret:
+            value = "(set, not shown)" if setting.source != "not set" else None
+        found.append({"setting": name, "value": value, "source": setting.source})
+    session.out.items(found, columns, name="setting")
+
+
+@command("whoami")
+def whoami(session: Session) -> None:
+    """Show your identity and roles on the server."""
+    answer = plain(session.remote.client.whoami())
+
+    def text() -> list[str]:
+        roles = [f"{role['role']} of {role['scope']} {role['name']}" for role in answer["roles"]]
+        return [
+            f"{answer['user']} ({answer['method']}, {answer['issuer']})",
+            *(f"  {role}" for role in roles),
+        ]
+
+    session.out.one(answer, text, "user")
+
+
+@command("version")
+@click.option("--client", is_flag=True, help="Show the version of yard alone.")
+def version(session: Session, client: bool) -> None:
+    """Print the version of yard, and of the server where one answers."""
+    out = session.out
+    mine = installed("yardmaster")
+    answer: dict[str, object] = {"client": mine, "server": None}
+    lines = [f"yard {mine}"]
+    if not client and session.config.server.value is not None:
+        server = plain(session.remote.client.version())
+        answer["server"] = server
+        lines.append(f"server {server['version']}, cell {server['cell']}, log {server['log_id']}")
+    out.one(answer, lambda: lines, "client")
+
+
+@command("login")
+@click.argument("name")
+@click.argument("url")
+@click.option("--token-command", metavar="COMMAND", help="Prints the token; each command runs it.")
+@click.option("--ca", metavar="FILE", help="Certificates to trust.")
+@click.option("-p", "--project", metavar="NAME", help="Default project of this context.")
+@click.option("--no-check", is_flag=True, help="Save it without asking the server.")
+def login(
+    session: Session,
+    name: str,
+    url: str,
+    token_command: str | None,
+    ca: str | None,
+    project: str | None,
+    no_check: bool,
+) -> None:
+    """Save a server as a context and switch to it.
+
+    The server must answer at URL, and accept the token that COMMAND or YARD_TOKEN gives; nothing
+    is saved otherwise. The token itself is never saved.
+    """
+    if not name:
+        raise BadUsage("a context needs a name", hint=f"like: yard login prod {url}")
+    server_url(url)
+    path = session.config.path
+    content = load_file(path)
+    given = {"server": url, "project": project, "ca": ca, "token_command": token_command}
+    kept = {key: value for key, value in given.items() if value is not None}
+    answered = "" if no_check else f", {_checked(url, token_command, ca, path)}"
+    content["contexts"] = {**(content.get("contexts") or {}), name: kept}
+    content["current"] = name
+    _write(path, yaml.safe_dump(content, sort_keys=False))
+    session.out.note(f"{path}: context {name}: {url}{answered}")
+
+
+def _checked(url: str, token_command: str | None, ca: str | None, path: Path) -> str:
+    """What the server says to a caller of the new context, in a few words.
+
+    Raises: CliError when it does not answer, or does not accept the token.
+    """
+    token = os.environ.get("YARD_TOKEN")
+    if token is not None:
+        token = sendable(token, "environment YARD_TOKEN")
+    elif token_command is not None:
+        token = token_of(command_words(token_command), path)
+    hint = "nothing was saved; --no-check saves it without asking the server"
+    try:
+        reader = Reader(url, token, sleep=time.sleep, ca=ca, max_tries=CHECK_TRIES)
+        return f"you are {reader.get('/v1/whoami')['user']}"
+    except ApiError as error:
+        if token is None and error.document["code"] == "unauthenticated":
+            return "which wants a token: give --token-command, or set YARD_TOKEN"
+        found = api_error(error)
+        raise CliError(found.message, exit_code=found.exit_code, hint=hint) from None
+    except (OSError, KeyError) as error:
+        raise CliError(
+            f"{url} cannot be asked: {error}", exit_code=Exit.UNREACHABLE, hint=hint
+        ) from None
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(text)
+    part.replace(path)
+
+
+@command("completion", help=_COMPLETION)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(session: Session, shell: str) -> None:
+    """Print the completion script of a shell."""
+    from yardmaster_cli.main import yard
+
+    found = get_completion_class(shell)
+    if found is None:
+        raise BadUsage(f"no completion for {shell}")
+    sys.stdout.write(found(yard, {}, "yard", "_YARD_COMPLETE").source() + "\n")

@@ -1,0 +1,137 @@
+"""`yard dev`: everything in one process on this machine."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+import click
+from pydantic import ValidationError
+
+from yardmaster_cli.dev.data_folder import (
+    DEFAULT_SLOTS,
+    Cluster,
+    DataFolder,
+    plain_cluster,
+    read_cluster,
+)
+from yardmaster_cli.errors import BadUsage
+from yardmaster_cli.hints import path_with_yard, yard_for
+from yardmaster_cli.policy_spec import DEFAULT_POLICY, PolicySpec
+from yardmaster_cli.session import Session, command
+from yardmaster_cli.yaml_tree import scalar
+
+#: The policies of a log, for the help; `setup` checks against the registry itself.
+POLICY_NAMES: Final = ("priority", "fair_share", "fitgpp", "fifo", "lrtp", "rand")
+
+
+@command("dev")
+@click.option("--nodes", type=click.IntRange(1, 64), metavar="N", help="Nodes (default: 1).")
+@click.option("--slots", type=click.IntRange(0, 1024), metavar="N", help="Slots (GPUs) per node.")
+@click.option("--cluster", "file", metavar="FILE", help="Nodes and policy from a YAML file.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65_535),
+    default=None,
+    metavar="PORT",
+    help="Port of the gateway; 0: any free port. Default: the port of the last start, at first "
+    "7450, or the next free port.",
+)
+@click.option(
+    "--policy",
+    default=None,
+    metavar="NAME",
+    help=f"Policy of the pool default, for a new log: {', '.join(POLICY_NAMES)}.",
+)
+@click.option(
+    "--policy-option",
+    multiple=True,
+    metavar="K=V",
+    help="Option of the policy, for a new log: preemption=false.",
+)
+def dev(
+    session: Session,
+    nodes: int | None,
+    slots: int | None,
+    file: str | None,
+    port: int | None,
+    policy: str | None,
+    policy_option: tuple[str, ...],
+) -> int:
+    """Run gateway, quota, scheduler, views and agents in one process over one SQLite file.
+
+    Runs until Ctrl-C; tasks keep running. The next start on the same data folder continues with
+    its log. Slots are declared: no GPU is needed.
+    """
+    from yardmaster_cli.dev.embedded import Options, serve
+
+    if file is not None and (nodes is not None or slots is not None):
+        raise BadUsage("give either --cluster or --nodes and --slots")
+    # Everything that is given is checked before anything is written.
+    asked = _policy(policy, policy_option)
+    given = None if file is None else read_cluster(Path(file))
+    if given is not None and "policy" in given.model_fields_set:
+        if asked is not None:
+            raise BadUsage(f"{file} has a policy: leave out --policy and --policy-option")
+        asked = given.policy
+    if asked is not None:
+        _check(asked)
+    folder = DataFolder.take(session.config.data_dir)
+    cluster = given or _cluster(folder, nodes, slots)
+    if asked is not None:
+        cluster = cluster.model_copy(update={"policy": asked})
+    out = session.out
+    # Tasks find the Python and the SDK that this command runs with.
+    yard = yard_for(folder.path.absolute(), os.environ)
+    os.environ["PATH"] = path_with_yard(os.environ)
+
+    def ready(server: str) -> None:
+        out.say(f"yard dev: {server}, data in {folder.path}")
+        for node in cluster.nodes:
+            out.say(f"  {node.name}: {node.slots} slots, pool {node.pool}")
+        out.note(f"hint: in another terminal: {yard} submit -- COMMAND")
+        out.note("Ctrl-C stops this process; tasks keep running")
+
+    options = Options(cluster=cluster, port=port, policy=asked, quiet=not out.verbose)
+    return serve(folder, options, ready)
+
+
+def _policy(name: str | None, options: tuple[str, ...]) -> PolicySpec | None:
+    """The policy that the flags name; None without any."""
+    if name is None and not options:
+        return None
+    found: dict[str, bool | int | str] = {}
+    for item in options:
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise BadUsage(f"--policy-option {item}: KEY=VALUE was expected")
+        found[key.replace("-", "_")] = scalar(value)
+    try:
+        return PolicySpec(name=name or DEFAULT_POLICY, options=found)
+    except ValidationError:
+        raise BadUsage(f"--policy {name}: not a valid name") from None
+
+
+def _check(policy: PolicySpec) -> None:
+    """Raises: BadUsage when there is no such policy, or it does not have these options."""
+    from yardmaster_cli.policy_spec import checked_policy
+
+    checked_policy(policy)
+
+
+def _cluster(folder: DataFolder, nodes: int | None, slots: int | None) -> Cluster:
+    """The nodes asked for; without any flag those of the last start."""
+    before = folder.cluster()
+    if nodes is None and slots is None and before is not None:
+        return before
+    count = slots if slots is not None else _slots_here()
+    return plain_cluster(nodes or 1, count, PolicySpec())
+
+
+def _slots_here() -> int:
+    """As many slots as this machine has GPUs, and some when it has none."""
+    if shutil.which("nvidia-smi") is None:
+        return DEFAULT_SLOTS
+    from yardmaster_cli.commands.doctor import gpu_names
+
+    return len(gpu_names()) or DEFAULT_SLOTS

@@ -1,0 +1,316 @@
+"""`yard log dump|tail|stat`: the log itself, not what a service makes of it."""
+
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import click
+
+from yardmaster_cli.errors import BadUsage, CliError, Exit
+from yardmaster_cli.log.moments import Moment, parse_moment
+from yardmaster_cli.log.order import PAGE, Entry, LogOrder, decoded
+from yardmaster_cli.log.source import LogSource, log_options, log_source, on_log
+from yardmaster_cli.output.cells import When
+from yardmaster_cli.output.formats import Column, Output
+from yardmaster_cli.server.remote import REF, REF_HINT
+from yardmaster_cli.session import Session, YardGroup, detaching
+from yardmaster_cli.times import now_ms
+from yardmaster_cli.yaml_tree import nearest
+from yardmaster_eventlog.port import EventLog, Partition
+from yardmaster_schemas.envelope import Envelope
+from yardmaster_schemas.events import EVENTS
+from yardmaster_schemas.events.machine import CycleCommittedV1, TermStartedV1
+from yardmaster_schemas.instants import rfc3339
+from yardmaster_schemas.plain import dump as plain_json
+from yardmaster_schemas.position import Position
+from yardmaster_schemas.topics import INPUT_ORDER, REQUESTS, TOPICS
+
+#: The longest that `tail -f` waits before it looks whether it was told to stop, in seconds.
+FOLLOW_S: Final = 5.0
+
+
+@click.group("log", cls=YardGroup)
+def log() -> None:
+    """Read the log itself: dump, tail, stat. Without --log that of the embedded mode."""
+
+
+def record_json(entry: Entry) -> dict[str, Any]:
+    """A record as one JSON object, as `GET /v1/events` gives it."""
+    return {
+        "position": str(entry.position),
+        "topic": entry.topic,
+        "partition": entry.stored.partition.number,
+        "offset": entry.stored.offset,
+        **_envelope_json(entry.envelope),
+    }
+
+
+def _envelope_json(envelope: Envelope[Any] | None) -> dict[str, Any]:
+    if envelope is None:
+        return {"type": None, "undecodable": True}
+    return {
+        "id": envelope.id,
+        "type": envelope.type,
+        "version": envelope.version,
+        "subject": envelope.subject,
+        "at": rfc3339(envelope.time_ms),
+        "actor": f"{envelope.actor.kind.value}/{envelope.actor.id}",
+        "cause": envelope.cause,
+        "data": plain_json(envelope.data),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Filter:
+    """Which records are asked for: those of some types, about one job or task."""
+
+    types: Sequence[str]
+    about: str | None = None
+
+    def wants(self, entry: Entry) -> bool:
+        envelope = entry.envelope
+        if self.types and (envelope is None or envelope.type not in self.types):
+            return False
+        if self.about is None:
+            return True
+        if envelope is None:
+            return False
+        # All of a job; of a task what concerns its job too.
+        job = self.about.partition(".")[0]
+        return envelope.subject in (self.about, job) or envelope.subject.startswith(
+            f"{self.about}."
+        )
+
+
+def _types(given: Sequence[str]) -> Sequence[str]:
+    """The types that `--type` names.
+
+    Raises: BadUsage for one that no version of Yardmaster has published.
+    """
+    known = sorted({name for name, _ in EVENTS})
+    for name in given:
+        if name not in known:
+            like = nearest(name, known)
+            raise BadUsage(
+                f"--type {name}: there is no such event type",
+                hint=f"did you mean {like}?" if like else f"types: {', '.join(known)}",
+            )
+    return given
+
+
+async def _about(log: EventLog, where: LogSource, given: str) -> str:
+    """The whole id of the job or task that `--task` names by an id or the beginning of one.
+
+    Raises: CliError when no job of the log begins so, or several do.
+    """
+    match = REF.match(given)
+    if match is None:
+        raise BadUsage(f"--task {given}: not a valid id", hint=REF_HINT)
+    prefix, index = match[1], match[2]
+    found: set[str] = set()
+    partition, offset = where.at(REQUESTS.name), 0
+    while page := await log.read(partition, offset, max_records=PAGE):
+        offset = page[-1].offset + 1
+        for stored in page:
+            headers = dict(stored.record.headers)
+            subject = headers.get("ce_subject", b"").decode("ascii", "replace")
+            if headers.get("ce_type") == b"TaskSubmitted" and subject.startswith(prefix):
+                found.add(subject)
+    if not found:
+        raise CliError(f"no job of the log begins with {prefix}", exit_code=Exit.NOT_FOUND)
+    if len(found) > 1:
+        raise CliError(
+            f"{prefix} is ambiguous: {', '.join(sorted(found)[:10])}",
+            exit_code=Exit.NOT_FOUND,
+            hint="give more of the id",
+        )
+    job = found.pop()
+    return job if index is None else f"{job}.{index}"
+
+
+def _print(out: Output, entry: Entry) -> None:
+    if out.format == "name":
+        out.say(str(entry.position) if entry.envelope is None else entry.envelope.id)
+    else:
+        out.say(json.dumps(record_json(entry), ensure_ascii=False))
+
+
+@log.command("dump")
+@log_options
+@click.option("--from", "start", metavar="T", help="A time, 2h (ago), a position or cycle:N.")
+@click.option("--to", "end", metavar="T", help="The same.")
+@click.option(
+    "--type", "types", multiple=True, metavar="TYPE", help="Only this type, TaskExited say."
+)
+@click.option(
+    "--task",
+    metavar="ID",
+    help="Only events about this job (all its tasks) or task; an id's beginning.",
+)
+def dump(
+    session: Session,
+    file: str | None,
+    cell: str | None,
+    start: str | None,
+    end: str | None,
+    types: tuple[str, ...],
+    task: str | None,
+) -> None:
+    """Print records as JSON lines with their positions, in the order decided on."""
+    now = now_ms()
+    first = parse_moment(start, now, "--from") if start else None
+    last = parse_moment(end, now, "--to") if end else None
+    wanted_types = _types(types)
+    where = log_source(session, file, cell)
+    out = session.out
+    left = out.limit
+
+    async def work(source: EventLog) -> None:
+        nonlocal left
+        about = None if task is None else await _about(source, where, task)
+        wanted = _Filter(wanted_types, about)
+        async for entry in between(LogOrder(source, where.cell, where.partition), first, last):
+            if not wanted.wants(entry):
+                continue
+            if left is not None and left <= 0:
+                return
+            left = None if left is None else left - 1
+            _print(out, entry)
+
+    on_log(where, work)
+
+
+async def between(
+    order: LogOrder, first: Moment | None, last: Moment | None
+) -> AsyncIterator[Entry]:
+    """The entries from `first` on up to `last`, both included."""
+    begun = first is None
+    async for entry in order.entries():
+        begun = begun or (first is not None and first.passed(entry))
+        if begun:
+            yield entry
+        if last is not None and last.passed(entry):
+            return
+
+
+@log.command("tail")
+@log_options
+@click.option("-n", "count", type=click.IntRange(min=0), default=10, help="Records of each topic.")
+@click.option("-f", "--follow", is_flag=True, help="Print new records as they come.")
+@click.option(
+    "--type", "types", multiple=True, metavar="TYPE", help="Only this type, TaskExited say."
+)
+def tail(
+    session: Session,
+    file: str | None,
+    cell: str | None,
+    count: int,
+    follow: bool,
+    types: tuple[str, ...],
+) -> None:
+    """Print the newest records of each topic as JSON lines; -f prints new ones as they come."""
+    wanted = _Filter(_types(types))
+    where = log_source(session, file, cell)
+    out = session.out
+
+    async def work(source: EventLog) -> None:
+        ends = {where.at(topic): 0 for topic in INPUT_ORDER}
+        for partition in ends:
+            ends[partition] = max(0, await source.end(partition) - count)
+        position = Position.start(where.cell)
+        while True:
+            for partition in ends:
+                while page := await source.read(partition, ends[partition], max_records=PAGE):
+                    for stored in page:
+                        position = position.at(partition.topic, stored.offset + 1)
+                        entry = Entry(stored, decoded(stored), position)
+                        if wanted.wants(entry):
+                            _print(out, entry)
+                    ends[partition] = page[-1].offset + 1
+            if not follow:
+                return
+            await source.wait(ends, FOLLOW_S)
+
+    with detaching("yard log tail -f"):
+        on_log(where, work)
+
+
+@log.command("stat")
+@log_options
+@click.option("--types", is_flag=True, help="Count each type of event.")
+def stat(session: Session, file: str | None, cell: str | None, types: bool) -> None:
+    """Count records, bytes, terms and cycles of each topic; tombstones are erased records."""
+    where = log_source(session, file, cell)
+    counted = on_log(where, lambda source: count_topics(source, where.partition))
+    if types:
+        _show_types(session.out, counted)
+        return
+    columns = (
+        Column("TOPIC", lambda row: row["topic"]),
+        Column("RECORDS", lambda row: row["records"], right=True),
+        Column("BYTES", lambda row: row["bytes"], right=True),
+        Column("FIRST", lambda row: When(row["first_at"])),
+        Column("LAST", lambda row: When(row["last_at"])),
+        Column("TERM", lambda row: row["term"], right=True),
+        Column("CYCLES", lambda row: row["cycles"], right=True),
+        Column("TOMBSTONES", lambda row: row["tombstones"] or None, right=True),
+        Column("UNDECODABLE", lambda row: row["undecodable"] or None, right=True),
+    )
+    session.out.items(counted, columns, name="topic", document={"log": where.shown})
+
+
+def _show_types(out: Output, counted: Sequence[dict[str, Any]]) -> None:
+    columns = (
+        Column("TOPIC", lambda row: row["topic"]),
+        Column("TYPE", lambda row: row["type"]),
+        Column("RECORDS", lambda row: row["records"], right=True),
+    )
+    listed = [
+        {"topic": row["topic"], "type": name, "records": number}
+        for row in counted
+        for name, number in sorted(row["types"].items())
+    ]
+    out.items(listed, columns, name="type")
+
+
+async def count_topics(source: EventLog, number: int = 0) -> list[dict[str, Any]]:
+    """One entry for each topic of the catalogue: what is in it."""
+    found = []
+    for topic in TOPICS:
+        partition = Partition(topic, number)
+        row: dict[str, Any] = {
+            "topic": topic,
+            "records": 0,
+            "bytes": 0,
+            "first_at": None,
+            "last_at": None,
+            "term": None,
+            "cycles": None,
+            "tombstones": 0,
+            "undecodable": 0,
+        }
+        types: Counter[str] = Counter()
+        offset = 0
+        while page := await source.read(partition, offset, max_records=PAGE):
+            offset = page[-1].offset + 1
+            for stored in page:
+                row["records"] += 1
+                row["bytes"] += stored.record.size
+                row["last_at"] = rfc3339(stored.appended_ms)
+                row["first_at"] = row["first_at"] or row["last_at"]
+                if stored.record.value is None and TOPICS[topic].compacted:
+                    row["tombstones"] += 1
+                    continue
+                envelope = decoded(stored)
+                if envelope is None:
+                    row["undecodable"] += 1
+                    continue
+                types[envelope.type] += 1
+                if isinstance(envelope.data, TermStartedV1):
+                    row["term"] = max(row["term"] or 0, envelope.data.term)
+                elif isinstance(envelope.data, CycleCommittedV1):
+                    row["cycles"] = max(row["cycles"] or 0, envelope.data.cycle)
+        found.append({**row, "types": dict(types)})
+    return found

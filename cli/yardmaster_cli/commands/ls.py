@@ -1,0 +1,135 @@
+"""`yard ls`: list tasks or jobs, once or as they change."""
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import click
+
+from yardmaster_cli.errors import BadUsage
+from yardmaster_cli.listing.filters import filter_options, filters, matches, narrowed
+from yardmaster_cli.listing.rows import MOST_ROWS, EachTask, Listed, Listing, check_names, listing
+from yardmaster_cli.output.columns import TASKS
+from yardmaster_cli.output.formats import Output, Row
+from yardmaster_cli.session import Session, command
+from yardmaster_cli.waiting import lasting, timeout_s
+from yardmaster_schemas.phases import ENDED
+
+#: Pause between two looks of `--watch`, in seconds.
+WATCH_S: Final = 1.0
+
+
+@command("ls")
+@filter_options
+@click.option("--queue", metavar="POOL", help="Pending tasks of a pool, in its policy's order.")
+@click.option("--jobs", is_flag=True, help="One row for each job.")
+@click.option("--all", "every", is_flag=True, help="Every task as a row, without a limit.")
+@click.option("-w", "--watch", is_flag=True, help="Redraw on a terminal; on a pipe, append.")
+@click.option("--timeout", metavar="TIME", help="With --watch: end after this long: 90s, 2h.")
+def ls(
+    session: Session,
+    queue: str | None,
+    jobs: bool,
+    every: bool,
+    watch: bool,
+    timeout: str | None,
+    **given: Any,
+) -> None:
+    """List tasks of your project, or of all when you have set none; active tasks first.
+
+    Tasks of an array that wait, or that ended alike, are one row: ID.[3-299]. Shows 100 rows unless
+    --limit or --all is given. Other formats than table and wide have every task.
+    """
+    out, remote = session.out, session.remote
+    query = filters(session, given)
+    if timeout is not None and not watch:
+        raise BadUsage("--timeout is for --watch")
+    together = out.for_people and not (every or out.sort or (watch and not out.terminal))
+    shown = listing(remote, query, queue=queue, jobs=jobs, together=together)
+    # What is sorted here is read whole.
+    short = out.for_people and not every and queue is None
+    most = None if out.sort else out.limit or (MOST_ROWS if short else None)
+    if not watch:
+        _show(out, shown, shown.read(most), given)
+        return
+    with lasting(session, session.again(), timeout_s(timeout)):
+        if out.terminal and out.for_people:
+            while True:
+                listed = shown.read(most)
+                click.clear()
+                _show(out, shown, listed, given)
+                time.sleep(WATCH_S)
+        elif isinstance(shown, EachTask):
+            _append_changes(out, shown)
+        else:
+            _append(out, shown)
+
+
+def _show(out: Output, shown: Listing, listed: Listed, given: Mapping[str, Any]) -> None:
+    if not listed.rows and narrowed(given):
+        check_names(shown.remote.reader, shown.query)
+    out.items(listed.rows, shown.columns, name=shown.name)
+    if listed.summary:
+        out.note(listed.summary)
+    elif not listed.rows and narrowed(given):
+        out.note("no task matches")
+    elif not listed.rows:
+        out.note("no tasks; submit one with: yard submit -- COMMAND")
+
+
+def _append(out: Output, shown: Listing) -> None:
+    """Print rows that changed between two looks."""
+    seen: dict[str, str] = {}
+    while True:
+        listed = shown.read(None).rows
+        changed = [row for row in listed if seen.get(row[shown.name]) != _mark(row)]
+        _print(out, shown, changed)
+        seen = {row[shown.name]: _mark(row) for row in listed}
+        time.sleep(WATCH_S)
+
+
+def _append_changes(out: Output, shown: EachTask) -> None:
+    """Print each task that matches, and then each change of one, as the server reports it."""
+    client = shown.remote.client
+    seen: dict[str, str] = {}
+    known: set[str] | None = None
+    listed: set[str] = set()
+
+    def take(items: list[Row]) -> None:
+        changed = [
+            row
+            for row in items
+            if matches(row, shown.query) and seen.get(row["task_id"]) != _mark(row)
+        ]
+        seen.update({row["task_id"]: _mark(row) for row in changed})
+        _print(out, shown, changed)
+
+    for change in client.watch(["task"]):
+        if change.event == "upsert":
+            row = change.data["item"]
+            take([row])
+            if known is not None:
+                note = known.discard if row["phase"] in ENDED else known.add
+                note(row["task_id"])
+        elif change.event == "snapshot":
+            listed.update(row["task_id"] for row in change.data["items"])
+            take(change.data["items"])
+            if change.data["complete"]:
+                # A snapshot has active tasks only: what was active before it may have ended.
+                if known is None and out.headers and out.format in ("table", "wide", "csv"):
+                    _print(out, shown, [], even_empty=True)
+                gone = sorted((known or set()) - listed)
+                take([shown.remote.reader.task(task_id) for task_id in gone])
+                known, listed = set(listed), set()
+
+
+def _print(out: Output, shown: Listing, changed: list[Row], *, even_empty: bool = False) -> None:
+    if changed or even_empty:
+        out.items(changed, TASKS if isinstance(shown, EachTask) else shown.columns, name=shown.name)
+        out.headers = False
+
+
+def _mark(row: Row) -> str:
+    """What makes a row worth another line on a pipe."""
+    named = ("phase", "phases", "attempt", "wait", "stop", "priority")
+    return " ".join(str(row.get(name)) for name in named)

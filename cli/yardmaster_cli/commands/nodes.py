@@ -1,0 +1,312 @@
+"""`yard nodes`: list, show, enrol, revoke, cordon, uncordon, drain, slots."""
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import click
+from pydantic import TypeAdapter, ValidationError
+
+from yardmaster.errors import ApiError
+from yardmaster_cli.commands.pools import explained
+from yardmaster_cli.errors import BadUsage, CliError, Exit
+from yardmaster_cli.listing.filters import at_time
+from yardmaster_cli.node_keys import key_digest
+from yardmaster_cli.output.cells import Gpus
+from yardmaster_cli.output.columns import NODES
+from yardmaster_cli.output.formats import Column
+from yardmaster_cli.server.remote import plain, rows
+from yardmaster_cli.session import NounGroup, Session, detaching
+from yardmaster_cli.times import future_ms, now_ms
+from yardmaster_core.scheduling.state.enrollment import covers
+from yardmaster_schemas.api import Enrolment, Node, NodePatch, NodeSlots, NodeState, NodeWish
+from yardmaster_schemas.fields import MAX_SLOTS
+
+_ENROLMENT: Final[TypeAdapter[Enrolment]] = TypeAdapter(Enrolment)
+#: Time that tasks which may not be preempted are left by a drain without --deadline.
+DRAIN_DEADLINE: Final = "1h"
+#: Pause between two looks of `drain --wait`, in seconds.
+LOOK_S: Final = 1.0
+#: The states of nodes that are not there.
+_ABSENT: Final = (NodeState.ENROLLED, NodeState.REVOKED, NodeState.GONE, NodeState.LOST)
+
+
+@click.group("nodes", cls=NounGroup)
+def nodes() -> None:
+    """List nodes; enrol, revoke, cordon, uncordon, drain."""
+
+
+@nodes.command("ls")
+@click.option("--pool", metavar="NAME", help="Of this pool.")
+@click.option("--state", metavar="STATE", help="enrolled, ready, cordoned, draining, ...")
+def ls(session: Session, pool: str | None, state: str | None) -> None:
+    """List nodes: what they have, what is used, when they were last heard."""
+    page = session.remote.client.nodes(pool=pool, state=state, limit=1000)
+    session.out.items(rows(page.items), NODES, name="name", document=plain(page))
+
+
+@nodes.command("show")
+@click.argument("name")
+def show(session: Session, name: str) -> None:
+    """Show all of one node; -o yaml and json give the numbers of the API."""
+    session.out.whole(plain(session.remote.client.node(name)), "name")
+
+
+@nodes.command("slots")
+@click.argument("name")
+@click.option("--disable", metavar="N,...", help="Start nothing new on these GPUs.")
+@click.option("--enable", metavar="N,...|all", help="Let these take tasks again.")
+@click.option("--stop", is_flag=True, help="Stop what runs on the disabled ones, with grace.")
+@click.option("--reason", metavar="TEXT", help="Why; shown to all users.")
+@click.option("--if-match", metavar="ETAG", help="Only if the node was not modified since.")
+def slots(
+    session: Session,
+    name: str,
+    disable: str | None,
+    enable: str | None,
+    stop: bool,
+    reason: str | None,
+    if_match: str | None,
+) -> None:
+    """List a node's GPUs and who holds them; put some out of use, or back."""
+    client = session.remote.client
+    if disable is None and (stop or reason):
+        # They would hold for all slots that stay out of use.
+        raise BadUsage("--stop and --reason go with --disable")
+    if disable is None and enable is None:
+        _list_slots(session, name)
+        return
+    # Before what it is laid over: a change in between is then refused, not undone.
+    tag = if_match or client.etag(f"/v1/nodes/{name}")
+    known = set(client.node(name).disabled_slots)
+    back = known if enable == "all" else _indexes("--enable", enable)
+    more = _indexes("--disable", disable)
+    if both := sorted(back & more):
+        raise BadUsage(f"slot {both[0]} is to be disabled and enabled")
+    wish = NodeSlots(disabled=sorted((known - back) | more), stop=stop, reason=reason)
+    session.remote.settle(client.put_slots(name, wish, if_match=tag), name, session.out)
+    session.out.say(name)
+
+
+def _indexes(flag: str, text: str | None) -> set[int]:
+    parts = [part.strip() for part in (text or "").split(",") if part.strip()]
+    for part in parts:
+        if not part.isdecimal() or int(part) >= MAX_SLOTS:
+            raise BadUsage(f"{flag} {part}: expected numbers of slots, from 0 on")
+    return {int(part) for part in parts}
+
+
+def _list_slots(session: Session, name: str) -> None:
+    columns = (
+        Column("SLOT", lambda row: row["index"], right=True),
+        Column("STATE", lambda row: "disabled" if row["disabled"] else "enabled"),
+        Column("USED", lambda row: Gpus(row["gpu_milli_used"], 1), right=True),
+        Column("TASKS", lambda row: ",".join(row["tasks"]) or None),
+    )
+    node = plain(session.remote.client.node(name))
+    session.out.items(node["slots"], columns, name="index")
+
+
+@nodes.command("enrol")
+@click.argument("name")
+@click.option("--pool", required=True, metavar="NAME", help="The pool that it may join.")
+@click.option(
+    *("--gpus", "gpus"),
+    required=True,
+    type=click.IntRange(0, MAX_SLOTS),
+    metavar="N",
+    help="GPUs that it may have at most.",
+)
+@click.option("--type", "node_type", metavar="TYPE", help="The type it must be of; default: any.")
+@click.option(
+    "--label", "labels", multiple=True, metavar="KEY=VALUE", help="A label that it may have."
+)
+@click.option("--address", metavar="HOST", help="The address it must have; default: any.")
+@click.option(
+    *("--key", "keys"),
+    multiple=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Its Ed25519 public key; two while one follows the other.",
+)
+@click.option(
+    "--all-present",
+    is_flag=True,
+    help="Enroll the nodes that have joined too, with what they have.",
+)
+@click.option("--yes", is_flag=True, help="Bar the nodes that are not enrolled, without asking.")
+@click.option("--if-match", metavar="ETAG", help="Only if it was not modified since.")
+def enrol(
+    session: Session,
+    name: str,
+    pool: str,
+    gpus: int,
+    node_type: str | None,
+    labels: tuple[str, ...],
+    address: str | None,
+    keys: tuple[Path, ...],
+    all_present: bool,
+    yes: bool,
+    if_match: str | None,
+) -> None:
+    """Register a node. After the first registration, only registered nodes may join.
+
+    The first registration bars every node that has joined and is not registered: it keeps its tasks
+    and gets no new ones. The command names these nodes and asks first.
+    """
+    body = {
+        **{"pool": pool, "gpus": gpus, "node_type": node_type, "address": address},
+        **{"labels": _labels(labels), "keys": [key_digest(path) for path in keys]},
+    }
+    try:
+        enrolment = _ENROLMENT.validate_json(json.dumps(body))
+    except ValidationError as error:
+        raise BadUsage(explained(error)) from None
+    remote = session.remote
+    nodes = list(remote.client.all_nodes())
+    present = [node for node in nodes if node.state not in _ABSENT]
+    others = [n for n in present if n.enrolment is None and n.name != name] if all_present else []
+    barred = [node for node in _barred_by(name, enrolment, nodes, present) if node not in others]
+    if barred and not yes:
+        _confirm_barring(session, name, barred)
+    known = if_match or _enrolment_tag(session, name)
+    accepted = remote.client.put_enrolment(name, enrolment, if_match=known, create=known is None)
+    remote.settle(accepted, name, session.out)
+    session.out.say(name)
+    for other in others:
+        as_joined = Enrolment(pool=other.pool, gpus=other.gpus, labels=other.labels)
+        accepted = remote.client.put_enrolment(other.name, as_joined, create=True)
+        remote.settle(accepted, other.name, session.out)
+        session.out.say(other.name)
+    if known is None and name not in [node.name for node in present]:
+        session.out.note(f"{name} may join now: start its agent (again, if it runs)")
+
+
+def _barred_by(
+    name: str, enrolment: Enrolment, nodes: Sequence[Node], present: Sequence[Node]
+) -> list[Node]:
+    """The nodes that get nothing new once `name` is enrolled: some, where it is the first."""
+    if any(node.enrolment is not None for node in nodes):
+        return []
+    return [
+        node
+        for node in present
+        # Where the enrollment of every node was revoked, the others are barred already.
+        if node.state is not NodeState.BARRED
+        and (node.name != name or not _covered(node, enrolment))
+    ]
+
+
+def _covered(node: Node, enrolment: Enrolment) -> bool:
+    return covers(
+        *(enrolment, node.pool, node.gpus, node.node_type or "", node.labels, node.address or "")
+    )
+
+
+def _confirm_barring(session: Session, name: str, barred: Sequence[Node]) -> None:
+    """Ask whether the first enrollment may bar these nodes.
+
+    Raises: BadUsage when no one can answer; click.Abort for no.
+    """
+    named = ", ".join(
+        f"{node.name} ({len(node.tasks)} tasks)" if node.tasks else node.name for node in barred
+    )
+    message = (
+        f"{name} would be the cell's first enrolled node: from then on only enrolled nodes may "
+        f"join, and these get no new tasks until they are enrolled: {named}"
+    )
+    if not session.out.terminal or not click.get_text_stream("stdin").isatty():
+        raise BadUsage(message, hint="add --all-present to enroll them too, or --yes to bar them")
+    click.echo(message, err=True)
+    click.confirm(f"enroll {name} and bar {len(barred)} nodes?", abort=True, err=True)
+
+
+def _labels(pairs: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise BadUsage(f"--label {pair}: expected KEY=VALUE")
+        found[key] = value
+    return found
+
+
+def _enrolment_tag(session: Session, name: str) -> str | None:
+    """The ETag of what a node may claim; None where it is not enrolled."""
+    client = session.remote.client
+    try:
+        return f'"{client.enrolment(name).revision}"'
+    except ApiError as error:
+        if error.status == 404:
+            return None
+        raise
+
+
+@nodes.command("revoke")
+@click.argument("name")
+@click.option("--if-match", metavar="ETAG", help="Only if it was not modified since.")
+def revoke(session: Session, name: str, if_match: str | None) -> None:
+    """Revoke a node: kill its tasks at once and refuse it until it is enrolled again.
+
+    To let tasks save their work, drain it first.
+    """
+    remote = session.remote
+    remote.settle(remote.client.delete_enrolment(name, if_match=if_match), name, session.out)
+    session.out.say(name)
+
+
+def _wish(session: Session, name: str, wish: NodePatch) -> None:
+    remote = session.remote
+    remote.settle(remote.client.patch_node(name, wish), name, session.out)
+    session.out.say(name)
+
+
+@nodes.command("cordon")
+@click.argument("name")
+@click.option("--reason", metavar="TEXT", help="Why; shown to all users.")
+def cordon(session: Session, name: str, reason: str | None) -> None:
+    """Start nothing new on a node."""
+    _wish(session, name, NodePatch(state=NodeWish.CORDONED, reason=reason))
+
+
+@nodes.command("uncordon")
+@click.argument("name")
+def uncordon(session: Session, name: str) -> None:
+    """Let a node take tasks again."""
+    _wish(session, name, NodePatch(state=NodeWish.READY))
+
+
+@nodes.command("drain")
+@click.argument("name")
+@click.option(
+    "--deadline",
+    default=DRAIN_DEADLINE,
+    metavar="TIME",
+    show_default=True,
+    help="When to stop the rest: in 2h, or at a time.",
+)
+@click.option("--reason", metavar="TEXT", help="Why; shown to all users.")
+@click.option("--wait", is_flag=True, help="Wait until nothing runs on it.")
+def drain(session: Session, name: str, deadline: str, reason: str | None, wait: bool) -> None:
+    """Cordon a node, stop preemptible tasks with grace now and the rest at the deadline."""
+    until_ms = future_ms(deadline, now_ms(), "--deadline")
+    _wish(
+        session,
+        name,
+        NodePatch(state=NodeWish.DRAINING, reason=reason, deadline_at=at_time(until_ms)),
+    )
+    if not wait:
+        return
+    with detaching(f"yard nodes show {name}"):
+        while held := session.remote.client.node(name).tasks:
+            # Grace comes on top of the deadline; an hour more is taken for a hang.
+            if now_ms() > until_ms + 3_600_000:
+                raise CliError(
+                    f"{name}: {len(held)} tasks still run: {', '.join(held)}",
+                    exit_code=Exit.TIMEOUT,
+                    hint="end them with: yard cancel --now ID",
+                )
+            time.sleep(LOOK_S)
+    session.out.note(f"{name}: nothing runs on it")

@@ -1,0 +1,366 @@
+"""`yard replay at|verify`: the cluster at any moment, and every decision derived again.
+
+Both read the log itself, not what a service says of it.
+"""
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import click
+
+from yardmaster_cli.errors import CliError, Exit
+from yardmaster_cli.log.moments import parse_moment
+from yardmaster_cli.log.order import PAGE, decoded
+from yardmaster_cli.log.source import LogSource, log_options, log_source, on_log
+from yardmaster_cli.output.cells import Gpus, When
+from yardmaster_cli.output.formats import Column, Output
+from yardmaster_cli.session import Session, YardCommand, YardGroup
+from yardmaster_cli.times import now_ms
+from yardmaster_core.admission.machine import QuotaMachine
+from yardmaster_core.machine import Machine
+from yardmaster_core.scheduling.machine import SchedulerMachine
+from yardmaster_core.scheduling.policies import check
+from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.entities import Node, NodeState, Task
+from yardmaster_eventlog.port import EventLog
+from yardmaster_runtime.replay import rebuild as replaying
+from yardmaster_schemas.events.machine import CycleCommittedV1
+from yardmaster_schemas.instants import rfc3339
+from yardmaster_schemas.plain import dump as plain_json
+from yardmaster_schemas.topics import DECISIONS
+
+_AGO: Final = re.compile(r"^-[0-9]")
+
+
+def machines() -> tuple[Machine[Any], ...]:
+    """The machines whose decisions a log holds, as the services run them."""
+    return (QuotaMachine(check), SchedulerMachine())
+
+
+class _AtCommand(YardCommand):
+    """Takes `-2h` as the moment it means, not as options."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ago = [word for word in args if _AGO.match(word)]
+        rest = [word for word in args if not _AGO.match(word)]
+        return super().parse_args(ctx, [*rest, "--", *ago] if ago else rest)
+
+
+@click.group("replay", cls=YardGroup)
+def replay() -> None:
+    """The cluster at any moment, every decision proved. Without --log of the embedded mode."""
+
+
+@replay.command("at", cls=_AtCommand)
+@click.argument("moment", metavar="T", required=False)
+@log_options
+@click.option("--all", "everything", is_flag=True, help="Ended tasks too.")
+@click.option("--nodes", "nodes_only", is_flag=True, help="Only the nodes.")
+def at(
+    session: Session,
+    moment: str | None,
+    file: str | None,
+    cell: str | None,
+    everything: bool,
+    nodes_only: bool,
+) -> None:
+    """Show the cluster as the scheduler saw it at T.
+
+    T is a time, 2h or -2h (ago), a position, or cycle:88121; without it, the end of the log.
+    """
+    bounds: dict[str, Any] = {}
+    if moment is not None:
+        asked = parse_moment(moment, now_ms(), "T")
+        bounds = {"position": asked.position, "time_ms": asked.at_ms, "cycle": asked.cycle}
+
+    where = log_source(session, file, cell)
+
+    async def work(source: EventLog) -> replaying.Replayed[ClusterState]:
+        found = await replaying.at(
+            source, SchedulerMachine(), where.cell, partition=where.partition, **bounds
+        )
+        if found.cycle == 0 and bounds.get("time_ms") is not None:
+            first_ms = await _first_cycle_ms(source, where)
+            if first_ms is not None:
+                raise CliError(
+                    f"{moment} is before the log's first cycle, at {rfc3339(first_ms)}",
+                    exit_code=Exit.NOT_FOUND,
+                    hint=f"yard replay at {rfc3339(first_ms)}",
+                )
+        return found
+
+    found = on_log(where, work)
+    _show_state(session.out, found, everything=everything, nodes_only=nodes_only)
+
+
+async def _first_cycle_ms(log: EventLog, where: LogSource) -> int | None:
+    """The time of the scheduler's first cycle; None when there is none."""
+    partition, offset = where.at(DECISIONS.name), 0
+    while page := await log.read(partition, offset, max_records=PAGE):
+        for stored in page:
+            envelope = decoded(stored)
+            if envelope is not None and isinstance(envelope.data, CycleCommittedV1):
+                return envelope.data.now_ms
+        offset = page[-1].offset + 1
+    return None
+
+
+def _show_state(
+    out: Output,
+    found: replaying.Replayed[ClusterState],
+    *,
+    everything: bool,
+    nodes_only: bool,
+) -> None:
+    state = found.state
+    nodes = [_node_row(node) for node in state.nodes.values()]
+    tasks = [
+        _task_row(task)
+        for _, task in sorted(state.tasks.items(), key=lambda item: item[1].key)
+        if everything or not task.phase.final
+    ]
+    document = {
+        "position": str(found.position),
+        "cycle": found.cycle,
+        "now_at": rfc3339(found.now_ms),
+        "state_digest": state.digest(),
+        "nodes": nodes,
+        "tasks": [] if nodes_only else tasks,
+    }
+
+    def text() -> list[str]:
+        counted: dict[str, int] = {}
+        for task in state.tasks.values():
+            name = task.phase.name.lower()
+            counted[name] = counted.get(name, 0) + 1
+        phases = ", ".join(f"{count} {name}" for name, count in sorted(counted.items()))
+        lines = [
+            f"{document['position']}   cycle {found.cycle}   {document['now_at']}",
+            f"state {document['state_digest']}",
+            f"tasks: {phases or 'none'}",
+            *_grid(out, _NODES, nodes),
+        ]
+        if tasks and not nodes_only:
+            lines += _grid(out, _TASKS, tasks)
+        return lines
+
+    out.one(document, text, "position")
+
+
+def _grid(out: Output, columns: tuple[Column, ...], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return out.table(
+        [column.title for column in columns],
+        [[column.cell(row) for column in columns] for row in rows],
+        right=" ".join(column.title for column in columns if column.right),
+    )
+
+
+_NODES = (
+    Column("NODE", lambda row: row["name"]),
+    Column("POOL", lambda row: row["pool"]),
+    Column("STATE", lambda row: row["state"]),
+    Column("GPUS", lambda row: row["gpus"], right=True),
+    Column("FREE", lambda row: Gpus(row["gpu_milli_free"], 1), right=True),
+    Column("TASKS", lambda row: ",".join(row["tasks"]) or None),
+)
+_TASKS = (
+    Column("ID", lambda row: row["task_id"]),
+    Column("PROJECT", lambda row: row["project"]),
+    Column("PHASE", lambda row: row["phase"]),
+    Column("PRIORITY", lambda row: row["priority"], right=True),
+    Column("ATTEMPT", lambda row: row["attempt"], right=True),
+    Column("NODES", lambda row: ",".join(row["nodes"]) or None),
+    Column("SUBMITTED", lambda row: When(row["submitted_at"])),
+    Column("REASON", lambda row: row["reason"]),
+)
+
+
+def _node_row(node: Node) -> dict[str, Any]:
+    state = node.state.name.lower()
+    if node.state is NodeState.UP:
+        state = "draining" if node.drain_ms else "cordoned" if node.cordoned else "ready"
+        state = "revoked" if node.revoked_ms else "barred" if node.barred else state
+    return {
+        "name": node.name,
+        "pool": node.pool.name if node.pool is not None else None,
+        "state": state,
+        "gpus": node.gpus,
+        "gpu_milli_free": sum(node.free.slots),
+        "tasks": sorted({task.id for task in node.open.values()}),
+    }
+
+
+def _task_row(task: Task) -> dict[str, Any]:
+    run = task.run
+    reason = None
+    if run is not None and run.stop is not None:
+        reason = str(run.stop.code)
+    elif task.group is not None and task.group.waits:
+        reason = ", ".join(
+            f"{pool}: {wait.code}" for pool, (wait, _, _) in sorted(task.group.waits.items())
+        )
+    elif task.paused:
+        reason = "paused"
+    elif task.outcome_code:
+        reason = task.outcome_code
+    return {
+        "task_id": task.id,
+        "project": task.job.project.name,
+        "phase": task.phase.name.lower(),
+        "priority": task.job.priority,
+        "attempt": task.attempt,
+        "nodes": list(run.nodes) if run is not None else [],
+        "submitted_at": rfc3339(task.job.submitted_ms),
+        "reason": reason,
+        "checkpoint": plain_json(task.checkpoint) if task.checkpoint is not None else None,
+    }
+
+
+@replay.command("verify")
+@log_options
+@click.option("--views", is_flag=True, help="Compare what gateways read with the log instead.")
+@click.option("--redis", metavar="URL", help="Redis of the views (also: YARD_REDIS__URL).")
+def verify(
+    session: Session, file: str | None, cell: str | None, views: bool, redis: str | None
+) -> int:
+    """Derive every decision of a log again, check the chain, and audit its promises.
+
+    With --views: fold the log into views and compare every row that Redis has, at the position it
+    has. Exit code 1 when something differs; what does is named. Services may run meanwhile.
+    """
+    where = log_source(session, file, cell)
+    started = time.monotonic()
+    if views:
+        return _verify_views(session, where, redis, started)
+
+    async def work(source: EventLog) -> replaying.Report:
+        return await replaying.verify(source, machines(), where.cell, partition=where.partition)
+
+    report = on_log(where, work)
+    took_s = time.monotonic() - started
+    session.out.one(
+        _report_json(report, where.shown, took_s), lambda: _report_lines(report, took_s), "ok"
+    )
+    return int(Exit.DONE if report.ok else Exit.CHECK_FAILED)
+
+
+def _verify_views(session: Session, where: LogSource, redis: str | None, started: float) -> int:
+    # Imported here: what follows a log into Redis is a service of its own.
+    from yardmaster_cli.commands import views
+
+    found = views.redis_settings(session, where, redis)
+    done = on_log(where, lambda source: views.compare(source, where, found))
+    took_s = time.monotonic() - started
+    ok = all(one.ok for one in done)
+    document = {
+        "ok": ok,
+        "log": where.shown,
+        "redis": found.url,
+        "seconds": round(took_s, 3),
+        "views": views.compared_json(done),
+    }
+
+    def text() -> list[str]:
+        verdict = "ok: the views show what the log says" if ok else "NOT ok"
+        return [*views.compared_lines(done), f"{verdict} ({took_s:.2f} s)"]
+
+    session.out.one(document, text, "ok")
+    return int(Exit.DONE if ok else Exit.CHECK_FAILED)
+
+
+def _report_json(report: replaying.Report, path: str, took_s: float) -> dict[str, Any]:
+    return {
+        "ok": report.ok,
+        "log": path,
+        "seconds": round(took_s, 3),
+        "findings": [
+            {
+                "topic": one.topic,
+                "partition": one.partition,
+                "offset": one.offset,
+                "found": one.found,
+                "machine": one.machine or None,
+            }
+            for one in report.findings
+        ],
+        "promises": [str(one) for one in report.promises],
+        "machines": [
+            {
+                "machine": one.machine,
+                "terms": one.terms,
+                "cycles": one.cycles,
+                "decisions": one.decisions,
+                "inputs": one.inputs,
+                "refused": one.refused,
+                "dropped": one.dropped,
+                "last_cycle": one.last_cycle,
+                "last_at": rfc3339(one.now_ms),
+                "rules": [
+                    {
+                        "rules": each.rules,
+                        "first_cycle": each.first_cycle,
+                        "last_cycle": each.last_cycle,
+                        "derived": each.derived,
+                    }
+                    for each in one.ranges
+                ],
+            }
+            for one in report.proved
+        ],
+        "unproved": [
+            {"topic": place.topic, "partition": place.number, "first": first, "end": end}
+            for place, (first, end) in report.unproved.items()
+        ],
+        "details_checked": report.details_checked,
+        "details_gone": report.details_gone,
+        "details_unnamed": report.details_unnamed,
+    }
+
+
+def _range_line(one: replaying.RulesRange) -> str:
+    rules = f"rules {one.rules}" if one.rules else "rules before 1"
+    proof = (
+        "every decision derived again"
+        if one.derived
+        else "chain, digests and states proved; decisions not derived again, as their rules are old"
+    )
+    return f"  cycles {one.first_cycle} to {one.last_cycle} ({rules}): {proof}"
+
+
+def _report_lines(report: replaying.Report, took_s: float) -> list[str]:
+    lines = []
+    first = report.first
+    if first is not None:
+        lines.append(f"DIFFERS: {first}")
+        lines += [f"   also: {one}" for one in report.findings[1:]]
+    lines += [f"BROKEN: {one}" for one in report.promises]
+    for one in report.proved:
+        ended = " (up to the record that differs)" if first and first.machine == one.machine else ""
+        refused = f", {one.refused} claims refused" if one.refused else ""
+        dropped = f", {one.dropped} records of fenced leaders dropped" if one.dropped else ""
+        derived = " derived again" if all(each.derived for each in one.ranges) else ""
+        lines.append(
+            f"{one.machine}: {one.cycles} cycles of {one.terms} terms, "
+            f"{one.inputs} inputs, {one.decisions} decisions{derived}"
+            f"{refused}{dropped}{ended}"
+        )
+        lines += [] if derived else map(_range_line, one.ranges)
+    lines += [
+        f"not yet decided on: {place.topic} from offset {start} to {end}"
+        for place, (start, end) in report.unproved.items()
+        if first is None
+    ]
+    checked = f"{report.details_checked} details match what requests recorded"
+    gone = f", {report.details_gone} were erased" if report.details_gone else ""
+    unnamed = report.details_unnamed
+    vouched = f", {unnamed} that no request names, so not proved" if unnamed else ""
+    lines.append(f"{checked}{gone}{vouched}")
+    verdict = "NOT ok"
+    if report.ok:
+        whole = all(each.derived for one in report.proved for each in one.ranges)
+        which = "every recorded decision" if whole else "every decision of the current rules"
+        verdict = f"ok: {which} was reproduced"
+    lines.append(f"{verdict} ({took_s:.2f} s)")
+    return lines

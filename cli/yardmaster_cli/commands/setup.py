@@ -1,0 +1,47 @@
+"""`yard setup`: create the topics and the first records of a log."""
+
+import asyncio
+
+import click
+
+from yardmaster_cli.errors import BadUsage
+from yardmaster_cli.log.first_records import MAX_CELLS, Site, wait_and_set_up
+from yardmaster_cli.session import Session, command
+from yardmaster_eventlog.errors import NotOurLog
+from yardmaster_runtime.chance import SystemChance
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_runtime.settings import LogSettings
+from yardmaster_schemas.events.requests import LogMode
+from yardmaster_schemas.quantities import duration_s
+
+
+@command("setup")
+@click.option("--log", "url", metavar="URL", help="kafka://HOST:PORT[,...] (default: YARD_LOG).")
+@click.option("--cells", default="main", metavar="A[,B]", help="The log's cells, in this order.")
+@click.option("--wait", default="60s", metavar="TIME", help="How long the log may be away.")
+def setup(session: Session, url: str | None, cells: str, wait: str) -> None:
+    """Make a log's topics and first records; repeated, it changes nothing.
+
+    How brokers are reached (TLS, users, replication) is what YARD_KAFKA__... says, as for services.
+    """
+    names = tuple(name.strip() for name in cells.split(",") if name.strip())
+    if not 1 <= len(names) <= MAX_CELLS or len(set(names)) < len(names):
+        raise BadUsage(f"--cells {cells}: 1 to {MAX_CELLS} different names are expected")
+    settings = LogSettings() if url is None else LogSettings(log=url)
+    if not settings.log:
+        raise BadUsage("which log?", hint="name it with --log kafka://HOST:PORT or YARD_LOG")
+    try:
+        limit_s = duration_s(wait)
+    except ValueError as error:
+        raise BadUsage(f"--wait: {error}") from None
+    mode = LogMode.KAFKA if settings.log.startswith("kafka:") else LogMode.EMBEDDED
+    site = Site(mode=mode, cells=names)
+    try:
+        found = asyncio.run(wait_and_set_up(settings, SystemClock(), SystemChance(), site, limit_s))
+    except NotOurLog as error:
+        raise BadUsage(str(error)) from None
+    made = f"new: {', '.join(found.new_cells)}" if found.new_cells else "nothing was missing"
+    document = {"log_id": found.log_id, "cells": list(names), "new_cells": list(found.new_cells)}
+    session.out.one(
+        document, lambda: [f"log {found.log_id}, cells {', '.join(names)}; {made}"], "log_id"
+    )

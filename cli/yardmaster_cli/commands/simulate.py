@@ -1,0 +1,289 @@
+"""`yard simulate`: compare policies, placements and seeds on a simulated cluster."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import click
+
+from yardmaster_cli.errors import BadUsage
+from yardmaster_cli.output.cells import Span
+from yardmaster_cli.output.formats import Column, Output
+from yardmaster_cli.session import Session, command
+from yardmaster_cli.simulate import arguments as simulated
+from yardmaster_core.scheduling.policies import POLICIES
+from yardmaster_schemas.quantities import duration_s
+from yardmaster_simulation.errors import BadWorkload
+from yardmaster_simulation.metrics import ALL, BE, TE
+from yardmaster_simulation.report import SEED, write_report
+from yardmaster_simulation.sources import Changed
+from yardmaster_simulation.study import Result, Study
+from yardmaster_simulation.synthetic import DEMAND_SETS, Mix
+from yardmaster_simulation.workload import NodeFaults
+
+DEFAULT_JOBS = 1 << 13
+#: The policies that a run can have, in the order of their registry.
+POLICY_NAMES = tuple(dict.fromkeys(name for name, _ in POLICIES))
+
+
+@command("simulate")
+@click.argument("workload", default="calibrated", metavar="[WORKLOAD]")
+@click.option(
+    *("--policy", "policies"),
+    multiple=True,
+    metavar="NAME[:KEY=V|V,...]",
+    help=f"Repeat to compare. Policies: {', '.join(POLICY_NAMES)}.",
+)
+@click.option("--placement", "placements", multiple=True, metavar="NAME", help="Repeat to compare.")
+@click.option("--seed", default="0", metavar="SEEDS", help="7, 1,2,5 or 100..107 (default: 0).")
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Keep logs and report.")
+@click.option("--jobs", type=click.IntRange(min=1), help="This many jobs, the first ones.")
+@click.option(
+    "--nodes",
+    metavar="NODESxGPUS",
+    help="Equal nodes instead of the workload's, with the CPU and memory of its largest.",
+)
+@click.option("--every", metavar="TIME", help="Between decisions; 0s: after every event.")
+@click.option("--checkpoint-every", metavar="TIME", help="Tasks save their state so often.")
+@click.option("--checkpoint-cost", metavar="TIME", help="How long that takes.")
+@click.option("--restart-cost", metavar="TIME", help="Lost at each start but a task's first.")
+@click.option("--works-in-grace/--idles-in-grace", default=None, help="While a task stops.")
+@click.option("--node-fails", metavar="TIME", help="After so long on average.")
+@click.option("--node-repair", metavar="TIME", help="And is back after so long (default: 1h).")
+@click.option("--te-share", type=click.IntRange(0, 1000), help="Of the jobs, in thousandths.")
+@click.option("--load", type=click.IntRange(min=1), help="Of the capacity, in thousandths.")
+@click.option("--grace", type=click.IntRange(min=0), help="Of the set's, in thousandths.")
+@click.option("--preemptible/--not-preemptible", default=None, help="The tasks of waves.")
+@click.option("--columns", metavar="FIELD=COLUMN,...", help="Which column of a CSV holds what.")
+@click.option("--where", multiple=True, metavar="COLUMN=VALUE", help="Only these rows of it.")
+@click.option("--from", "since", metavar="TIME", help="Jobs of a trace submitted from then on.")
+@click.option("--to", "until", metavar="TIME", help="Jobs of a trace submitted up to then.")
+@click.option("--cell", metavar="CELL", help="Which cell of a recorded log (default: main).")
+@click.option("--workers", type=click.IntRange(1, 256), help="Runs at once (default: all cores).")
+def simulate(
+    session: Session,
+    workload: str,
+    policies: tuple[str, ...],
+    placements: tuple[str, ...],
+    seed: str,
+    out: Path | None,
+    jobs: int | None,
+    workers: int | None,
+    **options: Any,
+) -> None:
+    """Run WORKLOAD under policies, placements and seeds, and compare.
+
+    WORKLOAD: calibrated (the default), fit_mean_2, plain, waves:SCALE, philly:FILE[#CLUSTER],
+    openb:PODS,NODES, csv:FILE, log:FILE. With --out: the log of each run, tasks.parquet and
+    report.html. See docs/simulator.md.
+    """
+    simulated.check_options(workload, options)
+    mix = _mix(workload, jobs, options)
+    columns = simulated.columns_of(options["columns"], options["where"])
+    source = simulated.source(
+        workload,
+        mix,
+        columns,
+        options["cell"] or "main",
+        preemptible=options["preemptible"] is not False,
+        since=options["since"],
+        until=options["until"],
+    )
+    changed = Changed(
+        source,
+        jobs=jobs,
+        equal=simulated.nodes(options["nodes"]),
+        cadence_ms=_ms(options, "every"),
+        faults=_faults(options),
+        behaviour=_behaviour(options),
+    )
+    cases = simulated.cases(
+        simulated.policies(policies or _default(workload)),
+        simulated.placements(placements),
+        simulated.seeds(seed),
+    )
+    if out is not None:
+        _prepare(out)
+    with _bar(session.out, len(cases)) as bar:
+        study = Study(
+            source=changed,
+            cases=cases,
+            out=out,
+            workers=workers or os.cpu_count() or 1,
+            progress=bar,
+        )
+        try:
+            results = study.run()
+        except BadWorkload as error:
+            raise BadUsage(str(error)) from None
+    _show(session.out, results)
+    if out is not None:
+        write_report(out / "report.html", f"yard simulate {workload}", [r.figures for r in results])
+        session.out.note(f"{out}/report.html; logs for yard replay: {out}/*.db; tasks.parquet")
+
+
+def _default(workload: str) -> tuple[str, ...]:
+    if workload in DEMAND_SETS:
+        return "fifo", "lrtp", "rand", "fitgpp"
+    return (simulated.OWN,) if workload.startswith("log:") else ("fifo",)
+
+
+def _mix(workload: str, jobs: int | None, options: Mapping[str, Any]) -> Mix:
+    if workload not in DEMAND_SETS:
+        return Mix()
+    given = {"te_share": "te_permille", "load": "load_permille", "grace": "grace_permille"}
+    said = {field: options[name] for name, field in given.items() if options[name] is not None}
+    return Mix(demands=workload, jobs=jobs or DEFAULT_JOBS, **said)
+
+
+def _ms(options: Mapping[str, Any], name: str) -> int | None:
+    text = options[name]
+    if text is None:
+        return None
+    try:
+        return duration_s(text) * 1000
+    except ValueError as error:
+        raise BadUsage(f"--{name.replace('_', '-')}: {error}") from None
+
+
+def _faults(options: Mapping[str, Any]) -> NodeFaults | None:
+    up_ms, down_ms = _ms(options, "node_fails"), _ms(options, "node_repair")
+    if up_ms is None:
+        return None
+    if up_ms == 0:
+        raise BadUsage("--node-fails 0s: nodes would do nothing else")
+    return NodeFaults(mean_up_ms=up_ms, mean_down_ms=3_600_000 if down_ms is None else down_ms)
+
+
+def _behaviour(options: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        f"{name}_ms": when_ms
+        for name in ("checkpoint_every", "checkpoint_cost", "restart_cost")
+        if (when_ms := _ms(options, name)) is not None
+    }
+    if found.get("checkpoint_every_ms") == 0:
+        raise BadUsage("--checkpoint-every 0s: tasks would do nothing else")
+    if options["works_in_grace"] is not None:
+        found["works_in_grace"] = options["works_in_grace"]
+    return found
+
+
+def _prepare(out: Path) -> None:
+    """A folder for what the runs leave; nothing that is there is overwritten.
+
+    Raises: BadUsage.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()):
+            raise BadUsage(f"--out {out}: the folder is not empty", hint="name a new one")
+    except OSError as error:
+        raise BadUsage(f"--out {out}: {error.strerror}") from None
+
+
+@contextmanager
+def _bar(out: Output, runs: int) -> Iterator[Callable[[float], None]]:
+    """A progress bar on stderr, where that is a terminal."""
+    if out.quiet or not click.get_text_stream("stderr").isatty():
+        yield lambda part: None
+        return
+    steps = 1000
+    with click.progressbar(
+        length=steps, label=f"{runs} runs", file=click.get_text_stream("stderr")
+    ) as bar:
+        yield lambda part: bar.update(max(0, int(part * steps) - bar.pos))
+
+
+def _show(out: Output, results: Sequence[Result]) -> None:
+    """A line for the runs that differ by their seed alone: means over the seeds."""
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        told = {key: value for key, value in result.case.labels.items() if key != SEED}
+        groups.setdefault(" ".join(map(str, told.values())), []).append(result)
+    rows = [_row(name, group) for name, group in groups.items()]
+    runs = [
+        {
+            **result.case.labels,
+            "seconds": result.seconds,
+            "cycles": result.cycles,
+            "left": result.left,
+        }
+        | {"figures": result.figures.summary.rows()}
+        for result in results
+    ]
+    out.items(rows, COLUMNS, name="policy", document={"runs": runs})
+    left = sum(result.left for result in results)
+    if left:
+        out.note(f"{left} tasks never ended: nothing there fits them, or they do not end")
+    refused = sum(result.figures.summary.rejected for result in results)
+    if refused:
+        out.note(f"{refused} jobs were refused by quota: they are over what their projects may ask")
+
+
+def _row(name: str, group: Sequence[Result]) -> dict[str, Any]:
+    summaries = [result.figures.summary for result in group]
+
+    def mean(values: Sequence[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return fmean(known) if known else None
+
+    row: dict[str, Any] = {"policy": name, "seeds": len(group)}
+    for kind in (TE, BE):
+        parts = [summary.part(kind) for summary in summaries]
+        for of in ("p50", "p95", "p99"):
+            row[f"{kind}_{of}"] = mean([getattr(part.slowdown, of) for part in parts])
+    every = [summary.part(ALL) for summary in summaries]
+    row |= {
+        "wait_s": mean([part.wait_s.mean for part in every]),
+        "completion_s": mean([part.completion_s.mean for part in every]),
+        "makespan_s": mean([summary.makespan_s for summary in summaries]),
+        "utilisation": mean([summary.utilisation for summary in summaries]),
+        "fragmentation": mean([summary.fragmentation for summary in summaries]),
+        "fairness": mean([summary.fairness for summary in summaries]),
+        "preempted": mean([part.preempted_share for part in every]),
+        "lost_gpu_hours": mean([summary.preempted_lost_gpu_hours for summary in summaries]),
+        "tasks": sum(result.tasks for result in group),
+        "seconds": sum(result.seconds for result in group),
+        "tasks_per_s": sum(result.tasks for result in group)
+        / max(1e-9, sum(result.seconds for result in group)),
+    }
+    return row
+
+
+def _figure(key: str, form: str, scale: float = 1.0) -> Callable[[Mapping[str, Any]], str | None]:
+    def cell(row: Mapping[str, Any]) -> str | None:
+        value = row[key]
+        return None if value is None else format(value * scale, form)
+
+    return cell
+
+
+def _time(key: str) -> Callable[[Mapping[str, Any]], Span | None]:
+    def cell(row: Mapping[str, Any]) -> Span | None:
+        return None if row[key] is None else Span(row[key])
+
+    return cell
+
+
+COLUMNS = (
+    Column("POLICY", lambda row: row["policy"]),
+    Column("SEEDS", lambda row: row["seeds"], wide=True, right=True),
+    Column("TE P50", _figure("te_p50", ".2f"), right=True),
+    Column("TE P95", _figure("te_p95", ".2f"), right=True),
+    Column("TE P99", _figure("te_p99", ".2f"), right=True, wide=True),
+    Column("BE P50", _figure("be_p50", ".2f"), right=True),
+    Column("BE P95", _figure("be_p95", ".2f"), right=True),
+    Column("BE P99", _figure("be_p99", ".2f"), right=True, wide=True),
+    Column("WAIT", _time("wait_s"), right=True),
+    Column("COMPLETION", _time("completion_s"), right=True),
+    Column("MAKESPAN", _time("makespan_s"), right=True, wide=True),
+    Column("USED %", _figure("utilisation", ".1f", 100), right=True),
+    Column("FRAGMENTED %", _figure("fragmentation", ".1f", 100), right=True, wide=True),
+    Column("FAIRNESS", _figure("fairness", ".3f"), right=True, wide=True),
+    Column("PREEMPTED %", _figure("preempted", ".2f", 100), right=True),
+    Column("LOST GPUH", _figure("lost_gpu_hours", ".1f"), right=True, wide=True),
+    Column("TASKS/S", _figure("tasks_per_s", ",.0f"), right=True, wide=True),
+)

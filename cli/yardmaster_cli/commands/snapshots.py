@@ -1,0 +1,48 @@
+"""`yard snapshots`: the machines' stored states, a cache: losing all loses time, not state."""
+
+import asyncio
+from typing import Any
+
+import click
+
+from yardmaster_cli.output.formats import Column
+from yardmaster_cli.session import Session, command
+from yardmaster_eventlog.errors import SnapshotCorrupt
+from yardmaster_eventlog.snapshots import SnapshotStore
+
+#: The machines that take snapshots.
+MACHINES = ("quota", "scheduler")
+
+
+@command("snapshots")
+@click.option("--url", metavar="URL", help="Where they lie (default: the data folder's).")
+@click.option("--cell", default="main", metavar="NAME", help="Of this cell.")
+def snapshots(session: Session, url: str | None, cell: str) -> None:
+    """List the stored snapshots and check each."""
+    place = url or str(session.config.data_dir / "snapshots")
+    columns = (
+        Column("MACHINE", lambda row: row["machine"]),
+        Column("CYCLE", lambda row: row["cycle"], right=True),
+        Column("BYTES", lambda row: row["bytes"], right=True),
+        Column("STATE", lambda row: row["state_digest"]),
+        Column("CHECK", lambda row: row["check"]),
+    )
+    found = asyncio.run(_listed(SnapshotStore(place), cell))
+    session.out.items(found, columns, name="cycle", document={"url": place})
+    if not found:
+        session.out.note(f"no snapshots at {place}; restarts read the whole log")
+
+
+async def _listed(store: SnapshotStore, cell: str) -> list[dict[str, Any]]:
+    found = []
+    for machine in MACHINES:
+        for cycle in await store.cycles(machine, cell):
+            row = {"machine": machine, "cycle": cycle, "bytes": None, "state_digest": None}
+            try:
+                snapshot = await store.load(machine, cell, cycle)
+            except SnapshotCorrupt as error:
+                found.append({**row, "check": str(error)})
+                continue
+            row |= {"bytes": len(snapshot.payload), "state_digest": snapshot.state_digest}
+            found.append({**row, "check": "ok"})
+    return found

@@ -1,0 +1,193 @@
+"""`yard submit`: a job file or a command becomes a job."""
+
+import re
+import secrets
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from yardmaster_cli.commands.logs import follow_all
+from yardmaster_cli.commands.wait import wait_for_end
+from yardmaster_cli.config import DEV
+from yardmaster_cli.errors import BadUsage, Exit
+from yardmaster_cli.job_file.read import build, flag_options
+from yardmaster_cli.output.cells import span
+from yardmaster_cli.output.formats import Output
+from yardmaster_cli.server.remote import VERDICT_S, Ref, Remote, refusal_error, rows
+from yardmaster_cli.session import Session, YardCommand
+from yardmaster_cli.waiting import lasting, timeout_s
+from yardmaster_cli.yaml_tree import NotAMapping
+from yardmaster_schemas.api import Phase, Submitted, Task
+
+#: What the job file takes as a working directory; a longer one is left to the agent.
+MAX_FOLDER: Final = 128
+
+
+#: An idempotency key, as the API takes it.
+_KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
+#: How a script is run, by the end of its name.
+_RUN_WITH: Final = {".py": "python3", ".sh": "sh"}
+
+
+class _SubmitCommand(YardCommand):
+    """Takes what follows `--` as the job's command, whatever it looks like."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        command: list[str] = []
+        if "--" in args:
+            at = args.index("--")
+            args, command = args[:at], args[at + 1 :]
+            if not command:
+                raise click.UsageError("There is no command after --.", ctx)
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if command:
+                raise
+            error.message += ". The options of a command come after --: yard submit -- COMMAND"
+            raise
+        ctx.params["command"] = tuple(command)
+        return rest
+
+
+@click.command("submit", cls=_SubmitCommand)
+@click.argument("files", nargs=-1, metavar="FILE|-")
+@flag_options
+@click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set any key of the file: resources.gpus=4.",
+)
+@click.option(
+    "--idempotency-key", metavar="KEY", help="The same key and job again give the same id."
+)
+@click.option("--no-wait", is_flag=True, help="Do not wait for admission.")
+@click.option("--wait", is_flag=True, help="Wait for the end; the exit code is the tasks'.")
+@click.option("--follow", is_flag=True, help="Print the output until the end.")
+@click.option("--timeout", metavar="TIME", help="With --wait or --follow: give up after this long.")
+def submit(session: Session, files: tuple[str, ...], command: tuple[str, ...], **given: Any) -> int:
+    """Submit a job: a YAML file, - for one on stdin, or -- COMMAND.
+
+    With a file, options and a command take the place of what the file says. Prints the job's id.
+    Waits up to 5 s for admission, so that a refusal shows at once.
+    """
+    if len(files) > 1:
+        raise BadUsage(
+            f"one job file was expected, not {len(files)} words",
+            hint=f"put -- before a command: yard submit -- {shlex.join(files)}",
+        )
+    file = files[0] if files else None
+    text, source = _text(file, bool(command or given["script"]))
+    here = session.config.context.value == DEV
+    folder = str(Path.cwd())
+    beside = str(Path(file).absolute().parent) if file not in (None, "-") else folder
+    dev = session.config.dev
+    contained = dev is not None and dev.programs is not None
+    try:
+        spec = build(
+            text,
+            source,
+            flags=given,
+            sets=given["sets"],
+            command=command,
+            project=session.config.project.value or ("default" if here else None),
+            # The nodes are this machine: a program finds the files that its user sees. Containers
+            # have files of their own.
+            folder=folder if here and not contained and len(folder) <= MAX_FOLDER else None,
+            beside=beside if here and not contained else None,
+        )
+    except BadUsage as error:
+        raise _not_a_job_file(file, error) or error from None
+    limit_s = timeout_s(given["timeout"])
+    if limit_s is not None and not (given["wait"] or given["follow"]):
+        raise BadUsage("--timeout is for --wait and --follow")
+    remote, out = session.remote, session.out
+    key = given["idempotency_key"]
+    if key is None:
+        key = secrets.token_hex(16)
+    elif not _KEY.fullmatch(key):
+        raise BadUsage("--idempotency-key: 1 to 255 printable ASCII characters, no spaces")
+    try:
+        answer = remote.client.submit(spec, idempotency_key=key)
+    except KeyboardInterrupt:
+        out.note(f"\nnot known whether it was recorded; repeat with: --idempotency-key {key}")
+        raise
+    for warning in answer.warnings:
+        out.note(f"warning: it can never fit: {warning}")
+    out.detail(f"recorded at {answer.position}, idempotency key {key}")
+    words = ("logs", "-f") if given["follow"] else ("wait",)
+    with lasting(session, session.command(*words, answer.job_id), limit_s):
+        if not given["no_wait"]:
+            _admitted(remote, answer, session)
+        out.one(answer.model_dump(mode="json"), lambda: [answer.job_id], "job_id")
+        sys.stdout.flush()
+        if given["follow"] or given["wait"]:
+            return _to_the_end(remote, answer, out, follow=given["follow"])
+    return int(Exit.DONE)
+
+
+def _to_the_end(remote: Remote, answer: Submitted, out: Output, *, follow: bool) -> int:
+    """Wait for the end, printing the output with `follow`; the tasks' exit code.
+
+    Raises:
+        CliError: 105 when the job can never fit.
+    """
+
+    def ended(out: Output) -> int:
+        return wait_for_end(remote, [Ref(answer.job_id)], out, position=answer.position)
+
+    if follow:
+        tasks = remote.client.all_tasks(job_id=answer.job_id, min_position=answer.position)
+        listed = sorted(rows(tasks), key=lambda row: int(row["index"]))
+        # What can never fit writes nothing: it is looked for while output is waited for.
+        follow_all(remote, listed, out, meanwhile=lambda: ended(replace(out, quiet=True)))
+    return ended(out)
+
+
+def _not_a_job_file(file: str | None, error: BadUsage) -> BadUsage | None:
+    """A clearer error for a program that was given in the place of a job file."""
+    if file is None or file == "-":
+        return None
+    program = _RUN_WITH.get(Path(file).suffix)
+    if program is None and not isinstance(error, NotAMapping):
+        return None
+    words = shlex.join([program, file] if program else [f"./{file}" if "/" not in file else file])
+    return BadUsage(
+        f"{file} is not a job file", hint=f"put -- before a command: yard submit -- {words}"
+    )
+
+
+def _text(file: str | None, runs: bool) -> tuple[str | None, str]:
+    """The job file's text (None: no file) and its name; `runs`: flags say what to run."""
+    if file is None:
+        if not runs:
+            raise BadUsage("nothing to submit", hint="give a job file, or -- COMMAND")
+        return None, "command line"
+    if file == "-":
+        return sys.stdin.read(), "stdin"
+    try:
+        return Path(file).read_text(), file
+    except (OSError, UnicodeDecodeError) as error:
+        what = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        hint = None if runs else f"put -- before a command: yard submit -- {shlex.quote(file)}"
+        raise BadUsage(f"{file}: {what}", hint=hint) from None
+
+
+def _admitted(remote: Remote, answer: Submitted, session: Session) -> Task:
+    task = remote.client.task(
+        answer.task_ids[0],
+        min_position=answer.position,
+        wait_for="admitted",
+        timeout_s=VERDICT_S,
+    )
+    if task.phase is Phase.REJECTED and task.refusal is not None:
+        raise refusal_error(task.refusal, answer.job_id, admission=True)
+    if task.phase is Phase.SUBMITTED:
+        session.out.note(f"{answer.job_id}: recorded, not judged after {span(VERDICT_S)}")
+    return task

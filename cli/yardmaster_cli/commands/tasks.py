@@ -1,0 +1,226 @@
+"""`yard show`, `cancel`, `pause` and `resume`: what is done with jobs and tasks every day."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from yardmaster.errors import ApiError
+from yardmaster_cli.confirm import confirm
+from yardmaster_cli.errors import BadUsage
+from yardmaster_cli.job_file.write import job_file
+from yardmaster_cli.listing.filters import filter_options, filters, narrowed
+from yardmaster_cli.listing.rows import Together
+from yardmaster_cli.output.cells import plain
+from yardmaster_cli.output.columns import GROUPS, TASKS, ended
+from yardmaster_cli.output.describe import job_lines, task_lines
+from yardmaster_cli.output.formats import Column, Output, Row
+from yardmaster_cli.server.remote import Ref, Remote, rows
+from yardmaster_cli.session import Session, command
+from yardmaster_schemas.phases import ENDED
+
+if TYPE_CHECKING:
+    from yardmaster_schemas.api import Accepted
+
+
+#: Lines of output that the description of a failed task ends with.
+LAST_LINES: Final = 10
+#: A job of more tasks is summed up.
+FEW_TASKS: Final = 20
+
+
+@command("show")
+@click.argument("ref", metavar="REF")
+@click.option("--attempts", is_flag=True, help="Each attempt with its replicas and numbers.")
+@click.option("--events", is_flag=True, help="The log's records about it.")
+@click.option("--spec", is_flag=True, help="Its job file, all defaults resolved.")
+@click.option("--all", "every", is_flag=True, help="Of a large job every task as a row.")
+def show(session: Session, ref: str, attempts: bool, events: bool, spec: bool, every: bool) -> None:
+    """Show a job or task: what it needs, why it waits, its checkpoint, its attempts.
+
+    A failed task ends with the last lines that it wrote. To edit a job and run it again: yard show
+    JOB --spec > job.yaml, then yard submit job.yaml.
+    """
+    remote, out = session.remote, session.out
+    found = remote.resolve(ref)
+    job = remote.reader.job(found.job_id)
+    if spec:
+        _show_spec(remote, out, job)
+        return
+    if found.index is None and job["tasks"] > 1 and not (attempts or events):
+        _show_job(remote, out, found, job, every)
+        return
+    task_id = found.id if found.index is not None else remote.one_task(ref)
+    if events:
+        _show_events(remote, out, task_id)
+        return
+    task = remote.reader.task(task_id)
+    runs = remote.reader.attempts(task_id)
+    if attempts:
+        _show_attempts(out, runs)
+        return
+
+    def lines() -> list[str]:
+        failed = task["phase"] == "failed"
+        return [
+            *task_lines(out, task, runs),
+            *(_last_output(session, task) if failed and runs else []),
+        ]
+
+    out.one({**task, "attempts": runs}, lines, "task_id")
+
+
+def _show_job(remote: Remote, out: Output, ref: Ref, job: Row, every: bool) -> None:
+    """A job of several tasks; for people a large one is summed up."""
+    if every or not out.for_people or job["tasks"] <= FEW_TASKS:
+        listed = remote.rows_of(ref)
+        body: Row = {**job, "items": listed}
+        out.one(body, lambda: job_lines(out, job, _table(out, listed, TASKS)), "job_id")
+        return
+    together = Together(remote, {"job_id": ref.job_id}, GROUPS).read(FEW_TASKS)
+    out.one(job, lambda: job_lines(out, job, _table(out, together.rows, GROUPS)), "job_id")
+    if sum(row["count"] for row in together.rows) < job["tasks"]:
+        out.note(f"{len(together.rows)} rows shown; --all lists every task")
+
+
+def _table(out: Output, listed: Sequence[Row], columns: Sequence[Column]) -> list[str]:
+    return out.lines(listed, columns, name="task_id")
+
+
+def _show_spec(remote: Remote, out: Output, job: Row) -> None:
+    first = remote.reader.task(f"{job['job_id']}.0")
+    params = []
+    if first["params"]:
+        params = [row["params"] for row in remote.rows_of(Ref(job["job_id"]))]
+    if out.for_people:
+        out.format = "yaml"
+    out.one(job_file(job, params), list, "name")
+
+
+def _last_output(session: Session, task: Row) -> list[str]:
+    """The last lines that a task wrote, under a title that says where the others are."""
+    # Imported here: output is read by the client with models, which takes long to import.
+    from yardmaster_cli.commands.logs import last_lines
+
+    try:
+        found = last_lines(session.remote, task, LAST_LINES)
+    except ApiError as error:
+        if error.document["code"] != "not_found":
+            raise
+        return []
+    end = f"Failed      {ended(task['end'])}" if task.get("end") else ""
+    if not found:
+        return [end, "It wrote no output."]
+    more = session.command("logs", task["task_id"])
+    return [end, f"Output      last lines; all of it: {more}", *(f"  {plain(x)}" for x in found)]
+
+
+def _show_events(remote: Remote, out: Output, task_id: str) -> None:
+    columns = (
+        Column("POSITION", lambda row: row["position"]),
+        Column("AT", lambda row: row["at"]),
+        Column("TYPE", lambda row: row["type"]),
+        Column("ACTOR", lambda row: row["actor"]),
+        Column("ID", lambda row: row["id"], wide=True),
+        Column("CAUSE", lambda row: row["cause"], wide=True),
+    )
+    out.items(rows(remote.client.task_events(task_id).items), columns, name="id")
+
+
+def _show_attempts(out: Output, runs: Sequence[Row]) -> None:
+    columns = (
+        Column("ATTEMPT", lambda row: row["attempt"], right=True),
+        Column("REPLICA", lambda row: row["replica"]["replica"], right=True),
+        Column("NODE", lambda row: row["replica"]["node"]),
+        Column("SLOTS", lambda row: ",".join(map(str, row["replica"]["slots"])) or None),
+        Column("STARTED", lambda row: row["replica"]["started_at"]),
+        Column("EXITED", lambda row: row["replica"]["exited_at"]),
+        Column("RELEASED", lambda row: row["replica"]["released_at"]),
+        Column("EXIT", lambda row: _exit(row["replica"]), right=True),
+        Column("END", lambda row: row["end"]),
+        Column("RULE", lambda row: row["rule"], wide=True),
+        Column("STOP", lambda row: (row["stop"] or {}).get("code"), wide=True),
+    )
+    flat = [{**run, "replica": replica} for run in runs for replica in run["replicas"]]
+    out.items(flat, columns, name="attempt", document=None)
+
+
+def _exit(replica: Row) -> str | None:
+    if replica["signal"] is not None:
+        return f"signal {replica['signal']}"
+    return None if replica["exit_code"] is None else str(replica["exit_code"])
+
+
+def _targets(
+    session: Session, refs: Sequence[str], yes: bool, given: dict[str, Any], verb: str
+) -> list[Ref]:
+    """The jobs and tasks a command means, asked for once more where filters chose them."""
+    remote = session.remote
+    if refs:
+        if narrowed({**given, "project": None}):
+            raise BadUsage("give either ids or filters")
+        return [remote.resolve(ref) for ref in refs]
+    if not narrowed(given) and not given["everything"]:
+        raise BadUsage(
+            "no job or task given",
+            hint=f"give ids, or filters as for ls: yard {verb} -p nlp --phase pending",
+        )
+    found = [
+        task
+        for task in remote.reader.all_tasks(**filters(session, given))
+        if task["phase"] not in ENDED
+    ]
+    if not found:
+        session.out.note("no active task matches")
+        return []
+    if not yes:
+        if session.out.terminal:
+            session.out.items(found, TASKS, name="task_id")
+        count = "1 task" if len(found) == 1 else f"{len(found)} tasks"
+        confirm(f"This would {verb} {count}.", session.out)
+    return [Ref(task["job_id"], task["index"]) for task in found]
+
+
+def _ask_all(session: Session, refs: Sequence[Ref], ask: "Callable[[str], Accepted]") -> None:
+    pending = [(ref, ask(ref.id)) for ref in refs]
+    for ref, accepted in pending:
+        session.remote.settle(accepted, ref.id, session.out)
+        session.out.say(ref.id)
+
+
+@command("cancel")
+@click.argument("refs", nargs=-1, metavar="REF...")
+@filter_options
+@click.option("--reason", metavar="TEXT", help="Why; kept with the job's details.")
+@click.option("--now", is_flag=True, help="Kill at once instead of asking and giving grace.")
+@click.option("--yes", is_flag=True, help="With filters: do not ask.")
+def cancel(
+    session: Session, refs: tuple[str, ...], reason: str | None, now: bool, yes: bool, **given: Any
+) -> None:
+    """End jobs or tasks, in whatever phase; by id, or by the filters of ls."""
+    targets = _targets(session, refs, yes, given, "cancel")
+    client = session.remote.client
+    _ask_all(session, targets, lambda ref: client.cancel(ref, reason=reason, immediate=now))
+
+
+@command("pause")
+@click.argument("refs", nargs=-1, metavar="REF...")
+@filter_options
+@click.option("--reason", metavar="TEXT", help="Why; kept with the job's details.")
+@click.option("--yes", is_flag=True, help="With filters: do not ask.")
+def pause(
+    session: Session, refs: tuple[str, ...], reason: str | None, yes: bool, **given: Any
+) -> None:
+    """Stop jobs or tasks with a checkpoint and hold them until they are resumed."""
+    targets = _targets(session, refs, yes, given, "pause")
+    _ask_all(session, targets, lambda ref: session.remote.client.pause(ref, reason=reason))
+
+
+@command("resume")
+@click.argument("refs", nargs=-1, metavar="REF...")
+@filter_options
+@click.option("--yes", is_flag=True, help="With filters: do not ask.")
+def resume(session: Session, refs: tuple[str, ...], yes: bool, **given: Any) -> None:
+    """Let paused jobs or tasks run again."""
+    targets = _targets(session, refs, yes, given, "resume")
+    _ask_all(session, targets, session.remote.client.resume)

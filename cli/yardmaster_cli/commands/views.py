@@ -1,0 +1,221 @@
+"""`yard views rebuild`, and what `yard replay verify --views` adds: views against the log.
+
+Beside the embedded mode the only module that uses a service's own code: the follower that the views
+service runs is what rebuilds views, and what they are compared with.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import click
+from pydantic import ValidationError
+
+from yardmaster_cli.errors import BadUsage, CliError, Exit
+from yardmaster_cli.log.source import LogSource, log_options, log_source, opened
+from yardmaster_cli.output.formats import Output
+from yardmaster_cli.session import Session, YardGroup
+from yardmaster_eventlog.codec import decode
+from yardmaster_eventlog.port import EventLog
+from yardmaster_projections.fold import FOLDS
+from yardmaster_projections.redis.settings import RedisSettings
+from yardmaster_projections.redis.store import RedisViewStore
+from yardmaster_projections.rows import LogRow
+from yardmaster_runtime.clock import SystemClock
+from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_schemas.events.requests import LogCreatedV1
+from yardmaster_schemas.topics import REQUESTS
+from yardmaster_views.compare import Compared, Comparison
+from yardmaster_views.follower import Metrics
+from yardmaster_views.rebuild import Rebuild, Rebuilt
+from yardmaster_views.settings import ViewsSettings
+
+
+@click.group("views", cls=YardGroup)
+def views() -> None:
+    """The views that gateways read: rebuild them from the log."""
+
+
+@views.command("rebuild")
+@log_options
+@click.option("--redis", metavar="URL", help="Redis of the views (also: YARD_REDIS__URL).")
+@click.option("--only", type=click.Choice(tuple(FOLDS)), help="The views, or metered usage, alone.")
+def rebuild(
+    session: Session, file: str | None, cell: str | None, redis: str | None, only: str | None
+) -> None:
+    """Build the views anew from the log, beside those that are read, and switch; nothing stops."""
+    where = log_source(session, file, cell)
+    found = redis_settings(session, where, redis)
+    done = asyncio.run(_rebuild(session.out, where, found, [only] if only else list(FOLDS)))
+    items = [
+        {
+            "view": one.view,
+            "generation": one.generation,
+            "position": str(one.position),
+            "records": one.folded,
+            "keys_dropped": one.dropped,
+        }
+        for one in done
+    ]
+    session.out.one(
+        {"items": items},
+        lambda: [
+            f"{one.view}: {one.folded} records folded, up to {one.position}; generation "
+            f"{one.generation} is read now, {one.dropped} keys of older ones are gone"
+            for one in done
+        ],
+        "items",
+    )
+
+
+async def _rebuild(
+    out: Output, where: LogSource, redis: RedisSettings, names: Sequence[str]
+) -> list[Rebuilt]:
+    done = []
+    clock = SystemClock()
+
+    def tell(now: Rebuilt) -> None:
+        share = 100 * now.folded // now.records if now.records else 100
+        out.note(f"{now.view}: {now.folded} of {now.records} records, {share} %")
+
+    async with opened(where) as log:
+        await check_same_log(log, where, redis)
+        metrics = _metrics(clock)
+        for name in names:
+            work = Rebuild(
+                log=log,
+                redis=redis,
+                cell=where.cell,
+                partition=where.partition,
+                fold=FOLDS[name],
+                clock=clock,
+                metrics=metrics,
+            )
+            done.append(await work.run(tell))
+    return done
+
+
+def redis_settings(session: Session, where: LogSource, url: str | None) -> RedisSettings:
+    """Redis of the views: `url`, else the services' settings, else that of the log's cluster.
+
+    Raises:
+        BadUsage: the settings cannot be.
+    """
+    try:
+        known = ViewsSettings().redis
+        if url is not None:
+            return RedisSettings(**{**dict(known), "url": url})
+        dev = session.config.dev
+        if "url" in known.model_fields_set:
+            return known
+        if dev is not None and dev.redis is not None and where.settings.log == dev.log:
+            return RedisSettings(url=dev.redis, password_file=Path(dev.redis_password_file or ""))
+        if where.settings.log.startswith("sqlite:"):
+            raise BadUsage(
+                "the views of this log are in the memory of its yard dev, not in Redis",
+                hint="give --redis URL if a views service follows this log",
+            )
+        return known
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)[0]
+        name = "--redis" if url is not None else "YARD_" + "__".join(map(str, found["loc"])).upper()
+        raise BadUsage(f"{name}: {found['msg']}") from None
+
+
+async def check_same_log(log: EventLog, where: LogSource, redis: RedisSettings) -> None:
+    """Check that the views in Redis are of this log; views that name no log are empty.
+
+    Raises:
+        CliError: they are of another log.
+        LogError, ViewsUnavailable, ViewsDamaged.
+    """
+    store = RedisViewStore(redis, where.cell, SystemClock())
+    try:
+        shown = await store.get(LogRow, where.cell)
+    finally:
+        await store.close()
+    if shown is None:
+        return
+    first = await log.read(where.at(REQUESTS.name), 0, max_records=1)
+    event = decode(first[0].record).data if first else None
+    log_id = event.log_id if isinstance(event, LogCreatedV1) else "nothing"
+    if shown.log_id != log_id:
+        raise CliError(
+            f"the views in {redis.url} are of another log: they show log {shown.log_id}, and "
+            f"{where.shown} is log {log_id}",
+            exit_code=Exit.CONFLICT,
+            hint="name the Redis of this log: --redis redis://HOST:PORT/DB; or empty this one, "
+            "if no other cluster uses it",
+        )
+
+
+async def compare(log: EventLog, where: LogSource, redis: RedisSettings) -> list[Compared]:
+    """Every row of Redis against the log.
+
+    Raises: what `check_same_log` and `Comparison.run` raise.
+    """
+    await check_same_log(log, where, redis)
+    clock = SystemClock()
+    metrics = _metrics(clock)
+    done = []
+    for name, fold in FOLDS.items():
+        store = RedisViewStore(redis, where.cell, clock, space=name)
+        try:
+            work = Comparison(
+                log=log,
+                store=store,
+                cell=where.cell,
+                partition=where.partition,
+                fold=fold,
+                clock=clock,
+                metrics=metrics,
+            )
+            done.append(await work.run())
+        finally:
+            await store.close()
+    return done
+
+
+def compared_json(done: Sequence[Compared]) -> list[dict[str, Any]]:
+    """What was compared, as part of a report."""
+    return [
+        {
+            "view": one.view,
+            "ok": one.ok,
+            "position": str(one.position),
+            "rows": one.rows,
+            "differing": one.differing,
+            "differences": [
+                {
+                    "kind": each.kind,
+                    "key": each.key,
+                    "found": each.found,
+                    "position": str(each.position),
+                }
+                for each in one.differences
+            ],
+        }
+        for one in done
+    ]
+
+
+def compared_lines(done: Sequence[Compared]) -> list[str]:
+    """The same, for people."""
+    lines = []
+    for one in done:
+        lines += [
+            f"DIFFERS: {one.view} {each.kind} {each.key} {each.found} (at {each.position})"
+            for each in one.differences
+        ]
+        more = one.differing - len(one.differences)
+        if more:
+            lines.append(f"   and {more} more")
+        verdict = "none differs" if one.ok else f"{one.differing} differ"
+        lines.append(f"{one.view}: {one.rows} rows compared up to {one.position}, {verdict}")
+    return lines
+
+
+def _metrics(clock: SystemClock) -> Metrics:
+    return Metrics(Telemetry("views", now_ms=clock.now_ms, stream=StringIO(), quiet=True))

@@ -1,0 +1,1 @@
+"""`yard demo`: the cluster it runs on, and the steps it shows."""

@@ -1,0 +1,351 @@
+"""Where `yard demo` plays: a cluster, the commands given to it, and who holds what on it."""
+
+import contextlib
+import io
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import click
+
+from yardmaster.client import Client
+from yardmaster_cli.config import read_dev
+from yardmaster_cli.errors import BadUsage, CliError, Exit
+from yardmaster_cli.server.remote import Remote
+from yardmaster_cli.session import Session
+from yardmaster_schemas.api import Phase, Task
+
+#: Longest wait for one thing to happen, in seconds; all of it usually takes 25.
+STEP_S: Final = 60.0
+#: Pause between two looks, in seconds.
+LOOK_S: Final = 0.2
+NODES: Final = 2
+SLOTS: Final = 4
+#: The most GPUs of a cluster on which it plays, each with a process.
+MOST_GPUS: Final = 32
+POOL: Final = "default"
+#: Settings of the user's own that must not reach the demo.
+_FOREIGN: Final = ("YARD_SERVER", "YARD_TOKEN", "YARD_PROJECT", "YARD_OUTPUT", "YARD_LOG")
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """Where tasks find what they run, and a folder that all nodes share for checkpoints."""
+
+    python: str
+    examples: str
+    checkpoints: str
+
+    @classmethod
+    def here(cls, folder: Path) -> "Programs":
+        """On this machine."""
+        return cls(sys.executable, str(find_examples()), str(folder / "checkpoints"))
+
+    def run(self, program: str, steps: int) -> list[str]:
+        """The command of an example program."""
+        words = [self.python, f"{self.examples}/{program}", "--steps", str(steps)]
+        return [*words, "--out", self.checkpoints]
+
+    def shown(self, words: Sequence[str]) -> list[str]:
+        """A command as a reader would type it in a clone."""
+        if words[0] != self.python:
+            return list(words)
+        return [Path(words[0]).name, f"examples/{Path(words[1]).name}", *words[2:-2]]
+
+
+def find_examples() -> Path:
+    """The folder of the example programs, beside the sources.
+
+    Raises:
+        BadUsage: this is an installation without them.
+    """
+    path = Path(__file__).resolve().parents[3] / "examples"
+    if not (path / "train.py").is_file():
+        raise BadUsage(
+            f"the example programs are not at {path}", hint="run make demo in a clone of Yardmaster"
+        )
+    return path
+
+
+def line_of(tasks: Sequence[Task], gpus: int) -> str:
+    """Who holds how many of the GPUs, and how many tasks wait, of whom and why."""
+    held: Counter[str] = Counter()
+    waiting: Counter[str] = Counter()
+    for task in tasks:
+        if task.phase in (Phase.STARTING, Phase.RUNNING, Phase.STOPPING):
+            stopping = " (stopping)" if task.phase is Phase.STOPPING else ""
+            held[f"{task.name}{stopping}"] += task.gpu_milli // 1000
+        elif task.phase in (Phase.SUBMITTED, Phase.PENDING):
+            waiting[f"{task.name} ({task.wait.code})" if task.wait else task.name] += 1
+    parts = [f"{sum(held.values())} of {gpus} GPUs"]
+    parts += [f"{name} {count}" for name, count in held.items()]
+    if waiting:
+        parts.append("waiting: " + ", ".join(f"{count} {name}" for name, count in waiting.items()))
+    return "  " + " | ".join(parts)
+
+
+class Stage:
+    """A cluster of its own in a folder."""
+
+    #: How many steps a point of the search takes: it should not be over before it is given up.
+    search_steps = 60
+    at_the_end = "The cluster is stopped."
+    next_step = "yard dev, and in another terminal yard submit -- COMMAND"
+
+    def __init__(self, folder: Path, programs: Programs, *, colour: bool) -> None:
+        self.folder = folder
+        self.programs = programs
+        self.colour = colour
+        self.remote: Remote | None = None
+        self.nodes = NODES
+        self.slots = SLOTS
+        self.jobs: list[str] = []
+        self._last = ""
+
+    @classmethod
+    def in_folder(cls, folder: Path, *, colour: bool) -> "Stage":
+        """On this machine, with everything in `folder`."""
+        return cls(folder, Programs.here(folder), colour=colour)
+
+    @property
+    def client(self) -> Client:
+        """The cluster's gateway."""
+        assert self.remote is not None
+        return self.remote.client
+
+    @property
+    def words(self) -> str:
+        """Where to look when something does not come."""
+        return f"the cluster's own words: {self.folder / 'dev.out'}"
+
+    # --- the cluster ----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def cluster(self) -> Iterator[None]:
+        """Run the embedded mode as a process of its own; stop it, and its tasks, at the end."""
+        for name in _FOREIGN:
+            os.environ.pop(name, None)
+        os.environ |= {
+            "YARD_CONTEXT": "dev",
+            "YARD_DATA": str(self.folder / "data"),
+            "XDG_CONFIG_HOME": str(self.folder / "config"),
+        }
+        self.say(f"A cluster of {NODES} nodes with {SLOTS} GPUs each, in one process:")
+        shown = f"yard dev --nodes {NODES} --slots {SLOTS}"
+        self.command(f"{shown} &")
+        # The usual port is left to the user's own cluster.
+        words = [sys.executable, "-m", "yardmaster_cli.main", *shlex.split(shown)[1:]]
+        words += ["--port", "0"]
+        output = self.folder / "dev.out"
+        with open(output, "wb") as file:
+            process = subprocess.Popen(
+                words, stdout=file, stderr=file, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        try:
+            self._connect(process, output)
+            yield
+        except BaseException:
+            self._end_tasks()
+            raise
+        finally:
+            _stop(process)
+
+    def _connect(self, process: subprocess.Popen[bytes], output: Path) -> None:
+        def there() -> bool:
+            if process.poll() is not None:
+                raise CliError(
+                    f"yard dev ended with exit code {process.returncode}:\n{output.read_text()}",
+                    exit_code=Exit.INTERNAL,
+                )
+            return read_dev(self.folder / "data") is not None
+
+        self.until(there, "yard dev listens")
+        self.remote = Session({}).remote
+        self.until(
+            lambda: sum(node.state == "ready" for node in self.client.nodes().items) == NODES,
+            "both nodes have joined",
+        )
+
+    def _end_tasks(self) -> None:
+        """After a failure: leave no process behind."""
+        if self.remote is None:
+            return
+        with contextlib.suppress(Exception):
+            for job in {task.job_id for task in self.tasks() if not task.phase.final}:
+                self.client.cancel(job, immediate=True)
+            deadline = time.monotonic() + 5
+            while time.monotonic() < deadline and any(not t.phase.final for t in self.tasks()):
+                time.sleep(LOOK_S)
+
+    # --- what is said and done ------------------------------------------------------------------
+
+    def say(self, text: str) -> None:
+        """A line of the story."""
+        click.echo("\n" + click.style(f"# {text}", fg="cyan"), color=self.colour)
+
+    def command(self, text: str) -> None:
+        """A command, as a user would type it."""
+        click.echo(click.style(f"$ {text}", bold=True), color=self.colour)
+
+    def yard(self, *words: str) -> int:
+        """Show and run a command; its exit code.
+
+        Raises:
+            KeyboardInterrupt: the command was interrupted.
+        """
+        from yardmaster_cli.main import run
+
+        self.command(shlex.join(["yard", *words]))
+        sys.stdout.flush()
+        return _not_interrupted(run(words))
+
+    def submit(self, flags: Sequence[str], program: Sequence[str]) -> str:
+        """Submit a job and give its id.
+
+        Raises:
+            CliError: it was not taken.
+        """
+        shown = self.programs.shown(program)
+        self.command(shlex.join(["yard", "submit", *flags, "--", *shown]))
+        code, job = _silently(["submit", *flags, "--", *program])
+        click.echo(job)
+        self.jobs.append(job)
+        if code != Exit.DONE:
+            raise CliError("the job was not taken", exit_code=code)
+        return job
+
+    def cancel(self, refs: Sequence[str]) -> None:
+        """Cancel jobs or tasks; of many, few are shown."""
+        shown = refs if len(refs) < 4 else [refs[0], "...", refs[-1]]
+        self.command(" ".join(["yard", "cancel", *shown]))
+        _silently(["cancel", *refs])
+
+    def tasks(self) -> list[Task]:
+        """All tasks of the demo, the first submitted first."""
+        found = [task for task in self.client.all_tasks() if task.job_id in self.jobs]
+        return sorted(found, key=lambda task: (task.submitted_at, task.job_id, task.index))
+
+    def until(self, there: Callable[[], bool], what: str) -> None:
+        """Wait until something is there.
+
+        Raises:
+            CliError: it never came.
+        """
+        deadline = time.monotonic() + STEP_S
+        while not there():
+            if time.monotonic() > deadline:
+                raise CliError(
+                    f"waited {STEP_S:.0f} s for this: {what}",
+                    exit_code=Exit.TIMEOUT,
+                    hint=self.words,
+                )
+            time.sleep(LOOK_S)
+
+    def watch(self, done: Callable[[list[Task]], bool], what: str) -> None:
+        """Show who holds what, a line for each change, until something happens."""
+
+        def look() -> bool:
+            tasks = self.tasks()
+            line = line_of(tasks, self.nodes * self.slots)
+            if line != self._last:
+                click.echo(line)
+                self._last = line
+            return done(tasks)
+
+        self.until(look, what)
+
+
+class RunningStage(Stage):
+    """A cluster that runs, and goes on running."""
+
+    search_steps = 100
+    at_the_end = "All has ended, and the cluster goes on."
+    next_step = "yard submit -- COMMAND; yard down stops the cluster"
+
+    def __init__(self, folder: Path, *, colour: bool) -> None:
+        session = Session({})
+        dev = session.config.dev
+        given = dev.programs if dev is not None else None
+        programs = Programs(**given) if given is not None else Programs.here(folder)
+        super().__init__(folder, programs, colour=colour)
+        self.remote = session.remote
+
+    @property
+    def words(self) -> str:
+        """Where to look when something does not come."""
+        return "yard up says where the logs of its processes are"
+
+    @contextlib.contextmanager
+    def cluster(self) -> Iterator[None]:
+        """Look at what there is to play on; end the tasks of a play that fails.
+
+        Raises:
+            CliError: it is not two nodes or more of one size, all free, under `priority`.
+        """
+        ready = [n for n in self.client.nodes(pool=POOL, limit=1000).items if n.state == "ready"]
+        sizes = {node.gpus for node in ready}
+        busy = any(not task.phase.final for task in self.client.all_tasks())
+        self.nodes, self.slots = len(ready), min(sizes, default=0)
+        too_many = self.nodes * self.slots > MOST_GPUS
+        if self.nodes < NODES or len(sizes) > 1 or self.slots < 2 or busy or too_many:
+            raise CliError(
+                f"the demo wants {NODES} nodes or more, of one size, with 2 to {MOST_GPUS} GPUs in "
+                f"all, and nothing on them; {self.nodes} are ready, with "
+                f"{' or '.join(map(str, sorted(sizes))) or 'no'} GPUs{', busy' if busy else ''}",
+                exit_code=Exit.CONFLICT,
+                hint="yard up --agents 3 --slots 4; yard ls shows what runs",
+            )
+        policy = self.client.pool(POOL).config.policy
+        if policy.name != "priority" or not all(policy.options.values()):
+            raise CliError(
+                f"the demo is about policy priority; pool {POOL} has another, or not all of it",
+                exit_code=Exit.CONFLICT,
+                hint=f"yard pools show {POOL}",
+            )
+        self.say(f"The cluster that runs: {self.nodes} nodes with {self.slots} GPUs each:")
+        try:
+            yield
+        except BaseException:
+            self._end_tasks()
+            raise
+
+
+def _silently(words: Sequence[str]) -> tuple[int, str]:
+    """Run a command; its exit code, and what it printed.
+
+    Raises:
+        KeyboardInterrupt: the command was interrupted.
+    """
+    from yardmaster_cli.main import run
+
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        code = _not_interrupted(run(words))
+    return code, text.getvalue().strip()
+
+
+def _not_interrupted(code: int) -> int:
+    """A command's exit code; Ctrl-C that a command took as its own ends the demo too."""
+    if code == Exit.INTERRUPTED:
+        raise KeyboardInterrupt
+    return code
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Stop the embedded mode as Ctrl-C does; by force when it does not go."""
+    if process.poll() is not None:
+        return
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(timeout=15)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

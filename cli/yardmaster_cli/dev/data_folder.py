@@ -1,0 +1,167 @@
+"""The data folder of the embedded mode: its lock, its token, its cluster, what runs on it.
+
+```
+log.db        the log           token         what callers send; 0600
+dev.json      port, token, pid  cluster.json  nodes and policy, as last started
+lock          held while one runs               nodes/ snapshots/
+port          where the gateway listened last
+```
+"""
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from yardmaster_cli.errors import BadUsage
+from yardmaster_cli.policy_spec import PolicySpec
+from yardmaster_cli.yaml_tree import read, unknown_key
+from yardmaster_localcluster.data_lock import announce, take_lock, withdraw, write_private
+from yardmaster_schemas.fields import MAX_SLOTS, Labels, Name, Port
+
+#: Ports of a node's range for gangs; nodes of one machine must not share any.
+PORTS_A_NODE: Final = 100
+FIRST_PORT: Final = 29_600
+#: Slots of a node when nothing says how many and the machine has no GPU.
+DEFAULT_SLOTS: Final = 4
+
+_CLOSED = ConfigDict(extra="forbid", frozen=True)
+
+
+class NodeSpec(BaseModel):
+    """One node of the embedded cluster; `slots` are declared, no GPU needs to be there."""
+
+    model_config = _CLOSED
+
+    name: Name
+    slots: Annotated[int, Field(ge=0, le=MAX_SLOTS)] = DEFAULT_SLOTS
+    pool: Name = "default"
+    type: Name = "generic"
+    labels: Labels = {}
+    cpus: Annotated[int, Field(ge=1)] | None = None
+    memory_mib: Annotated[int, Field(ge=0)] | None = None
+
+
+class Cluster(BaseModel):
+    """What `yard dev --cluster FILE` describes."""
+
+    model_config = _CLOSED
+
+    nodes: Annotated[tuple[NodeSpec, ...], Field(min_length=1, max_length=64)]
+    policy: PolicySpec = PolicySpec()
+
+    @model_validator(mode="after")
+    def _named_apart(self) -> "Cluster":
+        names = [node.name for node in self.nodes]
+        if len(set(names)) < len(names):
+            raise ValueError("two nodes have the same name")
+        return self
+
+    def ports(self, index: int) -> tuple[Port, Port]:
+        """First and last port of the gangs of node number `index`."""
+        first = FIRST_PORT + index * PORTS_A_NODE
+        return first, first + PORTS_A_NODE - 1
+
+
+def plain_cluster(nodes: int, slots: int, policy: PolicySpec) -> Cluster:
+    """`nodes` equal nodes `node-1`, `node-2`, ..."""
+    named = tuple(NodeSpec(name=f"node-{i + 1}", slots=slots) for i in range(nodes))
+    return Cluster(nodes=named, policy=policy)
+
+
+def read_cluster(path: Path) -> Cluster:
+    """The cluster that a YAML file describes.
+
+    Raises:
+        BadUsage: naming the line that is wrong.
+    """
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise BadUsage(f"{path}: {error.strerror}") from None
+    tree = read(text, str(path))
+    try:
+        return Cluster.model_validate(tree.values)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = first["loc"]
+        if first["type"] == "extra_forbidden":
+            known = NodeSpec if where[0] == "nodes" else PolicySpec if len(where) > 1 else Cluster
+            raise unknown_key(tree, where, known.model_fields) from None
+        what = str(first["msg"]).removeprefix("Value error, ")
+        raise tree.error(where, what) from None
+
+
+@dataclass(slots=True)
+class DataFolder:
+    """A data folder that this process has to itself. Made by `take`."""
+
+    path: Path
+    lock: int
+
+    @classmethod
+    def take(cls, path: Path) -> "DataFolder":
+        """Make the folder if it is not there, and hold its lock until this process ends.
+
+        Raises:
+            DataDirInUse: another embedded mode runs on it.
+            DataDirUnusable: it cannot be made.
+        """
+        return cls(path, take_lock(path))
+
+    @property
+    def log(self) -> Path:
+        """The log's file."""
+        return self.path / "log.db"
+
+    def node(self, name: str) -> Path:
+        """Where a node's agent keeps its ledger and its tasks."""
+        return self.path / "nodes" / name
+
+    def token(self) -> str:
+        """The token of this folder, made at its first start; for its owner's eyes alone."""
+        path = self.path / "token"
+        try:
+            found = path.read_text().strip()
+        except FileNotFoundError:
+            found = ""
+        if not found:
+            found = secrets.token_urlsafe(32)
+            self._write("token", found + "\n")
+        return found
+
+    def cluster(self) -> Cluster | None:
+        """The cluster as last started; None when there was none, or what is there is damaged."""
+        try:
+            return Cluster.model_validate_json((self.path / "cluster.json").read_bytes())
+        except (OSError, ValidationError):
+            return None
+
+    def keep_cluster(self, cluster: Cluster) -> None:
+        """Remember the cluster for the next start."""
+        self._write("cluster.json", cluster.model_dump_json(indent=2) + "\n")
+
+    def port(self) -> int | None:
+        """The gateway's port at the last start; None when there was none."""
+        try:
+            return int((self.path / "port").read_text())
+        except (OSError, ValueError):
+            return None
+
+    def keep_port(self, port: int) -> None:
+        """Remember the gateway's port for the next start."""
+        self._write("port", f"{port}\n")
+
+    def announce(self, port: int, token: str) -> None:
+        """Say where callers find this process."""
+        announce(self.path, port, token, what="yard dev")
+
+    def withdraw(self) -> None:
+        """Say that nothing runs here any more; who crashes leaves it, and its pid is then gone."""
+        withdraw(self.path)
+
+    def _write(self, name: str, text: str) -> None:
+        """Replace a file in one step, readable by its owner alone."""
+        write_private(self.path / name, text)

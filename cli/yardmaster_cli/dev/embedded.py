@@ -1,0 +1,320 @@
+"""The embedded mode: every service in one process over one SQLite file.
+
+The only module that wires several services. Nothing here decides: it opens the log, sets it up when
+it is new, hands each service its ports and runs them as one group. A service that ends, for
+whatever reason, ends the process with its named error; there is no half of a cluster. Ctrl-C and
+SIGTERM are a polite crash: services are cancelled where they are, tasks live on, and the next start
+goes on from the log.
+"""
+
+import asyncio
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+import click
+import httpx
+
+from yardmaster_cli.dev.data_folder import Cluster, DataFolder
+from yardmaster_cli.dev.policy import check_policy_of_log
+from yardmaster_cli.errors import CliError, Exit
+from yardmaster_cli.log.first_records import Site, set_up
+from yardmaster_cli.policy_spec import PolicySpec
+from yardmaster_eventlog.port import EventLog
+from yardmaster_eventlog.snapshots import SnapshotStore
+from yardmaster_eventlog.sqlite.log import SqliteLog
+from yardmaster_gateway import main as gateway
+from yardmaster_gateway.authentication import StaticTokens
+from yardmaster_gateway.authorization import Binding, Caller
+from yardmaster_gateway.context import GatewayPorts
+from yardmaster_gateway.settings import GatewaySettings
+from yardmaster_localcluster.layout import GATEWAY_PORT
+from yardmaster_node_agent import agent
+from yardmaster_projections.memory import MemoryViewStore
+from yardmaster_quota import main as quota
+from yardmaster_runtime.chance import Chance, SystemChance
+from yardmaster_runtime.clock import Clock, SystemClock
+from yardmaster_runtime.garbage_collection import spare_collections
+from yardmaster_runtime.service import Ports
+from yardmaster_runtime.settings import RuntimeSettings
+from yardmaster_runtime.telemetry.port import Telemetry
+from yardmaster_scheduler import main as scheduler
+from yardmaster_schemas.errors import YardmasterError
+from yardmaster_schemas.events.admissions import RoleName, Scope
+from yardmaster_schemas.events.requests import LogMode
+from yardmaster_views import main as views
+from yardmaster_views.follower import Views
+
+CELL: Final = "main"
+HOST: Final = "127.0.0.1"
+#: Longest that the gateway may take from its start to its first good answer, in seconds.
+READY_S: Final = 30.0
+LOOK_S: Final = 0.05
+#: So many ports from GATEWAY_PORT on are tried before the start fails.
+PORTS_TRIED: Final = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to start.
+
+    Attributes:
+        port: the gateway's; 0: any free one; None: the folder's last one, else the first free one
+            from GATEWAY_PORT on.
+        policy: the policy that was asked for; the log must have it. None: whatever it has.
+        quiet: services print no log lines.
+    """
+
+    cluster: Cluster
+    port: int | None = None
+    policy: PolicySpec | None = None
+    quiet: bool = True
+
+
+class ServiceEnded(YardmasterError):
+    """The service {service} failed: {found}. All others were stopped with it."""
+
+    code = "service_ended"
+
+
+class _Asked(Exception):
+    """Somebody asked the process to stop."""
+
+
+def serve(folder: DataFolder, options: Options, ready: Callable[[str], None]) -> int:
+    """Run everything until Ctrl-C or SIGTERM; `ready` is called with the address once it serves.
+
+    Returns: the exit code: 0 when it was asked to stop.
+    Raises: CliError with the named error of the service that failed.
+    """
+    try:
+        asyncio.run(_serve(folder, options, ready))
+    except BaseExceptionGroup as group:
+        causes = list(_leaves(group))
+        failed = [error for error in causes if not isinstance(error, _Asked)]
+        if len(failed) == len(causes):
+            raise _failure(failed[0]) from None
+        for error in failed:
+            click.echo(f"warning: while stopping: {_shown(error)}", err=True)
+    finally:
+        folder.withdraw()
+    return int(Exit.DONE)
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
+def _failure(error: BaseException) -> CliError:
+    return CliError(_shown(error), exit_code=Exit.INTERNAL, hint="all services were stopped")
+
+
+def _shown(error: BaseException) -> str:
+    return f"{getattr(error, 'code', type(error).__name__)}: {error}"
+
+
+def site_of(cluster: Cluster) -> Site:
+    """What the embedded mode's log is made for."""
+    return Site(
+        mode=LogMode.EMBEDDED,
+        cells=(CELL,),
+        actor="dev",
+        nodes=tuple(node.name for node in cluster.nodes),
+        policy=cluster.policy,
+    )
+
+
+async def _serve(folder: DataFolder, options: Options, ready: Callable[[str], None]) -> None:
+    clock, chance = SystemClock(), SystemChance()
+    token = folder.token()
+    # The port comes first: a start that fails on it has written nothing.
+    with _listen(folder, options.port) as listener:
+        log = await SqliteLog.open(folder.log, clock)
+        try:
+            await set_up(log, clock, chance, site_of(options.cluster))
+            if options.policy is not None:
+                await check_policy_of_log(log, CELL, options.policy)
+            port = listener.getsockname()[1]
+            folder.keep_cluster(options.cluster)
+            folder.keep_port(port)
+            server = f"http://{HOST}:{port}"
+            services = _services(folder, options, log, clock, chance, token, listener)
+            async with asyncio.TaskGroup() as group:
+                _stop_on_signals(group)
+                for name, run in services.items():
+                    group.create_task(_named(name, run))
+                await _until_ready(server, clock)
+                folder.announce(port, token)
+                ready(server)
+        finally:
+            await log.close()
+
+
+def _listen(folder: DataFolder, asked: int | None) -> socket.socket:
+    """Listen on the port that `Options.port` describes.
+
+    Raises:
+        CliError: the port that was asked for is in use, or all that are tried are.
+    """
+    if asked is not None:
+        tried = [asked]
+    else:
+        last = folder.port()
+        tried = [] if last is None else [last]
+        tried += range(GATEWAY_PORT, GATEWAY_PORT + PORTS_TRIED)
+    for port in tried:
+        with suppress(gateway.CannotListen):
+            return gateway.listen(HOST, port)
+    ports = f"port {tried[0]}" if len(tried) == 1 else f"all ports from {GATEWAY_PORT} on"
+    raise CliError(
+        f"cannot listen on {HOST}: {ports} in use",
+        exit_code=Exit.CONFLICT,
+        hint="choose another port with --port PORT, or any free one with --port 0",
+    )
+
+
+def _stop_on_signals(group: asyncio.TaskGroup) -> None:
+    asked = asyncio.Event()
+
+    async def stop() -> None:
+        await asked.wait()
+        raise _Asked
+
+    group.create_task(stop())
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, asked.set)
+
+
+async def _named(name: str, run: Callable[[], Awaitable[object]]) -> None:
+    """Run a service; that it ends at all is an error."""
+    try:
+        await run()
+    except YardmasterError:
+        click.echo(f"error: service {name} failed", err=True)
+        raise
+    except Exception as error:
+        raise ServiceEnded(service=name, found=f"{type(error).__name__}: {error}") from error
+    raise ServiceEnded(service=name, found="it returned")
+
+
+async def _until_ready(server: str, clock: Clock) -> None:
+    """Wait until the gateway answers that it can serve."""
+    try:
+        async with asyncio.timeout(READY_S), httpx.AsyncClient(trust_env=False) as client:
+            while not await _answers(client, server):
+                await clock.sleep(LOOK_S)
+    except TimeoutError:
+        raise ServiceEnded(service="gateway", found=f"not ready in {READY_S:.0f} s") from None
+
+
+async def _answers(client: httpx.AsyncClient, server: str) -> bool:
+    try:
+        return (await client.get(f"{server}/readyz")).is_success
+    except httpx.TransportError:
+        return False  # it does not listen yet
+
+
+def _services(
+    folder: DataFolder,
+    options: Options,
+    log: EventLog,
+    clock: Clock,
+    chance: Chance,
+    token: str,
+    listener: socket.socket,
+) -> dict[str, Callable[[], Awaitable[object]]]:
+    """Every service by name, each with ports of its own."""
+
+    def telemetry(service: str) -> Telemetry:
+        return Telemetry(service, now_ms=clock.now_ms, quiet=options.quiet)
+
+    def machine_ports(service: str) -> Ports:
+        return Ports(
+            log=log,
+            clock=clock,
+            chance=chance,
+            telemetry=telemetry(service),
+            snapshots=SnapshotStore(str(folder.path / "snapshots")),
+            restored=spare_collections,
+        )
+
+    runtime = RuntimeSettings(data=folder.path, cell=CELL)
+    store = MemoryViewStore(CELL, clock)
+    usage = MemoryViewStore(CELL, clock)
+    found: dict[str, Callable[[], Awaitable[object]]] = {
+        "quota": lambda: quota.run(machine_ports("quota"), runtime),
+        "scheduler": lambda: scheduler.run(machine_ports("scheduler"), runtime),
+        "views": lambda: views.run(
+            views.ViewsPorts(
+                log, Views(store, store), clock, telemetry("views"), Views(usage, usage)
+            ),
+            views.ViewsSettings(cell=CELL, usage_interval_s=0.0),
+        ),
+        "gateway": lambda: gateway.run(
+            GatewayPorts(
+                log=log,
+                views=store,
+                identity=StaticTokens({token: owner()}),
+                clock=clock,
+                chance=chance,
+                telemetry=telemetry("gateway"),
+                usage=usage,
+            ),
+            # Streams are few here, so they can look about more often than in production.
+            GatewaySettings(cell=CELL, instance="dev", bookmark_s=1.0, details_tick_s=None),
+            listener=listener,
+        ),
+    }
+    for index, node in enumerate(options.cluster.nodes):
+        first, last = options.cluster.ports(index)
+        settings = agent.Settings(
+            node=node.name,
+            cell=CELL,
+            pool=node.pool,
+            node_type=node.type,
+            labels=node.labels,
+            address=HOST,
+            port_first=first,
+            port_last=last,
+            data_dir=folder.node(node.name),
+            gpus=node.slots,
+            cpu_milli=None if node.cpus is None else node.cpus * 1000,
+            memory_mib=node.memory_mib,
+        )
+        found[f"node agent {node.name}"] = _agent(settings, log, clock, chance, telemetry)
+    return found
+
+
+def _agent(
+    settings: agent.Settings,
+    log: EventLog,
+    clock: Clock,
+    chance: Chance,
+    telemetry: Callable[[str], Telemetry],
+) -> Callable[[], Awaitable[object]]:
+    async def run() -> None:
+        ports = agent.host_ports(
+            settings, log=log, clock=clock, chance=chance, telemetry=telemetry("node_agent")
+        )
+        await agent.run(ports, settings)
+
+    return run
+
+
+def owner() -> Caller:
+    """Who owns the data folder may do everything."""
+    return Caller(
+        user="dev",
+        method="token",
+        issuer="embedded",
+        credential_id="dev",
+        bindings=(Binding(RoleName.OPERATOR, Scope.CELL, CELL),),
+    )

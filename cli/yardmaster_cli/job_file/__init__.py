@@ -1,0 +1,1 @@
+"""Job files: read and checked for `yard submit`, written by `yard show --spec`."""

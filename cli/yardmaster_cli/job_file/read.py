@@ -1,0 +1,317 @@
+"""The job file and the flags of `submit`, one for each of its keys, made into the body to send.
+
+What a job may hold is `schemas.job_file.JobSpec`'s to say; here its errors get the line of the file
+or the flag they are about, and unknown keys the nearest known one.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import click
+from pydantic import BaseModel, ValidationError
+
+from yardmaster_cli.errors import BadUsage
+from yardmaster_cli.job_file.expected import expected
+from yardmaster_cli.yaml_tree import Path, Tree, overlay, read, scalar, unknown_key
+from yardmaster_schemas.job_file import (
+    GpuShares,
+    JobCheckpoint,
+    JobResources,
+    JobRun,
+    JobSpec,
+    JobStop,
+    JobTasks,
+    ReplicaRange,
+)
+
+#: Which model holds the keys at a path; what is not here has keys of the user's own (env, labels).
+_MODELS: Final[Mapping[Path, type[BaseModel]]] = {
+    (): JobSpec,
+    ("resources",): JobResources,
+    ("resources", "gpus"): GpuShares,
+    ("replicas",): ReplicaRange,
+    ("tasks",): JobTasks,
+    ("stop",): JobStop,
+    ("checkpoint",): JobCheckpoint,
+    ("run",): JobRun,
+}
+#: Keys of amounts, which have a unit.
+_AMOUNTS: Final = frozenset(
+    (key,) for key in ("memory", "grace", "min_runtime", "time_limit", "runtime_estimate")
+)
+#: Words by which pydantic names a branch of a union; no keys of the file.
+_BRANCHES: Final = frozenset({"number", "shares", "range", "word", "str", "int", "float", "bool"})
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A flag of `submit` and the key of the job file that it sets."""
+
+    name: str
+    path: Path
+    about: str
+    metavar: str = "VALUE"
+    many: bool = False
+    pairs: bool = False
+    text: bool = False
+    short: str | None = None
+    read: Callable[[str], Any] = scalar
+
+    @property
+    def parameter(self) -> str:
+        """The name of the command's argument."""
+        return self.name.replace("-", "_")
+
+
+def _replicas(text: str) -> Any:
+    low, colon, high = text.partition(":")
+    return {"min": scalar(low), "max": scalar(high)} if colon else scalar(text)
+
+
+FLAGS: Final = (
+    Flag("name", ("name",), "Name of the job.", text=True),
+    Flag("project", ("project",), "Project it belongs to.", "NAME", text=True, short="p"),
+    Flag("kind", ("kind",), "training, interactive or inference.", "KIND", text=True),
+    Flag("role", ("role",), "Of an interactive job: notebook, shell, ...", "ROLE", text=True),
+    Flag("priority", ("priority",), "1 to 99, lower goes first.", "N"),
+    Flag("weight", ("weight",), "Weight in a fair share.", "N"),
+    Flag("max-slots", ("max_slots",), "Bound on the job's running GPUs.", "N"),
+    Flag(
+        "pool",
+        ("pools",),
+        "Pool to run in; again for a second choice.",
+        "NAME",
+        many=True,
+        text=True,
+    ),
+    Flag("node-type", ("node_types",), "Type of node to run on.", "NAME", many=True, text=True),
+    Flag(
+        "avoid-node",
+        ("avoid_nodes",),
+        "Node never to run on; again for another.",
+        "NAME",
+        many=True,
+        text=True,
+    ),
+    Flag("gpus", ("resources", "gpus"), "GPUs of one replica: 8, 0.5.", "N"),
+    Flag("cpus", ("resources", "cpus"), "CPUs of one replica (default: 1).", "N"),
+    Flag("memory", ("resources", "memory"), "Memory of one replica: 256Gi.", "SIZE", text=True),
+    Flag(
+        "replicas",
+        ("replicas",),
+        "Gang size, all or nothing; auto: as many nodes as --gpus take.",
+        "N",
+        read=_replicas,
+    ),
+    Flag("tasks", ("tasks", "count"), "Tasks of an array.", "N"),
+    Flag(
+        "matrix",
+        ("tasks", "matrix"),
+        "An axis of a search: lr=[0.1,0.01].",
+        "AXIS=[...]",
+        pairs=True,
+    ),
+    Flag("max-concurrent", ("tasks", "max_concurrent"), "Tasks that may run at once.", "N"),
+    Flag("min-runtime", ("min_runtime",), "Not preempted before: 20m.", "TIME", text=True),
+    Flag(
+        "runtime-estimate",
+        ("runtime_estimate",),
+        "How long it would run undisturbed: 8h.",
+        "TIME",
+        text=True,
+    ),
+    Flag("time-limit", ("time_limit",), "Longest running time: 12h.", "TIME", text=True),
+    Flag("max-restarts", ("max_restarts",), "Restarts after a failure.", "N"),
+    Flag(
+        "unschedulable",
+        ("unschedulable",),
+        "wait or fail, when it can never fit.",
+        "WHAT",
+        text=True,
+    ),
+    Flag("signal", ("stop", "signal"), "Signal that asks it to stop.", "SIGNAL", text=True),
+    Flag("grace", ("stop", "grace"), "Time to save its state: 2m.", "TIME", text=True),
+    Flag(
+        "exit-zero",
+        ("stop", "exit_zero"),
+        "After a stop exit 0 means stopped or finished.",
+        "WHAT",
+        text=True,
+    ),
+    Flag("start-from", ("checkpoint", "start_from"), "Checkpoint to start from.", "URI", text=True),
+    Flag("image", ("run", "image"), "Container image.", "IMAGE", text=True),
+    Flag(
+        "script", ("run", "script"), "A script for sh -eu instead of a command.", "TEXT", text=True
+    ),
+    Flag("working-dir", ("run", "working_dir"), "Folder to run in.", "DIR", text=True),
+    Flag(
+        "env",
+        ("run", "env"),
+        "Variable; kept in the log, no secrets.",
+        "NAME=VALUE",
+        pairs=True,
+        text=True,
+    ),
+    Flag(
+        "secret", ("run", "secrets"), "Variable from a secret.", "NAME=REF", pairs=True, text=True
+    ),
+    Flag("label", ("labels",), "Label.", "NAME=VALUE", pairs=True, text=True),
+)
+
+
+def flag_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the flags of the job file."""
+    for flag in reversed(FLAGS):
+        names = [f"--{flag.name}", *([f"-{flag.short}"] if flag.short else []), flag.parameter]
+        function = click.option(
+            *names, metavar=flag.metavar, help=flag.about, multiple=flag.many or flag.pairs
+        )(function)
+    return click.option(
+        "--preemptible/--no-preemptible",
+        "preemptible",
+        default=None,
+        help="Whether others may stop it (default: training only).",
+    )(function)
+
+
+def build(
+    text: str | None,
+    source: str,
+    *,
+    flags: Mapping[str, Any],
+    sets: Iterable[str] = (),
+    command: Sequence[str] = (),
+    project: str | None = None,
+    folder: str | None = None,
+    beside: str | None = None,
+) -> JobSpec:
+    """The job of a file's text (None: no file), with flags, `--set` and a command laid over it.
+
+    `flags` are by `Flag.parameter`; `project` is used where neither file nor flags name one,
+    `folder` as the folder to run in where they name none (and no image). A relative folder of the
+    file is relative to `beside`, the file's own folder; None: it is left as it is.
+
+    Raises:
+        BadUsage: every error found, each with its line or flag.
+    """
+    tree = read(text, source) if text is not None else Tree(source)
+    if beside is not None:
+        _resolve_folder(tree, beside)
+    for flag in FLAGS:
+        _put_flag(tree, flag, flags.get(flag.parameter))
+    if flags.get("preemptible") is not None:
+        tree.put(("preemptible",), flags["preemptible"], "--preemptible")
+    overlay(tree, sets)
+    if command:
+        tree.put(("run", "command"), list(command), "command line")
+    if tree.values.get("project") is None and project is not None:
+        tree.put(("project",), project, "settings")
+    run = tree.values.get("run")
+    if folder is not None and isinstance(run, dict) and not run.keys() & {"working_dir", "image"}:
+        tree.put(("run", "working_dir"), folder, "current folder")
+    _words(tree)
+    return check(tree)
+
+
+def _resolve_folder(tree: Tree, beside: str) -> None:
+    """Make the file's working directory an absolute path."""
+    run = tree.values.get("run")
+    named = run.get("working_dir") if isinstance(run, dict) and "image" not in run else None
+    if isinstance(named, str) and named:
+        place = tree.places.get(("run", "working_dir"), tree.source)
+        tree.put(("run", "working_dir"), os.path.normpath(os.path.join(beside, named)), place)
+
+
+def _put_flag(tree: Tree, flag: Flag, given: Any) -> None:
+    if given is None or given == ():
+        return
+    place = f"--{flag.name}"
+    turn: Callable[[str], Any] = str if flag.text else flag.read
+    if flag.pairs:
+        for item in given:
+            key, equals, value = item.partition("=")
+            if not equals or not key:
+                raise BadUsage(f"{place} {item}: {flag.metavar} was expected")
+            tree.put((*flag.path, key), turn(value), place)
+    elif flag.many:
+        tree.put(flag.path, [turn(item) for item in given], place)
+    else:
+        tree.put(flag.path, turn(given), place)
+
+
+def _words(tree: Tree) -> None:
+    """Make numbers in a label, command or variable the texts they are meant as."""
+    labels = tree.values.get("labels")
+    if isinstance(labels, dict):
+        tree.values["labels"] = {key: _word(item) for key, item in labels.items()}
+    run = tree.values.get("run")
+    if not isinstance(run, dict):
+        return
+    if isinstance(run.get("command"), list):
+        run["command"] = [_word(item) for item in run["command"]]
+    if isinstance(run.get("env"), dict):
+        run["env"] = {key: _word(item) for key, item in run["env"].items()}
+
+
+def _word(value: Any) -> Any:
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def check(tree: Tree) -> JobSpec:
+    """The job that a tree describes.
+
+    Raises:
+        BadUsage: naming every place that is wrong.
+    """
+    try:
+        text = json.dumps(tree.values)
+    except (TypeError, ValueError):
+        raise BadUsage(
+            f"{tree.source}: a value is no number, text, list or mapping",
+            hint="put quotes around dates and times",
+        ) from None
+    try:
+        return JobSpec.model_validate_json(text)
+    except ValidationError as error:
+        found = [
+            _explained(tree, item) for item in error.errors(include_url=False, include_input=False)
+        ]
+    if len(found) == 1:
+        raise found[0]
+    # Several: each with its own hint behind it.
+    lines = [one.message + (f" ({one.hint})" if one.hint else "") for one in found]
+    raise BadUsage("\nerror: ".join(dict.fromkeys(lines)))
+
+
+def _explained(tree: Tree, item: Mapping[str, Any]) -> BadUsage:
+    path: Path = tuple(part for part in item["loc"] if not _branch(tree, item["loc"], part))
+    if item["type"] == "extra_forbidden":
+        known = _MODELS.get(path[:-1])
+        return unknown_key(tree, path, known.model_fields if known else ())
+    words = expected(path, item["type"])
+    if words is not None:
+        return tree.error(tuple(part for part in path if part != "[key]"), f"{words} was expected")
+    what = str(item["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
+    if item["type"] == "missing":
+        what = "is missing"
+    elif item["msg"].startswith("Input should be "):
+        what = f"should be {what}"
+    hint = None
+    if path == ("run",) and item["type"] == "missing":
+        hint = "give a command after --, or run.command in the file"
+    elif path == ("project",) and item["type"] == "missing":
+        hint = "name one with -p, in the file, or in your context"
+    elif path[-1:] in _AMOUNTS:
+        hint = "amounts have a unit: 512Mi, 256Gi; 90s, 20m, 12h"
+    return tree.error(path, what, hint)
+
+
+def _branch(tree: Tree, loc: Sequence[Any], part: Any) -> bool:
+    """Whether `part` of an error's place names a branch of a union and no key of the file."""
+    if part not in _BRANCHES:
+        return False
+    at = list(loc).index(part)
+    return tuple(loc[: at + 1]) not in tree.places

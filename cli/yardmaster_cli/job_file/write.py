@@ -1,0 +1,113 @@
+"""A submitted job as a job file: what `yard show --spec` prints, to edit and submit again."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from yardmaster_cli.errors import CliError, Exit
+from yardmaster_cli.output.formats import Row
+
+Document = dict[str, Any]
+
+
+def job_file(job: Row, params: Sequence[Row]) -> Document:
+    """The job file of a job, with the defaults that it was admitted with.
+
+    `params` are the search points of its tasks, in order of their index; empty without a matrix.
+
+    Raises:
+        CliError: the job was erased: what it ran is gone.
+    """
+    if job["run"] is None:
+        raise CliError(
+            f"what job {job['job_id']} ran was erased", exit_code=Exit.NOT_FOUND, hint=None
+        )
+    spec = job["spec"] or job["asked"]
+    run = job["run"]
+    return _given(
+        {
+            "version": 1,
+            "name": job["name"],
+            "project": job["project"],
+            "kind": spec["kind"],
+            "role": spec["role"],
+            "preemptible": spec["preemptible"],
+            "priority": spec["priority"],
+            "weight": spec["weight"],
+            "max_slots": _number(spec["max_slots_milli"]),
+            "pools": spec["pools"],
+            "node_types": spec["node_types"],
+            "avoid_nodes": spec["avoid_nodes"],
+            "resources": _resources(spec["resources"]),
+            "replicas": _replicas(spec),
+            "tasks": _tasks(spec, params),
+            "min_runtime": _seconds(spec["min_runtime_s"]),
+            "runtime_estimate": _seconds(spec["runtime_estimate_s"]),
+            "time_limit": _seconds(spec["time_limit_s"]),
+            "max_restarts": spec["max_restarts"],
+            "unschedulable": spec["unschedulable"],
+            "stop": _given(
+                {
+                    "signal": job["stop_signal"],
+                    "grace": _seconds(spec["grace_s"]),
+                    "exit_zero": spec["exit_zero"],
+                }
+            ),
+            "checkpoint": _given({"start_from": spec["checkpoint_uri"]}),
+            "run": _given({key: run[key] for key in run if key != "command" or run[key]}),
+            "labels": job["labels"],
+        }
+    )
+
+
+def _given(values: Document) -> Document:
+    """Without what is not set."""
+    return {key: value for key, value in values.items() if value not in (None, [], {})}
+
+
+def _seconds(seconds: int | None) -> str | None:
+    return None if seconds is None else f"{seconds}s"
+
+
+def _number(milli: int | None) -> int | float | None:
+    if milli is None:
+        return None
+    return milli // 1000 if milli % 1000 == 0 else milli / 1000
+
+
+def _resources(asked: Row) -> Document:
+    gpus: Any = _number(asked["gpus"] * asked["gpu_milli"])
+    if asked["gpus"] > 1 and asked["gpu_milli"] < 1000:
+        gpus = {"count": asked["gpus"], "fraction": asked["gpu_milli"] / 1000}
+    found: Document = {"gpus": gpus, "cpus": _number(asked["cpu_milli"])}
+    if asked["memory_mib"]:
+        found["memory"] = f"{asked['memory_mib']}Mi"
+    return found
+
+
+def _replicas(spec: Row) -> Any:
+    if spec.get("layout") == "whole_nodes":
+        return "auto"
+    low, high = spec["replicas_min"], spec["replicas_max"]
+    return low if low == high else {"min": low, "max": high}
+
+
+def _tasks(spec: Row, params: Sequence[Row]) -> Document | None:
+    found: Document = {}
+    if params:
+        axes: dict[str, list[Any]] = {}
+        for point in params:
+            for axis, value in point.items():
+                known = axes.setdefault(axis, [])
+                # 1 and True are equal, and not the same point.
+                if not any(value == one and type(value) is type(one) for one in known):
+                    known.append(value)
+        found["matrix"] = axes
+    elif spec["tasks"] > 1:
+        found["count"] = spec["tasks"]
+    elif spec["max_concurrent"] is None:
+        return None
+    else:
+        found["count"] = 1
+    if spec["max_concurrent"] is not None:
+        found["max_concurrent"] = spec["max_concurrent"]
+    return found

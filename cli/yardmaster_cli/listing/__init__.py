@@ -1,0 +1,1 @@
+"""What `yard ls` lists: filters, rows, and the order of a queue."""

@@ -1,0 +1,226 @@
+"""What `yard ls` reads: active tasks first, those of an array together, as much as is shown.
+
+For people a list is short: tasks of a job that wait, or that have ended alike, are one row, and a
+limited number of rows is read. Other formats, and `--all`, have every task as a row.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any, Final
+
+from yardmaster.errors import ApiError
+from yardmaster_cli.errors import BadUsage, CliError, Exit
+from yardmaster_cli.listing.filters import phases
+from yardmaster_cli.output.columns import GROUPS, JOBS, TASKS, counted, grouped
+from yardmaster_cli.output.formats import Column, Row
+from yardmaster_cli.server.reader import Reader
+from yardmaster_cli.server.remote import Remote
+from yardmaster_schemas.phases import ENDED, Phase
+
+#: Rows of a list for people without `--limit` or `--all`.
+MOST_ROWS: Final = 100
+#: Tasks read to put those of a job together where the server does not.
+_READ: Final = 1000
+
+_RUN: Final = (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
+_WAIT: Final = (Phase.SUBMITTED, Phase.PENDING)
+#: Filters that one task of a job may match and another not.
+_OF_TASKS: Final = ("pool", "node")
+
+Query = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Rows, and a line that sums up (None: the rows say it all)."""
+
+    rows: Sequence[Row]
+    summary: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """One way to list: its columns, the key of a row's name."""
+
+    remote: Remote
+    query: Query
+    columns: Sequence[Column]
+    name: str = "task_id"
+
+    def read(self, most: int | None) -> Listed:
+        """At most `most` rows as they are now; None: all."""
+        raise NotImplementedError
+
+    def _phases(self, some: Sequence[Phase]) -> list[str]:
+        """Those of `some` that the filters allow."""
+        wanted = self.query.get("phase")
+        return [phase.value for phase in some if wanted is None or phase.value in wanted]
+
+
+_ACTIVE: Final = (*_RUN, *_WAIT)
+_OVER: Final = tuple(phase for phase in Phase if phase in ENDED)
+
+
+class EachTask(Listing):
+    """Every task as a row."""
+
+    def read(self, most: int | None) -> Listed:
+        """Tasks, active ones first, each part the newest first."""
+        parts = [
+            self.remote.reader.all_tasks(**{**self.query, "phase": wanted})
+            for some in (_ACTIVE, _OVER)
+            if (wanted := self._phases(some))
+        ]
+        return Listed(list(islice(chain.from_iterable(parts), most)))
+
+
+class Together(Listing):
+    """Tasks that run, then tasks that wait and have ended, those of a job together."""
+
+    def read(self, most: int | None) -> Listed:
+        """Groups of tasks in the order of their phases."""
+        left = most if most is not None else MOST_ROWS
+        found: list[Row] = []
+        cut = False
+        wanted = self._phases(_RUN)
+        if wanted:
+            page = self.remote.reader.tasks(
+                **{**self.query, "phase": wanted, "limit": max(1, min(left, _READ))}
+            )
+            found += [grouped({"first": row, "count": 1}) for row in page["items"]][:left]
+            cut = page["next_cursor"] is not None
+        if any(self.query.get(name) for name in _OF_TASKS):
+            return self._by_tasks(found, left, cut)
+        counts: dict[str, int] = {}
+        most_counted = 0
+        for some in (_WAIT, _OVER):
+            wanted = self._phases(some)
+            if counts and (not wanted or len(found) >= left):
+                continue
+            groups = self.remote.reader.task_groups(
+                **{
+                    **self.query,
+                    "phase": wanted or [phase.value for phase in some],
+                    "limit": max(1, min(left - len(found), _READ)),
+                }
+            )
+            counts, most_counted = groups["phases"], groups["counted_most"]
+            if wanted:
+                found += [grouped(group) for group in groups["items"]][: left - len(found)]
+        allowed = self._phases(tuple(Phase))
+        counts = {phase: count for phase, count in counts.items() if phase in allowed}
+        if not counts:
+            return Listed(found)
+        summary = counted(counts, most_counted)
+        if sum(row["count"] for row in found) < sum(counts.values()):
+            summary += f" ({len(found)} rows shown; --all lists every task)"
+        return Listed(found, summary)
+
+    def _by_tasks(self, found: list[Row], left: int, cut: bool) -> Listed:
+        """The same where filters tell tasks of a job apart: put together from pages of tasks.
+
+        `cut`: more tasks run than those in `found`.
+        """
+        for some in (_WAIT, _OVER):
+            wanted = self._phases(some)
+            if not wanted:
+                continue
+            page = self.remote.reader.tasks(**{**self.query, "phase": wanted, "limit": _READ})
+            cut = cut or page["next_cursor"] is not None
+            groups: dict[tuple[str, str], list[Row]] = {}
+            for row in page["items"]:
+                groups.setdefault((row["job_id"], row["phase"]), []).append(row)
+            found += [
+                grouped({"first": tasks[-1], "last_index": tasks[0]["index"], "count": len(tasks)})
+                for tasks in groups.values()
+            ]
+        cut = cut or len(found) > left
+        shown = found[:left]
+        return Listed(shown, f"{len(shown)} rows shown; --all lists every task" if cut else None)
+
+
+class EachJob(Listing):
+    """A row for each job, those with active tasks first."""
+
+    def read(self, most: int | None) -> Listed:
+        """Jobs, the newest first in each part."""
+        seen: set[str] = set()
+
+        def found() -> Iterator[Row]:
+            for some in (_ACTIVE, _OVER):
+                if wanted := self._phases(some):
+                    for job in self.remote.reader.all_jobs(**{**self.query, "phase": wanted}):
+                        if job["job_id"] not in seen:
+                            seen.add(job["job_id"])
+                            yield job
+
+        listed = list(islice(found(), None if most is None else most + 1))
+        if most is None or len(listed) <= most:
+            return Listed(listed)
+        return Listed(listed[:most], f"{most} jobs shown; --all lists every job")
+
+
+class Queue(Listing):
+    """What waits for a pool, in its policy's order."""
+
+    def read(self, most: int | None) -> Listed:
+        """Pending tasks, the next one first."""
+        # Imported here: only this form of the command needs the reasons' models.
+        from yardmaster_cli.listing.queue_order import OF_TASKS, least_asked_first
+
+        reader, pool = self.remote.reader, self.query["pool"]
+        policy = reader.named("pool", pool)["config"]["policy"]
+        order = OF_TASKS.get(policy["name"])
+        if order is None and policy["name"] != "fair_share":
+            raise BadUsage(
+                f"the order of policy {policy['name']} is not known to this version of yard"
+            )
+        waiting = list(reader.all_tasks(**{**self.query, "phase": ["pending"]}))
+        if order is None:
+            there = list(reader.all_tasks(pool=pool, phase=phases("active")))
+            order = least_asked_first(there, str(policy["options"].get("among", "job")))
+        return Listed(sorted(waiting, key=order)[:most])
+
+
+def listing(
+    remote: Remote, query: dict[str, Any], *, queue: str | None, jobs: bool, together: bool
+) -> Listing:
+    """The way to list that options ask for.
+
+    Raises:
+        BadUsage: options that exclude one another.
+    """
+    if queue is not None:
+        if jobs:
+            raise BadUsage("give either --jobs or --queue")
+        place = Column("PRIORITY", lambda row: row["priority"], right=True)
+        columns = (TASKS[0], place, *(c for c in TASKS[1:] if c.title != "PRIORITY"))
+        return Queue(remote, {**query, "pool": queue}, columns)
+    if jobs:
+        if "node" in query:
+            raise BadUsage("--node is for tasks", hint="leave out --jobs or --node")
+        return EachJob(remote, query, JOBS, "job_id")
+    return Together(remote, query, GROUPS) if together else EachTask(remote, query, TASKS)
+
+
+def check_names(reader: Reader, query: Query) -> None:
+    """Refuse names of nodes, pools and projects that the server does not know.
+
+    Asked when nothing was found: a wrong name then explains it.
+
+    Raises:
+        CliError: 101 with the name.
+    """
+    for kind in ("node", "pool", "project"):
+        for name in filter(None, str(query.get(kind) or "").split(",")):
+            try:
+                reader.named(kind, name)
+            except ApiError as error:
+                if error.document["code"] != "not_found":
+                    raise
+                raise CliError(
+                    f"there is no {kind} {name}",
+                    exit_code=Exit.NOT_FOUND,
+                    hint=f"yard {kind}s lists them",
+                ) from None

@@ -1,0 +1,59 @@
+"""Moments in a log as people write them: a position, a time (`times` says how), `cycle:88121`."""
+
+from dataclasses import dataclass
+
+from yardmaster_cli.errors import BadUsage
+from yardmaster_cli.log.order import Entry
+from yardmaster_cli.times import FORMS, clock_ms, is_relative, past_ms
+from yardmaster_schemas.events.machine import CycleCommittedV1
+from yardmaster_schemas.position import Position
+from yardmaster_schemas.topics import DECISIONS
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Exactly one of the three is given."""
+
+    position: Position | None = None
+    at_ms: int | None = None
+    cycle: int | None = None
+
+    def passed(self, entry: Entry) -> bool:
+        """Whether the log up to and with `entry` has reached this moment."""
+        if self.position is not None:
+            return entry.position.covers(self.position)
+        if entry.envelope is None:
+            return False
+        if self.at_ms is not None:
+            return entry.envelope.time_ms >= self.at_ms
+        data = entry.envelope.data
+        return (
+            entry.topic == DECISIONS.name
+            and isinstance(data, CycleCommittedV1)
+            and self.cycle is not None
+            and data.cycle >= self.cycle
+        )
+
+
+def parse_moment(text: str, now_ms: int, option: str) -> Moment:
+    """The moment that `text`, given for `option`, names.
+
+    Raises:
+        BadUsage: it names none.
+    """
+    if text.startswith("cycle:") and text[6:].isdecimal():
+        return Moment(cycle=int(text[6:]))
+    if "@" in text.rstrip("@"):
+        try:
+            return Moment(position=Position.parse(text))
+        except ValueError as error:
+            raise BadUsage(f"{option}: {error}") from None
+    if is_relative(text):
+        return Moment(at_ms=past_ms(text, now_ms, option))
+    try:
+        return Moment(at_ms=clock_ms(text, option))
+    except BadUsage:
+        raise BadUsage(
+            f"{option}: {text} is not a valid time or position",
+            hint=f"write {FORMS}, main@d3021 or cycle:88121",
+        ) from None

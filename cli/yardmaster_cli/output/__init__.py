@@ -1,0 +1,1 @@
+"""How results are printed: cells, columns, descriptions of one object, and output formats."""

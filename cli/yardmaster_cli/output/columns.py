@@ -1,0 +1,256 @@
+"""The columns of each kind of thing that `yard` lists."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from yardmaster_cli.output.cells import Age, Cell, Gpus, Percent, Span, When, parse_time, span
+from yardmaster_cli.output.formats import Column, Row
+from yardmaster_cli.times import now_ms
+
+#: Phases in the order in which people look for them: what runs, what waits, what has ended.
+SHOWN_FIRST: Final = (
+    *("running", "starting", "stopping", "pending", "submitted"),
+    *("succeeded", "failed", "cancelled", "rejected"),
+)
+
+
+def _key(name: str) -> Any:
+    return lambda row: row.get(name)
+
+
+def _when(name: str) -> Any:
+    return lambda row: When(row.get(name))
+
+
+def _gpus(name: str, digits: int | None = None) -> Any:
+    return lambda row: Gpus(row.get(name), digits)
+
+
+def _joined(name: str) -> Any:
+    return lambda row: ",".join(row.get(name) or ()) or None
+
+
+def reason(task: Row) -> str | None:
+    """Why a task is where it is, in a few words: the last column of `yard ls`; None: no reason."""
+    phase = task["phase"]
+    if phase == "stopping" and task.get("stop"):
+        return f"{task['stop']['code']}{_left(task['stop'].get('deadline_at'))}"
+    if phase in ("pending", "submitted"):
+        wait = task.get("wait")
+        if wait is None:
+            return "paused" if task.get("paused") else None
+        return f"never: {wait['code']}" if wait["wait_class"] == "never" else str(wait["code"])
+    if phase == "rejected" and task.get("refusal"):
+        return str(task["refusal"]["code"])
+    if phase in ("failed", "cancelled") and task.get("end"):
+        return ended(task["end"])
+    return None
+
+
+def ended(end: Mapping[str, Any]) -> str:
+    """How a task ended: `exit 3`, `signal 9`, `time_limit`, `restarts_exhausted, exit 3`."""
+    parts = [] if end["code"] in ("exit", "signal") else [str(end["code"])]
+    if end.get("exit_code") is not None:
+        parts.append(f"exit {end['exit_code']}")
+    elif end.get("signal") is not None:
+        parts.append(f"signal {end['signal']}")
+    return ", ".join(parts) or str(end["code"])
+
+
+def counted(phases: Mapping[Any, int], most: int | None = None) -> str:
+    """`332 tasks: 8 running, 300 pending`; a count of `most` may be larger than that."""
+    shown = [(phase, phases[phase]) for phase in SHOWN_FIRST if phases.get(phase)]
+    total = sum(count for _, count in shown)
+    more = "+" if any(count == most for _, count in shown) else ""
+    noun = "task" if total == 1 else "tasks"
+    parts = [f"{count}{'+' if count == most else ''} {phase}" for phase, count in shown]
+    return f"{total}{more} {noun}: {', '.join(parts)}" if parts else f"0 {noun}"
+
+
+def _left(deadline_at: str | None) -> str:
+    at_ms = parse_time(deadline_at) if deadline_at else None
+    if at_ms is None:
+        return ""
+    return f", {span(max(0, at_ms - now_ms()) / 1000)} left"
+
+
+def _ran(task: Row) -> Cell:
+    started, ended_at = task.get("started_at"), task.get("ended_at")
+    first = parse_time(started) if started else None
+    if first is None:
+        return None
+    last = parse_time(ended_at) if ended_at else now_ms()
+    return Span(max(0.0, ((last or first) - first) / 1000))
+
+
+def _progress(task: Row) -> Cell:
+    permille = task.get("progress_permille")
+    return None if permille is None else Percent(permille)
+
+
+def _labels(row: Row) -> Cell:
+    return (
+        ",".join(f"{key}={value}" for key, value in sorted(row.get("labels", {}).items())) or None
+    )
+
+
+def _params(row: Row) -> Cell:
+    return ",".join(f"{key}={value}" for key, value in (row.get("params") or {}).items()) or None
+
+
+TASKS: Final = (
+    Column("ID", _key("task_id")),
+    Column("NAME", _key("name")),
+    Column("PROJECT", _key("project")),
+    Column("PHASE", _key("phase")),
+    Column("GPUS", _gpus("gpu_milli"), right=True),
+    Column("POOL", lambda row: row.get("pool") or next(iter(row.get("pools") or ()), None)),
+    Column("AGE", lambda row: Age(row.get("submitted_at")), exact="SUBMITTED", right=True),
+    Column("PROGRESS", _progress, exact="PROGRESS_PERCENT", right=True),
+    Column("REASON", reason),
+    Column("ATTEMPT", _key("attempt"), wide=True, right=True),
+    Column("PRIORITY", _key("priority"), wide=True, right=True),
+    Column("USER", _key("user"), wide=True),
+    Column("NODES", _joined("nodes"), wide=True),
+    Column("RAN", _ran, exact="RAN_S", wide=True, right=True),
+    Column(
+        "CHECKPOINT", lambda row: (row.get("checkpoint") or {}).get("step"), wide=True, right=True
+    ),
+    Column("PARAMS", _params, wide=True),
+    Column("LABELS", _labels, wide=True),
+)
+
+
+def grouped(row: Row) -> Row:
+    """A row of `TASKS` for a group of tasks: its first one's, under an id like `ID.[3-299]`."""
+    first: Row = row["first"]
+    if row["count"] == 1:
+        return {**first, "count": 1}
+    # Tasks between the first and the last may be in another phase, and so in another row.
+    whole = row["last_index"] - first["index"] + 1 == row["count"]
+    to = "-" if whole else ",..,"
+    span_ = f"{first['job_id']}.[{first['index']}{to}{row['last_index']}]"
+    return {**first, "task_id": span_, "count": row["count"]}
+
+
+#: Tasks with those of a job that are in the same phase together; GPUS are of one of them.
+GROUPS: Final = (
+    *TASKS[:4],
+    Column("TASKS", lambda row: row.get("count", 1), right=True),
+    *TASKS[4:],
+)
+
+
+def _phases(row: Row) -> Cell:
+    counts = row["phases"]
+    return ", ".join(f"{counts[p]} {p}" for p in SHOWN_FIRST if counts.get(p)) or None
+
+
+JOBS: Final = (
+    Column("ID", _key("job_id")),
+    Column("NAME", _key("name")),
+    Column("PROJECT", _key("project")),
+    Column("TASKS", _key("tasks"), right=True),
+    Column("PHASES", _phases),
+    Column("AGE", lambda row: Age(row.get("submitted_at")), exact="SUBMITTED", right=True),
+    Column("KIND", _key("kind"), wide=True),
+    Column("PRIORITY", _key("priority"), wide=True, right=True),
+    Column("USER", _key("user"), wide=True),
+    Column("POOLS", lambda row: ",".join((row.get("spec") or row["asked"])["pools"]), wide=True),
+    Column("LABELS", _labels, wide=True),
+)
+
+
+def _node_reason(row: Row) -> Cell:
+    parts = [row["reason"]] if row.get("reason") else []
+    if row.get("deadline_at"):
+        parts.append(f"until {row['deadline_at'][11:16]}")
+    if row.get("disabled_slots"):
+        why = f": {row['disabled_reason']}" if row.get("disabled_reason") else ""
+        parts.append(f"slots {','.join(map(str, row['disabled_slots']))} disabled{why}")
+    return ", ".join(parts) or None
+
+
+NODES: Final = (
+    Column("NAME", _key("name")),
+    Column("POOL", _key("pool")),
+    Column("STATE", _key("state")),
+    Column("TYPE", _key("node_type")),
+    Column("GPUS", _key("gpus"), right=True),
+    Column("USED", _gpus("gpu_milli_used", 1), right=True),
+    Column("FREE", _gpus("gpu_milli_free", 1), right=True),
+    Column("TASKS", lambda row: len(row.get("tasks") or ()), right=True),
+    Column("SEEN", _when("seen_at"), right=True),
+    Column("REASON", _node_reason),
+    Column("CPUS", lambda row: row["cpu_milli"] // 1000, wide=True, right=True),
+    Column("MEMORY", lambda row: f"{row['memory_mib'] // 1024}Gi", wide=True, right=True),
+    Column("ADDRESS", _key("address"), wide=True),
+    Column("ENROLLED", lambda row: (row.get("enrolment") or {}).get("gpus"), wide=True, right=True),
+    Column("JOINED", _when("joined_at"), wide=True, right=True),
+)
+
+
+def _policy(row: Row) -> Cell:
+    policy = row["config"]["policy"]
+    return f"{policy['name']}/{policy.get('version', 1)}"
+
+
+def _options(row: Row) -> Cell:
+    options = row["config"]["policy"].get("options") or {}
+    return ",".join(f"{key}={str(value).lower()}" for key, value in sorted(options.items())) or None
+
+
+POOLS: Final = (
+    Column("NAME", _key("name")),
+    Column("POLICY", _policy),
+    Column("OPTIONS", _options),
+    Column("NODES", _key("nodes"), right=True),
+    Column("GPUS", _gpus("gpu_milli"), right=True),
+    Column("USED", _gpus("gpu_milli_used", 1), right=True),
+    Column("PENDING", _key("pending"), right=True),
+    Column("REVISION", _key("revision"), wide=True, right=True),
+    Column("PLACEMENT", lambda row: row["config"].get("placement"), wide=True),
+)
+
+
+def _use(row: Row) -> Mapping[str, Any]:
+    """The numbers of the pool asked for (`row["shown_pool"]`), or of all pools together."""
+    shown = row.get("shown_pool")
+    uses = [use for use in row.get("pools") or () if shown in (None, use["pool"])]
+    limits = [use["limit_milli"] for use in uses if use.get("limit_milli") is not None]
+    return {
+        "used": sum(use["used_milli"] for use in uses) if shown else row.get("used_milli"),
+        "pending": sum(use["pending_milli"] for use in uses) if shown else row.get("pending_milli"),
+        "limit": sum(limits) if limits and shown else row["config"].get("limit_milli"),
+    }
+
+
+def _of_use(name: str) -> Any:
+    return lambda row: Gpus(_use(row)[name])
+
+
+def _quota_state(row: Row) -> Cell:
+    use = _use(row)
+    if use["limit"] is None:
+        return "no_limit"
+    return "at_limit" if use["used"] >= use["limit"] else "below_limit"
+
+
+PROJECTS: Final = (
+    Column("NAME", _key("name")),
+    Column("DEPARTMENT", _key("department")),
+    Column("USED", _of_use("used"), right=True),
+    Column("PENDING", _of_use("pending"), right=True),
+    Column("LIMIT", _of_use("limit"), right=True),
+    Column("WEIGHT", lambda row: row["config"].get("weight"), right=True),
+    Column("STATE", _quota_state),
+    Column("REVISION", _key("revision"), wide=True, right=True),
+)
+
+DEPARTMENTS: Final = (
+    Column("NAME", _key("name")),
+    Column("PROJECTS", _joined("projects")),
+    Column("USED", _of_use("used"), right=True),
+    Column("PENDING", _of_use("pending"), right=True),
+    Column("REVISION", _key("revision"), wide=True, right=True),
+)

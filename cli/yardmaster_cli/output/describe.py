@@ -1,0 +1,328 @@
+"""One task or job in words: what `yard show` and `yard explain` print for people."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from yardmaster_cli.output.cells import (
+    NOTHING,
+    clock_time,
+    gpus,
+    mebibytes,
+    parse_time,
+    plain,
+    span,
+)
+from yardmaster_cli.output.columns import ended
+from yardmaster_cli.output.formats import Output, Row
+
+#: Words for the classes of a wait.
+_CLASS_WORDS: Final = {"never": "never", "held": "held", "not_now": "not now"}
+_LABEL_WIDTH: Final = 12
+#: What end codes mean that do not explain themselves, and what to do.
+END_TEXTS: Final = {
+    "start_failed": "too many starts in a row failed; yard logs has the reason of each",
+    "no_executor": "run.image needs a node that runs containers",
+    "secret_missing": "the node has no secret of that name; yard logs says which",
+    "details_missing": "the command to run was erased or cannot be read",
+    "directory_missing": "run.working_dir is not a directory on the node",
+    "reserved_variable": "run.env sets a variable that the agent sets; yard logs says which",
+    "decision_too_large": "no record can hold its allocation; ask for fewer replicas",
+}
+
+
+def _labelled(label: str, text: str) -> str:
+    return f"{label.ljust(_LABEL_WIDTH)}{text}"
+
+
+def numbers(values: Mapping[str, int], *, without: Sequence[str] = ()) -> str:
+    """`free 1, short 3`: the numbers of a reason, in words."""
+    parts = []
+    for key, value in values.items():
+        if key in without:
+            continue
+        if key.endswith("_cpu_milli"):
+            parts.append(f"{_words(key, '_cpu_milli')} {counted(gpus(value), 'CPU')}")
+        elif key.endswith("_memory_mib"):
+            parts.append(f"{_words(key, '_memory_mib')} {mebibytes(value)}")
+        elif key.endswith("_gpus"):
+            parts.append(f"{_words(key, '_gpus')} {counted(str(value), 'GPU')}")
+        elif key.endswith("_milli"):
+            parts.append(f"{_words(key, '_milli')} {gpus(value)}")
+        elif key.endswith("_at_ms"):
+            parts.append(f"{_words(key, '_at_ms')} {_utc(value)}")
+        elif key.endswith("_s"):
+            parts.append(f"{_words(key, '_s')} {span(value)}")
+        else:
+            parts.append(f"{_words(key, '')} {value}")
+    return ", ".join(parts)
+
+
+def counted(number: str, what: str) -> str:
+    """`1 CPU`, `0.5 CPUs`, `4 CPUs`."""
+    return f"{number} {what}" if number == "1" else f"{number} {what}s"
+
+
+def _words(key: str, unit: str) -> str:
+    return key.removesuffix(unit).replace("_", " ")
+
+
+def _utc(at_ms: int) -> str:
+    seconds = at_ms // 1000 % 86_400
+    return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}Z"
+
+
+def needs(task: Row) -> str:
+    """`2 x (8 GPU, 32 CPU, 256 GiB)`: what all replicas of a task ask for."""
+    asked = task["resources"]
+    each = asked["gpus"] * asked["gpu_milli"]
+    if asked["gpus"] > 1 and asked["gpu_milli"] < 1000:
+        shown = f"{asked['gpus']} x {gpus(asked['gpu_milli'])} GPU"
+    else:
+        shown = f"{gpus(each)} GPU"
+    parts = [shown]
+    if asked.get("cpu_milli"):
+        parts.append(f"{gpus(asked['cpu_milli'])} CPU")
+    if asked.get("memory_mib"):
+        parts.append(mebibytes(asked["memory_mib"]))
+    low, high = task["replicas_min"], task["replicas_max"]
+    if task.get("layout") == "whole_nodes":
+        each = f", each with {', '.join(parts[1:])}" if parts[1:] else ""
+        return f"{parts[0]} on one node or whole ones{each}"
+    if high == 1:
+        return ", ".join(parts)
+    count = f"{low}" if low == high else f"{low} to {high}"
+    return f"{count} x ({', '.join(parts)})"
+
+
+def task_lines(out: Output, task: Row, attempts: Sequence[Row]) -> list[str]:
+    """`yard show TASK`."""
+    lines = [_title(task)]
+    pools = ", ".join(task["pools"]) or NOTHING
+    avoided = f"   not on {', '.join(task['avoid_nodes'])}" if task.get("avoid_nodes") else ""
+    lines.append(_labelled("Needs", f"{needs(task)}   pools {pools}{avoided}"))
+    if task.get("params"):
+        point = ", ".join(f"{key}={value}" for key, value in task["params"].items())
+        lines.append(_labelled("Params", plain(point)))
+    if task["phase"] in ("running", "starting", "stopping"):
+        lines.append(
+            _labelled("Runs", f"on {', '.join(task['nodes'])} since {_at(out, task['started_at'])}")
+        )
+    if task.get("wait"):
+        lines.append(_labelled("Waits", _waits(out, task["wait"])))
+    if task["phase"] == "stopping" and task.get("stop"):
+        lines.append(_labelled("Stops", stop_words(out, task["stop"])))
+    if task.get("end"):
+        at = _at(out, task.get("ended_at"))
+        lines.append(_labelled("Ended", f"{task['end']['outcome']}, {ended(task['end'])}, {at}"))
+        lines += _end_text(task["end"])
+    if task.get("refusal"):
+        lines.append(_labelled("Refused", refusal_words(task["refusal"])))
+    if task.get("checkpoint"):
+        kept = task["checkpoint"]
+        lines.append(
+            _labelled("Checkpoint", f"{kept['uri']}, step {kept['step']}, {_at(out, kept['at'])}")
+        )
+    if attempts:
+        lines += attempts_table(out, attempts, task["phase"])
+    return lines
+
+
+def _title(task: Row) -> str:
+    attempt = task["attempt"]
+    phase = task["phase"]
+    if phase in ("submitted", "pending"):
+        phase += f", attempt {attempt + 1} next" if attempt else ""
+    elif attempt:
+        phase += f", attempt {attempt}"
+    if task.get("paused"):
+        phase += ", paused"
+    department = task.get("department")
+    place = f"{task['project']} / {department}" if department else task["project"]
+    parts = [f"{task['task_id']} {plain(task['name'])}", phase, place]
+    if task.get("priority") is not None:
+        parts.append(f"priority {task['priority']}")
+    return "   ".join(parts)
+
+
+def _at(out: Output, at: str | None) -> str:
+    if at is None:
+        return NOTHING
+    return clock_time(at) if out.terminal else at
+
+
+def _waits(out: Output, wait: Row) -> str:
+    code = f"never: {wait['code']}" if wait["wait_class"] == "never" else wait["code"]
+    text = str(code)
+    if wait.get("pool"):
+        text += f" in {wait['pool']}"
+    since = wait.get("since_at")
+    if since:
+        at_ms = parse_time(since)
+        age = "" if at_ms is None else f" ({span((out.now_ms() - at_ms) / 1000)})"
+        text += f" since {_at(out, since)}{age}"
+    shown = _recorded(wait)
+    return f"{text}   {shown}" if shown else text
+
+
+def _recorded(wait: Row, *, without: Sequence[str] = ()) -> str:
+    """The numbers of a wait, and the cycle that they are of."""
+    shown = numbers(wait.get("numbers") or {}, without=without)
+    if shown and wait.get("cycle") is not None:
+        shown += f" (as of cycle {wait['cycle']})"
+    return shown
+
+
+#: Numbers of a wait that say what the task asks for.
+_ASKED: Final = ("asked_gpus", "asked_cpu_milli", "asked_memory_mib", "asked_milli", "asked")
+
+
+def _asked(wait: Row) -> str:
+    """What a task asks for of the resource that it waits for: `16`, `1000 CPUs`."""
+    found = {key: wait["numbers"][key] for key in _ASKED[1:3] if key in wait["numbers"]}
+    return numbers(found).replace("asked ", "") if found else gpus(wait["asked_milli"])
+
+
+def stop_words(out: Output, stop: Row) -> str:
+    """`priority, rule x, for 4kq7w2mz9c1f.0; priority 50, for priority 10`."""
+    text = str(stop["code"])
+    if stop.get("rule"):
+        text += f", rule {stop['rule']}"
+    if stop.get("for_task"):
+        text += f", for {stop['for_task']}"
+    if stop.get("about"):
+        text += f" ({stop['about']})"
+    if stop.get("deadline_at"):
+        text += f", until {_at(out, stop['deadline_at'])}"
+    return text
+
+
+def refusal_words(refusal: Row) -> str:
+    """`limit_exceeded nlp: limit 8, asked 16`."""
+    text = str(refusal["code"])
+    if refusal.get("about"):
+        text += f" {refusal['about']}"
+    shown = numbers(refusal.get("numbers") or {})
+    return f"{text}: {shown}" if shown else text
+
+
+def attempts_table(out: Output, attempts: Sequence[Row], phase: str) -> list[str]:
+    """A line for each attempt, the newest first; `phase` is the task's."""
+    newest = max(one["attempt"] for one in attempts)
+    rows: list[list[Any]] = []
+    for one in sorted(attempts, key=lambda row: -row["attempt"]):
+        stop = one.get("stop")
+        by = NOTHING
+        if stop:
+            by = f"{stop['code']} for {stop['for_task']}" if stop.get("for_task") else stop["code"]
+        rows.append(
+            [
+                one["attempt"],
+                _attempt_end(one, over=one["attempt"] < newest or phase == "pending"),
+                ",".join(one["nodes"]),
+                _at(out, one.get("started_at")),
+                _at(out, one.get("ended_at")),
+                by,
+            ]
+        )
+    return out.table(["ATTEMPT", "END", "NODES", "STARTED", "ENDED", "STOPPED BY"], rows)
+
+
+def _attempt_end(attempt: Row, *, over: bool) -> str:
+    """How an attempt ended; one that was stopped, and whose task went on (`over`), was requeued."""
+    if attempt.get("end") is None:
+        return "running" if attempt.get("started_at") else "starting"
+    return "requeued" if over and attempt.get("stop") else str(attempt["end"])
+
+
+def job_lines(out: Output, job: Row, task_table: Sequence[str]) -> list[str]:
+    """`yard show JOB` for a job with several tasks; `task_table` has its tasks."""
+    department = job.get("department")
+    place = f"{job['project']} / {department}" if department else job["project"]
+    phases = ", ".join(f"{count} {phase}" for phase, count in job["phases"].items() if count)
+    parts = [f"{job['job_id']} {plain(job['name'])}", f"{job['tasks']} tasks: {phases}", place]
+    if job.get("priority") is not None:
+        parts.append(f"priority {job['priority']}")
+    lines = ["   ".join(parts)]
+    spec = job.get("spec") or job["asked"]
+    shape = {
+        "resources": spec["resources"],
+        "replicas_min": spec["replicas_min"],
+        "replicas_max": spec["replicas_max"],
+        "layout": spec.get("layout"),
+    }
+    pools = ", ".join(spec.get("pools") or ()) or NOTHING
+    text = f"{needs(shape)} each   pools {pools}"
+    if spec.get("max_concurrent"):
+        text += f"   at most {spec['max_concurrent']} at once"
+    lines.append(_labelled("Needs", text))
+    if job.get("refusal"):
+        lines.append(_labelled("Refused", refusal_words(job["refusal"])))
+    return [*lines, *task_table]
+
+
+def explain_lines(out: Output, why: Row, position: str | None) -> list[str]:
+    """`yard explain TASK`."""
+    lines = [_explain_title(why, position)]
+    pools = why.get("pools") or []
+    if pools:
+        rows = [
+            [
+                wait["pool"],
+                f"never: {wait['code']}" if wait["wait_class"] == "never" else wait["code"],
+                _asked(wait),
+                _pool_numbers(wait),
+            ]
+            for wait in pools
+        ]
+        lines += out.table(["POOL", "CODE", "ASKED", "NUMBERS"], rows, right="ASKED")
+    if why.get("unblock"):
+        lines.append(_labelled("Unblocks", plain(why["unblock"])))
+    if why.get("start_rule") and why["phase"] in ("starting", "running", "stopping"):
+        shown = numbers(why.get("start_numbers") or {})
+        lines.append(
+            _labelled("Started", f"rule {why['start_rule']}{': ' + shown if shown else ''}")
+        )
+    if why.get("stop"):
+        lines += _stop_lines(out, "Stop", why["stop"])
+    elif why.get("last_stop"):
+        lines += _stop_lines(out, "Last stop", why["last_stop"])
+    if why.get("end"):
+        lines.append(_labelled("End", f"{why['end']['outcome']}, {ended(why['end'])}"))
+        lines += _end_text(why["end"])
+    if why.get("refusal"):
+        lines.append(_labelled("Refused", refusal_words(why["refusal"])))
+    return lines
+
+
+def _pool_numbers(wait: Row) -> str:
+    shown = _recorded(wait, without=_ASKED)
+    about = wait.get("about")
+    return ", ".join(part for part in (about, shown) if part) or NOTHING
+
+
+def _end_text(end: Row) -> list[str]:
+    """What an end code means, where the code alone does not say it."""
+    text = END_TEXTS.get(end["code"])
+    return [] if text is None else [_labelled("", text)]
+
+
+def _explain_title(why: Row, position: str | None) -> str:
+    text = f"{why['task_id']}: {why['phase']}"
+    if why.get("wait_class"):
+        text += f", {_CLASS_WORDS.get(why['wait_class'], why['wait_class'])}"
+    known = []
+    if why.get("cycle") is not None:
+        known.append(f"cycle {why['cycle']}")
+    if why.get("cycle_at"):
+        known.append(f"{clock_time(why['cycle_at'])}Z")
+    if position:
+        known.append(position)
+    return f"{text} ({', '.join(known)})" if known else text
+
+
+def _stop_lines(out: Output, label: str, stop: Row) -> list[str]:
+    lines = [_labelled(label, stop_words(out, stop))]
+    shown = numbers(stop.get("numbers") or {})
+    if shown:
+        lines.append(_labelled("", shown))
+    return lines

@@ -1,0 +1,285 @@
+"""How results are shown: table, wide, json, jsonl, yaml, csv, name.
+
+Data goes to stdout, everything else to stderr. On a terminal tables are cut to its width, coloured,
+with relative times. Through a pipe they are uncut and plain, with RFC 3339 times. `json` is the
+body that the REST interface answered.
+"""
+
+import csv
+import io
+import json
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import click
+
+from yardmaster_cli.errors import BadUsage
+from yardmaster_cli.output.cells import Age, Cell, Gpus, Span, When, readable, show, sort_key
+
+Row = Mapping[str, Any]
+
+#: Colours of a word where it is a whole cell.
+_COLOURS: Final[Mapping[str, str]] = {
+    "running": "green",
+    "succeeded": "green",
+    "ready": "green",
+    "starting": "cyan",
+    "stopping": "yellow",
+    "pending": "yellow",
+    "submitted": "yellow",
+    "draining": "yellow",
+    "cordoned": "yellow",
+    "failed": "red",
+    "rejected": "red",
+    "lost": "red",
+    "cancelled": "bright_black",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its title, how a row gives its cell, and whether only `wide` shows it.
+
+    `exact` is its title where cells are shown exactly instead of for people: it names their unit.
+    """
+
+    title: str
+    cell: Callable[[Row], Cell]
+    wide: bool = False
+    right: bool = False
+    exact: str | None = None
+
+    @property
+    def key(self) -> str:
+        """What `--columns` and `--sort` call it."""
+        return _key(self.title)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All that `--columns` and `--sort` may call it."""
+        return (self.key,) if self.exact is None else (self.key, _key(self.exact))
+
+    def title_of(self, *, relative: bool) -> str:
+        """Its title in a table for people at a terminal (`relative`), or elsewhere."""
+        return self.title if relative or self.exact is None else self.exact
+
+
+def _key(title: str) -> str:
+    return title.lower().replace(" ", "_")
+
+
+@dataclass(slots=True)
+class Output:
+    """Where and how to show; one for each command that runs."""
+
+    format: str = "table"
+    columns: tuple[str, ...] = ()
+    headers: bool = True
+    sort: str | None = None
+    limit: int | None = None
+    colour: bool = False
+    terminal: bool = False
+    width: int = 0
+    quiet: bool = False
+    verbose: bool = False
+    now_ms: Callable[[], int] = field(default=lambda: 0)
+
+    def say(self, text: str = "") -> None:
+        """A line of data."""
+        click.echo(text, color=self.colour)
+
+    def note(self, text: str) -> None:
+        """A line for people, on stderr; `-q` leaves it out."""
+        if not self.quiet:
+            click.echo(text, err=True, color=self.colour)
+
+    def detail(self, text: str) -> None:
+        """A line on stderr that only `-v` shows."""
+        if self.verbose:
+            click.echo(text, err=True, color=self.colour)
+
+    @property
+    def for_people(self) -> bool:
+        """Whether the format is one to read, not to parse."""
+        return self.format in ("table", "wide")
+
+    def items(
+        self,
+        rows: Sequence[Row],
+        columns: Sequence[Column],
+        *,
+        name: str,
+        document: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Show a list. `name` is the key of a row's name, `document` the REST body it came in."""
+        for line in self.lines(rows, columns, name=name, document=document):
+            self.say(line)
+
+    def lines(
+        self,
+        rows: Sequence[Row],
+        columns: Sequence[Column],
+        *,
+        name: str,
+        document: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """What `items` prints, line by line."""
+        rows = self._arranged(rows, columns)
+        if self.format == "json":
+            body = {**(document or {}), "items": list(rows)}
+            return [json.dumps(body, indent=2, ensure_ascii=False)]
+        if self.format == "jsonl":
+            return [json.dumps(row, ensure_ascii=False) for row in rows]
+        if self.format == "yaml":
+            return [_yaml({**(document or {}), "items": [dict(row) for row in rows]})]
+        if self.format == "name":
+            return [str(row[name]) for row in rows]
+        chosen = self._chosen(columns)
+        if self.format == "csv":
+            return self._csv(rows, chosen)
+        return self._table(rows, chosen)
+
+    def one(
+        self, document: Mapping[str, Any], text: Callable[[], Sequence[str]], name: str
+    ) -> None:
+        """Show one object: `text` makes the lines to read, other formats show the document."""
+        if self.format == "json":
+            self.say(json.dumps(document, indent=2, ensure_ascii=False))
+        elif self.format == "jsonl":
+            self.say(json.dumps(document, ensure_ascii=False))
+        elif self.format == "yaml":
+            self.say(_yaml(document))
+        elif self.format == "name":
+            self.say(str(document[name]))
+        elif self.format == "csv":
+            raise BadUsage("-o csv is for lists", hint="use -o json or -o yaml here")
+        else:
+            for line in text():
+                self.say(self.fit(line))
+
+    def whole(self, document: Mapping[str, Any], name: str) -> None:
+        """Show all of one object; for people with units instead of thousandths and MiB."""
+        self.one(document, lambda: _yaml(readable(document)).splitlines(), name)
+
+    def fit(self, line: str) -> str:
+        """`line`, cut to the terminal's width where there is one."""
+        if not self.terminal or self.width <= 0 or len(line) <= self.width:
+            return line
+        return line[: self.width - 1] + "…"
+
+    def table(
+        self, titles: Sequence[str], rows: Sequence[Sequence[Cell]], right: str = ""
+    ) -> list[str]:
+        """Lines of a small table inside a larger text; `right` names titles set to the right."""
+        flush = set(right.split())
+        return self._grid(
+            list(titles),
+            [[self._text(cell) for cell in row] for row in rows],
+            [title in flush for title in titles],
+        )
+
+    @property
+    def _relative(self) -> bool:
+        return self.terminal and self.for_people
+
+    def _text(self, cell: Cell) -> str:
+        return show(cell, relative=self._relative, now_ms=self.now_ms())
+
+    def _arranged(self, rows: Sequence[Row], columns: Sequence[Column]) -> Sequence[Row]:
+        if self.sort:
+            for key in reversed(self.sort.split(",")):
+                name = key.lstrip("-")
+                column = _column(columns, name)
+                # By age the youngest is first, by the moment the oldest.
+                by_moment = isinstance(column.cell(rows[0]), Age) if rows else False
+                turned = by_moment and name.lower() != column.key
+                rows = sorted(
+                    rows,
+                    key=lambda row: sort_key(column.cell(row)),
+                    reverse=key.startswith("-") is not turned,
+                )
+        return rows if self.limit is None else rows[: self.limit]
+
+    def _chosen(self, columns: Sequence[Column]) -> list[Column]:
+        if self.columns:
+            return [_column(columns, key) for key in self.columns]
+        return [c for c in columns if not c.wide or self.format in ("wide", "csv")]
+
+    def _csv(self, rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        if self.headers:
+            writer.writerow([_key(c.title_of(relative=False)) for c in columns])
+        for row in rows:
+            cells = [c.cell(row) for c in columns]
+            writer.writerow(["" if _empty(cell) else self._text(cell) for cell in cells])
+        return text.getvalue().splitlines()
+
+    def _table(self, rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
+        body = [[self._text(c.cell(row)) for c in columns] for row in rows]
+        titles = [c.title_of(relative=self._relative) for c in columns]
+        return self._grid(titles, body, [c.right for c in columns])
+
+    def _grid(self, titles: list[str], body: list[list[str]], right: list[bool]) -> list[str]:
+        widths = [
+            max([len(title), *(len(row[i]) for row in body)]) for i, title in enumerate(titles)
+        ]
+        lines = []
+        if self.headers:
+            lines.append(self._line(titles, widths, right, heading=True))
+        lines += [self._line(row, widths, right) for row in body]
+        return lines
+
+    def _line(
+        self, texts: list[str], widths: list[int], right: list[bool], *, heading: bool = False
+    ) -> str:
+        padded = [
+            text.rjust(width) if flush else text.ljust(width)
+            for text, width, flush in zip(texts, widths, right, strict=True)
+        ]
+        line = self.fit(" ".join(padded).rstrip())
+        if not self.colour or not self.terminal:
+            return line
+        if heading:
+            return click.style(line, bold=True)
+        for text, cell in zip(texts, padded, strict=True):
+            if text in _COLOURS and cell in line:
+                return line.replace(cell, click.style(cell, fg=_COLOURS[text]), 1)
+        return line
+
+
+def _yaml(document: Mapping[str, Any]) -> str:
+    import yaml
+
+    return yaml.safe_dump(dict(document), sort_keys=False, allow_unicode=True).rstrip("\n")
+
+
+def _empty(cell: Cell) -> bool:
+    if isinstance(cell, Gpus):
+        return cell.milli is None
+    if isinstance(cell, Span):
+        return cell.seconds is None
+    if isinstance(cell, When | Age):
+        return cell.at is None
+    return cell is None or cell == ""
+
+
+def _column(columns: Sequence[Column], key: str) -> Column:
+    for column in columns:
+        if key.lower() in column.keys:
+            return column
+    known = ", ".join(c.key for c in columns)
+    raise BadUsage(f"there is no column {key}", hint=f"columns: {known}")
+
+
+def terminal_width() -> int:
+    """Columns of the terminal on stdout."""
+    return shutil.get_terminal_size((120, 24)).columns
+
+
+def is_terminal() -> bool:
+    """Whether stdout is a terminal."""
+    return sys.stdout.isatty()

@@ -1,0 +1,48 @@
+"""The policy of a new log, as a user names it."""
+
+from typing import TYPE_CHECKING, Final
+
+from pydantic import BaseModel, ConfigDict
+
+from yardmaster_cli.errors import BadUsage
+from yardmaster_schemas.fields import Name
+
+if TYPE_CHECKING:
+    from yardmaster_schemas.events.requests import PolicyRef
+
+DEFAULT_POLICY: Final = "priority"
+
+
+class PolicySpec(BaseModel):
+    """The policy of the pool `default` when the log is made; later `yard pools set` changes it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Name = DEFAULT_POLICY
+    options: dict[str, bool | int | str] = {}
+
+
+def checked_policy(spec: PolicySpec) -> "PolicyRef":
+    """The policy that a spec names.
+
+    Raises:
+        BadUsage: there is no such policy, or it does not have these options.
+    """
+    # Imported here: only a start that names a policy needs the registry.
+    from yardmaster_core.errors import BadPolicyOptions
+    from yardmaster_core.scheduling.policies import POLICIES, options_of
+    from yardmaster_schemas.events.requests import PolicyRef
+
+    policy = PolicyRef(name=spec.name, options=dict(spec.options))
+    offered = [each.name for each in POLICIES.values() if not each.simulated]
+    if spec.name not in offered:
+        simulated = any(spec.name == each.name for each in POLICIES.values())
+        what = f"policy {spec.name} is for yard simulate only" if simulated else ""
+        raise BadUsage(
+            what or f"there is no policy {spec.name}", hint=f"policies: {', '.join(offered)}"
+        )
+    try:
+        options_of(policy)
+    except BadPolicyOptions as error:
+        raise BadUsage(str(error), hint="options of each policy: docs/policies.md") from None
+    return policy

@@ -1,0 +1,1 @@
+"""The connection to a gateway: plain JSON reads, and typed calls."""

@@ -1,0 +1,243 @@
+"""The words of `yard simulate`: workloads, policies with their options, seeds, nodes."""
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from yardmaster_cli.errors import BadUsage
+from yardmaster_cli.yaml_tree import nearest, scalar
+from yardmaster_core.scheduling.planner.placement import PLACEMENTS
+from yardmaster_core.scheduling.policies import POLICIES, check
+from yardmaster_schemas.events.requests import PolicyRef, PoolConfig
+from yardmaster_schemas.reasons import AdmissionCode
+from yardmaster_simulation.report import POLICY, SEED
+from yardmaster_simulation.sources import (
+    Csv,
+    Movable,
+    Openb,
+    Philly,
+    Recorded,
+    TrialAndError,
+    Waves,
+)
+from yardmaster_simulation.study import Case
+from yardmaster_simulation.synthetic import DEMAND_SETS, Mix
+from yardmaster_simulation.traces import Columns, Equal
+
+WORKLOADS: Final = (
+    f"{'|'.join(DEMAND_SETS)}, waves:SCALE, philly:FILE[#CLUSTER], openb:PODS,NODES, csv:FILE, "
+    "log:FILE"
+)
+#: Options of some workloads alone, how a message about them begins, and the workloads.
+_ONLY_FOR: Final = (
+    (("te_share", "load", "grace"), "--te-share, --load and --grace are", tuple(DEMAND_SETS)),
+    (("preemptible",), "--preemptible and --not-preemptible are", ("waves",)),
+    (("since", "until"), "--from and --to are", ("philly", "csv")),
+    (("columns", "where"), "--columns and --where are", ("csv",)),
+    (("cell",), "--cell is", ("log",)),
+)
+#: Options that say nothing without another.
+_WITH: Final = {"node_repair": "node_fails", "checkpoint_cost": "checkpoint_every"}
+#: The policy that a workload's own pools have.
+OWN: Final = "own"
+MAX_SEEDS: Final = 1000
+MAX_RUNS: Final = 10_000
+
+
+def check_options(text: str, options: Mapping[str, Any]) -> None:
+    """Whether all options that are given mean something for the workload that is named.
+
+    Raises: BadUsage.
+    """
+    given = {name for name, value in options.items() if value not in (None, ())}
+    kind = text.partition(":")[0]
+    for names, begin, kinds in _ONLY_FOR:
+        if given.intersection(names) and kind not in kinds:
+            raise BadUsage(f"{begin} for {', '.join(kinds)}")
+    for name, other in _WITH.items():
+        if name in given and other not in given:
+            one, needed = (f"--{each.replace('_', '-')}" for each in (name, other))
+            raise BadUsage(f"{one} says nothing without {needed}")
+
+
+def source(
+    text: str,
+    mix: Mix,
+    columns: Columns | None,
+    cell: str,
+    *,
+    preemptible: bool,
+    since: str | None = None,
+    until: str | None = None,
+) -> Movable:
+    """The workload that is named.
+
+    Raises: BadUsage.
+    """
+    if text in DEMAND_SETS:
+        return TrialAndError(mix)
+    kind, _, rest = text.partition(":")
+    if not rest:
+        raise BadUsage(f"no workload {text}", hint=f"workloads: {WORKLOADS}")
+    match kind:
+        case "waves":
+            if not rest.isdecimal() or not 1 <= int(rest) <= 1000:
+                raise BadUsage(f"{text}: the scale is a whole number from 1 to 1000")
+            return Waves(int(rest), preemptible)
+        case "philly":
+            path, _, cluster = rest.partition("#")
+            return Philly(_file(path), cluster or None, since, until)
+        case "openb":
+            pods, comma, nodes = rest.partition(",")
+            if not comma:
+                raise BadUsage(f"{text}: two files are needed, openb:PODS,NODES")
+            return Openb(_file(pods), _file(nodes))
+        case "csv":
+            if columns is None:
+                raise BadUsage(
+                    f"{text}: which column holds what?",
+                    hint="say so with --columns submit=COLUMN,run=COLUMN,gpus=COLUMN",
+                )
+            return Csv(_file(rest), replace(columns, since=since, until=until))
+        case "log":
+            return Recorded(_file(rest), cell)
+    raise BadUsage(f"no workload {text}", hint=f"workloads: {WORKLOADS}")
+
+
+def _file(text: str) -> Path:
+    path = Path(text)
+    if not path.is_file():
+        raise BadUsage(f"there is no file {path}")
+    return path.resolve()
+
+
+def columns_of(text: str | None, where: Sequence[str]) -> Columns | None:
+    """The columns of `--columns` and `--where`.
+
+    Raises: BadUsage.
+    """
+    if text is None:
+        return None
+    return Columns(
+        names=dict(_pair(item, "--columns") for item in text.split(",")),
+        where=dict(_pair(item, "--where") for item in where),
+    )
+
+
+def _pair(text: str, option: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key or not value:
+        raise BadUsage(f"{option} {text}: KEY=VALUE was expected")
+    return key.strip(), value.strip()
+
+
+def policies(texts: Sequence[str]) -> list[PolicyRef | None]:
+    """Every policy that is asked for: `fitgpp:s_milli=1000|4000,p=1` stands for two; None is the
+    workload's own.
+
+    Raises: BadUsage.
+    """
+    found: list[PolicyRef | None] = []
+    for text in texts:
+        name, _, rest = text.partition(":")
+        if name == OWN and not rest:
+            found.append(None)
+            continue
+        pairs = [_pair(item, "--policy") for item in rest.split(",")] if rest else []
+        values = [
+            [(key.replace("-", "_"), scalar(v)) for v in value.split("|")] for key, value in pairs
+        ]
+        found += [
+            _policy(text, PolicyRef(name=name, options=dict(options)))
+            for options in itertools.product(*values)
+        ]
+    return found
+
+
+def _policy(text: str, ref: PolicyRef) -> PolicyRef:
+    names = sorted({name for name, _ in POLICIES})
+    if ref.name not in names:
+        like = nearest(ref.name, names)
+        hint = f"did you mean {like}?" if like else f"policies: {', '.join(names)}"
+        raise BadUsage(f"no policy {ref.name}", hint=hint)
+    if check(PoolConfig(policy=ref)) not in (None, AdmissionCode.POLICY_FOR_SIMULATIONS):
+        raise BadUsage(f"--policy {text}: {ref.name} does not take that", hint="docs/policies.md")
+    return ref
+
+
+def placements(texts: Sequence[str]) -> list[str | None]:
+    """The placement strategies that are asked for; None: the workload's own.
+
+    Raises: BadUsage.
+    """
+    for text in texts:
+        if text not in PLACEMENTS:
+            raise BadUsage(f"no placement {text}", hint=f"placements: {', '.join(PLACEMENTS)}")
+    return list(texts) or [None]
+
+
+def seeds(text: str) -> list[int]:
+    """`7`, `1,2,5` or `100..107`.
+
+    Raises: BadUsage.
+    """
+    found: list[int] = []
+    for item in text.split(","):
+        match = re.fullmatch(r"([0-9]{1,18})(?:\.\.([0-9]{1,18}))?", item.strip())
+        if match is None:
+            raise BadUsage(f"--seed {text}: write 7, 1,2,5 or 100..107")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if not first <= last < first + MAX_SEEDS:
+            raise BadUsage(f"--seed {text}: {item} is empty, or more than {MAX_SEEDS}")
+        found += range(first, last + 1)
+    return list(dict.fromkeys(found))
+
+
+def nodes(text: str | None) -> Equal | None:
+    """`309x8`: so many nodes with so many GPUs; None: the workload's own.
+
+    Raises: BadUsage.
+    """
+    if text is None:
+        return None
+    match = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]?)", text)
+    if match is None or int(match[2]) > 64:
+        raise BadUsage(f"--nodes {text}: write NODESxGPUS, as 309x8 (1 to 64 GPUs each)")
+    return Equal(int(match[1]), int(match[2]))
+
+
+def cases(
+    refs: Sequence[PolicyRef | None], places: Sequence[str | None], numbers: Sequence[int]
+) -> list[Case]:
+    """Every combination as a run of its own.
+
+    Raises: BadUsage.
+    """
+    found = [
+        _case(ref, place, seed) for ref, place, seed in itertools.product(refs, places, numbers)
+    ]
+    if len(found) > MAX_RUNS:
+        raise BadUsage(f"that is {len(found)} runs; at most {MAX_RUNS} at a time")
+    if len({case.name for case in found}) < len(found):
+        raise BadUsage("two of the runs are the same")
+    return found
+
+
+def _case(ref: PolicyRef | None, place: str | None, seed: int) -> Case:
+    labels: dict[str, str | int] = {POLICY: _shown(ref)}
+    if place is not None:
+        labels["placement"] = place
+    labels[SEED] = seed
+    words = (re.sub(r"[^A-Za-z0-9_.]+", "-", str(value)) for value in labels.values())
+    name = "-".join(word.strip("-") for word in words)
+    return Case(name=name, labels=labels, seed=seed, policy=ref, placement=place)
+
+
+def _shown(ref: PolicyRef | None) -> str:
+    if ref is None:
+        return OWN
+    options = ", ".join(f"{key}={value}" for key, value in ref.options.items())
+    return f"{ref.name} ({options})" if options else ref.name

@@ -1,0 +1,1 @@
+"""Clusters in the background: as processes, or in containers."""

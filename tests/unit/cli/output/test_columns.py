@@ -1,0 +1,22 @@
+"""Rows of lists."""
+
+import pytest
+
+from yardmaster_cli.output.columns import grouped
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "count", "shown"),
+    [
+        (3, 3, 1, "4kq7w2mz9c1f.3"),
+        (3, 299, 297, "4kq7w2mz9c1f.[3-299]"),
+        # One of 1 to 5 is in another phase, and so in a row of its own.
+        (1, 5, 4, "4kq7w2mz9c1f.[1,..,5]"),
+    ],
+)
+def test_a_group_is_a_range_only_of_tasks_that_are_all_in_it(
+    first: int, last: int, count: int, shown: str
+) -> None:
+    task = {"task_id": f"4kq7w2mz9c1f.{first}", "job_id": "4kq7w2mz9c1f", "index": first}
+    row = grouped({"first": task, "last_index": last, "count": count})
+    assert row["task_id"] == shown

@@ -1,0 +1,193 @@
+"""`show`, `explain` and the REASON column: the interface's pictures from the API's answers."""
+
+from typing import Any
+
+from yardmaster_cli.output.columns import reason
+from yardmaster_cli.output.describe import END_TEXTS, explain_lines, needs, numbers, task_lines
+from yardmaster_cli.output.formats import Output
+from yardmaster_schemas.reasons import EndCode
+
+NOW_MS = 1_767_263_400_000  # 2026-01-01T10:30:00Z
+
+
+def out(**given: Any) -> Output:
+    return Output(now_ms=lambda: NOW_MS, **given)
+
+
+def task(**given: Any) -> dict[str, Any]:
+    base: dict[str, Any] = {
+        "task_id": "9b3xd0h5t6vn.0",
+        "name": "llm-sft",
+        "phase": "pending",
+        "attempt": 2,
+        "paused": False,
+        "project": "nlp",
+        "department": "research",
+        "priority": 42,
+        "resources": {"gpus": 8, "gpu_milli": 1000, "cpu_milli": 32_000, "memory_mib": 262_144},
+        "replicas_min": 2,
+        "replicas_max": 2,
+        "pools": ["h100", "a100"],
+        "params": None,
+        "wait": None,
+        "stop": None,
+        "end": None,
+        "refusal": None,
+        "checkpoint": None,
+        "progress_permille": None,
+        "started_at": None,
+        "nodes": [],
+    }
+    return base | given
+
+
+WAIT = {
+    "code": "insufficient_free",
+    "wait_class": "not_now",
+    "pool": "h100",
+    "numbers": {"asked_milli": 16_000, "free_milli": 3500, "short_milli": 12_500},
+    "about": None,
+    "since_at": "2026-01-01T09:42:00Z",
+}
+STOP = {
+    "code": "priority",
+    "rule": "worse_priority",
+    "for_task": "k5w0p3xz8rta.0",
+    "numbers": {"priority": 42, "for_priority": 5, "held_milli": 16_000},
+    "about": None,
+    "deadline_at": "2026-01-01T10:30:41Z",
+    "requested_at": "2026-01-01T10:29:00Z",
+}
+
+
+def test_show_is_as_in_the_interface() -> None:
+    attempt = {
+        "attempt": 2,
+        "end": "requeued",
+        "nodes": ["gpu-07", "gpu-09"],
+        "started_at": "2026-01-01T06:03:01Z",
+        "ended_at": "2026-01-01T09:42:10Z",
+        "stop": {**STOP, "code": "reclaim"},
+    }
+    checkpoint = {"uri": "s3://runs/9b3x", "step": 12_000, "at": "2026-01-01T09:41:03Z"}
+    shown = task_lines(
+        out(terminal=True, width=200), task(wait=WAIT, checkpoint=checkpoint), [attempt]
+    )
+    assert shown == [
+        "9b3xd0h5t6vn.0 llm-sft   pending, attempt 3 next   nlp / research   priority 42",
+        "Needs       2 x (8 GPU, 32 CPU, 256 GiB)   pools h100, a100",
+        "Waits       insufficient_free in h100 since 09:42:00 (48m)"
+        "   asked 16, free 3.5, short 12.5",
+        "Checkpoint  s3://runs/9b3x, step 12000, 09:41:03",
+        "ATTEMPT END      NODES         STARTED  ENDED    STOPPED BY",
+        "2       requeued gpu-07,gpu-09 06:03:01 09:42:10 reclaim for k5w0p3xz8rta.0",
+    ]
+
+
+def test_explain_has_a_line_for_each_pool_with_its_numbers() -> None:
+    pool = {"pool": "h100", "asked_milli": 16_000, "about": None, "cycle": 88_119, **WAIT}
+    why = {
+        "task_id": "9b3xd0h5t6vn.0",
+        "phase": "pending",
+        "wait_class": "not_now",
+        "pools": [pool, {**pool, "pool": "a100", "wait_class": "never", "code": "exceeds_pool"}],
+        "unblock": None,
+        "attempt": 2,
+        "start_rule": None,
+        "start_numbers": {},
+        "stop": None,
+        "last_stop": STOP,
+        "end": None,
+        "refusal": None,
+        "cycle": 88_121,
+        "cycle_at": "2026-01-01T10:20:11Z",
+    }
+    assert explain_lines(out(), why, "main@d3021") == [
+        "9b3xd0h5t6vn.0: pending, not now (cycle 88121, 10:20:11Z, main@d3021)",
+        "POOL CODE                ASKED NUMBERS",
+        "h100 insufficient_free      16 free 3.5, short 12.5 (as of cycle 88119)",
+        "a100 never: exceeds_pool    16 free 3.5, short 12.5 (as of cycle 88119)",
+        "Last stop   priority, rule worse_priority, for k5w0p3xz8rta.0, until 2026-01-01T10:30:41Z",
+        "            priority 42, for priority 5, held 16",
+    ]
+
+
+def test_explain_names_the_resource_that_is_short_in_its_own_unit() -> None:
+    never = {"code": "exceeds_every_node", "wait_class": "never", "since_at": None, "cycle": 7}
+    waits = [
+        ("cpus", {"asked_cpu_milli": 1_000_000, "largest_cpu_milli": 2000}),
+        ("memory", {"asked_memory_mib": 2048, "largest_memory_mib": 1536}),
+        ("gpus", {"asked_gpus": 12, "largest_gpus": 4}),
+    ]
+    why = {
+        "task_id": "9b3xd0h5t6vn.0",
+        "phase": "pending",
+        "pools": [
+            {**never, "pool": "default", "asked_milli": 12_000, "about": about, "numbers": found}
+            for about, found in waits
+        ],
+    }
+    assert explain_lines(out(), why, None)[2:] == [
+        "default never: exceeds_every_node 1000 CPUs cpus, largest 2 CPUs (as of cycle 7)",
+        "default never: exceeds_every_node     2 GiB memory, largest 1536 MiB (as of cycle 7)",
+        "default never: exceeds_every_node        12 gpus, largest 4 GPUs (as of cycle 7)",
+    ]
+
+
+def test_the_reason_column_is_short() -> None:
+    assert reason(task()) is None
+    assert reason(task(wait=WAIT)) == "insufficient_free"
+    assert reason(task(wait={**WAIT, "wait_class": "never"})) == "never: insufficient_free"
+    assert (reason(task(phase="stopping", stop=STOP)) or "").startswith("priority, ")
+    end = {"outcome": "failed", "code": "exit", "exit_code": 3, "signal": None}
+    assert reason(task(phase="failed", end=end)) == "exit 3"
+    end = {"outcome": "failed", "code": "signal", "exit_code": None, "signal": 9}
+    assert reason(task(phase="failed", end=end)) == "signal 9"
+    refused = {"code": "limit_exceeded", "numbers": {}, "about": "nlp"}
+    assert reason(task(phase="rejected", refusal=refused)) == "limit_exceeded"
+    assert reason(task(phase="running", progress_permille=425)) is None
+    end = {"outcome": "failed", "code": "restarts_exhausted", "exit_code": 3, "signal": None}
+    assert reason(task(phase="failed", end=end)) == "restarts_exhausted, exit 3"
+
+
+def test_needs_names_fractions_and_elastic_gangs() -> None:
+    half = {"gpus": 1, "gpu_milli": 500, "cpu_milli": 0, "memory_mib": 0}
+    assert needs(task(resources=half, replicas_min=1, replicas_max=1)) == "0.5 GPU"
+    two = {**half, "gpus": 2}
+    assert needs(task(resources=two, replicas_min=2, replicas_max=4)) == "2 to 4 x (2 x 0.5 GPU)"
+    none = {"gpus": 0, "gpu_milli": 0, "cpu_milli": 500, "memory_mib": 512}
+    assert needs(task(resources=none, replicas_min=1, replicas_max=1)) == "0 GPU, 0.5 CPU, 512 MiB"
+
+
+def test_needs_says_where_all_gpus_of_a_task_are_laid() -> None:
+    asked = {"gpus": 16, "gpu_milli": 1000, "cpu_milli": 4000, "memory_mib": 0}
+    whole = {"replicas_min": 1, "replicas_max": 1, "layout": "whole_nodes"}
+    shown = needs(task(resources=asked, **whole))
+    assert shown == "16 GPU on one node or whole ones, each with 4 CPU"
+    asked = {**asked, "cpu_milli": 0}
+    assert needs(task(resources=asked, **whole)) == "16 GPU on one node or whole ones"
+
+
+def test_numbers_have_their_units() -> None:
+    values = {"limit_s": 7200, "until_at_ms": NOW_MS, "victims": 2, "free_milli": 500}
+    assert numbers(values) == "limit 2h, until 10:30:00Z, victims 2, free 0.5"
+
+
+def test_the_end_of_a_task_that_could_not_start_says_what_to_do() -> None:
+    end = {"outcome": "failed", "code": "secret_missing", "exit_code": None, "signal": None}
+    shown = task_lines(out(), task(phase="failed", end=end, ended_at="2026-01-01T09:42:00Z"), [])
+    at = next(n for n, line in enumerate(shown) if line.startswith("Ended"))
+    assert "failed, secret_missing" in shown[at]
+    assert "the node has no secret of that name" in shown[at + 1]
+    why = {"task_id": "x.0", "phase": "failed", "pools": [], "end": end}
+    assert any("no secret of that name" in line for line in explain_lines(out(), why, None))
+
+
+def test_the_end_of_a_task_that_exited_needs_no_more_words() -> None:
+    end = {"outcome": "failed", "code": "exit", "exit_code": 3, "signal": None}
+    shown = task_lines(out(), task(phase="failed", end=end, ended_at="2026-01-01T09:42:00Z"), [])
+    assert shown[-1].startswith("Ended")
+
+
+def test_every_text_is_of_an_end_code() -> None:
+    assert {*END_TEXTS} <= {code.value for code in EndCode}
