@@ -28,7 +28,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tests.support.gateway import TestCell
 from yardmaster_eventlog.port import Partition
-from yardmaster_runtime.http import Server, listen
+from yardmaster_gateway.server import Server
+from yardmaster_runtime.http import listen
 from yardmaster_schemas.topics import REQUESTS
 
 

@@ -26,12 +26,11 @@ from yardmaster_eventlog.snapshots import SnapshotStore
 from yardmaster_runtime.chance import Chance, SystemChance
 from yardmaster_runtime.clock import Clock, SystemClock
 from yardmaster_runtime.garbage_collection import spare_collections
-from yardmaster_runtime.http import listen
-from yardmaster_runtime.http import serve as serve_http
+from yardmaster_runtime.http import HttpServer, listen
 from yardmaster_runtime.machine.candidate import Candidate
 from yardmaster_runtime.machine.election import Election, GroupElection, SoleCandidate
 from yardmaster_runtime.settings import LogSettings, RuntimeSettings
-from yardmaster_runtime.telemetry.health import Health, health_app
+from yardmaster_runtime.telemetry.health import Health, health_handler
 from yardmaster_runtime.telemetry.library_logs import LibraryLogs
 from yardmaster_runtime.telemetry.log_metrics import EventLogMetrics
 from yardmaster_runtime.telemetry.machine_metrics import RuntimeMetrics
@@ -322,7 +321,8 @@ async def _run(
 
     work: list[Work] = [_until_asked(telemetry), run()]
     if listener is not None:
-        work.append(serve_http(health_app(process.health, telemetry), listener))
+        server = HttpServer(health_handler(process.health, telemetry), process.clock)
+        work.append(server.run(listener))
     await first_of(*work)
 
 

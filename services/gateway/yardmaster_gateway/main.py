@@ -12,10 +12,11 @@ from yardmaster_gateway.context import Gateway, GatewayPorts
 from yardmaster_gateway.details_ticker import DetailsTicker
 from yardmaster_gateway.health import tell
 from yardmaster_gateway.own_records import watch_own_records
+from yardmaster_gateway.server import Server
 from yardmaster_gateway.settings import GatewaySettings
 from yardmaster_projections.fold import USAGE, VIEWS
 from yardmaster_projections.redis.store import RedisViewStore
-from yardmaster_runtime.http import CannotListen, Server, listen
+from yardmaster_runtime.http import CannotListen, listen
 from yardmaster_runtime.service import Process, run_process
 from yardmaster_runtime.telemetry.health import Health
 from yardmaster_runtime.waiting import Work, first_of
@@ -71,10 +72,10 @@ async def _finish(server: Server, gateway: Gateway) -> None:
     clock = gateway.ports.clock
     stop = clock.monotonic_s() + gateway.settings.stop_s
     try:
-        while server.answering and clock.monotonic_s() < stop:
+        while server.responding and clock.monotonic_s() < stop:
             await clock.sleep(LOOK_S)
     finally:
-        server.let_go()
+        server.abort()
 
 
 def instance_of(host: str, port: int) -> str:

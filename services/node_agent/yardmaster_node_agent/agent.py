@@ -48,6 +48,7 @@ from yardmaster_node_agent.reports import Fact, Reporter, Writer
 from yardmaster_node_agent.settings import Settings
 from yardmaster_node_agent.supervision import Supervision
 from yardmaster_node_agent.topic import find_topic
+from yardmaster_runtime.http import CannotListen
 from yardmaster_runtime.retrying import PatientLog
 from yardmaster_runtime.waiting import together
 from yardmaster_schemas.events.expiring import NodeHeartbeatV1
@@ -190,7 +191,7 @@ class _Incarnation:
         api = TaskApi(self._by_token.get, self._ports.clock, self._metrics)
         try:
             if self._settings.api:
-                await self._listen(api)
+                self._listen(api)
             shop = self._open(api.port)
             adopted = await self._adopt(shop)
             if lost := _lost(adopted):
@@ -213,16 +214,16 @@ class _Incarnation:
         finally:
             api.close()
 
-    async def _listen(self, api: TaskApi) -> None:
+    def _listen(self, api: TaskApi) -> None:
         """Take the port that running tasks were told, or the one that was set."""
         kept = self._book.head.api_port
         try:
-            await api.listen(self._settings.api_port or kept)
-        except OSError as error:
+            api.listen(self._settings.api_port or kept)
+        except CannotListen as error:
             if self._settings.api_port:
                 raise
             self._ports.telemetry.warn("api_port_taken", port=kept, found=str(error))
-            await api.listen(0)
+            api.listen(0)
 
     def _open(self, api_port: int) -> Shop:
         """Count this life in the ledger; from here on its records are numbered."""

@@ -21,8 +21,8 @@ from typing import Final, NoReturn
 
 from yardmaster_node_agent.agent_state import Book
 from yardmaster_node_agent.executors.port import Executor, Renewal
-from yardmaster_node_agent.waiting import happens_within
 from yardmaster_runtime.clock import Clock
+from yardmaster_runtime.waiting import happens_within
 
 #: Stands for "nobody knows how long": after a restart of the machine, or without the note.
 UNKNOWN_S: Final = 1e9

@@ -12,9 +12,8 @@ from typing import Final
 from yardmaster_node_agent.agent import host_ports, run
 from yardmaster_node_agent.log_to_come import LogToCome
 from yardmaster_node_agent.settings import Settings
-from yardmaster_node_agent.waiting import happens_within
 from yardmaster_runtime.service import Process, run_process
-from yardmaster_runtime.waiting import together
+from yardmaster_runtime.waiting import happens_within, together
 
 #: How long the agent lets the log open before it starts without.
 HEAD_START_S: Final = 2.0

@@ -35,8 +35,8 @@ from yardmaster_node_agent.output import OutputShipper
 from yardmaster_node_agent.pacing import PacedReport
 from yardmaster_node_agent.ports import Shop
 from yardmaster_node_agent.reports import Fact
-from yardmaster_node_agent.waiting import happens_within, within
 from yardmaster_runtime.telemetry.tracing import About, child_span, trace_id_of
+from yardmaster_runtime.waiting import happens_within, within
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.decisions import Checkpoint
 from yardmaster_schemas.events.node_events import (

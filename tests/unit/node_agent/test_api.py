@@ -12,10 +12,10 @@ import pytest
 
 from tests.support.node_agent import AgentWorld, sh
 from yardmaster_node_agent.agent import simulated_ports
-from yardmaster_node_agent.api import MAX_BODY_BYTES
 from yardmaster_node_agent.ledger import MemoryLedger
 from yardmaster_runtime.chance import SystemChance
 from yardmaster_runtime.clock import Clock, ManualClock
+from yardmaster_runtime.http import MAX_BODY_BYTES
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_schemas.events.decisions import Checkpoint
 from yardmaster_schemas.events.node_events import (

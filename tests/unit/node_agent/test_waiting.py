@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from yardmaster_node_agent.waiting import happens_within, within
 from yardmaster_runtime.clock import ManualClock
+from yardmaster_runtime.waiting import happens_within, within
 
 
 async def answer() -> int:

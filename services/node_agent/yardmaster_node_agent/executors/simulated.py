@@ -20,8 +20,8 @@ from typing import Final
 from yardmaster_node_agent.agent_state import Exit, ProcessIdentity, ReplicaKey
 from yardmaster_node_agent.errors import ExecutorFailed
 from yardmaster_node_agent.executors.port import Launch, Paths, Renewal, StreamName
-from yardmaster_node_agent.waiting import happens_within
 from yardmaster_runtime.clock import Clock
+from yardmaster_runtime.waiting import happens_within
 from yardmaster_schemas.events.node_events import ExecutorKind
 
 #: The one boot of a simulated machine.
