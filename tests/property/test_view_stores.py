@@ -13,13 +13,13 @@ from tests.support.redis_views import own_database
 from yardmaster_projections.memory import MemoryViewStore
 from yardmaster_projections.redis.store import RedisViewStore
 from yardmaster_projections.rows import (
+    CountersRow,
     JobFacts,
     JobRow,
     NodeRow,
     ProjectRow,
     Row,
     SeenRow,
-    TallyRow,
     TaskRow,
 )
 from yardmaster_projections.store import Change, Delete, Put, Query
@@ -95,7 +95,7 @@ ROWS: st.SearchStrategy[Row] = st.one_of(
         ),
     ),
     st.builds(
-        TallyRow,
+        CountersRow,
         name=st.sampled_from(["pool/a", "project/b"]),
         used_milli=st.dictionaries(st.sampled_from("ab"), st.integers(0, 5)),
     ),
@@ -103,7 +103,7 @@ ROWS: st.SearchStrategy[Row] = st.one_of(
 )
 CHANGES = st.lists(st.one_of(st.builds(Put, ROWS), st.builds(Delete, ROWS)), max_size=6)
 STEPS = st.lists(st.tuples(st.sampled_from(["apply", "apply", "note"]), CHANGES), max_size=8)
-KINDS: tuple[type[Row], ...] = (TaskRow, JobRow, ProjectRow, NodeRow, TallyRow, SeenRow)
+KINDS: tuple[type[Row], ...] = (TaskRow, JobRow, ProjectRow, NodeRow, CountersRow, SeenRow)
 VALUES = {
     "phase": ["pending", "running"],
     "project": ["nlp", "vision", "none"],

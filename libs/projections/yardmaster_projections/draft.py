@@ -1,7 +1,7 @@
 """The views as one step of the projection leaves them: an overlay that gathers changes.
 
-What many events of a step touch (a job's counts, sums of pools and projects, trails) is summed up
-here and written once, when the changes are taken.
+What many events of a step touch (a job's counts, counters of pools and projects, histories) is
+summed up here and written once, when the changes are taken.
 """
 
 from collections import defaultdict
@@ -13,21 +13,21 @@ from typing import Any, Final, cast
 from yardmaster_core.errors import ImpossibleEvent
 from yardmaster_projections.errors import NotLoaded
 from yardmaster_projections.rows import (
+    CountersRow,
     Facet,
+    HistoryRow,
     JobRow,
     NodeRow,
     R,
     RequestRow,
     Row,
-    TallyRow,
     TaskRow,
-    TrailRow,
 )
 from yardmaster_projections.store import Change, Delete, Put, ViewReader
 from yardmaster_schemas.api import Phase
 
-#: Records that a trail names; older ones are found in the log itself.
-MAX_TRAIL: Final = 1000
+#: Records that a history names; older ones are found in the log itself.
+MAX_HISTORY: Final = 1000
 _PLACE: Final = {phase: place for place, phase in enumerate(Phase)}
 #: Phases in which a task is part of a project's running tasks.
 ACTIVE: Final = frozenset({Phase.STARTING, Phase.RUNNING, Phase.STOPPING})
@@ -74,7 +74,7 @@ class Asking:
 
 
 class _Sums:
-    """What is to be added to a `TallyRow`."""
+    """What is to be added to a `CountersRow`."""
 
     __slots__ = ("gpu_milli", "nodes", "pending", "running", "used", "waiting", "waiting_milli")
 
@@ -98,7 +98,7 @@ class Draft:
         self._rows: dict[tuple[str, str], Change] = {}
         self._sums: dict[str, _Sums] = {}
         self._phases: dict[str, dict[Phase, int]] = {}
-        self._trails: dict[str, list[tuple[str, int]]] = {}
+        self._histories: dict[str, list[tuple[str, int]]] = {}
 
     def find(self, kind: type[R], key: str) -> R | None:
         """The row of a key, as changed so far."""
@@ -183,9 +183,9 @@ class Draft:
         self._of(f"project/{project}").used[pool] += milli
         self._of(f"pool/{pool}").used[pool] += milli
 
-    def trail(self, subject: str, topic: str, offset: int) -> None:
+    def add_to_history(self, subject: str, topic: str, offset: int) -> None:
         """A record is about a job or task."""
-        self._trails.setdefault(subject, []).append((topic, offset))
+        self._histories.setdefault(subject, []).append((topic, offset))
 
     def changes(self) -> list[Change]:
         """All of the step, in a defined order; the draft is used up."""
@@ -197,11 +197,11 @@ class Draft:
                     self.put(replace(job, phases=_in_phases(job.phases, phases)))
         for name, sums in self._sums.items():
             with asking:
-                self.put(_added(self.find(TallyRow, name) or TallyRow(name=name), sums))
-        for subject, records in self._trails.items():
+                self.put(_added(self.find(CountersRow, name) or CountersRow(name=name), sums))
+        for subject, records in self._histories.items():
             with asking:
-                before = self.find(TrailRow, subject) or TrailRow(subject=subject)
-                self.put(replace(before, records=(*before.records, *records)[-MAX_TRAIL:]))
+                before = self.find(HistoryRow, subject) or HistoryRow(subject=subject)
+                self.put(replace(before, records=(*before.records, *records)[-MAX_HISTORY:]))
         asking.end()
         return list(self._rows.values())
 
@@ -239,8 +239,8 @@ class Draft:
             sums.gpu_milli += by * 1000 * node.joined.gpus
 
 
-def _added(row: TallyRow, sums: _Sums) -> TallyRow:
-    return TallyRow(
+def _added(row: CountersRow, sums: _Sums) -> CountersRow:
+    return CountersRow(
         name=row.name,
         used_milli=_both(dict(row.used_milli), sums.used),
         pending_milli=_both(dict(row.pending_milli), sums.pending),

@@ -72,8 +72,8 @@ VIEWS: Final[Fold] = Fold(
     likely_read=project.likely_read,
     kinds=(
         *(rows.LogRow, rows.PoolRow, rows.DepartmentRow, rows.ProjectRow, rows.NodeRow),
-        *(rows.JobRow, rows.TaskRow, rows.AttemptRow, rows.TallyRow, rows.WaitRow),
-        *(rows.RequestRow, rows.CycleRow, rows.TrailRow),
+        *(rows.JobRow, rows.TaskRow, rows.AttemptRow, rows.CountersRow, rows.WaitRow),
+        *(rows.RequestRow, rows.CycleRow, rows.HistoryRow),
     ),
     details=True,
     beside=True,

@@ -7,6 +7,7 @@ from yardmaster_projections import queries
 from yardmaster_projections.queries import EVERYTHING, Sight, WaitFinder, Waits
 from yardmaster_projections.rows import (
     AttemptRow,
+    CountersRow,
     CycleRow,
     DepartmentRow,
     Ended,
@@ -17,7 +18,6 @@ from yardmaster_projections.rows import (
     Refused,
     RequestRow,
     Stopping,
-    TallyRow,
     TaskRow,
     WaitRow,
 )
@@ -380,44 +380,46 @@ class Presenter:
 
     async def pool(self, row: PoolRow) -> api.Pool:
         """A pool."""
-        tally = await queries.tally(self._store, f"pool/{row.name}")
+        counters = await queries.counters(self._store, f"pool/{row.name}")
         return api.Pool(
             name=row.name,
             revision=row.revision,
             config=row.config,
-            nodes=tally.nodes,
-            gpu_milli=tally.gpu_milli,
-            gpu_milli_used=tally.used_milli.get(row.name, 0),
-            pending=tally.waiting,
+            nodes=counters.nodes,
+            gpu_milli=counters.gpu_milli,
+            gpu_milli_used=counters.used_milli.get(row.name, 0),
+            pending=counters.waiting,
         )
 
     async def project(self, row: ProjectRow) -> api.Project:
         """A project and what it has."""
-        tally = await queries.tally(self._store, f"project/{row.name}")
+        counters = await queries.counters(self._store, f"project/{row.name}")
         return api.Project(
             name=row.name,
             department=row.config.department,
             revision=row.revision,
             config=row.config,
-            used_milli=sum(tally.used_milli.values()),
-            pending_milli=tally.waiting_milli,
-            running=tally.running,
-            pending=tally.waiting,
-            pools=_use(row.config.quotas, [tally]),
+            used_milli=sum(counters.used_milli.values()),
+            pending_milli=counters.waiting_milli,
+            running=counters.running,
+            pending=counters.waiting,
+            pools=_use(row.config.quotas, [counters]),
         )
 
     async def department(self, row: DepartmentRow) -> api.Department:
         """A department and what those of its projects have that the caller may see."""
         projects = await queries.projects_of(self._store, row.name, self._sight)
-        tallies = [await queries.tally(self._store, f"project/{one.name}") for one in projects]
+        all_counters = [
+            await queries.counters(self._store, f"project/{one.name}") for one in projects
+        ]
         return api.Department(
             name=row.name,
             revision=row.revision,
             config=row.config,
             projects=[one.name for one in projects],
-            used_milli=sum(sum(tally.used_milli.values()) for tally in tallies),
-            pending_milli=sum(tally.waiting_milli for tally in tallies),
-            pools=_use(row.config.quotas, tallies),
+            used_milli=sum(sum(counters.used_milli.values()) for counters in all_counters),
+            pending_milli=sum(counters.waiting_milli for counters in all_counters),
+            pools=_use(row.config.quotas, all_counters),
         )
 
     async def request(self, row: RequestRow, cell: str) -> api.Request:
@@ -465,11 +467,11 @@ class Presenter:
         )
 
 
-def _use(quotas: Mapping[str, Quota], tallies: list[TallyRow]) -> list[api.PoolUse]:
+def _use(quotas: Mapping[str, Quota], all_counters: list[CountersRow]) -> list[api.PoolUse]:
     """What is held and waited for of every pool that has a quota, a task or a wait."""
     names = set(quotas)
-    for tally in tallies:
-        names |= tally.used_milli.keys() | tally.pending_milli.keys()
+    for counters in all_counters:
+        names |= counters.used_milli.keys() | counters.pending_milli.keys()
     shown = []
     for name in sorted(names):
         quota = quotas.get(name, Quota())
@@ -479,8 +481,8 @@ def _use(quotas: Mapping[str, Quota], tallies: list[TallyRow]) -> list[api.PoolU
                 deserved_milli=quota.deserved_milli or 0,
                 limit_milli=quota.limit_milli,
                 over_quota_weight=quota.over_quota_weight,
-                used_milli=sum(tally.used_milli.get(name, 0) for tally in tallies),
-                pending_milli=sum(tally.pending_milli.get(name, 0) for tally in tallies),
+                used_milli=sum(counters.used_milli.get(name, 0) for counters in all_counters),
+                pending_milli=sum(counters.pending_milli.get(name, 0) for counters in all_counters),
             )
         )
     return shown

@@ -16,8 +16,10 @@ from yardmaster_projections import scheduled
 from yardmaster_projections.draft import ENROLLED, Asking, Draft
 from yardmaster_projections.rows import (
     AttemptRow,
+    CountersRow,
     CycleRow,
     DepartmentRow,
+    HistoryRow,
     JobFacts,
     JobRow,
     LogRow,
@@ -27,9 +29,7 @@ from yardmaster_projections.rows import (
     ProjectRow,
     Refused,
     RequestRow,
-    TallyRow,
     TaskRow,
-    TrailRow,
 )
 from yardmaster_projections.store import Change, ViewReader, Wanted
 from yardmaster_schemas.api import Phase, RequestState
@@ -84,7 +84,7 @@ class Step:
                 _record_request(self._draft, offset, envelope, details)
             projection(self._draft, envelope, details)
             for subject in _subjects(envelope):
-                self._draft.trail(subject, topic, offset)
+                self._draft.add_to_history(subject, topic, offset)
 
     def refuse(self, commit: CycleCommittedV1) -> None:
         """Before a cycle's decisions: take back requests that it refused as records."""
@@ -159,7 +159,7 @@ def details_of(event: Event) -> r.DetailsRef | None:
 def likely_read(envelope: Envelope[Event]) -> list[Wanted]:
     """Rows that a step with this event most likely reads; a hint, to load them in one go."""
     data: Any = envelope.data
-    found: list[Wanted] = [(TrailRow, subject) for subject in _subjects(envelope)]
+    found: list[Wanted] = [(HistoryRow, subject) for subject in _subjects(envelope)]
     job_id = getattr(data, "job_id", None)
     if job_id is not None:
         found.append((JobRow, job_id))
@@ -173,9 +173,9 @@ def likely_read(envelope: Envelope[Event]) -> list[Wanted]:
 
 
 def _subjects(envelope: Envelope[Event]) -> tuple[str, ...]:
-    """The job or task whose trail a record belongs on."""
+    """The job or task whose history a record belongs on."""
     data: Any = envelope.data
-    if isinstance(data, scheduled.UNTRAILED):
+    if isinstance(data, scheduled.NOT_IN_HISTORY):
         return ()
     task_id = getattr(data, "task_id", None)
     if task_id is not None:
@@ -455,7 +455,7 @@ def _node_slots_changed_v1(
 
 def _node_enrolled_v1(draft: Draft, envelope: Envelope[a.NodeEnrolledV1], _: Details) -> None:
     data = envelope.data
-    first = draft.find(TallyRow, ENROLLED) is None
+    first = draft.find(CountersRow, ENROLLED) is None
     node = draft.find(NodeRow, data.node) or NodeRow(name=data.node)
     if not node.enrolment_revision:
         draft.enrol()

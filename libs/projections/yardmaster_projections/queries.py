@@ -15,6 +15,7 @@ from yardmaster_core.scheduling.planner.lifecycle import MAX_FAILED_STARTS
 from yardmaster_core.scheduling.state.shapes import APART_AFTER, shape_id
 from yardmaster_projections.rows import (
     AttemptRow,
+    CountersRow,
     DepartmentRow,
     JobRow,
     LogRow,
@@ -25,7 +26,6 @@ from yardmaster_projections.rows import (
     R,
     Row,
     SeenRow,
-    TallyRow,
     TaskRow,
     WaitRow,
 )
@@ -241,9 +241,9 @@ async def attempts(store: ViewStore, task_id: str) -> Page[AttemptRow]:
     return await store.page(AttemptRow, query)
 
 
-async def tally(store: ViewStore, name: str) -> TallyRow:
+async def counters(store: ViewStore, name: str) -> CountersRow:
     """The sums of `project/x` or `pool/y`."""
-    return await store.get(TallyRow, name) or TallyRow(name=name)
+    return await store.get(CountersRow, name) or CountersRow(name=name)
 
 
 async def pools(store: ViewStore) -> tuple[PoolRow, ...]:

@@ -420,7 +420,7 @@ class ProjectRow(Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TallyRow(Row):
+class CountersRow(Row):
     """Sums that lists show, by pool, in gpu_milli: of a project (`project/x`) or a pool (`pool/y`).
 
     A waiting task counts in every pool it may use; `waiting_milli` counts it once.
@@ -539,8 +539,8 @@ class CycleRow(Row):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrailRow(Row):
-    """Where the records about a job or task lie: (topic, offset), the newest `MAX_TRAIL`."""
+class HistoryRow(Row):
+    """Where the records about a job or task lie: (topic, offset), the newest `MAX_HISTORY`."""
 
     KIND: ClassVar[str] = "trail"
 

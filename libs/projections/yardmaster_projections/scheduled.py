@@ -9,11 +9,11 @@ from yardmaster_core.scheduling.state.enrollment import covers
 from yardmaster_projections.draft import ENROLLED, Draft
 from yardmaster_projections.rows import (
     AttemptRow,
+    CountersRow,
     Ended,
     NodeRow,
     ReplicaRow,
     Stopping,
-    TallyRow,
     TaskRow,
     WaitRow,
 )
@@ -66,7 +66,7 @@ def _install(draft: Draft, node: NodeRow, joined: n.NodeJoinedV1) -> None:
     node = draft.change_node(
         node, joined=joined, joined_at_ms=draft.now_ms, left=False, lost=False, rejoined=None
     )
-    closed = draft.find(TallyRow, ENROLLED) is not None
+    closed = draft.find(CountersRow, ENROLLED) is not None
     draft.change_node(node, barred=closed and barred(node))
 
 
@@ -287,4 +287,4 @@ IGNORED: Final[frozenset[type[Event]]] = frozenset(
     {d.AllocationUnwritableV1, d.NodeSilenceObservedV1}
 )
 #: Too many to keep track of, or about a shape rather than a task.
-UNTRAILED: Final = (n.TaskProgressedV1, d.TaskUnschedulableV1)
+NOT_IN_HISTORY: Final = (n.TaskProgressedV1, d.TaskUnschedulableV1)

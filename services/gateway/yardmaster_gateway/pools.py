@@ -133,9 +133,9 @@ async def delete_pool(
     authorize(read.caller, Action.OPERATE)
     row = await _find(read, name)
     found = check_condition(f"pool {name}", row.revision, if_match)
-    tally = await queries.tally(read.store, f"pool/{name}")
-    if tally.nodes or tally.waiting or tally.used_milli:
-        have = f"{tally.nodes} nodes, {tally.waiting} waiting tasks"
+    counters = await queries.counters(read.store, f"pool/{name}")
+    if counters.nodes or counters.waiting or counters.used_milli:
+        have = f"{counters.nodes} nodes, {counters.waiting} waiting tasks"
         raise errors.InUse(what=f"pool {name}", found=have)
     event = PoolDeletionRequestedV1(pool=name, if_revision=as_revision(found))
     return await record_requests(read.gateway, [(event, name)], origin, response)

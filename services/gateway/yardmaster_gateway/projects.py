@@ -119,9 +119,9 @@ async def delete_project(
     authorize(read.caller, Action.OPERATE)
     row = await _find(read, name)
     found = check_condition(f"project {name}", row.revision, if_match)
-    tally = await queries.tally(read.store, f"project/{name}")
-    if tally.waiting or tally.running:
-        have = f"{tally.waiting} waiting and {tally.running} running tasks"
+    counters = await queries.counters(read.store, f"project/{name}")
+    if counters.waiting or counters.running:
+        have = f"{counters.waiting} waiting and {counters.running} running tasks"
         raise errors.InUse(what=f"project {name}", found=have)
     event = ProjectDeletionRequestedV1(project=name, if_revision=as_revision(found))
     return await record_requests(read.gateway, [(event, name)], origin, response)

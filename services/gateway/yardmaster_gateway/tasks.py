@@ -15,7 +15,7 @@ from yardmaster_gateway.problems import problem_responses
 from yardmaster_gateway.writes import Key, Origin, ensure_key, note, record_requests
 from yardmaster_projections import queries
 from yardmaster_projections.queries import Filters
-from yardmaster_projections.rows import TaskRow, TrailRow
+from yardmaster_projections.rows import HistoryRow, TaskRow
 from yardmaster_schemas.api import (
     Accepted,
     Attempt,
@@ -165,8 +165,8 @@ async def list_task_events(read: Read, task_id: str) -> List[EventRecord]:
     row = await find_task(read, task_id)
     found: list[tuple[str, int]] = []
     for subject in (row.job.job_id, row.task_id):
-        trail = await read.store.get(TrailRow, subject)
-        found += trail.records if trail is not None else ()
+        history = await read.store.get(HistoryRow, subject)
+        found += history.records if history is not None else ()
     gateway = read.gateway
     return List(
         items=await records_at(gateway.ports.log, gateway.cell, gateway.settings.partition, found),

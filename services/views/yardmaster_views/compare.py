@@ -10,11 +10,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from yardmaster_eventlog.port import EventLog
-from yardmaster_projections.draft import MAX_TRAIL
+from yardmaster_projections.draft import MAX_HISTORY
 from yardmaster_projections.errors import ViewsMoved
 from yardmaster_projections.fold import Fold
 from yardmaster_projections.memory import MemoryViewStore
-from yardmaster_projections.rows import Order, Row, TrailRow
+from yardmaster_projections.rows import HistoryRow, Order, Row
 from yardmaster_projections.store import Query, ViewStore, Wanted
 from yardmaster_runtime.clock import Clock
 from yardmaster_schemas.position import Position
@@ -169,9 +169,9 @@ class _Run:
 
 
 def _same(found: Row | None, expected: Row | None) -> bool:
-    if isinstance(found, TrailRow) and isinstance(expected, TrailRow):
+    if isinstance(found, HistoryRow) and isinstance(expected, HistoryRow):
         # The order across topics is that in which the follower came to read them.
-        if len(found.records) == len(expected.records) == MAX_TRAIL:
+        if len(found.records) == len(expected.records) == MAX_HISTORY:
             return True
         return sorted(found.records) == sorted(expected.records)
     return found == expected

@@ -12,15 +12,15 @@ from yardmaster_projections.errors import NotLoaded, ViewsMoved
 from yardmaster_projections.memory import MemoryViewStore
 from yardmaster_projections.rows import (
     AttemptRow,
+    CountersRow,
     CycleRow,
+    HistoryRow,
     JobRow,
     LogRow,
     NodeRow,
     RequestRow,
     Row,
-    TallyRow,
     TaskRow,
-    TrailRow,
     WaitRow,
 )
 from yardmaster_projections.store import Delete, Put, Query
@@ -28,7 +28,7 @@ from yardmaster_runtime.clock import ManualClock
 from yardmaster_schemas.position import Position
 
 KINDS: tuple[type[Row], ...] = (
-    *(AttemptRow, CycleRow, JobRow, LogRow, NodeRow, RequestRow, TallyRow, TaskRow, TrailRow),
+    *(AttemptRow, CycleRow, JobRow, LogRow, NodeRow, RequestRow, CountersRow, TaskRow, HistoryRow),
     WaitRow,
 )
 
@@ -91,17 +91,17 @@ def store() -> MemoryViewStore:
     return MemoryViewStore("main", ManualClock())
 
 
-def tally(name: str, running: int = 0) -> TallyRow:
-    return TallyRow(name=name, running=running)
+def counters(name: str, running: int = 0) -> CountersRow:
+    return CountersRow(name=name, running=running)
 
 
 async def test_a_row_that_is_not_at_hand_is_asked_for_once(store: MemoryViewStore) -> None:
-    await store.note([Put(tally("pool/a", 3))], {})
+    await store.note([Put(counters("pool/a", 3))], {})
     reader = CachedReader(store)
     with pytest.raises(NotLoaded) as missing:
-        reader.find(TallyRow, "pool/a")
+        reader.find(CountersRow, "pool/a")
     await reader.load(missing.value)
-    found = reader.find(TallyRow, "pool/a")
+    found = reader.find(CountersRow, "pool/a")
     assert found is not None
     assert found.running == 3
     assert reader.loaded == 1
@@ -109,35 +109,35 @@ async def test_a_row_that_is_not_at_hand_is_asked_for_once(store: MemoryViewStor
 
 async def test_a_row_known_not_to_be_there_is_not_asked_for_again(store: MemoryViewStore) -> None:
     reader = CachedReader(store)
-    await reader.want([(TallyRow, "pool/a")])
-    assert reader.find(TallyRow, "pool/a") is None
+    await reader.want([(CountersRow, "pool/a")])
+    assert reader.find(CountersRow, "pool/a") is None
 
 
 async def test_an_empty_store_is_never_asked(store: MemoryViewStore) -> None:
     reader = CachedReader(store, max_rows=2)
     reader.forget(empty=True)
-    assert reader.find(TallyRow, "pool/a") is None
-    reader.take([Put(tally("a")), Put(tally("b")), Put(tally("c"))])
+    assert reader.find(CountersRow, "pool/a") is None
+    reader.take([Put(counters("a")), Put(counters("b")), Put(counters("c"))])
     reader.saved()
     assert reader.evicted == 1
     with pytest.raises(NotLoaded):
-        reader.find(TallyRow, "a")
+        reader.find(CountersRow, "a")
 
 
 async def test_what_is_not_saved_is_never_let_go(store: MemoryViewStore) -> None:
     reader = CachedReader(store, max_rows=1)
     reader.forget(empty=True)
-    reader.take([Put(tally("a")), Put(tally("b"))])
-    assert reader.find(TallyRow, "a") is not None
+    reader.take([Put(counters("a")), Put(counters("b"))])
+    assert reader.find(CountersRow, "a") is not None
     assert [change.key for change in reader.unsaved] == ["a", "b"]
 
 
 async def test_a_row_changed_twice_is_written_once(store: MemoryViewStore) -> None:
     reader = CachedReader(store)
-    reader.take([Put(tally("a", 1)), Put(tally("b"))])
-    reader.take([Put(tally("a", 2)), Delete(tally("b"))])
-    assert reader.unsaved == [Put(tally("a", 2)), Delete(tally("b"))]
-    assert reader.find(TallyRow, "b") is None
+    reader.take([Put(counters("a", 1)), Put(counters("b"))])
+    reader.take([Put(counters("a", 2)), Delete(counters("b"))])
+    assert reader.unsaved == [Put(counters("a", 2)), Delete(counters("b"))]
+    assert reader.find(CountersRow, "b") is None
 
 
 async def test_a_list_by_facet_counts_what_is_not_saved_yet() -> None:

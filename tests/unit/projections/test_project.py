@@ -13,17 +13,17 @@ from yardmaster_projections.memory import MemoryViewStore
 from yardmaster_projections.project import IGNORED, PROJECTED, project
 from yardmaster_projections.rows import (
     AttemptRow,
+    CountersRow,
     CycleRow,
     DepartmentRow,
+    HistoryRow,
     JobRow,
     LogRow,
     NodeRow,
     PoolRow,
     ProjectRow,
     RequestRow,
-    TallyRow,
     TaskRow,
-    TrailRow,
     WaitRow,
 )
 from yardmaster_projections.store import Put
@@ -90,8 +90,8 @@ async def node(store: MemoryViewStore, name: str = "n1") -> NodeRow:
     return row
 
 
-async def tally(store: MemoryViewStore, name: str) -> TallyRow:
-    return await store.get(TallyRow, name) or TallyRow(name=name)
+async def counters(store: MemoryViewStore, name: str) -> CountersRow:
+    return await store.get(CountersRow, name) or CountersRow(name=name)
 
 
 def test_every_published_event_is_projected_or_named_as_ignored() -> None:
@@ -122,9 +122,9 @@ async def test_an_admitted_job_waits_and_counts_in_its_pools() -> None:
     assert row.phase is Phase.PENDING
     assert row.job.department == "research"
     assert row.job.spec is not None
-    tallied = await tally(store, "project/nlp")
-    assert (tallied.waiting, tallied.waiting_milli) == (1, 1000)
-    assert tallied.pending_milli == {"default": 1000}
+    counted = await counters(store, "project/nlp")
+    assert (counted.waiting, counted.waiting_milli) == (1, 1000)
+    assert counted.pending_milli == {"default": 1000}
     request = await store.get(RequestRow, "1")
     assert request is not None
     assert request.state is RequestState.ACCEPTED
@@ -252,8 +252,8 @@ async def test_an_allocation_holds_slots_until_they_are_released() -> None:
     followed = Followed(log)
     store = await followed.catch_up()
     assert list((await node(store)).held) == [(TASK, 0)]
-    assert (await tally(store, "project/nlp")).used_milli == {"default": 1000}
-    assert (await tally(store, "pool/default")).used_milli == {"default": 1000}
+    assert (await counters(store, "project/nlp")).used_milli == {"default": 1000}
+    assert (await counters(store, "pool/default")).used_milli == {"default": 1000}
     assert (await task(store)).nodes == ("n1",)
     log.claim(logs.exited(TASK, "n1"))
     log.claim(logs.released(TASK, "n1"))
@@ -268,7 +268,7 @@ async def test_an_allocation_holds_slots_until_they_are_released() -> None:
     assert row.end is not None
     assert row.end.exit_code == 0
     assert (await node(store)).held == {}
-    assert (await tally(store, "project/nlp")).used_milli == {}
+    assert (await counters(store, "project/nlp")).used_milli == {}
     attempt = await store.get(AttemptRow, f"{TASK}/1")
     assert attempt is not None
     assert attempt.end is EndCode.EXIT
@@ -361,12 +361,12 @@ async def test_a_lost_node_frees_its_slots_and_comes_back_empty() -> None:
     store = await followed.catch_up()
     assert (await node(store)).state is NodeState.LOST
     assert (await node(store)).held == {}
-    assert (await tally(store, "pool/default")).nodes == 0
+    assert (await counters(store, "pool/default")).nodes == 0
     log.claim(logs.joined("n1", life=2))
     log.scheduler.cycle()
     await followed.catch_up()
     assert (await node(store)).state is NodeState.READY
-    assert (await tally(store, "pool/default")).gpu_milli == 4000
+    assert (await counters(store, "pool/default")).gpu_milli == 4000
 
 
 async def test_a_node_that_rejoins_while_its_old_life_holds_slots_waits_for_its_loss() -> None:
@@ -387,7 +387,7 @@ async def test_a_node_that_rejoins_while_its_old_life_holds_slots_waits_for_its_
     assert row.state is NodeState.READY
     assert row.joined is not None
     assert (row.joined.incarnation, row.joined.gpus) == (logs.incarnation(2), 2)
-    assert (await tally(store, "pool/default")).gpu_milli == 2000
+    assert (await counters(store, "pool/default")).gpu_milli == 2000
 
 
 async def test_an_agent_that_starts_again_changes_nothing_of_its_node() -> None:
@@ -636,9 +636,9 @@ async def test_progress_shows_and_leaves_no_trail() -> None:
     log.scheduler.cycle()
     store = await viewed(log)
     assert (await task(store)).progress_permille == 500
-    trail = await store.get(TrailRow, TASK)
-    assert trail is not None
-    assert [topic for topic, _ in trail.records] == ["decisions", "node-events"]
+    history = await store.get(HistoryRow, TASK)
+    assert history is not None
+    assert [topic for topic, _ in history.records] == ["decisions", "node-events"]
 
 
 async def test_erased_details_take_name_and_labels_with_them() -> None:

@@ -9,7 +9,7 @@ from tests.support.views import Followed, telemetry
 from tests.unit.projections.test_cached import story
 from yardmaster_projections.fold import USAGE, VIEWS, Fold
 from yardmaster_projections.memory import MemoryViewStore
-from yardmaster_projections.rows import Row, TaskRow, TrailRow
+from yardmaster_projections.rows import HistoryRow, Row, TaskRow
 from yardmaster_projections.store import Change, Delete, Page, Put, Query
 from yardmaster_views.compare import Compared, Comparison
 from yardmaster_views.follower import Metrics
@@ -73,11 +73,11 @@ async def test_each_row_that_differs_is_named() -> None:
 async def test_a_trail_in_another_order_is_the_same_trail() -> None:
     followed = Followed(story())
     store = await followed.catch_up()
-    trail = store.find(TrailRow, TASK)
-    assert trail is not None
-    await store.note([Put(replace(trail, records=trail.records[::-1]))], {})
+    history = store.find(HistoryRow, TASK)
+    assert history is not None
+    await store.note([Put(replace(history, records=history.records[::-1]))], {})
     assert (await compared(followed)).ok
-    await store.note([Put(replace(trail, records=trail.records[1:]))], {})
+    await store.note([Put(replace(history, records=history.records[1:]))], {})
     assert not (await compared(followed)).ok
 
 
