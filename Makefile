@@ -11,7 +11,7 @@ CHECKED := $(wildcard libs services cli tests bench)
 UV := $(shell command -v uv 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down demo-up test lint format schemas golden bench lock clean
+.PHONY: help install demo up down demo-up test lint docs format schemas golden bench lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ lint: install ## ruff, mypy, and who may import whom; changes nothing
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(CHECKED)
 	$(BIN)/lint-imports
+
+docs: install ## build the documentation into build/docs; fails on a broken link
+	NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
 
 format: install ## let ruff repair what it can
 	$(BIN)/ruff check --fix .

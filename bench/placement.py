@@ -1,4 +1,7 @@
-"""How well and how fast each placement fills the nodes of a real trace (docs/policies.md, fgd)."""
+"""Fill the nodes of a real trace by each placement: how full and how fast.
+
+The figures are in docs/reference/policies.md, section fgd.
+"""
 
 from functools import partial
 from statistics import fmean

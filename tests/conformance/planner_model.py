@@ -1,5 +1,5 @@
 """Determined's planner, the slow and obvious way: after its pseudo-code, without what Yardmaster
-leaves behind (docs/policies.md). Equal agents are taken in the order in which they are listed.
+leaves behind (docs/reference/policies.md). Equal agents are taken in the order of their list.
 
 A scenario's own words: agents, groups, tasks. Nothing here knows the core.
 """

@@ -1,4 +1,4 @@
-"""docs/metrics.md names every metric that the code makes, and no other.
+"""docs/reference/metrics.md names every metric that the code makes, and no other.
 
 `make golden` (YARDMASTER_GOLDEN=rewrite) writes its tables anew.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).parents[2]
-DOCUMENT: Final = ROOT / "docs" / "metrics.md"
+DOCUMENT: Final = ROOT / "docs/reference/metrics.md"
 BEGIN: Final = "<!-- metrics -->\n"
 END: Final = "<!-- end -->"
 SUFFIXES: Final = {

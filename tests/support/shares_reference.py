@@ -33,7 +33,7 @@ def max_min(capacity: int, claims: Sequence[Claim]) -> list[int]:
     Progressive filling: those who are not satisfied get of what is left by their weights, in rounds
     and the smallest demand first, but at least one grain while there is one.
 
-    Source: Determined 0.38, `fair_share.go`, without its slips (docs/policies.md).
+    Source: Determined 0.38, `fair_share.go`, without its slips (docs/reference/policies.md).
     """
     grain = _grain(claims)
     filling = _Filling(max(0, capacity - sum(c.fixed for c in claims)) // grain, claims, grain)

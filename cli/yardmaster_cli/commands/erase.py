@@ -15,7 +15,7 @@ def erase(session: Session, refs: tuple[str, ...], yes: bool) -> None:
 
     For operators and the project's admins. Decisions stay, and replay still proves them. What is
     erased is hidden at once; it leaves the log's files when they are compacted, output after its
-    retention, and backups as you keep them: see docs/operations.md.
+    retention, and backups as you keep them: see docs/how-to/operate.md.
     """
     remote, out = session.remote, session.out
     found = [remote.resolve(ref) for ref in refs]

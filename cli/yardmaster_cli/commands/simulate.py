@@ -78,7 +78,7 @@ def simulate(
 
     WORKLOAD: calibrated (the default), fit_mean_2, plain, waves:SCALE, philly:FILE[#CLUSTER],
     openb:PODS,NODES, csv:FILE, log:FILE. With --out: the log of each run, tasks.parquet and
-    report.html. See docs/simulator.md.
+    report.html. See docs/explanation/simulator.md.
     """
     simulated.check_options(workload, options)
     mix = _mix(workload, jobs, options)

@@ -164,7 +164,8 @@ def _policy(text: str, ref: PolicyRef) -> PolicyRef:
         hint = f"did you mean {like}?" if like else f"policies: {', '.join(names)}"
         raise BadUsage(f"no policy {ref.name}", hint=hint)
     if check(PoolConfig(policy=ref)) not in (None, AdmissionCode.POLICY_FOR_SIMULATIONS):
-        raise BadUsage(f"--policy {text}: {ref.name} does not take that", hint="docs/policies.md")
+        hint = "options of each policy: docs/reference/policies.md"
+        raise BadUsage(f"--policy {text}: {ref.name} does not take that", hint=hint)
     return ref
 
 

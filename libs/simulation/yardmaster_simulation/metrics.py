@@ -1,4 +1,4 @@
-"""The figures of a run, from its `History`; each is defined in docs/simulator.md."""
+"""The figures of a run, from its `History`; each is defined in docs/explanation/simulator.md."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -74,7 +74,7 @@ class Attempt:
 
     `stop_ms`: when it was first asked to stop. `over_ms`: when its last replica had exited.
     `ran_ms` and `lost_ms`, once it has ended: how long it worked, and what of that is lost, as no
-    checkpoint held it (docs/simulator.md).
+    checkpoint held it (docs/explanation/simulator.md).
     """
 
     __slots__ = (

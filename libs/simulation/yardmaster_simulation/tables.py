@@ -1,4 +1,4 @@
-"""Every task of a run as a row of a Parquet file; docs/simulator.md has the columns."""
+"""Every task of a run as a row of a Parquet file; docs/explanation/simulator.md has the columns."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -1,8 +1,8 @@
 """The views service on Kafka: a Faust app that shares the cells out among workers.
 
 Faust owns who follows which cell; the follower reads the log by position, because the order across
-topics is the commits' and no consumer group's (docs/decisions/0008-views-host.md). So the two
-agents, one a projection, get the records of `requests` alone: a partition of it is a cell, and a
+topics is the commits' and no consumer group's (decision 8 in docs/explanation/decisions). So
+the two agents, one a projection, get the records of `requests` alone: a partition is a cell, and a
 request is acknowledged when the store covers it, or when this worker does not follow its cell: then
 it is another's to commit, or the cell has stopped. What the group has committed decides nothing:
 where a follower goes on is in Redis, and the group's lag is that of the cells that are followed.

@@ -13,7 +13,7 @@ from tests.support.histories import a_cell, history_of
 from yardmaster_core.testing import START_MS, Cell
 from yardmaster_simulation.tables import COLUMNS, task_table, write_tasks
 
-DOCS = Path(__file__).parents[3] / "docs/simulator.md"
+DOCS = Path(__file__).parents[3] / "docs/explanation/simulator.md"
 
 
 def test_a_row_says_what_became_of_a_task(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def max_min(capacity: int, runs: Sequence[Run]) -> list[Run]:
     Progressive water_fill: those who are not satisfied get of what is left by their weights, in
     rounds and the smallest demand first, but at least one grain while there is one.
 
-    Source: Determined 0.38, `fair_share.go`, without its slips (docs/policies.md).
+    Source: Determined 0.38, `fair_share.go`, without its slips (docs/reference/policies.md).
     """
     grain = _grain(runs)
     fixed = sum(run.claim.fixed * run.count for run in runs)

@@ -1,0 +1,248 @@
+"""MkDocs hook: write the tables of reference pages from the program itself, at each build.
+
+A page contains `<!-- generated: NAME -->`; the build replaces it with what `TABLES[NAME]` returns,
+so a table cannot be older than the code.
+"""
+
+import ast
+import importlib
+import inspect
+import json
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import click
+from pydantic import BaseModel, TypeAdapter
+from pydantic_settings import BaseSettings
+
+MARKER: Final = re.compile(r"<!-- generated: ([a-z-]+) -->")
+#: The module with the settings of each service.
+SERVICES: Final = {
+    "gateway": "yardmaster_gateway.settings",
+    "quota": "yardmaster_quota.main",
+    "scheduler": "yardmaster_scheduler.settings",
+    "views": "yardmaster_views.settings",
+    "node agent": "yardmaster_node_agent.settings",
+}
+Json = dict[str, Any]
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    """Replace the markers of a page (a hook of MkDocs)."""
+    return MARKER.sub(lambda found: TABLES[found[1]](), markdown)
+
+
+# --- the yard command ---------------------------------------------------------------------------
+
+
+def commands() -> Iterator[tuple[str, click.Command, click.Context]]:
+    """Every command of `yard` by the words that call it, groups before their commands."""
+    from yardmaster_cli.main import yard
+
+    def walk(
+        words: str, command: click.Command, context: click.Context
+    ) -> Iterator[tuple[str, click.Command, click.Context]]:
+        yield words, command, context
+        if isinstance(command, click.Group):
+            for name in command.list_commands(context):
+                child = command.get_command(context, name)
+                if child is not None and not child.hidden:
+                    below = click.Context(
+                        child, parent=context, info_name=name, **child.context_settings
+                    )
+                    yield from walk(f"{words} {name}", child, below)
+
+    root = click.Context(yard, info_name="yard", terminal_width=96, **yard.context_settings)
+    yield from walk("yard", yard, root)
+
+
+def cli() -> str:
+    """The help of every command, as `--help` prints it on a terminal of 96 columns."""
+    sections = []
+    for words, command, context in commands():
+        depth = "##" if words.count(" ") < 2 else "###"
+        sections.append(f"{depth} `{words}`\n\n```text\n{command.get_help(context)}\n```\n")
+    return "\n".join(sections)
+
+
+# --- the REST API -------------------------------------------------------------------------------
+
+
+def rest() -> str:
+    """Every operation of the gateway's OpenAPI document, with parameters, body and answers."""
+    from yardmaster_gateway.app import document
+
+    api = document()
+    lines = ["| method and path | what it does |", "| --- | --- |"]
+    sections = []
+    for path, operations in api["paths"].items():
+        for method, operation in operations.items():
+            title = f"{method.upper()} {path}"
+            # FastAPI derives the summary from the function's name; the docstring says more.
+            about = operation.get("description") or operation.get("summary", "")
+            first = _cell(about.partition("\n\n")[0])
+            lines.append(f"| [`{title}`](#{_anchor(title)}) | {first} |")
+            sections.append(_operation(title, about, operation))
+    return "\n".join([*lines, "", *sections])
+
+
+def _operation(title: str, about: str, operation: Json) -> str:
+    lines = [f"### `{title}` {{ #{_anchor(title)} }}", "", about.strip(), ""]
+    parameters = operation.get("parameters", [])
+    if parameters:
+        lines += ["| parameter | in | type | meaning |", "| --- | --- | --- | --- |"]
+        for each in parameters:
+            needed = " (required)" if each.get("required") else ""
+            meaning = _cell(each.get("description", ""))
+            kind = _cell(_type(each["schema"]))
+            lines.append(f"| `{each['name']}`{needed} | {each['in']} | {kind} | {meaning} |")
+        lines.append("")
+    for kind, content in operation.get("requestBody", {}).get("content", {}).items():
+        lines += [f"Body ({kind}): `{_type(content.get('schema', {}))}`.", ""]
+    lines += ["| status | answer |", "| --- | --- |"]
+    for status, answer in operation["responses"].items():
+        schemas = {_type(each.get("schema", {})) for each in answer.get("content", {}).values()}
+        said = ", ".join(f"`{each}`" for each in sorted(schemas - {"any"}))
+        text = _cell(answer.get("description", ""))
+        lines.append(f"| {status} | {text}{': ' if text and said else ''}{said} |")
+    return "\n".join([*lines, ""])
+
+
+def _anchor(title: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+
+
+def _type(schema: Json) -> str:
+    """A schema in words: `integer, 1 to 64`, the name of a model, or the values it allows."""
+    if "$ref" in schema:
+        return str(schema["$ref"]).rpartition("/")[2]
+    if "const" in schema:
+        return json.dumps(schema["const"])
+    if "enum" in schema:
+        return " \\| ".join(str(value) for value in schema["enum"])
+    if "anyOf" in schema or "oneOf" in schema:
+        parts = [_type(each) for each in schema.get("anyOf", schema.get("oneOf", []))]
+        return " or ".join(dict.fromkeys(each for each in parts if each != "null"))
+    kind = str(schema.get("type", "any"))
+    if kind == "array":
+        return f"list of {_type(schema.get('items', {}))}"
+    low = schema.get("minimum", schema.get("exclusiveMinimum"))
+    high = schema.get("maximum", schema.get("exclusiveMaximum"))
+    above = "above " if "exclusiveMinimum" in schema else ""
+    if low is not None and high is not None:
+        return f"{kind}, {above}{low} to {high}"
+    if low is not None:
+        return f"{kind}, {above or 'at least '}{low}"
+    return kind if high is None else f"{kind}, at most {high}"
+
+
+# --- settings -----------------------------------------------------------------------------------
+
+
+def models() -> Mapping[str, type[BaseSettings]]:
+    """The settings of each service, by the service's name."""
+    return {
+        name: next(
+            found
+            for found in vars(importlib.import_module(module)).values()
+            if isinstance(found, type)
+            and issubclass(found, BaseSettings)
+            and found.__module__ == module
+        )
+        for name, module in SERVICES.items()
+    }
+
+
+class Setting(BaseModel):
+    """One setting: its variable without the prefix, and what the model says of it."""
+
+    variable: str
+    kind: str
+    default: str
+    about: str
+
+
+def settings_of(model: type[BaseModel], prefix: str = "") -> Iterator[Setting]:
+    """The settings of a model, those of nested models under `OUTER__INNER`."""
+    comments = _comments(model)
+    for name, field in model.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from settings_of(inner, f"{prefix}{name.upper()}__")
+            continue
+        schema = TypeAdapter(model).json_schema()["properties"][name]
+        default = "(required)"
+        if not field.is_required():
+            default = _plain(field.get_default(call_default_factory=True))
+        yield Setting(
+            variable=f"{prefix}{name.upper()}",
+            kind=_type(schema),
+            default=default,
+            about=comments.get(name, ""),
+        )
+
+
+def _plain(value: object) -> str:
+    if value is None or value == "":
+        return ""
+    if isinstance(value, tuple | list | dict):
+        return f"`{json.dumps(value)}`" if value else ""
+    return f"`{value}`" if not isinstance(value, bool) else f"`{str(value).lower()}`"
+
+
+def _comments(model: type[BaseModel]) -> dict[str, str]:
+    """The `#:` comment above each field of a model and of the models that it extends."""
+    found: dict[str, str] = {}
+    for cls in reversed(model.__mro__):
+        if not issubclass(cls, BaseModel) or cls in (BaseModel, BaseSettings):
+            continue
+        lines = inspect.getsource(cls).splitlines()
+        (tree,) = ast.parse(textwrap.dedent("\n".join(lines))).body
+        assert isinstance(tree, ast.ClassDef)
+        for node in tree.body:
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                above = []
+                line = node.lineno - 2
+                while line >= 0 and lines[line].strip().startswith("#:"):
+                    above.append(lines[line].strip().removeprefix("#:").strip())
+                    line -= 1
+                if above:
+                    found[node.target.id] = " ".join(reversed(above))
+    return found
+
+
+def settings() -> str:
+    """A table of the settings that several services have, then one table a service."""
+    services: dict[tuple[str, ...], list[str]] = {}
+    for service, model in models().items():
+        for each in settings_of(model):
+            row = (each.variable, each.kind, each.default, each.about)
+            services.setdefault(row, []).append(service)
+    lines = ["## Several services", ""]
+    lines += ["| variable | services | type | default | meaning |"]
+    lines += ["| --- | --- | --- | --- | --- |"]
+    for (variable, kind, default, about), users in services.items():
+        if len(users) > 1:
+            who = "all" if len(users) == len(SERVICES) else ", ".join(users)
+            lines.append(
+                f"| `YARD_{variable}` | {who} | {_cell(kind)} | {default} | {_cell(about)} |"
+            )
+    for service, model in models().items():
+        prefix = str(model.model_config["env_prefix"])
+        own = [row for row, users in services.items() if users == [service]]
+        if own:
+            lines += ["", f"## {service.capitalize()}", ""]
+            lines += ["| variable | type | default | meaning |", "| --- | --- | --- | --- |"]
+        for variable, kind, default, about in own:
+            lines.append(f"| `{prefix}{variable}` | {_cell(kind)} | {default} | {_cell(about)} |")
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    """Text as a cell of a table: one line, no bar that ends the cell."""
+    return re.sub(r"(?<!\\)\|", r"\\|", " ".join(text.split()))
+
+
+TABLES: Final[Mapping[str, Callable[[], str]]] = {"cli": cli, "rest": rest, "settings": settings}
