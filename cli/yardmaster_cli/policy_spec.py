@@ -44,5 +44,7 @@ def checked_policy(spec: PolicySpec) -> "PolicyRef":
     try:
         options_of(policy)
     except BadPolicyOptions as error:
-        raise BadUsage(str(error), hint="options of each policy: docs/policies.md") from None
+        raise BadUsage(
+            str(error), hint="options of each policy: docs/reference/policies.md"
+        ) from None
     return policy

@@ -25,8 +25,8 @@ MACHINES: Final = ("quota", "scheduler")
 SHARED: Final = {
     "library_logs.py": SERVICES,
     "log_metrics.py": SERVICES,
-    "telemetry.py": SERVICES,
-    "metrics.py": MACHINES,
+    "port.py": SERVICES,
+    "machine_metrics.py": MACHINES,
 }
 
 
