@@ -34,7 +34,7 @@ def checked_policy(spec: PolicySpec) -> "PolicyRef":
     from yardmaster_schemas.events.requests import PolicyRef
 
     policy = PolicyRef(name=spec.name, options=dict(spec.options))
-    offered = [each.name for each in POLICIES.values() if not each.simulated]
+    offered = [each.name for each in POLICIES.values() if not each.simulation_only]
     if spec.name not in offered:
         simulated = any(spec.name == each.name for each in POLICIES.values())
         what = f"policy {spec.name} is for yard simulate only" if simulated else ""

@@ -77,7 +77,7 @@ def _known_policy(config: PoolConfig) -> None:
         known = ", ".join(
             f"{name} (version {version})"
             for (name, version), policy in POLICIES.items()
-            if not policy.simulated
+            if not policy.simulation_only
         )
         detail = f"there is no policy {ref.name} of version {ref.version}; there are: {known}"
         field = FieldError(pointer="/policy/name", code="policy_unknown", detail=detail)

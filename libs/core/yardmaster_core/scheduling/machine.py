@@ -5,8 +5,8 @@ from typing import Any, ClassVar, Final
 
 from yardmaster_core.machine import Decision, Verdict
 from yardmaster_core.rules import RULES
-from yardmaster_core.scheduling.planner import cycle_bounds as cycling
-from yardmaster_core.scheduling.planner.draft import Draft, Full
+from yardmaster_core.scheduling.planner import cycle_boundaries as cycling
+from yardmaster_core.scheduling.planner.draft import CycleFull, Draft
 from yardmaster_core.scheduling.planner.lifecycle import decide_lifecycle
 from yardmaster_core.scheduling.planner.plan import plan
 from yardmaster_core.scheduling.planner.policy import PolicyRegistry
@@ -50,7 +50,7 @@ def _fill(draft: Draft, observed: Sequence[Decision], policies: PolicyRegistry) 
             draft.record(decision.event, decision.subject, decision.cause)
         decide_lifecycle(draft)
         plan(draft, policies)
-    except Full:
+    except CycleFull:
         return False
     return True
 

@@ -427,7 +427,7 @@ def _queues(pool: Pool, tasks: list[Task]) -> None:
 
 
 def _lines(pool: Pool) -> None:
-    line = REGISTRY.traits(pool.config).line
+    line = REGISTRY.traits(pool.config).strict_queue
     anew = None if line is None else StrictQueues(pool, line)
     kept = pool.strict_queues
     assert (kept is None) == (anew is None)

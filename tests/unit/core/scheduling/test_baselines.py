@@ -14,7 +14,7 @@ from yardmaster_schemas.events.decisions import (
 from yardmaster_schemas.events.requests import PolicyRef, PoolConfig
 from yardmaster_schemas.reasons import AdmissionCode
 
-STRICT = sorted(name for (name, _), policy in POLICIES.items() if policy.line is not None)
+STRICT = sorted(name for (name, _), policy in POLICIES.items() if policy.strict_queue is not None)
 
 
 def started(events: Sequence[object]) -> list[str]:

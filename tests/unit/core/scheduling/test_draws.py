@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.unit.core.scheduling.test_indexes import shape
 from tests.unit.core.scheduling.test_placement import index_of
 from yardmaster_core.scheduling.planner.draws import Draws, drawn, nth_bit
-from yardmaster_core.scheduling.planner.placement import place, strategy
+from yardmaster_core.scheduling.planner.placement import place, strategy_named
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.resources import Resources
 
@@ -40,7 +40,7 @@ def test_each_room_that_holds_it_is_as_likely_and_no_other_is_drawn() -> None:
     holding = {capacity.ordinal for capacity in index.capacities.values() if capacity.holds(asked)}
     drawn: Counter[int] = Counter()
     for number in range(200 * len(holding)):
-        places = place(index, asked, strategy("random"), key=str(number))
+        places = place(index, asked, strategy_named("random"), key=str(number))
         assert places is not None
         drawn[places[0][0].ordinal] += 1
     assert drawn.keys() == holding
@@ -53,7 +53,7 @@ def test_each_gpu_with_a_share_left_is_as_likely() -> None:
     share = shape(Resources(gpus=1, gpu_milli=400))
     drawn: Counter[Any] = Counter()
     for number in range(600):
-        places = place(index, share, strategy("random"), key=str(number))
+        places = place(index, share, strategy_named("random"), key=str(number))
         assert places is not None
         drawn[places[0][1]] += 1
     assert drawn.keys() == {(0,), (1,), (2,)}
@@ -82,7 +82,7 @@ def test_the_same_seed_places_alike_also_after_a_snapshot_and_another_otherwise(
 
 def test_replicas_of_a_gang_are_drawn_one_by_one() -> None:
     index = index_of([([1000] * 8, 0, 0) for _ in range(20)])
-    places = place(index, shape(ONE, replicas=12), strategy("random"))
+    places = place(index, shape(ONE, replicas=12), strategy_named("random"))
     assert places is not None
     assert len({capacity.ordinal for capacity, _ in places}) > 6
 

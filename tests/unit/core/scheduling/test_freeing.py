@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from yardmaster_core.scheduling.planner.draft import Draft
-from yardmaster_core.scheduling.planner.placement import strategy
+from yardmaster_core.scheduling.planner.placement import strategy_named
 from yardmaster_core.scheduling.planner.victim_search import VictimSearch
 from yardmaster_core.scheduling.state.entities import Task
 from yardmaster_core.scheduling.state.indexes import CapacityIndex, NodeCapacity
@@ -83,13 +83,13 @@ def test_what_is_tried_grows_with_what_is_asked_for_and_not_with_the_cell(
     assert costs[0] == costs[1] <= 6 * 4 * wide
 
 
-class Anybody:
+class Unlimited:
     """Whoever can be stopped may be."""
 
-    def may(self, victim: Task) -> bool:
+    def permits(self, victim: Task) -> bool:
         return True
 
-    def allows(self, victims: Sequence[Task]) -> bool:
+    def spend(self, victims: Sequence[Task]) -> bool:
         return True
 
 
@@ -107,5 +107,5 @@ def test_what_a_gang_let_go_of_already_is_not_counted_on_again() -> None:
     cell.cycle()
     victims = [cell.task("gang"), cell.task("late", 0), cell.task("late", 1)]
     with Draft(cell.state, 1000) as draft:
-        freeing = VictimSearch(draft, cell.state.pools["main"], strategy("best_fit"))
-        assert freeing.for_all([cell.task("wide")], victims, Anybody()) == set(victims)
+        search = VictimSearch(draft, cell.state.pools["main"], strategy_named("best_fit"))
+        assert search.for_tasks([cell.task("wide")], victims, Unlimited()) == set(victims)

@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 
 from tests.unit.core.scheduling.test_indexes import shape
 from yardmaster_core.errors import UnknownPlacement
-from yardmaster_core.scheduling.planner.placement import PLACEMENTS, place, places_in, strategy
+from yardmaster_core.scheduling.planner.placement import (
+    PLACEMENTS,
+    place,
+    places_in,
+    strategy_named,
+)
 from yardmaster_core.scheduling.state.indexes import CapacityIndex, NodeCapacity
 from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_schemas.resources import Resources
@@ -71,7 +76,7 @@ def test_a_gang_is_placed_exactly_when_there_is_a_way(
 ) -> None:
     index = index_of(offers)
     possible = sum(most(tuple(slots), cpu, memory, gang) for slots, cpu, memory in offers)
-    places = place(index, gang, strategy(name))
+    places = place(index, gang, strategy_named(name))
     assert (places is not None) == (possible >= gang.replicas)
     for capacity, (slots, cpu, memory) in zip(index.capacities.values(), offers, strict=True):
         assert (capacity.slots, capacity.cpu_milli, capacity.memory_mib) == (slots, cpu, memory)
@@ -113,7 +118,7 @@ def test_with_a_second_index_a_gang_needs_room_in_both(
         return
     idle = index_of([a for a, _ in both])
     future = index_of([b for _, b in both])
-    places = place(idle, gang, strategy(name), future)
+    places = place(idle, gang, strategy_named(name), future)
     if places is None:
         return
     for capacity, picked in places:
@@ -129,8 +134,8 @@ def test_with_a_second_index_a_gang_needs_room_in_both(
 def test_a_gang_prefers_one_node_that_holds_all_of_it_only_if_it_comes_first() -> None:
     index = index_of([([1000, 0], 0, 0), ([1000] * 4, 0, 0)])
     pair = shape(Resources(gpus=1, gpu_milli=1000), replicas=2)
-    best = place(index, pair, strategy("best_fit"))
-    worst = place(index, pair, strategy("worst_fit"))
+    best = place(index, pair, strategy_named("best_fit"))
+    worst = place(index, pair, strategy_named("worst_fit"))
     assert best is not None
     assert worst is not None
     assert [capacity.ordinal for capacity, _ in best] == [0, 1], (
@@ -141,4 +146,4 @@ def test_a_gang_prefers_one_node_that_holds_all_of_it_only_if_it_comes_first() -
 
 def test_an_unknown_strategy_is_named_with_those_that_are_known() -> None:
     with pytest.raises(UnknownPlacement, match="best_fit, worst_fit"):
-        strategy("middle_fit")
+        strategy_named("middle_fit")

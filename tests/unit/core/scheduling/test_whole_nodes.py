@@ -11,7 +11,7 @@ from tests.unit.core.scheduling.reading import all_of, only, running, started, w
 from tests.unit.core.scheduling.soundness import assert_sound
 from tests.unit.core.scheduling.test_indexes import shape
 from tests.unit.core.scheduling.test_placement import index_of
-from yardmaster_core.scheduling.planner.placement import nodes_for, place, strategy
+from yardmaster_core.scheduling.planner.placement import nodes_for, place, strategy_named
 from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events import decisions as dec
@@ -343,7 +343,7 @@ def test_it_goes_where_the_rule_says_and_nowhere_else(
 ) -> None:
     index = index_of([(slots, cpu, 0) for slots, cpu in offers])
     asked = shape(Resources(gpus=gpus, gpu_milli=1000, cpu_milli=cpu_milli), **WHOLE)
-    choose = replace(strategy("best_fit"), unequal=unequal)
+    choose = replace(strategy_named("best_fit"), unequal=unequal)
     expected = expected_nodes(offers, asked, unequal=unequal)
     for also in (None, index_of([(slots, cpu, 0) for slots, cpu in offers])):
         places = place(index, asked, choose, also)
@@ -363,7 +363,7 @@ def test_what_is_promised_to_others_is_not_taken(
     less = [([0] * len(s) if o in promised else s, cpu) for o, (s, cpu) in enumerate(offers)]
     asked = shape(Resources(gpus=gpus, gpu_milli=1000), **WHOLE)
     also = index_of([(slots, cpu, 0) for slots, cpu in less])
-    places = place(index, asked, strategy("best_fit"), also)
+    places = place(index, asked, strategy_named("best_fit"), also)
     found = None if places is None else [capacity.ordinal for capacity, _ in places]
     assert (found is None) == (expected_nodes(less, asked, unequal=False) is None)
     assert not promised.intersection(found or ())

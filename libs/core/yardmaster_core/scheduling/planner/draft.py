@@ -17,7 +17,7 @@ from yardmaster_core.scheduling.state.entities import Pool
 from yardmaster_schemas.envelope import Event
 
 
-class Full(Exception):
+class CycleFull(Exception):
     """The cycle holds as many decisions as it may; what is left is decided in the next."""
 
 
@@ -30,12 +30,12 @@ class Draft:
         self.state = state
         self.limit = limit
         self.decisions: list[Decision] = []
-        #: How to take back what was only tried.
-        self.tried: list[Undo] = []
+        #: How to take back what was only undo_log.
+        self.undo_log: list[Undo] = []
         self._keep = keep
         self._before: list[tuple[Pool, bool, bool, bool]] = []
-        self._rechecked: list[Pool] = []
-        self._shared_out: list[Pool] = []
+        self._recheck_taken: list[Pool] = []
+        self._reshare_cleared: list[Pool] = []
 
     def __enter__(self) -> "Draft":
         state = self.state
@@ -55,15 +55,15 @@ class Draft:
 
     def __exit__(self, *_: object) -> None:
         state = self.state
-        self.take_back()
+        self.roll_back()
         state.undo()
         left, state.unpruned = state.unpruned, None
         if self._keep:
             for line in left or ():
                 line.prune()
-            for pool in self._rechecked:
+            for pool in self._recheck_taken:
                 pool.recheck = True
-            for pool in self._shared_out:
+            for pool in self._reshare_cleared:
                 pool.reshare = True
         for pool, recheck, reshare, reshare_next in self._before:
             pool.recheck = recheck
@@ -73,54 +73,54 @@ class Draft:
             pool.woken.clear()
             pool.reconsidered.clear()
 
-    def room_for(self, decisions: int) -> None:
+    def require(self, decisions: int) -> None:
         """Make sure that so many decisions that belong together still fit.
 
         Raises:
-            Full: they do not (and they are not the first of the cycle).
+            CycleFull: they do not (and they are not the first of the cycle).
         """
         wanted = len(self.decisions) + decisions
         if self.decisions and wanted > self.limit:
-            raise Full
+            raise CycleFull
         self.limit = max(self.limit, wanted)
 
     def record(self, event: Event, subject: str, cause: str | None) -> None:
         """Decide `event` about `subject`, following from the record `cause`.
 
         Raises:
-            Full: the cycle may hold no more.
+            CycleFull: the cycle may hold no more.
         """
-        self.room_for(1)
+        self.require(1)
         apply(self.state, event)
         self.decisions.append(Decision(event, subject, cause))
 
     @contextmanager
     def trial(self) -> Iterator[None]:
         """Whatever is changed inside is taken back at the end."""
-        mark = len(self.tried)
+        mark = len(self.undo_log)
         try:
             yield
         finally:
-            self.take_back(mark)
+            self.roll_back(mark)
 
-    def take_back(self, mark: int = 0) -> None:
-        """Take back all that was tried after `mark`."""
-        tried = self.tried
-        while len(tried) > mark:
-            function, arguments = tried.pop()
+    def roll_back(self, mark: int = 0) -> None:
+        """Take back all that was undo_log after `mark`."""
+        undo_log = self.undo_log
+        while len(undo_log) > mark:
+            function, arguments = undo_log.pop()
             function(*arguments)
 
-    def rechecks(self, pool: Pool) -> bool:
+    def take_recheck(self, pool: Pool) -> bool:
         """Whether all who wait for room in a pool are to be asked again, which asking settles for
         the rest of the cycle.
         """
         due, pool.recheck = pool.recheck, False
         if due:
-            self._rechecked.append(pool)
+            self._recheck_taken.append(pool)
         return due
 
-    def shares_out(self, pool: Pool) -> None:
+    def clear_reshare(self, pool: Pool) -> None:
         """What a pool's shares rest on is looked at, which is enough for the rest of the cycle."""
         if pool.reshare:
             pool.reshare = False
-            self._shared_out.append(pool)
+            self._reshare_cleared.append(pool)

@@ -16,9 +16,9 @@ from yardmaster_core.scheduling.state.workload import Slots, WorkloadCounter
 COARSE: Final = 50
 
 
-def count_on(jobs: Iterable[Job], pool: Pool) -> None:
-    """Place tasks of a pool by what was asked for so far; `jobs` are all that were admitted, in
-    that order, gone through only the first time.
+def track_workload(jobs: Iterable[Job], pool: Pool) -> None:
+    """ReplicaSlots tasks of a pool by what was asked for so far; `jobs` are all that were admitted,
+    in that order, gone through only the first time.
     """
     asking = pool.workload
     if asking is None:

@@ -4,8 +4,8 @@ Groups come in the policy's order, each with its first task, and have two turns:
 to have others stopped. Of one rank (the first of the policy's key) all have their first turn before
 any has its second; tasks whose last starts failed come after both.
 
-Groups that wait for the same room alike, as the policy says, stand behind the first of them: where
-that one finds none, those behind it keep the answer that they have.
+Groups that wait for the same room equivalent, as the policy says, stand behind the first of them:
+where that one finds none, those behind it keep the answer that they have.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -18,14 +18,14 @@ from yardmaster_schemas.reasons import WaitCode
 
 #: First of the policy's key, whether the turn is to start (0) or to have others stopped (1), the
 #: rest of that key.
-LineKey = tuple[Any, ...]
+SortKey = tuple[Any, ...]
 #: A group, its task to be considered, those that come after that one, and which turn it is.
-Waiting = tuple[Group, Task, Iterator[Task], int]
-Entry = tuple[LineKey, int, Waiting]
-Follower = tuple[LineKey, int, Group]
+Candidate = tuple[Group, Task, Iterator[Task], int]
+Entry = tuple[SortKey, int, Candidate]
+Follower = tuple[SortKey, int, Group]
 
-#: What one may wait for that its likes wait for too.
-NO_ROOM: Final = frozenset({WaitCode.INSUFFICIENT_FREE, WaitCode.FRAGMENTED})
+#: What one may wait for that its equivalence wait for too.
+NO_CAPACITY: Final = frozenset({WaitCode.INSUFFICIENT_FREE, WaitCode.FRAGMENTED})
 
 
 class GroupQueue:
@@ -35,125 +35,131 @@ class GroupQueue:
         self._view = view
         self._policy = policy
         #: By turn.
-        self._lines: tuple[list[Entry], list[Entry]] = ([], [])
+        self._heaps: tuple[list[Entry], list[Entry]] = ([], [])
         self._queued: set[Group] = set()
-        #: Those who stand behind the first of their likes, by that one.
-        self._behind: dict[Group, list[Follower]] = {}
+        #: Those who stand behind the first of their equivalence, by that one.
+        self._followers: dict[Group, list[Follower]] = {}
         #: Groups that were told to wait.
         self.done: set[Group] = set()
 
     def __bool__(self) -> bool:
         """Whether anybody is to be considered."""
-        return any(self._lines)
+        return any(self._heaps)
 
     def add(self, groups: Iterable[Group]) -> None:
         """Have groups considered that neither are to be nor were told to wait."""
-        alike: dict[Hashable, list[Follower]] = {}
+        equivalent: dict[Hashable, list[Follower]] = {}
         for group in groups:
             if group in self._queued or group in self.done or not group.queue.live:
                 continue
             self._queued.add(group)
-            likes = self._likes(group)
-            if likes is None:
-                self.go_on(group, group.queue.in_order())
+            equivalence = self._equivalence_of(group)
+            if equivalence is None:
+                self.push_next(group, group.queue.in_order())
                 continue
             task = group.queue.first
-            alike.setdefault(likes, []).append((self._key(group, task, 0), id_order(task), group))
-        for line in alike.values():
+            equivalent.setdefault(equivalence, []).append(
+                (self._key(group, task, 0), id_order(task), group)
+            )
+        for line in equivalent.values():
             heapify(line)
-            self._lead(line)
+            self._push_leader(line)
 
-    def add_again(self, groups: Iterable[Group]) -> None:
+    def requeue(self, groups: Iterable[Group]) -> None:
         """The same, also of those that were told to wait."""
         again = list(groups)
         self.done.difference_update(again)
         self.add(again)
 
-    def pop(self, held_up: Callable[[Group], bool]) -> Waiting | None:
-        """The next in line; None when there is nobody, or who is next is `held_up`."""
-        while (entry := self._pop(held_up)) is not None:
+    def pop(self, must_wait: Callable[[Group], bool]) -> Candidate | None:
+        """The next in line; None when there is nobody, or who is next is `must_wait`."""
+        while (entry := self._pop(must_wait)) is not None:
             group, task, rest, _ = entry[2]
             if task.group is group:
                 return entry[2]
-            self.go_on(group, rest)
+            self.push_next(group, rest)
         return None
 
-    def _pop(self, held_up: Callable[[Group], bool]) -> Entry | None:
-        first, second = self._lines
+    def _pop(self, must_wait: Callable[[Group], bool]) -> Entry | None:
+        first, second = self._heaps
         line = second if not first or (second and second[0] < first[0]) else first
-        if not line or not held_up(line[0][2][0]):
+        if not line or not must_wait(line[0][2][0]):
             return heappop(line) if line else None
         if line is first and second:
             # An equal that came before has had its first turn, and need not wait with those behind.
             (rank, _, *place), (other_rank, _, *other_place) = first[0][0], second[0][0]
             came_before = rank == other_rank and other_place < place
-            if came_before and not held_up(second[0][2][0]):
+            if came_before and not must_wait(second[0][2][0]):
                 return heappop(second)
         return None
 
-    def put(self, group: Group, task: Task, rest: Iterator[Task], turn: int) -> None:
+    def push(self, group: Group, task: Task, rest: Iterator[Task], turn: int) -> None:
         """Let a group's task have that turn when it comes."""
         key = self._key(group, task, turn)
-        heappush(self._lines[turn], (key, id_order(task), (group, task, rest, turn)))
+        heappush(self._heaps[turn], (key, id_order(task), (group, task, rest, turn)))
 
-    def go_on(self, group: Group, rest: Iterator[Task]) -> None:
+    def push_next(self, group: Group, rest: Iterator[Task]) -> None:
         """Let the group's next task be considered, if there is one."""
         task = next(rest, None)
         if task is None:
-            self.leave(group)
-            self.serve(group)
+            self.remove(group)
+            self.requeue_followers(group)
         else:
-            self.put(group, task, rest, 0)
+            self.push(group, task, rest, 0)
 
     def comes_first(self, group: Group, task: Task, turn: int) -> bool:
         """Whether nobody in line comes before a group's task."""
         key = self._key(group, task, turn)
-        return not any(line and line[0][0] < key for line in self._lines)
+        return not any(line and line[0][0] < key for line in self._heaps)
 
-    def serve(self, group: Group) -> None:
-        """The group's first task got what it asked for: its likes are to be considered too."""
-        line = self._behind.pop(group, None)
+    def requeue_followers(self, group: Group) -> None:
+        """The group's first task got what it asked for: its equivalence are to be considered
+        too.
+        """
+        line = self._followers.pop(group, None)
         if line:
-            self._lead(line)
+            self._push_leader(line)
 
-    def leave(self, group: Group) -> None:
+    def remove(self, group: Group) -> None:
         """The group is not to be considered for now."""
         self._queued.discard(group)
 
-    def wait(self, group: Group) -> None:
-        """The group was told to wait: so are its likes, unless they were told another reason."""
-        self.leave(group)
+    def finish(self, group: Group) -> None:
+        """The group was told to wait: so are its equivalence, unless they were told another
+        reason.
+        """
+        self.remove(group)
         self.done.add(group)
-        line = self._behind.get(group)
+        line = self._followers.get(group)
         pool = self._view.pool
         if line and code_of(group, pool) is code_of(line[0][-1], pool):
-            del self._behind[group]
+            del self._followers[group]
             self._queued.difference_update(each for *_, each in line)
         else:
-            self.serve(group)
+            self.requeue_followers(group)
 
-    def _key(self, group: Group, task: Task, turn: int) -> LineKey:
+    def _key(self, group: Group, task: Task, turn: int) -> SortKey:
         rank, *place = self._policy.order(self._view, group, task)
         # A task whose last starts failed has both turns after all others of its rank, so that it
         # does not take what one of them preempted others for.
         return rank, turn + 2 * group.shape.start_failed, *place
 
-    def _likes(self, group: Group) -> Hashable | None:
-        """What groups have in common that find room or do not find it alike; None: it is on its
-        own, or its answer is not known yet.
+    def _equivalence_of(self, group: Group) -> Hashable | None:
+        """What groups have in common that find room or do not find it equivalent; None: it is on
+        its own, or its answer is not known yet.
         """
         shape = group.shape
         code = code_of(group, self._view.pool)
-        if code not in NO_ROOM or len(shape.pools) > 1:
+        if code not in NO_CAPACITY or len(shape.pools) > 1:
             return None
-        rank = self._policy.alike(self._view, group)
+        rank = self._policy.equivalence(self._view, group)
         return None if rank is None else (rank, shape.fit, shape.start_failed, code)
 
-    def _lead(self, line: list[Follower]) -> None:
+    def _push_leader(self, line: list[Follower]) -> None:
         group = heappop(line)[2]
         if line:
-            self._behind[group] = line
-        self.go_on(group, group.queue.in_order())
+            self._followers[group] = line
+        self.push_next(group, group.queue.in_order())
 
 
 def code_of(group: Group, pool: Pool) -> WaitCode | None:

@@ -55,10 +55,10 @@ def decide_lifecycle(draft: Draft) -> None:
     while todo := sorted(state.attention.keys() - done):
         for task_id in todo:
             done.add(task_id)
-            _settle_task(draft, state.attention[task_id])
+            _advance_task(draft, state.attention[task_id])
 
 
-def _settle_task(draft: Draft, task: Task) -> None:
+def _advance_task(draft: Draft, task: Task) -> None:
     # A task may take two steps at once (requeued, then ended because it was cancelled meanwhile).
     while (event := next_of_task(draft.state, task)) is not None:
         draft.record(event, task.id, task.cause)

@@ -8,9 +8,9 @@ Replicas of a gang are equal, so filling one room after another finds a place fo
 whenever there is one: what a room can hold does not depend on the others.
 
 A task on whole nodes goes to one node that holds all of it, chosen by the strategy, else as a gang
-over idle nodes of equal size, largest first, whose size divides what it asks for (after Determined;
-tasks without GPUs do not keep a node from being idle). A pool may allow unequal ones: the largest
-that still fit, one after another.
+over idle nodes of equal size, largest first, whose size divides what it uses_workload for (after
+Determined; tasks without GPUs do not keep a node from being idle). A pool may allow unequal ones:
+the largest that still fit, one after another.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,9 +28,9 @@ from yardmaster_core.scheduling.state.ranking import ranked
 from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
 from yardmaster_schemas.events.requests import PoolConfig
 
-Chooser = Callable[[CapacityIndex, Shape, int], Iterator[NodeCapacity]]
+NodeOrder = Callable[[CapacityIndex, Shape, int], Iterator[NodeCapacity]]
 #: The slots that one replica gets in a room that holds it.
-Picker = Callable[[CapacityIndex, NodeCapacity, Shape], tuple[int, ...]]
+SlotPick = Callable[[CapacityIndex, NodeCapacity, Shape], tuple[int, ...]]
 
 #: What a GPU counts for in `tight_fit`, in CPUs.
 CPUS_OF_A_GPU: Final = 16
@@ -41,33 +41,34 @@ def _fullest(_: CapacityIndex, capacity: NodeCapacity, shape: Shape) -> tuple[in
 
 
 @dataclass(frozen=True, slots=True)
-class Strategy:
+class PlacementStrategy:
     """A way to choose rooms, and slots there. `sticky`: the room just chosen is the choice for an
-    equal task while it holds one. `apart`: a choice is made for each replica of a gang. `unequal`:
-    gangs on whole nodes may be laid over nodes of unequal size. `drawn`: what it draws from a seed
-    is drawn for each task anew. `asks`: it goes by what tasks of the pool asked for so far.
+    equal task while it holds one. `per_replica`: a choice is made for each replica of a gang.
+    `unequal`: gangs on whole nodes may be laid over nodes of unequal size. `from_draws`: what it
+    draws from a seed is from_draws for each task anew. `uses_workload`: it goes by what tasks of
+    the pool asked for so far.
     """
 
     name: str
-    capacities: Chooser
-    pick: Picker = _fullest
+    capacities: NodeOrder
+    pick: SlotPick = _fullest
     sticky: bool = False
-    apart: bool = False
-    asks: bool = False
+    per_replica: bool = False
+    uses_workload: bool = False
     unequal: bool = False
-    drawn: Callable[[Draws], tuple[Chooser, Picker]] | None = None
+    from_draws: Callable[[Draws], tuple[NodeOrder, SlotPick]] | None = None
     seed: int = 0
 
-    def for_one(self, key: str) -> "Strategy":
+    def for_one(self, key: str) -> "PlacementStrategy":
         """The strategy for one task, known by `key`."""
-        if self.drawn is None:
+        if self.from_draws is None:
             return self
-        capacities, pick = self.drawn(Draws(f"{self.name}/{self.seed}/{key}"))
+        capacities, pick = self.from_draws(Draws(f"{self.name}/{self.seed}/{key}"))
         return replace(self, capacities=capacities, pick=pick)
 
 
 #: One replica's place: the room and its slots.
-Place = tuple[NodeCapacity, tuple[int, ...]]
+ReplicaSlots = tuple[NodeCapacity, tuple[int, ...]]
 
 
 def _capacities(index: CapacityIndex, shape: Shape, mask: int) -> Iterator[NodeCapacity]:
@@ -212,23 +213,23 @@ def _draw_slots(
     return tuple(sorted(drawn))
 
 
-def _random_of(draws: Draws) -> tuple[Chooser, Picker]:
+def _random_of(draws: Draws) -> tuple[NodeOrder, SlotPick]:
     return partial(random, draws=draws), partial(_draw_slots, draws)
 
 
-PLACEMENTS: Final[Mapping[str, Strategy]] = {
+PLACEMENTS: Final[Mapping[str, PlacementStrategy]] = {
     s.name: s
     for s in (
-        Strategy("best_fit", best_fit, sticky=True),
-        Strategy("worst_fit", worst_fit),
-        Strategy("tight_fit", tight_fit, sticky=True),
-        Strategy("random", random, apart=True, drawn=_random_of),
-        Strategy("fgd", fgd, slots_of_least_growth, apart=True, asks=True),
+        PlacementStrategy("best_fit", best_fit, sticky=True),
+        PlacementStrategy("worst_fit", worst_fit),
+        PlacementStrategy("tight_fit", tight_fit, sticky=True),
+        PlacementStrategy("random", random, per_replica=True, from_draws=_random_of),
+        PlacementStrategy("fgd", fgd, slots_of_least_growth, per_replica=True, uses_workload=True),
     )
 }
 
 
-def strategy(name: str) -> Strategy:
+def strategy_named(name: str) -> PlacementStrategy:
     """The placement strategy of that name.
 
     Raises:
@@ -240,58 +241,58 @@ def strategy(name: str) -> Strategy:
         raise UnknownPlacement(name=name, known=", ".join(PLACEMENTS)) from None
 
 
-def strategy_of(config: PoolConfig) -> Strategy:
+def strategy_of(config: PoolConfig) -> PlacementStrategy:
     """How tasks are placed in a pool.
 
     Raises:
         UnknownPlacement.
     """
-    choose = strategy(config.placement)
-    return replace(choose, unequal=config.unequal_gangs, seed=config.seed)
+    strategy = strategy_named(config.placement)
+    return replace(strategy, unequal=config.unequal_gangs, seed=config.seed)
 
 
-def any_place(index: CapacityIndex, shape: Shape, config: PoolConfig) -> list[Place] | None:
-    """A place in a pool configured so for a task that only asks whether there is one."""
-    choose = PLACEMENTS["best_fit"]
-    return place(index, shape, replace(choose, unequal=config.unequal_gangs))
+def any_place(index: CapacityIndex, shape: Shape, config: PoolConfig) -> list[ReplicaSlots] | None:
+    """A place in a pool configured so for a task that only uses_workload whether there is one."""
+    strategy = PLACEMENTS["best_fit"]
+    return place(index, shape, replace(strategy, unequal=config.unequal_gangs))
 
 
 def place(
     index: CapacityIndex,
     shape: Shape,
-    choose: Strategy,
+    strategy: PlacementStrategy,
     also: CapacityIndex | None = None,
     key: str = "",
     avoid: int = 0,
-) -> list[Place] | None:
+) -> list[ReplicaSlots] | None:
     """A place for every replica, or None; the indexes are left as they were.
 
     With `also`, each room must have the space in that index too (what is free now, and not
     promised). `key` names the task that the place is for, to strategies that draw. `avoid` is a set
     of nodes (one bit each) that are not taken.
     """
-    choose = choose.for_one(key or shape.id)
+    strategy = strategy.for_one(key or shape.id)
     if shape.replicas == 1:
-        for capacity in choose.capacities(index, shape, _within(also, shape) & ~avoid):
+        for capacity in strategy.capacities(index, shape, _within(also, shape) & ~avoid):
             if also is None or also.capacities[capacity.ordinal].holds(shape):
-                return [(capacity, choose.pick(index, capacity, shape))]
-        return _on_idle_nodes(index, shape, choose, also, avoid) if shape.whole_nodes else None
+                return [(capacity, strategy.pick(index, capacity, shape))]
+        return _on_idle_nodes(index, shape, strategy, also, avoid) if shape.whole_nodes else None
     if shape.total_gpu_milli > index.free_milli:
         return None
     before = [(view, view.changes) for view in (index, also) if view is not None]
-    places: list[Place] = []
+    places: list[ReplicaSlots] = []
     used: list[tuple[CapacityIndex, NodeCapacity, tuple[int, ...]]] = []
     while len(places) < shape.replicas:
-        capacities = choose.capacities(index, shape, _within(also, shape) & ~avoid)
+        capacities = strategy.capacities(index, shape, _within(also, shape) & ~avoid)
         chosen = _first(capacities, shape, also)
         if chosen is None:
             break
         views = [(index, chosen)]
         if also is not None:
             views.append((also, also.capacities[chosen.ordinal]))
-        most = len(places) + 1 if choose.apart else shape.replicas
+        most = len(places) + 1 if strategy.per_replica else shape.replicas
         while len(places) < most and all(one.holds(shape) for _, one in views):
-            picked = choose.pick(index, chosen, shape)
+            picked = strategy.pick(index, chosen, shape)
             places.append((chosen, picked))
             for view, one in views:
                 slots = picked if view is index else one.pick(shape)
@@ -310,11 +311,15 @@ def _within(also: CapacityIndex | None, shape: Shape) -> int:
 
 
 def _on_idle_nodes(
-    index: CapacityIndex, shape: Shape, choose: Strategy, also: CapacityIndex | None, avoid: int
-) -> list[Place] | None:
+    index: CapacityIndex,
+    shape: Shape,
+    strategy: PlacementStrategy,
+    also: CapacityIndex | None,
+    avoid: int,
+) -> list[ReplicaSlots] | None:
     groups = _idle_nodes(index, shape, also, avoid)
     counts = {size: found.bit_count() for size, found in groups.items()}
-    nodes = nodes_for(shape.gpus, counts, unequal=choose.unequal)
+    nodes = nodes_for(shape.gpus, counts, unequal=strategy.unequal)
     if nodes is None:
         return None
     return [

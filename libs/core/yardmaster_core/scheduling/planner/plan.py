@@ -1,10 +1,10 @@
 """Who starts, who is stopped for whom, and why the rest waits: one pass over the groups that are
 awake.
 
-The same for every policy; what differs are the strategies it asks. Groups come in the policy's
-order, each with its first task. A group whose task was placed, or promised the slots of tasks that
-stop, comes back with its next one; a group that got a reason to wait is done, since its tasks are
-equal. So the cost of a pass follows what was woken and what starts, not what waits.
+The same for every policy; what differs are the strategies it uses_workload. Groups come in the
+policy's order, each with its first task. A group whose task was placed, or promised the slots of
+tasks that stop, comes back with its next one; a group that got a reason to wait is done, since its
+tasks are equal. So the cost of a pass follows what was woken and what starts, not what waits.
 
 Of those of one rank, all that find room start first; only then are others stopped for the rest, so
 that nobody is stopped for room that an equal takes.
@@ -16,12 +16,12 @@ from itertools import chain
 from typing import Final
 
 from yardmaster_core.scheduling.planner.draft import Draft
-from yardmaster_core.scheduling.planner.fragmentation import count_on
+from yardmaster_core.scheduling.planner.fragmentation import track_workload
 from yardmaster_core.scheduling.planner.group_queue import GroupQueue, code_of
 from yardmaster_core.scheduling.planner.limits import Reservations, limit_reached
-from yardmaster_core.scheduling.planner.placement import Place, place
+from yardmaster_core.scheduling.planner.placement import ReplicaSlots, place
 from yardmaster_core.scheduling.planner.policy import PolicyRegistry, PoolView
-from yardmaster_core.scheduling.planner.pool_rules import Rules, rules_of
+from yardmaster_core.scheduling.planner.resolved_config import ResolvedConfig, resolved_config
 from yardmaster_core.scheduling.planner.victim_search import VictimSearch
 from yardmaster_core.scheduling.planner.wait_reasons import no_capacity
 from yardmaster_core.scheduling.state.entities import Group, Pool, Task, class_of
@@ -39,19 +39,19 @@ from yardmaster_schemas.events.decisions import (
 from yardmaster_schemas.reasons import EndCode, Stop, Wait, WaitClass, WaitCode
 
 
-class Answer(Enum):
+class GroupResult(Enum):
     """What came of considering a task, and so of its group."""
 
-    SERVED = auto()  # it was placed: its equal behind it is worth a look
-    PROMISED = auto()  # it was promised slots: so it is, where one may pass
-    SECOND_TURN = auto()  # there is no room for it as things are
+    STARTED = auto()  # it was placed: its equal behind it is worth a look
+    RESERVED = auto()  # it was promised slots: so it is, where one may pass
+    NO_CAPACITY = auto()  # there is no room for it as things are
     WAITS = auto()  # a reason is recorded, which holds for its equals
 
 
 #: After which answers the next of a group is considered; in a strict line nobody passes one that
 #: waits for his victims.
-_STRICT: Final = frozenset({Answer.SERVED})
-_PASSING: Final = frozenset({Answer.SERVED, Answer.PROMISED})
+_STRICT: Final = frozenset({GroupResult.STARTED})
+_NOT_STRICT: Final = frozenset({GroupResult.STARTED, GroupResult.RESERVED})
 
 
 def plan(draft: Draft, policies: PolicyRegistry) -> None:
@@ -63,14 +63,16 @@ def plan(draft: Draft, policies: PolicyRegistry) -> None:
     over.
     """
     pools = sorted(draft.state.pools.values(), key=lambda pool: pool.name)
-    ruled = [(pool, rules_of(pool, policies)) for pool in pools if pool.config is not None]
-    for pool, rules in ruled:
-        if rules.choose.asks:
-            count_on(draft.state.jobs.values(), pool)
+    configured = [
+        (pool, resolved_config(pool, policies)) for pool in pools if pool.config is not None
+    ]
+    for pool, resolved in configured:
+        if resolved.strategy.uses_workload:
+            track_workload(draft.state.jobs.values(), pool)
     if not any(pool.awake or pool.recheck or pool.reshare for pool in pools):
         return
     reservations = Reservations()
-    passes = [PoolPass(draft, pool, rules, reservations) for pool, rules in ruled]
+    passes = [PoolPass(draft, pool, resolved, reservations) for pool, resolved in configured]
     pass_over = False
     while True:
         considered = False
@@ -81,7 +83,7 @@ def plan(draft: Draft, policies: PolicyRegistry) -> None:
                 return
             reservations.spent = False
             for one in passes:
-                one.look_at_bounds()
+                one.recheck_limits()
             continue
         pass_over = not considered
 
@@ -89,29 +91,35 @@ def plan(draft: Draft, policies: PolicyRegistry) -> None:
 class PoolPass:
     """One pool's part of a cycle."""
 
-    def __init__(self, draft: Draft, pool: Pool, rules: Rules, reservations: Reservations) -> None:
+    def __init__(
+        self, draft: Draft, pool: Pool, resolved: ResolvedConfig, reservations: Reservations
+    ) -> None:
         self.draft = draft
         self.pool = pool
         self.reservations = reservations
-        self.policy = rules.policy
-        self.choose = rules.choose
-        self.freeing = VictimSearch(draft, pool, self.choose)
-        self.fence_s = rules.fence_s
+        self.policy = resolved.policy
+        self.strategy = resolved.strategy
+        self.victim_search = VictimSearch(draft, pool, self.strategy)
+        self.fence_s = resolved.fence_s
         self.view = PoolView(
-            draft.state, pool, rules.options, reservations, find_victims=self.freeing.for_all
+            draft.state,
+            pool,
+            resolved.options,
+            reservations,
+            find_victims=self.victim_search.for_tasks,
         )
-        self.lineup = GroupQueue(self.view, self.policy)
+        self.queue = GroupQueue(self.view, self.policy)
         #: Slots were promised to tasks whose victims are still stopping.
-        self.promised = False
-        #: Groups to whose first tasks they were promised: what holds for those behind is no news.
-        self._promised_to: set[Group] = set()
+        self.has_reservations = False
+        #: Groups to whose first tasks they were promised: what holds for those behind is no woken.
+        self._reserved_for: set[Group] = set()
         #: Tasks that this cycle placed, which it does not stop for others.
         self._placed: set[Task] = set()
-        self._started = False
+        self._begun = False
         #: By index and what is asked for: after how many changes there was no room for it.
-        self._nowhere: dict[tuple[CapacityIndex, Fit], int] = {}
+        self._no_placement_at: dict[tuple[CapacityIndex, Fit], int] = {}
         #: The reasons of those without room, and after how many changes.
-        self._no_capacity: dict[Fit, tuple[int, Wait]] = {}
+        self._capacity_waits: dict[Fit, tuple[int, Wait]] = {}
         #: Where the last of the equals being considered was placed, if the next one goes there too.
         self._capacity: NodeCapacity | None = None
 
@@ -119,42 +127,42 @@ class PoolPass:
         """Consider whom no preferred pool still has to answer, up to the first who has to wait for
         one (with `pass_over`: all of them); returns whether anybody was considered.
         """
-        if not self._started:
-            self._started = True
+        if not self._begun:
+            self._begun = True
             pool = self.pool
-            if self.policy.surplus is not None and (
+            if self.policy.reclaim is not None and (
                 pool.reshare or pool.awake or pool.reconsidered
             ):
-                self._share_out()
+                self._reclaim()
             self._recheck()
             pool.woken.clear()
-            self.lineup.add(chain(pool.awake, pool.reconsidered))
+            self.queue.add(chain(pool.awake, pool.reconsidered))
         else:
-            self._take_news()
+            self._queue_woken()
         considered = False
         deferred: list[Group] = []
 
-        def held_up(group: Group) -> bool:
+        def must_wait(group: Group) -> bool:
             return not pass_over and self._prefers_another(group, passes)
 
-        while (waiting := self.lineup.pop(held_up)) is not None:
-            group, task, rest, turn = waiting
+        while (candidate := self.queue.pop(must_wait)) is not None:
+            group, task, rest, turn = candidate
             if pass_over and self._prefers_another(group, passes):
                 deferred.append(group)
-                self.lineup.leave(group)
+                self.queue.remove(group)
                 continue
             considered = True
-            self._serve(group, task, rest, turn)
-            self._take_news()
-        self.lineup.add(deferred)
-        if not self.lineup and self._recheck():
-            self._take_news()
+            self._consider_group(group, task, rest, turn)
+            self._queue_woken()
+        self.queue.add(deferred)
+        if not self.queue and self._recheck():
+            self._queue_woken()
             considered = True
         return considered
 
     def _recheck(self) -> bool:
         """Ask all who wait for room or for a bound again, if that is due; whether it was."""
-        if not self.draft.rechecks(self.pool):
+        if not self.draft.take_recheck(self.pool):
             return False
         for group in self.draft.state.blocked(self.pool):
             self.pool.reconsider(group)
@@ -162,16 +170,16 @@ class PoolPass:
             pool.reconsider(group)
         return True
 
-    def _share_out(self) -> None:
+    def _reclaim(self) -> None:
         """Have given back what is over a share, and wake who may have more of his."""
-        self.draft.shares_out(self.pool)
-        assert self.policy.surplus is not None
-        for victim, stop in self.policy.surplus(self.view):
+        self.draft.clear_reshare(self.pool)
+        assert self.policy.reclaim is not None
+        for victim, stop in self.policy.reclaim(self.view):
             self._stop(victim, stop)
-        for group in self.policy.wakes(self.view):
+        for group in self.policy.wake(self.view):
             self.pool.reconsider(group)
 
-    def look_at_bounds(self) -> None:
+    def recheck_limits(self) -> None:
         """Who waits for room and may not have it any more, since others of its owner started, holds
         back nobody.
         """
@@ -182,31 +190,31 @@ class PoolPass:
                     if limit_reached(self.pool, task.job, group, self.reservations) is not None:
                         self.pool.reconsider(group)
 
-    def _serve(self, group: Group, task: Task, rest: Iterator[Task], turn: int) -> None:
+    def _consider_group(self, group: Group, task: Task, rest: Iterator[Task], turn: int) -> None:
         """Consider the group's tasks while they come first in line."""
         self._capacity = None
         pool = self.pool
-        goes_on = _STRICT if self.policy.line is not None else _PASSING
-        while (answer := self._consider(group, task, turn)) in goes_on:
-            self.lineup.serve(group)
+        continue_after = _STRICT if self.policy.strict_queue is not None else _NOT_STRICT
+        while (answer := self._consider(group, task, turn)) in continue_after:
+            self.queue.requeue_followers(group)
             following = next(rest, None)
             if following is None:
-                self.lineup.leave(group)
+                self.queue.remove(group)
                 return
             task = following
-            if pool.woken or not self.lineup.comes_first(group, task, turn):
-                self.lineup.put(group, task, rest, turn)
+            if pool.woken or not self.queue.comes_first(group, task, turn):
+                self.queue.push(group, task, rest, turn)
                 return
-        if answer is Answer.SECOND_TURN:
-            self.lineup.put(group, task, rest, 1)
+        if answer is GroupResult.NO_CAPACITY:
+            self.queue.push(group, task, rest, 1)
         else:
-            self.lineup.wait(group)
+            self.queue.finish(group)
 
-    def _take_news(self) -> None:
-        news = self.pool.woken
-        if news:
-            self.lineup.add_again(group for group in news if group not in self._promised_to)
-            news.clear()
+    def _queue_woken(self) -> None:
+        woken = self.pool.woken
+        if woken:
+            self.queue.requeue(group for group in woken if group not in self._reserved_for)
+            woken.clear()
 
     def _prefers_another(self, group: Group, passes: "list[PoolPass]") -> bool:
         pools = group.shape.pools
@@ -216,29 +224,29 @@ class PoolPass:
         return any(
             one.pool.name in before
             and (group in one.pool.awake or group in one.pool.reconsidered)
-            and group not in one.lineup.done
+            and group not in one.queue.done
             for one in passes
         )
 
-    def _consider(self, group: Group, task: Task, turn: int) -> Answer:
+    def _consider(self, group: Group, task: Task, turn: int) -> GroupResult:
         shape = group.shape
         wait = limit_reached(self.pool, task.job, group, self.reservations)
-        held = self.policy.may_start(self.view, group) if wait is None else None
-        if held is not None:
-            same = self.policy.may_claim is self.policy.may_start
-            wait = held if same else self.policy.may_claim(self.view, group)
+        start_wait = self.policy.may_start(self.view, group) if wait is None else None
+        if start_wait is not None:
+            same = self.policy.may_reserve is self.policy.may_start
+            wait = start_wait if same else self.policy.may_reserve(self.view, group)
         if wait is not None:
             self._wait(group, task, wait)
-            return Answer.WAITS
-        if turn or (held is not None and shape.start_failed):
-            return self._claim(group, task, held)
-        if held is not None:
-            places = self._place(self.pool.future, task)
-            if places is None:
-                return Answer.SECOND_TURN
-            self._hold_back(group, task, places, held)
-            return Answer.PROMISED
-        also = self.pool.future if self.promised else None
+            return GroupResult.WAITS
+        if turn or (start_wait is not None and shape.start_failed):
+            return self._preempt_or_wait(group, task, start_wait)
+        if start_wait is not None:
+            placement = self._find_placement(self.pool.future, task)
+            if placement is None:
+                return GroupResult.NO_CAPACITY
+            self._reserve_free(group, task, placement, start_wait)
+            return GroupResult.RESERVED
+        also = self.pool.future if self.has_reservations else None
         capacity = self._capacity
         if (
             capacity is not None
@@ -247,110 +255,116 @@ class PoolPass:
             and not task.failed_nodes
         ):
             self._start(task, [(capacity, capacity.pick(shape))])
-            return Answer.SERVED
-        places = self._place(self.pool.free, task, also)
-        if places is None:
+            return GroupResult.STARTED
+        placement = self._find_placement(self.pool.free, task, also)
+        if placement is None:
             # What an earlier cycle promised is kept from equals that come now.
-            kept = self._promised_before(group) and self._keep_what_is_freed(group, task)
-            return Answer.PROMISED if kept else Answer.SECOND_TURN
-        self._start(task, places)
-        self._capacity = places[0][0] if self.choose.sticky and len(places) == 1 else None
-        return Answer.SERVED
+            kept = self._waits_for_victims(group) and self._reserve_released(group, task)
+            return GroupResult.RESERVED if kept else GroupResult.NO_CAPACITY
+        self._start(task, placement)
+        self._capacity = placement[0][0] if self.strategy.sticky and len(placement) == 1 else None
+        return GroupResult.STARTED
 
-    def _claim(self, group: Group, task: Task, held: Wait | None) -> Answer:
-        """See whether others stop, or can be stopped, so that the task fits; `held`: why it may not
-        start yet even then.
+    def _preempt_or_wait(self, group: Group, task: Task, start_wait: Wait | None) -> GroupResult:
+        """See whether others stop, or can be stopped, so that the task fits; `start_wait`: why it
+        may not start yet even then.
 
         A task whose last starts failed starts on free capacity only: it preempts no task, and gets
         no slots that others release for a third.
         """
         shape = group.shape
         if shape.start_failed:
-            self._wait(group, task, held or self._why_no_capacity(shape))
-            return Answer.WAITS
-        if self._keep_what_is_freed(group, task):
-            return Answer.PROMISED
+            self._wait(group, task, start_wait or self._capacity_wait(shape))
+            return GroupResult.WAITS
+        if self._reserve_released(group, task):
+            return GroupResult.RESERVED
         candidates = (v for v in self.policy.victims(self.view, task) if v not in self._placed)
-        victims = self.freeing.enough(task, candidates, spare=self.policy.spares)
+        victims = self.victim_search.for_task(
+            task, candidates, drop_unneeded=self.policy.drop_unneeded
+        )
         if victims:
-            self._stop_for(task, victims)
-            places = place(self.pool.future, shape, self.choose, key=self._key(task))
-            assert places is not None, "victims were found whose going does not help"
-            self._promise(task, places)
+            self._preempt_for(task, victims)
+            placement = place(self.pool.future, shape, self.strategy, key=self._key(task))
+            assert placement is not None, "victims were found whose going does not help"
+            self._reserve(task, placement)
             self._wait_for_victims(group, task, len(victims))
-            return Answer.PROMISED
-        wait = held or self.policy.protected(self.view, task) or self._why_no_capacity(shape)
+            return GroupResult.RESERVED
+        wait = (
+            start_wait
+            or self.policy.min_runtime_wait(self.view, task)
+            or self._capacity_wait(shape)
+        )
         self._wait(group, task, wait)
-        return Answer.WAITS
+        return GroupResult.WAITS
 
-    def _place(
+    def _find_placement(
         self, index: CapacityIndex, task: Task, also: CapacityIndex | None = None
-    ) -> list[Place] | None:
+    ) -> list[ReplicaSlots] | None:
         """A place for a task; where its equals found none, and nothing has changed, it is not
         looked for again.
         """
         shape = task.job.shape
-        if self.choose.unequal:
+        if self.strategy.unequal:
             # There less room may fit where more does not.
-            return self._off_failed(index, task, also)
+            return self._placement_off_failed_nodes(index, task, also)
         key = (index, shape.fit)
-        if self._nowhere.get(key) == index.changes:
+        if self._no_placement_at.get(key) == index.changes:
             return None
-        places = self._off_failed(index, task, None)
-        if places is None:
-            self._nowhere[key] = index.changes
+        placement = self._placement_off_failed_nodes(index, task, None)
+        if placement is None:
+            self._no_placement_at[key] = index.changes
         elif also is not None:
-            return self._off_failed(index, task, also)
-        return places
+            return self._placement_off_failed_nodes(index, task, also)
+        return placement
 
-    def _off_failed(
+    def _placement_off_failed_nodes(
         self, index: CapacityIndex, task: Task, also: CapacityIndex | None
-    ) -> list[Place] | None:
+    ) -> list[ReplicaSlots] | None:
         """A place off the nodes on which the task's last starts failed, else any place.
 
         So they decide where it is placed, but never whether: it fits wherever its equals do.
         """
         shape, key = task.job.shape, self._key(task)
         if avoid := index.ordinals(task.failed_nodes):
-            places = place(index, shape, self.choose, also, key, avoid)
-            if places is not None:
-                return places
-        return place(index, shape, self.choose, also, key)
+            placement = place(index, shape, self.strategy, also, key, avoid)
+            if placement is not None:
+                return placement
+        return place(index, shape, self.strategy, also, key)
 
     def _key(self, task: Task) -> str:
-        return f"{task.id}/{task.attempt + 1}" if self.choose.drawn is not None else ""
+        return f"{task.id}/{task.attempt + 1}" if self.strategy.from_draws is not None else ""
 
-    def _why_no_capacity(self, shape: Shape) -> Wait:
+    def _capacity_wait(self, shape: Shape) -> Wait:
         changes = self.pool.free.changes
-        known = self._no_capacity.get(shape.fit)
+        known = self._capacity_waits.get(shape.fit)
         if known is None or known[0] != changes:
-            known = self._no_capacity[shape.fit] = changes, no_capacity(self.pool, shape)
+            known = self._capacity_waits[shape.fit] = changes, no_capacity(self.pool, shape)
         return known[1]
 
-    def _promised_before(self, group: Group) -> bool:
+    def _waits_for_victims(self, group: Group) -> bool:
         return code_of(group, self.pool) is WaitCode.WAITING_FOR_VICTIMS
 
-    def _keep_what_is_freed(self, group: Group, task: Task) -> bool:
+    def _reserve_released(self, group: Group, task: Task) -> bool:
         """Whether the task has the promise of slots of tasks that stop."""
         if task in self.reservations:
             return True  # others are stopped for it in a pool that it likes better
         if not self.pool.stopping:
             return False
-        places = self._place(self.pool.future, task)
-        if places is None:
+        placement = self._find_placement(self.pool.future, task)
+        if placement is None:
             return False
-        self._promise(task, places)
+        self._reserve(task, placement)
         self._wait_for_victims(group, task, 0)
         return True
 
     # Starting
 
-    def _start(self, task: Task, places: list[Place]) -> None:
+    def _start(self, task: Task, placement: list[ReplicaSlots]) -> None:
         job = task.job
         shape = job.shape
         nodes = self.pool.nodes
         placements = []
-        for replica, (capacity, slots) in enumerate(places):
+        for replica, (capacity, slots) in enumerate(placement):
             node = nodes[capacity.ordinal]
             placements.append(
                 Placement(
@@ -366,7 +380,7 @@ class PoolPass:
             )
         port = None
         if len(placements) > 1:
-            first = nodes[places[0][0].ordinal]
+            first = nodes[placement[0][0].ordinal]
             ports = range(first.port_first, first.port_last + 1)
             # A range that is used up is shared rather than holding a gang back: the port is a hint.
             port = next((p for p in ports if p not in first.ports), first.port_first)
@@ -382,7 +396,7 @@ class PoolPass:
             checkpoint=task.checkpoint,
             grace_s=job.spec.grace_s,
             fence_s=self.fence_s,
-            start=self.policy.start(self.view, task),
+            start=self.policy.start_reason(self.view, task),
         )
         self.reservations.drop(task)
         self.draft.record(event, task.id, task.cause)
@@ -390,10 +404,10 @@ class PoolPass:
 
     # Stopping others
 
-    def _stop_for(self, task: Task, victims: list[Task]) -> None:
-        self.draft.room_for(len(victims))
+    def _preempt_for(self, task: Task, victims: list[Task]) -> None:
+        self.draft.require(len(victims))
         for victim in victims:
-            self._stop(victim, self.policy.stop_for(self.view, victim, task))
+            self._stop(victim, self.policy.stop_reason(self.view, victim, task))
 
     def _stop(self, victim: Task, stop: Stop) -> None:
         run = victim.run
@@ -412,31 +426,33 @@ class PoolPass:
         about = victim if stop.for_task is None else self.draft.state.tasks[stop.for_task]
         self.draft.record(event, victim.id, about.cause)
 
-    def _promise(self, task: Task, places: list[Place]) -> None:
+    def _reserve(self, task: Task, placement: list[ReplicaSlots]) -> None:
         """Keep what is being freed for `task`, for the rest of this cycle."""
-        self.promised = True
+        self.has_reservations = True
         self.reservations.add(task, self.pool)
-        self.freeing.keep(task.job.shape, places)
+        self.victim_search.reserve(task.job.shape, placement)
 
     # Waiting
 
-    def _hold_back(self, group: Group, task: Task, places: list[Place], held: Wait) -> None:
+    def _reserve_free(
+        self, group: Group, task: Task, placement: list[ReplicaSlots], start_wait: Wait
+    ) -> None:
         """Keep room for a task that others go before, so that its equals know how much is left."""
-        self._promise(task, places)
+        self._reserve(task, placement)
         # Once others were stopped for its equals, that is what the group waits for.
-        if not self._promised_before(group):
-            self._wait(group, task, held)
-        self._promised_to.add(group)
+        if not self._waits_for_victims(group):
+            self._wait(group, task, start_wait)
+        self._reserved_for.add(group)
 
     def _wait_for_victims(self, group: Group, task: Task, victims: int) -> None:
         if victims:
-            self._promised_to.discard(group)  # more than to be held back
+            self._reserved_for.discard(group)  # more than to be start_wait back
         numbers = {"victims": victims, "asked_milli": group.shape.total_gpu_milli}
         self._wait(group, task, Wait(code=WaitCode.WAITING_FOR_VICTIMS, numbers=numbers))
-        self._promised_to.add(group)
+        self._reserved_for.add(group)
 
     def _wait(self, group: Group, task: Task, wait: Wait) -> None:
-        if group in self._promised_to:
+        if group in self._reserved_for:
             return
         known = group.waits.get(self.pool.name)
         until_ms = known[0].numbers.get("until_at_ms") if known is not None else None
@@ -455,9 +471,9 @@ class PoolPass:
             )
             self.draft.record(event, task.id, task.cause)
         if wait.code.wait_class is WaitClass.NEVER and group.shape.fail_when_never:
-            self._fail_all(group)
+            self._fail_group(group)
 
-    def _fail_all(self, group: Group) -> None:
+    def _fail_group(self, group: Group) -> None:
         if class_of(group.waits, group.shape.pools) is not WaitClass.NEVER:
             return
         # Not a loop over the queue: what ends lets others of its job come in behind it.

@@ -4,7 +4,7 @@ order.
 - `surplus`: what is over a share and has to be given back, whoever asks; `wakes`: of those who wait
   for a share, who may have more of it now;
 - `order`: of groups that wait, whose first task is considered first (a sort key, smallest first);
-- `may_start`: what, other than room, keeps a group from starting now; `may_claim`: what keeps one
+- `may_start`: what, other than room, keeps a group from starting now; `may_reserve`: what keeps one
   that may not from being promised what is being freed, and from having others stopped;
 - `victims`: which running tasks may be stopped for a task, in the order in which to try them;
 - `stop_for`: why a victim is stopped, with the numbers of both sides; `start`: why a task starts.
@@ -38,20 +38,20 @@ from yardmaster_schemas.reasons import Start, Stop, Wait
 OrderKey = tuple[Any, ...]
 
 
-class PreemptionLimit(Protocol):
+class PreemptionBudget(Protocol):
     """Which of those who can be stopped may be, together."""
 
-    def may(self, victim: Task) -> bool:
+    def permits(self, victim: Task) -> bool:
         """Whether one more may be stopped."""
         ...
 
-    def allows(self, victims: Sequence[Task]) -> bool:
+    def spend(self, victims: Sequence[Task]) -> bool:
         """Whether all of these may be stopped too; if so they count from now on."""
         ...
 
 
 #: Who waits, who can be stopped, which of them may be: who is to be.
-FindVictims = Callable[[Iterable[Task], Sequence[Task], PreemptionLimit], set[Task]]
+FindVictims = Callable[[Iterable[Task], Sequence[Task], PreemptionBudget], set[Task]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class PoolView:
     reservations: Reservations = field(default_factory=Reservations)
     #: What the policy has worked out for this cycle.
     memo: dict[Any, Any] = field(default_factory=dict)
-    #: Of running tasks those with whom gone waiting ones fit (`VictimSearch.for_all`).
+    #: Of running tasks those with whom gone waiting ones fit (`VictimSearch.for_tasks`).
     find_victims: FindVictims | None = None
 
 
@@ -102,19 +102,19 @@ class Policy:
     options: type[Any]
     order: Callable[[PoolView, Group, Task], OrderKey]
     may_start: Callable[[PoolView, Group], Wait | None]
-    may_claim: Callable[[PoolView, Group], Wait | None]
+    may_reserve: Callable[[PoolView, Group], Wait | None]
     victims: Callable[[PoolView, Task], Iterable[Task]]
-    protected: Callable[[PoolView, Task], Wait | None]
-    stop_for: Callable[[PoolView, Task, Task], Stop]
-    start: Callable[[PoolView, Task], Start]
-    alike: Callable[[PoolView, Group], Hashable | None] = no_equivalence
-    surplus: Callable[[PoolView], Iterable[tuple[Task, Stop]]] | None = None
-    wakes: Callable[[PoolView], Iterable[Group]] = no_groups
+    min_runtime_wait: Callable[[PoolView, Task], Wait | None]
+    stop_reason: Callable[[PoolView, Task, Task], Stop]
+    start_reason: Callable[[PoolView, Task], Start]
+    equivalence: Callable[[PoolView, Group], Hashable | None] = no_equivalence
+    reclaim: Callable[[PoolView], Iterable[tuple[Task, Stop]]] | None = None
+    wake: Callable[[PoolView], Iterable[Group]] = no_groups
     preempts: Callable[[Any], bool] = never
     per_job: Callable[[Any], bool] = never
-    line: PositionOf | None = None
-    spares: bool = True
-    simulated: bool = False
+    strict_queue: PositionOf | None = None
+    drop_unneeded: bool = True
+    simulation_only: bool = False
 
 
 class PolicyRegistry(TraitsSource, Protocol):

@@ -34,7 +34,9 @@ def _not_now(pool: Pool, shape: Shape) -> Wait:
         about = "gpus" if asked else "gpuless" if index.crowded_for(shape) else "cpus"
         numbers = {"asked_milli": asked, "free_milli": free, "short_milli": max(0, asked - free)}
         return Wait(
-            code=WaitCode.INSUFFICIENT_FREE, numbers=_told(numbers, shape, blocked), about=about
+            code=WaitCode.INSUFFICIENT_FREE,
+            numbers=_with_blocked(numbers, shape, blocked),
+            about=about,
         )
     numbers = {"asked_milli": asked, "free_milli": free, "largest_milli": index.largest(shape)}
     if shape.whole_nodes:
@@ -43,10 +45,10 @@ def _not_now(pool: Pool, shape: Shape) -> Wait:
         numbers["idle_milli"] = sum(n * found.bit_count() * WHOLE for n, found in enumerate(counts))
     else:
         numbers["replicas"] = shape.replicas
-    return Wait(code=WaitCode.FRAGMENTED, numbers=_told(numbers, shape, blocked))
+    return Wait(code=WaitCode.FRAGMENTED, numbers=_with_blocked(numbers, shape, blocked))
 
 
-def _told(numbers: dict[str, int], shape: Shape, blocked: int) -> dict[str, int]:
+def _with_blocked(numbers: dict[str, int], shape: Shape, blocked: int) -> dict[str, int]:
     return {**numbers, "blocked": blocked} if shape.avoid_nodes else numbers
 
 
@@ -58,17 +60,17 @@ def _lasting(pool: Pool, shape: Shape) -> Wait | None:
     if shape.image and fitting:
         fitting = [n for n in fitting if n.runs_images]
         if not fitting:
-            numbers = _told({"nodes": len(of_type)}, shape, blocked)
+            numbers = _with_blocked({"nodes": len(of_type)}, shape, blocked)
             return Wait(code=WaitCode.NO_EXECUTOR, numbers=numbers)
     if not fitting:
         numbers = {"nodes": len(nodes), "left_by_pool": len(nodes), "left_by_type": len(of_type)}
         if blocked:
             numbers["left_by_avoid"] = 0
         return Wait(code=WaitCode.NO_MATCHING_NODE, numbers=numbers)
-    never = _too_big(pool, shape, fitting) or _too_many(pool, shape, fitting)
+    never = _exceeds_every_node(pool, shape, fitting) or _exceeds_pool(pool, shape, fitting)
     if never is not None:
         code, numbers, about = never
-        return Wait(code=code, numbers=_told(numbers, shape, blocked), about=about)
+        return Wait(code=code, numbers=_with_blocked(numbers, shape, blocked), about=about)
     usable = [n for n in fitting if n.usable]
     if not _possible(pool, shape, usable, disabled=True):
         numbers = {
@@ -78,7 +80,7 @@ def _lasting(pool: Pool, shape: Shape) -> Wait | None:
         }
         if disabled := sum(len(n.out_of_use) for n in fitting):
             numbers["disabled"] = disabled
-        return Wait(code=WaitCode.NODES_UNAVAILABLE, numbers=_told(numbers, shape, blocked))
+        return Wait(code=WaitCode.NODES_UNAVAILABLE, numbers=_with_blocked(numbers, shape, blocked))
     return None
 
 
@@ -86,7 +88,7 @@ def _lasting(pool: Pool, shape: Shape) -> Wait | None:
 _Never = tuple[WaitCode, dict[str, int], str | None]
 
 
-def _too_big(pool: Pool, shape: Shape, fitting: Sequence[Node]) -> _Never | None:
+def _exceeds_every_node(pool: Pool, shape: Shape, fitting: Sequence[Node]) -> _Never | None:
     """Whether one replica is more than any node."""
     config = pool.config
     offers = [
@@ -103,7 +105,7 @@ def _too_big(pool: Pool, shape: Shape, fitting: Sequence[Node]) -> _Never | None
     return None
 
 
-def _too_many(pool: Pool, shape: Shape, fitting: Sequence[Node]) -> _Never | None:
+def _exceeds_pool(pool: Pool, shape: Shape, fitting: Sequence[Node]) -> _Never | None:
     """Whether all replicas are more than the nodes hold together, with or without the slots that
     are disabled: fewer may be divisible where more are not.
     """
@@ -141,10 +143,12 @@ def _possible(pool: Pool, shape: Shape, nodes: Sequence[Node], *, disabled: bool
         return True
     if nodes_for(shape.gpus, counts, unequal=False) is not None:
         return True
-    return pool.config is not None and pool.config.unequal_gangs and sums_up(shape.gpus, counts)
+    return (
+        pool.config is not None and pool.config.unequal_gangs and has_exact_sum(shape.gpus, counts)
+    )
 
 
-def sums_up(gpus: int, counts: Mapping[int, int]) -> bool:
+def has_exact_sum(gpus: int, counts: Mapping[int, int]) -> bool:
     """Whether some of so many nodes of each size have just that many GPUs together."""
     # Bit n is set when some of the nodes have n GPUs together. If those alone are idle, one after
     # another fits, also where it does not with more of them.

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from yardmaster_core.errors import BadPolicyOptions, UnknownPlacement, UnknownPolicy
-from yardmaster_core.scheduling.planner.placement import strategy
+from yardmaster_core.scheduling.planner.placement import strategy_named
 from yardmaster_core.scheduling.planner.policy import Policy
 from yardmaster_core.scheduling.policies.baselines import FIFO, LRTP, RAND, SJF
 from yardmaster_core.scheduling.policies.fair_share.policy import FAIR_SHARE
@@ -52,10 +52,10 @@ class Registry:
             return PolicyTraits()  # a leader that must plan by it stops with UnknownPolicy
         options = self.options(config.policy)
         return PolicyTraits(
-            shares=policy.surplus is not None,
+            shares=policy.reclaim is not None,
             per_job=policy.per_job(options),
             preempts=policy.preempts(options),
-            line=policy.line,
+            strict_queue=policy.strict_queue,
         )
 
     def _parse(self, name: str, version: int, options: str) -> Any:
@@ -75,8 +75,8 @@ def check(config: PoolConfig) -> AdmissionCode | None:
     """Why a pool may not be configured so, or None; some policies only simulations may use."""
     try:
         options_of(config.policy)
-        strategy(config.placement)
-        if policy_of(config.policy).simulated:
+        strategy_named(config.placement)
+        if policy_of(config.policy).simulation_only:
             return AdmissionCode.POLICY_FOR_SIMULATIONS
     except UnknownPolicy:
         return AdmissionCode.POLICY_UNKNOWN

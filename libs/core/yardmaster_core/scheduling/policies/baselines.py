@@ -94,16 +94,18 @@ FIFO: Final = Policy(
     options=NoOptions,
     order=by_line,
     may_start=nothing_ahead,
-    may_claim=nothing_ahead,
+    may_reserve=nothing_ahead,
     victims=no_victims,
-    protected=unprotected,
-    stop_for=no_stop,
-    start=first_in_line,
-    line=by_submission,
+    min_runtime_wait=unprotected,
+    stop_reason=no_stop,
+    start_reason=first_in_line,
+    strict_queue=by_submission,
 )
 
 # Tasks that wait as equals come by submission, so each job is a claimant of its own.
-SJF: Final = replace(FIFO, name="sjf", per_job=always, line=by_estimate, simulated=True)
+SJF: Final = replace(
+    FIFO, name="sjf", per_job=always, strict_queue=by_estimate, simulation_only=True
+)
 
 LRTP: Final = Policy(
     name="lrtp",
@@ -111,14 +113,14 @@ LRTP: Final = Policy(
     options=NoOptions,
     order=by_line,
     may_start=nothing_ahead,
-    may_claim=nothing_ahead,
+    may_reserve=nothing_ahead,
     victims=longest_remaining,
-    protected=soonest_stoppable,
-    stop_for=for_remaining,
-    start=first_in_line,
+    min_runtime_wait=soonest_stoppable,
+    stop_reason=for_remaining,
+    start_reason=first_in_line,
     preempts=always,
-    line=by_kind,
-    spares=False,
+    strict_queue=by_kind,
+    drop_unneeded=False,
 )
 
-RAND: Final = replace(LRTP, name="rand", victims=by_lot, stop_for=for_lot)
+RAND: Final = replace(LRTP, name="rand", victims=by_lot, stop_reason=for_lot)

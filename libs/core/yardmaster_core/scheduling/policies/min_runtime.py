@@ -4,7 +4,7 @@ from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.entities import Phase, Task
 
 
-def protected_until_ms(state: ClusterState, victim: Task) -> int:
+def min_runtime_until_ms(state: ClusterState, victim: Task) -> int:
     """Until when a task may not be stopped for another; 0: it may be."""
     run = victim.run
     least_s = victim.job.spec.min_runtime_s

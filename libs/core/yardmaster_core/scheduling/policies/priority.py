@@ -25,7 +25,7 @@ from pydantic import ConfigDict
 
 from yardmaster_core.scheduling.planner.policy import OrderKey, Policy, PoolView
 from yardmaster_core.scheduling.policies.fair_share.claimants import could_fit
-from yardmaster_core.scheduling.policies.min_runtime import protected_until_ms
+from yardmaster_core.scheduling.policies.min_runtime import min_runtime_until_ms
 from yardmaster_core.scheduling.state.entities import Group, Task
 from yardmaster_schemas.fields import CLOSED
 from yardmaster_schemas.reasons import Start, Stop, StopCode, Wait, WaitCode
@@ -99,7 +99,7 @@ def worse_then_younger(view: PoolView, task: Task) -> Iterator[Task]:
             if priority == own and not _later(victim, task):
                 break
             same_queue_class = victim.job.shape.queue_class == task.job.shape.queue_class
-            if same_queue_class and protected_until_ms(view.state, victim) <= view.state.now_ms:
+            if same_queue_class and min_runtime_until_ms(view.state, victim) <= view.state.now_ms:
                 yield victim
     # All of them would not do, and whoever comes after may ask for no others.
     view.memo["hopeless", task.job.shape.fit] = (own, task.job.submitted_ms)
@@ -135,7 +135,7 @@ def soonest_unprotected(view: PoolView, task: Task) -> Wait | None:
         for victim in running.in_order()
         if (priority > task.job.priority or _later(victim, task))
         and victim.job.shape.queue_class == task.job.shape.queue_class
-        and (moment := protected_until_ms(view.state, victim)) > now
+        and (moment := min_runtime_until_ms(view.state, victim)) > now
     ]
     if not until:
         return None
@@ -189,11 +189,11 @@ PRIORITY: Final = Policy(
     options=PriorityOptions,
     order=by_priority,
     may_start=nothing_better_waits,
-    may_claim=nothing_better_is_passed,
+    may_reserve=nothing_better_is_passed,
     victims=worse_then_younger,
-    protected=soonest_unprotected,
-    stop_for=for_better_priority,
-    start=first_in_line,
-    alike=of_one_priority,
+    min_runtime_wait=soonest_unprotected,
+    stop_reason=for_better_priority,
+    start_reason=first_in_line,
+    equivalence=of_one_priority,
     preempts=may_preempt,
 )

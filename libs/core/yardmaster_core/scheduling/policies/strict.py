@@ -11,7 +11,7 @@ from typing import ClassVar, Final
 from pydantic import ConfigDict
 
 from yardmaster_core.scheduling.planner.policy import OrderKey, PoolView
-from yardmaster_core.scheduling.policies.min_runtime import protected_until_ms
+from yardmaster_core.scheduling.policies.min_runtime import min_runtime_until_ms
 from yardmaster_core.scheduling.state.entities import BLOCKING, Group, Pool, Task
 from yardmaster_schemas.fields import CLOSED
 from yardmaster_schemas.reasons import Start, Stop, StopCode, Wait, WaitCode
@@ -78,7 +78,7 @@ def stoppable(view: PoolView, task: Task) -> list[Task]:
     found = running(view)
     if not view.pool.has_min_runtimes:
         return found
-    return [victim for victim in found if protected_until_ms(view.state, victim) <= now_ms]
+    return [victim for victim in found if min_runtime_until_ms(view.state, victim) <= now_ms]
 
 
 def soonest_stoppable(view: PoolView, task: Task) -> Wait | None:
@@ -87,7 +87,7 @@ def soonest_stoppable(view: PoolView, task: Task) -> Wait | None:
     """
     if task.job.spec.preemptible or not view.pool.has_min_runtimes:
         return None
-    ends = (protected_until_ms(view.state, victim) for victim in running(view))
+    ends = (min_runtime_until_ms(view.state, victim) for victim in running(view))
     until = [moment for moment in ends if moment > view.state.now_ms]
     if not until:
         return None

@@ -552,7 +552,7 @@ class Pool:
             "topology",
             "victims",
         ),
-        *("workload", "policy_cache", "reconsidered", "rules"),
+        *("workload", "policy_cache", "reconsidered", "resolved"),
     )
 
     def __init__(self, name: str) -> None:
@@ -618,13 +618,15 @@ class Pool:
         self.topology = 0
         self.policy_cache: dict[Any, Any] = {}
         #: What its configuration says about planning (`rules.py`), made when it is wanted.
-        self.rules: Any = None
+        self.resolved: Any = None
         self.hash = 0
 
     def set_traits(self, traits: PolicyTraits) -> None:
         """Keep what another policy or configuration changes of the pool itself."""
         self.shares, self.per_job, self.preempts = traits.shares, traits.per_job, traits.preempts
-        self.strict_queues = None if traits.line is None else StrictQueues(self, traits.line)
+        self.strict_queues = (
+            None if traits.strict_queue is None else StrictQueues(self, traits.strict_queue)
+        )
 
     def reconsider(self, group: Group) -> None:
         """Have a group considered in the cycle that is being decided."""

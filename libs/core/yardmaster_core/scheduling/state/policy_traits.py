@@ -21,7 +21,7 @@ class PolicyTraits:
     #: Whether a task may preempt others.
     preempts: bool = False
     #: In which strict queue a task waits, and where; None: the policy has none.
-    line: PositionOf | None = None
+    strict_queue: PositionOf | None = None
 
 
 class TraitsSource(Protocol):

@@ -7,7 +7,7 @@ What somebody asks for with that is kept with the pool (`demands.py`).
 from collections.abc import Mapping
 
 from yardmaster_core.scheduling.planner.placement import any_place, idle_sizes
-from yardmaster_core.scheduling.planner.wait_reasons import sums_up
+from yardmaster_core.scheduling.planner.wait_reasons import has_exact_sum
 from yardmaster_core.scheduling.state.entities import Department, Job, Pool, Project
 from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_schemas.events.requests import Quota
@@ -106,7 +106,7 @@ def could_fit(pool: Pool, shape: Shape) -> bool:
     fits = places is not None
     if not fits and shape.whole_nodes and pool.config.unequal_gangs:
         # There more room may fit where all of it does not.
-        fits = sums_up(shape.gpus, idle_sizes(pool.max_free, shape))
+        fits = has_exact_sum(shape.gpus, idle_sizes(pool.max_free, shape))
     capacity = places[0][0] if places is not None and shape.replicas == len(places) == 1 else None
     pool.policy_cache[key] = (now, fits, capacity)
     return fits

@@ -39,7 +39,7 @@ from yardmaster_core.scheduling.policies.fair_share.claimants import (
 from yardmaster_core.scheduling.policies.fair_share.demand_tracker import Demands, demands_of
 from yardmaster_core.scheduling.policies.fair_share.max_min import VARIANTS
 from yardmaster_core.scheduling.policies.fair_share.offers import Share, Shares
-from yardmaster_core.scheduling.policies.min_runtime import protected_until_ms
+from yardmaster_core.scheduling.policies.min_runtime import min_runtime_until_ms
 from yardmaster_core.scheduling.state.entities import Group, Job, Project, ReclaimableTasks, Task
 from yardmaster_core.scheduling.state.queues import QueueKey
 from yardmaster_core.scheduling.state.shapes import WHOLE
@@ -159,7 +159,7 @@ def over_a_share(view: PoolView) -> Iterator[tuple[Task, Stop]]:
         for task in giver.in_turn(first):
             if giver.left <= most:
                 break
-            until_ms = protected_until_ms(view.state, task)
+            until_ms = min_runtime_until_ms(view.state, task)
             # Who is above a bound of his own gives back at once: nothing would come back to it.
             if until_ms > view.state.now_ms and (bound is None or giver.left <= bound):
                 view.memo.setdefault("protected", []).append(until_ms)
@@ -227,7 +227,7 @@ def _of_use(
         for giver in givers.values()
         if giver.left > giver.share.offer
         for task in giver.tasks
-        if protected_until_ms(view.state, task) <= now_ms
+        if min_runtime_until_ms(view.state, task) <= now_ms
     ]
     if not victims:
         return set()
@@ -246,12 +246,12 @@ class Surplus:
         #: Of a claimant's tasks that are to go, what they hold together, and the largest.
         self._going: dict[Claimant, tuple[int, int]] = {}
 
-    def may(self, victim: Task) -> bool:
+    def permits(self, victim: Task) -> bool:
         """Whether one more may be stopped."""
         claimant = claimant_of(victim.job, self._among)
         return self._within(claimant, self._with(self._going, claimant, victim))
 
-    def allows(self, victims: Sequence[Task]) -> bool:
+    def spend(self, victims: Sequence[Task]) -> bool:
         """Whether all of these may be stopped too; if so they count from now on."""
         going: dict[Claimant, tuple[int, int]] = {}
         for victim in victims:
@@ -413,12 +413,12 @@ FAIR_SHARE: Final = Policy(
     options=FairShareOptions,
     order=least_asked_first,
     may_start=within_its_share,
-    may_claim=within_its_share,
+    may_reserve=within_its_share,
     victims=no_victims,
-    protected=soonest_unprotected,
-    stop_for=for_its_share,
-    start=by_its_share,
-    surplus=over_a_share,
-    wakes=who_may_have_more,
+    min_runtime_wait=soonest_unprotected,
+    stop_reason=for_its_share,
+    start_reason=by_its_share,
+    reclaim=over_a_share,
+    wake=who_may_have_more,
     per_job=among_jobs,
 )

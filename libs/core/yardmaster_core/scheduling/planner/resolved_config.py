@@ -4,40 +4,40 @@ from dataclasses import dataclass
 from typing import Any
 
 from yardmaster_core.fencing import fence_of
-from yardmaster_core.scheduling.planner.placement import Strategy, strategy_of
+from yardmaster_core.scheduling.planner.placement import PlacementStrategy, strategy_of
 from yardmaster_core.scheduling.planner.policy import Policy, PolicyRegistry
 from yardmaster_core.scheduling.state.entities import Pool
 from yardmaster_schemas.events.requests import PoolConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class ResolvedConfig:
     """How a pool is planned, as `config` says."""
 
     config: PoolConfig
     policy: Policy
     options: Any
-    choose: Strategy
+    strategy: PlacementStrategy
     fence_s: int | None
 
 
-def rules_of(pool: Pool, policies: PolicyRegistry) -> Rules:
-    """The rules of a pool, which must be configured; made once for each configuration.
+def resolved_config(pool: Pool, policies: PolicyRegistry) -> ResolvedConfig:
+    """The resolved of a pool, which must be configured; made once for each configuration.
 
     Raises:
         UnknownPolicy, BadPolicyOptions, UnknownPlacement.
     """
     config = pool.config
     assert config is not None
-    rules: Rules | None = pool.rules
-    if rules is None or rules.config is not config:
+    resolved: ResolvedConfig | None = pool.resolved
+    if resolved is None or resolved.config is not config:
         ref = config.policy
-        rules = Rules(
+        resolved = ResolvedConfig(
             config,
             policies.policy(ref),
             policies.options(ref),
             strategy_of(config),
             fence_of(config),
         )
-        pool.rules = rules
-    return rules
+        pool.resolved = resolved
+    return resolved

@@ -2,7 +2,7 @@
 
 from heapq import heappop
 
-from yardmaster_core.scheduling.planner.group_queue import NO_ROOM, code_of
+from yardmaster_core.scheduling.planner.group_queue import NO_CAPACITY, code_of
 from yardmaster_core.scheduling.state.appliers.attempts import consider, note
 from yardmaster_core.scheduling.state.appliers.nodes import install
 from yardmaster_core.scheduling.state.cluster import ClusterState
@@ -121,7 +121,8 @@ def end_cycle(state: ClusterState, *, complete: bool) -> ClusterState:
             pool.awake = {
                 group: None
                 for group in pool.awake
-                if (pool.stopping and _promised(group, pool.name)) or _promised_before(group, pool)
+                if (pool.stopping and _waits_for_victims(group, pool.name))
+                or _preferred_pool_preempts(group, pool)
             }
         pool.woken.clear()
     return state
@@ -150,17 +151,17 @@ def _may_stop_what_was_placed(pool: Pool) -> bool:
             and not group.shape.start_failed
             and group.shape.pools[0] != pool.name
         )
-    return any(code_of(group, pool) in NO_ROOM for group in may_stop)
+    return any(code_of(group, pool) in NO_CAPACITY for group in may_stop)
 
 
-def _promised(group: Group, pool: str) -> bool:
+def _waits_for_victims(group: Group, pool: str) -> bool:
     record = group.waits.get(pool)
     return record is not None and record[0].code is WaitCode.WAITING_FOR_VICTIMS
 
 
-def _promised_before(group: Group, pool: Pool) -> bool:
+def _preferred_pool_preempts(group: Group, pool: Pool) -> bool:
     """Whether a pool that the group likes better stops others for it."""
     pools = group.shape.pools
     if pools[0] == pool.name:
         return False
-    return any(_promised(group, name) for name in pools[: pools.index(pool.name)])
+    return any(_waits_for_victims(group, name) for name in pools[: pools.index(pool.name)])
