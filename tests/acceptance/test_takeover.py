@@ -25,7 +25,7 @@ from tests.support.cluster import Cluster
 from tests.support.groups import until_joined
 from yardmaster_core.commit import CommitReader
 from yardmaster_eventlog.port import EventLog, Partition, StoredRecord
-from yardmaster_runtime.machine.batch import decode_own, digest_of
+from yardmaster_runtime.cycle_reader import decode_own, digest_of
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.events.decisions import SlotsAllocatedV1
 from yardmaster_schemas.events.machine import TermStartedV1

@@ -4,7 +4,7 @@
 LogError   BatchTooLarge  UnknownTopic  LogClosed  ReadPastEnd  OffsetGone  LogTruncated
            NotOurLog  LogCorrupt  LogUnavailable  AppendOutcomeUnknown
            LogNotTrusted  LogAccessRefused  TlsUnusable
-           SnapshotCorrupt  SnapshotsUnavailable
+           DetailsUnreadable  SnapshotCorrupt  SnapshotsUnavailable
 ```
 """
 
@@ -109,6 +109,12 @@ class AppendOutcomeUnknown(LogError):
     """
 
     code = "append_outcome_unknown"
+
+
+class DetailsUnreadable(LogError):
+    """The details at offset {offset} of details/{partition} cannot be used: {found}."""
+
+    code = "details_unreadable"
 
 
 class SnapshotCorrupt(LogError):

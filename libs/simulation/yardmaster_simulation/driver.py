@@ -15,10 +15,10 @@ from yardmaster_core.commit import GENESIS, head_of_term, source_of
 from yardmaster_core.machine import Advancing, Decision
 from yardmaster_eventlog.codec import encode
 from yardmaster_eventlog.port import Partition, Record
+from yardmaster_runtime.cycle_reader import digest_of
 from yardmaster_runtime.machine.batch import (
     Place,
     cut,
-    digest_of,
     term_record,
     with_observed,
     write_cycle,

@@ -11,7 +11,6 @@ nothing depends on the order of a set or on where the log is written.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from hashlib import sha256
 from heapq import heappop, heappush
 from itertools import repeat
 from typing import Any, Final
@@ -22,6 +21,7 @@ from yardmaster_core.scheduling.machine import SchedulerMachine
 from yardmaster_core.scheduling.policies import check
 from yardmaster_eventlog.codec import encode
 from yardmaster_eventlog.port import Partition
+from yardmaster_eventlog.reader import details_digest
 from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
 from yardmaster_schemas.events import node_events as nev
 from yardmaster_schemas.events.admissions import TaskRejectedV1
@@ -369,7 +369,7 @@ class World:
             job_id,
         )
         offset = tape.append(_DETAILS, [detailed], at_ms)
-        return offset, sha256(detailed.value or b"").hexdigest()
+        return offset, details_digest(detailed.value)
 
     def _refused(self, job_id: str) -> None:
         """Quota has refused a job: none of its tasks will ever run."""

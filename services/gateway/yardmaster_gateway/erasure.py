@@ -15,8 +15,8 @@ from typing import Final
 from fastapi import APIRouter, Response
 
 from yardmaster_eventlog.codec import decode
-from yardmaster_eventlog.errors import OffsetGone, ReadPastEnd
 from yardmaster_eventlog.port import Partition
+from yardmaster_eventlog.reader import record_at
 from yardmaster_gateway import errors
 from yardmaster_gateway.authorization import Action
 from yardmaster_gateway.context import Read, ReadContext, authorize
@@ -105,12 +105,5 @@ async def _key_of_details(read: ReadContext, offset: int) -> str | None:
     where = details_of(event)
     if where is None:
         return None
-    try:
-        found = await log.read(
-            Partition(DETAILS.name, where.partition), where.offset, max_records=1
-        )
-    except (OffsetGone, ReadPastEnd):
-        return None
-    if not found or found[0].offset != where.offset or found[0].record.value is None:
-        return None
-    return found[0].record.key.decode()
+    found = await record_at(log, Partition(DETAILS.name, where.partition), where.offset)
+    return None if found is None else found.record.key.decode()

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from yardmaster_eventlog.codec import decode
-from yardmaster_eventlog.errors import OffsetGone, ReadPastEnd
 from yardmaster_eventlog.port import EventLog, Partition, StoredRecord
+from yardmaster_eventlog.reader import record_at
 from yardmaster_schemas.api import EventRecord
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.errors import SchemaError
@@ -59,15 +59,12 @@ async def records_at(
     """The records at (topic, offset), by time; those that are no longer kept are left out."""
     found: list[tuple[int, int, EventRecord]] = []
     for rank, (topic, offset) in enumerate(places):
-        try:
-            read = await log.read(Partition(topic, partition), offset, max_records=1)
-        except (OffsetGone, ReadPastEnd):
+        stored = await record_at(log, Partition(topic, partition), offset)
+        if stored is None:
             continue
-        if not read or read[0].offset != offset:
-            continue
-        record = shown(read[0], Position(cell=cell).at(topic, offset + 1))
+        record = shown(stored, Position(cell=cell).at(topic, offset + 1))
         if record is not None:
-            found.append((read[0].appended_ms, rank, record))
+            found.append((stored.appended_ms, rank, record))
     return [record for _, _, record in sorted(found, key=lambda one: one[:2])]
 
 

@@ -9,12 +9,12 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from typing import Final
 
 from yardmaster_eventlog.codec import encode
 from yardmaster_eventlog.errors import AppendOutcomeUnknown
 from yardmaster_eventlog.port import EventLog, Partition, Record, batch_bytes
+from yardmaster_eventlog.reader import details_digest
 from yardmaster_gateway.authorization import Caller
 from yardmaster_gateway.errors import Busy
 from yardmaster_runtime.clock import Clock
@@ -106,7 +106,7 @@ class RequestWriter:
         record = encode(self._envelope(event, subject, origin), key)
         with self._appending(self._details, origin):
             offset = await self._log.append(self._details, [record])
-        digest = sha256(record.value or b"").hexdigest()
+        digest = details_digest(record.value)
         return DetailsRef(partition=self._details.number, offset=offset, digest=digest)
 
     async def erase(self, keys: Sequence[str]) -> int:

@@ -1,42 +1,26 @@
 """What a replica is to run: read from `details` by position, held to the decision's digest."""
 
-import hashlib
-
-from yardmaster_eventlog.codec import decode
-from yardmaster_eventlog.errors import OffsetGone, ReadPastEnd
-from yardmaster_eventlog.port import EventLog, Partition
+from yardmaster_eventlog.errors import DetailsUnreadable
+from yardmaster_eventlog.port import EventLog
+from yardmaster_eventlog.reader import read_details
 from yardmaster_node_agent.agent_state import Assignment
 from yardmaster_node_agent.errors import RunRefused
 from yardmaster_node_agent.executors.secrets import Secrets
-from yardmaster_schemas.errors import SchemaError
 from yardmaster_schemas.events.details import JobDetailedV1
 from yardmaster_schemas.reasons import StartFailure
-from yardmaster_schemas.topics import DETAILS
 
 
-async def read_details(log: EventLog, assignment: Assignment) -> tuple[JobDetailedV1, str | None]:
+async def details_of(log: EventLog, assignment: Assignment) -> tuple[JobDetailedV1, str | None]:
     """The job's details, and the trace context of the request that they came with.
 
     Raises:
         RunRefused: they were erased, are another record's, or cannot be read.
         LogError: the log failed.
     """
-    where = assignment.details
     try:
-        found = await log.read(
-            Partition(DETAILS.name, where.partition), where.offset, max_records=1
-        )
-    except (ReadPastEnd, OffsetGone):
-        found = ()
-    if not found or found[0].offset != where.offset or found[0].record.value is None:
-        raise _unreadable(assignment, "its details were erased")
-    record = found[0].record
-    if hashlib.sha256(record.value or b"").hexdigest() != where.digest:
-        raise _unreadable(assignment, "its details do not match their digest")
-    try:
-        envelope = decode(record)
-    except SchemaError as error:
-        raise _unreadable(assignment, f"its details: {error.code}") from None
+        envelope = await read_details(log, assignment.details)
+    except DetailsUnreadable as error:
+        raise _unreadable(assignment, f"its details: {error.fields['found']}") from None
     details = envelope.data
     job_id = assignment.key.task_id.partition(".")[0]
     if not isinstance(details, JobDetailedV1) or details.job_id != job_id:

@@ -25,7 +25,7 @@ from yardmaster_node_agent.agent_state import (
     ReplicaState,
     StopOrder,
 )
-from yardmaster_node_agent.details import read_details, resolve_secrets
+from yardmaster_node_agent.details import details_of, resolve_secrets
 from yardmaster_node_agent.environment import task_environment
 from yardmaster_node_agent.errors import ExecutorFailed, RunRefused
 from yardmaster_node_agent.executors.port import Launch, Process
@@ -281,7 +281,7 @@ class Supervision:
 
     async def _launch(self) -> Launch:
         shop, assignment = self._shop, self.replica.assignment
-        details, self._context = await read_details(shop.ports.log, assignment)
+        details, self._context = await details_of(shop.ports.log, assignment)
         self.replica.stop_signal = details.stop_signal
         env = task_environment(
             assignment,

@@ -33,16 +33,16 @@ from yardmaster_eventlog.errors import (
     UnknownTopic,
 )
 from yardmaster_eventlog.port import EventLog, Partition, Record, StoredRecord
+from yardmaster_eventlog.reader import Cursor
 from yardmaster_eventlog.snapshots import SnapshotStore
 from yardmaster_runtime.clock import Clock
-from yardmaster_runtime.machine.batch import decode_own, digest_of
-from yardmaster_runtime.machine.inputs import Cursor, foreign
+from yardmaster_runtime.cycle_reader import CycleReader
 from yardmaster_runtime.telemetry.tracing import NO_SPAN, About, Span, batch_span, contexts
 from yardmaster_runtime.waiting import first_of, together
 from yardmaster_scheduler.metrics import ShellMetrics
 from yardmaster_scheduler.settings import ShellLimits
 from yardmaster_schemas.envelope import Envelope, Event
-from yardmaster_schemas.errors import SchemaError, YardmasterError
+from yardmaster_schemas.errors import YardmasterError
 from yardmaster_schemas.events.admissions import NodeEnrolledV1
 from yardmaster_schemas.events.decisions import (
     AllocationRevokedV1,
@@ -175,7 +175,7 @@ class Relay:
         cycles = self._cycles(reader)
         self._metrics.telemetry.info("relay_started", reached=reached, start=reader.next)
         while True:
-            found = await cycles.next(at_hand=True)
+            found = await cycles.next_with_records(at_hand=True)
             if found is None:
                 if not self._behind:
                     self._origin = reader.dump()
@@ -327,7 +327,7 @@ class Relay:
         if not back:
             return
         cycles = self._cycles(await self._reader_before(min(back.values()), self._origin))
-        while back and (found := await cycles.next()) is not None:
+        while back and (found := await cycles.next_with_records()) is not None:
             counted, records = found
             copies = self._copies(counted, records)
             due = [node for node in back if node in copies and copies[node].first > back[node]]
@@ -406,8 +406,8 @@ def _relayed(last: StoredRecord | None) -> tuple[int, int]:
     return offset, -(behind if behind >= 0 else offset)
 
 
-class _Cycles:
-    """The cycles of `decisions` that count, one after another, with the records they are of."""
+class _Cycles(CycleReader):
+    """The counted cycles of `decisions`, each with its records."""
 
     def __init__(
         self,
@@ -416,36 +416,33 @@ class _Cycles:
         reader: CommitReader,
         decoded: MutableMapping[int, Envelope[Event]],
     ) -> None:
+        super().__init__(cursor, reader)
         self._log = log
-        self._cursor = cursor
-        self._reader = reader
         self._decoded = decoded
         self._records: dict[int, Record] = {}
 
     @property
     def ahead(self) -> int:
-        """Records that were read and not given yet."""
-        return len(self._cursor)
+        """Number of records that were read and not yet returned."""
+        return len(self.cursor)
 
-    async def next(
+    def feed(
+        self, stored: StoredRecord, envelope: Envelope[Event] | None = None
+    ) -> CountedCycle | None:
+        """Keep the record until its cycle is complete; the leader has decoded some already."""
+        self._records[stored.offset] = stored.record
+        return super().feed(stored, envelope or self._decoded.pop(stored.offset, None))
+
+    async def next_with_records(
         self, *, at_hand: bool = False
     ) -> tuple[CountedCycle, Mapping[int, Record]] | None:
-        """The next; None where the log has no more now, or none at hand."""
-        while await self._cursor.fill(1, at_hand=at_hand):
-            stored = self._cursor.pop()
-            envelope = self._decoded.pop(stored.offset, None)
-            if envelope is None:
-                try:
-                    envelope = decode_own(stored.record, self._reader.cell)
-                except SchemaError as error:
-                    raise foreign(stored, error) from error
-            counted = self._reader.feed(stored.offset, digest_of(stored.record), envelope)
-            self._records[stored.offset] = stored.record
-            if counted is not None:
-                records, self._records = self._records, {}
-                return counted, records
-        return None
+        """Return the next cycle and its records by offset; None where the log has no more now."""
+        counted = await self.next(at_hand=at_hand)
+        if counted is None:
+            return None
+        records, self._records = self._records, {}
+        return counted, records
 
     async def wait(self, timeout_s: float) -> None:
         """Wait for more, not for ever."""
-        await self._log.wait({self._cursor.partition: self._cursor.end}, timeout_s)
+        await self._log.wait({self.cursor.partition: self.cursor.end}, timeout_s)

@@ -12,22 +12,25 @@ A store in this process is written step by step. One that is elsewhere is writte
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from itertools import count
 from typing import Any, Final
 
 from yardmaster_core.commit import CommitReader, CountedCycle
 from yardmaster_core.errors import CoreError
 from yardmaster_eventlog.codec import decode
-from yardmaster_eventlog.errors import LogError, LogTruncated, OffsetGone, ReadPastEnd
+from yardmaster_eventlog.errors import (
+    DetailsUnreadable,
+    LogError,
+    LogTruncated,
+)
 from yardmaster_eventlog.port import EventLog, Partition, StoredRecord
+from yardmaster_eventlog.reader import Cursor, read_details
 from yardmaster_projections.cached import CachedReader
 from yardmaster_projections.errors import NotLoaded
 from yardmaster_projections.fold import VIEWS, Fold, FoldStep
 from yardmaster_projections.project import Details, details_of
 from yardmaster_projections.store import Change, ViewReader, ViewStore
-from yardmaster_runtime.machine.batch import decode_own, digest_of
-from yardmaster_runtime.machine.inputs import Cursor, foreign
+from yardmaster_runtime.cycle_reader import CycleReader
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_runtime.telemetry.tracing import MAX_LINKS, About, batch_span, contexts
 from yardmaster_schemas.envelope import Envelope, Event
@@ -35,7 +38,7 @@ from yardmaster_schemas.errors import SchemaError
 from yardmaster_schemas.events.details import JobDetailedV1, RequestNotedV1
 from yardmaster_schemas.events.requests import DetailsRef, TaskSubmittedV1
 from yardmaster_schemas.position import Position
-from yardmaster_schemas.topics import ADMISSIONS, DECISIONS, DETAILS, NODE_EVENTS, REQUESTS
+from yardmaster_schemas.topics import ADMISSIONS, DECISIONS, NODE_EVENTS, REQUESTS
 from yardmaster_views.soft_state import Beside
 
 #: Records read at once, and the most that one step of `requests` takes.
@@ -99,7 +102,7 @@ class Follower:
         self._notes: dict[str, Any] = {}
         #: Nothing beyond it is projected; None: all there is.
         self._until: Position | None = None
-        self._machines: dict[str, _Machine] = {}
+        self._machines: dict[str, CycleReader] = {}
         self._requests = self._cursor(REQUESTS.name, 0)
         self._claims = self._cursor(NODE_EVENTS.name, 0)
         #: Trace contexts of what was projected since the last step's span.
@@ -128,7 +131,7 @@ class Follower:
             reader = (
                 CommitReader(machine, self.cell, topic) if dump is None else CommitReader.load(dump)
             )
-            self._machines[topic] = _Machine(self._cursor(topic, reader.next), reader)
+            self._machines[topic] = CycleReader(self._cursor(topic, reader.next), reader)
         if self._beside is not None:
             self._beside.start(notes)
         return position
@@ -271,18 +274,8 @@ class Follower:
         if ref is None:
             return None
         try:
-            found = await self._log.read(
-                Partition(DETAILS.name, ref.partition), ref.offset, max_records=1
-            )
-        except (OffsetGone, ReadPastEnd):
-            return None
-        if not found or found[0].offset != ref.offset or found[0].record.value is None:
-            return None
-        if sha256(found[0].record.value).hexdigest() != ref.digest:
-            return None
-        try:
-            data = decode(found[0].record).data
-        except SchemaError:
+            data = (await read_details(self._log, ref)).data
+        except DetailsUnreadable:
             return None
         return data if isinstance(data, JobDetailedV1 | RequestNotedV1) else None
 
@@ -424,24 +417,3 @@ class Follower:
 
 def _tasks(event: Event) -> int:
     return event.spec.tasks if isinstance(event, TaskSubmittedV1) else 0
-
-
-class _Machine:
-    """A machine's topic, read cycle by cycle."""
-
-    def __init__(self, cursor: Cursor, reader: CommitReader) -> None:
-        self.cursor = cursor
-        self.reader = reader
-
-    async def next(self, *, at_hand: bool = False) -> CountedCycle | None:
-        """The next counted cycle; None when the log, or what is at hand of it, ends before one."""
-        while await self.cursor.fill(1, at_hand=at_hand):
-            stored = self.cursor.pop()
-            try:
-                envelope = decode_own(stored.record, self.reader.cell)
-            except SchemaError as error:
-                raise foreign(stored, error) from error
-            counted = self.reader.feed(stored.offset, digest_of(stored.record), envelope)
-            if counted is not None:
-                return counted
-        return None

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from yardmaster_core.commit import marks, range_digest, record_digest, source_of
+from yardmaster_core.commit import marks, range_digest, source_of
 from yardmaster_core.machine import Decision
-from yardmaster_eventlog.codec import decode, encode
+from yardmaster_eventlog.codec import encode
 from yardmaster_eventlog.port import Record, batch_bytes
+from yardmaster_runtime.cycle_reader import digest_of
 from yardmaster_runtime.errors import CycleTooLarge
 from yardmaster_runtime.telemetry.tracing import is_sampled
 from yardmaster_schemas.construct import writes_slots
 from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
-from yardmaster_schemas.errors import MalformedRecord
 from yardmaster_schemas.events.machine import (
     CycleCommittedV2,
     InputRange,
@@ -21,23 +21,6 @@ from yardmaster_schemas.events.machine import (
     RefusedRange,
     TermStartedV1,
 )
-
-
-def digest_of(record: Record) -> bytes:
-    """The digest of a record, as `core.commit` defines it."""
-    headers = record.headers if record.framed is None else record.framed
-    return record_digest(record.key, headers, record.value)
-
-
-def decode_own(record: Record, cell: str) -> Envelope[Event]:
-    """The event of a record in a machine's own topic.
-
-    Raises:
-        SchemaError: a newer writer's, or damaged; not to be skipped.
-    """
-    if record.key != cell.encode():
-        raise MalformedRecord(found=f"its key is not {cell}")
-    return decode(record)
 
 
 @cache

@@ -18,8 +18,10 @@ from yardmaster_core.commit import CountedCycle, source_of
 from yardmaster_core.machine import Decision
 from yardmaster_eventlog.errors import BatchTooLarge, LogTruncated
 from yardmaster_eventlog.port import Record, batch_bytes
+from yardmaster_eventlog.reader import Cursor
 from yardmaster_runtime.chance import Chance
 from yardmaster_runtime.clock import Clock
+from yardmaster_runtime.cycle_reader import decode_own, digest_of
 from yardmaster_runtime.errors import (
     CycleTooLarge,
     DecisionRefused,
@@ -30,8 +32,6 @@ from yardmaster_runtime.errors import (
 from yardmaster_runtime.machine.batch import (
     Place,
     cut,
-    decode_own,
-    digest_of,
     term_record,
     traces_of,
     with_observed,
@@ -39,7 +39,6 @@ from yardmaster_runtime.machine.batch import (
 )
 from yardmaster_runtime.machine.fold import Fold
 from yardmaster_runtime.machine.inputs import (
-    Cursor,
     Refused,
     Taken,
     Upstream,

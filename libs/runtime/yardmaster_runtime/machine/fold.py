@@ -16,9 +16,10 @@ from yardmaster_core.errors import ChainBroken, SnapshotUnreadable
 from yardmaster_core.machine import Machine
 from yardmaster_eventlog.codec import decode
 from yardmaster_eventlog.port import EventLog, Partition, StoredRecord
+from yardmaster_eventlog.reader import Cursor
+from yardmaster_runtime.cycle_reader import CycleReader, digest_of
 from yardmaster_runtime.errors import ReplayDiverged, UnknownRules
-from yardmaster_runtime.machine.batch import decode_own, digest_of
-from yardmaster_runtime.machine.inputs import Cursor, Upstream, foreign, upstream_name
+from yardmaster_runtime.machine.inputs import Upstream, upstream_name
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.errors import SchemaError
 from yardmaster_schemas.events.machine import InputRange
@@ -72,6 +73,7 @@ class Fold(Generic[S]):
         #: The own topic's reader where this fold started; None at the start of the log.
         self.origin: Mapping[str, Any] | None = None if dump is None else self.reader.dump()
         self.cursor = Cursor(log, self.own, self.reader.next, read_ahead)
+        self._own_cycles = CycleReader(self.cursor, self.reader)
         self.inputs: dict[Partition, Cursor | Upstream] = {}
         for topic in machine.inputs:
             place = Partition(topic.name, partition)
@@ -144,12 +146,7 @@ class Fold(Generic[S]):
             UnknownRules: a newer program decided the cycle that the record commits.
             and what `CommitReader.feed` raises.
         """
-        if envelope is None:
-            try:
-                envelope = decode_own(stored.record, self.cell)
-            except SchemaError as error:
-                raise foreign(stored, error) from error
-        counted = self.reader.feed(stored.offset, digest_of(stored.record), envelope)
+        counted = self._own_cycles.feed(stored, envelope)
         if counted is not None and counted.commit.rules > self.machine.rules:
             raise UnknownRules(
                 topic=self.own.topic,

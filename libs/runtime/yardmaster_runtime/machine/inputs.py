@@ -5,19 +5,17 @@ is refused and changes nothing. Another machine's topic (`admissions`) is taken 
 cycles, so that a fenced leader's records are never applied, and a reader never has half a cycle.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from yardmaster_core.commit import CommitReader, CountedCycle, marks, range_digest
-from yardmaster_core.errors import ForeignRecord
 from yardmaster_core.machine import Machine
 from yardmaster_eventlog.codec import decode
-from yardmaster_eventlog.errors import LogCorrupt, LogTruncated, ReadPastEnd
-from yardmaster_eventlog.port import EventLog, Partition, StoredRecord
+from yardmaster_eventlog.port import Partition, StoredRecord
+from yardmaster_eventlog.reader import Cursor
+from yardmaster_runtime.cycle_reader import CycleReader
 from yardmaster_runtime.errors import ReplayDiverged
-from yardmaster_runtime.machine.batch import decode_own, digest_of
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.errors import SchemaError, UnknownEventType, UnknownVersion
 from yardmaster_schemas.events.machine import (
@@ -113,84 +111,7 @@ def judge(
     return envelope
 
 
-class Cursor:
-    """Reads one partition in order, some records ahead of what is taken."""
-
-    def __init__(self, log: EventLog, partition: Partition, offset: int, ahead: int) -> None:
-        self.partition = partition
-        #: Of the next record to be taken.
-        self.offset = offset
-        self._log = log
-        self._ahead = ahead
-        self._buffer: deque[StoredRecord] = deque()
-
-    @property
-    def end(self) -> int:
-        """Offset after the last record that was read."""
-        return self.offset + len(self._buffer)
-
-    def __len__(self) -> int:
-        return len(self._buffer)
-
-    def peek(self) -> StoredRecord:
-        """The next record of those read, left where it is."""
-        return self._buffer[0]
-
-    def pop(self) -> StoredRecord:
-        """Take the next record of those read."""
-        self.offset += 1
-        return self._buffer.popleft()
-
-    async def fill(self, count: int, *, at_hand: bool = False) -> int:
-        """Read until `count` records can be taken, or the end is reached; returns how many can.
-
-        With `at_hand`, what the log has not been sent yet is left to the next `wait`.
-
-        Raises:
-            LogTruncated: the log ends before what is already known of it.
-            LogCorrupt: a record is missing.
-        """
-        while len(self._buffer) < count:
-            most = max(self._ahead, count - len(self._buffer))
-            records = await self._read(most, at_hand=at_hand)
-            if not records:
-                break
-            if records[0].offset != self.end or records[-1].offset != self.end + len(records) - 1:
-                missing = next(
-                    at for at, stored in enumerate(records, self.end) if stored.offset != at
-                )
-                raise LogCorrupt(
-                    path=str(self.partition),
-                    found=f"no record at offset {missing}",
-                    partition=self.partition,
-                    offset=missing,
-                )
-            self._buffer.extend(records)
-        return len(self._buffer)
-
-    async def _read(self, count: int, *, at_hand: bool) -> Sequence[StoredRecord]:
-        try:
-            return await self._log.read(
-                self.partition, self.end, max_records=count, at_hand=at_hand
-            )
-        except ReadPastEnd as error:
-            raise LogTruncated(
-                found=f"{self.partition} ends before offset {self.end}, which was read before"
-            ) from error
-        except LogCorrupt as error:
-            # What lies before the damage is still good, and comes first.
-            damaged = error.fields.get("offset")
-            if not isinstance(damaged, int) or damaged <= self.end:
-                raise
-            return await self._log.read(self.partition, self.end, max_records=damaged - self.end)
-
-    async def take(self, until: int) -> list[StoredRecord]:
-        """All records before offset `until`, or fewer where the log ends before."""
-        count = min(await self.fill(until - self.offset), until - self.offset)
-        return [self.pop() for _ in range(count)]
-
-
-class Upstream:
+class Upstream(CycleReader):
     """Another machine's topic as an input: what it takes are whole counted cycles.
 
     It may have read into a cycle that is not committed yet; the reader's `boundary` is what is
@@ -198,23 +119,16 @@ class Upstream:
     """
 
     def __init__(self, cursor: Cursor, reader: CommitReader) -> None:
-        self.cursor = cursor
-        self.reader = reader
+        super().__init__(cursor, reader)
         self._part: list[bytes] = []
 
-    def feed(self, stored: StoredRecord) -> CountedCycle | None:
-        """Take the next record; returns the cycle that it completes.
-
-        Raises:
-            ForeignRecord, ChainBroken.
-        """
-        digest = digest_of(stored.record)
-        try:
-            envelope = decode_own(stored.record, self.reader.cell)
-        except SchemaError as error:
-            raise foreign(stored, error) from error
-        self._part.append(digest)
-        return self.reader.feed(stored.offset, digest, envelope)
+    def feed(
+        self, stored: StoredRecord, envelope: Envelope[Event] | None = None
+    ) -> CountedCycle | None:
+        """Feed the topic's next record, and keep its digest until its cycle is taken."""
+        counted = super().feed(stored, envelope)
+        self._part.append(self.digest)
+        return counted
 
     def take_counted(self, limit: int) -> Taken | None:
         """Whole cycles of what was read, until there are `limit` records; None when there is none.
@@ -260,13 +174,6 @@ def events_of(counted: CountedCycle) -> list[Envelope[Event]]:
         for _, envelope in counted.decisions
         if type(envelope.data) not in (SnapshotTakenV1, RulesEnabledV1)
     ]
-
-
-def foreign(stored: StoredRecord, error: SchemaError) -> ForeignRecord:
-    """The error of a record in a machine's topic that cannot be decoded."""
-    return ForeignRecord(
-        topic=stored.partition.topic, offset=stored.offset, found=f"{error.code}: {error}"
-    )
 
 
 def upstream_name(topic: Topic) -> str:

@@ -18,8 +18,8 @@ from yardmaster_eventlog.errors import LogTruncated, SnapshotsUnavailable
 from yardmaster_eventlog.port import EventLog, StoredRecord
 from yardmaster_eventlog.snapshots import Snapshot, SnapshotStore
 from yardmaster_runtime.clock import Clock
+from yardmaster_runtime.cycle_reader import decode_own, digest_of
 from yardmaster_runtime.errors import ReplayDiverged
-from yardmaster_runtime.machine.batch import decode_own, digest_of
 from yardmaster_runtime.machine.fold import Fold
 from yardmaster_runtime.telemetry.machine_metrics import RuntimeMetrics
 from yardmaster_schemas.errors import SchemaError

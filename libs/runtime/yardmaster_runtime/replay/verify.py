@@ -19,7 +19,6 @@ from a state that is wrong says nothing.
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from typing import Any, Final, TypeVar
 
 from pydantic_core import from_json
@@ -31,8 +30,10 @@ from yardmaster_core.machine import Decision, Machine
 from yardmaster_eventlog import codec
 from yardmaster_eventlog.errors import LogCorrupt, LogTruncated, UnknownTopic
 from yardmaster_eventlog.port import EventLog, Partition, Record, StoredRecord
+from yardmaster_eventlog.reader import details_digest
+from yardmaster_runtime.cycle_reader import digest_of
 from yardmaster_runtime.errors import MachineError
-from yardmaster_runtime.machine.batch import Place, digest_of, traces_of, with_observed, write_cycle
+from yardmaster_runtime.machine.batch import Place, traces_of, with_observed, write_cycle
 from yardmaster_runtime.machine.fold import Fold
 from yardmaster_runtime.machine.inputs import Refused, Upstream, judge, refused_ranges
 from yardmaster_schemas.envelope import Envelope, Event
@@ -428,7 +429,7 @@ async def _check_details(log: EventLog, refs: _Refs) -> _Details:
     for number in sorted({0} | {ref.partition for ref, _, _ in refs.wanted}):
         async for stored in _details_of(log, number, found.wrong):
             value = stored.record.value
-            digest = None if value is None else sha256(value).hexdigest()
+            digest = None if value is None else details_digest(value)
             there[number, stored.offset] = (digest, _as_written(stored))
     damaged = {(one.partition, one.offset) for one in found.wrong}
     for ref, keys, request in refs.wanted:

@@ -1,0 +1,142 @@
+"""Reading the log: a partition in order, one record by its position, the details of a request.
+
+`yardmaster_runtime.cycle_reader` reads the cycles of a machine that count: which do is decided in
+`yardmaster_core.commit`, which this package may not import.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from hashlib import sha256
+
+from yardmaster_eventlog.codec import decode
+from yardmaster_eventlog.errors import (
+    DetailsUnreadable,
+    LogCorrupt,
+    LogTruncated,
+    OffsetGone,
+    ReadPastEnd,
+)
+from yardmaster_eventlog.port import EventLog, Partition, StoredRecord
+from yardmaster_schemas.envelope import Envelope, Event
+from yardmaster_schemas.errors import SchemaError
+from yardmaster_schemas.events.requests import DetailsRef
+from yardmaster_schemas.topics import DETAILS
+
+
+class Cursor:
+    """Reads one partition in order, and reads ahead of the records that are taken."""
+
+    def __init__(self, log: EventLog, partition: Partition, offset: int, ahead: int) -> None:
+        self.partition = partition
+        #: Of the next record to be taken.
+        self.offset = offset
+        self._log = log
+        self._ahead = ahead
+        self._buffer: deque[StoredRecord] = deque()
+
+    @property
+    def end(self) -> int:
+        """Offset after the last record that was read."""
+        return self.offset + len(self._buffer)
+
+    def __len__(self) -> int:
+        return len(self._buffer)
+
+    def peek(self) -> StoredRecord:
+        """Return the next buffered record without taking it."""
+        return self._buffer[0]
+
+    def pop(self) -> StoredRecord:
+        """Take the next buffered record."""
+        self.offset += 1
+        return self._buffer.popleft()
+
+    async def fill(self, count: int, *, at_hand: bool = False) -> int:
+        """Read until `count` records are buffered or the log ends; return how many are buffered.
+
+        With `at_hand`, only records that this process has received already are read.
+
+        Raises:
+            LogTruncated: the log ends before a record that was read earlier.
+            LogCorrupt: a record is missing.
+        """
+        while len(self._buffer) < count:
+            most = max(self._ahead, count - len(self._buffer))
+            records = await self._read(most, at_hand=at_hand)
+            if not records:
+                break
+            if records[0].offset != self.end or records[-1].offset != self.end + len(records) - 1:
+                missing = next(
+                    at for at, stored in enumerate(records, self.end) if stored.offset != at
+                )
+                raise LogCorrupt(
+                    path=str(self.partition),
+                    found=f"no record at offset {missing}",
+                    partition=self.partition,
+                    offset=missing,
+                )
+            self._buffer.extend(records)
+        return len(self._buffer)
+
+    async def _read(self, count: int, *, at_hand: bool) -> Sequence[StoredRecord]:
+        try:
+            return await self._log.read(
+                self.partition, self.end, max_records=count, at_hand=at_hand
+            )
+        except ReadPastEnd as error:
+            raise LogTruncated(
+                found=f"{self.partition} ends before offset {self.end}, which was read before"
+            ) from error
+        except LogCorrupt as error:
+            # The records before the damaged one are intact and are delivered first.
+            damaged = error.fields.get("offset")
+            if not isinstance(damaged, int) or damaged <= self.end:
+                raise
+            return await self._log.read(self.partition, self.end, max_records=damaged - self.end)
+
+    async def take(self, until: int) -> list[StoredRecord]:
+        """Take all records before offset `until`, or fewer where the log ends earlier."""
+        count = min(await self.fill(until - self.offset), until - self.offset)
+        return [self.pop() for _ in range(count)]
+
+
+async def record_at(log: EventLog, partition: Partition, offset: int) -> StoredRecord | None:
+    """Return the record at an offset; None where it was erased, has expired or never existed.
+
+    Raises:
+        LogError: the log failed.
+    """
+    try:
+        found = await log.read(partition, offset, max_records=1)
+    except (OffsetGone, ReadPastEnd):
+        return None
+    if not found or found[0].offset != offset or found[0].record.value is None:
+        return None
+    return found[0]
+
+
+def details_digest(value: bytes | None) -> str:
+    """Return the SHA-256 of a details record's value, as a request refers to it (64 hex digits)."""
+    return sha256(value or b"").hexdigest()
+
+
+async def read_details(log: EventLog, ref: DetailsRef) -> Envelope[Event]:
+    """Return the event in `details` that a request refers to, after checking its digest.
+
+    Raises:
+        DetailsUnreadable: it was erased, is another record, or cannot be decoded.
+        LogError: the log failed.
+    """
+    stored = await record_at(log, Partition(DETAILS.name, ref.partition), ref.offset)
+    if stored is None:
+        raise _unreadable(ref, "they were erased")
+    if details_digest(stored.record.value) != ref.digest:
+        raise _unreadable(ref, "they do not match their digest")
+    try:
+        return decode(stored.record)
+    except SchemaError as error:
+        raise _unreadable(ref, f"they cannot be decoded ({error.code})") from None
+
+
+def _unreadable(ref: DetailsRef, found: str) -> DetailsUnreadable:
+    return DetailsUnreadable(partition=ref.partition, offset=ref.offset, found=found)
