@@ -7,11 +7,13 @@ UP_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# One worker per core; tests that share a broker stay on one of them.
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadgroup
 CHECKED := $(wildcard libs services cli tests bench)
 UV := $(shell command -v uv 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up down demo-up test lint docs format schemas golden bench lock clean
+.PHONY: help install demo up down demo-up check test lint docs format schemas golden bench lock clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,8 +49,11 @@ down: ## stop what make up started, tasks too; UP_ARGS=--purge removes its data
 demo-up: install ## play the demo on what make up started
 	$(BIN)/yard demo --running
 
-test: install ## run every test; PYTEST_ARGS="-n 2 --dist loadgroup" spreads them
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+check: lint ## what to run while you work: lint, types, unit, golden and conformance tests
+	$(PYTEST) tests/unit tests/golden tests/conformance $(PYTEST_ARGS)
+
+test: install ## run every test; PYTEST_ARGS="-k name" selects some
+	$(PYTEST) $(PYTEST_ARGS)
 
 lint: install ## ruff, mypy, and who may import whom; changes nothing
 	$(BIN)/ruff check .
