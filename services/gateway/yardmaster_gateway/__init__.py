@@ -1,5 +1,5 @@
 """The gateway: the REST and SSE interface.
 
-Start reading at `app`, then the router of one resource; only `problems` knows status codes. Must
-not decide, import another service, or answer before the request is in the log.
+Start reading at `app`, then at the router of one resource, for example `jobs`. The gateway makes no
+scheduling decision, imports no other service, and answers a write only after it is in the log.
 """

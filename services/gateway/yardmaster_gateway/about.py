@@ -1,4 +1,4 @@
-"""`/v1/whoami`, `/v1/version`: who asks, and what answers."""
+"""`/v1/whoami` and `/v1/version`: the caller's identity, and the server's version."""
 
 from importlib.metadata import PackageNotFoundError, version
 
@@ -12,7 +12,7 @@ router = APIRouter(tags=["caller"])
 
 
 def software_version() -> str:
-    """The version of this distribution; 0 when it runs from a plain checkout."""
+    """The version of the installed distribution; 0 if it is not installed."""
     try:
         return version("yardmaster")
     except PackageNotFoundError:
@@ -21,13 +21,16 @@ def software_version() -> str:
 
 @router.get("/whoami", operation_id="whoami", response_model=WhoAmI, responses=problem_responses())
 async def whoami(caller: CurrentCaller) -> WhoAmI:
-    """Who the caller is, and with which roles."""
+    """Show the authenticated user and the user's roles."""
     return WhoAmI(
         user=caller.user,
         method=caller.method,
         issuer=caller.issuer,
         credential_id=caller.credential_id,
-        roles=[RoleBinding(role=b.role, scope=b.scope, name=b.name) for b in caller.bindings],
+        roles=[
+            RoleBinding(role=binding.role, scope=binding.scope, name=binding.name)
+            for binding in caller.bindings
+        ],
     )
 
 
@@ -35,7 +38,7 @@ async def whoami(caller: CurrentCaller) -> WhoAmI:
     "/version", operation_id="read_version", response_model=Version, responses=problem_responses()
 )
 async def read_version(caller: CurrentCaller, gateway: CurrentGateway) -> Version:
-    """The gateway's version, and the log it serves."""
+    """Show the gateway's version and the log that it serves."""
     created, created_ms = await gateway.log_created()
     return Version(
         version=software_version(),

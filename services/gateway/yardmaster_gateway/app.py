@@ -1,4 +1,4 @@
-"""The gateway as an ASGI application: its routers, what surrounds each request, its OpenAPI."""
+"""The gateway as an ASGI application: its routers, its middleware and its OpenAPI document."""
 
 import asyncio
 from functools import cache
@@ -42,7 +42,7 @@ PREFIX: Final = "/v1"
 
 
 class RequestMiddleware:
-    """What every request gets: a trace id, a count, its time, and headers against guessing."""
+    """Adds to every request a trace span, metrics, a log line, and security headers."""
 
     def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
         self._app = app
@@ -55,61 +55,63 @@ class RequestMiddleware:
             return
         gateway = self._gateway
         telemetry = gateway.ports.telemetry
-        given = Headers(scope=scope).get("traceparent")
+        traceparent = Headers(scope=scope).get("traceparent")
         span: Span = NO_SPAN
         if scope["path"].startswith(f"{PREFIX}/"):
-            above = None if trace_id_of(given) is None else given
-            span = telemetry.tracer.span(scope["method"], parent=above, kind="server")
-        trace = span.trace_id or trace_of(given, gateway.ports.chance)
+            parent = None if trace_id_of(traceparent) is None else traceparent
+            span = telemetry.tracer.span(scope["method"], parent=parent, kind="server")
+        trace = span.trace_id or trace_of(traceparent, gateway.ports.chance)
         state = scope.setdefault("state", {})
         state["trace_id"] = trace
-        # What the request's records carry: the span, or what the caller said.
-        state["traceparent"] = span.traceparent or (given if trace_id_of(given) else None)
+        # The request's records carry the trace context of the span, or else that of the caller.
+        state["traceparent"] = span.traceparent or (
+            traceparent if trace_id_of(traceparent) else None
+        )
         started = gateway.ports.clock.monotonic_s()
-        # Only methods that exist are counted by name: a label is kept for ever.
+        # Unknown methods share one label value, because a metric keeps every value for ever.
         method = scope["method"] if scope["method"] in _METHODS else "other"
 
-        begun = False
+        response_started = False
 
-        async def sending(part: Message) -> None:
-            nonlocal begun
+        async def send_part(part: Message) -> None:
+            nonlocal response_started
             if part["type"] == "http.response.start":
-                begun = True
+                response_started = True
                 headers = MutableHeaders(scope=part)
                 headers["X-Content-Type-Options"] = "nosniff"
                 headers["Trace-Id"] = trace
                 headers.setdefault("Cache-Control", "no-store")
                 gateway.requests.labels(method, str(part["status"])).inc()
-                took = gateway.ports.clock.monotonic_s() - started
-                gateway.seconds.labels(method).observe(took)
-                _say(telemetry, span, scope, method, part["status"], took, trace)
+                duration_s = gateway.ports.clock.monotonic_s() - started
+                gateway.seconds.labels(method).observe(duration_s)
+                _log_request(telemetry, span, scope, method, part["status"], duration_s, trace)
             await send(part)
 
-        # It ends when the answer begins: a watch goes on for hours.
+        # The span ends when the response starts, because a watch lasts for hours.
         with span:
             try:
-                await self._app(scope, receive, sending)
+                await self._app(scope, receive, send_part)
             except asyncio.CancelledError:
-                if begun:
+                if response_started:
                     raise
-                # The gateway stops in the middle of a long read: the caller asks again. A write may
-                # be in the log. Cancelled once more it would end, but the answer is written without
-                # waiting.
+                # The gateway stops while the request waits. A read can be repeated; a write may be
+                # in the log already. The answer is written without waiting, so it is sent even if
+                # the request is cancelled again.
                 code = "not_ready" if scope["method"] in ("GET", "HEAD") else "outcome_unknown"
-                stopping = problems.answer(code, "the gateway is stopping", trace)
-                await stopping(scope, receive, sending)
+                stopping = problems.answer(code, "The gateway is stopping.", trace)
+                await stopping(scope, receive, send_part)
 
 
-def _say(
+def _log_request(
     telemetry: Telemetry,
     span: Span,
     scope: Scope,
     method: str,
     status: int,
-    took_s: float,
+    duration_s: float,
     trace: str,
 ) -> None:
-    """The request's line and the end of its span; of the path only the route, without names."""
+    """Log the request and end its span. The log line has the route, not the names in the path."""
     if not scope["path"].startswith(f"{PREFIX}/"):
         return
     route = scope.get("route")
@@ -130,7 +132,7 @@ def _say(
         method=method,
         route=path,
         status=status,
-        took_ms=round(took_s * 1000, 1),
+        took_ms=round(duration_s * 1000, 1),
         trace_id=trace,
     )
 
@@ -139,7 +141,7 @@ _METHODS: Final = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "O
 
 
 def create_app(ports: GatewayPorts, settings: GatewaySettings) -> FastAPI:
-    """A gateway on these ports; keeps no state but caches, so several may serve one cell."""
+    """A gateway on these ports. It keeps only caches, so several gateways can serve one cell."""
     gateway = Gateway(ports, settings)
     app = FastAPI(
         title="Yardmaster",
@@ -160,8 +162,8 @@ def create_app(ports: GatewayPorts, settings: GatewaySettings) -> FastAPI:
 
 @cache
 def _api() -> APIRouter:
-    """All under `/v1`; routes hold no state, so apps share them."""
-    # Known first, then read: nobody unknown learns what an endpoint takes.
+    """The router of all endpoints under `/v1`. Routes have no state, so apps share them."""
+    # The caller is authenticated before anything of the request is validated.
     api = APIRouter(
         prefix=PREFIX, dependencies=[Depends(current_caller), Depends(reject_unknown_parameters)]
     )

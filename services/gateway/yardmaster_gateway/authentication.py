@@ -1,7 +1,7 @@
-"""The port that says who a bearer token stands for, and its adapters: static, and a file.
+"""The port that maps a bearer token to a caller, and its adapters: static tokens and a file.
 
-A gateway keeps digests of tokens, never tokens. The file is JSON, for its owner and, to read, its
-group (Kubernetes mounts secrets so); nobody else's:
+A gateway keeps digests of tokens, never tokens. The file is JSON. Only its owner and, for reading,
+its group may access it (Kubernetes mounts secrets that way):
 
 ```
 {"version": 1, "tokens": [{"id": "laptop", "digest": "<sha256 of the token, hex>", "user": "ana",
@@ -22,30 +22,30 @@ from yardmaster_gateway.errors import TokenFileRefused
 from yardmaster_schemas.events.admissions import RoleName, Scope
 from yardmaster_schemas.fields import Code, Digest, Name, PrincipalId
 
-#: The longest token that is looked at.
+#: The longest token that is looked up, in characters.
 MAX_TOKEN: Final = 4096
 
 
 class Identity(Protocol):
-    """Who callers are."""
+    """Authenticates callers by their tokens."""
 
     async def identify(self, token: str) -> Caller | None:
-        """The caller that a token stands for; None when it stands for nobody (any more)."""
+        """The caller of a token; None if the token is unknown or no longer valid."""
 
 
 def digest_of(token: str) -> str:
-    """What is kept of a token: its SHA-256, 64 hex digits (a token has 128 bits of chance)."""
+    """The SHA-256 of a token, 64 hex digits. No salt is needed: a token has 128 random bits."""
     return sha256(token.encode()).hexdigest()
 
 
 class StaticTokens:
-    """Tokens known from the start; for tests and for one process that makes its own."""
+    """A fixed set of tokens, for tests and for the embedded mode."""
 
     def __init__(self, callers: Mapping[str, Caller]) -> None:
         self._callers = {digest_of(token): caller for token, caller in callers.items()}
 
     async def identify(self, token: str) -> Caller | None:
-        """The caller that a token stands for."""
+        """The caller of a token; None if the token is unknown."""
         return self._callers.get(digest_of(token))
 
 
@@ -62,7 +62,7 @@ class TokenRole(_Strict):
 
 
 class TokenEntry(_Strict):
-    """A token's digest and whom it stands for."""
+    """A token's digest, its user and the user's roles."""
 
     id: Code
     digest: Digest
@@ -78,19 +78,19 @@ class TokenList(_Strict):
 
 
 class TokenFile:
-    """Tokens of a file, read again when it changed; refused while others may read it."""
+    """The tokens of a file. The file is read again whenever it changed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen: tuple[int, int] | None = None
+        self._version: tuple[int, int] | None = None
         self._callers: dict[str, Caller] = {}
         self._read()
 
     async def identify(self, token: str) -> Caller | None:
-        """The caller that a token stands for, as the file says now.
+        """The caller of a token according to the current content of the file.
 
         Raises:
-            TokenFileRefused: the file is gone, damaged or open to others.
+            TokenFileRefused: the file is missing or invalid, or other users may access it.
         """
         self._read()
         return self._callers.get(digest_of(token))
@@ -98,16 +98,20 @@ class TokenFile:
     def _read(self) -> None:
         try:
             status = self._path.stat()
-            seen = (status.st_mtime_ns, status.st_size)
+            version = (status.st_mtime_ns, status.st_size)
             if stat.S_IMODE(status.st_mode) & 0o027:
-                raise TokenFileRefused(path=self._path, found="it is open to others; chmod 600 it")
-            if seen == self._seen:
+                raise TokenFileRefused(
+                    path=self._path, found="other users may access it; run chmod 600"
+                )
+            if version == self._version:
                 return
             content = TokenList.model_validate_json(self._path.read_bytes())
         except OSError as error:
             raise TokenFileRefused(path=self._path, found=str(error.strerror)) from error
         except ValidationError as error:
-            raise TokenFileRefused(path=self._path, found=f"{error.error_count()} errors") from None
+            raise TokenFileRefused(
+                path=self._path, found=f"its content is invalid ({error.error_count()} errors)"
+            ) from None
         self._callers = {
             entry.digest: Caller(
                 user=entry.user,
@@ -118,4 +122,4 @@ class TokenFile:
             )
             for entry in content.tokens
         }
-        self._seen = seen
+        self._version = version

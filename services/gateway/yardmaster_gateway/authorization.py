@@ -1,4 +1,7 @@
-"""Who may do what: pure functions of a caller's roles. Quota judges what it knows of again."""
+"""Which actions a caller's roles allow: pure functions.
+
+Quota checks again what it can: the rules of projects and pools.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +13,7 @@ from yardmaster_schemas.events.admissions import RoleName, Scope
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A role in a cell, department or project."""
+    """A role in the cell, in a department or in a project."""
 
     role: RoleName
     scope: Scope
@@ -19,7 +22,7 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks: an opaque id, how it was authenticated, and the roles it has."""
+    """The authenticated user of a request: an opaque id, the authentication, and the roles."""
 
     user: str
     method: str
@@ -29,19 +32,19 @@ class Caller:
 
 
 class Action(StrEnum):
-    """What a caller may want."""
+    """An action that needs a role; its value completes `User X is not allowed to ...`."""
 
     READ = "read"
-    SUBMIT = "submit"
+    SUBMIT = "submit jobs"
     #: Cancel, pause, resume or change a job.
-    CHANGE_OWN = "change_own"
-    CHANGE_ANY = "change_any"
-    #: What was said of a job in words, and what it ran.
-    ERASE = "erase"
-    #: Pools, projects, departments, nodes.
-    OPERATE = "operate"
-    #: The log itself, with everybody's records.
-    READ_LOG = "read_log"
+    CHANGE_OWN = "change own jobs"
+    CHANGE_ANY = "change jobs of other users"
+    #: Erase a job's name, labels, command, environment and notes.
+    ERASE = "erase jobs"
+    #: Change pools, projects, departments and nodes.
+    OPERATE = "operate the cluster"
+    #: Read the log itself, which contains the records of all projects.
+    READ_LOG = "read the log"
 
 
 _GRANTS: Final = {
@@ -67,7 +70,7 @@ def is_allowed(
     project: str | None = None,
     department: str | None = None,
 ) -> bool:
-    """Whether one of the roles covers an action on the cell, or on a project of a department."""
+    """Whether one of the roles allows an action on the cell, or on a project of a department."""
     return any(
         _grants(binding, action)
         and (
@@ -85,5 +88,5 @@ def sees_all_projects(bindings: Sequence[Binding]) -> bool:
 
 
 def names_in_scope(bindings: Sequence[Binding], scope: Scope) -> frozenset[str]:
-    """The departments or projects that a caller has a role in."""
+    """The departments or projects in which a caller has a role."""
     return frozenset(binding.name for binding in bindings if binding.scope is scope)

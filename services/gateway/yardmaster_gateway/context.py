@@ -177,7 +177,7 @@ class Gateway:
             raise errors.PositionUnknown(position=wanted, found=f"this is cell {self.cell}")
         for topic, offset in wanted.parts():
             if offset > await self.end(topic):
-                raise errors.PositionUnknown(position=wanted, found=f"{topic} is shorter")
+                raise errors.PositionUnknown(position=wanted, found=f"topic {topic} ends before it")
 
     @asynccontextmanager
     async def one_at_a_time(self, job_id: str) -> AsyncIterator[None]:
@@ -249,7 +249,7 @@ def bearer_token(request: Request) -> str:
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     token = token.strip()
     if scheme.lower() != "bearer" or not token or len(token) > MAX_TOKEN:
-        raise errors.Unauthenticated(found="there is no bearer token")
+        raise errors.Unauthenticated(found="the request has no bearer token")
     return token
 
 
@@ -262,7 +262,7 @@ async def current_caller(request: Request) -> Caller:
     gateway = gateway_of(request)
     caller = await gateway.ports.identity.identify(bearer_token(request))
     if caller is None:
-        raise errors.Unauthenticated(found="the token is not known")
+        raise errors.Unauthenticated(found="the token is unknown")
     gateway.limit.take(caller.user)
     return caller
 
@@ -294,7 +294,7 @@ async def reject_unknown_parameters(request: Request) -> None:
     known = _query_names(route) if isinstance(route, APIRoute) else frozenset()
     for name in request.query_params:
         if name not in known and not (name.startswith("label.") and "label." in known):
-            raise errors.Malformed(found=f"there is no parameter {name[:64]!r} here")
+            raise errors.Malformed(found=f"unknown query parameter {name[:64]!r}")
 
 
 CurrentGateway = Annotated[Gateway, Depends(current_gateway)]
@@ -367,6 +367,5 @@ def authorize(
         Forbidden.
     """
     if not is_allowed(caller.bindings, action, project=project, department=department):
-        what = action.value.replace("_", " ")
         where = f" in project {project}" if project is not None else ""
-        raise errors.Forbidden(user=caller.user, action=f"{what}{where}")
+        raise errors.Forbidden(user=caller.user, action=f"{action.value}{where}")

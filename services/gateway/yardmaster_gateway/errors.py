@@ -1,4 +1,4 @@
-"""All that the gateway itself refuses a caller; `problems` makes an answer of each.
+"""The errors that the gateway itself raises; `problems` turns each into an answer.
 
 ```
 GatewayError   Malformed  BadCursor  Unauthenticated  Forbidden  NotFound  WrongPhase  NotEnded
@@ -10,7 +10,7 @@ GatewayError   Malformed  BadCursor  Unauthenticated  Forbidden  NotFound  Wrong
 
 from collections.abc import Sequence
 
-from yardmaster_schemas.api import FieldError
+from yardmaster_schemas.api import FieldError, Phase
 from yardmaster_schemas.errors import YardmasterError
 
 
@@ -21,25 +21,25 @@ class GatewayError(YardmasterError):
 
 
 class Malformed(GatewayError):
-    """The request cannot be read: {found}."""
+    """The request is malformed: {found}."""
 
     code = "malformed"
 
 
 class BadCursor(GatewayError):
-    """The cursor is not one that a page gave. Start again without it."""
+    """The cursor is invalid: it is not the next_cursor of an earlier page."""
 
     code = "bad_cursor"
 
 
 class Unauthenticated(GatewayError):
-    """Who asks is not known: {found}."""
+    """Not authenticated: {found}."""
 
     code = "unauthenticated"
 
 
 class Forbidden(GatewayError):
-    """{user} may not {action}."""
+    """User {user} is not allowed to {action}."""
 
     code = "forbidden"
 
@@ -51,37 +51,41 @@ class NotFound(GatewayError):
 
 
 class WrongPhase(GatewayError):
-    """{what} is {phase}: nothing of it can be changed any more."""
+    """{what} has already {ended} and can no longer be changed."""
 
     code = "wrong_phase"
 
+    def __init__(self, *, what: str, phase: Phase) -> None:
+        passive = phase in (Phase.CANCELLED, Phase.REJECTED)
+        super().__init__(what=what, ended=f"been {phase}" if passive else str(phase))
+
 
 class NotEnded(GatewayError):
-    """{what} is {phase}: what it runs is still needed. Cancel it, erase it when it has ended."""
+    """{what} is {phase}: only an ended job can be erased. Cancel it, and erase it afterwards."""
 
     code = "wrong_phase"
 
 
 class InUse(GatewayError):
-    """{what} is in use: {found}."""
+    """{what} is in use by {found}."""
 
     code = "in_use"
 
 
 class PositionUnknown(GatewayError):
-    """Position {position} is not one of this log: {found}."""
+    """This log does not contain position {position}: {found}."""
 
     code = "position_unknown"
 
 
 class VersionMismatch(GatewayError):
-    """{what} was changed in between: its ETag is {etag} now."""
+    """{what} was modified by someone else: {found}."""
 
     code = "version_mismatch"
 
 
 class AlreadyExists(GatewayError):
-    """{what} exists already."""
+    """{what} already exists."""
 
     code = "already_exists"
 
@@ -93,13 +97,13 @@ class TooLarge(GatewayError):
 
 
 class WrongMediaType(GatewayError):
-    """The body is {found}; send application/json."""
+    """The Content-Type of the body is {found}; it must be application/json."""
 
     code = "unsupported_media_type"
 
 
 class InvalidBody(GatewayError):
-    """The body is not what is asked for: {found}."""
+    """The request body is invalid: {found}."""
 
     code = "invalid_spec"
 
@@ -109,52 +113,51 @@ class InvalidBody(GatewayError):
 
 
 class IdempotencyMismatch(GatewayError):
-    """Idempotency key {key} was used for another job ({job_id})."""
+    """Idempotency key {key} was already used for a different job ({job_id})."""
 
     code = "idempotency_mismatch"
 
 
 class PreconditionRequired(GatewayError):
-    """Changing {what} needs the header If-Match with the ETag you saw (or * for any)."""
+    """To change {what}, send If-Match with its ETag, or with * for any version."""
 
     code = "precondition_required"
 
 
 class RateLimited(GatewayError):
-    """Too many requests at once. Try again in {retry_s} s."""
+    """Too many requests. Try again in {retry_s} s."""
 
     code = "rate_limited"
 
     @property
     def retry_s(self) -> int:
-        """Seconds to wait."""
+        """Seconds to wait before the next request."""
         found = self.fields.get("retry_s")
         return found if isinstance(found, int) else 1
 
 
 class ViewBehind(GatewayError):
-    """The views have not reached {position} yet; they are at {reached}. Try again."""
+    """The views have reached position {reached}, but not yet {position}."""
 
     code = "view_behind"
 
 
 class Busy(GatewayError):
-    """{limit} requests wait to be recorded already; nothing of this one was. Try again."""
+    """The gateway is overloaded: {limit} requests are waiting already. This one was refused."""
 
     code = "busy"
 
 
 class OwnRecordRefused(GatewayError):
-    """Quota refused record {record} of this gateway, which was answered with 202: {reason}.
+    """Quota refused record {record}, which this gateway had answered with 202: {reason}.
 
-    The client must send the request again. The next start of the gateway writes under a name of its
-    own.
+    The client must send the request again. After a restart, the gateway writes as a new source.
     """
 
     code = "own_record_refused"
 
 
 class TokenFileRefused(GatewayError):
-    """Token file {path} is not used: {found}."""
+    """Token file {path} cannot be used: {found}."""
 
     code = "token_file"

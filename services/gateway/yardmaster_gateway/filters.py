@@ -72,10 +72,10 @@ def labels(request: Request) -> dict[str, frozenset[str]]:
             continue
         key = name.removeprefix("label.")
         if re.fullmatch(_NAME, key) is None or len(value) > 256:
-            raise errors.Malformed(found=f"{name[:80]!r} is no label filter")
+            raise errors.Malformed(found=f"{name[:80]!r} is not a valid label filter")
         found.setdefault(key, set()).add(value)
     if sum(map(len, found.values())) > MAX_LABEL_FILTERS:
-        raise errors.Malformed(found=f"more than {MAX_LABEL_FILTERS} label filters")
+        raise errors.Malformed(found=f"there are more than {MAX_LABEL_FILTERS} label filters")
     return {key: frozenset(values) for key, values in found.items()}
 
 

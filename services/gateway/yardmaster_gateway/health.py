@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from yardmaster_eventlog.errors import LogError
 from yardmaster_gateway.context import CurrentGateway, Gateway
-from yardmaster_gateway.problems import AWAY, answer, problem_responses
+from yardmaster_gateway.problems import VIEWS_UNAVAILABLE, answer, problem_responses
 from yardmaster_projections import queries
 from yardmaster_projections.errors import ViewsError
 from yardmaster_runtime.telemetry.health import Health as ProcessHealth
@@ -46,7 +46,7 @@ async def health_of(gateway: Gateway) -> Health:
         gateway.seen_views = True
         await gateway.views.position()
     except ViewsError:
-        return Health(status="degraded", found=AWAY)
+        return Health(status="degraded", found=VIEWS_UNAVAILABLE)
     return Health(status="ready")
 
 

@@ -17,7 +17,7 @@ from yardmaster_eventlog.port import Partition, StoredRecord
 from yardmaster_gateway import errors
 from yardmaster_gateway.context import Read, ReadContext
 from yardmaster_gateway.problems import problem_responses
-from yardmaster_gateway.sse import SSE, described, message
+from yardmaster_gateway.sse import SSE, encode_event, event_schema
 from yardmaster_gateway.tasks import find_task
 from yardmaster_projections.errors import ViewsUnavailable
 from yardmaster_projections.rows import AttemptRow, OutputRow, TaskRow
@@ -161,7 +161,7 @@ class Output:
             "description": "Text; with pieces or follow, server-sent events `output` and `end`",
             "content": {
                 "text/plain": {"schema": {"type": "string"}},
-                SSE: {"schema": described("output", "bookmark", "end")},
+                SSE: {"schema": event_schema("output", "bookmark", "end")},
             },
         },
         **problem_responses("not_found"),
@@ -268,8 +268,8 @@ async def _last(pieces: _Pieces, lines: int) -> _Pieces:
 
 async def _as_events(pieces: _Pieces, row: TaskRow) -> AsyncIterator[bytes]:
     async for offset, piece in pieces:
-        yield message("output", _shown(piece), str(offset))
-    yield message("end", {"phase": row.phase}, None)
+        yield encode_event("output", _shown(piece), str(offset))
+    yield encode_event("end", {"phase": row.phase}, None)
 
 
 async def _followed(
@@ -301,9 +301,9 @@ async def _followed(
             )
         elif tail is not None:
             async for offset, piece in _last(output.pieces(await output.end()), tail):
-                yield message("output", _shown(piece), str(offset))
+                yield encode_event("output", _shown(piece), str(offset))
             # A reader that resumes here gets all that is written from now on, not the last lines.
-            yield message("bookmark", {}, str(output.offset - 1) if output.offset else None)
+            yield encode_event("bookmark", {}, str(output.offset - 1) if output.offset else None)
         stop = clock.monotonic_s() + gateway.settings.stream_s
         while True:
             away = False
@@ -313,18 +313,18 @@ async def _followed(
                 away = True  # or emptied: the task was there
             try:
                 async for offset, piece in output.pieces(await output.end()):
-                    yield message("output", _shown(piece), str(offset))
+                    yield encode_event("output", _shown(piece), str(offset))
             except ViewsUnavailable:
                 away = True
             left = stop - clock.monotonic_s()
             if left <= 0 or (row.phase.final and not away):
-                yield message("end", {"phase": row.phase}, None)
+                yield encode_event("end", {"phase": row.phase}, None)
                 return
             if away:
                 await clock.sleep(min(left, AWAY_PAUSE_S))
-                yield message("bookmark", {}, None)
+                yield encode_event("bookmark", {}, None)
             elif not await output.more(min(left, gateway.settings.bookmark_s)):
-                yield message("bookmark", {}, None)
+                yield encode_event("bookmark", {}, None)
 
 
 def _shown(piece: TaskOutputV1) -> dict[str, Any]:

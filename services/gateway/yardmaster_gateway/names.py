@@ -1,4 +1,4 @@
-"""Names in paths: what is to be made must be named as the log allows."""
+"""Names in paths: an object can only be created under a name that the log's schemas allow."""
 
 import re
 from typing import Final
@@ -9,11 +9,13 @@ _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
 
 
 def valid_name(name: str, what: str) -> str:
-    """A name that the log takes.
+    """Return `name` if it is a valid name for an object of kind `what`.
 
     Raises:
-        NotFound: there can be no such thing.
+        NotFound: no object can have this name.
     """
     if _NAME.fullmatch(name) is None:
-        raise errors.NotFound(what=f"{what} {name[:64]!r}: names are [a-z0-9._-], 63 at most")
+        raise errors.NotFound(
+            what=f"{what} {name[:64]!r}: a name has 1 to 63 characters of [a-z0-9._-]"
+        )
     return name

@@ -139,7 +139,7 @@ async def change_node_slots(
     gpus = offer.gpus if offer is not None else 0
     for place, slot in enumerate(wish.disabled):
         if slot >= gpus and slot not in row.disabled:
-            detail = f"{name} has {gpus} slots, counted from 0"
+            detail = f"{name} has {gpus} slots, numbered from 0"
             field = FieldError(pointer=f"/disabled/{place}", code="value_error", detail=detail)
             raise invalid_body([field])
     ref = await note(read.gateway, wish.reason, name, origin)

@@ -1,4 +1,4 @@
-"""Pages of rows as answers."""
+"""Pages of rows as API answers."""
 
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -16,9 +16,9 @@ M = TypeVar("M", bound=BaseModel)
 
 
 async def page_of(
-    read: ReadContext, kind: type[R], filters: Filters, show: Callable[[R], Awaitable[M]]
+    read: ReadContext, kind: type[R], filters: Filters, present: Callable[[R], Awaitable[M]]
 ) -> List[M]:
-    """One page of a kind, as the caller may see it.
+    """One page of rows that the caller may see, each converted by `present`.
 
     Raises:
         BadCursor.
@@ -28,7 +28,7 @@ async def page_of(
     except queries.BadCursor:
         raise errors.BadCursor() from None
     return List(
-        items=[await show(row) for row in page.rows],
+        items=[await present(row) for row in page.rows],
         next_cursor=queries.cursor_of(page.next),
         position=str(read.position),
     )

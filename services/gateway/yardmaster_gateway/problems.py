@@ -1,4 +1,4 @@
-"""Errors as problem documents (RFC 9457); alone knows status codes."""
+"""Errors as problem documents (RFC 9457). Only this module assigns HTTP status codes."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -29,43 +29,49 @@ from yardmaster_schemas.errors import YardmasterError
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """What an error is over HTTP: its status, and what the caller can do."""
+class ProblemKind:
+    """The HTTP status of an error code, and a hint: what the caller can do."""
 
     status: int
     hint: str | None = None
 
 
-#: What is said of views that cannot be used.
-AWAY: Final = "the views cannot be read now"
+#: The detail of every answer that failed because the views cannot be read.
+VIEWS_UNAVAILABLE: Final = "The views are unavailable at the moment."
 _TRY_LATER: Final = "nothing was recorded; try again with the same Idempotency-Key"
-KINDS: Final[Mapping[str, Kind]] = {
-    "malformed": Kind(400),
-    "bad_cursor": Kind(400, "start again without the cursor"),
-    "unauthenticated": Kind(401, "send Authorization: Bearer TOKEN; see `yard login`"),
-    "forbidden": Kind(403, "ask an operator for a role"),
-    "not_found": Kind(404),
-    "method_not_allowed": Kind(405, "see /openapi.json"),
-    "wrong_phase": Kind(409),
-    "in_use": Kind(409, "empty it first"),
-    "position_unknown": Kind(410, "start without a position; this may be another log"),
-    "version_mismatch": Kind(412, "read it again, then decide again"),
-    "already_exists": Kind(412, "choose another name, or change it with its ETag as If-Match"),
-    "too_large": Kind(413),
-    "unsupported_media_type": Kind(415, "send Content-Type: application/json"),
-    "invalid_spec": Kind(422),
-    "idempotency_mismatch": Kind(422, "use another key for another job"),
-    "precondition_required": Kind(428, "read it first, then send its ETag as If-Match"),
-    "rate_limited": Kind(429, "wait as long as Retry-After says"),
-    "internal": Kind(500, "this is a defect; report the trace id"),
-    "view_behind": Kind(503, "try again, or read without min_position"),
-    "views_unavailable": Kind(503, "submits go on; try again as Retry-After says"),
-    "busy": Kind(503, _TRY_LATER),
-    "not_ready": Kind(503, "try again"),
-    "log_unavailable": Kind(503, _TRY_LATER),
-    "outcome_unknown": Kind(504, "send it again with the same Idempotency-Key"),
+KINDS: Final[Mapping[str, ProblemKind]] = {
+    "malformed": ProblemKind(400),
+    "bad_cursor": ProblemKind(400, "list again without a cursor"),
+    "unauthenticated": ProblemKind(401, "send Authorization: Bearer TOKEN; see `yard login`"),
+    "forbidden": ProblemKind(403, "ask an operator for a role"),
+    "not_found": ProblemKind(404),
+    "method_not_allowed": ProblemKind(405, "see /openapi.json"),
+    "wrong_phase": ProblemKind(409),
+    "in_use": ProblemKind(409, "remove or end what uses it, then delete it"),
+    "position_unknown": ProblemKind(410, "start without a position; the server may use a new log"),
+    "version_mismatch": ProblemKind(412, "review it and try again"),
+    "already_exists": ProblemKind(
+        412, "choose another name, or change it by sending its ETag as If-Match"
+    ),
+    "too_large": ProblemKind(413),
+    "unsupported_media_type": ProblemKind(415, "send Content-Type: application/json"),
+    "invalid_spec": ProblemKind(422),
+    "idempotency_mismatch": ProblemKind(422, "use a new Idempotency-Key for a different job"),
+    "precondition_required": ProblemKind(
+        428, "read the object first, then send its ETag as If-Match"
+    ),
+    "rate_limited": ProblemKind(429, "wait for the seconds given in Retry-After"),
+    "internal": ProblemKind(500, "this is a bug; report it with the trace id"),
+    "view_behind": ProblemKind(503, "try again, or read without min_position"),
+    "views_unavailable": ProblemKind(
+        503, "jobs can still be submitted; retry reads after Retry-After"
+    ),
+    "busy": ProblemKind(503, _TRY_LATER),
+    "not_ready": ProblemKind(503, "try again"),
+    "log_unavailable": ProblemKind(503, _TRY_LATER),
+    "outcome_unknown": ProblemKind(504, "send the request again with the same Idempotency-Key"),
 }
-#: Codes that every endpoint under /v1 may answer with.
+#: Codes that every endpoint under /v1 may return.
 ANYWHERE: Final = (
     "malformed",
     "unauthenticated",
@@ -78,7 +84,10 @@ ANYWHERE: Final = (
 
 
 def problem_responses(*codes: str, anywhere: bool = True) -> dict[int | str, dict[str, Any]]:
-    """The OpenAPI responses of an endpoint that answers with these codes, beside its own."""
+    """The OpenAPI responses of an endpoint that may return these codes.
+
+    With `anywhere`, the codes of `ANYWHERE` are added.
+    """
     by_status: dict[int, list[str]] = {}
     for code in (*codes, *(ANYWHERE if anywhere else ())):
         known = by_status.setdefault(KINDS[code].status, [])
@@ -101,7 +110,7 @@ def answer(
     fields: Iterable[FieldError] = (),
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """The answer that says what is the matter."""
+    """A problem document as a response."""
     kind = KINDS[code]
     problem = Problem(
         type=f"urn:yardmaster:problem:{code}",
@@ -122,7 +131,7 @@ def answer(
 
 
 def code_of(error: YardmasterError) -> str:
-    """The code under which an error of the gateway or the log is answered."""
+    """The problem code of an error of the gateway, the log or the views."""
     if isinstance(error, AppendOutcomeUnknown):
         return "outcome_unknown"
     if isinstance(error, BatchTooLarge):
@@ -136,7 +145,10 @@ def code_of(error: YardmasterError) -> str:
 
 
 def fields_of(error: ValidationError) -> list[FieldError]:
-    """What is wrong, place by place; a form that was not meant shows once, not once a branch."""
+    """The errors of a body, one per field.
+
+    A field that allows several forms yields one error, not one per form.
+    """
     found: dict[str, FieldError] = {}
     for one in error.errors(include_url=False, include_input=False, include_context=False):
         pointer = "".join(f"/{_escaped(part)}" for part in one["loc"] if part not in _BRANCHES)
@@ -145,12 +157,15 @@ def fields_of(error: ValidationError) -> list[FieldError]:
     return list(found.values())
 
 
-#: What pydantic adds to a place where several forms are allowed.
+#: The parts that pydantic adds to an error's location where several forms are allowed.
 _BRANCHES: Final = frozenset({"number", "shares", "range", "int", "float"})
 
 
 def _methods_at(request: Request) -> list[str]:
-    """The methods of all operations at a request's path; routing knows only the first route's."""
+    """The methods of all operations at the request's path.
+
+    Starlette's `Allow` header names only those of the first route.
+    """
     return sorted(
         method.upper()
         for path, operations in request.app.openapi()["paths"].items()
@@ -169,7 +184,7 @@ def _escaped(part: object) -> str:
 
 
 def install(app: FastAPI) -> None:
-    """Have `app` answer every error with a problem document."""
+    """Make `app` answer every error with a problem document."""
 
     def trace(request: Request) -> str | None:
         found = getattr(request.state, "trace_id", None)
@@ -192,13 +207,13 @@ def install(app: FastAPI) -> None:
         return answer(code, str(error), trace(request), fields=fields, headers=headers)
 
     def without_views(request: Request, error: ViewsError) -> Response:
-        # Where Redis is, and why it does not answer, is the operator's to know.
+        # The address of Redis and the cause go to the operator's log, not to the caller.
         gateway = request.app.state.gateway
         gateway.without_views.inc()
         gateway.ports.telemetry.warn(
             "views_unavailable", code=error.code, found=str(error)[:500], trace_id=trace(request)
         )
-        return answer("views_unavailable", AWAY, trace(request))
+        return answer("views_unavailable", VIEWS_UNAVAILABLE, trace(request))
 
     async def misread(request: Request, error: Exception) -> Response:
         if not isinstance(error, RequestValidationError):
@@ -221,10 +236,10 @@ def install(app: FastAPI) -> None:
         code = known.get(error.status_code, "malformed")
         path = request.url.path[:200]
         if code != "method_not_allowed":
-            where = f"there is nothing at {request.method} {path}"
+            where = f"There is no endpoint {request.method} {path}."
             return answer(code, where, trace(request))
         allow = ", ".join(_methods_at(request)) or (error.headers or {}).get("Allow", "")
-        detail = f"{path} does not take {request.method[:32]}; it takes {allow}"
+        detail = f"{path} does not support {request.method[:32]}; it supports {allow}."
         return answer(code, detail, trace(request), headers={"Allow": allow})
 
     async def broken(request: Request, error: Exception) -> Response:
@@ -235,7 +250,7 @@ def install(app: FastAPI) -> None:
             found=str(error)[:500],
             trace_id=trace(request),
         )
-        return answer("internal", "the gateway failed", trace(request))
+        return answer("internal", "The gateway failed to handle the request.", trace(request))
 
     app.add_exception_handler(errors.GatewayError, refused)
     app.add_exception_handler(LogError, refused)

@@ -1,9 +1,10 @@
-"""`/v1/projects`: read, configure, set quotas, delete."""
+"""`/v1/projects`: list, show, configure, delete, and set quotas."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Final
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import Depends, Response
 
 from yardmaster_gateway import errors
 from yardmaster_gateway.authorization import Action
@@ -11,120 +12,67 @@ from yardmaster_gateway.bodies import body_of, request_body
 from yardmaster_gateway.context import Read, ReadContext, authorize
 from yardmaster_gateway.filters import Cursor, Limit, Names, some
 from yardmaster_gateway.names import valid_name
-from yardmaster_gateway.pages import page_of
-from yardmaster_gateway.problems import problem_responses
+from yardmaster_gateway.object_router import (
+    CONFIGURE_RESPONSES,
+    DELETE_RESPONSES,
+    ObjectKind,
+    object_router,
+)
 from yardmaster_gateway.request_writer import RequestOrigin
 from yardmaster_gateway.unsupported import refuse_quota, refuse_quotas
-from yardmaster_gateway.writes import (
-    IfMatch,
-    IfNoneMatch,
-    Origin,
-    as_revision,
-    check_condition,
-    etag,
-    record_requests,
-)
+from yardmaster_gateway.writes import IfMatch, Origin, check_condition, record_requests
 from yardmaster_projections import queries
 from yardmaster_projections.queries import Filters
 from yardmaster_projections.rows import ProjectRow
 from yardmaster_schemas.api import Accepted, List, Project, ProjectConfig, Quota
+from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.requests import ProjectChangeRequestedV1, ProjectDeletionRequestedV1
 
-router = APIRouter(tags=["projects"])
 
-_WRITES = problem_responses(
-    *("forbidden", "not_found", "version_mismatch", "already_exists", "too_large"),
-    *("unsupported_media_type", "invalid_spec", "precondition_required", "busy"),
-    "outcome_unknown",
-)
-_DELETES = problem_responses(
-    *("forbidden", "not_found", "in_use", "version_mismatch", "precondition_required"),
-    *("busy", "outcome_unknown"),
-)
+class Projects(ObjectKind[ProjectRow, ProjectConfig, Project]):
+    """Projects: owners of jobs, each in a department."""
 
+    name = "project"
+    list_text = "List the projects that the caller may see, by name."
+    read_text = "Show a project: its limits and quotas, and what it uses."
+    delete_text = "Delete a project that has no pending or running tasks."
+    row = ProjectRow
+    config = ProjectConfig
+    answer = Project
+    page_answer = List[Project]
 
-@router.get(
-    "/projects",
-    operation_id="list_projects",
-    response_model=List[Project],
-    responses=problem_responses("bad_cursor"),
-)
-async def list_projects(
-    read: Read, department: Names = None, limit: Limit = 100, cursor: Cursor = None
-) -> List[Project]:
-    """Projects that the caller may see, by name."""
-    filters = Filters(departments=some(department), newest_first=False, limit=limit, cursor=cursor)
-    return await page_of(read, ProjectRow, filters, read.presenter.project)
+    async def filters(  # type: ignore[override]
+        self, department: Names = None, limit: Limit = 100, cursor: Cursor = None
+    ) -> Filters:
+        """The filters of the list; also by department."""
+        departments = some(department)
+        return Filters(departments=departments, newest_first=False, limit=limit, cursor=cursor)
 
+    async def find(self, read: ReadContext, name: str) -> ProjectRow | None:
+        """The project, if the caller may see it."""
+        return await queries.project(read.store, name, read.sight)
 
-async def _find(read: ReadContext, name: str) -> ProjectRow:
-    row = await queries.project(read.store, name, read.sight)
-    if row is None:
-        raise errors.NotFound(what=f"project {name[:64]}")
-    return row
+    def presenter(self, read: ReadContext) -> Callable[[ProjectRow], Awaitable[Project]]:
+        return read.presenter.project
 
+    def validate(self, config: ProjectConfig) -> None:
+        refuse_quotas(config.quotas)
 
-@router.get(
-    "/projects/{name}",
-    operation_id="read_project",
-    response_model=Project,
-    responses=problem_responses("not_found"),
-)
-async def read_project(read: Read, response: Response, name: str) -> Project:
-    """A project: what it is entitled to, and what it has."""
-    row = await _find(read, name)
-    response.headers["ETag"] = etag(row.revision)
-    return await read.presenter.project(row)
+    async def users(self, read: ReadContext, name: str) -> str | None:
+        counters = await queries.counters(read.store, f"project/{name}")
+        if counters.waiting or counters.running:
+            return f"{counters.waiting} pending and {counters.running} running tasks"
+        return None
+
+    def change(self, name: str, config: ProjectConfig, if_revision: int | None) -> Event:
+        return ProjectChangeRequestedV1(project=name, config=config, if_revision=if_revision)
+
+    def deletion(self, name: str, if_revision: int | None) -> Event:
+        return ProjectDeletionRequestedV1(project=name, if_revision=if_revision)
 
 
-@router.put(
-    "/projects/{name}",
-    operation_id="configure_project",
-    status_code=202,
-    response_model=Accepted,
-    openapi_extra=request_body(ProjectConfig),
-    responses=_WRITES,
-)
-async def configure_project(
-    read: Read,
-    response: Response,
-    origin: Origin,
-    name: str,
-    config: Annotated[ProjectConfig, Depends(body_of(ProjectConfig))],
-    if_match: IfMatch = None,
-    if_none_match: IfNoneMatch = None,
-) -> Accepted:
-    """Configure a project: `If-None-Match: *` makes a new one, `If-Match` changes one."""
-    authorize(read.caller, Action.OPERATE)
-    refuse_quotas(config.quotas)
-    project = valid_name(name, "project")
-    row = await queries.project(read.store, project)
-    current = row.revision if row is not None else None
-    found = check_condition(f"project {project}", current, if_match, if_none_match)
-    event = ProjectChangeRequestedV1(project=project, config=config, if_revision=as_revision(found))
-    return await record_requests(read.gateway, [(event, project)], origin, response)
-
-
-@router.delete(
-    "/projects/{name}",
-    operation_id="delete_project",
-    status_code=202,
-    response_model=Accepted,
-    responses=_DELETES,
-)
-async def delete_project(
-    read: Read, response: Response, origin: Origin, name: str, if_match: IfMatch = None
-) -> Accepted:
-    """Remove a project none of whose tasks waits or runs."""
-    authorize(read.caller, Action.OPERATE)
-    row = await _find(read, name)
-    found = check_condition(f"project {name}", row.revision, if_match)
-    counters = await queries.counters(read.store, f"project/{name}")
-    if counters.waiting or counters.running:
-        have = f"{counters.waiting} waiting and {counters.running} running tasks"
-        raise errors.InUse(what=f"project {name}", found=have)
-    event = ProjectDeletionRequestedV1(project=name, if_revision=as_revision(found))
-    return await record_requests(read.gateway, [(event, name)], origin, response)
+_PROJECTS: Final = Projects()
+router = object_router(_PROJECTS)
 
 
 async def _change_quotas(
@@ -134,10 +82,9 @@ async def _change_quotas(
     row: ProjectRow,
     quotas: dict[str, Quota],
 ) -> Accepted:
-    # Quotas are part of the project, so the change names the revision that it was made from, also
-    # where the caller took any: another change in between would be lost.
-    config = replace(row.config, quotas=quotas)
-    event = ProjectChangeRequestedV1(project=row.name, config=config, if_revision=row.revision)
+    # Quotas are part of the project. The request therefore names the revision that it is based on,
+    # even after `If-Match: *`; otherwise a concurrent change of the project would be lost.
+    event = _PROJECTS.change(row.name, replace(row.config, quotas=quotas), row.revision)
     return await record_requests(read.gateway, [(event, row.name)], origin, response)
 
 
@@ -147,7 +94,7 @@ async def _change_quotas(
     status_code=202,
     response_model=Accepted,
     openapi_extra=request_body(Quota),
-    responses=_WRITES,
+    responses=CONFIGURE_RESPONSES,
 )
 async def set_quota(
     read: Read,
@@ -158,10 +105,10 @@ async def set_quota(
     quota: Annotated[Quota, Depends(body_of(Quota))],
     if_match: IfMatch = None,
 ) -> Accepted:
-    """Set what a project may have of one pool; the ETag is the project's."""
+    """Set a project's quota in one pool. The ETag is the project's."""
     authorize(read.caller, Action.OPERATE)
     refuse_quota(quota)
-    row = await _find(read, name)
+    row = await _PROJECTS.get(read, name)
     check_condition(f"project {name}", row.revision, if_match)
     quotas = {**row.config.quotas, valid_name(pool, "pool"): quota}
     return await _change_quotas(read, response, origin, row, quotas)
@@ -172,14 +119,14 @@ async def set_quota(
     operation_id="delete_quota",
     status_code=202,
     response_model=Accepted,
-    responses=_DELETES,
+    responses=DELETE_RESPONSES,
 )
 async def delete_quota(
     read: Read, response: Response, origin: Origin, name: str, pool: str, if_match: IfMatch = None
 ) -> Accepted:
-    """Forget a project's quota of one pool; the ETag is the project's."""
+    """Remove a project's quota in one pool. The ETag is the project's."""
     authorize(read.caller, Action.OPERATE)
-    row = await _find(read, name)
+    row = await _PROJECTS.get(read, name)
     check_condition(f"project {name}", row.revision, if_match)
     if pool not in row.config.quotas:
         raise errors.NotFound(what=f"quota of project {name[:64]} in pool {pool[:64]}")

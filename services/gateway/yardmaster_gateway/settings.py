@@ -1,4 +1,4 @@
-"""How a gateway is set up (`YARD_GATEWAY_*`, then `YARD_*`, in its environment); limits by name."""
+"""The settings of a gateway, from the environment: `YARD_GATEWAY_*`, then `YARD_*`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,42 +14,42 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 class GatewaySettings(LogSettings):
-    """One gateway's settings."""
+    """The settings of one gateway."""
 
     model_config = SettingsConfigDict(env_prefix="YARD_GATEWAY_")
 
     redis: RedisSettings = RedisSettings()
-    #: Part of the source of what it records; no two gateways that run at once may share it. None,
-    #: in a process of its own: the host's name and the port.
+    #: Part of the source of the records that it writes. Two gateways that run at the same time must
+    #: not share it. None: the service derives it from the host name and the port.
     instance: Name | None = None
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 7450
     token_file: Path | None = None
 
-    #: Requests a caller may make at once, and how many more each second.
+    #: Requests that a caller may send at once, and how many more per second.
     rate_burst: Annotated[int, Field(ge=1)] = 2_000
     rate_per_s: Positive = 500.0
-    #: Callers whose rates are kept; the one that was quiet longest is forgotten.
+    #: Callers whose rates are kept; the least recently active one is dropped.
     rate_callers: Annotated[int, Field(ge=1)] = 10_000
-    #: Larger bodies are refused.
+    #: The largest request body, in bytes.
     max_body_bytes: Annotated[int, Field(ge=1024)] = 1024 * 1024
-    #: How long a read waits for its min_position.
+    #: The longest time that a read waits for its min_position.
     view_wait_s: Positive = 5.0
-    #: The longest that `timeout_s` and `wait_s` may ask for.
+    #: The upper bound of the parameters `timeout_s` and `wait_s`.
     max_wait_s: Positive = 60.0
-    #: Streams (watches, followed output) that may be open, and how long one lasts before it is
-    #: closed for its client to resume.
+    #: The number of open streams (watches, followed output), and the lifetime of one stream. After
+    #: that the gateway closes it, and its client resumes it.
     max_streams: Annotated[int, Field(ge=1)] = 1_000
     stream_s: Positive = 3_600.0
-    #: A stream that is quiet so long says so, and has its caller checked again.
+    #: After this time without an event, a stream sends a bookmark; a watch authenticates again.
     bookmark_s: Positive = 15.0
-    #: How often a `details` partition in which nothing happens is written to, so that what was
-    #: erased leaves the disk (see ticker.py); None: never, for logs that do not compact.
+    #: The interval of writes to an idle `details` partition, so that Kafka removes erased details
+    #: from the disk (see details_ticker.py). None: no such writes, for logs that do not compact.
     details_tick_s: Positive | None = 3_600.0
-    #: Requests, the newest, among which a submission finds an earlier one of its key by itself;
-    #: for older ones it needs the views.
+    #: The number of newest requests in which the gateway finds an earlier submission with the same
+    #: idempotency key. For an older one it needs the views.
     recent_requests: Annotated[int, Field(ge=1, le=1_000_000)] = 20_000
-    #: How long a gateway that is stopped finishes what it is answering.
+    #: The time that a stopping gateway has to finish open requests.
     stop_s: Annotated[float, Field(ge=0, le=60)] = 1.0
-    #: Text of one answer of `logs`; what is longer is cut there.
+    #: The largest text of one answer of `logs`, in bytes; longer output is cut.
     max_log_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024 * 1024

@@ -1,4 +1,4 @@
-"""Server-sent events."""
+"""Server-sent events: their encoding and their OpenAPI schema."""
 
 from typing import Any, Final
 
@@ -7,8 +7,8 @@ from pydantic_core import to_json
 SSE: Final = "text/event-stream"
 
 
-def described(*events: str) -> dict[str, Any]:
-    """The OpenAPI schema of one event of a stream; `data` is a JSON document."""
+def event_schema(*events: str) -> dict[str, Any]:
+    """The OpenAPI schema of one event with these types; `data` is a JSON document."""
     return {
         "type": "object",
         "properties": {
@@ -20,7 +20,7 @@ def described(*events: str) -> dict[str, Any]:
     }
 
 
-def message(event: str, data: Any, id_: str | None) -> bytes:
-    """One event; `data` is sent as JSON on one line."""
+def encode_event(event: str, data: Any, id_: str | None) -> bytes:
+    """Encode one event; `data` becomes one line of JSON."""
     head = f"event: {event}\n" if id_ is None else f"event: {event}\nid: {id_}\n"
     return head.encode() + b"data: " + to_json(data) + b"\n\n"

@@ -50,13 +50,13 @@ async def read_usage(
     """
     store = gateway.usage
     if store is None:
-        raise errors.NotFound(what="usage: this cluster meters none")
+        raise errors.NotFound(what="usage data: this cluster does not meter usage")
     await gateway.reached(parse_position(min_position or yard_min_position), store)
     now_ms = gateway.ports.clock.now_ms()
     to_ms = now_ms if end is None else _moment("to", end)
     from_ms = max(0, to_ms - DEFAULT_WINDOW_MS) if begin is None else _moment("from", begin)
     if not 0 <= to_ms - from_ms <= MAX_WINDOW_MS:
-        raise errors.Malformed(found="to must be after from, by 400 days at most")
+        raise errors.Malformed(found="`to` must be after `from`, by at most 400 days")
     asked = Asked.window(from_ms, to_ms, by, bucket)
     try:
         found = await metered(store, asked, await gateway.sight(caller), now_ms)

@@ -24,7 +24,7 @@ from yardmaster_gateway.context import (
 )
 from yardmaster_gateway.filters import some
 from yardmaster_gateway.problems import problem_responses
-from yardmaster_gateway.sse import SSE, described, message
+from yardmaster_gateway.sse import SSE, encode_event, event_schema
 from yardmaster_projections import queries
 from yardmaster_projections.errors import ViewsUnavailable
 from yardmaster_projections.presenter import Presenter
@@ -138,7 +138,7 @@ class Watcher:
                     continue
                 if not await self._still_allowed():
                     return
-                yield message("bookmark", {}, str(position))
+                yield encode_event("bookmark", {}, str(position))
 
     async def _still_allowed(self) -> bool:
         """Look again who the reader is: a token may be void by now, or have other roles."""
@@ -170,7 +170,7 @@ class Watcher:
                 cursor = queries.cursor_of(page.next)
                 body = {"kind": kind, "items": items, "complete": cursor is None}
                 last = cursor is None and number == len(self._kinds)
-                yield message("snapshot", body, str(position) if last else None)
+                yield encode_event("snapshot", body, str(position) if last else None)
                 if cursor is None:
                     break
 
@@ -185,10 +185,10 @@ class Watcher:
         for number, change in enumerate(wanted, 1):
             id_ = str(step.position) if number == len(wanted) else None
             if isinstance(change, Delete):
-                yield message("delete", {"kind": change.kind, "key": change.key}, id_)
+                yield encode_event("delete", {"kind": change.kind, "key": change.key}, id_)
             else:
                 item: Any = await _shown(presenter, change.row)
-                yield message("upsert", {"kind": change.kind, "item": item}, id_)
+                yield encode_event("upsert", {"kind": change.kind, "item": item}, id_)
 
 
 @router.get(
@@ -199,7 +199,7 @@ class Watcher:
         200: {
             "description": "Events snapshot, upsert, delete, bookmark",
             "content": {
-                SSE: {"schema": described("snapshot", "upsert", "delete", "bookmark")},
+                SSE: {"schema": event_schema("snapshot", "upsert", "delete", "bookmark")},
             },
         },
         **problem_responses(),

@@ -79,7 +79,7 @@ def check_condition(
     """
     if if_none_match is not None and if_match is None:
         if if_none_match.strip() != "*":
-            raise errors.Malformed(found="If-None-Match takes * alone")
+            raise errors.Malformed(found="If-None-Match must be *")
         if current is not None:
             raise errors.AlreadyExists(what=what)
         return 0
@@ -87,17 +87,17 @@ def check_condition(
         raise errors.PreconditionRequired(what=what)
     if if_match.strip() == "*":
         if current is None:
-            raise errors.VersionMismatch(what=what, etag="nothing")
+            raise errors.VersionMismatch(what=what, found="it does not exist")
         return None
     tags = []
     for part in if_match.split(","):
         match = _ETAG.fullmatch(part)
         if match is None:
-            raise errors.Malformed(found="If-Match takes ETags in quotes, or *")
+            raise errors.Malformed(found="If-Match must be a list of quoted ETags, or *")
         tags.append(match[1])
     if current is None or str(current) not in tags:
-        shown = "nothing" if current is None else etag(current)
-        raise errors.VersionMismatch(what=what, etag=shown)
+        found = "it does not exist" if current is None else f"its ETag is now {etag(current)}"
+        raise errors.VersionMismatch(what=what, found=found)
     return current
 
 

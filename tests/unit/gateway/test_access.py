@@ -176,7 +176,7 @@ async def test_callers_rates_are_forgotten_when_there_are_too_many(cell: TestCel
     limit._callers = 2
     for name in ("a", "b", "c"):
         limit.take(name)
-    assert list(limit._left) == ["b", "c"]
+    assert list(limit._buckets) == ["b", "c"]
 
 
 GRANTS = {

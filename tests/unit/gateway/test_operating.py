@@ -88,7 +88,7 @@ async def test_a_policy_that_does_not_exist_is_refused_with_those_that_do(
     )
     (found,) = problem["errors"]
     assert (found["pointer"], found["code"]) == ("/policy/name", "policy_unknown")
-    assert f"no policy {policy['name']} of version" in found["detail"]
+    assert f"no policy {policy['name']} version" in found["detail"]
     assert "priority (version 1), fair_share (version 1)" in found["detail"]
     assert "sjf" not in found["detail"], "a policy for simulations only"
 
@@ -102,7 +102,7 @@ async def test_making_what_exists_says_that_it_does(
     problem = await cell.call("PUT", path, status=412, json=body, headers=new)
     assert problem["code"] == "already_exists"
     kind = path.split("/")[2].removesuffix("s")
-    assert problem["detail"] == f"{kind} new exists already."
+    assert problem["detail"] == f"{kind} new already exists."
 
 
 async def test_a_405_allows_every_method_of_the_path(cell: TestCell) -> None:
@@ -111,7 +111,7 @@ async def test_a_405_allows_every_method_of_the_path(cell: TestCell) -> None:
         response = await cell.call(
             "OPTIONS", re.sub(r"\{[^}]*\}", "x", path), status=405, settle=False
         )
-        assert "does not take OPTIONS" in response["detail"]
+        assert "does not support OPTIONS" in response["detail"]
         async with cell.client() as client:
             headers = (await client.options(re.sub(r"\{[^}]*\}", "x", path))).headers
         assert headers["Allow"] == ", ".join(sorted(name.upper() for name in operations)), path
