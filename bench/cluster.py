@@ -203,7 +203,7 @@ async def _hops(bench: Bench, count: int) -> list[float]:
         start = time.monotonic()
         await bench.log.append(where, [record])
         await waiting
-        assert await other.read(where, offset, at_hand=True)
+        assert await other.read(where, offset, buffered_only=True)
         took.append((time.monotonic() - start) * 1000)
         await asyncio.sleep(PACE_S / 2)
     await other.close()

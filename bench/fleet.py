@@ -76,7 +76,7 @@ class Fleet:
         where = Partition(DECISIONS.name)
         offset = await self._log.end(where)
         while True:
-            found = await self._log.read(where, offset, max_records=5_000, at_hand=True)
+            found = await self._log.read(where, offset, max_records=5_000, buffered_only=True)
             now = self._clock.monotonic_s()
             for stored in found:
                 offset = stored.offset + 1

@@ -310,12 +310,12 @@ async def test_what_was_waited_for_is_at_hand(subject: Subject) -> None:
     other = await subject.open()
     await log.append(partition, records(1))
     assert await log.wait({partition: 0}, 30)
-    assert values(await log.read(partition, 0, at_hand=True)) == [b"r0"]
+    assert values(await log.read(partition, 0, buffered_only=True)) == [b"r0"]
     for offset in range(1, 4):
-        assert not await log.read(partition, offset, at_hand=True)
+        assert not await log.read(partition, offset, buffered_only=True)
         await other.append(partition, records(1, str(offset)))
         assert await log.wait({partition: offset}, 30)
-        found = await log.read(partition, offset, at_hand=True)
+        found = await log.read(partition, offset, buffered_only=True)
         assert values(found) == [f"{offset}0".encode()]
 
 

@@ -328,13 +328,13 @@ async def test_who_takes_what_is_at_hand_is_told_what_retention_removed(
         await admin.close()
 
     async def follow() -> None:
-        while not await log.read(at, 0, at_hand=True):
+        while not await log.read(at, 0, buffered_only=True):
             await log.wait({at: 0}, 5.0)
 
     with pytest.raises(OffsetGone, match="starts at 5"):
         await asyncio.wait_for(follow(), 30)
     assert await log.wait({at: 5}, 30)
-    assert len(await log.read(at, 5, at_hand=True)) == 1
+    assert len(await log.read(at, 5, buffered_only=True)) == 1
 
 
 async def test_more_topics_than_one_request_takes_are_made(

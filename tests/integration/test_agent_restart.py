@@ -487,12 +487,14 @@ class Away(Deaf):
         offset: int,
         *,
         max_records: int = 1000,
-        at_hand: bool = False,
+        buffered_only: bool = False,
     ) -> Sequence[StoredRecord]:
         if partition.topic == "details" and self.away_for:
             self.away_for -= 1
             raise LogUnavailable(found="away")
-        return await self._inner.read(partition, offset, max_records=max_records, at_hand=at_hand)
+        return await self._inner.read(
+            partition, offset, max_records=max_records, buffered_only=buffered_only
+        )
 
 
 async def test_an_agent_outlives_a_log_that_cannot_be_read_for_a_moment(world: AgentWorld) -> None:

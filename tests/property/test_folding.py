@@ -56,13 +56,15 @@ class Portions:
         offset: int,
         *,
         max_records: int = 1000,
-        at_hand: bool = False,
+        buffered_only: bool = False,
     ) -> Sequence[StoredRecord]:
         self._reads += 1
-        if at_hand and self._reads % 2:
+        if buffered_only and self._reads % 2:
             return ()
         most = min(max_records, self._sizes[self._reads % len(self._sizes)])
-        return await self._inner.read(partition, offset, max_records=most, at_hand=at_hand)
+        return await self._inner.read(
+            partition, offset, max_records=most, buffered_only=buffered_only
+        )
 
     async def append(self, partition: Partition, batch: Sequence[Record]) -> int:
         return await self._inner.append(partition, batch)

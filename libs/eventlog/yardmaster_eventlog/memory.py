@@ -130,7 +130,7 @@ class MemoryLog:
         offset: int,
         *,
         max_records: int = 1000,
-        at_hand: bool = False,
+        buffered_only: bool = False,
     ) -> Sequence[StoredRecord]:
         """Records from `offset` on."""
         sequence = self._sequence(partition)

@@ -105,10 +105,12 @@ class MeteredLog:
         offset: int,
         *,
         max_records: int = 1000,
-        at_hand: bool = False,
+        buffered_only: bool = False,
     ) -> Sequence[StoredRecord]:
         """Records from `offset` on."""
-        found = await self._log.read(partition, offset, max_records=max_records, at_hand=at_hand)
+        found = await self._log.read(
+            partition, offset, max_records=max_records, buffered_only=buffered_only
+        )
         if found:
             self._metrics.read(partition.topic, len(found))
         return found

@@ -148,7 +148,7 @@ class EventLog(Protocol):
         offset: int,
         *,
         max_records: int = 1000,
-        at_hand: bool = False,
+        buffered_only: bool = False,
     ) -> Sequence[StoredRecord]:
         """Records from `offset` on, in order, at most `max_records`; none when `offset` is the end.
 
@@ -157,7 +157,7 @@ class EventLog(Protocol):
         record returned may lie after `offset`, and of records with one key at least the newest is
         there, a tombstone included.
 
-        With `at_hand` none may come though there are some: the log is not asked, if that takes a
+        With `buffered_only` none may come though there are some: the log is not asked, if that takes a
         way, but gives what it has been sent. `wait` ends when there is something at hand.
 
         Raises:

@@ -51,10 +51,10 @@ class Cursor:
         self.offset += 1
         return self._buffer.popleft()
 
-    async def fill(self, count: int, *, at_hand: bool = False) -> int:
+    async def fill(self, count: int, *, buffered_only: bool = False) -> int:
         """Read until `count` records are buffered or the log ends; return how many are buffered.
 
-        With `at_hand`, only records that this process has received already are read.
+        With `buffered_only`, only records that this process has received already are read.
 
         Raises:
             LogTruncated: the log ends before a record that was read earlier.
@@ -62,7 +62,7 @@ class Cursor:
         """
         while len(self._buffer) < count:
             most = max(self._ahead, count - len(self._buffer))
-            records = await self._read(most, at_hand=at_hand)
+            records = await self._read(most, buffered_only=buffered_only)
             if not records:
                 break
             if records[0].offset != self.end or records[-1].offset != self.end + len(records) - 1:
@@ -78,10 +78,10 @@ class Cursor:
             self._buffer.extend(records)
         return len(self._buffer)
 
-    async def _read(self, count: int, *, at_hand: bool) -> Sequence[StoredRecord]:
+    async def _read(self, count: int, *, buffered_only: bool) -> Sequence[StoredRecord]:
         try:
             return await self._log.read(
-                self.partition, self.end, max_records=count, at_hand=at_hand
+                self.partition, self.end, max_records=count, buffered_only=buffered_only
             )
         except ReadPastEnd as error:
             raise LogTruncated(

@@ -62,14 +62,14 @@ class CycleReader:
         self.digest = digest_of(stored.record)
         return self.reader.feed(stored.offset, self.digest, envelope)
 
-    async def next(self, *, at_hand: bool = False) -> CountedCycle | None:
+    async def next(self, *, buffered_only: bool = False) -> CountedCycle | None:
         """Return the next counted cycle; None when the log ends before one.
 
-        With `at_hand`, only records that this process has received already are read.
+        With `buffered_only`, only records that this process has received already are read.
 
         Raises: as `feed`, and what `Cursor.fill` raises.
         """
-        while await self.cursor.fill(1, at_hand=at_hand):
+        while await self.cursor.fill(1, buffered_only=buffered_only):
             counted = self.feed(self.cursor.pop())
             if counted is not None:
                 return counted

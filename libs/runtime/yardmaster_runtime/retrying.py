@@ -53,11 +53,13 @@ class PatientLog:
         offset: int,
         *,
         max_records: int = 1000,
-        at_hand: bool = False,
+        buffered_only: bool = False,
     ) -> Sequence[StoredRecord]:
         """Records from `offset` on."""
         return await self._try(
-            lambda: self._log.read(partition, offset, max_records=max_records, at_hand=at_hand)
+            lambda: self._log.read(
+                partition, offset, max_records=max_records, buffered_only=buffered_only
+            )
         )
 
     async def end(self, partition: Partition) -> int:

@@ -82,7 +82,7 @@ class Follower:
         while True:
             try:
                 records = await log.read(
-                    self._partition, book.reached, max_records=MAX_RECORDS, at_hand=True
+                    self._partition, book.reached, max_records=MAX_RECORDS, buffered_only=True
                 )
             except OffsetGone as error:
                 # What was removed may have been a stop: whatever runs here may be held by others

@@ -42,10 +42,12 @@ class LogToCome:
         offset: int,
         *,
         max_records: int = 1000,
-        at_hand: bool = False,
+        buffered_only: bool = False,
     ) -> Sequence[StoredRecord]:
         """Records from `offset` on."""
-        return await self._there().read(partition, offset, max_records=max_records, at_hand=at_hand)
+        return await self._there().read(
+            partition, offset, max_records=max_records, buffered_only=buffered_only
+        )
 
     async def end(self, partition: Partition) -> int:
         """The offset that the next record will get."""

@@ -175,7 +175,7 @@ class Relay:
         cycles = self._cycles(reader)
         self._metrics.telemetry.info("relay_started", reached=reached, start=reader.next)
         while True:
-            found = await cycles.next_with_records(at_hand=True)
+            found = await cycles.next_with_records(buffered_only=True)
             if found is None:
                 if not self._behind:
                     self._origin = reader.dump()
@@ -434,10 +434,10 @@ class _Cycles(CycleReader):
         return super().feed(stored, envelope or self._decoded.pop(stored.offset, None))
 
     async def next_with_records(
-        self, *, at_hand: bool = False
+        self, *, buffered_only: bool = False
     ) -> tuple[CountedCycle, Mapping[int, Record]] | None:
         """Return the next cycle and its records by offset; None where the log has no more now."""
-        counted = await self.next(at_hand=at_hand)
+        counted = await self.next(buffered_only=buffered_only)
         if counted is None:
             return None
         records, self._records = self._records, {}

@@ -141,12 +141,12 @@ class Follower:
         until: Position | None = None,
         *,
         steps: int | None = None,
-        at_hand: bool = False,
+        buffered_only: bool = False,
     ) -> Position:
         """Project all that is there, or what is not beyond `until`; returns the position reached.
 
         With `steps`, so many of each topic at most: what is far behind can say so in between.
-        `at_hand`: what the log has not been sent yet is left to the next `wait`.
+        `buffered_only`: what the log has not been sent yet is left to the next `wait`.
 
         Raises:
             SchemaError, ForeignRecord, ChainBroken, ImpossibleEvent: a machine's topic holds what
@@ -165,7 +165,7 @@ class Follower:
                 (DECISIONS.name, self._take_decisions),
             ):
                 for _ in count() if steps is None else range(steps):
-                    if not self._wanted(topic) or not await take(at_hand=at_hand):
+                    if not self._wanted(topic) or not await take(buffered_only=buffered_only):
                         break
         except (SchemaError, CoreError, LogError):
             await self._save()
@@ -175,7 +175,7 @@ class Follower:
         batch_span(tracer, f"{self.name} step", self._linked, start=began, about=about).end()
         self._linked = []
         if self._beside is not None:
-            await self._beside.catch_up(self._saved, at_hand=at_hand)
+            await self._beside.catch_up(self._saved, buffered_only=buffered_only)
         return self._saved
 
     async def check(self) -> None:
@@ -214,7 +214,9 @@ class Follower:
 
     # --- requests -------------------------------------------------------------------------------
 
-    async def _take_requests(self, until: int | None = None, *, at_hand: bool = False) -> bool:
+    async def _take_requests(
+        self, until: int | None = None, *, buffered_only: bool = False
+    ) -> bool:
         """Project requests read so far, `until` is the next one; False when there was none.
 
         Each request could be a step of its own, so one step ends after `MAX_READ` of them or
@@ -227,7 +229,7 @@ class Follower:
             most = min(most, (self._until.requests or 0) - offset)
         if wanted <= 0 or most <= 0:
             return False
-        found = min(await self._requests.fill(wanted, at_hand=at_hand), most)
+        found = min(await self._requests.fill(wanted, buffered_only=buffered_only), most)
         if found == 0:
             return False
         taken: list[_Taken] = []
@@ -286,13 +288,13 @@ class Follower:
             return True
         return (self._position.of(topic) or 0) < (self._until.of(topic) or 0)
 
-    async def _take_admissions(self, *, at_hand: bool = False) -> bool:
+    async def _take_admissions(self, *, buffered_only: bool = False) -> bool:
         """Project quota's next counted cycle; False when there is none.
 
         A cycle is one step, however much it says: what quota decides in one (`max_decisions`, of
         jobs of at most 10,000 tasks) is what a worker must have room for.
         """
-        counted = await self._machines[ADMISSIONS.name].next(at_hand=at_hand)
+        counted = await self._machines[ADMISSIONS.name].next(buffered_only=buffered_only)
         if counted is None:
             return False
         for taken in counted.commit.inputs:
@@ -304,9 +306,9 @@ class Follower:
         await self._apply_cycle(ADMISSIONS.name, counted, [], position)
         return True
 
-    async def _take_decisions(self, *, at_hand: bool = False) -> bool:
+    async def _take_decisions(self, *, buffered_only: bool = False) -> bool:
         """Project the scheduler's next counted cycle and the claims it took, if there is one."""
-        counted = await self._machines[DECISIONS.name].next(at_hand=at_hand)
+        counted = await self._machines[DECISIONS.name].next(buffered_only=buffered_only)
         if counted is None:
             return False
         claims: list[_Taken] = []

@@ -97,7 +97,7 @@ class Host:
 
     async def _round(self) -> None:
         began_s = self._clock.monotonic_s()
-        self.progress.reached(await self._follower.catch_up(steps=MAX_STEPS, at_hand=True))
+        self.progress.reached(await self._follower.catch_up(steps=MAX_STEPS, buffered_only=True))
         self._well()
         await self._measure()
         left_s = began_s + self._interval_s - self._clock.monotonic_s()

@@ -50,7 +50,7 @@ class Beside:
         """The next record of each topic."""
         return {Partition(topic, self._number): offset for topic, offset in self._next.items()}
 
-    async def catch_up(self, before: Position, *, at_hand: bool = False) -> None:
+    async def catch_up(self, before: Position, *, buffered_only: bool = False) -> None:
         """Note all that is there, or at hand; `before` is where the views are.
 
         Raises:
@@ -58,16 +58,16 @@ class Beside:
             ViewsUnavailable, LogError.
         """
         for topic in TOPICS:
-            while await self._take(topic, before, at_hand=at_hand):
+            while await self._take(topic, before, buffered_only=buffered_only):
                 pass
 
-    async def _take(self, topic: str, before: Position, *, at_hand: bool) -> bool:
+    async def _take(self, topic: str, before: Position, *, buffered_only: bool) -> bool:
         """Note the next records of a topic; False when there is nothing new."""
         offset = self._next[topic]
         partition = Partition(topic, self._number)
         try:
             records = await self._log.read(
-                partition, offset, max_records=self._max_read, at_hand=at_hand
+                partition, offset, max_records=self._max_read, buffered_only=buffered_only
             )
         except OffsetGone as gone:
             start = gone.fields.get("start")

@@ -1120,7 +1120,7 @@ class _Held:
         offset: int,
         *,
         max_records: int = 1000,
-        at_hand: bool = False,
+        buffered_only: bool = False,
     ) -> list[StoredRecord]:
         if not self.log.of(partition.topic):
             raise UnknownTopic(topic=partition.topic, partition=partition.number)

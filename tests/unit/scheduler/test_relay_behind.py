@@ -57,10 +57,12 @@ class NodesLog(MemoryLog):
         offset: int,
         *,
         max_records: int = 1000,
-        at_hand: bool = False,
+        buffered_only: bool = False,
     ) -> Sequence[StoredRecord]:
         self._check(partition.topic)
-        return await super().read(partition, offset, max_records=max_records, at_hand=at_hand)
+        return await super().read(
+            partition, offset, max_records=max_records, buffered_only=buffered_only
+        )
 
 
 class World(Rig):

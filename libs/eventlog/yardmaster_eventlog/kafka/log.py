@@ -285,7 +285,7 @@ class KafkaLog:
         offset: int,
         *,
         max_records: int = 1000,
-        at_hand: bool = False,
+        buffered_only: bool = False,
     ) -> Sequence[StoredRecord]:
         """Records from `offset` on."""
         self._open()
@@ -297,7 +297,7 @@ class KafkaLog:
             async with self._cursor(partition, offset) as cursor:
                 if await cursor.fill(max_records, 0):
                     return cursor.take(max_records)
-                if at_hand and cursor.followed:
+                if buffered_only and cursor.followed:
                     return ()
                 end = await self._end(partition)
                 if offset > end:

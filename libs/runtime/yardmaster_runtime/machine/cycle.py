@@ -158,7 +158,7 @@ class Leader(Generic[S]):
         if not continuing:
             whole = await self._read_inputs()
             if not whole and not self._called_for(now_ms):
-                await self.look_for_others(at_hand=True)
+                await self.look_for_others(buffered_only=True)
                 return False
         self._last_start_s = started_s
         observed = (*enabling, *waiting)
@@ -208,14 +208,14 @@ class Leader(Generic[S]):
             return ()
         return (Decision(RulesEnabledV1(rules=rules), reader.cell),)
 
-    async def look_for_others(self, *, at_hand: bool = False) -> None:
+    async def look_for_others(self, *, buffered_only: bool = False) -> None:
         """Read what others wrote into the own topic, or what of it is at hand (while idle).
 
         Raises:
             Fenced: a higher term.
         """
         fold = self.fold
-        while await fold.cursor.fill(1, at_hand=at_hand):
+        while await fold.cursor.fill(1, buffered_only=buffered_only):
             fold.feed(fold.cursor.pop())
         self._metrics.dropped.set(fold.reader.dropped)
         if fold.reader.term != self.term:
@@ -269,14 +269,14 @@ class Leader(Generic[S]):
         """Read ahead; returns the whole cycles of other machines that are there."""
         whole = {}
         for source in self.fold.inputs.values():
-            there = await _cursor(source).fill(self._limits.max_inputs, at_hand=True)
+            there = await _cursor(source).fill(self._limits.max_inputs, buffered_only=True)
             # What was read ahead may end within a cycle whose rest is there too.
             while there and isinstance(source, Upstream):
                 taken = source.take_counted(self._limits.max_inputs)
                 if taken is not None:
                     whole[source] = taken
                     break
-                there = await source.cursor.fill(1, at_hand=True)
+                there = await source.cursor.fill(1, buffered_only=True)
         return whole
 
     def _take_inputs(self, whole: dict[Upstream, Taken]) -> list[Taken]:
@@ -412,7 +412,7 @@ class Leader(Generic[S]):
         mine = dict(zip(offsets, range(len(records)), strict=True))
         counted: CountedCycle | None = None
         while fold.reader.next <= offsets[-1]:
-            if not await fold.cursor.fill(1, at_hand=True):
+            if not await fold.cursor.fill(1, buffered_only=True):
                 # It is on its way: waiting for it costs less than asking where the log ends.
                 await fold.log.wait({fold.own: fold.cursor.end}, self._limits.idle_wait_s)
                 if not await fold.cursor.fill(1):
