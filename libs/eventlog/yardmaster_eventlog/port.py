@@ -1,7 +1,7 @@
-"""The port of the event log: partitions of records that only grow.
+"""The port of the event log: append-only partitions of records.
 
-What it promises is small on purpose: append a batch to one partition atomically and get its
-offset; read a partition from an offset, in order; know its end; wait for more. Adapters: `memory`,
+The contract is small on purpose: append a batch to one partition atomically and get its offset;
+read a partition in order from an offset; return its end; wait for more. Adapters: `memory`,
 `sqlite`, `kafka`; `testing.FaultyLog` wraps any of them.
 """
 
@@ -16,8 +16,8 @@ from yardmaster_schemas.topics import Topic
 Header = tuple[str, bytes]
 Headers = tuple[Header, ...]
 
-# What a Kafka record batch takes beside keys, values and headers, at most: so a batch that one
-# log takes no other refuses.
+# The most that a Kafka record batch adds to its keys, values and headers. Every adapter counts these
+# bytes, so that a batch that one log accepts is accepted by all.
 BATCH_OVERHEAD: Final = 61
 RECORD_OVERHEAD: Final = 32
 HEADER_OVERHEAD: Final = 10
@@ -28,7 +28,7 @@ _length = Struct(">Q").pack
 @writes_slots
 @dataclass(frozen=True, slots=True, order=True)
 class Partition:
-    """One ordered sequence of records; a cell's records of a topic all lie in one."""
+    """One ordered sequence of records; all records of a cell in a topic are in one partition."""
 
     topic: str
     number: int = 0
@@ -40,45 +40,45 @@ class Partition:
 @writes_slots
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What is appended; a value of None is a tombstone that erases its key in a compacted topic."""
+    """A record to append; a value of None is a tombstone that erases its key in a compacted topic."""
 
     key: bytes
     value: bytes | None
     headers: Headers = ()
-    #: The headers as `frame` makes them, where whoever made the record had them at hand.
+    #: The headers as `frame` returns them, where the encoder has computed them already.
     framed: bytes | None = field(default=None, init=False, compare=False, repr=False)
 
     @property
     def size(self) -> int:
-        """Bytes that count against a topic's limit: what it holds, and what frames it at most."""
+        """Bytes that count against a topic's limit: the content and the largest possible framing."""
         one_piece = frame(self.headers) if self.framed is None else self.framed
         headers = len(one_piece) - (2 * LENGTH_BYTES - HEADER_OVERHEAD) * len(self.headers)
         return RECORD_OVERHEAD + len(self.key) + len(self.value or b"") + headers
 
 
 def sized(part: bytes) -> bytes:
-    """A part of a record behind its length (8 bytes, big endian), as a record's digest takes it."""
+    """Prefix a part of a record with its length (8 bytes, big endian), as record digests need it."""
     return _length(len(part)) + part
 
 
 def frame(headers: Headers) -> bytes:
-    """Headers in one piece, as a record's digest takes them: names and values, each `sized`."""
+    """Join headers for a record digest: names and values, each `sized`."""
     return b"".join([sized(name.encode()) + sized(value) for name, value in headers])
 
 
-#: For whoever makes records: sets `framed`, though they are frozen.
+#: Sets `Record.framed`, although records are frozen; for the encoder only.
 write_framed: Final[Callable[[Record, bytes], None]] = Record.__dict__["framed"].__set__
 
 
 def batch_bytes(batch: Sequence[Record]) -> int:
-    """Bytes of a batch that count against `Topic.max_batch_bytes`, alike in every log."""
+    """Return the bytes of a batch that count against `Topic.max_batch_bytes`, in every adapter."""
     return BATCH_OVERHEAD + sum(record.size for record in batch)
 
 
 @writes_slots
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """A record read back: where it lies, and when the log took it (ms, by the log's clock)."""
+    """A record with its position and the time at which the log stored it (ms, the log's clock)."""
 
     partition: Partition
     offset: int
@@ -94,18 +94,18 @@ def stored_record(
     value: bytes | None,
     headers: Headers,
 ) -> StoredRecord:
-    """A record read back, from its parts."""
+    """Return a stored record made of its parts."""
     return StoredRecord(partition, offset, appended_ms, Record(key, value, headers))
 
 
 class Clock(Protocol):
-    """What logs ask of time; `yardmaster_runtime.clock` has the real one and the virtual ones."""
+    """The clock that logs need; `yardmaster_runtime.clock` has the real and the virtual clocks."""
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970-01-01T00:00Z."""
+        """Return milliseconds since 1970-01-01T00:00Z."""
 
     def monotonic_s(self) -> float:
-        """Seconds from some start; never falls."""
+        """Return seconds since an arbitrary start; never decreases."""
 
     async def sleep(self, seconds: float) -> None:
         """Wait for `seconds`."""
@@ -114,31 +114,31 @@ class Clock(Protocol):
 class EventLog(Protocol):
     """A log that all services share.
 
-    An object is one handle on it, for one event loop; several handles, in one process or in many,
-    see the same records. A call that was cancelled may still take effect: an append then has an
-    outcome as unknown as after AppendOutcomeUnknown.
+    An object is one handle for one event loop; several handles, in one process or in many, read and
+    append the same records. A cancelled call may still take effect: the outcome of a cancelled
+    append is as unknown as after AppendOutcomeUnknown.
     """
 
     async def create_topics(self, topics: Sequence[Topic], partitions: int = 1) -> None:
-        """Make topics that are not there yet, each with `partitions` partitions; leave the others.
+        """Create missing topics, each with `partitions` partitions; leave existing topics alone.
 
         Raises:
             LogUnavailable, LogClosed.
         """
 
     async def append(self, partition: Partition, batch: Sequence[Record]) -> int:
-        """Append `batch`, whole or not at all; return the offset of its first record.
+        """Append `batch` atomically; return the offset of its first record.
 
-        The records lie at consecutive offsets, and no other batch lies between them. Its size is
-        what `batch_bytes` says.
+        The records get consecutive offsets, with no record of another batch between them.
+        `batch_bytes` defines the size that counts against the topic's limit.
 
         Raises:
             ValueError: the batch is empty.
             BatchTooLarge: nothing was written; decide in smaller cycles.
-            UnknownTopic: there is no such partition; nothing was written.
-            LogUnavailable: nothing was written; it may be tried again.
-            AppendOutcomeUnknown: it may have been written, or may be yet; re-read the tail before
-                deciding again.
+            UnknownTopic: the partition does not exist; nothing was written.
+            LogUnavailable: nothing was written; retry.
+            AppendOutcomeUnknown: the batch may have been written, or may still be written; re-read
+                the tail before deciding again.
             LogClosed: nothing was written.
         """
 
@@ -150,25 +150,25 @@ class EventLog(Protocol):
         max_records: int = 1000,
         buffered_only: bool = False,
     ) -> Sequence[StoredRecord]:
-        """Records from `offset` on, in order, at most `max_records`; none when `offset` is the end.
+        """Return at most `max_records` records from `offset` on, in order; none at the end.
 
-        Does not wait for records. Fewer than `max_records` may come though there are more: only
-        none says that `offset` is the end. In a compacted topic offsets may have gaps: the first
-        record returned may lie after `offset`, and of records with one key at least the newest is
-        there, a tombstone included.
+        Does not wait for records. May return fewer than `max_records` although the partition has
+        more: only an empty result means that `offset` is the end. Offsets of a compacted topic may
+        have gaps: the first record may have a higher offset than `offset`, and of the records with
+        one key at least the newest is kept, including a tombstone.
 
-        With `buffered_only` none may come though there are some: the log is not asked, if that takes a
-        way, but gives what it has been sent. `wait` ends when there is something at hand.
+        With `buffered_only`, an adapter that would need a network request returns only the records
+        that it has received already, possibly none. `wait` ends when such records exist.
 
         Raises:
             ReadPastEnd: `offset` is greater than the end.
-            OffsetGone: retention removed it.
-            LogCorrupt: a record that should be there is not.
+            OffsetGone: retention removed the record.
+            LogCorrupt: a record is missing.
             UnknownTopic, LogUnavailable, LogClosed.
         """
 
     async def end(self, partition: Partition) -> int:
-        """The offset that the next record will get.
+        """Return the offset that the next record will get.
 
         Raises:
             UnknownTopic, LogUnavailable, LogClosed.
@@ -177,10 +177,10 @@ class EventLog(Protocol):
     async def newest(
         self, partitions: Sequence[Partition]
     ) -> Mapping[Partition, StoredRecord | None]:
-        """The newest record of each partition, None where there is none or no such partition.
+        """Return the newest record of each partition; None if it is empty or does not exist.
 
-        For thousands of partitions, which together cost about as much as one. Left out are those
-        that cannot be read now, while others can.
+        Made for thousands of partitions, which together cost about as much as one. A partition that
+        cannot be read now is left out, as long as others can be read.
 
         Raises:
             LogUnavailable, LogClosed.
@@ -190,11 +190,11 @@ class EventLog(Protocol):
         """Wait until a partition has a record at or after the offset given for it.
 
         Returns:
-            True when one has; False after `timeout_s` seconds without.
+            True when a record exists; False after `timeout_s` seconds without one.
 
         Raises:
             UnknownTopic, LogUnavailable, LogClosed.
         """
 
     async def close(self) -> None:
-        """Let go of files and connections; calls that wait end with LogClosed."""
+        """Release files and connections; waiting calls end with LogClosed."""

@@ -146,7 +146,7 @@ class Follower:
         """Project all that is there, or what is not beyond `until`; returns the position reached.
 
         With `steps`, so many of each topic at most: what is far behind can say so in between.
-        `buffered_only`: what the log has not been sent yet is left to the next `wait`.
+        `buffered_only`: read only records that this process has received already.
 
         Raises:
             SchemaError, ForeignRecord, ChainBroken, ImpossibleEvent: a machine's topic holds what
