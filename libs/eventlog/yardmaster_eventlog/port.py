@@ -16,8 +16,8 @@ from yardmaster_schemas.topics import Topic
 Header = tuple[str, bytes]
 Headers = tuple[Header, ...]
 
-# The most that a Kafka record batch adds to its keys, values and headers. Every adapter counts these
-# bytes, so that a batch that one log accepts is accepted by all.
+# The most that a Kafka record batch adds to its keys, values and headers. Every adapter counts
+# these bytes, so that a batch that one adapter accepts is accepted by all.
 BATCH_OVERHEAD: Final = 61
 RECORD_OVERHEAD: Final = 32
 HEADER_OVERHEAD: Final = 10
@@ -40,7 +40,7 @@ class Partition:
 @writes_slots
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record to append; a value of None is a tombstone that erases its key in a compacted topic."""
+    """A record to append; without a value it is a tombstone: it erases its key where compacted."""
 
     key: bytes
     value: bytes | None
@@ -50,14 +50,14 @@ class Record:
 
     @property
     def size(self) -> int:
-        """Bytes that count against a topic's limit: the content and the largest possible framing."""
+        """Bytes that count against a topic's limit: the content and the most framing possible."""
         one_piece = frame(self.headers) if self.framed is None else self.framed
         headers = len(one_piece) - (2 * LENGTH_BYTES - HEADER_OVERHEAD) * len(self.headers)
         return RECORD_OVERHEAD + len(self.key) + len(self.value or b"") + headers
 
 
 def sized(part: bytes) -> bytes:
-    """Prefix a part of a record with its length (8 bytes, big endian), as record digests need it."""
+    """Prefix a part of a record with its length (8 bytes, big endian), for record digests."""
     return _length(len(part)) + part
 
 
