@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.property.test_shares import exact_parts
 from tests.support.shares_by_claims import VARIANTS
 from tests.unit.core.scheduling.soundness import assert_sound
-from yardmaster_core.scheduling.policies.fair_share.runs import Claim
+from yardmaster_core.scheduling.policies.fair_share.claim_runs import Claim
 from yardmaster_core.testing import Cell
 
 jobs = st.lists(

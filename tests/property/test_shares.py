@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 from tests.support.shares_by_claims import VARIANTS, demand_proportional, max_min
 from tests.support.shares_reference import VARIANTS as REFERENCE
 from tests.support.shares_reference import Division
-from yardmaster_core.scheduling.policies.fair_share.runs import Claim, Kind, Run, oldest
+from yardmaster_core.scheduling.policies.fair_share.claim_runs import (
+    Claim,
+    ClaimKind,
+    ClaimRun,
+    oldest_within,
+)
 
 divisions = st.sampled_from(list(VARIANTS.values()))
 weights = st.integers(1, 6)
@@ -163,7 +168,8 @@ def test_demand_proportional_leaves_nobody_a_whole_task_behind_his_exact_share(
     capacity: int, asked: list[Claim]
 ) -> None:
     """What others cannot use comes on top: less than two of the largest tasks."""
-    largest = max((claim.size for claim in asked), default=0)
+    # `size` is what all task sizes are multiples of; the smallest task may be larger.
+    largest = max((max(claim.size, claim.least) for claim in asked), default=0)
     offers = demand_proportional(capacity, asked)
     for claim, offer, exact in zip(asked, offers, exact_parts(capacity, asked), strict=True):
         assert not claim.size or exact - offer < max(claim.size, claim.least)
@@ -245,14 +251,14 @@ def test_divided_by_kinds_everybody_gets_what_he_gets_divided_claim_by_claim(
 def test_the_oldest_of_several_kinds_are_found_as_if_one_went_through_all(
     whose: list[int], sizes: list[int], most: int
 ) -> None:
-    kinds = [Kind(Claim(1, 1000), []) for _ in range(5)]
+    kinds = [ClaimKind(Claim(1, 1000), []) for _ in range(5)]
     for age, one in enumerate(whose):
         kinds[one].ages.append((age, 0))
-    runs = [Run(kind, kind.claim, 0, len(kind.ages)) for kind in kinds]
+    runs = [ClaimRun(kind, kind.claim, 0, len(kind.ages)) for kind in kinds]
     taken = [0] * 5
     for one in whose:
         most_left = most - sum(size * count for size, count in zip(sizes, taken, strict=True))
         if sizes[one] > most_left:
             break
         taken[one] += 1
-    assert oldest(runs, sizes, most) == taken
+    assert oldest_within(runs, sizes, most) == taken

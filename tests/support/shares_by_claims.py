@@ -8,26 +8,25 @@ from functools import partial
 from typing import Final
 
 from tests.support.shares_reference import Division
-from yardmaster_core.scheduling.policies.fair_share import max_min as shares
-from yardmaster_core.scheduling.policies.fair_share import runs
-from yardmaster_core.scheduling.policies.fair_share.runs import Claim, Kind, runs_of
+from yardmaster_core.scheduling.policies.fair_share import claim_runs, division
+from yardmaster_core.scheduling.policies.fair_share.claim_runs import Claim, ClaimKind, runs_of
 
 
-def _by_kinds(divide: runs.Division, capacity: int, claims: Sequence[Claim]) -> list[int]:
-    kinds: dict[Claim, Kind] = {}
+def _by_kinds(divide: claim_runs.Division, capacity: int, claims: Sequence[Claim]) -> list[int]:
+    kinds: dict[Claim, ClaimKind] = {}
     for age, claim in enumerate(claims):
-        kinds.setdefault(claim, Kind(claim, [])).ages.append((0, age))
+        kinds.setdefault(claim, ClaimKind(claim, [])).ages.append((0, age))
     offers = [-1] * len(claims)
     for run in divide(capacity, runs_of(list(reversed(kinds.values())))):
         for _, age in run.ages[run.first : run.end]:
             assert offers[age] == -1, "he is in two runs"
-            offers[age] = run.offer
+            offers[age] = run.share
     assert -1 not in offers, "somebody is in no run"
     return offers
 
 
-demand_proportional: Final[Division] = partial(_by_kinds, shares.demand_proportional)
-max_min: Final[Division] = partial(_by_kinds, shares.max_min)
+demand_proportional: Final[Division] = partial(_by_kinds, division.demand_proportional)
+max_min: Final[Division] = partial(_by_kinds, division.max_min)
 VARIANTS: Final[Mapping[str, Division]] = {
     "demand_proportional": demand_proportional,
     "max_min": max_min,

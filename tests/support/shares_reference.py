@@ -12,6 +12,7 @@ from itertools import pairwise
 from math import gcd
 from typing import Final
 
+from yardmaster_core.scheduling.policies.fair_share.claim_runs import Claim
 from yardmaster_core.scheduling.policies.fair_share.claimants import (
     Claimant,
     Pools,
@@ -19,7 +20,6 @@ from yardmaster_core.scheduling.policies.fair_share.claimants import (
     held_by,
     weight_of,
 )
-from yardmaster_core.scheduling.policies.fair_share.runs import Claim
 from yardmaster_core.scheduling.state.entities import Department, Job, Pool, Project, ProjectUsage
 from yardmaster_core.scheduling.state.shapes import WHOLE
 from yardmaster_schemas.events.requests import Quota
@@ -300,7 +300,7 @@ class Share:
         self.demand = self.fixed + above
 
 
-def bound_of(pool: Pool, claimant: Claimant, pools: Pools) -> int | None:
+def claimant_limit(pool: Pool, claimant: Claimant, pools: Pools) -> int | None:
     """The most a claimant may hold of a pool, by its own bounds and with what it holds elsewhere;
     what is stopping there is as good as gone, so that a bound over pools is not enforced in each.
     """
@@ -312,7 +312,7 @@ def bound_of(pool: Pool, claimant: Claimant, pools: Pools) -> int | None:
             others = (pools[name] for name in claimant.shape.pools if name != pool.name)
             elsewhere = sum(_staying(other, claimant) for other in others)
         return max(0, claimant.max_slots_milli - elsewhere)
-    return _limit_of(pool, claimant, pools)
+    return _owner_limit(pool, claimant, pools)
 
 
 def _staying(pool: Pool, job: Job) -> int:
@@ -360,8 +360,8 @@ def _asked(pool: Pool, pools: Pools, *, whole_tasks: bool) -> dict[Claimant, Sha
                 project = job.project
                 if project not in limits:
                     owners = (project, project.department)
-                    limits[project] = [_limit_of(pool, owner, pools) for owner in owners]
-                bounds = (bound_of(pool, job, pools), *limits[project])
+                    limits[project] = [_owner_limit(pool, owner, pools) for owner in owners]
+                bounds = (claimant_limit(pool, job, pools), *limits[project])
                 if any(bound is not None and asked > bound for bound in bounds):
                     # It cannot run, or not as long as what they hold elsewhere does.
                     continue
@@ -411,7 +411,7 @@ def _by_project(rows: dict[Claimant, Share]) -> dict[Claimant, Share]:
 
 def _cap(pool: Pool, rows: dict[Claimant, Share], pools: Pools, *, whole_tasks: bool) -> None:
     for share in rows.values():
-        most = bound_of(pool, share.claimant, pools)
+        most = claimant_limit(pool, share.claimant, pools)
         if most is not None:
             share.cut(most, whole_tasks=whole_tasks)
 
@@ -433,14 +433,14 @@ def _divide_limits(
         if owner.config is not None:
             below.setdefault(owner, []).append(share)
     for owner, rows in below.items():
-        limit = _limit_of(pool, owner, pools)
+        limit = _owner_limit(pool, owner, pools)
         if limit is None or sum(share.demand for share in rows) <= limit:
             continue
         for share, part in zip(rows, divide(limit, [s.claim for s in rows]), strict=True):
             share.cut(part, whole_tasks=whole_tasks)
 
 
-def _limit_of(pool: Pool, owner: Project | Department, pools: Pools) -> int | None:
+def _owner_limit(pool: Pool, owner: Project | Department, pools: Pools) -> int | None:
     config = owner.config
     if config is None:
         return None

@@ -13,8 +13,11 @@ from yardmaster_core.digests import MODULUS
 from yardmaster_core.scheduling.planner.lifecycle import MAX_FAILED_NODES, MAX_FAILED_STARTS
 from yardmaster_core.scheduling.policies import REGISTRY, options_of
 from yardmaster_core.scheduling.policies.fair_share.claimants import could_fit
-from yardmaster_core.scheduling.policies.fair_share.demand_tracker import Demands, demands_of
-from yardmaster_core.scheduling.policies.fair_share.max_min import VARIANTS
+from yardmaster_core.scheduling.policies.fair_share.demand_tracker import (
+    DemandTracker,
+    current_demands,
+)
+from yardmaster_core.scheduling.policies.fair_share.division import VARIANTS
 from yardmaster_core.scheduling.state.cluster import ClusterState, Entity
 from yardmaster_core.scheduling.state.enrollment import barred
 from yardmaster_core.scheduling.state.entities import (
@@ -267,7 +270,7 @@ def _shares(state: ClusterState, pool: Pool) -> None:
     if kept is not None:
         kept.update(state)
     pool.demands = None
-    anew = demands_of(state, pool, options.among, whole_tasks=whole_tasks)
+    anew = current_demands(state, pool, options.among, whole_tasks=whole_tasks)
     if kept is None:
         pool.demands = None
     else:
@@ -279,7 +282,7 @@ def _shares(state: ClusterState, pool: Pool) -> None:
     expected = [(r.claimant, r.age, r.weight, r.demand, r.held, r.offer) for r in rows]
     found = [portions.of(row.claimant) for row in rows]
     assert [
-        s and (s.claimant, s.age, s.weight, s.demand, s.held, s.offer) for s in found
+        s and (s.claimant, s.age, s.weight, s.demand, s.held, s.share_milli) for s in found
     ] == expected
     assert len(anew.rows) == len(rows)
     below = [row.claimant for row in rows if row.held < row.offer]
@@ -301,13 +304,13 @@ def _shares(state: ClusterState, pool: Pool) -> None:
     assert waiting == expected_groups, f"who waits in {pool.name} would not be found"
 
 
-def _contents(demands: Demands) -> dict[str, Any]:
+def _contents(demands: DemandTracker) -> dict[str, Any]:
     """All that shares are worked out from."""
     return {
         "rows": {claimant: (age, kind.key) for claimant, (age, kind) in demands.rows.items()},
         "claimants": demands.claimants,
         "kinds": {key: kind.ages for key, kind in demands.kinds.items()},
-        "above_bound": demands.above_bound,
+        "above_limit": demands.above_limit,
     }
 
 

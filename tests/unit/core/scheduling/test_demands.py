@@ -8,7 +8,10 @@ from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_core.scheduling.planner.draft import Draft
 from yardmaster_core.scheduling.planner.plan import plan
 from yardmaster_core.scheduling.policies import REGISTRY
-from yardmaster_core.scheduling.policies.fair_share.demand_tracker import Demands, demands_of
+from yardmaster_core.scheduling.policies.fair_share.demand_tracker import (
+    DemandTracker,
+    current_demands,
+)
 from yardmaster_core.scheduling.state.entities import Group, Job, Project
 from yardmaster_core.testing import Cell, job_id
 from yardmaster_schemas.events import requests as req
@@ -32,9 +35,9 @@ def _name(thing: Job | Project | Group) -> str:
     return thing.id.rstrip("0") if isinstance(thing, Job) else thing.name
 
 
-def kept(cell: Cell, pool: str = "main", among: str = "job") -> Demands:
+def kept(cell: Cell, pool: str = "main", among: str = "job") -> DemandTracker:
     """What the pool's claimants ask for, up to date."""
-    return demands_of(cell.state, cell.state.pools[pool], among, whole_tasks=True)
+    return current_demands(cell.state, cell.state.pools[pool], among, whole_tasks=True)
 
 
 def demands(cell: Cell, pool: str = "main", among: str = "job") -> dict[str, int]:
@@ -165,8 +168,8 @@ def test_what_a_draft_stops_is_counted_again_once_it_is_taken_back() -> None:
     job = state.jobs[job_id("old")]
     with Draft(state, 1000) as draft:
         plan(draft, REGISTRY)
-        assert kept(cell).rows[job][1].staying == 2000, "two of four are told to stop"
-    assert kept(cell).rows[job][1].staying == 4000
+        assert kept(cell).rows[job][1].retained == 2000, "two of four are told to stop"
+    assert kept(cell).rows[job][1].retained == 4000
 
 
 # What depends on more than one job
@@ -292,10 +295,10 @@ def test_a_restored_cell_asks_for_what_one_that_lived_on_does(among: str) -> Non
     cell.submit("new", tasks=4, weight=2, max_slots_milli=3000)
     cell.cycle()
     lived = kept(cell, among=among)
-    before = {_name(p): (age, k.claim, k.staying) for p, (age, k) in lived.rows.items()}
+    before = {_name(p): (age, k.claim, k.retained) for p, (age, k) in lived.rows.items()}
     cell.restart()
     assert cell.state.pools["main"].demands is None, "it is made when it is wanted"
     restored = kept(cell, among=among)
-    after = {_name(p): (age, k.claim, k.staying) for p, (age, k) in restored.rows.items()}
+    after = {_name(p): (age, k.claim, k.retained) for p, (age, k) in restored.rows.items()}
     assert after == before
     assert_sound(cell.state)

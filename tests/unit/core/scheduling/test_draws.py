@@ -1,4 +1,4 @@
-"""Draws, and placing by them."""
+"""SeededRandom, and placing by them."""
 
 from collections import Counter
 from typing import Any
@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tests.unit.core.scheduling.test_indexes import shape
 from tests.unit.core.scheduling.test_placement import index_of
-from yardmaster_core.scheduling.planner.draws import Draws, drawn, nth_bit
 from yardmaster_core.scheduling.planner.placement import place, strategy_named
+from yardmaster_core.scheduling.planner.seeded_random import SeededRandom, nth_bit, shuffled
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.resources import Resources
 
@@ -17,14 +17,14 @@ ONE = Resources(gpus=1, gpu_milli=1000)
 
 
 def test_draws_are_the_same_everywhere() -> None:
-    draws = Draws("a key")
+    draws = SeededRandom("a key")
     expected = [402128, 960695, 894664, 4569, 26647, 355027, 158907, 581116, 789741, 548881]
     assert [draws.below(1_000_000) for _ in expected] == expected
 
 
 @given(st.text(), st.integers(1, 2**40))
 def test_a_draw_is_below_what_was_asked_for(key: str, number: int) -> None:
-    draws = Draws(key)
+    draws = SeededRandom(key)
     assert all(0 <= draws.below(number) < number for _ in range(20))
 
 
@@ -105,20 +105,20 @@ def test_an_attempt_is_drawn_anew() -> None:
 
 
 def test_each_is_drawn_once() -> None:
-    assert sorted(drawn(1, "x", range(20))) == list(range(20))
-    assert list(drawn(1, "x", [])) == []
+    assert sorted(shuffled(1, "x", range(20))) == list(range(20))
+    assert list(shuffled(1, "x", [])) == []
 
 
 def test_the_same_lots_come_on_every_machine() -> None:
-    assert list(drawn(0, "rand/a.0/0", "abcdefgh")) == list("bfdheacg")
+    assert list(shuffled(0, "rand/a.0/0", "abcdefgh")) == list("bfdheacg")
 
 
 def test_lots_depend_on_the_seed_and_on_what_they_are_for() -> None:
     things = range(10)
-    lots = {tuple(drawn(seed, what_for, things)) for seed in (1, 2) for what_for in ("a", "b")}
+    lots = {tuple(shuffled(seed, what_for, things)) for seed in (1, 2) for what_for in ("a", "b")}
     assert len(lots) == 4
 
 
 def test_everybody_has_the_same_chance() -> None:
-    first = Counter(next(drawn(seed, "x", range(4))) for seed in range(4000))
+    first = Counter(next(shuffled(seed, "x", range(4))) for seed in range(4000))
     assert all(900 < count < 1100 for count in first.values())

@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.shares_by_claims import VARIANTS, demand_proportional, max_min
 from tests.support.shares_reference import Division
-from yardmaster_core.scheduling.policies.fair_share.runs import Claim
+from yardmaster_core.scheduling.policies.fair_share.claim_runs import Claim
 
 
 def gpus(*milli: int) -> list[int]:

@@ -21,8 +21,8 @@ from itertools import islice
 from typing import Final
 
 from yardmaster_core.errors import UnknownPlacement
-from yardmaster_core.scheduling.planner.draws import Draws, nth_bit
 from yardmaster_core.scheduling.planner.fragmentation import growth, slots_of_least_growth
+from yardmaster_core.scheduling.planner.seeded_random import SeededRandom, nth_bit
 from yardmaster_core.scheduling.state.indexes import STEP, CapacityIndex, NodeCapacity
 from yardmaster_core.scheduling.state.ranking import ranked
 from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
@@ -44,8 +44,8 @@ def _fullest(_: CapacityIndex, capacity: NodeCapacity, shape: Shape) -> tuple[in
 class PlacementStrategy:
     """A way to choose rooms, and slots there. `sticky`: the room just chosen is the choice for an
     equal task while it holds one. `per_replica`: a choice is made for each replica of a gang.
-    `unequal`: gangs on whole nodes may be laid over nodes of unequal size. `from_draws`: what it
-    draws from a seed is from_draws for each task anew. `uses_workload`: it goes by what tasks of
+    `unequal`: gangs on whole nodes may be laid over nodes of unequal size. `seeded`: what it
+    generator from a seed is seeded for each task anew. `uses_workload`: it goes by what tasks of
     the pool asked for so far.
     """
 
@@ -56,14 +56,14 @@ class PlacementStrategy:
     per_replica: bool = False
     uses_workload: bool = False
     unequal: bool = False
-    from_draws: Callable[[Draws], tuple[NodeOrder, SlotPick]] | None = None
+    seeded: Callable[[SeededRandom], tuple[NodeOrder, SlotPick]] | None = None
     seed: int = 0
 
     def for_one(self, key: str) -> "PlacementStrategy":
         """The strategy for one task, known by `key`."""
-        if self.from_draws is None:
+        if self.seeded is None:
             return self
-        capacities, pick = self.from_draws(Draws(f"{self.name}/{self.seed}/{key}"))
+        capacities, pick = self.seeded(SeededRandom(f"{self.name}/{self.seed}/{key}"))
         return replace(self, capacities=capacities, pick=pick)
 
 
@@ -186,35 +186,35 @@ def fgd(index: CapacityIndex, shape: Shape, within: int = -1) -> Iterator[NodeCa
 
 
 def random(
-    index: CapacityIndex, shape: Shape, within: int = -1, *, draws: Draws | None = None
+    index: CapacityIndex, shape: Shape, within: int = -1, *, generator: SeededRandom | None = None
 ) -> Iterator[NodeCapacity]:
     """Rooms in an order in which each is as likely as any other to come next."""
-    draws = draws or Draws(shape.id)
+    generator = generator or SeededRandom(shape.id)
     mask = index.promising(shape) & within
     capacities = index.capacities
     count = mask.bit_count()
     while count:
         # One that turns out not to hold it is as if it had never been among them.
-        ordinal = nth_bit(mask, draws.below(count))
+        ordinal = nth_bit(mask, generator.below(count))
         mask ^= 1 << ordinal
         count -= 1
         if capacities[ordinal].holds(shape):
             yield capacities[ordinal]
 
 
-def _draw_slots(
-    draws: Draws, _: CapacityIndex, capacity: NodeCapacity, shape: Shape
+def _random_slots(
+    generator: SeededRandom, _: CapacityIndex, capacity: NodeCapacity, shape: Shape
 ) -> tuple[int, ...]:
     # Whole GPUs of a node are all alike, and a gang of several shares has to take the emptiest.
     if shape.gpu_milli in (0, WHOLE) or (shape.replicas > 1 and shape.gpus > 1):
         return capacity.pick(shape)
     fitting = [slot for slot, free in enumerate(capacity.slots) if free >= shape.gpu_milli]
-    drawn = (fitting.pop(draws.below(len(fitting))) for _ in range(shape.gpus))
+    drawn = (fitting.pop(generator.below(len(fitting))) for _ in range(shape.gpus))
     return tuple(sorted(drawn))
 
 
-def _random_of(draws: Draws) -> tuple[NodeOrder, SlotPick]:
-    return partial(random, draws=draws), partial(_draw_slots, draws)
+def _random_of(generator: SeededRandom) -> tuple[NodeOrder, SlotPick]:
+    return partial(random, generator=generator), partial(_random_slots, generator)
 
 
 PLACEMENTS: Final[Mapping[str, PlacementStrategy]] = {
@@ -223,7 +223,7 @@ PLACEMENTS: Final[Mapping[str, PlacementStrategy]] = {
         PlacementStrategy("best_fit", best_fit, sticky=True),
         PlacementStrategy("worst_fit", worst_fit),
         PlacementStrategy("tight_fit", tight_fit, sticky=True),
-        PlacementStrategy("random", random, per_replica=True, from_draws=_random_of),
+        PlacementStrategy("random", random, per_replica=True, seeded=_random_of),
         PlacementStrategy("fgd", fgd, slots_of_least_growth, per_replica=True, uses_workload=True),
     )
 }

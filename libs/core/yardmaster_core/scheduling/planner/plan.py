@@ -332,7 +332,7 @@ class PoolPass:
         return place(index, shape, self.strategy, also, key)
 
     def _key(self, task: Task) -> str:
-        return f"{task.id}/{task.attempt + 1}" if self.strategy.from_draws is not None else ""
+        return f"{task.id}/{task.attempt + 1}" if self.strategy.seeded is not None else ""
 
     def _capacity_wait(self, shape: Shape) -> Wait:
         changes = self.pool.free.changes

@@ -9,7 +9,7 @@ from yardmaster_core.errors import BadPolicyOptions, UnknownPlacement, UnknownPo
 from yardmaster_core.scheduling.planner.placement import strategy_named
 from yardmaster_core.scheduling.planner.policy import Policy
 from yardmaster_core.scheduling.policies.baselines import FIFO, LRTP, RAND, SJF
-from yardmaster_core.scheduling.policies.fair_share.policy import FAIR_SHARE
+from yardmaster_core.scheduling.policies.fair_share.fair_share import FAIR_SHARE
 from yardmaster_core.scheduling.policies.fitgpp import FITGPP
 from yardmaster_core.scheduling.policies.priority import PRIORITY
 from yardmaster_core.scheduling.state.policy_traits import PolicyTraits

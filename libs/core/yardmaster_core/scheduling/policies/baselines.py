@@ -1,7 +1,7 @@
 """What FitGpp is compared with, after the same paper: `fifo`, `lrtp`, `rand`; and `sjf`.
 
 - `fifo`: one line by submission, nobody passes, nobody is stopped.
-- `lrtp` and `rand`: two lines as under `fitgpp` (`by_kind`); for a task that is not
+- `lrtp` and `rand`: two lines as under `fitgpp` (`non_preemptible_first`); for a task that is not
   preemptible and finds no room, preemptible ones are stopped until it fits somewhere: those with
   the longest remaining time first, or by lot. As there, also those whose going turns out not to
   help are stopped.
@@ -12,19 +12,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from yardmaster_core.scheduling.planner.draws import drawn
 from yardmaster_core.scheduling.planner.policy import Policy, PoolView, no_victims
+from yardmaster_core.scheduling.planner.seeded_random import shuffled
 from yardmaster_core.scheduling.policies.strict import (
     NoOptions,
+    allowed_victims,
     always,
-    by_line,
-    first_in_line,
-    no_stop,
-    nothing_ahead,
-    soonest_stoppable,
-    stoppable,
-    stopped_for,
-    unprotected,
+    by_queue_position,
+    first_in_queue,
+    min_runtime_wait,
+    no_min_runtime_wait,
+    no_stop_reason,
+    stop_for_task,
+    wait_behind_first,
 )
 from yardmaster_core.scheduling.state.entities import Task
 from yardmaster_core.scheduling.state.strict_queues import Place
@@ -36,7 +36,7 @@ def by_submission(task: Task) -> Place:
     return 0, task.key
 
 
-def by_kind(task: Task) -> Place:
+def non_preemptible_first(task: Task) -> Place:
     """Two lines, what is not preemptible before what is; in each the earliest submission first.
 
     A task that was stopped keeps its submission time, and all that waits for its first start was
@@ -61,44 +61,46 @@ def remaining_ms(view: PoolView, task: Task) -> int:
     return max(0, estimate_s * 1000 - ran_ms)
 
 
-def longest_remaining(view: PoolView, task: Task) -> Iterator[Task]:
+def longest_remaining_first(view: PoolView, task: Task) -> Iterator[Task]:
     """Whom to stop for `task`: who runs longest from now, of equals the latest submission."""
-    found = [(remaining_ms(view, victim), victim.key, victim) for victim in stoppable(view, task)]
+    found = [
+        (remaining_ms(view, victim), victim.key, victim) for victim in allowed_victims(view, task)
+    ]
     found.sort(reverse=True)
     return (victim for _, _, victim in found)
 
 
-def by_lot(view: PoolView, task: Task) -> Iterator[Task]:
+def in_random_order(view: PoolView, task: Task) -> Iterator[Task]:
     """The same by lot, from the seed of the pool."""
     assert view.pool.config is not None
-    found = stoppable(view, task)
+    found = allowed_victims(view, task)
     view.memo["candidates"] = len(found)
-    return drawn(view.pool.config.seed, f"rand/{task.id}/{task.attempt}", found)
+    return shuffled(view.pool.config.seed, f"rand/{task.id}/{task.attempt}", found)
 
 
-def for_remaining(view: PoolView, victim: Task, task: Task) -> Stop:
+def lrtp_stop_reason(view: PoolView, victim: Task, task: Task) -> Stop:
     """Why `victim` is stopped for `task` under `lrtp`."""
     left_s = remaining_ms(view, victim) // 1000
-    return stopped_for(victim, task, StopCode.LRTP, "longest_remaining", remaining_s=left_s)
+    return stop_for_task(victim, task, StopCode.LRTP, "longest_remaining", remaining_s=left_s)
 
 
-def for_lot(view: PoolView, victim: Task, task: Task) -> Stop:
+def rand_stop_reason(view: PoolView, victim: Task, task: Task) -> Stop:
     """Why `victim` is stopped for `task` under `rand`."""
     candidates = view.memo["candidates"]
-    return stopped_for(victim, task, StopCode.RAND, "drawn", candidates=candidates)
+    return stop_for_task(victim, task, StopCode.RAND, "drawn", candidates=candidates)
 
 
 FIFO: Final = Policy(
     name="fifo",
     version=1,
     options=NoOptions,
-    order=by_line,
-    may_start=nothing_ahead,
-    may_reserve=nothing_ahead,
+    order=by_queue_position,
+    may_start=wait_behind_first,
+    may_reserve=wait_behind_first,
     victims=no_victims,
-    min_runtime_wait=unprotected,
-    stop_reason=no_stop,
-    start_reason=first_in_line,
+    min_runtime_wait=no_min_runtime_wait,
+    stop_reason=no_stop_reason,
+    start_reason=first_in_queue,
     strict_queue=by_submission,
 )
 
@@ -111,16 +113,16 @@ LRTP: Final = Policy(
     name="lrtp",
     version=1,
     options=NoOptions,
-    order=by_line,
-    may_start=nothing_ahead,
-    may_reserve=nothing_ahead,
-    victims=longest_remaining,
-    min_runtime_wait=soonest_stoppable,
-    stop_reason=for_remaining,
-    start_reason=first_in_line,
+    order=by_queue_position,
+    may_start=wait_behind_first,
+    may_reserve=wait_behind_first,
+    victims=longest_remaining_first,
+    min_runtime_wait=min_runtime_wait,
+    stop_reason=lrtp_stop_reason,
+    start_reason=first_in_queue,
     preempts=always,
-    strict_queue=by_kind,
+    strict_queue=non_preemptible_first,
     drop_unneeded=False,
 )
 
-RAND: Final = replace(LRTP, name="rand", victims=by_lot, stop_reason=for_lot)
+RAND: Final = replace(LRTP, name="rand", victims=in_random_order, stop_reason=rand_stop_reason)

@@ -8,13 +8,14 @@ Taniwaki, Omura; OpML 2019), whose formulas are read as
     Score(j) = Size(D_j) / largest Size of those that run + s * GP_j / longest GP of those that run
 
 A victim qualifies if the task fits on its node once it is gone, and if it was stopped fewer than
-`p` times. The lowest score goes. If nobody qualifies, victims are drawn by lot until the task fits,
-those below `p` before the others; those whose going did not help go on.
+`p` times. The lowest score goes. If nobody qualifies, victims are shuffled by lot until the task
+fits, those below `p` before the others; those whose going did not help go on.
 
 What the paper left open is this:
 
-- Two lines (`by_kind`): who is not preemptible and comes behind one that waits for his victims
-  waits too, and has nobody stopped; preemptible ones go on with what nobody was promised.
+- Two lines (`non_preemptible_first`): who is not preemptible and comes behind one that waits for
+  his victims waits too, and has nobody stopped; preemptible ones go on with what nobody was
+  promised.
 - `cap` is, of each resource, the most that a node of the pool has, so that scores compare.
 - What a gang holds counts as a whole, on whichever nodes. It qualifies where one replica of the
   task fits on one of its nodes once it is gone.
@@ -30,19 +31,19 @@ from typing import ClassVar, Final
 
 from pydantic import ConfigDict
 
-from yardmaster_core.scheduling.planner.draws import drawn
 from yardmaster_core.scheduling.planner.placement import helps
 from yardmaster_core.scheduling.planner.policy import Policy, PoolView
-from yardmaster_core.scheduling.policies.baselines import by_kind
+from yardmaster_core.scheduling.planner.seeded_random import shuffled
+from yardmaster_core.scheduling.policies.baselines import non_preemptible_first
 from yardmaster_core.scheduling.policies.fair_share.claimants import could_fit
 from yardmaster_core.scheduling.policies.strict import (
+    allowed_victims,
     always,
-    by_line,
-    first_in_line,
-    nothing_ahead,
-    running,
-    soonest_stoppable,
-    stoppable,
+    by_queue_position,
+    first_in_queue,
+    min_runtime_wait,
+    running_victims,
+    wait_behind_first,
 )
 from yardmaster_core.scheduling.state.entities import Attempt, Pool, ReplicaState, Task
 from yardmaster_core.scheduling.state.indexes import NodeCapacity
@@ -77,7 +78,7 @@ class Scores:
         self._capacity = capacity_of(view.pool)
         self._sizes: dict[Task, int] = {}
         self._longest_s = 0
-        for task in running(view):
+        for task in running_victims(view):
             assert task.run is not None
             self._sizes[task] = size_of(amounts_held(task.run), self._capacity)
             self._longest_s = max(self._longest_s, task.job.spec.grace_s)
@@ -132,28 +133,28 @@ def size_of(held: Amounts, capacity: Amounts) -> int:
     return isqrt(sum(part * part for part in parts))
 
 
-def least_felt(view: PoolView, task: Task) -> Iterator[Task]:
+def best_victims(view: PoolView, task: Task) -> Iterator[Task]:
     """Whom to stop for `task`: those that qualify, the lowest score first; then the others by lot,
     those below the limit first.
     """
     pool, limit = view.pool, view.options.p
-    able = stoppable(view, task)
+    able = allowed_victims(view, task)
     if not able or (not pool.stopping and not could_fit(pool, task.job.shape)):
         return
     scores = view.memo["scores"] = Scores(view)
     below = [victim for victim in able if limit is None or victim.preemptions < limit]
-    fitting = _Fitting(view, task.job.shape)
-    scores.fit = {victim for victim in below if fitting.without(victim)}
+    victim_fit = _VictimFit(view, task.job.shape)
+    scores.fit = {victim for victim in below if victim_fit.without(victim)}
     yield from sorted(scores.fit, key=lambda victim: (scores.score(victim), victim.key))
     assert pool.config is not None
-    seed, what_for = pool.config.seed, f"fitgpp/{task.id}/{task.attempt}"
-    yield from drawn(seed, what_for, [victim for victim in below if victim not in scores.fit])
+    seed, purpose = pool.config.seed, f"fitgpp/{task.id}/{task.attempt}"
+    yield from shuffled(seed, purpose, [victim for victim in below if victim not in scores.fit])
     if limit is not None:
         over = [victim for victim in able if victim.preemptions >= limit]
-        yield from drawn(seed, f"{what_for}/over", over)
+        yield from shuffled(seed, f"{purpose}/over", over)
 
 
-class _Fitting:
+class _VictimFit:
     """Whether a part of a task would fit where somebody leaves."""
 
     def __init__(self, view: PoolView, shape: Shape) -> None:
@@ -193,7 +194,7 @@ class _Fitting:
         return helps(after, shape)
 
 
-def for_score(view: PoolView, victim: Task, task: Task) -> Stop:
+def fitgpp_stop_reason(view: PoolView, victim: Task, task: Task) -> Stop:
     """Why `victim` is stopped for `task`; size and score in thousandths."""
     scores: Scores = view.memo["scores"]
     limit = view.options.p
@@ -215,13 +216,13 @@ FITGPP: Final = Policy(
     name="fitgpp",
     version=1,
     options=FitGppOptions,
-    order=by_line,
-    may_start=nothing_ahead,
-    may_reserve=nothing_ahead,
-    victims=least_felt,
-    min_runtime_wait=soonest_stoppable,
-    stop_reason=for_score,
-    start_reason=first_in_line,
+    order=by_queue_position,
+    may_start=wait_behind_first,
+    may_reserve=wait_behind_first,
+    victims=best_victims,
+    min_runtime_wait=min_runtime_wait,
+    stop_reason=fitgpp_stop_reason,
+    start_reason=first_in_queue,
     preempts=always,
-    strict_queue=by_kind,
+    strict_queue=non_preemptible_first,
 )

@@ -48,17 +48,17 @@ def by_priority(_: PoolView, group: Group, task: Task) -> OrderKey:
     return group.priority, task.key
 
 
-def nothing_better_waits(view: PoolView, group: Group) -> Wait | None:
+def wait_behind_higher_priority(view: PoolView, group: Group) -> Wait | None:
     """Whether a group must wait for one of better priority, or for whom slots are being freed."""
     outstanding = view.pool.stopping_for[group.shape.queue_class]
     stopping_for = min(outstanding) if outstanding else None
     if stopping_for is not None and stopping_for < group.priority:
         numbers = {"priority": group.priority, "priority_ahead": stopping_for}
         return Wait(code=WaitCode.BEHIND_TASK, numbers=numbers)
-    return nothing_better_is_passed(view, group)
+    return wait_behind_blocked_priority(view, group)
 
 
-def nothing_better_is_passed(view: PoolView, group: Group) -> Wait | None:
+def wait_behind_blocked_priority(view: PoolView, group: Group) -> Wait | None:
     """Whether a group must let one of better priority, which waits for room, go first."""
     queue_class = view.pool.queue_classes[group.shape.queue_class]
     better = queue_class.mask & ((1 << group.priority) - 1)
@@ -76,16 +76,16 @@ def nothing_better_is_passed(view: PoolView, group: Group) -> Wait | None:
     )
 
 
-def of_one_priority(_: PoolView, group: Group) -> Hashable:
+def same_priority_and_kind(_: PoolView, group: Group) -> Hashable:
     """What groups have in common of which a later one may start or have others stopped only where
     an earlier one may.
     """
     return group.priority, group.shape.preemptible
 
 
-def worse_then_younger(view: PoolView, task: Task) -> Iterator[Task]:
+def lowest_priority_first(view: PoolView, task: Task) -> Iterator[Task]:
     """Whom `task` may have stopped: worst priority first, youngest first; only younger equals."""
-    if not view.options.preemption or _hopeless(view, task):
+    if not view.options.preemption or _known_insufficient(view, task):
         return
     own = task.job.priority
     for priority in sorted(view.pool.victims, reverse=True):
@@ -96,19 +96,19 @@ def worse_then_younger(view: PoolView, task: Task) -> Iterator[Task]:
             running = view.pool.victims[priority].backwards()
             view.memo["victims", priority] = running
         for victim in running:
-            if priority == own and not _later(victim, task):
+            if priority == own and not _submitted_later(victim, task):
                 break
             same_queue_class = victim.job.shape.queue_class == task.job.shape.queue_class
             if same_queue_class and min_runtime_until_ms(view.state, victim) <= view.state.now_ms:
                 yield victim
     # All of them would not do, and whoever comes after may ask for no others.
-    view.memo["hopeless", task.job.shape.fit] = (own, task.job.submitted_ms)
+    view.memo["insufficient", task.job.shape.fit] = (own, task.job.submitted_ms)
 
 
-def _hopeless(view: PoolView, task: Task) -> bool:
+def _known_insufficient(view: PoolView, task: Task) -> bool:
     """Whether it is known without trying that nobody's going helps."""
     shape = task.job.shape
-    tried = view.memo.get(("hopeless", shape.fit))
+    tried = view.memo.get(("insufficient", shape.fit))
     if tried is not None and tried <= (task.job.priority, task.job.submitted_ms):
         return True
     preempted = sum(sum(queue_class.values()) for queue_class in view.pool.stopping_for)
@@ -116,12 +116,12 @@ def _hopeless(view: PoolView, task: Task) -> bool:
     return view.pool.stopping == preempted and not could_fit(view.pool, shape)
 
 
-def _later(victim: Task, task: Task) -> bool:
+def _submitted_later(victim: Task, task: Task) -> bool:
     # By job: tasks of one job, or of jobs of one moment, do not stop each other.
     return victim.job.submitted_ms > task.job.submitted_ms
 
 
-def soonest_unprotected(view: PoolView, task: Task) -> Wait | None:
+def min_runtime_wait(view: PoolView, task: Task) -> Wait | None:
     """The wait of a task that could have others stopped, were they not within their minimum run
     time.
     """
@@ -133,7 +133,7 @@ def soonest_unprotected(view: PoolView, task: Task) -> Wait | None:
         for priority, running in sorted(view.pool.victims.items())
         if priority >= task.job.priority
         for victim in running.in_order()
-        if (priority > task.job.priority or _later(victim, task))
+        if (priority > task.job.priority or _submitted_later(victim, task))
         and victim.job.shape.queue_class == task.job.shape.queue_class
         and (moment := min_runtime_until_ms(view.state, victim)) > now
     ]
@@ -143,7 +143,7 @@ def soonest_unprotected(view: PoolView, task: Task) -> Wait | None:
     return Wait(code=WaitCode.VICTIMS_PROTECTED, numbers=numbers)
 
 
-def for_better_priority(_: PoolView, victim: Task, task: Task) -> Stop:
+def stop_reason(_: PoolView, victim: Task, task: Task) -> Stop:
     """Why `victim` is stopped for `task`."""
     job, of = victim.job, task.job
     asked = of.shape.total_gpu_milli
@@ -165,7 +165,7 @@ def _stop(task_id: str, own: int, asked: int, priority: int, held: int) -> Stop:
     )
 
 
-def first_in_line(view: PoolView, task: Task) -> Start:
+def start_reason(view: PoolView, task: Task) -> Start:
     """By which rule `task` starts."""
     queue_class = view.pool.queue_classes[task.job.shape.queue_class]
     backfilled = queue_class.mask & ((1 << task.job.priority) - 1)
@@ -188,12 +188,12 @@ PRIORITY: Final = Policy(
     version=1,
     options=PriorityOptions,
     order=by_priority,
-    may_start=nothing_better_waits,
-    may_reserve=nothing_better_is_passed,
-    victims=worse_then_younger,
-    min_runtime_wait=soonest_unprotected,
-    stop_reason=for_better_priority,
-    start_reason=first_in_line,
-    equivalence=of_one_priority,
+    may_start=wait_behind_higher_priority,
+    may_reserve=wait_behind_blocked_priority,
+    victims=lowest_priority_first,
+    min_runtime_wait=min_runtime_wait,
+    stop_reason=stop_reason,
+    start_reason=start_reason,
+    equivalence=same_priority_and_kind,
     preempts=may_preempt,
 )

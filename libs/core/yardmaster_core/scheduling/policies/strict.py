@@ -24,20 +24,20 @@ class NoOptions:
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
 
-_FIRST_IN_LINE: Final = Start(rule="first_in_line")
+_FIRST_IN_QUEUE: Final = Start(rule="first_in_line")
 
 
-def by_line(view: PoolView, _: Group, task: Task) -> OrderKey:
+def by_queue_position(view: PoolView, _: Group, task: Task) -> OrderKey:
     """Line by line, each in its order; both turns of one come before the next is considered."""
     assert view.pool.strict_queues is not None
     return (view.pool.strict_queues.position_of(task),)
 
 
-def nothing_ahead(view: PoolView, group: Group) -> Wait | None:
+def wait_behind_first(view: PoolView, group: Group) -> Wait | None:
     """Whether a group must wait for one ahead of it in its line, which waits for room."""
     pool = view.pool
     assert pool.strict_queues is not None
-    ahead = pool.strict_queues.first_ahead(group, _waiting_for_room(pool))
+    ahead = pool.strict_queues.first_ahead(group, _pending_for_capacity(pool))
     if ahead is None:
         return None
     numbers = {
@@ -47,47 +47,47 @@ def nothing_ahead(view: PoolView, group: Group) -> Wait | None:
     return Wait(code=WaitCode.BEHIND_TASK, numbers=numbers, about=ahead.id)
 
 
-def _waiting_for_room(pool: Pool) -> Iterator[Group]:
+def _pending_for_capacity(pool: Pool) -> Iterator[Group]:
     for queue_class in pool.queue_classes:
         for groups in queue_class.blocked.values():
             for group in groups:
-                if group.waits[pool.name][0].code in BLOCKING and not _is_passed(pool, group):
+                if group.waits[pool.name][0].code in BLOCKING and not _may_be_passed(pool, group):
                     yield group
 
 
-def _is_passed(pool: Pool, group: Group) -> bool:
+def _may_be_passed(pool: Pool, group: Group) -> bool:
     """Whether a group holds up none behind it: it would preempt others, but may not, since its last
     starts failed, so it may wait for long.
     """
     return group.shape.start_failed and pool.preempts and not group.shape.preemptible
 
 
-def running(view: PoolView) -> list[Task]:
+def running_victims(view: PoolView) -> list[Task]:
     """All that runs in the pool and could be stopped, by priority and submission."""
     lines = view.pool.victims
     return [task for priority in sorted(lines) for task in lines[priority].in_order()]
 
 
-def stoppable(view: PoolView, task: Task) -> list[Task]:
+def allowed_victims(view: PoolView, task: Task) -> list[Task]:
     """Those of them that may be stopped for `task`: only one that cannot be stopped itself may have
     others stopped, and nobody within his minimum run time.
     """
     if task.job.spec.preemptible:
         return []
     now_ms = view.state.now_ms
-    found = running(view)
+    found = running_victims(view)
     if not view.pool.has_min_runtimes:
         return found
     return [victim for victim in found if min_runtime_until_ms(view.state, victim) <= now_ms]
 
 
-def soonest_stoppable(view: PoolView, task: Task) -> Wait | None:
+def min_runtime_wait(view: PoolView, task: Task) -> Wait | None:
     """The wait of a task that could have others stopped, were they not within their minimum run
     time.
     """
     if task.job.spec.preemptible or not view.pool.has_min_runtimes:
         return None
-    ends = (min_runtime_until_ms(view.state, victim) for victim in running(view))
+    ends = (min_runtime_until_ms(view.state, victim) for victim in running_victims(view))
     until = [moment for moment in ends if moment > view.state.now_ms]
     if not until:
         return None
@@ -95,18 +95,18 @@ def soonest_stoppable(view: PoolView, task: Task) -> Wait | None:
     return Wait(code=WaitCode.VICTIMS_PROTECTED, numbers=numbers)
 
 
-def unprotected(_: PoolView, __: Task) -> None:
+def no_min_runtime_wait(_: PoolView, __: Task) -> None:
     """`protected` of policies under which nobody is stopped."""
 
 
-def no_stop(_: PoolView, victim: Task, __: Task) -> Stop:
+def no_stop_reason(_: PoolView, victim: Task, __: Task) -> Stop:
     """`stop_for` of the same: it is never asked for."""
     raise AssertionError(f"{victim.id} is stopped under a policy that stops nobody")
 
 
-def first_in_line(_: PoolView, __: Task) -> Start:
+def first_in_queue(_: PoolView, __: Task) -> Start:
     """By which rule a task starts."""
-    return _FIRST_IN_LINE
+    return _FIRST_IN_QUEUE
 
 
 def always(_: object) -> bool:
@@ -114,7 +114,7 @@ def always(_: object) -> bool:
     return True
 
 
-def stopped_for(victim: Task, task: Task, code: StopCode, rule: str, **numbers: int) -> Stop:
+def stop_for_task(victim: Task, task: Task, code: StopCode, rule: str, **numbers: int) -> Stop:
     """A stop with the numbers of both sides."""
     both = {
         "held_milli": victim.job.shape.total_gpu_milli,

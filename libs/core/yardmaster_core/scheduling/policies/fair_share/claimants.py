@@ -36,7 +36,7 @@ def held_by(pool: Pool, claimant: Claimant) -> int:
     return holding.milli if holding is not None else 0
 
 
-def staying_of(pool: Pool, claimant: Claimant) -> int:
+def retained_by(pool: Pool, claimant: Claimant) -> int:
     """The same without those that are stopping."""
     if isinstance(claimant, Project):
         holders = pool.usage_by_project.get(claimant)
@@ -45,7 +45,7 @@ def staying_of(pool: Pool, claimant: Claimant) -> int:
     return holding.milli - holding.releasing_milli if holding is not None else 0
 
 
-def bound_of(pool: Pool, claimant: Claimant, pools: Pools) -> int | None:
+def claimant_limit(pool: Pool, claimant: Claimant, pools: Pools) -> int | None:
     """The most a claimant may hold of a pool, by its own bounds and with what it holds elsewhere;
     what is stopping there is as good as gone, so that a bound over pools is not enforced in each.
     """
@@ -55,12 +55,12 @@ def bound_of(pool: Pool, claimant: Claimant, pools: Pools) -> int | None:
         elsewhere = 0
         if claimant.used_milli > held_by(pool, claimant):
             others = (pools[name] for name in claimant.shape.pools if name != pool.name)
-            elsewhere = sum(staying_of(other, claimant) for other in others)
+            elsewhere = sum(retained_by(other, claimant) for other in others)
         return max(0, claimant.max_slots_milli - elsewhere)
-    return limit_of(pool, claimant, pools)
+    return owner_limit(pool, claimant, pools)
 
 
-def limit_of(pool: Pool, owner: Project | Department, pools: Pools) -> int | None:
+def owner_limit(pool: Pool, owner: Project | Department, pools: Pools) -> int | None:
     """The most that a project or department may hold of a pool, with what it holds elsewhere.
 
     Whether there is any limit is a matter of its configuration alone.
@@ -74,7 +74,7 @@ def limit_of(pool: Pool, owner: Project | Department, pools: Pools) -> int | Non
         whole = owner.config.limit_milli
         if whole is not None:
             elsewhere = sum(
-                staying_of(pools[name], owner)
+                retained_by(pools[name], owner)
                 for name, milli in owner.used_milli.items()
                 if milli and name != pool.name
             )

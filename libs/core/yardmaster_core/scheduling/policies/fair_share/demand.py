@@ -5,22 +5,22 @@ from collections import Counter
 from dataclasses import dataclass
 from math import gcd
 
-from yardmaster_core.scheduling.policies.fair_share.runs import Age, Claim
+from yardmaster_core.scheduling.policies.fair_share.claim_runs import Age, Claim
 
 
 @dataclass(slots=True)
-class Asked:
-    """What is asked for, in gpu_milli; `age` is that of the oldest task."""
+class Demand:
+    """What is demand for, in gpu_milli; `age` is that of the oldest task."""
 
     age: Age
-    #: What is asked for within all bounds, of that what cannot be taken away, and the smallest task
-    #: that can (0: none); all that can are multiples of `size`.
+    #: What is demand for capped all bounds, of that what cannot be taken away, and the smallest
+    #: task that can (0: none); all that can are multiples of `size`.
     demand: int
     fixed: int = 0
     least: int = 0
     size: int = 0
 
-    def add(self, other: "Asked | None") -> None:
+    def add(self, other: "Demand | None") -> None:
         """Count something more."""
         if other is None:
             return
@@ -31,15 +31,15 @@ class Asked:
         if other.least:
             self.least = min(self.least, other.least) if self.least else other.least
 
-    def cut(self, most: int | None, *, whole_tasks: bool) -> None:
+    def cap(self, most: int | None, *, whole_tasks: bool) -> None:
         """Ask for no more than that."""
         if most is not None and self.demand > most:
             claim = Claim(0, self.demand, self.fixed, self.least, self.size)
-            self.demand = within(claim, most, whole_tasks=whole_tasks)
+            self.demand = capped(claim, most, whole_tasks=whole_tasks)
 
 
-def within(claim: Claim, most: int, *, whole_tasks: bool) -> int:
-    """What is asked for if it is to be no more than `most`, above what is fixed perhaps for whole
+def capped(claim: Claim, most: int, *, whole_tasks: bool) -> int:
+    """What is demand for if it is to be no more than `most`, above what is fixed perhaps for whole
     tasks only.
     """
     if claim.demand <= most:
@@ -50,7 +50,7 @@ def within(claim: Claim, most: int, *, whole_tasks: bool) -> int:
     return claim.fixed + above
 
 
-class Total:
+class DemandSum:
     """The sum of what pieces ask for, from which some can be taken again."""
 
     __slots__ = ("ages", "demand", "fixed", "leasts")
@@ -61,27 +61,27 @@ class Total:
         #: How many pieces have tasks of a size.
         self.leasts: Counter[int] = Counter()
 
-    def add(self, asked: Asked) -> None:
+    def add(self, demand: Demand) -> None:
         """Count a piece."""
-        insort(self.ages, asked.age)
-        self.demand += asked.demand
-        self.fixed += asked.fixed
-        if asked.least:
-            self.leasts[asked.least] += 1
+        insort(self.ages, demand.age)
+        self.demand += demand.demand
+        self.fixed += demand.fixed
+        if demand.least:
+            self.leasts[demand.least] += 1
 
-    def remove(self, asked: Asked) -> None:
+    def remove(self, demand: Demand) -> None:
         """Count a piece no more."""
-        del self.ages[bisect_left(self.ages, asked.age)]
-        self.demand -= asked.demand
-        self.fixed -= asked.fixed
-        if asked.least:
-            self.leasts[asked.least] -= 1
-            if not self.leasts[asked.least]:
-                del self.leasts[asked.least]
+        del self.ages[bisect_left(self.ages, demand.age)]
+        self.demand -= demand.demand
+        self.fixed -= demand.fixed
+        if demand.least:
+            self.leasts[demand.least] -= 1
+            if not self.leasts[demand.least]:
+                del self.leasts[demand.least]
 
-    def asked(self) -> Asked | None:
+    def total(self) -> Demand | None:
         """All of it; None: there is no piece."""
         if not self.ages:
             return None
         least = min(self.leasts, default=0)
-        return Asked(self.ages[0], self.demand, self.fixed, least, gcd(*self.leasts))
+        return Demand(self.ages[0], self.demand, self.fixed, least, gcd(*self.leasts))

@@ -1,14 +1,14 @@
 """What each claimant of a pool asks for, kept from cycle to cycle: who is marked is counted again,
 and who asks for the same as others is one of a kind (`runs.py`).
 
-A claimant asks for what its running tasks hold and what its waiting tasks could have: those that
+A claimant asks for what its running tasks hold and what its pending tasks could have: those that
 would fit were every preemptible task of the pool gone, so that somebody who comes to a full pool
 counts; but not those whose last starts failed, for which nothing may be stopped. No more than its
 bounds let it hold: where the jobs of a project or the projects of a department ask for more than a
 limit above them, the limit is divided among them first, as the pool is.
 
 Whatever changes what a job holds or waits for marks it (`ClusterState.recount`), also when a draft
-is taken back, so that what was brought up to date within a draft is so again after it.
+is taken back, so that what was brought up to date capped a draft is so again after it.
 Two answers depend on others and are looked at each time: whether something of that kind would fit,
 and what limits leave; whose answer is another than it was is marked. All of it follows from the
 state: made anew it says the same.
@@ -19,64 +19,66 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
+from yardmaster_core.scheduling.policies.fair_share.claim_runs import (
+    Age,
+    Claim,
+    ClaimKind,
+    ClaimRun,
+    Division,
+    runs_of,
+)
 from yardmaster_core.scheduling.policies.fair_share.claimants import (
     Claimant,
     Pools,
-    bound_of,
+    claimant_limit,
     could_fit,
     held_by,
-    limit_of,
-    staying_of,
+    owner_limit,
+    retained_by,
     weight_of,
 )
-from yardmaster_core.scheduling.policies.fair_share.demand import Asked, Total, within
-from yardmaster_core.scheduling.policies.fair_share.offers import Shares
-from yardmaster_core.scheduling.policies.fair_share.runs import (
-    Age,
-    Claim,
-    Division,
-    Kind,
-    Run,
-    runs_of,
-)
+from yardmaster_core.scheduling.policies.fair_share.demand import Demand, DemandSum, capped
+from yardmaster_core.scheduling.policies.fair_share.shares import Shares
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.entities import Department, Group, Job, Pool, Project
 from yardmaster_core.scheduling.state.shapes import Fit, Shape
 
 #: What is counted by itself: a job, or a group of tasks that are equal to those of other jobs.
-Piece = Job | Group
+DemandSource = Job | Group
 #: The project and the department of a claimant, each if it has a limit that is to be divided.
-Owners = tuple[Project | None, Department | None]
+LimitedOwners = tuple[Project | None, Department | None]
 #: More changes of one kind than this are made at once.
 MANY: Final = 256
 
 
-class Fitting:
+class ShapeFit:
     """Who waits for tasks of which one fits where another does."""
 
-    __slots__ = ("fits", "pieces", "shape")
+    __slots__ = ("fits", "shape", "sources")
 
     def __init__(self, shape: Shape, *, fits: bool) -> None:
         self.shape = shape
         self.fits = fits
-        self.pieces: dict[Project, dict[Piece, None]] = {}
+        self.sources: dict[Project, dict[DemandSource, None]] = {}
 
 
-class Kept(Kind):
+class ClaimantKind(ClaimKind):
     """Parties that ask for the same and are bounded by the same."""
 
     __slots__ = ("key", "owners")
 
-    def __init__(self, key: tuple[Any, ...], claim: Claim, staying: int, owners: Owners) -> None:
-        super().__init__(claim, [], staying)
+    def __init__(
+        self, key: tuple[Any, ...], claim: Claim, retained: int, owners: LimitedOwners
+    ) -> None:
+        super().__init__(claim, [], retained)
         self.key = key
         self.owners = owners
 
 
-class Demands:
+class DemandTracker:
     """What the claimants of one pool ask for.
 
-    With `whole_tasks` a bound lets a claimant ask for as many tasks as it holds, else for all of
+    With `whole_tasks` a limit lets a claimant ask for as many tasks as it holds, else for all of
     it.
     """
 
@@ -84,40 +86,40 @@ class Demands:
         self.pool = pool
         self.among = among
         self.whole_tasks = whole_tasks
-        self.rows: dict[Claimant, tuple[Age, Kept]] = {}
+        self.rows: dict[Claimant, tuple[Age, ClaimantKind]] = {}
         self.claimants: dict[Age, Claimant] = {}
-        self.kinds: dict[tuple[Any, ...], Kept] = {}
-        #: Who holds more than its own bound.
-        self.above_bound: dict[Claimant, None] = {}
-        self._looked: tuple[int, int] | None = None
-        self._fittings: dict[Fit, Fitting] = {}
-        self._waiting: dict[Piece, tuple[Fitting, Project]] = {}
+        self.kinds: dict[tuple[Any, ...], ClaimantKind] = {}
+        #: Who holds more than its own limit.
+        self.above_limit: dict[Claimant, None] = {}
+        self._fits_checked_at: tuple[int, int] | None = None
+        self._shape_fits: dict[Fit, ShapeFit] = {}
+        self._pending: dict[DemandSource, tuple[ShapeFit, Project]] = {}
         #: Whether it has a limit, and its department has; what these limits are.
-        self._owners: dict[Project, Owners] = {}
+        self._owners: dict[Project, LimitedOwners] = {}
         self._limits: dict[Project, tuple[int | None, int | None]] = {}
-        #: Of projects: what each piece asks for, and the sums of pieces with and without a bound of
-        #: their own.
-        self._pieces: dict[Piece, tuple[Asked, bool]] = {}
-        self._totals: dict[Project, tuple[Total, Total]] = {}
-        self._leaving: dict[Kept, list[Age]] = {}
-        self._coming: dict[Kept, list[Age]] = {}
+        #: Of projects: what each source asks for, and the sums of sources with and without a limit
+        #: of their own.
+        self._by_source: dict[DemandSource, tuple[Demand, bool]] = {}
+        self._sums: dict[Project, tuple[DemandSum, DemandSum]] = {}
+        self._removals: dict[ClaimantKind, list[Age]] = {}
+        self._insertions: dict[ClaimantKind, list[Age]] = {}
 
     def update(self, state: ClusterState) -> None:
         """Count again whatever changed."""
         pool = self.pool
-        self._look_at_fits()
-        self._look_at_limits(state.pools)
+        self._recheck_fits()
+        self._recheck_limits(state.pools)
         stale, pool.stale = pool.stale, {}
         if self.among == "job":
             for job in stale:
                 assert isinstance(job, Job), "a job that shares a pool is equal to no other"
-                self._set(job, self._of_job(job, state.pools), state.pools)
+                self._set(job, self._job_demand(job, state.pools), state.pools)
         else:
             projects = dict.fromkeys(self._limits)
-            for piece in stale:
-                projects[self._recount(piece, state)] = None
+            for source in stale:
+                projects[self._recount(source, state)] = None
             for project in projects:
-                self._set(project, self._of_project(project, state.pools), state.pools)
+                self._set(project, self._project_demand(project, state.pools), state.pools)
         self._move()
 
     def divide(self, pools: Pools, divide: Division) -> Shares:
@@ -131,161 +133,162 @@ class Demands:
     def groups_of(self, claimant: Claimant) -> Iterator[Group]:
         """Who of a claimant waits for GPUs."""
         if isinstance(claimant, Job):
-            if claimant in self._waiting:
+            if claimant in self._pending:
                 yield self.pool.groups[claimant.shape.id, claimant.priority]
             return
-        for fitting in self._fittings.values():
-            for piece in fitting.pieces.get(claimant, ()):
-                if isinstance(piece, Job):
-                    yield self.pool.groups[piece.shape.id, piece.priority]
+        for shape_fit in self._shape_fits.values():
+            for source in shape_fit.sources.get(claimant, ()):
+                if isinstance(source, Job):
+                    yield self.pool.groups[source.shape.id, source.priority]
                 else:
-                    yield piece
+                    yield source
 
     # Who asks for what
 
-    def _of_job(self, job: Job, pools: Pools) -> Asked | None:
+    def _job_demand(self, job: Job, pools: Pools) -> Demand | None:
         """What a job asks for that is equal to no other."""
         shape = job.shape
         group = self.pool.groups.get((shape.id, job.priority))
-        waiting = group.queue.live if group is not None else 0
-        bound = bound_of(self.pool, job, pools)
-        found = self._of_holding(job)
-        if self._counts(job, shape, job.project, waiting, bound, pools):
-            asked = self._of_waiting(job, waiting)
+        pending = group.queue.live if group is not None else 0
+        limit = claimant_limit(self.pool, job, pools)
+        found = self._held_demand(job)
+        if self._counts_pending(job, shape, job.project, pending, limit, pools):
+            demand = self._pending_demand(job, pending)
             if found is not None:
-                asked.add(found)
-            found = asked
+                demand.add(found)
+            found = demand
         if found is not None:
-            found.cut(bound, whole_tasks=self.whole_tasks)
+            found.cap(limit, whole_tasks=self.whole_tasks)
         return found
 
-    def _of_waiting(self, job: Job, waiting: int) -> Asked:
-        asked = job.shape.total_gpu_milli
-        return Asked((job.submitted_ms, job.seq), waiting * asked, 0, asked, asked)
+    def _pending_demand(self, job: Job, pending: int) -> Demand:
+        task_milli = job.shape.total_gpu_milli
+        age = (job.submitted_ms, job.seq)
+        return Demand(age, pending * task_milli, 0, task_milli, task_milli)
 
-    def _of_holding(self, job: Job) -> Asked | None:
+    def _held_demand(self, job: Job) -> Demand | None:
         holding = self.pool.usage_by_job.get(job)
         if holding is None:
             return None
-        asked = job.shape.total_gpu_milli
+        task_milli = job.shape.total_gpu_milli
         # Whole tasks also where a gang is half gone: it is to come back.
-        demand = len(holding.tasks) * asked
+        demand = len(holding.tasks) * task_milli
         age = (job.submitted_ms, job.seq)
         if job.spec.preemptible:
-            return Asked(age, demand, 0, asked, asked)
-        return Asked(age, demand, demand)
+            return Demand(age, demand, 0, task_milli, task_milli)
+        return Demand(age, demand, demand)
 
-    def _of_group(self, group: Group, project: Project, pools: Pools) -> Asked | None:
-        waiting = 0 if group.shape.start_failed else group.queue.live
-        if not self._counts(group, group.shape, project, waiting, None, pools):
+    def _group_demand(self, group: Group, project: Project, pools: Pools) -> Demand | None:
+        pending = 0 if group.shape.start_failed else group.queue.live
+        if not self._counts_pending(group, group.shape, project, pending, None, pools):
             return None
-        return self._of_waiting(next(group.queue.in_order()).job, waiting)
+        return self._pending_demand(next(group.queue.in_order()).job, pending)
 
-    def _recount(self, piece: Piece, state: ClusterState) -> Project:
-        """Count a piece of a project again."""
-        if isinstance(piece, Group):
-            project = state.projects[piece.shape.project]
-            asked, bounded = self._of_group(piece, project, state.pools), False
-        elif piece.shape.job_id is not None:
-            project = piece.project
-            asked, bounded = self._of_job(piece, state.pools), True
+    def _recount(self, source: DemandSource, state: ClusterState) -> Project:
+        """Count a source of a project again."""
+        if isinstance(source, Group):
+            project = state.projects[source.shape.project]
+            demand, bounded = self._group_demand(source, project, state.pools), False
+        elif source.shape.job_id is not None:
+            project = source.project
+            demand, bounded = self._job_demand(source, state.pools), True
         else:
-            project = piece.project
-            self._counts(piece, piece.shape, project, 0, None, state.pools)
-            asked, bounded = self._of_holding(piece), False
-        totals = self._totals.get(project)
-        if totals is None:
-            totals = self._totals[project] = Total(), Total()
-        known = self._pieces.pop(piece, None)
+            project = source.project
+            self._counts_pending(source, source.shape, project, 0, None, state.pools)
+            demand, bounded = self._held_demand(source), False
+        sums = self._sums.get(project)
+        if sums is None:
+            sums = self._sums[project] = DemandSum(), DemandSum()
+        known = self._by_source.pop(source, None)
         if known is not None:
-            totals[known[1]].remove(known[0])
-        if asked is not None:
-            self._pieces[piece] = asked, bounded
-            totals[bounded].add(asked)
+            sums[known[1]].remove(known[0])
+        if demand is not None:
+            self._by_source[source] = demand, bounded
+            sums[bounded].add(demand)
         return project
 
-    def _of_project(self, project: Project, pools: Pools) -> Asked | None:
-        totals = self._totals.get(project)
-        if totals is None:
+    def _project_demand(self, project: Project, pools: Pools) -> Demand | None:
+        sums = self._sums.get(project)
+        if sums is None:
             return None
         self._owners_of(project, pools)
         limit, _ = self._limits.get(project, (None, None))
-        equal, bounded = (total.asked() for total in totals)
+        equal, bounded = (total.total() for total in sums)
         if equal is None:
             equal, bounded = bounded, None
         if equal is not None:
-            equal.cut(limit, whole_tasks=self.whole_tasks)
+            equal.cap(limit, whole_tasks=self.whole_tasks)
             equal.add(bounded)
-            equal.cut(limit, whole_tasks=self.whole_tasks)
+            equal.cap(limit, whole_tasks=self.whole_tasks)
         return equal
 
     # What waits counts if it could run
 
-    def _counts(
+    def _counts_pending(
         self,
-        piece: Piece,
+        source: DemandSource,
         shape: Shape,
         project: Project,
-        waiting: int,
-        bound: int | None,
+        pending: int,
+        limit: int | None,
         pools: Pools,
     ) -> bool:
         """Whether what waits counts; it is looked at again when that may change."""
-        known = self._waiting.pop(piece, None)
+        known = self._pending.pop(source, None)
         if known is not None:
-            self._forget(piece, *known)
-        if not waiting or not shape.queue_class:
+            self._forget(source, *known)
+        if not pending or not shape.queue_class:
             return False
-        fitting = self._fittings.get(shape.fit)
-        if fitting is None:
+        shape_fit = self._shape_fits.get(shape.fit)
+        if shape_fit is None:
             fits = could_fit(self.pool, shape)
-            fitting = self._fittings[shape.fit] = Fitting(shape, fits=fits)
-        fitting.pieces.setdefault(project, {})[piece] = None
-        self._waiting[piece] = fitting, project
-        if not fitting.fits or not self.whole_tasks:
-            return fitting.fits
+            shape_fit = self._shape_fits[shape.fit] = ShapeFit(shape, fits=fits)
+        shape_fit.sources.setdefault(project, {})[source] = None
+        self._pending[source] = shape_fit, project
+        if not shape_fit.fits or not self.whole_tasks:
+            return shape_fit.fits
         # It cannot run, or not as long as what they hold elsewhere does.
-        asked = shape.total_gpu_milli
+        task_milli = shape.total_gpu_milli
         self._owners_of(project, pools)
-        limits = (bound, *self._limits.get(project, ()))
-        return all(limit is None or asked <= limit for limit in limits)
+        limits = (limit, *self._limits.get(project, ()))
+        return all(each is None or task_milli <= each for each in limits)
 
-    def _forget(self, piece: Piece, fitting: Fitting, project: Project) -> None:
-        pieces = fitting.pieces[project]
-        del pieces[piece]
-        if not pieces:
-            del fitting.pieces[project]
-            if not fitting.pieces:
-                del self._fittings[fitting.shape.fit]
+    def _forget(self, source: DemandSource, shape_fit: ShapeFit, project: Project) -> None:
+        sources = shape_fit.sources[project]
+        del sources[source]
+        if not sources:
+            del shape_fit.sources[project]
+            if not shape_fit.sources:
+                del self._shape_fits[shape_fit.shape.fit]
 
-    def _look_at_fits(self) -> None:
+    def _recheck_fits(self) -> None:
         now = (self.pool.topology, self.pool.max_free_changes)
-        if now == self._looked:
+        if now == self._fits_checked_at:
             return
-        self._looked = now
-        for fitting in self._fittings.values():
-            fits = could_fit(self.pool, fitting.shape)
-            if fits != fitting.fits:
-                fitting.fits = fits
-                for pieces in fitting.pieces.values():
-                    self.pool.stale.update(pieces)
+        self._fits_checked_at = now
+        for shape_fit in self._shape_fits.values():
+            fits = could_fit(self.pool, shape_fit.shape)
+            if fits != shape_fit.fits:
+                shape_fit.fits = fits
+                for sources in shape_fit.sources.values():
+                    self.pool.stale.update(sources)
 
-    def _look_at_limits(self, pools: Pools) -> None:
+    def _recheck_limits(self, pools: Pools) -> None:
         for project, before in self._limits.items():
             limits = self._limits_of(project, pools)
             if limits == before:
                 continue
             self._limits[project] = limits
-            for fitting in self._fittings.values():
-                asked = fitting.shape.total_gpu_milli
-                if _above(asked, limits) != _above(asked, before):
-                    self.pool.stale.update(fitting.pieces.get(project, {}))
+            for shape_fit in self._shape_fits.values():
+                task_milli = shape_fit.shape.total_gpu_milli
+                if _exceeds_any(task_milli, limits) != _exceeds_any(task_milli, before):
+                    self.pool.stale.update(shape_fit.sources.get(project, {}))
 
     def _limits_of(self, project: Project, pools: Pools) -> tuple[int | None, int | None]:
         pool = self.pool
-        return limit_of(pool, project, pools), limit_of(pool, project.department, pools)
+        return owner_limit(pool, project, pools), owner_limit(pool, project.department, pools)
 
-    def _owners_of(self, project: Project, pools: Pools) -> Owners:
+    def _owners_of(self, project: Project, pools: Pools) -> LimitedOwners:
         owners = self._owners.get(project)
         if owners is None:
             limits = self._limits_of(project, pools)
@@ -299,98 +302,100 @@ class Demands:
 
     # Kinds
 
-    def _set(self, claimant: Claimant, asked: Asked | None, pools: Pools) -> None:
+    def _set(self, claimant: Claimant, demand: Demand | None, pools: Pools) -> None:
         """Let a claimant ask for that from now on; it is moved with all others."""
         known = self.rows.get(claimant)
-        if asked is None:
-            self.above_bound.pop(claimant, None)
+        if demand is None:
+            self.above_limit.pop(claimant, None)
             if known is not None:
                 del self.rows[claimant], self.claimants[known[0]]
-                self._leaving.setdefault(known[1], []).append(known[0])
+                self._removals.setdefault(known[1], []).append(known[0])
             return
         pool = self.pool
-        staying = staying_of(pool, claimant)
-        bound = bound_of(pool, claimant, pools)
-        if bound is not None and staying > bound:
-            self.above_bound[claimant] = None
+        retained = retained_by(pool, claimant)
+        limit = claimant_limit(pool, claimant, pools)
+        if limit is not None and retained > limit:
+            self.above_limit[claimant] = None
         else:
-            self.above_bound.pop(claimant, None)
+            self.above_limit.pop(claimant, None)
         if isinstance(claimant, Job):
             owners = self._owners_of(claimant.project, pools)
         else:
             owners = (None, self._owners_of(claimant, pools)[1])
         numbers = (
-            *(weight_of(claimant), asked.demand, asked.fixed, asked.least, asked.size),
+            *(weight_of(claimant), demand.demand, demand.fixed, demand.least, demand.size),
             held_by(pool, claimant),
         )
-        key = (*numbers, staying, owners)
+        key = (*numbers, retained, owners)
         if known is not None:
-            if known[1].key == key and known[0] == asked.age:
+            if known[1].key == key and known[0] == demand.age:
                 return
             del self.claimants[known[0]]
-            self._leaving.setdefault(known[1], []).append(known[0])
+            self._removals.setdefault(known[1], []).append(known[0])
         kind = self.kinds.get(key)
         if kind is None:
-            kind = self.kinds[key] = Kept(key, Claim(*numbers), staying, owners)
-        self.rows[claimant] = asked.age, kind
-        self.claimants[asked.age] = claimant
-        self._coming.setdefault(kind, []).append(asked.age)
+            kind = self.kinds[key] = ClaimantKind(key, Claim(*numbers), retained, owners)
+        self.rows[claimant] = demand.age, kind
+        self.claimants[demand.age] = claimant
+        self._insertions.setdefault(kind, []).append(demand.age)
 
     def _move(self) -> None:
-        for kind, ages in self._leaving.items():
+        for kind, ages in self._removals.items():
             if len(ages) > MANY:
                 gone = set(ages)
                 kind.ages[:] = [age for age in kind.ages if age not in gone]
             else:
                 for age in ages:
                     del kind.ages[bisect_left(kind.ages, age)]
-        for kind, ages in self._coming.items():
+        for kind, ages in self._insertions.items():
             if len(ages) > MANY:
                 kind.ages += ages
                 kind.ages.sort()
             else:
                 for age in ages:
                     insort(kind.ages, age)
-        for kind in self._leaving:
+        for kind in self._removals:
             if not kind.ages:
                 self.kinds.pop(kind.key, None)
-        self._leaving.clear()
-        self._coming.clear()
+        self._removals.clear()
+        self._insertions.clear()
 
     def _divide_limits(
-        self, level: int, runs: list[Run], pools: Pools, divide: Division
-    ) -> list[Run]:
-        below: dict[Project | Department, list[Run]] = {}
+        self, level: int, runs: list[ClaimRun], pools: Pools, divide: Division
+    ) -> list[ClaimRun]:
+        below: dict[Project | Department, list[ClaimRun]] = {}
         found = []
         for run in runs:
-            assert isinstance(run.kind, Kept)
+            assert isinstance(run.kind, ClaimantKind)
             owner = run.kind.owners[level]
             if owner is None:
                 found.append(run)
             else:
                 below.setdefault(owner, []).append(run)
         for owner, some in below.items():
-            limit = limit_of(self.pool, owner, pools)
+            limit = owner_limit(self.pool, owner, pools)
             assert limit is not None, "a limit went without the demands being made anew"
             if sum(run.claim.demand * run.count for run in some) > limit:
                 some = divide(limit, some)
                 for run in some:
-                    demand = within(run.claim, run.offer, whole_tasks=self.whole_tasks)
+                    demand = capped(run.claim, run.share, whole_tasks=self.whole_tasks)
                     run.claim = replace(run.claim, demand=demand)
-                    run.offer = 0
+                    run.share = 0
             found += some
         return found
 
 
-def _above(asked: int, limits: Iterable[int | None]) -> bool:
-    return any(limit is not None and asked > limit for limit in limits)
+def _exceeds_any(milli: int, limits: Iterable[int | None]) -> bool:
+    return any(limit is not None and milli > limit for limit in limits)
 
 
-def demands_of(state: ClusterState, pool: Pool, among: str, *, whole_tasks: bool) -> Demands:
+def current_demands(
+    state: ClusterState, pool: Pool, among: str, *, whole_tasks: bool
+) -> DemandTracker:
     """What the claimants of a pool ask for, up to date."""
-    demands: Demands | None = pool.demands
+    demands: DemandTracker | None = pool.demands
     if demands is None:
-        demands = pool.demands = Demands(pool, among, whole_tasks=whole_tasks)
+        demands = pool.demands = DemandTracker(pool, among, whole_tasks=whole_tasks)
         pool.stale = dict.fromkeys(pool.usage_by_job)
         for group in (group for group in pool.groups.values() if group.queue.live):
             job_id = group.shape.job_id

@@ -10,15 +10,15 @@ from itertools import pairwise
 @dataclass(slots=True)
 class Member:
     """Somebody who wants more, in grains: what he has, wants, needs for one task; what is fixed of
-    it, and of that not counted yet (`ahead`).
+    it, and of that not counted yet (`fixed_left`).
     """
 
     weight: int
-    offer: int
-    most: int
+    share: int
+    cap: int
     least: int
     fixed: int
-    ahead: int
+    fixed_left: int
 
 
 class WaterFillOneByOne:
@@ -32,11 +32,11 @@ class WaterFillOneByOne:
         self._end = len(members)
         self._next = [-1] * (len(members) + 1)
         self._last = [-1] * (len(members) + 1)
-        order = sorted(range(len(members)), key=lambda i: members[i].most)
+        order = sorted(range(len(members)), key=lambda i: members[i].cap)
         for one, other in pairwise((self._end, *order, self._end)):
             self._next[one], self._last[other] = other, one
         #: Those older than this were not asked yet whether they can use their offer.
-        self._oldest_asked = len(members)
+        self._next_checked = len(members)
 
     def fill(self) -> None:
         """Offer all that is left, until nobody wants more or can use it."""
@@ -44,8 +44,8 @@ class WaterFillOneByOne:
             at_first = self.left
             self._one_round()
             if self.left == at_first:
-                self._count_ahead()
-            while not self.left and self._give_one_up():
+                self._skip_fixed_rounds()
+            while not self.left and self._return_one():
                 pass
 
     def _one_round(self) -> None:
@@ -54,19 +54,19 @@ class WaterFillOneByOne:
         while i != self._end and self.left:
             member = self.members[i]
             part = min(self._part(member, at_first), self.left)
-            counted = min(part, member.ahead)
-            member.ahead -= counted
-            member.offer += part - counted
+            counted = min(part, member.fixed_left)
+            member.fixed_left -= counted
+            member.share += part - counted
             self.left -= part - counted
-            if member.offer >= member.most:
-                self._close(i)
+            if member.share >= member.cap:
+                self._exclude(i)
             i = self._next[i]
 
     def _part(self, member: Member, at_first: int) -> int:
         part = max(1, at_first * member.weight // self.weight) if self.weight else 1
-        return min(part, member.most - member.offer)
+        return min(part, member.cap - member.share)
 
-    def _count_ahead(self) -> None:
+    def _skip_fixed_rounds(self) -> None:
         """Skip the rounds like the last one, in which all that was offered was fixed already."""
         parts: list[tuple[Member, int]] = []
         i = self._next[self._end]
@@ -74,25 +74,25 @@ class WaterFillOneByOne:
             member = self.members[i]
             parts.append((member, min(self._part(member, self.left), self.left)))
             i = self._next[i]
-        rounds = min(member.ahead // part for member, part in parts)
+        rounds = min(member.fixed_left // part for member, part in parts)
         for member, part in parts:
-            member.ahead -= rounds * part
+            member.fixed_left -= rounds * part
 
-    def _close(self, i: int) -> None:
+    def _exclude(self, i: int) -> None:
         before, after = self._last[i], self._next[i]
         self._next[before], self._last[after] = after, before
         self.weight -= self.members[i].weight
 
-    def _give_one_up(self) -> bool:
+    def _return_one(self) -> bool:
         """Take back what the youngest was offered who can start no task with all he has; whether
         there is one. Offers only grow, so nobody is asked twice.
         """
-        while self._oldest_asked:
-            self._oldest_asked -= 1
-            member = self.members[self._oldest_asked]
-            if member.offer < member.most and member.offer < member.least:
-                self._close(self._oldest_asked)
-                self.left += member.offer - member.fixed
-                member.offer = member.fixed
+        while self._next_checked:
+            self._next_checked -= 1
+            member = self.members[self._next_checked]
+            if member.share < member.cap and member.share < member.least:
+                self._exclude(self._next_checked)
+                self.left += member.share - member.fixed
+                member.share = member.fixed
                 return True
         return False

@@ -1,5 +1,5 @@
-"""Draws that are the same on every machine and in every replay: from a seed in the log and what
-they are for, through a hash.
+"""SeededRandom that are the same on every machine and in every replay: from a seed in the log and
+what they are for, through a hash.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,7 @@ T = TypeVar("T")
 _DRAW: Final = 8
 
 
-class Draws:
+class SeededRandom:
     """An endless row of draws, all of it settled by `key`."""
 
     __slots__ = ("_blocks", "_key", "_left")
@@ -32,9 +32,9 @@ class Draws:
         return int.from_bytes(draw, "big") * number >> 8 * _DRAW
 
 
-def drawn(seed: int, what_for: str, things: Iterable[T]) -> Iterator[T]:
-    """`things` one after another by lot, each once; a step for each that is drawn."""
-    draws = Draws(f"{seed}/{what_for}")
+def shuffled(seed: int, purpose: str, things: Iterable[T]) -> Iterator[T]:
+    """`things` one after another by lot, each once; a step for each that is shuffled."""
+    draws = SeededRandom(f"{seed}/{purpose}")
     left = list(things)
     while left:
         at = draws.below(len(left))

@@ -2,7 +2,7 @@
 kind of claim and not one for each claimant.
 
 Those who claim the same are of one kind. Whatever is done to them is done in the order of their
-age, so equals that come to differ are split at one age: a `Run` is those of a kind between two
+age, so equals that come to differ are split at one age: a `ClaimRun` is those of a kind between two
 ages, who have the same offer so far.
 """
 
@@ -36,57 +36,57 @@ class Claim:
     held: int = 0
 
 
-class Kind:
-    """Those with one claim, by age; `staying` is what each of them holds that is not stopping."""
+class ClaimKind:
+    """Those with one claim, by age; `retained` is what each of them holds that is not stopping."""
 
-    __slots__ = ("ages", "claim", "staying")
+    __slots__ = ("ages", "claim", "retained")
 
-    def __init__(self, claim: Claim, ages: list[Age], staying: int = 0) -> None:
+    def __init__(self, claim: Claim, ages: list[Age], retained: int = 0) -> None:
         self.claim = claim
         self.ages = ages
-        self.staying = staying
+        self.retained = retained
 
 
-class Run:
+class ClaimRun:
     """Some of a kind next to one another: from the `first` on, before the `end`.
 
-    Their `claim` is that of the kind, or what a limit leaves of it. `ahead` is what `max_min` has
-    yet to count.
+    Their `claim` is that of the kind, or what a limit leaves of it. `fixed_left` is what `max_min`
+    has yet to count.
     """
 
-    __slots__ = ("ages", "ahead", "claim", "end", "first", "kind", "offer")
+    __slots__ = ("ages", "claim", "end", "first", "fixed_left", "kind", "share")
 
-    def __init__(self, kind: Kind, claim: Claim, first: int, end: int) -> None:
+    def __init__(self, kind: ClaimKind, claim: Claim, first: int, end: int) -> None:
         self.kind = kind
         self.ages = kind.ages
         self.claim = claim
         self.first = first
         self.end = end
-        self.offer = self.ahead = 0
+        self.share = self.fixed_left = 0
 
     @property
     def count(self) -> int:
         """How many they are."""
         return self.end - self.first
 
-    def cut_off(self, first: int) -> "Run":
+    def split(self, first: int) -> "ClaimRun":
         """Let those from `first` on be a run of their own."""
-        rest = Run(self.kind, self.claim, first, self.end)
-        rest.offer, rest.ahead = self.offer, self.ahead
+        rest = ClaimRun(self.kind, self.claim, first, self.end)
+        rest.share, rest.fixed_left = self.share, self.fixed_left
         self.end = first
         return rest
 
 
 #: From what there is and who asks for it to the same with offers, perhaps in more runs.
-Division = Callable[[int, Sequence[Run]], list[Run]]
+Division = Callable[[int, Sequence[ClaimRun]], list[ClaimRun]]
 
 
-def runs_of(kinds: Sequence[Kind]) -> list[Run]:
+def runs_of(kinds: Sequence[ClaimKind]) -> list[ClaimRun]:
     """All of these kinds."""
-    return [Run(kind, kind.claim, 0, len(kind.ages)) for kind in kinds]
+    return [ClaimRun(kind, kind.claim, 0, len(kind.ages)) for kind in kinds]
 
 
-def oldest(runs: Sequence[Run], sizes: Sequence[int], most: int) -> list[int]:
+def oldest_within(runs: Sequence[ClaimRun], sizes: Sequence[int], most: int) -> list[int]:
     """Where each run ends if they are taken one by one, the oldest first, each of the size that its
     run's has, until the next would make it more than `most` in all.
     """

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
+from yardmaster_core.scheduling.policies.fair_share.claim_runs import Age, ClaimKind, ClaimRun
 from yardmaster_core.scheduling.policies.fair_share.claimants import Claimant
-from yardmaster_core.scheduling.policies.fair_share.runs import Age, Kind, Run
 
 _first = attrgetter("first")
 _age = attrgetter("age")
@@ -23,7 +23,7 @@ class Share:
     weight: int
     demand: int
     held: int
-    offer: int
+    share_milli: int
 
 
 class Shares:
@@ -33,13 +33,13 @@ class Shares:
 
     def __init__(
         self,
-        rows: Mapping[Claimant, tuple[Age, Kind]],
+        rows: Mapping[Claimant, tuple[Age, ClaimKind]],
         claimants: Mapping[Age, Claimant],
-        runs: Sequence[Run],
+        runs: Sequence[ClaimRun],
     ) -> None:
         self._rows = rows
         self._claimants = claimants
-        self._runs: dict[Kind, list[Run]] = {}
+        self._runs: dict[ClaimKind, list[ClaimRun]] = {}
         for run in sorted(runs, key=_first):
             self._runs.setdefault(run.kind, []).append(run)
         self._found: dict[Claimant, Share | None] = {}
@@ -59,29 +59,29 @@ class Shares:
         return self._found[claimant]
 
     @property
-    def anybody_above(self) -> bool:
+    def any_above(self) -> bool:
         """Whether anybody holds more than his share, what is stopping not counted."""
-        return any(run.kind.staying > run.offer for run in self._all())
+        return any(run.kind.retained > run.share for run in self._all())
 
     def above(self) -> list[Share]:
         """Who does, the oldest first."""
-        return self._of([run for run in self._all() if run.kind.staying > run.offer])
+        return self._of([run for run in self._all() if run.kind.retained > run.share])
 
     def above_of(self, claimants: Iterable[Claimant]) -> list[Share]:
         """Of some those who hold more than their share with what is stopping, the oldest first."""
         some = [share for claimant in claimants if (share := self.of(claimant)) is not None]
-        return sorted((share for share in some if share.held > share.offer), key=_age)
+        return sorted((share for share in some if share.held > share.share_milli), key=_age)
 
     def below(self) -> list[Share]:
         """Who holds less than his share, the oldest first."""
         if self._below is None:
-            self._below = self._of([run for run in self._all() if run.claim.held < run.offer])
+            self._below = self._of([run for run in self._all() if run.claim.held < run.share])
         return self._below
 
-    def _all(self) -> list[Run]:
+    def _all(self) -> list[ClaimRun]:
         return [run for runs in self._runs.values() for run in runs]
 
-    def _of(self, runs: Sequence[Run]) -> list[Share]:
+    def _of(self, runs: Sequence[ClaimRun]) -> list[Share]:
         shares = [
             _share(self._claimants[age], age, run)
             for run in runs
@@ -90,6 +90,6 @@ class Shares:
         return sorted(shares, key=_age)
 
 
-def _share(claimant: Claimant, age: Age, run: Run) -> Share:
+def _share(claimant: Claimant, age: Age, run: ClaimRun) -> Share:
     claim = run.claim
-    return Share(claimant, age, claim.weight, claim.demand, claim.held, run.offer)
+    return Share(claimant, age, claim.weight, claim.demand, claim.held, run.share)

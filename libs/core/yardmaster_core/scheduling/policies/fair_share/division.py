@@ -1,15 +1,15 @@
-"""How a pool is divided among those who ask for it: pure functions from claims to offers.
+"""How a pool is divided among those who ask for it: pure functions from claims to shares.
 
 Amounts are gpu_milli. They are divided in whole slots as long as everybody asks for whole slots,
 else in the largest grain that all they ask for is made of. Claims come in runs of equals
 (`runs.py`) and age settles ties, the oldest first; a step costs what there are runs, however many
 claim.
 
-Both variants offer nobody more than he asks for, and nobody less than what is `fixed` (held by
+Both variants share nobody more than he asks for, and nobody less than what is `fixed` (held by
 tasks that cannot be stopped); what is fixed counts as part of the share. And both know that a share
 in which not one task fits helps nobody (a gang of 8 that is offered 5, while another gets the other
 3): once all is given out, whoever was offered less than his smallest task returns it, the youngest
-first, until the others can use theirs. `max_min` counts what is fixed as part of that offer.
+first, until the others can use theirs. `max_min` counts what is fixed as part of that share.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,16 @@ from fractions import Fraction
 from math import gcd
 from typing import Final
 
-from yardmaster_core.scheduling.policies.fair_share.runs import Division, Run, oldest
+from yardmaster_core.scheduling.policies.fair_share.claim_runs import (
+    ClaimRun,
+    Division,
+    oldest_within,
+)
 from yardmaster_core.scheduling.policies.fair_share.water_fill import WaterFill
 from yardmaster_core.scheduling.state.shapes import WHOLE
 
 
-def max_min(capacity: int, runs: Sequence[Run]) -> list[Run]:
+def max_min(capacity: int, runs: Sequence[ClaimRun]) -> list[ClaimRun]:
     """Shares by weight, of which whoever needs less leaves the rest to the others.
 
     Progressive water_fill: those who are not satisfied get of what is left by their weights, in
@@ -35,12 +39,12 @@ def max_min(capacity: int, runs: Sequence[Run]) -> list[Run]:
     water_fill = WaterFill(max(0, capacity - fixed) // grain, runs, grain)
     water_fill.fill()
     for run in water_fill.runs:
-        run.offer *= grain
+        run.share *= grain
     # Whole slots that make no task of several stay where they are, as Determined leaves them.
-    return _in_whole_tasks(water_fill.runs, most=WHOLE)
+    return _round_to_whole_tasks(water_fill.runs, most=WHOLE)
 
 
-def demand_proportional(capacity: int, runs: Sequence[Run]) -> list[Run]:
+def demand_proportional(capacity: int, runs: Sequence[ClaimRun]) -> list[ClaimRun]:
     """Shares proportional to demand times weight.
 
     Who would get more than he asks for leaves the rest to the others; what is left after rounding
@@ -52,24 +56,24 @@ def demand_proportional(capacity: int, runs: Sequence[Run]) -> list[Run]:
     """
     grain = _grain(runs)
     found = _proportional(capacity // grain, runs, grain)
-    pot = _return_what_is_stuck(found, grain)
-    if pot:
-        _give_to_who_can_use_it(found, grain, pot)
+    leftover = _return_too_small(found, grain)
+    if leftover:
+        _give_to_usable(found, grain, leftover)
     for run in found:
-        run.offer *= grain
-    return _in_whole_tasks(found)
+        run.share *= grain
+    return _round_to_whole_tasks(found)
 
 
-def _proportional(capacity: int, runs: Sequence[Run], grain: int) -> list[Run]:
+def _proportional(capacity: int, runs: Sequence[ClaimRun], grain: int) -> list[ClaimRun]:
     found = list(runs)
     low = [run.claim.fixed // grain for run in found]
     high = [max(run.claim.demand, run.claim.fixed) // grain for run in found]
     counts = [run.count for run in found]
     if sum(h * n for h, n in zip(high, counts, strict=True)) <= capacity:
         for run, most in zip(found, high, strict=True):
-            run.offer = most
+            run.share = most
         return found
-    offers = list(low)
+    shares = list(low)
     pulls = [h * run.claim.weight for h, run in zip(high, found, strict=True)]
     free = [i for i in range(len(found)) if low[i] < high[i] and pulls[i]]
     left = capacity - sum(low[i] * counts[i] for i in range(len(found)) if low[i] >= high[i])
@@ -87,129 +91,129 @@ def _proportional(capacity: int, runs: Sequence[Run], grain: int) -> list[Run]:
         settled = below if added >= cut else above
         bounds = low if added >= cut else high
         for i in settled:
-            offers[i] = bounds[i]
+            shares[i] = bounds[i]
             left = max(0, left - bounds[i] * counts[i])
         done = set(settled)
         free = [i for i in free if i not in done]
     rest = 0
-    tied: dict[tuple[bool, bool], list[Run]] = {}
+    tied: dict[tuple[bool, bool], list[ClaimRun]] = {}
     if free:
         pull = sum(pulls[i] * counts[i] for i in free)
         for i in free:
-            offers[i] = left * pulls[i] // pull
-        rest = left - sum(offers[i] * counts[i] for i in free)
+            shares[i] = left * pulls[i] // pull
+        rest = left - sum(shares[i] * counts[i] for i in free)
         # First who would get nothing: else a small demand beside a large one would wait for as
         # long as that lasts. Then who can start his first task with it. Else age, not the
         # largest fraction: those change with whoever comes, and tasks would be stopped for them.
         for i in free:
-            claim, more = found[i].claim, (offers[i] + 1) * grain
-            order = (offers[i] > 0, claim.fixed + claim.least != more)
+            claim, more = found[i].claim, (shares[i] + 1) * grain
+            order = (shares[i] > 0, claim.fixed + claim.least != more)
             if left * pulls[i] % pull:
                 tied.setdefault(order, []).append(found[i])
-    for run, offer in zip(found, offers, strict=True):
-        run.offer = offer
+    for run, share in zip(found, shares, strict=True):
+        run.share = share
     for order in sorted(tied):
         if not rest:
             break
         equal = tied[order]
-        for run, end in zip(equal, oldest(equal, [1] * len(equal), rest), strict=True):
-            rest -= _up_to(found, run, end, run.offer + 1)
+        for run, end in zip(equal, oldest_within(equal, [1] * len(equal), rest), strict=True):
+            rest -= _raise_shares(found, run, end, run.share + 1)
     return found
 
 
-def _up_to(found: list[Run], run: Run, end: int, offer: int) -> int:
+def _raise_shares(found: list[ClaimRun], run: ClaimRun, end: int, share: int) -> int:
     """Offer so much to those of a run before `end`; how many they are."""
     taken = end - run.first
     if not taken:
         return 0
     if end < run.end:
-        found.append(run.cut_off(end))
-    run.offer = offer
+        found.append(run.split(end))
+    run.share = share
     return taken
 
 
-def _return_what_is_stuck(found: list[Run], grain: int) -> int:
+def _return_too_small(found: list[ClaimRun], grain: int) -> int:
     """Let who cannot start one task with what is above what is fixed return that, the youngest
     first, and the oldest of them have it, until each can start one; returns what is left.
     """
     stuck = [
         run
         for run in found
-        if run.offer * grain < run.claim.demand
-        and run.offer * grain - run.claim.fixed < run.claim.least
+        if run.share * grain < run.claim.demand
+        and run.share * grain - run.claim.fixed < run.claim.least
     ]
-    pot = sum((run.offer - run.claim.fixed // grain) * run.count for run in stuck)
-    if not pot:
+    leftover = sum((run.share - run.claim.fixed // grain) * run.count for run in stuck)
+    if not leftover:
         return 0
     # One comes to have what all together were offered when it is enough for him and all who are
     # older: what each of them lacks is then what the younger ones had.
     leasts = [run.claim.least // grain for run in stuck]
-    for run, least, end in zip(stuck, leasts, oldest(stuck, leasts, pot), strict=True):
+    for run, least, end in zip(stuck, leasts, oldest_within(stuck, leasts, leftover), strict=True):
         fixed = run.claim.fixed // grain
         if end < run.end:
-            rest = run.cut_off(end) if end > run.first else run
-            rest.offer = fixed
+            rest = run.split(end) if end > run.first else run
+            rest.share = fixed
             if rest is run:
                 continue
             found.append(rest)
-        run.offer = fixed + least
-        pot -= least * run.count
-    return pot
+        run.share = fixed + least
+        leftover -= least * run.count
+    return leftover
 
 
-def _give_to_who_can_use_it(found: list[Run], grain: int, pot: int) -> None:
+def _give_to_usable(found: list[ClaimRun], grain: int, leftover: int) -> None:
     """Let whoever has a task's worth have more of what nobody else can use, the oldest first."""
     users = [
         run
         for run in found
-        if run.offer * grain - run.claim.fixed >= max(run.claim.least, grain)
-        and run.offer < run.claim.demand // grain
+        if run.share * grain - run.claim.fixed >= max(run.claim.least, grain)
+        and run.share < run.claim.demand // grain
     ]
     if not users:
         return
-    wanted = [run.claim.demand // grain - run.offer for run in users]
-    ends = oldest(users, wanted, pot)
+    wanted = [run.claim.demand // grain - run.share for run in users]
+    ends = oldest_within(users, wanted, leftover)
     rest = []
     for run, more, end in zip(users, wanted, ends, strict=True):
         if end < run.end:
-            other = run.cut_off(end) if end > run.first else run
+            other = run.split(end) if end > run.first else run
             rest.append(other)
             if other is run:
                 continue
             found.append(other)
-        run.offer += more
-        pot -= more * run.count
-    if pot and rest:
+        run.share += more
+        leftover -= more * run.count
+    if leftover and rest:
         last = min(rest, key=lambda run: run.ages[run.first])
-        _up_to(found, last, last.first + 1, last.offer + pot)
+        _raise_shares(found, last, last.first + 1, last.share + leftover)
 
 
-def _in_whole_tasks(found: list[Run], most: int = 0) -> list[Run]:
-    """What of each offer above what is fixed makes no whole size of his goes to those who can make
+def _round_to_whole_tasks(found: list[ClaimRun], most: int = 0) -> list[ClaimRun]:
+    """What of each share above what is fixed makes no whole size of his goes to those who can make
     one of it; with `most` a size counts as what it has in common with that.
     """
     sizes = [gcd(most, run.claim.size) if run.claim.size else 0 for run in found]
     parts = [
-        (run.offer - run.claim.fixed) % size if size and run.offer < run.claim.demand else 0
+        (run.share - run.claim.fixed) % size if size and run.share < run.claim.demand else 0
         for run, size in zip(found, sizes, strict=True)
     ]
-    pot = sum(part * run.count for run, part in zip(found, parts, strict=True))
-    if not pot:
+    leftover = sum(part * run.count for run, part in zip(found, parts, strict=True))
+    if not leftover:
         return found
-    tied: dict[tuple[bool, Fraction], list[Run]] = {}
+    tied: dict[tuple[bool, Fraction], list[ClaimRun]] = {}
     for run, part, size in zip(list(found), parts, sizes, strict=True):
-        run.offer -= part
-        if run.offer < run.claim.demand:
+        run.share -= part
+        if run.share < run.claim.demand:
             # First who would get nothing, then the largest part of a task.
-            order = (run.offer > 0, -Fraction(part, size or WHOLE))
+            order = (run.share > 0, -Fraction(part, size or WHOLE))
             tied.setdefault(order, []).append(run)
     lines = [tied[order] for order in sorted(tied)]
     while lines:
-        share = pot // sum(run.count for line in lines for run in line)
+        share = leftover // sum(run.count for line in lines for run in line)
         given = []
         for line in lines:
-            served: list[Run] = []
-            pot = _serve(found, line, served, share, pot, most)
+            served: list[ClaimRun] = []
+            leftover = _serve(found, line, served, share, leftover, most)
             if served:
                 given.append(served)
         lines = given
@@ -217,7 +221,12 @@ def _in_whole_tasks(found: list[Run], most: int = 0) -> list[Run]:
 
 
 def _serve(
-    found: list[Run], line: Sequence[Run], served: list[Run], share: int, pot: int, most: int
+    found: list[ClaimRun],
+    line: Sequence[ClaimRun],
+    served: list[ClaimRun],
+    share: int,
+    leftover: int,
+    most: int,
 ) -> int:
     """Let those who come at the same time have whole tasks, the oldest first; returns what is left.
     In `served` are then those who got some and want more.
@@ -226,29 +235,29 @@ def _serve(
     for run in line:
         claim = run.claim
         size = (gcd(most, claim.size) if claim.size else 0) or 1
-        least = max(size, claim.least - (run.offer - claim.fixed))
-        wanting.append((run, min(max(least, share - share % size), claim.demand - run.offer)))
+        least = max(size, claim.least - (run.share - claim.fixed))
+        wanting.append((run, min(max(least, share - share % size), claim.demand - run.share)))
     # Whose part is more than there is lets others pass.
-    while wanting := [(run, part) for run, part in wanting if part <= pot]:
+    while wanting := [(run, part) for run, part in wanting if part <= leftover]:
         runs, parts = [run for run, _ in wanting], [part for _, part in wanting]
         left = []
-        for run, part, end in zip(runs, parts, oldest(runs, parts, pot), strict=True):
+        for run, part, end in zip(runs, parts, oldest_within(runs, parts, leftover), strict=True):
             if end == run.first:
                 left.append((run, part))
                 continue
             if end < run.end:
-                rest = run.cut_off(end)
+                rest = run.split(end)
                 found.append(rest)
                 left.append((rest, part))
-            run.offer += part
-            pot -= part * run.count
-            if run.offer < run.claim.demand:
+            run.share += part
+            leftover -= part * run.count
+            if run.share < run.claim.demand:
                 served.append(run)
         wanting = left
-    return pot
+    return leftover
 
 
-def _grain(runs: Sequence[Run]) -> int:
+def _grain(runs: Sequence[ClaimRun]) -> int:
     grain = WHOLE
     for run in runs:
         grain = gcd(grain, run.claim.demand, run.claim.fixed, run.claim.least)

@@ -6,7 +6,7 @@ pool is full, what cannot be stopped is counted once, and starts use up room as 
 
 - What a claimant holds above its share is given back, while somebody who is below his waits:
   running tasks are stopped until no more than the share is left, with `demand_proportional` the
-  youngest first, with `max_min` the oldest first. What is above a claimant's own bound is given
+  youngest first, with `max_min` the oldest first. What is above a claimant's own limit is given
   back always.
 - A task starts if its claimant stays within its share and it fits; the claimant that asks for least
   comes first, then the oldest, and of one claimant the earliest submission. One that does not fit
@@ -29,16 +29,19 @@ from yardmaster_core.scheduling.planner.policy import OrderKey, Policy, PoolView
 from yardmaster_core.scheduling.planner.wait_reasons import no_capacity
 from yardmaster_core.scheduling.policies.fair_share.claimants import (
     Claimant,
-    bound_of,
+    claimant_limit,
     claimant_of,
     could_fit,
     held_by,
-    staying_of,
+    retained_by,
     weight_of,
 )
-from yardmaster_core.scheduling.policies.fair_share.demand_tracker import Demands, demands_of
-from yardmaster_core.scheduling.policies.fair_share.max_min import VARIANTS
-from yardmaster_core.scheduling.policies.fair_share.offers import Share, Shares
+from yardmaster_core.scheduling.policies.fair_share.demand_tracker import (
+    DemandTracker,
+    current_demands,
+)
+from yardmaster_core.scheduling.policies.fair_share.division import VARIANTS
+from yardmaster_core.scheduling.policies.fair_share.shares import Share, Shares
 from yardmaster_core.scheduling.policies.min_runtime import min_runtime_until_ms
 from yardmaster_core.scheduling.state.entities import Group, Job, Project, ReclaimableTasks, Task
 from yardmaster_core.scheduling.state.queues import QueueKey
@@ -57,14 +60,14 @@ class FairShareOptions:
     among: Literal["job", "project"] = "job"
 
 
-def _demands(view: PoolView) -> Demands:
+def _demands(view: PoolView) -> DemandTracker:
     # Once a cycle: what it starts and stops meanwhile moves nobody's share until the next.
-    found: Demands | None = view.memo.get("demands")
+    found: DemandTracker | None = view.memo.get("demands")
     if found is None:
-        # As Determined's code counts: also what no task of a claimant makes of its bound.
+        # As Determined's code counts: also what no task of a claimant makes of its limit.
         whole_tasks = view.options.variant != "max_min"
         among = view.options.among
-        found = demands_of(view.state, view.pool, among, whole_tasks=whole_tasks)
+        found = current_demands(view.state, view.pool, among, whole_tasks=whole_tasks)
         view.memo["demands"] = found
     return found
 
@@ -89,7 +92,7 @@ def _used(view: PoolView, claimant: Claimant) -> int:
     return held_by(view.pool, claimant) + view.reservations.of(claimant, view.pool)
 
 
-def least_asked_first(view: PoolView, group: Group, task: Task) -> OrderKey:
+def smallest_demand_first(view: PoolView, group: Group, task: Task) -> OrderKey:
     """The claimant that asks for least, then the oldest; of one claimant the earliest
     submission.
     """
@@ -103,7 +106,7 @@ def least_asked_first(view: PoolView, group: Group, task: Task) -> OrderKey:
     return 1, share.demand, share.age, task.key
 
 
-def within_its_share(view: PoolView, group: Group) -> Wait | None:
+def over_share_wait(view: PoolView, group: Group) -> Wait | None:
     """Whether one more task of a group would take its claimant past its share."""
     shape = group.shape
     if not shape.queue_class:
@@ -111,17 +114,17 @@ def within_its_share(view: PoolView, group: Group) -> Wait | None:
     if not could_fit(view.pool, shape):
         return no_capacity(view.pool, shape)
     claimant = _claimant_of(view, group)
-    if shape.start_failed and not _anybody_below(view):
+    if shape.start_failed and not _any_pending_below(view):
         return None  # what is free is in no other task's share
     share = _shares(view).of(claimant)
-    offer = share.offer if share is not None else 0
+    share_milli = share.share_milli if share is not None else 0
     used = _used(view, claimant)
-    if used + shape.total_gpu_milli <= offer and not shape.start_failed:
+    if used + shape.total_gpu_milli <= share_milli and not shape.start_failed:
         return None
     return Wait(
         code=WaitCode.OVER_FAIR_SHARE,
         numbers={
-            "fair_share_milli": offer,
+            "fair_share_milli": share_milli,
             "weight": share.weight if share is not None else 1,
             "used_milli": used,
             "asked_milli": shape.total_gpu_milli,
@@ -134,42 +137,42 @@ def _name(claimant: Claimant) -> str:
     return claimant.name if isinstance(claimant, Project) else claimant.id
 
 
-def over_a_share(view: PoolView) -> Iterator[tuple[Task, Stop]]:
-    """What is to be given back: above a bound always, above a share if somebody is to get it, and
+def reclaim_above_share(view: PoolView) -> Iterator[tuple[Task, Stop]]:
+    """What is to be given back: above a limit always, above a share if somebody is to get it, and
     with `max_min` always, the oldest first, as Determined's code does it.
     """
     shares = _shares(view)
-    over = shares.above_of(_demands(view).above_bound)
-    if not over and not shares.anybody_above:
+    over = shares.above_of(_demands(view).above_limit)
+    if not over and not shares.any_above:
         return
     as_determined = view.options.variant == "max_min"
-    takers = _takers(view)
-    taker = takers[0][1] if takers else None
-    if taker is not None or as_determined:
+    receivers = _receivers(view)
+    receiver = receivers[0][1] if receivers else None
+    if receiver is not None or as_determined:
         over = shares.above()
-    givers = {share.claimant: _giver(view, share) for share in over}
-    first = _of_use(view, givers, takers) if not as_determined else ()
-    for giver in givers.values():
-        share = giver.share
+    above = {share.claimant: _above_share(view, share) for share in over}
+    first = _useful_victims(view, above, receivers) if not as_determined else ()
+    for holder in above.values():
+        share = holder.share
         used = held_by(view.pool, share.claimant)
-        bound = bound_of(view.pool, share.claimant, view.state.pools)
-        most = share.offer if taker is not None or as_determined else bound
+        limit = claimant_limit(view.pool, share.claimant, view.state.pools)
+        most = share.share_milli if receiver is not None or as_determined else limit
         if most is None:
             continue
-        for task in giver.in_turn(first):
-            if giver.left <= most:
+        for task in holder.in_order(first):
+            if holder.left <= most:
                 break
             until_ms = min_runtime_until_ms(view.state, task)
-            # Who is above a bound of his own gives back at once: nothing would come back to it.
-            if until_ms > view.state.now_ms and (bound is None or giver.left <= bound):
+            # Who is above a limit of his own gives back at once: nothing would come back to it.
+            if until_ms > view.state.now_ms and (limit is None or holder.left <= limit):
                 view.memo.setdefault("protected", []).append(until_ms)
                 continue
-            giver.left -= view.pool.usage_by_job[task.job].tasks[task]
-            yield task, _stop(view, share, used, taker)
+            holder.left -= view.pool.usage_by_job[task.job].tasks[task]
+            yield task, _stop(view, share, used, receiver)
 
 
 @dataclass(slots=True)
-class Giver:
+class AboveShare:
     """A claimant that holds more than its share: what it holds less what is stopping."""
 
     share: Share
@@ -183,22 +186,22 @@ class Giver:
     def tasks(self) -> list[Task]:
         """Which tasks can be stopped, in the order in which they are."""
         if self._listed is None:
-            self._listed = list(self._in_line())
+            self._listed = list(self._reclaim_order())
         return self._listed
 
-    def in_turn(self, first: Collection[Task]) -> Iterator[Task]:
+    def in_order(self, first: Collection[Task]) -> Iterator[Task]:
         """The same, those in `first` before the others."""
         if not first:
-            yield from self._in_line()
+            yield from self._reclaim_order()
             return
         yield from (task for task in self.tasks if task in first)
         yield from (task for task in self.tasks if task not in first)
 
-    def _in_line(self) -> Iterator[Task]:
+    def _reclaim_order(self) -> Iterator[Task]:
         return self.line.in_reverse() if self.youngest_first else self.line.in_order()
 
 
-def _giver(view: PoolView, share: Share) -> Giver:
+def _above_share(view: PoolView, share: Share) -> AboveShare:
     claimant, pool = share.claimant, view.pool
     line = pool.reclaimable.get(claimant)
     if line is None:
@@ -211,80 +214,80 @@ def _giver(view: PoolView, share: Share) -> Giver:
         for task in sorted(tasks, key=_key):
             line.add(task)
     youngest_first = view.options.variant == "demand_proportional"
-    return Giver(share, staying_of(pool, claimant), line, youngest_first)
+    return AboveShare(share, retained_by(pool, claimant), line, youngest_first)
 
 
-def _of_use(
-    view: PoolView, givers: Mapping[Claimant, Giver], takers: list[tuple[Group, Task, int]]
+def _useful_victims(
+    view: PoolView, above: Mapping[Claimant, AboveShare], receivers: list[tuple[Group, Task, int]]
 ) -> set[Task]:
     """Of what can be given back, what makes those fit who are to get it."""
     # Any slot is as good as another to who asks for one.
-    if view.find_victims is None or all(_is_one_slot(group) for group, _, _ in takers):
+    if view.find_victims is None or all(_fits_any_slot(group) for group, _, _ in receivers):
         return set()
     now_ms = view.state.now_ms
     victims = [
         task
-        for giver in givers.values()
-        if giver.left > giver.share.offer
-        for task in giver.tasks
+        for holder in above.values()
+        if holder.left > holder.share.share_milli
+        for task in holder.tasks
         if min_runtime_until_ms(view.state, task) <= now_ms
     ]
     if not victims:
         return set()
-    return view.find_victims(_in_turn(view, takers), victims, Surplus(view, givers))
+    return view.find_victims(_tasks_in_order(view, receivers), victims, SurplusBudget(view, above))
 
 
-class Surplus:
+class SurplusBudget:
     """What claimants hold above their shares: of each so many tasks may go that one less would not
     do.
     """
 
-    def __init__(self, view: PoolView, givers: Mapping[Claimant, Giver]) -> None:
+    def __init__(self, view: PoolView, above: Mapping[Claimant, AboveShare]) -> None:
         self._held = view.pool.usage_by_job
         self._among = view.options.among
-        self._givers = givers
+        self._above = above
         #: Of a claimant's tasks that are to go, what they hold together, and the largest.
-        self._going: dict[Claimant, tuple[int, int]] = {}
+        self._spent: dict[Claimant, tuple[int, int]] = {}
 
     def permits(self, victim: Task) -> bool:
         """Whether one more may be stopped."""
         claimant = claimant_of(victim.job, self._among)
-        return self._within(claimant, self._with(self._going, claimant, victim))
+        return self._within(claimant, self._plus(self._spent, claimant, victim))
 
     def spend(self, victims: Sequence[Task]) -> bool:
         """Whether all of these may be stopped too; if so they count from now on."""
-        going: dict[Claimant, tuple[int, int]] = {}
+        spent: dict[Claimant, tuple[int, int]] = {}
         for victim in victims:
             claimant = claimant_of(victim.job, self._among)
-            going.setdefault(claimant, self._going.get(claimant, (0, 0)))
-            going[claimant] = self._with(going, claimant, victim)
-        if not all(self._within(claimant, amounts) for claimant, amounts in going.items()):
+            spent.setdefault(claimant, self._spent.get(claimant, (0, 0)))
+            spent[claimant] = self._plus(spent, claimant, victim)
+        if not all(self._within(claimant, amounts) for claimant, amounts in spent.items()):
             return False
-        self._going |= going
+        self._spent |= spent
         return True
 
-    def _with(
-        self, going: Mapping[Claimant, tuple[int, int]], claimant: Claimant, victim: Task
+    def _plus(
+        self, spent: Mapping[Claimant, tuple[int, int]], claimant: Claimant, victim: Task
     ) -> tuple[int, int]:
-        together, largest = going.get(claimant, (0, 0))
+        together, largest = spent.get(claimant, (0, 0))
         milli = self._held[victim.job].tasks[victim]
         return together + milli, max(largest, milli)
 
     def _within(self, claimant: Claimant, amounts: tuple[int, int]) -> bool:
         together, largest = amounts
-        giver = self._givers[claimant]
-        return together - largest < giver.left - giver.share.offer
+        holder = self._above[claimant]
+        return together - largest < holder.left - holder.share.share_milli
 
 
-def _is_one_slot(group: Group) -> bool:
+def _fits_any_slot(group: Group) -> bool:
     shape = group.shape
     elsewhere = shape.node_types or shape.avoid_nodes or shape.cpu_milli or shape.memory_mib
     return shape.total_gpu_milli == shape.gpu_milli == WHOLE and not elsewhere
 
 
-def _in_turn(view: PoolView, takers: list[tuple[Group, Task, int]]) -> Iterator[Task]:
+def _tasks_in_order(view: PoolView, receivers: list[tuple[Group, Task, int]]) -> Iterator[Task]:
     capacities: dict[Claimant, int] = {}
-    for group, _, capacity in takers:
+    for group, _, capacity in receivers:
         claimant = _claimant_of(view, group)
         for task in group.queue.in_order():
             left = capacities.get(claimant, capacity) - group.shape.total_gpu_milli
@@ -298,44 +301,44 @@ def _key(task: Task) -> QueueKey:
     return task.key
 
 
-def _stop(view: PoolView, share: Share, used: int, taker: Task | None) -> Stop:
-    numbers = {"fair_share_milli": share.offer, "weight": share.weight, "used_milli": used}
+def _stop(view: PoolView, share: Share, used: int, receiver: Task | None) -> Stop:
+    numbers = {"fair_share_milli": share.share_milli, "weight": share.weight, "used_milli": used}
     rule = "over_fair_share"
-    if taker is None:
-        bound = bound_of(view.pool, share.claimant, view.state.pools)
-        if bound is not None and used > bound:
+    if receiver is None:
+        limit = claimant_limit(view.pool, share.claimant, view.state.pools)
+        if limit is not None and used > limit:
             rule = "over_bound"
     else:
-        claimant = claimant_of(taker.job, view.options.among)
+        claimant = claimant_of(receiver.job, view.options.among)
         other = _shares(view).of(claimant)
         assert other is not None, "it takes what it has no share of"
-        numbers["for_fair_share_milli"] = other.offer
+        numbers["for_fair_share_milli"] = other.share_milli
         numbers["for_weight"] = other.weight
         numbers["for_used_milli"] = _used(view, claimant)
     return Stop(
         code=StopCode.FAIR_SHARE,
         rule=rule,
-        for_task=taker.id if taker is not None else None,
+        for_task=receiver.id if receiver is not None else None,
         numbers=numbers,
         about=_name(share.claimant),
     )
 
 
-def _takers(view: PoolView) -> list[tuple[Group, Task, int]]:
+def _receivers(view: PoolView) -> list[tuple[Group, Task, int]]:
     """Who waits on behalf of claimants below their shares, with the first task and what is left of
     the share; first those for whom that is enough.
     """
     found: list[tuple[tuple[bool, OrderKey], tuple[Group, Task, int]]] = []
     for share, group in _below(view):
-        capacity = share.offer - _used(view, share.claimant)
+        capacity = share.share_milli - _used(view, share.claimant)
         if capacity > 0 and could_fit(view.pool, group.shape):
             task = next(group.queue.in_order())
             if limit_reached(view.pool, task.job, group, view.reservations) is not None:
                 continue
-            key = (group.shape.total_gpu_milli > capacity, least_asked_first(view, group, task))
+            key = (group.shape.total_gpu_milli > capacity, smallest_demand_first(view, group, task))
             found.append((key, (group, task, capacity)))
     found.sort(key=itemgetter(0))
-    return [taker for _, taker in found]
+    return [receiver for _, receiver in found]
 
 
 def _below(view: PoolView) -> Iterator[tuple[Share, Group]]:
@@ -344,35 +347,35 @@ def _below(view: PoolView) -> Iterator[tuple[Share, Group]]:
             yield share, group
 
 
-def _anybody_below(view: PoolView) -> bool:
+def _any_pending_below(view: PoolView) -> bool:
     """Whether a task waits that is within the share of its claimant; looked at again once something
     was placed or promised.
     """
     changes = (view.pool.free.changes, view.pool.future.changes)
-    known: tuple[tuple[int, int], bool] | None = view.memo.get("anybody_below")
+    known: tuple[tuple[int, int], bool] | None = view.memo.get("any_pending_below")
     if known is None or known[0] != changes:
         found = any(
             group.queue.live
-            and share.offer - _used(view, share.claimant) >= group.shape.total_gpu_milli
+            and share.share_milli - _used(view, share.claimant) >= group.shape.total_gpu_milli
             and could_fit(view.pool, group.shape)
             and limit_reached(view.pool, group.queue.first.job, group, view.reservations) is None
             for share, group in _below(view)
         )
-        known = view.memo["anybody_below"] = changes, found
+        known = view.memo["any_pending_below"] = changes, found
     return known[1]
 
 
-def who_may_have_more(view: PoolView) -> Iterator[Group]:
+def groups_within_share(view: PoolView) -> Iterator[Group]:
     """Of those who wait for their share, whom it is enough for now."""
     over = view.pool.over_share
     if over:
         failed = (group for group in over if group.shape.start_failed)
         for group in chain((group for _, group in _below(view)), failed):
-            if group in over and within_its_share(view, group) is None:
+            if group in over and over_share_wait(view, group) is None:
                 yield group
 
 
-def soonest_unprotected(view: PoolView, task: Task) -> Wait | None:
+def min_runtime_wait(view: PoolView, task: Task) -> Wait | None:
     """The wait of a task whose share others hold who are within their minimum run time."""
     until_ms = view.memo.get("protected") if task.job.shape.queue_class else None
     if not until_ms:
@@ -381,12 +384,12 @@ def soonest_unprotected(view: PoolView, task: Task) -> Wait | None:
     return Wait(code=WaitCode.VICTIMS_PROTECTED, numbers=numbers)
 
 
-def for_its_share(view: PoolView, _: Task, task: Task) -> Stop:
+def stop_reason(view: PoolView, _: Task, task: Task) -> Stop:
     """Why somebody is stopped for `task`."""
     return Stop(code=StopCode.FAIR_SHARE, rule="over_fair_share", for_task=task.id)
 
 
-def by_its_share(view: PoolView, task: Task) -> Start:
+def start_reason(view: PoolView, task: Task) -> Start:
     """By which rule `task` starts, and its claimant's share."""
     if not task.job.shape.queue_class:
         return Start(rule="no_gpus")
@@ -395,7 +398,7 @@ def by_its_share(view: PoolView, task: Task) -> Start:
     # A task whose last starts failed is not counted, and starts on what is in no share.
     assert share is not None or task.shape.start_failed, "it starts without a share"
     numbers = {
-        "fair_share_milli": share.offer if share is not None else 0,
+        "fair_share_milli": share.share_milli if share is not None else 0,
         "weight": weight_of(claimant),
         "used_milli": held_by(view.pool, claimant),
     }
@@ -411,14 +414,14 @@ FAIR_SHARE: Final = Policy(
     name="fair_share",
     version=1,
     options=FairShareOptions,
-    order=least_asked_first,
-    may_start=within_its_share,
-    may_reserve=within_its_share,
+    order=smallest_demand_first,
+    may_start=over_share_wait,
+    may_reserve=over_share_wait,
     victims=no_victims,
-    min_runtime_wait=soonest_unprotected,
-    stop_reason=for_its_share,
-    start_reason=by_its_share,
-    reclaim=over_a_share,
-    wake=who_may_have_more,
+    min_runtime_wait=min_runtime_wait,
+    stop_reason=stop_reason,
+    start_reason=start_reason,
+    reclaim=reclaim_above_share,
+    wake=groups_within_share,
     per_job=among_jobs,
 )
