@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -36,7 +37,13 @@ from yardmaster_gateway.openapi import document_of
 from yardmaster_gateway.settings import GatewaySettings
 from yardmaster_gateway.writes import trace_of
 from yardmaster_runtime.telemetry.port import Telemetry
-from yardmaster_runtime.telemetry.tracing import NO_SPAN, Span, trace_id_of
+from yardmaster_runtime.telemetry.tracing import (
+    ending,
+    fail,
+    start_span,
+    trace_id_of,
+    traceparent_of,
+)
 
 PREFIX: Final = "/v1"
 
@@ -55,18 +62,17 @@ class RequestMiddleware:
             return
         gateway = self._gateway
         telemetry = gateway.ports.telemetry
-        traceparent = Headers(scope=scope).get("traceparent")
-        span: Span = NO_SPAN
+        given = Headers(scope=scope).get("traceparent")
+        valid = None if trace_id_of(given) is None else given
+        span: Span = INVALID_SPAN
         if scope["path"].startswith(f"{PREFIX}/"):
-            parent = None if trace_id_of(traceparent) is None else traceparent
-            span = telemetry.tracer.span(scope["method"], parent=parent, kind="server")
-        trace = span.trace_id or trace_of(traceparent, gateway.ports.chance)
+            span = start_span(telemetry.tracer, scope["method"], parent=valid, kind=SpanKind.SERVER)
+        # The request's records carry the trace context of the span, or else that of the caller.
+        traceparent = traceparent_of(span) or valid
+        trace = trace_id_of(traceparent) or trace_of(given, gateway.ports.chance)
         state = scope.setdefault("state", {})
         state["trace_id"] = trace
-        # The request's records carry the trace context of the span, or else that of the caller.
-        state["traceparent"] = span.traceparent or (
-            traceparent if trace_id_of(traceparent) else None
-        )
+        state["traceparent"] = traceparent
         started = gateway.ports.clock.monotonic_s()
         # Unknown methods share one label value, because a metric keeps every value for ever.
         method = scope["method"] if scope["method"] in _METHODS else "other"
@@ -88,7 +94,7 @@ class RequestMiddleware:
             await send(part)
 
         # The span ends when the response starts, because a watch lasts for hours.
-        with span:
+        with ending(span):
             try:
                 await self._app(scope, receive, send_part)
             except asyncio.CancelledError:
@@ -116,8 +122,8 @@ def _log_request(
         return
     route = scope.get("route")
     path = f"{PREFIX}{route.path}" if isinstance(route, APIRoute) else "unknown"
-    span.rename(f"{method} {path}")
-    span.set(
+    span.update_name(f"{method} {path}")
+    span.set_attributes(
         {
             "http.request.method": method,
             "http.route": path,
@@ -125,7 +131,7 @@ def _log_request(
         }
     )
     if status >= 500:
-        span.fail(str(status))
+        fail(span, str(status))
     span.end()
     telemetry.info(
         "request",

@@ -8,8 +8,11 @@ lands after a later record, quota refuses it as a repeat.
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Final
+
+from opentelemetry.trace import Span, SpanKind
 
 from yardmaster_eventlog.codec import encode
 from yardmaster_eventlog.errors import AppendOutcomeUnknown
@@ -19,7 +22,7 @@ from yardmaster_gateway.authorization import Caller
 from yardmaster_gateway.errors import Busy
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.telemetry.port import Telemetry
-from yardmaster_runtime.telemetry.tracing import Span, child_span
+from yardmaster_runtime.telemetry.tracing import child_span, ending
 from yardmaster_schemas.envelope import Actor, ActorKind, Auth, Envelope, Event
 from yardmaster_schemas.events.requests import DetailsRef
 from yardmaster_schemas.topics import DETAILS, REQUESTS
@@ -148,11 +151,11 @@ class RequestWriter:
         own = envelope.source == self.source
         return own and not any(envelope.seq in seqs for seqs in self._unanswered)
 
-    def _appending(self, where: Partition, origin: RequestOrigin) -> Span:
-        """The span from wanting an append to its acknowledgement."""
-        return child_span(
-            self._telemetry.tracer, f"append {where.topic}", origin.traceparent, kind="producer"
-        )
+    def _appending(self, where: Partition, origin: RequestOrigin) -> AbstractContextManager[Span]:
+        """A span from the append call to its acknowledgement."""
+        name = f"append {where.topic}"
+        tracer = self._telemetry.tracer
+        return ending(child_span(tracer, name, origin.traceparent, kind=SpanKind.PRODUCER))
 
     async def _flush(self) -> None:
         """Append one batch of what waits, the oldest first."""

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final, TypedDict
 
+from opentelemetry.trace import SpanKind
 from pydantic import TypeAdapter, ValidationError
 
 from yardmaster_node_agent.agent_state import (
@@ -35,7 +36,13 @@ from yardmaster_node_agent.output import OutputShipper
 from yardmaster_node_agent.pacing import PacedReport
 from yardmaster_node_agent.ports import Shop
 from yardmaster_node_agent.reports import Fact
-from yardmaster_runtime.telemetry.tracing import About, child_span, trace_id_of
+from yardmaster_runtime.telemetry.tracing import (
+    Attributes,
+    child_span,
+    ending,
+    trace_id_of,
+    traceparent_of,
+)
 from yardmaster_runtime.waiting import happens_within, within
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.decisions import Checkpoint
@@ -94,7 +101,7 @@ class Supervision:
             self._clock, interval_s, self._report_checkpoint, coalesced.labels("checkpoint")
         )
         self._tracer = shop.ports.telemetry.tracer
-        self._assigned = self._tracer.now()
+        self._assigned_ms = self._clock.now_ms()
         #: The trace of the request that asked for the job; an adopted replica's is not known.
         self._context: str | None = None
         self._stop_changed = asyncio.Event()
@@ -210,29 +217,31 @@ class Supervision:
             RunRefused, ExecutorFailed.
         """
         tracer, key = self._tracer, self.replica.key
-        read = tracer.now()
+        read_ms = self._clock.now_ms()
         launch = await self._launch()
-        about: About = {
+        attributes: Attributes = {
             "yard.task": key.task_id,
             "yard.attempt": key.attempt,
             "yard.replica": key.replica,
             "yard.node": self._shop.settings.node,
         }
-        # Whose trace it is, the details said: so the spans up to here are made afterwards.
-        with child_span(
+        # The details name the trace, so the spans up to here are made afterwards.
+        span = child_span(
             tracer,
             "node_agent assignment",
             self._context,
-            start=self._assigned,
-            kind="consumer",
-            about=about,
-        ) as span:
-            child_span(tracer, "node_agent details", span.traceparent, start=read).end()
+            start_ms=self._assigned_ms,
+            kind=SpanKind.CONSUMER,
+            attributes=attributes,
+        )
+        traceparent = traceparent_of(span)
+        with ending(span):
+            child_span(tracer, "node_agent details", traceparent, start_ms=read_ms).end()
             if self.replica.stop is not None:
                 return None
             self.replica.state = ReplicaState.STARTING
             self._keep()
-            with child_span(tracer, "node_agent process start", span.traceparent):
+            with ending(child_span(tracer, "node_agent process start", traceparent)):
                 return await self._shop.ports.executor.start(launch)
 
     async def adopt(self) -> Process | None:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequenc
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
+from opentelemetry.trace import INVALID_SPAN, Span
 from pydantic_core import from_json
 
 from yardmaster_core.commit import CommitReader, CountedCycle
@@ -37,7 +38,7 @@ from yardmaster_eventlog.reader import Cursor
 from yardmaster_eventlog.snapshots import SnapshotStore
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.cycle_reader import CycleReader
-from yardmaster_runtime.telemetry.tracing import NO_SPAN, About, Span, batch_span, contexts
+from yardmaster_runtime.telemetry.tracing import OFF, batch_span, contexts, ending
 from yardmaster_runtime.waiting import first_of, together
 from yardmaster_scheduler.metrics import ShellMetrics
 from yardmaster_scheduler.settings import ShellLimits
@@ -193,7 +194,7 @@ class Relay:
         self._handled = counted.offset
         given = {node: batch for node, batch in copies.items() if node not in self._behind}
         if given:
-            with self._span(counted):
+            with ending(self._span(counted)):
                 await together(*(self._give(node, batch) for node, batch in given.items()))
 
     def _copies(self, counted: CountedCycle, records: Mapping[int, Record]) -> Mapping[str, _Batch]:
@@ -216,12 +217,17 @@ class Relay:
 
     def _span(self, counted: CountedCycle) -> Span:
         """From reading a cycle back to its last copy, for those of its decisions with a context."""
-        tracer = self._metrics.telemetry.tracer
-        if not tracer.on:
-            return NO_SPAN
+        telemetry = self._metrics.telemetry
+        if telemetry.tracer is OFF:
+            return INVALID_SPAN
         linked = contexts(one for _, one in counted.decisions if concerned(one.data))
-        about: About = {"yard.cell": self._cell, "yard.cycle": counted.commit.cycle}
-        return batch_span(tracer, "scheduler relay", linked, start=tracer.now(), about=about)
+        return batch_span(
+            telemetry.tracer,
+            "scheduler relay",
+            linked,
+            start_ms=telemetry.now_ms(),
+            attributes={"yard.cell": self._cell, "yard.cycle": counted.commit.cycle},
+        )
 
     async def _give(self, node: str, batch: _Batch) -> None:
         """Append to a node's topic: to repeat is safe, to leave out is not. Or it is behind."""

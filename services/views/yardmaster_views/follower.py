@@ -32,7 +32,7 @@ from yardmaster_projections.project import Details, details_of
 from yardmaster_projections.store import Change, ViewReader, ViewStore
 from yardmaster_runtime.cycle_reader import CycleReader
 from yardmaster_runtime.telemetry.port import Telemetry
-from yardmaster_runtime.telemetry.tracing import MAX_LINKS, About, batch_span, contexts
+from yardmaster_runtime.telemetry.tracing import MAX_LINKS, OFF, batch_span, contexts
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.errors import SchemaError
 from yardmaster_schemas.events.details import JobDetailedV1, RequestNotedV1
@@ -156,8 +156,8 @@ class Follower:
             ViewsUnavailable: the same, once it can be reached.
         """
         self._until = until
-        tracer = self._metrics.telemetry.tracer
-        began = tracer.now()
+        telemetry = self._metrics.telemetry
+        start_ms = telemetry.now_ms()
         try:
             for topic, take in (
                 (REQUESTS.name, self._take_requests),
@@ -171,8 +171,13 @@ class Follower:
             await self._save()
             raise
         await self._save()
-        about: About = {"yard.cell": self.cell}
-        batch_span(tracer, f"{self.name} step", self._linked, start=began, about=about).end()
+        batch_span(
+            telemetry.tracer,
+            f"{self.name} step",
+            self._linked,
+            start_ms=start_ms,
+            attributes={"yard.cell": self.cell},
+        ).end()
         self._linked = []
         if self._beside is not None:
             await self._beside.catch_up(self._saved, buffered_only=buffered_only)
@@ -374,7 +379,7 @@ class Follower:
 
     async def _changes(self, make: Callable[[], FoldStep], taken: Sequence[_Taken]) -> list[Change]:
         """What a step changes; it is made again while it misses rows."""
-        if self._metrics.telemetry.tracer.on and len(self._linked) < MAX_LINKS:
+        if self._metrics.telemetry.tracer is not OFF and len(self._linked) < MAX_LINKS:
             self._linked += contexts(envelope for _, _, envelope, _ in taken)
         if self._cache is None:
             return make().changes()

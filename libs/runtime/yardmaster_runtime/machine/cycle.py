@@ -147,7 +147,7 @@ class Leader(Generic[S]):
         """One cycle; False when there was nothing to do and so nothing was appended."""
         fold, limits = self.fold, self._limits
         now_ms, started_s = self._now(), self._clock.monotonic_s()
-        began = self._metrics.telemetry.tracer.now()
+        traced_ms = self._clock.now_ms()
         whole: dict[Upstream, Taken] = {}
         enabling = self._enabling()
         # Also in a cycle that goes on with the last one's decisions: one of those may be what the
@@ -196,7 +196,7 @@ class Leader(Generic[S]):
         if refused and self._quarantine is not None:
             await self._quarantine.put(refused, now_ms, limits.max_quarantined)
         self._metrics.cycle_seconds.observe(self._clock.monotonic_s() - started_s)
-        trace_cycle(self._metrics.telemetry.tracer, began, accepted, counted)
+        trace_cycle(self._metrics.telemetry.tracer, traced_ms, accepted, counted)
         if self._after_cycle is not None:
             self._after_cycle()
         return True

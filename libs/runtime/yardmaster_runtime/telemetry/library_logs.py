@@ -1,7 +1,7 @@
-"""What libraries log, as lines of the service: one form for all, and no flood.
+"""Warnings and errors that libraries log, as rate-limited log lines of the service.
 
-A client that cannot connect says so ten times a second. Of lines alike, which are those of one
-place in a library's source, one in REPEAT_S is written; the next one says how many were not.
+A client that cannot connect may log ten lines a second. Of the lines from one place in a library's
+source, one is written per REPEAT_S; the next one counts the lines left out.
 """
 
 import logging
@@ -13,12 +13,12 @@ from yardmaster_runtime.telemetry.port import Telemetry
 REPEAT_S: Final = 10.0
 MAX_TEXT: Final = 500
 MAX_TRACE: Final = 4_000
-#: Places whose lines are remembered; the one seen first is forgotten first.
+#: Places that are remembered; the oldest is forgotten first.
 MAX_PLACES: Final = 256
 
 
 class LibraryLogs(logging.Handler):
-    """Warnings and errors of any logger; `install` once a process, `remove` at its end."""
+    """The root logger's only handler; call `install` once per process and `remove` at its end."""
 
     def __init__(self, telemetry: Telemetry, monotonic_s: Callable[[], float]) -> None:
         super().__init__(logging.WARNING)
@@ -28,35 +28,35 @@ class LibraryLogs(logging.Handler):
             "library_lines", "Warnings and errors that libraries logged, written or not.", "library"
         )
         self._before: tuple[list[logging.Handler], int] = ([], logging.WARNING)
-        #: When a place's line was last written, and how many were left out since.
+        #: By place: the time of the last written line, and the number of lines left out since.
         self._places: dict[tuple[str, int], tuple[float, int]] = {}
 
     def install(self) -> None:
-        """Be the one that the process's root logger writes to."""
+        """Replace the root logger's handlers."""
         root = logging.getLogger()
         self._before = (root.handlers, root.level)
         root.handlers = [self]
         root.setLevel(logging.WARNING)
 
     def remove(self) -> None:
-        """Leave the root logger as it was found."""
+        """Restore the root logger's handlers."""
         root = logging.getLogger()
         if root.handlers == [self]:
             root.handlers, level = self._before
             root.setLevel(level)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line, unless its like was written a moment ago.
+        """Write a line, unless one from the same place was written less than REPEAT_S ago.
 
-        One that cannot be written, since its arguments do not fit its text or nobody takes what
-        this process says, is no failure of who logged it.
+        Never raises: arguments that do not fit the text, or a closed stream, must not fail the
+        library.
         """
         try:
-            self._say(record)
-        except Exception:  # noqa: BLE001 as every handler of logging's own
+            self._write(record)
+        except Exception:  # noqa: BLE001 as in logging's own handlers
             self.handleError(record)
 
-    def _say(self, record: logging.LogRecord) -> None:
+    def _write(self, record: logging.LogRecord) -> None:
         library = record.name.partition(".")[0]
         self._lines.labels(library).inc()
         place, now_s = (record.pathname, record.lineno), self._monotonic_s()
@@ -74,5 +74,5 @@ class LibraryLogs(logging.Handler):
         }
         if record.exc_info:
             fields["trace"] = logging.Formatter().formatException(record.exc_info)[-MAX_TRACE:]
-        say = self._telemetry.error if record.levelno >= logging.ERROR else self._telemetry.warn
-        say("library", **fields)
+        error = record.levelno >= logging.ERROR
+        (self._telemetry.error if error else self._telemetry.warn)("library", **fields)

@@ -1,10 +1,11 @@
-"""Metrics, structured logs and traces as one port, handed to each service; no globals in it."""
+"""Metrics (prometheus_client), log lines (structlog) and traces of one service; no globals."""
 
-import json
 import sys
-from collections.abc import Callable, Iterable
-from typing import TextIO
+from collections.abc import Callable, Iterable, MutableMapping
+from typing import Any, TextIO
 
+import structlog
+from opentelemetry.trace import Tracer
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -15,7 +16,7 @@ from prometheus_client import (
 )
 from prometheus_client.registry import Collector
 
-from yardmaster_runtime.telemetry.tracing import NO_TRACER, Tracer, TraceSettings
+from yardmaster_runtime.telemetry.tracing import OFF, TraceSettings
 
 #: Seconds; from a durable append to a slow takeover.
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -24,9 +25,9 @@ BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 class Telemetry:
     """One service's metrics, log lines and traces.
 
-    Metrics are named `yard_<service>_<name>`. A log line is one JSON object on `stream`, without
-    user text or secrets; `event` is a stable code to alarm on, `trace_id` the trace it belongs to.
-    `tracer` makes spans; it is off until `trace_to`.
+    Metrics are named `yard_<service>_<name>`. A log line is one JSON object on `stream` (standard
+    error), without text of users or secrets; `event` is a stable code for alarms. `tracer` is OFF
+    until `trace_to`. With `quiet`, lines of the level info are left out.
     """
 
     def __init__(
@@ -39,17 +40,26 @@ class Telemetry:
         quiet: bool = False,
     ) -> None:
         self.service = service
+        self.now_ms = now_ms
         self.registry = registry or CollectorRegistry()
-        self._now_ms = now_ms
+        self.tracer: Tracer = OFF
         self._stream = stream or sys.stderr
         self._quiet = quiet
         self._cell: str | None = None
+        self._close_traces: Callable[[], None] = lambda: None
         self._cells = _Cells()
         self.registry.register(self._cells)
-        self.tracer: Tracer = NO_TRACER
+        self._logger: structlog.typing.FilteringBoundLogger = structlog.wrap_logger(
+            structlog.PrintLogger(self._stream),
+            processors=[self._line, structlog.processors.JSONRenderer(default=str)],
+            wrapper_class=structlog.make_filtering_bound_logger("warning" if quiet else "info"),
+        ).bind()
+        self.info = self._logger.info
+        self.warn = self._logger.warning
+        self.error = self._logger.error
 
     def counter(self, name: str, about: str, *labels: str) -> Counter:
-        """A count that only rises; make it once, at the service's start."""
+        """A count that only rises; make it once, when the service starts."""
         return Counter(f"yard_{self.service}_{name}", about, labels, registry=self.registry)
 
     def gauge(self, name: str, about: str, *labels: str) -> Gauge:
@@ -63,63 +73,58 @@ class Telemetry:
         )
 
     def of_cell(self, cell: str) -> "Telemetry":
-        """The same for one of the process's cells: each sample and each line says which.
+        """The telemetry of one of the process's cells, named in each of its samples and lines.
 
-        What counts for a cell so needs no label of its own, and several cells do not collide. To be
-        called after `trace_to`; a second call for a cell starts its counts anew.
+        Call it after `trace_to`; a second call for a cell resets the cell's metrics.
         """
+        registry = self._cells.start(cell)
         telemetry = Telemetry(
             self.service,
-            now_ms=self._now_ms,
+            now_ms=self.now_ms,
             stream=self._stream,
-            registry=self._cells.start(cell),
+            registry=registry,
             quiet=self._quiet,
         )
         telemetry.tracer, telemetry._cell = self.tracer, cell
         return telemetry
 
     def trace_to(self, settings: TraceSettings, instance: str) -> None:
-        """Send spans where the settings say, if they say so; to be called once, at the start.
+        """Send spans to the settings' endpoint, if there is one; call it once, at the start.
 
         Raises: SecretUnreadable.
         """
         if settings.endpoint is None:
             return
-        from yardmaster_runtime.telemetry.otlp import open_tracer
+        from yardmaster_runtime.telemetry.otlp import open_provider
 
-        self.tracer = open_tracer(settings, self.service, instance, _SpanCounts(self))
+        exported = self.counter("spans_exported", "Spans that the collector took.")
+        dropped = self.counter(
+            "spans_dropped",
+            "Spans that were dropped: the queue was full, or the export failed.",
+            "why",
+        )
+        provider = open_provider(settings, self.service, instance, exported, dropped)
+        self.tracer, self._close_traces = provider.get_tracer("yardmaster"), provider.shutdown
 
     def close(self) -> None:
-        """Send the spans that wait, for a limited time."""
-        self.tracer.close()
+        """Send the waiting spans, for a limited time."""
+        self._close_traces()
 
     def exposition(self) -> bytes:
-        """All metrics of the registry in Prometheus' text format."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
-    def info(self, event: str, **fields: object) -> None:
-        """Say what happened."""
-        if not self._quiet:
-            self._line("info", event, fields)
-
-    def warn(self, event: str, **fields: object) -> None:
-        """Say that something needs a look: refused records, fencing, retries."""
-        self._line("warning", event, fields)
-
-    def error(self, event: str, **fields: object) -> None:
-        """Say that a part of the service stopped."""
-        self._line("error", event, fields)
-
-    def _line(self, level: str, event: str, fields: dict[str, object]) -> None:
-        line = {
-            "at_ms": self._now_ms(),
+    def _line(
+        self, logger: object, level: str, fields: MutableMapping[str, Any]
+    ) -> MutableMapping[str, Any]:
+        return {
+            "at_ms": self.now_ms(),
             "level": level,
             "service": self.service,
-            "event": event,
+            "event": fields.pop("event"),
             **({} if self._cell is None else {"cell": self._cell}),
             **fields,
         }
-        print(json.dumps(line, default=str), file=self._stream, flush=True)
 
 
 class _Cells(Collector):
@@ -136,28 +141,11 @@ class _Cells(Collector):
         families: dict[str, Metric] = {}
         for cell, registry in self._registries.items():
             for family in registry.collect():
-                about = (family.name, family.documentation, family.type)
-                merged = families.setdefault(family.name, Metric(*about))
+                merged = families.setdefault(
+                    family.name, Metric(family.name, family.documentation, family.type)
+                )
                 merged.samples += [
                     sample._replace(labels={"cell": cell, **sample.labels})
                     for sample in family.samples
                 ]
         return families.values()
-
-
-class _SpanCounts:
-    """What became of spans, as metrics."""
-
-    def __init__(self, telemetry: Telemetry) -> None:
-        self._exported = telemetry.counter("spans_exported", "Spans that the collector took.")
-        self._dropped = telemetry.counter(
-            "spans_dropped",
-            "Spans that were dropped: the queue was full, or the export failed.",
-            "why",
-        )
-
-    def exported(self, spans: int) -> None:
-        self._exported.inc(spans)
-
-    def dropped(self, spans: int, why: str) -> None:
-        self._dropped.labels(why).inc(spans)

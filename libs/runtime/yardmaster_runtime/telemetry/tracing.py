@@ -1,193 +1,105 @@
-"""Traces as a port: one trace from the HTTP request through the log to the start of a process.
+"""Traces on the OpenTelemetry API, from the HTTP request through the log to the started process.
 
-The context of a trace is a W3C `traceparent` and lies in the envelope of records. A request's
-record and its details carry that of the HTTP request; a decision carries that of its cause, where
-the cause was taken in the same cycle (`batch.py`). What takes many records at once (a cycle, the
-relay, the views) is a span of its own with links to the contexts of what it took; what follows one
+A trace's context is a W3C `traceparent` in the envelope of records. A request's record and its
+details carry the context of the HTTP request; a decision carries the context of its cause, where
+the cause was an input of the same cycle (`batch.py`). Work on many records (a cycle, the relay, the
+views) is a span of its own, with links to the contexts of its records; work that follows from one
 record is a child of that record's context.
 
-Off, which is the default, a tracer makes nothing: its one span is `NO_SPAN`, and no OpenTelemetry
-is imported. `otlp.py` has the one that exports.
+Contexts are passed explicitly: nothing here uses OpenTelemetry's current context or its global
+provider, so two services in one process do not mix. By default a service's tracer is `OFF`: every
+span is `INVALID_SPAN`, and neither the SDK nor an exporter is imported (`otlp.py` imports both).
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Annotated, Any, Final, Literal, Protocol, Self
+from typing import Annotated, Any, Final
 
+from opentelemetry.context import Context
+from opentelemetry.trace import (
+    INVALID_SPAN,
+    Link,
+    NonRecordingSpan,
+    NoOpTracer,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    Tracer,
+    set_span_in_context,
+)
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from yardmaster_core.commit import CountedCycle
 from yardmaster_schemas.envelope import Envelope
 
-#: Contexts that one span links to, and spans of single decisions that one cycle makes; what is
-#: over is counted in the attribute `yard.left_out`.
+#: Contexts that one span links to, and spans of single decisions that one cycle makes; the
+#: attribute `yard.left_out` counts the rest.
 MAX_LINKS: Final = 32
+OFF: Final[Tracer] = NoOpTracer()
 
-#: What a span is to its parent: `server` answers it, `consumer` took a record that it wrote.
-Kind = Literal["internal", "server", "producer", "consumer"]
-
-#: Attributes of a span: ids, codes and counts.
-About = Mapping[str, str | int]
-NOTHING: Final[About] = MappingProxyType({})
+#: Attributes of a span: ids, codes and counts, never text of users.
+Attributes = Mapping[str, str | int]
 
 _TRACEPARENT: Final = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class TraceSettings(BaseModel):
-    """Where spans go: `YARD_TRACES__ENDPOINT` and so on; without an endpoint none are made."""
+    """Where spans are sent (`YARD_TRACES__ENDPOINT`, ...); without an endpoint there are none."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     #: OTLP over HTTP: `http://collector:4318/v1/traces`; without a path, `/v1/traces` is added.
     endpoint: Annotated[str, Field(pattern=r"^https?://[^\s@]+$")] | None = None
-    #: The share of traces begun here that is kept; of a trace begun elsewhere its `traceparent`
-    #: says.
+    #: The share of new traces that is kept; a `traceparent` decides for a trace begun elsewhere.
     ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
-    #: Spans that wait to be sent; more are dropped, and counted.
+    #: Spans that wait to be sent; more are dropped and counted.
     queue: Annotated[int, Field(ge=1, le=1_000_000)] = 4_096
-    #: Spans sent at once.
+    #: Spans in one request.
     batch: Annotated[int, Field(ge=1, le=10_000)] = 512
-    #: How long a span waits for others at most.
+    #: The longest time that a span waits for others.
     interval_s: Annotated[float, Field(gt=0, le=60)] = 1.0
-    #: For one request, its repeats included; what was not taken by then is dropped, and counted.
+    #: For one request including its retries; afterwards its spans are dropped and counted.
     timeout_s: Annotated[float, Field(gt=0, le=60)] = 5.0
-    #: PEM file of the authorities to trust; without it those of the system.
+    #: PEM file of the trusted authorities; by default those of the system.
     ssl_cafile: Path | None = None
     #: The header `Authorization` of each request.
     authorization: SecretStr | None = None
     authorization_file: Path | None = None
 
 
-class Span(Protocol):
-    """A piece of work that is under way; it ends with its `with`, or at `end`."""
+def start_span(
+    tracer: Tracer,
+    name: str,
+    *,
+    parent: str | None = None,
+    links: Sequence[str] = (),
+    start_ms: int | None = None,
+    kind: SpanKind = SpanKind.INTERNAL,
+    attributes: Attributes | None = None,
+) -> Span:
+    """A span below the context `parent`, or of a new trace; `links` are contexts too.
 
-    @property
-    def traceparent(self) -> str | None:
-        """The context in which what follows from it lies; None when nothing is traced."""
-
-    @property
-    def trace_id(self) -> str | None:
-        """32 hex digits, as in log lines and problem documents; None when nothing is traced."""
-
-    def rename(self, name: str) -> None:
-        """Give it the name that is known only now."""
-
-    def set(self, about: About) -> None:
-        """Say more of it: ids, codes and counts, never text of users."""
-
-    def fail(self, code: str) -> None:
-        """Say that it failed, and with which error's code."""
-
-    def end(self) -> None:
-        """End it now; the second time nothing happens."""
-
-    def __enter__(self) -> Self:
-        """Itself."""
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """End it; it failed when an error leaves the block."""
-
-
-class Tracer(Protocol):
-    """Makes spans; `span` starts one at once."""
-
-    @property
-    def on(self) -> bool:
-        """Whether there is anybody to see them: what is costly to gather need not be if not."""
-
-    def now(self) -> int:
-        """This moment, as `start` of a later `span`; 0 when off."""
-
-    def span(
-        self,
-        name: str,
-        *,
-        parent: str | None = None,
-        links: Sequence[str] = (),
-        start: int | None = None,
-        kind: Kind = "internal",
-        about: About = NOTHING,
-    ) -> Span:
-        """A span below the context `parent`, or of a new trace; `links` are contexts as well."""
-
-    def close(self) -> None:
-        """Send what waits, for a limited time."""
-
-
-class NoSpan:
-    """The span of what is not traced."""
-
-    __slots__ = ()
-
-    traceparent: None = None
-    trace_id: None = None
-
-    def rename(self, name: str) -> None:
-        """Nothing."""
-
-    def set(self, about: About) -> None:
-        """Nothing."""
-
-    def fail(self, code: str) -> None:
-        """Nothing."""
-
-    def end(self) -> None:
-        """Nothing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Nothing."""
-
-
-NO_SPAN: Final = NoSpan()
-
-
-class NoTracer:
-    """Traces nothing."""
-
-    __slots__ = ()
-
-    on: bool = False
-
-    def now(self) -> int:
-        """Nobody asks."""
-        return 0
-
-    def span(self, name: str, **given: object) -> NoSpan:
-        """The one that is nothing."""
-        return NO_SPAN
-
-    def close(self) -> None:
-        """Nothing waits."""
-
-
-NO_TRACER: Final = NoTracer()
-
-
-def trace_id_of(traceparent: str | None) -> str | None:
-    """The trace id of a `traceparent`; None of one that is none."""
-    match = _TRACEPARENT.fullmatch(traceparent or "")
-    return None if match is None else match[1]
-
-
-def is_sampled(traceparent: str | None) -> bool:
-    """Whether its trace is kept: the last bit of its flags."""
-    return traceparent is not None and traceparent[-1] in "13579bdf"
-
-
-def contexts(envelopes: Iterable[Envelope[Any]]) -> list[str]:
-    """The contexts of the traces that are kept, each once."""
-    found = (envelope.traceparent for envelope in envelopes)
-    return list(dict.fromkeys(each for each in found if each is not None and is_sampled(each)))
+    End it with `ending` or `end`; a second `end` has no effect.
+    """
+    if tracer is OFF:
+        return INVALID_SPAN
+    above = INVALID_SPAN if parent is None else NonRecordingSpan(_context(parent))
+    return tracer.start_span(
+        name,
+        set_span_in_context(above, Context()),
+        kind,
+        attributes,
+        [Link(_context(each)) for each in links],
+        None if start_ms is None else start_ms * 1_000_000,
+        # An exception's text may hold text of users; `fail` records its code instead.
+        record_exception=False,
+        set_status_on_exception=False,
+    )
 
 
 def child_span(
@@ -195,63 +107,115 @@ def child_span(
     name: str,
     parent: str | None,
     *,
-    start: int | None = None,
-    kind: Kind = "internal",
-    about: About = NOTHING,
+    start_ms: int | None = None,
+    kind: SpanKind = SpanKind.INTERNAL,
+    attributes: Attributes | None = None,
 ) -> Span:
-    """A span below the context `parent`; without one nobody follows it, and there is none."""
+    """A span below the context `parent`; without a parent there is no trace and no span."""
     if parent is None:
-        return NO_SPAN
-    return tracer.span(name, parent=parent, start=start, kind=kind, about=about)
+        return INVALID_SPAN
+    return start_span(
+        tracer, name, parent=parent, start_ms=start_ms, kind=kind, attributes=attributes
+    )
 
 
 def batch_span(
-    tracer: Tracer, name: str, linked: Sequence[str], *, start: int, about: About = NOTHING
+    tracer: Tracer, name: str, linked: Sequence[str], *, start_ms: int, attributes: Attributes
 ) -> Span:
-    """The span of work on many records, linked to at most MAX_LINKS of their contexts.
+    """A span of work on many records, linked to at most MAX_LINKS of their contexts.
 
-    No span when none of them is traced: cycles that nobody follows are not worth one.
+    Without a context there is no span.
     """
     if not linked:
-        return NO_SPAN
-    span = tracer.span(name, links=linked[:MAX_LINKS], start=start, kind="consumer", about=about)
+        return INVALID_SPAN
     if len(linked) > MAX_LINKS:
-        span.set({"yard.left_out": len(linked) - MAX_LINKS})
-    return span
+        attributes = {**attributes, "yard.left_out": len(linked) - MAX_LINKS}
+    links = linked[:MAX_LINKS]
+    kind = SpanKind.CONSUMER
+    return start_span(
+        tracer, name, links=links, start_ms=start_ms, kind=kind, attributes=attributes
+    )
+
+
+@contextmanager
+def ending(span: Span) -> Iterator[Span]:
+    """End the span with the block; it has failed when an error leaves the block."""
+    try:
+        yield span
+    except BaseException as error:
+        fail(span, str(getattr(error, "code", type(error).__name__)))
+        raise
+    finally:
+        if span.is_recording():
+            span.end()
+
+
+def fail(span: Span, code: str) -> None:
+    """Mark the span as failed with an error's code."""
+    span.set_attribute("error.type", code)
+    span.set_status(Status(StatusCode.ERROR))
+
+
+def traceparent_of(span: Span) -> str | None:
+    """The span's context; None when it has none."""
+    context = span.get_span_context()
+    if not context.is_valid:
+        return None
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags) & 1:02x}"
+
+
+def trace_id_of(traceparent: str | None) -> str | None:
+    """The trace id (32 hex digits) of a `traceparent`; None when it is not valid."""
+    match = _TRACEPARENT.fullmatch(traceparent or "")
+    return None if match is None else match[1]
+
+
+def is_sampled(traceparent: str | None) -> bool:
+    """Whether the trace is kept: the last bit of its flags."""
+    return traceparent is not None and traceparent[-1] in "13579bdf"
+
+
+def contexts(envelopes: Iterable[Envelope[Any]]) -> list[str]:
+    """The contexts of kept traces, each once."""
+    found = (envelope.traceparent for envelope in envelopes)
+    return list(dict.fromkeys(each for each in found if each is not None and is_sampled(each)))
 
 
 def trace_cycle(
-    tracer: Tracer, began: int, accepted: Sequence[Envelope[Any]], counted: CountedCycle
+    tracer: Tracer, start_ms: int, accepted: Sequence[Envelope[Any]], counted: CountedCycle
 ) -> None:
-    """The spans of a cycle that is read back: its own, and one for each decision with a context.
+    """Make the spans of a committed cycle: its own, and one for each decision with a context.
 
-    A decision's span lies in the trace of its cause and is as long as the cycle, since before its
-    end nothing was decided.
+    A decision's span belongs to the trace of its cause and lasts as long as the cycle, because
+    nothing is decided before the cycle is committed.
     """
-    if not tracer.on:
-        return
-    linked = contexts(accepted)
-    if not linked:
+    if tracer is OFF or not (linked := contexts(accepted)):
         return
     commit = counted.commit
-    about: About = {
+    attributes: Attributes = {
         "yard.cell": commit.cell,
         "yard.cycle": commit.cycle,
         "yard.decisions": commit.decisions,
         "yard.term": commit.term,
     }
-    with batch_span(tracer, f"{commit.machine} cycle", linked, start=began, about=about):
+    name = f"{commit.machine} cycle"
+    with ending(batch_span(tracer, name, linked, start_ms=start_ms, attributes=attributes)):
         traced = [one for _, one in counted.decisions if is_sampled(one.traceparent)]
         for envelope in traced[:MAX_LINKS]:
-            said = {"yard.subject": envelope.subject}
-            # Why it was refused, where it was.
-            code = getattr(envelope.data, "code", None)
-            if isinstance(code, str):
-                said["yard.code"] = str(code)
-            tracer.span(
+            about = {"yard.subject": envelope.subject}
+            # A refusal's reason.
+            if isinstance(code := getattr(envelope.data, "code", None), str):
+                about["yard.code"] = str(code)
+            start_span(
+                tracer,
                 f"{commit.machine} {envelope.type}",
                 parent=envelope.traceparent,
-                start=began,
-                kind="consumer",
-                about=said,
+                start_ms=start_ms,
+                kind=SpanKind.CONSUMER,
+                attributes=about,
             ).end()
+
+
+def _context(traceparent: str) -> SpanContext:
+    _, trace, span, flags = traceparent.split("-")
+    return SpanContext(int(trace, 16), int(span, 16), True, TraceFlags(int(flags, 16) & 1))
