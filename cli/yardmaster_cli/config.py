@@ -232,14 +232,14 @@ def load_file(path: Path) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise BadUsage(f"{path}: a mapping was expected")
+        raise BadUsage(f"{path}: expected a mapping")
     _only(path, "", content, _TOP_KEYS)
     contexts = content.get("contexts") or {}
     if not isinstance(contexts, dict):
-        raise BadUsage(f"{path}: contexts: a mapping was expected")
+        raise BadUsage(f"{path}: contexts: expected a mapping")
     for name, context in contexts.items():
         if not isinstance(context, dict):
-            raise BadUsage(f"{path}: contexts.{name}: a mapping was expected")
+            raise BadUsage(f"{path}: contexts.{name}: expected a mapping")
         _only(path, f"contexts.{name}.", context, _CONTEXT_KEYS)
     return content
 

@@ -14,7 +14,10 @@ When waiting: else the highest exit code of the tasks, 128 + N for signal N.
 
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class Exit(IntEnum):
@@ -57,6 +60,13 @@ class BadUsage(CliError):
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message, exit_code=Exit.USAGE, hint=hint)
+
+
+def first_error(error: "ValidationError") -> str:
+    """The first error of a validation in one line: `weight: Input should be ...`."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {str(first['msg']).removeprefix('Value error, ')}"
 
 
 #: problem+json `code` -> exit code; the HTTP status decides for codes that are not here.

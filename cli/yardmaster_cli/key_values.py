@@ -48,10 +48,10 @@ def _seconds(text: str) -> Any:
     return int(text) if text.isdecimal() else duration_s(text)
 
 
-Reader = tuple[tuple[str, ...], Callable[[str], Any]]
+KeyReader = tuple[tuple[str, ...], Callable[[str], Any]]
 
 _POLICY: Final = ("policy", "name")
-POOL: Final[Mapping[str, Reader]] = {
+POOL: Final[Mapping[str, KeyReader]] = {
     "policy": (_POLICY, _text),
     "policy-version": (("policy", "version"), _whole),
     "placement": (("placement",), _text),
@@ -64,7 +64,7 @@ POOL: Final[Mapping[str, Reader]] = {
     "gpuless-per-node": (("gpuless_per_node",), _bound),
     "seed": (("seed",), _whole),
 }
-PROJECT: Final[Mapping[str, Reader]] = {
+PROJECT: Final[Mapping[str, KeyReader]] = {
     "department": (("department",), _text),
     "weight": (("weight",), _whole),
     "pools": (("pools",), _names),
@@ -76,16 +76,16 @@ PROJECT: Final[Mapping[str, Reader]] = {
     "max-min-runtime": (("max_min_runtime_s",), _seconds),
     "max-pending": (("max_pending",), _whole),
 }
-DEPARTMENT: Final[Mapping[str, Reader]] = {"weight": (("weight",), _whole)}
+DEPARTMENT: Final[Mapping[str, KeyReader]] = {"weight": (("weight",), _whole)}
 
-_QUOTA: Final[Mapping[str, Reader]] = {
+_QUOTA: Final[Mapping[str, KeyReader]] = {
     "deserved": (("deserved_milli",), _gpus),
     "limit": (("limit_milli",), _gpus),
     "over-quota-weight": (("over_quota_weight",), _whole),
 }
 
 
-def lay(body: Body, pairs: Sequence[str], known: Mapping[str, Reader]) -> Body:
+def overlay(body: Mapping[str, Any], pairs: Sequence[str], known: Mapping[str, KeyReader]) -> Body:
     """A copy of `body` with `key=value` pairs laid over it.
 
     Beside the known keys: `option.NAME` of a pool's policy; of a project or department
@@ -100,7 +100,7 @@ def lay(body: Body, pairs: Sequence[str], known: Mapping[str, Reader]) -> Body:
     for pair in sorted(pairs, key=lambda pair: not pair.startswith("policy=")):
         key, equals, text = pair.partition("=")
         if not equals:
-            raise BadUsage(f"{pair}: KEY=VALUE was expected")
+            raise BadUsage(f"{pair}: expected KEY=VALUE")
         path, read = _reader(key.replace("_", "-"), known)
         try:
             value = read(text)
@@ -115,7 +115,7 @@ def lay(body: Body, pairs: Sequence[str], known: Mapping[str, Reader]) -> Body:
     return changed
 
 
-def _reader(key: str, known: Mapping[str, Reader]) -> Reader:
+def _reader(key: str, known: Mapping[str, KeyReader]) -> KeyReader:
     if key in known:
         return known[key]
     head, _, rest = key.partition(".")
@@ -126,7 +126,7 @@ def _reader(key: str, known: Mapping[str, Reader]) -> Reader:
         if pool and what in _QUOTA:
             path, read = _QUOTA[what]
             return ("quotas", pool, *path), read
-        raise BadUsage(f"{key}: quota.POOL.KEY was expected", hint=f"keys: {', '.join(_QUOTA)}")
+        raise BadUsage(f"{key}: expected quota.POOL.KEY", hint=f"keys: {', '.join(_QUOTA)}")
     extra = ("option.NAME",) if known is POOL else ("quota.POOL.limit",)
     like = nearest(key, known)
     raise BadUsage(
@@ -135,5 +135,5 @@ def _reader(key: str, known: Mapping[str, Reader]) -> Reader:
     )
 
 
-def _copy(body: Body) -> Body:
+def _copy(body: Mapping[str, Any]) -> Body:
     return {key: _copy(value) if isinstance(value, dict) else value for key, value in body.items()}

@@ -85,7 +85,7 @@ def read(text: str, source: str) -> Tree:
     if root is None:
         return tree
     if not isinstance(root, yaml.MappingNode):
-        raise NotAMapping(f"{source}: a mapping of keys to values was expected")
+        raise NotAMapping(f"{source}: expected a mapping of keys to values")
     tree.values = _Reader(tree).convert(root, ())
     return tree
 
@@ -154,7 +154,7 @@ def overlay(tree: Tree, sets: Iterable[str]) -> None:
         key, equals, text = item.partition("=")
         path = tuple(key.split("."))
         if not equals or not all(path):
-            raise BadUsage(f"--set {item}: KEY=VALUE was expected", hint="--set resources.gpus=4")
+            raise BadUsage(f"--set {item}: expected KEY=VALUE", hint="--set resources.gpus=4")
         tree.put(path, scalar(text), f"--set {key}")
 
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 from yardmaster_localcluster.plan import MODULES
 
 _COMMANDS: Final = (
-    *("dev", "explain", "logs", "ls", "nodes", "pools", "projects", "replay", "set", "setup"),
+    *("configured", "dev", "explain", "logs", "ls", "nodes", "replay", "set", "setup"),
     *("submit", "tasks"),
 )
 _MODULES: Final = (

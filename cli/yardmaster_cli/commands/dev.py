@@ -104,7 +104,7 @@ def _policy(name: str | None, options: tuple[str, ...]) -> PolicySpec | None:
     for item in options:
         key, equals, value = item.partition("=")
         if not equals:
-            raise BadUsage(f"--policy-option {item}: KEY=VALUE was expected")
+            raise BadUsage(f"--policy-option {item}: expected KEY=VALUE")
         found[key.replace("-", "_")] = scalar(value)
     try:
         return PolicySpec(name=name or DEFAULT_POLICY, options=found)

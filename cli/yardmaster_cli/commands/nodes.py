@@ -10,8 +10,7 @@ import click
 from pydantic import TypeAdapter, ValidationError
 
 from yardmaster.errors import ApiError
-from yardmaster_cli.commands.pools import explained
-from yardmaster_cli.errors import BadUsage, CliError, Exit
+from yardmaster_cli.errors import BadUsage, CliError, Exit, first_error
 from yardmaster_cli.listing.filters import at_time
 from yardmaster_cli.node_keys import key_digest
 from yardmaster_cli.output.cells import Gpus
@@ -163,7 +162,7 @@ def enrol(
     try:
         enrolment = _ENROLMENT.validate_json(json.dumps(body))
     except ValidationError as error:
-        raise BadUsage(explained(error)) from None
+        raise BadUsage(first_error(error)) from None
     remote = session.remote
     nodes = list(remote.client.all_nodes())
     present = [node for node in nodes if node.state not in _ABSENT]

@@ -4,7 +4,7 @@ from math import isfinite
 
 import click
 
-from yardmaster_cli.errors import BadUsage
+from yardmaster_cli.errors import BadUsage, first_error
 from yardmaster_cli.session import Session, YardGroup
 
 
@@ -25,12 +25,10 @@ def _change(
     # Imported here: help needs no models.
     from pydantic import ValidationError
 
-    from yardmaster_cli.commands.pools import explained
-
     try:
         accepted = remote.client.patch_job(found.job_id, if_match=if_match, **{key: value})
     except ValidationError as error:
-        raise BadUsage(explained(error)) from None
+        raise BadUsage(first_error(error)) from None
     remote.settle(accepted, found.job_id, session.out)
     session.out.say(found.job_id)
 

@@ -26,7 +26,7 @@ def setup(session: Session, url: str | None, cells: str, wait: str) -> None:
     """
     names = tuple(name.strip() for name in cells.split(",") if name.strip())
     if not 1 <= len(names) <= MAX_CELLS or len(set(names)) < len(names):
-        raise BadUsage(f"--cells {cells}: 1 to {MAX_CELLS} different names are expected")
+        raise BadUsage(f"--cells {cells}: expected 1 to {MAX_CELLS} different names")
     settings = LogSettings() if url is None else LogSettings(log=url)
     if not settings.log:
         raise BadUsage("which log?", hint="name it with --log kafka://HOST:PORT or YARD_LOG")

@@ -79,7 +79,7 @@ def submit(session: Session, files: tuple[str, ...], command: tuple[str, ...], *
     """
     if len(files) > 1:
         raise BadUsage(
-            f"one job file was expected, not {len(files)} words",
+            f"expected one job file, not {len(files)} words",
             hint=f"put -- before a command: yard submit -- {shlex.join(files)}",
         )
     file = files[0] if files else None

@@ -123,7 +123,7 @@ def _cells(asked: str | None, data: DataLayout, before: Wanted) -> tuple[str, ..
         return before.cells
     names = tuple(name.strip() for name in asked.split(",") if name.strip())
     if not names or len(set(names)) < len(names):
-        raise BadUsage(f"--cells {asked}: different names are expected")
+        raise BadUsage(f"--cells {asked}: expected different names")
     if names != before.cells and background.ports(data):
         raise BadUsage(
             f"the cluster in {data.path} has the cells {', '.join(before.cells)}",

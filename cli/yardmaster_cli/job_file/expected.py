@@ -12,6 +12,8 @@ _DURATION: Final = "a duration such as 90s, 2h or 1d"
 _NAME: Final = "a name of lower-case letters, digits, '.', '_' and '-' (at most 63)"
 _VARIABLE: Final = "a name of letters, digits and '_' that does not start with a digit"
 _LINE: Final = "one line of text"
+_GPUS: Final = "a number of GPUs such as 8 or 0.5"
+_REPLICAS: Final = "a number of replicas, or auto"
 
 #: By path; `*` stands for any one part.
 _FORMS: Final[Mapping[Path, str]] = {
@@ -19,6 +21,8 @@ _FORMS: Final[Mapping[Path, str]] = {
     ("runtime_estimate",): _DURATION,
     ("time_limit",): _DURATION,
     ("stop", "grace"): _DURATION,
+    ("resources", "gpus"): _GPUS,
+    ("replicas",): _REPLICAS,
     ("resources", "memory"): "a size such as 512Mi, 256Gi or 1Ti",
     ("project",): _NAME,
     ("pools", "*"): _NAME,
@@ -37,6 +41,10 @@ _FORMS: Final[Mapping[Path, str]] = {
     ("run", "secrets", "*", "[key]"): _VARIABLE,
     ("run", "secrets", "*"): "a secret's reference such as nlp/hf-token",
 }
+#: Errors that say that a value has another form than its key's.
+_FORM_ERRORS: Final = frozenset(
+    {"string_type", "string_pattern_mismatch", "literal_error", "int_type", "float_type"}
+)
 _TYPES: Final[Mapping[str, str]] = {
     "string_type": "text",
     "int_type": "a whole number",
@@ -58,7 +66,7 @@ def expected(path: Path, kind: str) -> str | None:
     """
     if path == ("run", "command") and kind == "list_type":
         return "a list such as [python3, train.py] (for a line of shell use run.script)"
-    if kind in ("string_type", "string_pattern_mismatch"):
+    if kind in _FORM_ERRORS:
         for known, words in _FORMS.items():
             if len(known) == len(path) and all(map(_same, known, path)):
                 return words

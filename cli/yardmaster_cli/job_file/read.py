@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from yardmaster_cli.errors import BadUsage
 from yardmaster_cli.job_file.expected import expected
+from yardmaster_cli.output.cells import plain
 from yardmaster_cli.yaml_tree import Path, Tree, overlay, read, scalar, unknown_key
 from yardmaster_schemas.job_file import (
     GpuShares,
@@ -38,6 +39,8 @@ _MODELS: Final[Mapping[Path, type[BaseModel]]] = {
     ("checkpoint",): JobCheckpoint,
     ("run",): JobRun,
 }
+#: The longest part of a wrong value that an error repeats, in characters.
+SHOWN: Final = 64
 #: Keys of amounts, which have a unit.
 _AMOUNTS: Final = frozenset(
     (key,) for key in ("memory", "grace", "min_runtime", "time_limit", "runtime_estimate")
@@ -234,7 +237,7 @@ def _put_flag(tree: Tree, flag: Flag, given: Any) -> None:
         for item in given:
             key, equals, value = item.partition("=")
             if not equals or not key:
-                raise BadUsage(f"{place} {item}: {flag.metavar} was expected")
+                raise BadUsage(f"{place} {item}: expected {flag.metavar}")
             tree.put((*flag.path, key), turn(value), place)
     elif flag.many:
         tree.put(flag.path, [turn(item) for item in given], place)
@@ -276,14 +279,14 @@ def check(tree: Tree) -> JobSpec:
     try:
         return JobSpec.model_validate_json(text)
     except ValidationError as error:
-        found = [
-            _explained(tree, item) for item in error.errors(include_url=False, include_input=False)
-        ]
+        errors = error.errors(include_url=False, include_input=False)
+    # One error for each message: a union reports an error for each of its branches.
+    found = list({one.message: one for one in (_explained(tree, each) for each in errors)}.values())
     if len(found) == 1:
         raise found[0]
     # Several: each with its own hint behind it.
     lines = [one.message + (f" ({one.hint})" if one.hint else "") for one in found]
-    raise BadUsage("\nerror: ".join(dict.fromkeys(lines)))
+    raise BadUsage("\nerror: ".join(lines))
 
 
 def _explained(tree: Tree, item: Mapping[str, Any]) -> BadUsage:
@@ -293,7 +296,8 @@ def _explained(tree: Tree, item: Mapping[str, Any]) -> BadUsage:
         return unknown_key(tree, path, known.model_fields if known else ())
     words = expected(path, item["type"])
     if words is not None:
-        return tree.error(tuple(part for part in path if part != "[key]"), f"{words} was expected")
+        place = tuple(part for part in path if part != "[key]")
+        return tree.error(place, f"expected {words}{_instead(tree, path)}")
     what = str(item["msg"]).removeprefix("Value error, ").removeprefix("Input should be ")
     if item["type"] == "missing":
         what = "is missing"
@@ -307,6 +311,21 @@ def _explained(tree: Tree, item: Mapping[str, Any]) -> BadUsage:
     elif path[-1:] in _AMOUNTS:
         hint = "amounts have a unit: 512Mi, 256Gi; 90s, 20m, 12h"
     return tree.error(path, what, hint)
+
+
+def _instead(tree: Tree, path: Path) -> str:
+    """`, not abc`: the wrong value, if it is a scalar."""
+    if path[-1:] == ("[key]",):
+        return f", not {plain(str(path[-2]))[:SHOWN]}"
+    value: Any = tree.values
+    try:
+        for part in path:
+            value = value[part]
+    except (KeyError, IndexError, TypeError):
+        return ""
+    if isinstance(value, bool):
+        return f", not {str(value).lower()}"
+    return f", not {plain(str(value))[:SHOWN]}" if isinstance(value, str | int | float) else ""
 
 
 def _branch(tree: Tree, loc: Sequence[Any], part: Any) -> bool:

@@ -56,7 +56,7 @@ def filters(session: Session, given: Mapping[str, Any]) -> dict[str, Any]:
     }
     for label in given["label"]:
         if "=" not in label:
-            raise BadUsage(f"--label {label}: KEY=VALUE was expected")
+            raise BadUsage(f"--label {label}: expected KEY=VALUE")
     found["label"] = list(given["label"]) or None
     return {key: value for key, value in found.items() if value is not None}
 

@@ -1,6 +1,6 @@
 """The columns of each kind of thing that `yard` lists."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from yardmaster_cli.output.cells import Age, Cell, Gpus, Percent, Span, When, parse_time, span
@@ -213,44 +213,54 @@ POOLS: Final = (
 )
 
 
-def _use(row: Row) -> Mapping[str, Any]:
-    """The numbers of the pool asked for (`row["shown_pool"]`), or of all pools together."""
-    shown = row.get("shown_pool")
-    uses = [use for use in row.get("pools") or () if shown in (None, use["pool"])]
-    limits = [use["limit_milli"] for use in uses if use.get("limit_milli") is not None]
+def _usage(row: Row, pool: str | None) -> Mapping[str, Any]:
+    """The used, pending and limit of `row` in `pool`; None: in all pools together."""
+    usages = [usage for usage in row.get("pools") or () if pool in (None, usage["pool"])]
+    if pool is None:
+        return {
+            "used": row.get("used_milli"),
+            "pending": row.get("pending_milli"),
+            "limit": row["config"].get("limit_milli"),
+        }
+    limits = [usage["limit_milli"] for usage in usages if usage.get("limit_milli") is not None]
     return {
-        "used": sum(use["used_milli"] for use in uses) if shown else row.get("used_milli"),
-        "pending": sum(use["pending_milli"] for use in uses) if shown else row.get("pending_milli"),
-        "limit": sum(limits) if limits and shown else row["config"].get("limit_milli"),
+        "used": sum(usage["used_milli"] for usage in usages),
+        "pending": sum(usage["pending_milli"] for usage in usages),
+        "limit": sum(limits) if limits else row["config"].get("limit_milli"),
     }
 
 
-def _of_use(name: str) -> Any:
-    return lambda row: Gpus(_use(row)[name])
+def _usage_column(title: str, pool: str | None) -> Column:
+    return Column(title, lambda row: Gpus(_usage(row, pool)[title.lower()]), right=True)
 
 
-def _quota_state(row: Row) -> Cell:
-    use = _use(row)
-    if use["limit"] is None:
+def _quota_state(row: Row, pool: str | None) -> Cell:
+    usage = _usage(row, pool)
+    if usage["limit"] is None:
         return "no_limit"
-    return "at_limit" if use["used"] >= use["limit"] else "below_limit"
+    return "at_limit" if usage["used"] >= usage["limit"] else "below_limit"
 
 
-PROJECTS: Final = (
-    Column("NAME", _key("name")),
-    Column("DEPARTMENT", _key("department")),
-    Column("USED", _of_use("used"), right=True),
-    Column("PENDING", _of_use("pending"), right=True),
-    Column("LIMIT", _of_use("limit"), right=True),
-    Column("WEIGHT", lambda row: row["config"].get("weight"), right=True),
-    Column("STATE", _quota_state),
-    Column("REVISION", _key("revision"), wide=True, right=True),
-)
+def project_columns(pool: str | None) -> Sequence[Column]:
+    """The columns of projects, with their numbers in `pool`; None: in all pools together."""
+    return (
+        Column("NAME", _key("name")),
+        Column("DEPARTMENT", _key("department")),
+        _usage_column("USED", pool),
+        _usage_column("PENDING", pool),
+        _usage_column("LIMIT", pool),
+        Column("WEIGHT", lambda row: row["config"].get("weight"), right=True),
+        Column("STATE", lambda row: _quota_state(row, pool)),
+        Column("REVISION", _key("revision"), wide=True, right=True),
+    )
 
-DEPARTMENTS: Final = (
-    Column("NAME", _key("name")),
-    Column("PROJECTS", _joined("projects")),
-    Column("USED", _of_use("used"), right=True),
-    Column("PENDING", _of_use("pending"), right=True),
-    Column("REVISION", _key("revision"), wide=True, right=True),
-)
+
+def department_columns(pool: str | None) -> Sequence[Column]:
+    """The columns of departments, with their numbers in `pool`; None: in all pools together."""
+    return (
+        Column("NAME", _key("name")),
+        Column("PROJECTS", _joined("projects")),
+        _usage_column("USED", pool),
+        _usage_column("PENDING", pool),
+        Column("REVISION", _key("revision"), wide=True, right=True),
+    )

@@ -130,7 +130,7 @@ def columns_of(text: str | None, where: Sequence[str]) -> Columns | None:
 def _pair(text: str, option: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key or not value:
-        raise BadUsage(f"{option} {text}: KEY=VALUE was expected")
+        raise BadUsage(f"{option} {text}: expected KEY=VALUE")
     return key.strip(), value.strip()
 
 

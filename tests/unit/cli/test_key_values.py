@@ -3,12 +3,12 @@
 import pytest
 
 from yardmaster_cli.errors import BadUsage
-from yardmaster_cli.key_values import DEPARTMENT, POOL, PROJECT, lay
+from yardmaster_cli.key_values import DEPARTMENT, POOL, PROJECT, overlay
 
 
 def test_pairs_are_laid_over_what_is_there_and_the_rest_stays() -> None:
     before = {"department": "research", "weight": 1}
-    after = lay(before, ["weight=2", "max-slots=64", "pools=h100,a100"], PROJECT)
+    after = overlay(before, ["weight=2", "max-slots=64", "pools=h100,a100"], PROJECT)
     assert after == {
         "department": "research", "weight": 2, "limit_milli": 64_000, "pools": ["h100", "a100"],
     }  # fmt: skip
@@ -17,12 +17,12 @@ def test_pairs_are_laid_over_what_is_there_and_the_rest_stays() -> None:
 
 def test_quotas_and_options_have_keys_below_them() -> None:
     body = {"quotas": {"h100": {"deserved_milli": 1000}}}
-    after = lay(body, ["quota.h100.limit=2.5", "quota.a100.deserved=1"], DEPARTMENT)
+    after = overlay(body, ["quota.h100.limit=2.5", "quota.a100.deserved=1"], DEPARTMENT)
     assert after["quotas"] == {
         "h100": {"deserved_milli": 1000, "limit_milli": 2500},
         "a100": {"deserved_milli": 1000},
     }
-    assert lay({}, ["option.preemption=false", "node-timeout=2m"], POOL) == {
+    assert overlay({}, ["option.preemption=false", "node-timeout=2m"], POOL) == {
         "policy": {"options": {"preemption": False}},
         "node_timeout_s": 120,
     }
@@ -30,21 +30,21 @@ def test_quotas_and_options_have_keys_below_them() -> None:
 
 def test_another_policy_drops_the_options_of_the_former_one() -> None:
     before = {"policy": {"name": "priority", "options": {"preemption": False}}}
-    assert lay(before, ["policy=priority"], POOL) == before
-    assert lay(before, ["policy=fair_share"], POOL) == {"policy": {"name": "fair_share"}}
-    changed = lay(before, ["option.half-life=7d", "policy=fair_share"], POOL)
+    assert overlay(before, ["policy=priority"], POOL) == before
+    assert overlay(before, ["policy=fair_share"], POOL) == {"policy": {"name": "fair_share"}}
+    changed = overlay(before, ["option.half-life=7d", "policy=fair_share"], POOL)
     assert changed == {"policy": {"name": "fair_share", "options": {"half_life": "7d"}}}
 
 
 def test_a_limit_can_be_lifted() -> None:
-    assert lay({"limit_milli": 1000}, ["max-slots=none"], PROJECT) == {"limit_milli": None}
+    assert overlay({"limit_milli": 1000}, ["max-slots=none"], PROJECT) == {"limit_milli": None}
 
 
 def test_a_pool_says_how_it_places() -> None:
     pairs = ["unequal-gangs=true", "gpuless-per-node=100", "seed=7"]
     expected = {"unequal_gangs": True, "gpuless_per_node": 100, "seed": 7}
-    assert lay({}, pairs, POOL) == expected
-    assert lay({}, ["gpuless-per-node=none"], POOL) == {"gpuless_per_node": None}
+    assert overlay({}, pairs, POOL) == expected
+    assert overlay({}, ["gpuless-per-node=none"], POOL) == {"gpuless_per_node": None}
 
 
 @pytest.mark.parametrize(
@@ -59,10 +59,10 @@ def test_a_pool_says_how_it_places() -> None:
 )
 def test_what_is_wrong_is_named(pair: str, said: str) -> None:
     with pytest.raises(BadUsage, match=said):
-        lay({}, [pair], PROJECT)
+        overlay({}, [pair], PROJECT)
 
 
 def test_an_unknown_key_gets_the_nearest() -> None:
     with pytest.raises(BadUsage) as caught:
-        lay({}, ["wieght=2"], PROJECT)
+        overlay({}, ["wieght=2"], PROJECT)
     assert caught.value.hint == "did you mean weight?"

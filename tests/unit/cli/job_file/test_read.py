@@ -145,7 +145,10 @@ def test_an_elastic_gang_is_refused_in_file_and_flag() -> None:
 def test_replicas_auto_is_a_word_of_file_and_flag() -> None:
     assert job(PLAIN + "replicas: auto\nresources: {gpus: 16}\n").replicas == "auto"
     assert job(PLAIN, replicas="auto", gpus="16").replicas == "auto"
-    assert "job.yaml:3: replicas: should be 'auto'" in failure(PLAIN + "replicas: whole\n").message
+    assert (
+        "job.yaml:3: replicas: expected a number of replicas, or auto, not whole"
+        in failure(PLAIN + "replicas: whole\n").message
+    )
 
 
 def test_a_matrix_on_the_command_line_takes_numbers_as_people_write_them() -> None:
@@ -207,17 +210,17 @@ def test_a_set_that_is_no_assignment_is_refused(item: str) -> None:
 
 WORDS = [
     ("time_limit: soon", "time_limit: 'soon' is not a duration; write 90s, 20m, 12h,"),
-    ("time_limit: 12", "time_limit: a duration such as 90s, 2h or 1d was expected"),
+    ("time_limit: 12", "time_limit: expected a duration such as 90s, 2h or 1d, not 12"),
     ("stop: {grace: x}", "stop.grace: 'x' is not a duration; write 90s, 20m, 12h,"),
     ("resources: {memory: lots}", "resources.memory: 'lots' is not an amount of memory; write"),
-    ("pools: [A B]", "pools.0: a name of lower-case letters"),
-    ("pools: h100", "pools: a list such as [a, b] was expected"),
-    ("labels: {team: [x]}", "labels.team: one line of text was expected"),
-    ("labels: {Team: x}", "labels.Team: a name of lower-case letters"),
-    ("preemptible: maybe", "preemptible: true or false was expected"),
-    ("max_restarts: 1.5", "max_restarts: a whole number was expected"),
-    ("resources: 3", "resources: a mapping of keys to values was expected"),
-    ("checkpoint: {start_from: here}", "checkpoint.start_from: a URI such as s3://"),
+    ("pools: [A B]", "pools.0: expected a name of lower-case letters"),
+    ("pools: h100", "pools: expected a list such as [a, b], not h100"),
+    ("labels: {team: [x]}", "labels.team: expected one line of text"),
+    ("labels: {Team: x}", "labels.Team: expected a name of lower-case letters"),
+    ("preemptible: maybe", "preemptible: expected true or false, not maybe"),
+    ("max_restarts: 1.5", "max_restarts: expected a whole number, not 1.5"),
+    ("resources: 3", "resources: expected a mapping of keys to values, not 3"),
+    ("checkpoint: {start_from: here}", "checkpoint.start_from: expected a URI such as s3://"),
 ]
 
 
@@ -231,10 +234,10 @@ def test_what_a_key_takes_is_said_in_words(line: str, wanted: str) -> None:
 
 def test_a_command_that_is_one_text_is_told_to_be_a_list() -> None:
     shown = failure('project: nlp\nrun: {command: "echo hi"}\n').message
-    assert "job.yaml:2: run.command: a list such as [python3, train.py]" in shown
+    assert "job.yaml:2: run.command: expected a list such as [python3, train.py]" in shown
     assert "run.script" in shown
     assert (
-        "run.env.1A: a name of letters"
+        "run.env.1A: expected a name of letters"
         in failure("project: nlp\nrun: {command: [a], env: {1A: x}}\n").message
     )
 
@@ -248,3 +251,10 @@ def test_labels_take_numbers_as_variables_do() -> None:
         "project: nlp\nrun: {command: [a], env: {ON: true}}\n",
     ):
         assert "text" in failure(text).message
+
+
+@pytest.mark.parametrize("gpus", ["abc", "[1]", "true"])
+def test_a_wrong_number_of_gpus_is_one_error(gpus: str) -> None:
+    shown = failure(PLAIN, gpus=gpus).message
+    assert shown.startswith("--gpus: resources.gpus: expected a number of GPUs such as 8 or 0.5")
+    assert "error:" not in shown

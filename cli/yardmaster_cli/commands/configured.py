@@ -1,0 +1,166 @@
+"""`yard pools`, `yard projects` and `yard departments`: list, show, create, set, delete.
+
+The three groups differ only in their `ConfiguredKind`; `group` builds the commands of one kind.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import click
+from pydantic import TypeAdapter, ValidationError
+
+from yardmaster_cli.errors import BadUsage, first_error
+from yardmaster_cli.key_values import DEPARTMENT, POOL, PROJECT, KeyReader, overlay
+from yardmaster_cli.output.columns import POOLS, department_columns, project_columns
+from yardmaster_cli.output.formats import Column
+from yardmaster_cli.server.remote import creating, plain, rows
+from yardmaster_cli.session import NounGroup, Session
+from yardmaster_schemas.api import DepartmentConfig, PoolConfig, ProjectConfig
+
+#: The most objects that one request lists; a cell has fewer.
+_PAGE: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ConfiguredKind:
+    """A kind of object that has a configuration of KEY=VALUE pairs.
+
+    Attributes:
+        noun: one object, as in the client's `put_NOUN`; the group is named NOUNs.
+        config: parses a configuration.
+        new: the configuration that `create` starts from.
+        keys: how each key is read.
+        columns: of the list, with the numbers of one pool, or (None) of all pools together.
+        lists: the help of `ls`.
+        example: KEY=VALUE pairs for the help of `create`.
+        unused: when an object may be deleted, for the help of `delete`.
+        by_pool: `ls --pool` shows the numbers of one pool.
+        by_department: `ls --department` shows the objects of one department.
+    """
+
+    noun: str
+    config: TypeAdapter[Any]
+    new: Mapping[str, Any]
+    keys: Mapping[str, KeyReader]
+    columns: Callable[[str | None], Sequence[Column]]
+    lists: str
+    example: str
+    unused: str
+    by_pool: bool = False
+    by_department: bool = False
+
+    def parse(self, body: Mapping[str, Any], pairs: Sequence[str]) -> Any:
+        """Return `body` with `pairs` applied, as the client sends it.
+
+        Raises:
+            BadUsage: an unknown key, or a value that its key does not accept.
+        """
+        try:
+            return self.config.validate_json(json.dumps(overlay(body, pairs, self.keys)))
+        except ValidationError as error:
+            raise BadUsage(first_error(error)) from None
+
+
+def group(kind: ConfiguredKind) -> click.Group:
+    """Build `yard NOUNs` with its five commands."""
+    noun = kind.noun
+    nouns = f"{noun}s"
+    found = NounGroup(nouns, help=f"List {nouns}; show, create, set, delete.")
+    name = click.argument("name")
+    if_match = click.option("--if-match", metavar="ETAG", help="Only if it was not modified since.")
+
+    def ls(session: Session, **filters: str | None) -> None:
+        pool = filters.pop("pool", None)
+        page = getattr(session.remote.client, nouns)(limit=_PAGE, **filters)
+        columns = kind.columns(pool)
+        session.out.items(rows(page.items), columns, name="name", document=plain(page))
+
+    if kind.by_department:
+        ls = click.option("--department", metavar="NAME", help="Of this department.")(ls)
+    if kind.by_pool:
+        ls = click.option("--pool", metavar="NAME", help="Show the numbers of this pool.")(ls)
+    found.command("ls", help=kind.lists)(ls)
+
+    @found.command("show", help=f"Show a {noun}; -o yaml and json print the API's numbers.")
+    @name
+    def show(session: Session, name: str) -> None:
+        session.out.whole(plain(getattr(session.remote.client, noun)(name)), "name")
+
+    @found.command("create", help=f"Create a {noun}: {kind.example} ...")
+    @name
+    @click.argument("pairs", nargs=-1, metavar="[KEY=VALUE]...")
+    def create(session: Session, name: str, pairs: tuple[str, ...]) -> None:
+        remote = session.remote
+        config = kind.parse(kind.new, pairs)
+        with creating(noun, name):
+            accepted = getattr(remote.client, f"put_{noun}")(name, config, create=True)
+        remote.settle(accepted, name, session.out)
+        session.out.say(name)
+
+    @found.command("set", help=f"Change keys of a {noun}'s configuration; keep the others.")
+    @name
+    @click.argument("pairs", nargs=-1, required=True, metavar="KEY=VALUE...")
+    @if_match
+    def change(session: Session, name: str, pairs: tuple[str, ...], if_match: str | None) -> None:
+        remote = session.remote
+        # The ETag is read before the configuration: a change in between is refused, not undone.
+        tag = if_match or remote.client.etag(f"/v1/{nouns}/{name}")
+        body = plain(getattr(remote.client, noun)(name))["config"]
+        config = kind.parse(body, pairs)
+        accepted = getattr(remote.client, f"put_{noun}")(name, config, if_match=tag)
+        remote.settle(accepted, name, session.out)
+        session.out.say(name)
+
+    @found.command("delete", help=f"Delete a {noun} {kind.unused}.")
+    @name
+    @if_match
+    def delete(session: Session, name: str, if_match: str | None) -> None:
+        remote = session.remote
+        accepted = getattr(remote.client, f"delete_{noun}")(name, if_match=if_match)
+        remote.settle(accepted, name, session.out)
+        session.out.say(name)
+
+    return found
+
+
+pools = group(
+    ConfiguredKind(
+        noun="pool",
+        config=TypeAdapter(PoolConfig),
+        new={"policy": {"name": "priority"}},
+        keys=POOL,
+        columns=lambda _: POOLS,
+        lists="List pools with their policies.",
+        example="policy=priority option.preemption=true node-timeout=60s",
+        unused="that no node, project or job refers to",
+    )
+)
+projects = group(
+    ConfiguredKind(
+        noun="project",
+        config=TypeAdapter(ProjectConfig),
+        new={"department": "default"},
+        keys=PROJECT,
+        columns=project_columns,
+        lists="List projects with their usage, demand and limits.",
+        example="department=research weight=2 max-slots=64 quota.h100.limit=16",
+        unused="whose jobs have all ended",
+        by_pool=True,
+        by_department=True,
+    )
+)
+departments = group(
+    ConfiguredKind(
+        noun="department",
+        config=TypeAdapter(DepartmentConfig),
+        new={},
+        keys=DEPARTMENT,
+        columns=department_columns,
+        lists="List departments with the usage, demand and limits of their projects together.",
+        example="quota.h100.limit=32",
+        unused="without projects",
+        by_pool=True,
+    )
+)

@@ -1,0 +1,66 @@
+"""`yard pools`, `projects` and `departments`: what they send, and what they show."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.unit.cli.answers import Answer, answering
+from yardmaster_cli.commands.configured import departments, pools, projects
+from yardmaster_cli.errors import Exit
+from yardmaster_cli.main import run
+
+
+def usage(pool: str, used: int, pending: int, limit: int | None) -> dict[str, Any]:
+    return {
+        "pool": pool,
+        "deserved_milli": 0,
+        "limit_milli": limit,
+        "over_quota_weight": 1,
+        "used_milli": used,
+        "pending_milli": pending,
+    }
+
+
+PROJECT: dict[str, Any] = {
+    "name": "nlp",
+    "revision": 3,
+    "department": "research",
+    "config": {"department": "research"},
+    "used_milli": 6000,
+    "pending_milli": 1000,
+    "running": 2,
+    "pending": 1,
+    "pools": [usage("a100", 2000, 1000, 2000), usage("h100", 4000, 0, None)],
+}
+
+
+def test_all_three_groups_have_the_same_commands() -> None:
+    for group in (pools, projects, departments):
+        assert list(group.commands) == ["ls", "show", "create", "set", "delete"]
+
+
+@pytest.mark.parametrize("name", ["pools", "projects", "departments"])
+def test_an_unknown_key_is_refused_before_anything_is_sent(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with answering(Answer({}, 500)) as server:
+        code = run([name, "create", "x", "wight=2", "--server", server.url])
+    assert code == Exit.USAGE
+    assert "unknown key wight" in capsys.readouterr().err
+    assert server.asked == []
+
+
+def test_the_numbers_of_one_pool_change_the_table_and_not_the_document(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = Answer({"items": [PROJECT], "next_cursor": None})
+    with answering(page, page) as server:
+        words = ["projects", "--pool", "a100", "--server", server.url]
+        assert run([*words, "-o", "table"]) == 0
+        table = capsys.readouterr().out.splitlines()
+        assert run([*words, "-o", "json"]) == 0
+    assert table[1].split() == ["nlp", "research", "2", "1", "2", "1", "at_limit"]
+    (row,) = json.loads(capsys.readouterr().out)["items"]
+    assert "shown_pool" not in row
+    assert row["used_milli"] == 6000
