@@ -1,4 +1,8 @@
-"""The edges of a cycle: time goes on at its start, what still waits goes to sleep at its end."""
+"""The begin and the end of a cycle.
+
+At the begin, the time advances and due deadlines are handled. At the end, groups that stay pending
+sleep until an event wakes them.
+"""
 
 from heapq import heappop
 
@@ -11,12 +15,17 @@ from yardmaster_schemas.reasons import WaitCode
 
 
 def begin_cycle(state: ClusterState, cycle: int, now_ms: int) -> ClusterState:
-    """Start a cycle at `now_ms`: time never falls, and what was due by then is looked at."""
+    """Begin a cycle at `now_ms` (milliseconds since the epoch).
+
+    The cell's time never decreases. Tasks, nodes and groups whose deadline has passed are marked
+    for this cycle.
+    """
     state.cycle = cycle
     state.now_ms = max(state.now_ms, now_ms)
     state.restless = False
-    # Looked at in every cycle, since by when one is to have let go changes with what it holds and
-    # with its pool. So the log alone says when it is lost, not what was looked at since a snapshot.
+    # Revoked nodes are checked in every cycle, because their deadline changes with what they hold
+    # and with their pool. So the log alone decides when one is lost, not what was checked since a
+    # snapshot.
     state.revoked = {name: node for name, node in state.revoked.items() if node.revoked}
     state.node_attention.update(state.revoked)
     while state.deadlines and state.deadlines[0][0] <= state.now_ms:
@@ -27,7 +36,7 @@ def begin_cycle(state: ClusterState, cycle: int, now_ms: int) -> ClusterState:
         elif due == Due.PROTECTION:
             pool = state.pool(name)
             for group in pool.protected:
-                # Not all of them: a snapshot keeps no deadlines but those of its waits.
+                # Not all of them are due: a snapshot keeps only the deadlines of recorded waits.
                 if _until_ms(pool, group) <= state.now_ms:
                     state.wake(pool, group)
         else:
@@ -42,8 +51,9 @@ def begin_cycle(state: ClusterState, cycle: int, now_ms: int) -> ClusterState:
 
 
 def due_ms(state: ClusterState) -> int | None:
-    """When time alone calls for a cycle: now, the soonest deadline that still means something, or
-    never.
+    """Return the moment at which time alone requires a cycle (milliseconds since the epoch).
+
+    That is now, or the earliest deadline that still applies, or None.
     """
     if state.restless:
         return state.now_ms
@@ -80,14 +90,18 @@ def _holds(state: ClusterState, when_ms: int, due: int, name: str, attempt: int)
 
 
 def end_cycle(state: ClusterState, *, complete: bool) -> ClusterState:
-    """End a cycle: what was considered and still waits sleeps until something wakes it.
+    """End a cycle: groups that were considered and stay pending sleep until an event wakes them.
 
-    Groups that wait for their victims stay awake, because what they were promised has to be kept
-    from others in every cycle until they have it; meanwhile they stay awake in the pools they like
-    less, which were passed over. A node that waited for its old incarnation to be lost is taken in
-    here, which calls for another cycle at once, as does what this cycle itself changed of what
-    shares rest on, or placed though somebody who waits may have it stopped. A silence that did not
-    lose its node is forgotten: the node may be heard again, and is observed anew while it is not.
+    Groups that wait for their victims stay awake, because their reserved slots must be kept from
+    other groups in every cycle until they start. Meanwhile they stay awake in the pools that they
+    prefer less, too.
+
+    Another cycle follows at once (`restless`) if a node joins here that waited for its old
+    incarnation to be lost, if this cycle changed what shares depend on, or if it placed a task that
+    a pending task may preempt.
+
+    An observed silence that did not lose its node is forgotten: the node may be heard again, and
+    the silence is observed again while it lasts.
     """
     for group in state.emptied:
         if not group.queue.live:
@@ -129,8 +143,9 @@ def end_cycle(state: ClusterState, *, complete: bool) -> ClusterState:
 
 
 def _may_stop_what_was_placed(pool: Pool) -> bool:
-    """Whether somebody waits for room who may have that stopped which the cycle just placed, and so
-    could not have stopped yet.
+    """Whether a group that waits for capacity may preempt a task that this cycle placed.
+
+    In the cycle itself it could not.
     """
     worst, pool.lowest_placed_priority = pool.lowest_placed_priority, None
     if worst is None or not pool.preempts:
@@ -142,8 +157,8 @@ def _may_stop_what_was_placed(pool: Pool) -> bool:
             if group.priority <= worst and not group.shape.start_failed
         )
     else:
-        # In strict lines nobody is placed past one who may have others stopped, but where that one
-        # waited for the answer of a pool that he likes better.
+        # Under a strict policy no task is placed past one that may preempt, unless that one waited
+        # for the result of a pool that it prefers.
         may_stop = (
             group
             for group in pool.awake
@@ -160,7 +175,7 @@ def _waits_for_victims(group: Group, pool: str) -> bool:
 
 
 def _preferred_pool_preempts(group: Group, pool: Pool) -> bool:
-    """Whether a pool that the group likes better stops others for it."""
+    """Whether tasks are preempted for the group in a pool that it prefers."""
     pools = group.shape.pools
     if pools[0] == pool.name:
         return False

@@ -1,10 +1,10 @@
-"""A cycle being decided: events are applied to the state as they are recorded, and taken back at
-the end, unless they are to be kept.
+"""The draft of a cycle's decisions.
 
-So every step of a decision sees what the steps before it did, nothing is copied, and `decide` still
-leaves the state as it found it. What a step only tries, or sets aside for the rest of the cycle, is
-taken back in any case, and so is that the planner has looked: of a draft that is kept there is left
-what the appliers of its decisions leave.
+Each decision is applied to the state when it is recorded, so that every later step sees it and
+nothing is copied. At the end of the draft all decisions are rolled back, unless the draft keeps
+them: so `decide` leaves the state unchanged. Trials and reservations are rolled back in any case,
+and so is the planner's own bookkeeping: a kept draft leaves exactly what the appliers of its
+decisions leave.
 """
 
 from collections.abc import Iterator
@@ -18,19 +18,21 @@ from yardmaster_schemas.envelope import Event
 
 
 class CycleFull(Exception):
-    """The cycle holds as many decisions as it may; what is left is decided in the next."""
+    """The cycle holds as many decisions as allowed; the rest is decided in the next cycle."""
 
 
 class Draft:
-    """The decisions of a cycle so far; use as a context manager, which takes all of them back
-    unless it is told to `keep` them.
+    """The decisions of a cycle so far.
+
+    Use it as a context manager. At its end all decisions are rolled back, unless `keep` is true.
+    `limit` is the number of decisions allowed.
     """
 
     def __init__(self, state: ClusterState, limit: int, *, keep: bool = False) -> None:
         self.state = state
         self.limit = limit
         self.decisions: list[Decision] = []
-        #: How to take back what was only undo_log.
+        #: Calls that roll back trials, oldest first.
         self.undo_log: list[Undo] = []
         self._keep = keep
         self._before: list[tuple[Pool, bool, bool, bool]] = []
@@ -46,7 +48,7 @@ class Draft:
             pool.woken.clear()
         if not self._keep:
             state.journal = []
-            # Not journaled, since inputs set it too.
+            # Not in the journal, because inputs set these too.
             self._before = [
                 (pool, pool.recheck, pool.reshare, pool.reshare_next)
                 for pool in state.pools.values()
@@ -74,10 +76,10 @@ class Draft:
             pool.reconsidered.clear()
 
     def require(self, decisions: int) -> None:
-        """Make sure that so many decisions that belong together still fit.
+        """Check that so many decisions that belong together still fit.
 
         Raises:
-            CycleFull: they do not (and they are not the first of the cycle).
+            CycleFull: they do not fit, and they are not the first of the cycle.
         """
         wanted = len(self.decisions) + decisions
         if self.decisions and wanted > self.limit:
@@ -85,10 +87,10 @@ class Draft:
         self.limit = max(self.limit, wanted)
 
     def record(self, event: Event, subject: str, cause: str | None) -> None:
-        """Decide `event` about `subject`, following from the record `cause`.
+        """Record and apply the decision `event` about `subject`, caused by the record `cause`.
 
         Raises:
-            CycleFull: the cycle may hold no more.
+            CycleFull: the cycle holds as many decisions as allowed.
         """
         self.require(1)
         apply(self.state, event)
@@ -96,7 +98,7 @@ class Draft:
 
     @contextmanager
     def trial(self) -> Iterator[None]:
-        """Whatever is changed inside is taken back at the end."""
+        """A context whose changes are rolled back at its end."""
         mark = len(self.undo_log)
         try:
             yield
@@ -104,15 +106,16 @@ class Draft:
             self.roll_back(mark)
 
     def roll_back(self, mark: int = 0) -> None:
-        """Take back all that was undo_log after `mark`."""
+        """Roll back all trials after `mark`."""
         undo_log = self.undo_log
         while len(undo_log) > mark:
             function, arguments = undo_log.pop()
             function(*arguments)
 
     def take_recheck(self, pool: Pool) -> bool:
-        """Whether all who wait for room in a pool are to be asked again, which asking settles for
-        the rest of the cycle.
+        """Whether all groups that wait for capacity in a pool are due to be reconsidered.
+
+        Clears the flag for the rest of the cycle.
         """
         due, pool.recheck = pool.recheck, False
         if due:
@@ -120,7 +123,7 @@ class Draft:
         return due
 
     def clear_reshare(self, pool: Pool) -> None:
-        """What a pool's shares rest on is looked at, which is enough for the rest of the cycle."""
+        """Note that the pool's shares are computed in this cycle."""
         if pool.reshare:
             pool.reshare = False
             self._reshare_cleared.append(pool)

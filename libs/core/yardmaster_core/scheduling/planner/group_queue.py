@@ -1,11 +1,12 @@
-"""Who is to be considered in one pool in one cycle, and in which order.
+"""The queue of groups to consider in one pool in one cycle.
 
-Groups come in the policy's order, each with its first task, and have two turns: one to start, one
-to have others stopped. Of one rank (the first of the policy's key) all have their first turn before
-any has its second; tasks whose last starts failed come after both.
+Groups come in the policy's order, each with its first task. A group has two turns: one to start,
+one to preempt. All groups of one rank (the first element of the policy's sort key) have their first
+turn before any has its second. Tasks whose last starts failed come after both.
 
-Groups that wait for the same room equivalent, as the policy says, stand behind the first of them:
-where that one finds none, those behind it keep the answer that they have.
+Groups that the policy calls equivalent and that wait for the same capacity are queued behind the
+first of them (the leader). If the leader does not fit, the followers keep their recorded wait
+reason.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -16,38 +17,38 @@ from yardmaster_core.scheduling.planner.policy import Policy, PoolView
 from yardmaster_core.scheduling.state.entities import Group, Pool, Task
 from yardmaster_schemas.reasons import WaitCode
 
-#: First of the policy's key, whether the turn is to start (0) or to have others stopped (1), the
-#: rest of that key.
+#: The first element of the policy's sort key (the rank), the turn (0: start, 1: preempt), the rest
+#: of that key.
 SortKey = tuple[Any, ...]
-#: A group, its task to be considered, those that come after that one, and which turn it is.
+#: A group, the task to consider, the tasks after it, and the turn.
 Candidate = tuple[Group, Task, Iterator[Task], int]
 Entry = tuple[SortKey, int, Candidate]
 Follower = tuple[SortKey, int, Group]
 
-#: What one may wait for that its equivalence wait for too.
+#: Wait codes that equivalent groups share.
 NO_CAPACITY: Final = frozenset({WaitCode.INSUFFICIENT_FREE, WaitCode.FRAGMENTED})
 
 
 class GroupQueue:
-    """The lines of one pool."""
+    """The groups to consider in one pool, in order."""
 
     def __init__(self, view: PoolView, policy: Policy) -> None:
         self._view = view
         self._policy = policy
-        #: By turn.
+        #: One heap per turn.
         self._heaps: tuple[list[Entry], list[Entry]] = ([], [])
         self._queued: set[Group] = set()
-        #: Those who stand behind the first of their equivalence, by that one.
+        #: Leader -> its followers.
         self._followers: dict[Group, list[Follower]] = {}
-        #: Groups that were told to wait.
+        #: Groups that got a wait reason in this cycle.
         self.done: set[Group] = set()
 
     def __bool__(self) -> bool:
-        """Whether anybody is to be considered."""
+        """Whether any group is left to consider."""
         return any(self._heaps)
 
     def add(self, groups: Iterable[Group]) -> None:
-        """Have groups considered that neither are to be nor were told to wait."""
+        """Queue groups that are neither queued nor done."""
         equivalent: dict[Hashable, list[Follower]] = {}
         for group in groups:
             if group in self._queued or group in self.done or not group.queue.live:
@@ -61,18 +62,18 @@ class GroupQueue:
             equivalent.setdefault(equivalence, []).append(
                 (self._key(group, task, 0), id_order(task), group)
             )
-        for line in equivalent.values():
-            heapify(line)
-            self._push_leader(line)
+        for followers in equivalent.values():
+            heapify(followers)
+            self._push_leader(followers)
 
     def requeue(self, groups: Iterable[Group]) -> None:
-        """The same, also of those that were told to wait."""
+        """Queue groups, also those that are done."""
         again = list(groups)
         self.done.difference_update(again)
         self.add(again)
 
     def pop(self, must_wait: Callable[[Group], bool]) -> Candidate | None:
-        """The next in line; None when there is nobody, or who is next is `must_wait`."""
+        """Return the next candidate, or None: the queue is empty, or the next group must wait."""
         while (entry := self._pop(must_wait)) is not None:
             group, task, rest, _ = entry[2]
             if task.group is group:
@@ -82,24 +83,25 @@ class GroupQueue:
 
     def _pop(self, must_wait: Callable[[Group], bool]) -> Entry | None:
         first, second = self._heaps
-        line = second if not first or (second and second[0] < first[0]) else first
-        if not line or not must_wait(line[0][2][0]):
-            return heappop(line) if line else None
-        if line is first and second:
-            # An equal that came before has had its first turn, and need not wait with those behind.
-            (rank, _, *place), (other_rank, _, *other_place) = first[0][0], second[0][0]
-            came_before = rank == other_rank and other_place < place
+        heap = second if not first or (second and second[0] < first[0]) else first
+        if not heap or not must_wait(heap[0][2][0]):
+            return heappop(heap) if heap else None
+        if heap is first and second:
+            # A group of the same rank that comes earlier has had its first turn; it need not wait
+            # with the groups behind it.
+            (rank, _, *rest_of_key), (other_rank, _, *other_rest) = first[0][0], second[0][0]
+            came_before = rank == other_rank and other_rest < rest_of_key
             if came_before and not must_wait(second[0][2][0]):
                 return heappop(second)
         return None
 
     def push(self, group: Group, task: Task, rest: Iterator[Task], turn: int) -> None:
-        """Let a group's task have that turn when it comes."""
+        """Queue a group's task for that turn."""
         key = self._key(group, task, turn)
         heappush(self._heaps[turn], (key, id_order(task), (group, task, rest, turn)))
 
     def push_next(self, group: Group, rest: Iterator[Task]) -> None:
-        """Let the group's next task be considered, if there is one."""
+        """Queue the group's next task, if there is one; else let its followers be considered."""
         task = next(rest, None)
         if task is None:
             self.remove(group)
@@ -108,45 +110,45 @@ class GroupQueue:
             self.push(group, task, rest, 0)
 
     def comes_first(self, group: Group, task: Task, turn: int) -> bool:
-        """Whether nobody in line comes before a group's task."""
+        """Whether no queued group comes before the group's task."""
         key = self._key(group, task, turn)
-        return not any(line and line[0][0] < key for line in self._heaps)
+        return not any(heap and heap[0][0] < key for heap in self._heaps)
 
     def requeue_followers(self, group: Group) -> None:
-        """The group's first task got what it asked for: its equivalence are to be considered
-        too.
-        """
-        line = self._followers.pop(group, None)
-        if line:
-            self._push_leader(line)
+        """Queue the group's followers: its first task got slots, so they may get some too."""
+        followers = self._followers.pop(group, None)
+        if followers:
+            self._push_leader(followers)
 
     def remove(self, group: Group) -> None:
-        """The group is not to be considered for now."""
+        """Take a group out of the queue; it may be added again."""
         self._queued.discard(group)
 
     def finish(self, group: Group) -> None:
-        """The group was told to wait: so are its equivalence, unless they were told another
-        reason.
+        """Mark a group that got a wait reason as done.
+
+        Its followers with the same recorded reason are done too; else they are queued.
         """
         self.remove(group)
         self.done.add(group)
-        line = self._followers.get(group)
+        followers = self._followers.get(group)
         pool = self._view.pool
-        if line and code_of(group, pool) is code_of(line[0][-1], pool):
+        if followers and code_of(group, pool) is code_of(followers[0][-1], pool):
             del self._followers[group]
-            self._queued.difference_update(each for *_, each in line)
+            self._queued.difference_update(each for *_, each in followers)
         else:
             self.requeue_followers(group)
 
     def _key(self, group: Group, task: Task, turn: int) -> SortKey:
-        rank, *place = self._policy.order(self._view, group, task)
-        # A task whose last starts failed has both turns after all others of its rank, so that it
-        # does not take what one of them preempted others for.
-        return rank, turn + 2 * group.shape.start_failed, *place
+        rank, *rest_of_key = self._policy.order(self._view, group, task)
+        # A task whose last starts failed has both turns after all others of its rank: so it does
+        # not take slots for which one of them preempted tasks.
+        return rank, turn + 2 * group.shape.start_failed, *rest_of_key
 
     def _equivalence_of(self, group: Group) -> Hashable | None:
-        """What groups have in common that find room or do not find it equivalent; None: it is on
-        its own, or its answer is not known yet.
+        """Return a key that groups share which fit or do not fit together.
+
+        None: the group has no equivalent, or its own result is not known yet.
         """
         shape = group.shape
         code = code_of(group, self._view.pool)
@@ -155,21 +157,19 @@ class GroupQueue:
         rank = self._policy.equivalence(self._view, group)
         return None if rank is None else (rank, shape.fit, shape.start_failed, code)
 
-    def _push_leader(self, line: list[Follower]) -> None:
-        group = heappop(line)[2]
-        if line:
-            self._followers[group] = line
+    def _push_leader(self, followers: list[Follower]) -> None:
+        group = heappop(followers)[2]
+        if followers:
+            self._followers[group] = followers
         self.push_next(group, group.queue.in_order())
 
 
 def code_of(group: Group, pool: Pool) -> WaitCode | None:
-    """The recorded reason why a group waits in a pool."""
+    """Return the recorded wait code of a group in a pool, or None."""
     known = group.waits.get(pool.name)
     return known[0].code if known is not None else None
 
 
 def id_order(task: Task) -> int:
-    """Breaks ties between order keys that a policy made equal: the order of admission, then the
-    index.
-    """
+    """Return a task's admission order, then its index: it breaks ties of a policy's sort keys."""
     return task.job.seq * 10_000 + task.index

@@ -1,13 +1,14 @@
-"""Who starts, who is stopped for whom, and why the rest waits: one pass over the groups that are
-awake.
+"""Plan a cycle: which tasks start, which tasks are preempted for them, and why the others stay
+pending.
 
-The same for every policy; what differs are the strategies it uses_workload. Groups come in the
-policy's order, each with its first task. A group whose task was placed, or promised the slots of
-tasks that stop, comes back with its next one; a group that got a reason to wait is done, since its
-tasks are equal. So the cost of a pass follows what was woken and what starts, not what waits.
+The planner is the same for every policy; a policy supplies functions that the planner calls
+(`policy.py`). Groups are considered in the policy's order, each by its first task. After a task was
+placed, or got reserved slots, its group is queued again with its next task. After a group got a
+wait reason, it is done for this cycle, because its tasks are equal. So the cost of a cycle depends
+on the groups that were woken and the tasks that start, not on the number of pending tasks.
 
-Of those of one rank, all that find room start first; only then are others stopped for the rest, so
-that nobody is stopped for room that an equal takes.
+Among groups of the same rank, every task that fits starts before any task is preempted for the
+others. So no task is preempted for capacity that a task of equal rank then takes.
 """
 
 from collections.abc import Iterator
@@ -18,9 +19,10 @@ from typing import Final
 from yardmaster_core.scheduling.planner.draft import Draft
 from yardmaster_core.scheduling.planner.fragmentation import track_workload
 from yardmaster_core.scheduling.planner.group_queue import GroupQueue, code_of
-from yardmaster_core.scheduling.planner.limits import Reservations, limit_reached
+from yardmaster_core.scheduling.planner.limits import limit_reached
 from yardmaster_core.scheduling.planner.placement import ReplicaSlots, place
 from yardmaster_core.scheduling.planner.policy import PolicyRegistry, PoolView
+from yardmaster_core.scheduling.planner.reservations import Reservations
 from yardmaster_core.scheduling.planner.resolved_config import ResolvedConfig, resolved_config
 from yardmaster_core.scheduling.planner.victim_search import VictimSearch
 from yardmaster_core.scheduling.planner.wait_reasons import no_capacity
@@ -40,27 +42,31 @@ from yardmaster_schemas.reasons import EndCode, Stop, Wait, WaitClass, WaitCode
 
 
 class GroupResult(Enum):
-    """What came of considering a task, and so of its group."""
+    """The result for a task, and so for its group."""
 
-    STARTED = auto()  # it was placed: its equal behind it is worth a look
-    RESERVED = auto()  # it was promised slots: so it is, where one may pass
-    NO_CAPACITY = auto()  # there is no room for it as things are
-    WAITS = auto()  # a reason is recorded, which holds for its equals
+    #: It was placed: consider the group's next task.
+    STARTED = auto()
+    #: Slots are reserved for it: consider the group's next task, unless the policy is strict.
+    RESERVED = auto()
+    #: It does not fit now: consider it again, with preemption.
+    NO_CAPACITY = auto()
+    #: Its wait reason is recorded, and holds for all tasks of the group.
+    WAITS = auto()
 
 
-#: After which answers the next of a group is considered; in a strict line nobody passes one that
-#: waits for his victims.
-_STRICT: Final = frozenset({GroupResult.STARTED})
-_NOT_STRICT: Final = frozenset({GroupResult.STARTED, GroupResult.RESERVED})
+#: Results after which the next task of the group is considered. In a strict queue no task passes
+#: one that waits for its victims.
+_CONTINUE_STRICT: Final = frozenset({GroupResult.STARTED})
+_CONTINUE: Final = frozenset({GroupResult.STARTED, GroupResult.RESERVED})
 
 
 def plan(draft: Draft, policies: PolicyRegistry) -> None:
-    """Consider every group that is awake in every pool, each in its pools' order of preference.
+    """Consider every awake group in every pool, in the group's order of preferred pools.
 
-    Pools take turns in the order of their names until nobody is left: a group waits for its turn in
-    a pool while one that it prefers has not answered yet, and those behind it wait with it (else
-    they would start only to be stopped for it). Where that leaves nobody to consider, it is passed
-    over.
+    Pools take turns by name until no group is left to consider. A group waits for its turn in a
+    pool until every pool that it prefers has a result for it, and the groups behind it wait too
+    (otherwise they would start and then be preempted for it). If all remaining groups wait like
+    this, they are deferred and the groups behind them are considered.
     """
     pools = sorted(draft.state.pools.values(), key=lambda pool: pool.name)
     configured = [
@@ -73,23 +79,23 @@ def plan(draft: Draft, policies: PolicyRegistry) -> None:
         return
     reservations = Reservations()
     passes = [PoolPass(draft, pool, resolved, reservations) for pool, resolved in configured]
-    pass_over = False
+    defer = False
     while True:
         considered = False
-        for one in passes:
-            considered |= one.run(passes, pass_over=pass_over)
-        if not considered and pass_over:
-            if not reservations.spent:
+        for pool_pass in passes:
+            considered |= pool_pass.run(passes, defer=defer)
+        if not considered and defer:
+            if not reservations.limits_changed:
                 return
-            reservations.spent = False
-            for one in passes:
-                one.recheck_limits()
+            reservations.limits_changed = False
+            for pool_pass in passes:
+                pool_pass.recheck_limits()
             continue
-        pass_over = not considered
+        defer = not considered
 
 
 class PoolPass:
-    """One pool's part of a cycle."""
+    """The part of a cycle that plans one pool."""
 
     def __init__(
         self, draft: Draft, pool: Pool, resolved: ResolvedConfig, reservations: Reservations
@@ -109,23 +115,25 @@ class PoolPass:
             find_victims=self.victim_search.for_tasks,
         )
         self.queue = GroupQueue(self.view, self.policy)
-        #: Slots were promised to tasks whose victims are still stopping.
+        #: Whether slots are reserved for tasks whose victims are still stopping.
         self.has_reservations = False
-        #: Groups to whose first tasks they were promised: what holds for those behind is no woken.
+        #: Groups with reserved slots; their recorded wait reason is not replaced in this cycle.
         self._reserved_for: set[Group] = set()
-        #: Tasks that this cycle placed, which it does not stop for others.
+        #: Tasks that this cycle placed; the cycle does not preempt them.
         self._placed: set[Task] = set()
         self._begun = False
-        #: By index and what is asked for: after how many changes there was no room for it.
+        #: Index and fit -> the index's change count at which no placement existed for that fit.
         self._no_placement_at: dict[tuple[CapacityIndex, Fit], int] = {}
-        #: The reasons of those without room, and after how many changes.
+        #: Fit -> the change count, and the wait reason found at that count.
         self._capacity_waits: dict[Fit, tuple[int, Wait]] = {}
-        #: Where the last of the equals being considered was placed, if the next one goes there too.
+        #: The node of the last placement in the current group, if the next task may go there too.
         self._capacity: NodeCapacity | None = None
 
-    def run(self, passes: "list[PoolPass]", *, pass_over: bool) -> bool:
-        """Consider whom no preferred pool still has to answer, up to the first who has to wait for
-        one (with `pass_over`: all of them); returns whether anybody was considered.
+    def run(self, passes: "list[PoolPass]", *, defer: bool) -> bool:
+        """Consider queued groups in order until one must wait for a pool that it prefers.
+
+        With `defer`, defer such groups and consider the groups behind them. Returns whether any
+        group was considered.
         """
         if not self._begun:
             self._begun = True
@@ -143,11 +151,11 @@ class PoolPass:
         deferred: list[Group] = []
 
         def must_wait(group: Group) -> bool:
-            return not pass_over and self._prefers_another(group, passes)
+            return not defer and self._waits_for_preferred_pool(group, passes)
 
         while (candidate := self.queue.pop(must_wait)) is not None:
             group, task, rest, turn = candidate
-            if pass_over and self._prefers_another(group, passes):
+            if defer and self._waits_for_preferred_pool(group, passes):
                 deferred.append(group)
                 self.queue.remove(group)
                 continue
@@ -161,7 +169,10 @@ class PoolPass:
         return considered
 
     def _recheck(self) -> bool:
-        """Ask all who wait for room or for a bound again, if that is due; whether it was."""
+        """Reconsider all groups that wait for capacity or for a limit, if that is due.
+
+        Returns whether it was due.
+        """
         if not self.draft.take_recheck(self.pool):
             return False
         for group in self.draft.state.blocked(self.pool):
@@ -171,7 +182,9 @@ class PoolPass:
         return True
 
     def _reclaim(self) -> None:
-        """Have given back what is over a share, and wake who may have more of his."""
+        """Preempt tasks of claimants above their share; reconsider groups whose claimant may get
+        more.
+        """
         self.draft.clear_reshare(self.pool)
         assert self.policy.reclaim is not None
         for victim, stop in self.policy.reclaim(self.view):
@@ -180,8 +193,8 @@ class PoolPass:
             self.pool.reconsider(group)
 
     def recheck_limits(self) -> None:
-        """Who waits for room and may not have it any more, since others of its owner started, holds
-        back nobody.
+        """Reconsider groups that wait for capacity but have reached a limit since other tasks of
+        their owner started; such a group must not block others.
         """
         for queue_class in self.pool.queue_classes:
             for groups in queue_class.blocked.values():
@@ -191,11 +204,11 @@ class PoolPass:
                         self.pool.reconsider(group)
 
     def _consider_group(self, group: Group, task: Task, rest: Iterator[Task], turn: int) -> None:
-        """Consider the group's tasks while they come first in line."""
+        """Consider the group's tasks while the group is first in the queue."""
         self._capacity = None
         pool = self.pool
-        continue_after = _STRICT if self.policy.strict_queue is not None else _NOT_STRICT
-        while (answer := self._consider(group, task, turn)) in continue_after:
+        continue_on = _CONTINUE_STRICT if self.policy.strict_queue is not None else _CONTINUE
+        while (result := self._consider(group, task, turn)) in continue_on:
             self.queue.requeue_followers(group)
             following = next(rest, None)
             if following is None:
@@ -205,7 +218,7 @@ class PoolPass:
             if pool.woken or not self.queue.comes_first(group, task, turn):
                 self.queue.push(group, task, rest, turn)
                 return
-        if answer is GroupResult.NO_CAPACITY:
+        if result is GroupResult.NO_CAPACITY:
             self.queue.push(group, task, rest, 1)
         else:
             self.queue.finish(group)
@@ -216,16 +229,16 @@ class PoolPass:
             self.queue.requeue(group for group in woken if group not in self._reserved_for)
             woken.clear()
 
-    def _prefers_another(self, group: Group, passes: "list[PoolPass]") -> bool:
+    def _waits_for_preferred_pool(self, group: Group, passes: "list[PoolPass]") -> bool:
         pools = group.shape.pools
         if pools[0] == self.pool.name:
             return False
         before = pools[: pools.index(self.pool.name)]
         return any(
-            one.pool.name in before
-            and (group in one.pool.awake or group in one.pool.reconsidered)
-            and group not in one.queue.done
-            for one in passes
+            other.pool.name in before
+            and (group in other.pool.awake or group in other.pool.reconsidered)
+            and group not in other.queue.done
+            for other in passes
         )
 
     def _consider(self, group: Group, task: Task, turn: int) -> GroupResult:
@@ -258,19 +271,20 @@ class PoolPass:
             return GroupResult.STARTED
         placement = self._find_placement(self.pool.free, task, also)
         if placement is None:
-            # What an earlier cycle promised is kept from equals that come now.
-            kept = self._waits_for_victims(group) and self._reserve_released(group, task)
-            return GroupResult.RESERVED if kept else GroupResult.NO_CAPACITY
+            # Slots that an earlier cycle reserved are not given to equal tasks that arrive now.
+            reserved = self._waits_for_victims(group) and self._reserve_released(group, task)
+            return GroupResult.RESERVED if reserved else GroupResult.NO_CAPACITY
         self._start(task, placement)
         self._capacity = placement[0][0] if self.strategy.sticky and len(placement) == 1 else None
         return GroupResult.STARTED
 
     def _preempt_or_wait(self, group: Group, task: Task, start_wait: Wait | None) -> GroupResult:
-        """See whether others stop, or can be stopped, so that the task fits; `start_wait`: why it
-        may not start yet even then.
+        """Reserve slots that other tasks release, else preempt tasks, else record why the task
+        waits.
 
-        A task whose last starts failed starts on free capacity only: it preempts no task, and gets
-        no slots that others release for a third.
+        `start_wait` is the reason why the task must not start yet even if it fits. A task whose
+        last starts failed starts on free capacity only: it preempts no task, and gets no slots that
+        a task releases for a third one.
         """
         shape = group.shape
         if shape.start_failed:
@@ -284,8 +298,8 @@ class PoolPass:
         )
         if victims:
             self._preempt_for(task, victims)
-            placement = place(self.pool.future, shape, self.strategy, key=self._key(task))
-            assert placement is not None, "victims were found whose going does not help"
+            placement = place(self.pool.future, shape, self.strategy, key=self._seed_key(task))
+            assert placement is not None, "the task does not fit without its victims"
             self._reserve(task, placement)
             self._wait_for_victims(group, task, len(victims))
             return GroupResult.RESERVED
@@ -300,12 +314,13 @@ class PoolPass:
     def _find_placement(
         self, index: CapacityIndex, task: Task, also: CapacityIndex | None = None
     ) -> list[ReplicaSlots] | None:
-        """A place for a task; where its equals found none, and nothing has changed, it is not
-        looked for again.
+        """Return a placement for `task`, or None.
+
+        If its equals found none and the index has not changed since, the search is not repeated.
         """
         shape = task.job.shape
         if self.strategy.unequal:
-            # There less room may fit where more does not.
+            # With unequal gangs, a task may fit on less capacity and not on more.
             return self._placement_off_failed_nodes(index, task, also)
         key = (index, shape.fit)
         if self._no_placement_at.get(key) == index.changes:
@@ -320,18 +335,20 @@ class PoolPass:
     def _placement_off_failed_nodes(
         self, index: CapacityIndex, task: Task, also: CapacityIndex | None
     ) -> list[ReplicaSlots] | None:
-        """A place off the nodes on which the task's last starts failed, else any place.
+        """Return a placement that avoids the nodes on which the task's last starts failed, else
+        any.
 
-        So they decide where it is placed, but never whether: it fits wherever its equals do.
+        So those nodes decide where a task is placed, but never whether: it fits wherever its equals
+        fit.
         """
-        shape, key = task.job.shape, self._key(task)
+        shape, key = task.job.shape, self._seed_key(task)
         if avoid := index.ordinals(task.failed_nodes):
             placement = place(index, shape, self.strategy, also, key, avoid)
             if placement is not None:
                 return placement
         return place(index, shape, self.strategy, also, key)
 
-    def _key(self, task: Task) -> str:
+    def _seed_key(self, task: Task) -> str:
         return f"{task.id}/{task.attempt + 1}" if self.strategy.seeded is not None else ""
 
     def _capacity_wait(self, shape: Shape) -> Wait:
@@ -345,9 +362,11 @@ class PoolPass:
         return code_of(group, self.pool) is WaitCode.WAITING_FOR_VICTIMS
 
     def _reserve_released(self, group: Group, task: Task) -> bool:
-        """Whether the task has the promise of slots of tasks that stop."""
+        """Reserve slots that stopping tasks will release, if the task fits on them; return whether
+        it does.
+        """
         if task in self.reservations:
-            return True  # others are stopped for it in a pool that it likes better
+            return True  # tasks are preempted for it in a pool that it prefers
         if not self.pool.stopping:
             return False
         placement = self._find_placement(self.pool.future, task)
@@ -382,7 +401,8 @@ class PoolPass:
         if len(placements) > 1:
             first = nodes[placement[0][0].ordinal]
             ports = range(first.port_first, first.port_last + 1)
-            # A range that is used up is shared rather than holding a gang back: the port is a hint.
+            # If all ports are taken, share the first one: the port is a hint, and no gang waits for
+            # it.
             port = next((p for p in ports if p not in first.ports), first.port_first)
         event = SlotsAllocatedV1(
             task_id=task.id,
@@ -402,7 +422,7 @@ class PoolPass:
         self.draft.record(event, task.id, task.cause)
         self._placed.add(task)
 
-    # Stopping others
+    # Preempting
 
     def _preempt_for(self, task: Task, victims: list[Task]) -> None:
         self.draft.require(len(victims))
@@ -413,7 +433,7 @@ class PoolPass:
         run = victim.run
         assert run is not None
         grace_s = victim.job.spec.grace_s
-        # What is stopped for nobody is over a limit of its own.
+        # A task that is not stopped for another task is above a limit of its own.
         kind = StopRequestedV1 if stop.for_task is None else PreemptionRequestedV1
         event = kind(
             task_id=victim.id,
@@ -427,7 +447,7 @@ class PoolPass:
         self.draft.record(event, victim.id, about.cause)
 
     def _reserve(self, task: Task, placement: list[ReplicaSlots]) -> None:
-        """Keep what is being freed for `task`, for the rest of this cycle."""
+        """Reserve the slots of `placement` for `task` until the end of the cycle."""
         self.has_reservations = True
         self.reservations.add(task, self.pool)
         self.victim_search.reserve(task.job.shape, placement)
@@ -437,16 +457,17 @@ class PoolPass:
     def _reserve_free(
         self, group: Group, task: Task, placement: list[ReplicaSlots], start_wait: Wait
     ) -> None:
-        """Keep room for a task that others go before, so that its equals know how much is left."""
+        """Reserve slots for a task that must not start yet, so that its equals see what is left."""
         self._reserve(task, placement)
-        # Once others were stopped for its equals, that is what the group waits for.
+        # If tasks were preempted for its equals, the group waits for those victims.
         if not self._waits_for_victims(group):
             self._wait(group, task, start_wait)
         self._reserved_for.add(group)
 
     def _wait_for_victims(self, group: Group, task: Task, victims: int) -> None:
         if victims:
-            self._reserved_for.discard(group)  # more than to be start_wait back
+            # Waiting for victims replaces the earlier wait reason.
+            self._reserved_for.discard(group)
         numbers = {"victims": victims, "asked_milli": group.shape.total_gpu_milli}
         self._wait(group, task, Wait(code=WaitCode.WAITING_FOR_VICTIMS, numbers=numbers))
         self._reserved_for.add(group)
@@ -456,12 +477,12 @@ class PoolPass:
             return
         known = group.waits.get(self.pool.name)
         until_ms = known[0].numbers.get("until_at_ms") if known is not None else None
-        # A moment that has passed, or comes sooner than the one that is recorded (and waited for).
         now_ms = self.draft.state.now_ms
-        other = until_ms is not None and (
+        # The recorded moment has passed, or the new one is earlier.
+        changed = until_ms is not None and (
             until_ms <= now_ms or wait.numbers.get("until_at_ms", until_ms) < until_ms
         )
-        if known is None or known[0].code is not wait.code or other:
+        if known is None or known[0].code is not wait.code or changed:
             event = TaskUnschedulableV1(
                 task_id=task.id,
                 shape=group.shape.id,
@@ -476,7 +497,7 @@ class PoolPass:
     def _fail_group(self, group: Group) -> None:
         if class_of(group.waits, group.shape.pools) is not WaitClass.NEVER:
             return
-        # Not a loop over the queue: what ends lets others of its job come in behind it.
+        # Not a loop over the queue: when a task ends, the next task of its job may join the queue.
         while (task := next(group.queue.in_order(), None)) is not None:
             event = TaskEndedV1(
                 task_id=task.id,

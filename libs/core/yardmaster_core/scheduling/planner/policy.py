@@ -1,32 +1,40 @@
-"""What a policy is: a value made of small strategies. The planner (`plan.py`) asks them, in this
-order.
+"""The interface of a policy: a value made of functions that the planner (`plan.py`) calls.
 
-- `surplus`: what is over a share and has to be given back, whoever asks; `wakes`: of those who wait
-  for a share, who may have more of it now;
-- `order`: of groups that wait, whose first task is considered first (a sort key, smallest first);
-- `may_start`: what, other than room, keeps a group from starting now; `may_reserve`: what keeps one
-  that may not from being promised what is being freed, and from having others stopped;
-- `victims`: which running tasks may be stopped for a task, in the order in which to try them;
-- `stop_for`: why a victim is stopped, with the numbers of both sides; `start`: why a task starts.
+The planner calls them in this order:
 
-`line` makes a policy strict: it says in which line a task waits and where, and whoever comes behind
-one that waits for room waits too. Then `order` and `may_start` are those of `policies/strict.py`.
+1. `reclaim`: the running tasks to preempt because their claimant is above its share, for whichever
+   task; `wake`: the groups that waited for their share and may get more now. Only policies with
+   shares have them.
+2. `order`: the sort key of a pending group by its first task; the smallest comes first.
+3. `may_start`: the reason, other than capacity and limits, why a group must not start now. If there
+   is one, `may_reserve`: the reason why it must not get reserved slots and must not preempt.
+4. `victims`: the running tasks that may be preempted for a task, in the order in which to try them.
+5. `stop_reason`: why a victim is stopped, with the numbers of both sides; `start_reason`: why a
+   task starts.
+6. `min_runtime_wait`: if no victims were found, the wait reason of a task whose victims are within
+   their minimum run time.
 
-`alike` says of which groups that wait for the same room the later ones find none, nor anybody to
-stop, where the first finds none, all else that keeps them from starting being equal too.
+`strict_queue` makes a policy strict: it assigns a task to a queue and gives its position, and every
+task behind one that waits for capacity waits too. Then `order` and `may_start` are those of
+`policies/strict.py`.
 
-Of the options, `preempts` says whether a task may have others stopped for itself, and `per_job`
-whether the policy treats a job as a claimant of its own, so that its tasks are equal to no other
-job's. `spares` says that victims whose going turns out not to help run on, `simulated` that the
-policy is for simulations only. Where a task is placed is the pool's own choice (`placement.py`);
-limits of projects and jobs hold under every policy (`limits.py`).
+`equivalence` returns a key. Groups with the same key that wait for the same capacity have the same
+result: if the first of them neither fits nor finds victims, the later ones do not either.
+
+Of the options, `preempts` tells whether a task may preempt others, and `per_job` whether each job
+is a claimant of its own, so that its tasks are equal to no other job's. With `drop_unneeded`,
+victims that turn out unnecessary keep running. `simulation_only` policies are refused outside
+simulations.
+
+A pool's placement strategy is configured apart from its policy (`placement.py`). Limits of projects
+and jobs apply under every policy (`limits.py`).
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from yardmaster_core.scheduling.planner.limits import Reservations
+from yardmaster_core.scheduling.planner.reservations import Reservations
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.entities import Group, Pool, Task
 from yardmaster_core.scheduling.state.policy_traits import TraitsSource
@@ -34,67 +42,70 @@ from yardmaster_core.scheduling.state.strict_queues import PositionOf
 from yardmaster_schemas.events.requests import PolicyRef
 from yardmaster_schemas.reasons import Start, Stop, Wait
 
-#: Smaller is considered first; those of one pool must be comparable, and should differ.
+#: Groups are considered in ascending order. Keys of one pool must be comparable and should differ.
 OrderKey = tuple[Any, ...]
 
 
 class PreemptionBudget(Protocol):
-    """Which of those who can be stopped may be, together."""
+    """Limits which victims may be preempted together."""
 
     def permits(self, victim: Task) -> bool:
-        """Whether one more may be stopped."""
+        """Whether `victim` may be preempted in addition to the victims spent so far."""
         ...
 
     def spend(self, victims: Sequence[Task]) -> bool:
-        """Whether all of these may be stopped too; if so they count from now on."""
+        """Whether all of `victims` may be preempted too; if so, count them as spent."""
         ...
 
 
-#: Who waits, who can be stopped, which of them may be: who is to be.
+#: From pending tasks, possible victims and a budget to the victims to preempt.
 FindVictims = Callable[[Iterable[Task], Sequence[Task], PreemptionBudget], set[Task]]
 
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """What a strategy may look at: the state as the cycle has made it so far, one pool of it, its
-    options, what the cycle has promised.
+    """What a policy's function may read.
+
+    The state with the decisions of the cycle so far, one pool, the policy's options, and the
+    reservations of the cycle.
     """
 
     state: ClusterState
     pool: Pool
     options: Any
     reservations: Reservations = field(default_factory=Reservations)
-    #: What the policy has worked out for this cycle.
+    #: Values that the policy keeps for this cycle.
     memo: dict[Any, Any] = field(default_factory=dict)
-    #: Of running tasks those with whom gone waiting ones fit (`VictimSearch.for_tasks`).
+    #: See `VictimSearch.for_tasks`.
     find_victims: FindVictims | None = None
 
 
 def never(_: Any) -> bool:
-    """`per_job` of policies to which jobs are none of their business, `preempts` of those under
-    which no task preempts others.
+    """Return False: `per_job` of policies that do not treat jobs as claimants, `preempts` of
+    policies under which no task preempts others.
     """
     return False
 
 
 def no_equivalence(_: PoolView, __: Group) -> None:
-    """`alike` of policies under which each group may be answered otherwise."""
+    """`equivalence` of policies under which each group may get a different result."""
 
 
 def no_victims(_: PoolView, __: Task) -> Iterable[Task]:
-    """`victims` of policies under which no task has others stopped for itself."""
+    """`victims` of policies under which no task preempts others."""
     return ()
 
 
 def no_groups(_: PoolView) -> Iterable[Group]:
-    """`wakes` of policies that give out no shares."""
+    """`wake` of policies without shares."""
     return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """One way to schedule a pool. `options` is a closed frozen dataclass, every field with a
-    default.
+    """A way to schedule a pool.
+
+    `options` is a frozen dataclass that refuses unknown fields; every field has a default.
     """
 
     name: str
@@ -118,17 +129,17 @@ class Policy:
 
 
 class PolicyRegistry(TraitsSource, Protocol):
-    """The registry of policies as the planner uses it; `policies.REGISTRY` implements it."""
+    """The registry of policies as the planner uses it; `policies.Registry` implements it."""
 
     def policy(self, ref: PolicyRef) -> Policy:
-        """The policy that a pool's configuration names.
+        """Return the policy that a pool's configuration names.
 
         Raises:
             UnknownPolicy.
         """
 
     def options(self, ref: PolicyRef) -> Any:
-        """The options of that policy, parsed by its own model.
+        """Return the options of that policy, parsed by its own model.
 
         Raises:
             UnknownPolicy, BadPolicyOptions.

@@ -1,4 +1,7 @@
-"""What a pool's configuration says about planning, read once and not in every cycle."""
+"""A pool's configuration with its policy, options and placement strategy looked up.
+
+It is resolved once per configuration, not in every cycle.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +15,7 @@ from yardmaster_schemas.events.requests import PoolConfig
 
 @dataclass(frozen=True, slots=True)
 class ResolvedConfig:
-    """How a pool is planned, as `config` says."""
+    """What `config` resolves to; `fence_s` is None if the pool has no fence."""
 
     config: PoolConfig
     policy: Policy
@@ -22,7 +25,7 @@ class ResolvedConfig:
 
 
 def resolved_config(pool: Pool, policies: PolicyRegistry) -> ResolvedConfig:
-    """The resolved of a pool, which must be configured; made once for each configuration.
+    """Return a configured pool's resolved configuration.
 
     Raises:
         UnknownPolicy, BadPolicyOptions, UnknownPlacement.

@@ -1,5 +1,6 @@
-"""SeededRandom that are the same on every machine and in every replay: from a seed in the log and
-what they are for, through a hash.
+"""Random numbers that are equal on every machine and in every replay.
+
+They come from a hash of a seed, which is in the log, and of the purpose of the draw.
 """
 
 from collections.abc import Iterable, Iterator
@@ -8,12 +9,12 @@ from typing import Final, TypeVar
 
 T = TypeVar("T")
 
-#: Bytes of one draw: against 2^64 no number of rooms is so large that some would come more often.
+#: Bytes of one number. No pool has so many nodes that the bias against 2^64 matters.
 _DRAW: Final = 8
 
 
 class SeededRandom:
-    """An endless row of draws, all of it settled by `key`."""
+    """An endless sequence of random numbers, determined by `key`."""
 
     __slots__ = ("_blocks", "_key", "_left")
 
@@ -23,7 +24,7 @@ class SeededRandom:
         self._left = b""
 
     def below(self, number: int) -> int:
-        """The next draw: from 0 to less than `number`, each as likely."""
+        """Return the next number: uniform from 0 to `number` - 1."""
         if not self._left:
             block = self._blocks.to_bytes(8, "big")
             self._left = blake2b(self._key, digest_size=64, salt=block).digest()
@@ -33,7 +34,7 @@ class SeededRandom:
 
 
 def shuffled(seed: int, purpose: str, things: Iterable[T]) -> Iterator[T]:
-    """`things` one after another by lot, each once; a step for each that is shuffled."""
+    """Yield `things` in random order, each once; costs one step per item that is taken."""
     draws = SeededRandom(f"{seed}/{purpose}")
     left = list(things)
     while left:
@@ -43,7 +44,7 @@ def shuffled(seed: int, purpose: str, things: Iterable[T]) -> Iterator[T]:
 
 
 def nth_bit(mask: int, n: int) -> int:
-    """The position of the `n`-th bit that is set in `mask`, counted from 0 and from below."""
+    """Return the position of the `n`-th set bit of `mask`; both count from 0, lowest first."""
     at = 0
     width = mask.bit_length()
     while width > 1:

@@ -1,5 +1,6 @@
-"""SlotAmounts would be free were some tasks gone: tried on the pool's own index of the future, and
-taken back.
+"""Search for victims: which running tasks to preempt so that a pending task fits.
+
+Removing a victim is tried on the pool's index of future capacity and rolled back afterwards.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,77 +19,82 @@ from yardmaster_core.scheduling.state.entities import Pool, ReplicaState, Task
 from yardmaster_core.scheduling.state.indexes import CapacityIndex, NodeCapacity
 from yardmaster_core.scheduling.state.shapes import WHOLE, Fit, Shape
 
+#: Arguments of `CapacityIndex.take` and `give`: capacity, slots, gpu_milli, cpu_milli, memory_mib.
 SlotAmounts = tuple[NodeCapacity, tuple[int, ...], int, int, int]
-#: On one node: which of the victims, the task, and the gpu_milli that it holds there.
+#: The position of a victim in the list of victims, the victim, and the gpu_milli that it holds on
+#: one node.
 NodeVictim = tuple[int, Task, int]
 
 
 class VictimSearch:
-    """A pool's future, for one cycle."""
+    """Searches victims in one pool, on its future capacity, during one cycle."""
 
-    def __init__(self, draft: Draft, pool: Pool, choose: PlacementStrategy) -> None:
+    def __init__(self, draft: Draft, pool: Pool, strategy: PlacementStrategy) -> None:
         self._draft = draft
         self._future = pool.future
-        self._choose = choose
+        self._strategy = strategy
 
     def for_task(
         self, task: Task, victims: Iterable[Task], *, drop_unneeded: bool = True
     ) -> list[Task]:
-        """Those of `victims`, tried in their order, with whom gone the task fits; `drop_unneeded`:
-        but for those whose going does not help.
+        """Return the shortest prefix of `victims` whose removal lets the task fit; empty: none
+        does.
+
+        With `drop_unneeded`, without the victims that turned out unnecessary.
         """
         changes = self._future.changes
         with self._draft.trial():
             needed = self._try(task.job.shape, victims, drop_unneeded=drop_unneeded)
-        # All is as it was.
+        # The trial is rolled back, so the index is unchanged.
         self._future.changes = changes
         return needed
 
     def for_tasks(
         self, tasks: Iterable[Task], victims: Sequence[Task], budget: PreemptionBudget
     ) -> set[Task]:
-        """Of `victims` those with whom gone the tasks fit, up to the first that cannot be helped.
+        """Return the victims whose removal lets the tasks fit, up to the first task that none
+        helps.
 
-        Of the nodes on which a task, or a part of it, would fit the one comes first for which the
-        fewest of `victims`, in their order, have to be gone through. Costs a step for each victim
-        and size that is asked for, then amounts is tried.
+        Among the nodes that could hold a task, or a part of it, the node comes first that needs the
+        shortest prefix of `victims`. Costs one step for each victim and requested fit, then one for
+        each trial.
         """
         changes = self._future.changes
         by_node = VictimsByNode(self._future, self._by_node(victims), budget)
         with self._draft.trial():
             for task in tasks:
                 shape = task.job.shape
-                places = self._place(shape)
-                while places is None:
+                placement = self._find_placement(shape)
+                while placement is None:
                     mark = len(self._draft.undo_log)
                     needed = self._try(shape, by_node.victims_for(shape))
                     if not needed:
                         break
                     if budget.spend(needed):
                         by_node.choose(shape, needed)
-                        places = self._place(shape)
+                        placement = self._find_placement(shape)
                         break
                     self._draft.roll_back(mark)
                     by_node.skip_first_node(shape)
-                if places is None:
+                if placement is None:
                     break
-                self.reserve(shape, places)
+                self.reserve(shape, placement)
         self._future.changes = changes
         return by_node.chosen
 
     def _by_node(self, victims: Iterable[Task]) -> dict[int, list[NodeVictim]]:
         nodes, capacities = self._draft.state.nodes, self._future.capacities
         found: dict[int, list[NodeVictim]] = {}
-        for at, victim in enumerate(victims):
+        for position, victim in enumerate(victims):
             run = victim.run
             assert run is not None
-            for replica, placement in enumerate(run.placements):
+            for replica, held in enumerate(run.placements):
                 if run.replicas[replica] >= ReplicaState.RELEASED:
                     continue
-                ordinal = nodes[placement.node].ordinal
+                ordinal = nodes[held.node].ordinal
                 if ordinal in capacities:
-                    milli = placement.gpu_milli * len(placement.slots)
-                    found.setdefault(ordinal, []).append((at, victim, milli))
+                    milli = held.gpu_milli * len(held.slots)
+                    found.setdefault(ordinal, []).append((position, victim, milli))
         return found
 
     def _try(
@@ -96,26 +102,26 @@ class VictimSearch:
     ) -> list[Task]:
         tried: list[Task] = []
         for victim in victims:
-            self._free(victim)
+            self._remove(victim)
             tried.append(victim)
-            if self._capacity_on(victim, shape) and self._place(shape) is not None:
+            if self._helps_on(victim, shape) and self._find_placement(shape) is not None:
                 return self._drop_unneeded(shape, tried) if drop_unneeded else tried
         return []
 
-    def reserve(self, shape: Shape, places: Iterable[ReplicaSlots]) -> None:
-        """Take places for a task out of the future, for the rest of the cycle."""
-        for capacity, slots in places:
+    def reserve(self, shape: Shape, placement: Iterable[ReplicaSlots]) -> None:
+        """Reserve slots of the future capacity for a task, until the end of the cycle."""
+        for capacity, slots in placement:
             self._take((capacity, slots, shape.gpu_milli, shape.cpu_milli, shape.memory_mib))
 
-    def _place(self, shape: Shape) -> list[ReplicaSlots] | None:
-        return place(self._future, shape, self._choose)
+    def _find_placement(self, shape: Shape) -> list[ReplicaSlots] | None:
+        return place(self._future, shape, self._strategy)
 
-    def _capacity_on(self, victim: Task, shape: Shape) -> bool:
+    def _helps_on(self, victim: Task, shape: Shape) -> bool:
         capacities = self._future.capacities
         return any(helps(capacities[ordinal], shape) for ordinal in self._ordinals(victim))
 
     def _drop_unneeded(self, shape: Shape, tried: list[Task]) -> list[Task]:
-        """Spare whom it helps nothing to stop, the most valuable first."""
+        """Drop the victims without which the task fits too, the most valuable first."""
         needed = [tried[-1]]
         capacities = self._future.capacities
         used: set[int] = set()
@@ -123,9 +129,9 @@ class VictimSearch:
             if not used:
                 used = self._used(shape)
             ordinals = self._ordinals(victim)
-            self._free(victim, back=True)
+            self._remove(victim, undo=True)
             if used.isdisjoint(ordinals):
-                # Only a room that still has a place could now be the better choice.
+                # Only a node that still fits a replica could now be the better choice.
                 if any(capacities[ordinal].holds(shape) for ordinal in ordinals):
                     used = set()
                 continue
@@ -133,13 +139,13 @@ class VictimSearch:
             if after:
                 used = after
             else:
-                self._free(victim)
+                self._remove(victim)
                 needed.append(victim)
         return needed[::-1]
 
     def _used(self, shape: Shape) -> set[int]:
-        """The rooms where the task would be placed."""
-        return {capacity.ordinal for capacity, _ in self._place(shape) or ()}
+        """Return the ordinals of the nodes on which the task would be placed."""
+        return {capacity.ordinal for capacity, _ in self._find_placement(shape) or ()}
 
     def _ordinals(self, victim: Task) -> list[int]:
         run = victim.run
@@ -148,17 +154,17 @@ class VictimSearch:
         found = (nodes[placement.node].ordinal for placement in run.placements)
         return [ordinal for ordinal in found if ordinal in self._future.capacities]
 
-    def _free(self, victim: Task, *, back: bool = False) -> None:
+    def _remove(self, victim: Task, *, undo: bool = False) -> None:
         run = victim.run
         assert run is not None
-        for replica, placement in enumerate(run.placements):
+        for replica, held in enumerate(run.placements):
             if run.replicas[replica] >= ReplicaState.RELEASED:
                 continue
             amounts = (
-                *(self._draft.state.nodes[placement.node].future, placement.slots),
-                *(placement.gpu_milli, placement.cpu_milli, placement.memory_mib),
+                *(self._draft.state.nodes[held.node].future, held.slots),
+                *(held.gpu_milli, held.cpu_milli, held.memory_mib),
             )
-            if back:
+            if undo:
                 self._take(amounts)
             else:
                 self._give(amounts)
@@ -176,11 +182,11 @@ class VictimSearch:
 
 
 class VictimsByNode:
-    """Where the room that several tasks ask for can come from: victims, node by node.
+    """The victims of several tasks, node by node.
 
-    A node's place in the heap of those who ask for the same is how far one has to go through the
-    victims until a part of the task fits there. SlotAmounts others use of a node only moves it
-    back, so a place is looked at again when its turn comes.
+    For each fit, a heap orders the nodes by how many victims (a prefix of the list of victims) must
+    be considered until a part of the task fits there. Reservations only move a node back, so its
+    position is computed again when it comes to the front.
     """
 
     def __init__(
@@ -190,37 +196,37 @@ class VictimsByNode:
         self._nodes = nodes
         self._budget = budget
         self._heaps: dict[Fit, list[tuple[int, int]]] = {}
-        #: The nodes of which victims were handed out last.
+        #: Nodes whose victims were returned last.
         self._visited: list[tuple[int, int]] = []
-        #: Victims that are to be stopped.
+        #: Victims that will be preempted.
         self.chosen: set[Task] = set()
 
     def victims_for(self, shape: Shape) -> Iterator[Task]:
-        """The victims of one node after another, until nobody asks for more."""
+        """Yield the victims of one node after another, until the caller stops."""
         heap = self._heap(shape)
         self._visited = []
-        given: set[Task] = set()
+        yielded: set[Task] = set()
         while heap:
-            at, ordinal = heappop(heap)
+            position, ordinal = heappop(heap)
             now = self._victims_needed(shape, ordinal)
             if now is None:
                 continue
-            if now > at:
+            if now > position:
                 heappush(heap, (now, ordinal))
                 continue
-            self._visited.append((at, ordinal))
+            self._visited.append((position, ordinal))
             for number, victim, _ in self._nodes[ordinal]:
-                if number <= at and victim not in given and self._usable(victim):
-                    given.add(victim)
+                if number <= position and victim not in yielded and self._usable(victim):
+                    yielded.add(victim)
                     yield victim
 
     def choose(self, shape: Shape, victims: Iterable[Task]) -> None:
-        """Those are to be stopped."""
+        """Keep `victims`: they will be preempted."""
         self.chosen.update(victims)
         self._return(shape, self._visited)
 
     def skip_first_node(self, shape: Shape) -> None:
-        """The first node that was visited is of no use to who asks for that."""
+        """Drop the first visited node for tasks of this fit."""
         self._return(shape, self._visited[1:])
 
     def _return(self, shape: Shape, visited: list[tuple[int, int]]) -> None:
@@ -233,14 +239,16 @@ class VictimsByNode:
             fitting = self._future.available & self._future.matching(shape)
             nodes = [ordinal for ordinal in self._nodes if fitting >> ordinal & 1]
             found = ((self._victims_needed(shape, ordinal), ordinal) for ordinal in nodes)
-            heap = [(at, ordinal) for at, ordinal in found if at is not None]
+            heap = [(position, ordinal) for position, ordinal in found if position is not None]
             heapify(heap)
             self._heaps[shape.fit] = heap
         return heap
 
     def _victims_needed(self, shape: Shape, ordinal: int) -> int | None:
-        """Up to which victim all of a node's have to go until it has for_task GPUs for a part of
-        the task; -1: it has, None: all are not for_task.
+        """Return the position of the last victim whose removal gives the node enough GPUs for a
+        part of the task.
+
+        -1: the node has enough now. None: all of its victims are not enough.
         """
         capacity = self._future.capacities[ordinal]
         if helps(capacity, shape):
@@ -255,7 +263,7 @@ class VictimsByNode:
                 missing -= milli
                 if 0 >= missing > -milli:
                     return number
-        # SlotAmounts it lacks is no GPU: its victims may hold that.
+        # The node lacks no GPU but another resource: its victims may hold it.
         return last if missing <= 0 else None
 
     def _usable(self, victim: Task) -> bool:
