@@ -32,13 +32,17 @@ _MODULES: Final = (
 #: Reads one request a line: what to start (answered with its pid), or whose exit code is wanted
 #: (null: it lives). A child does what `python -m MODULE WORDS` does once it has imported.
 _PARENT: Final = """
-import importlib, json, os, sys
+import gc, importlib, json, os, sys, traceback
 for name in sys.argv[1:]:
     importlib.import_module(name)
 from yardmaster_eventlog import codec
 from yardmaster_schemas.events import EVENTS
 for kind in EVENTS:
     codec.adapter(*kind)
+# A child neither collects what the parent imported nor tears it down when it ends: both would copy
+# every page of it, twenty times what a short command costs otherwise.
+gc.collect()
+gc.freeze()
 print("ready", flush=True)
 for line in sys.stdin:
     asked = json.loads(line)
@@ -59,7 +63,18 @@ for line in sys.stdin:
             os.close(file)
         sys.stdin = open(0, closefd=False)
         sys.argv = [asked["module"], *asked["words"]]
-        sys.exit(importlib.import_module(asked["module"]).main())
+        try:
+            code = importlib.import_module(asked["module"]).main()
+        except SystemExit as left:
+            code = left.code
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 0 if code is None else 1)
     print(child, flush=True)
 """
 _lock: Final = threading.Lock()
