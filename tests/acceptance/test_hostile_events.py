@@ -26,7 +26,7 @@ from yardmaster_eventlog.codec import decode, encode
 from yardmaster_eventlog.port import Partition, Record
 from yardmaster_runtime.machine.cycle import Leader
 from yardmaster_runtime.machine.fold import Fold
-from yardmaster_runtime.replay import rebuild as replay
+from yardmaster_runtime.replay.verify import verify as verify_log
 from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
 from yardmaster_schemas.events.expiring import RecordQuarantinedV1
 from yardmaster_schemas.events.machine import CycleCommittedV1, TermStartedV1
@@ -302,7 +302,7 @@ def test_a_hundred_thousand_hostile_records_change_nothing_that_is_honest() -> N
         print(dict(hostile.kinds), dict(codes), len(honest(alone)))
         for run in (alone, beset):
             assert run.quota.term == run.scheduler.term == 1, "nobody had to start again"
-            report = await replay.verify(run.cell.log, machines(), CELL, promises=False)
+            report = await verify_log(run.cell.log, machines(), CELL, promises=False)
             assert [f for f in report.findings if f.topic != "details"] == []
             assert not report.unproved
         await assert_audit_clean(alone.cell.log)
@@ -361,7 +361,7 @@ def test_an_unknown_record_in_a_machines_own_topic_stops_its_readers_by_name(
             readers += [played.quota.step, played.scheduler.step]
             readers += [cell.candidate(QuotaMachine(check)).run]
         else:
-            readers += [played.scheduler.look_for_others]
+            readers += [played.scheduler.check_fenced]
         quota, scheduler = machines()
         own = quota if topic == ADMISSIONS.name else scheduler
         standby: Fold[Any] = Fold(cell.log, scheduler, CELL, dump=dump)
@@ -374,7 +374,7 @@ def test_an_unknown_record_in_a_machines_own_topic_stops_its_readers_by_name(
                 async with asyncio.timeout(10):
                     await read()
             assert (caught.value.fields["topic"], caught.value.fields["offset"]) == (topic, at)
-        report = await replay.verify(cell.log, machines(), CELL, promises=False)
+        report = await verify_log(cell.log, machines(), CELL, promises=False)
         found = [(f.topic, f.offset) for f in report.findings if f.topic != "details"]
         assert found == [(topic, at)]
 

@@ -22,7 +22,7 @@ from yardmaster_projections.memory import MemoryViewStore
 from yardmaster_projections.rows import TaskRow
 from yardmaster_runtime.clock import ManualClock
 from yardmaster_runtime.machine.fold import Fold
-from yardmaster_runtime.replay.rebuild import verify
+from yardmaster_runtime.replay.verify import verify
 from yardmaster_schemas.events.machine import CycleCommittedV2, RulesEnabledV1
 from yardmaster_views.follower import Follower, Metrics, Views
 

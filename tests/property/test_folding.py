@@ -29,7 +29,7 @@ from yardmaster_eventlog.testing import Fault, FaultKind, FaultPlan, FaultyLog
 from yardmaster_runtime.errors import Fenced
 from yardmaster_runtime.machine.cycle import Leader
 from yardmaster_runtime.machine.fold import Fold
-from yardmaster_runtime.replay import rebuild as replay
+from yardmaster_runtime.replay.verify import verify as verify_log
 from yardmaster_schemas.envelope import Envelope
 from yardmaster_schemas.events import EVENTS
 from yardmaster_schemas.events import requests as req
@@ -314,7 +314,7 @@ def test_every_way_to_read_a_history_leads_to_the_same_state(
                 assert digest(restarted) == then, "a snapshot"
                 await restarted.catch_up()
                 assert_same(restarted, whole, "a snapshot and the tail")
-        report = await replay.verify(
+        report = await verify_log(
             told.cell.log, [machine_of(name) for name in MACHINES], CELL, promises=False
         )
         assert [f for f in report.findings if f.topic != "details"] == []

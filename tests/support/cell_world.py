@@ -25,7 +25,7 @@ from yardmaster_eventlog.port import Partition, Record
 from yardmaster_eventlog.snapshots import SnapshotStore
 from yardmaster_runtime.chance import SeededChance
 from yardmaster_runtime.clock import ManualClock
-from yardmaster_runtime.replay.rebuild import verify
+from yardmaster_runtime.replay.verify import verify
 from yardmaster_runtime.service import Ports, candidate
 from yardmaster_runtime.settings import RuntimeSettings, SnapshotLimits
 from yardmaster_runtime.telemetry.port import Telemetry

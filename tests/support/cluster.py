@@ -32,7 +32,7 @@ from yardmaster_localcluster.orphans import MARK, end, of_cluster, of_tasks
 from yardmaster_localcluster.plan import Counts, FreePorts, Wanted
 from yardmaster_localcluster.process import ServiceProcess
 from yardmaster_runtime.clock import SystemClock
-from yardmaster_runtime.replay import rebuild as replay
+from yardmaster_runtime.replay.verify import verify as verify_log
 from yardmaster_schemas.api import JobSpec, Phase, Task
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.decisions import TaskEndedV1
@@ -369,7 +369,7 @@ class Cluster:
             for number, cell in enumerate(self.fleet.wanted.cells):
                 found = await audit_log(log, honest_agents=honest_agents, partition=number)
                 machines: list[Machine[Any]] = [QuotaMachine(check), SchedulerMachine()]
-                report = await replay.verify(log, machines, cell, partition=number)
+                report = await verify_log(log, machines, cell, partition=number)
                 wrong += [f"{cell}: {each}" for each in (*found, *report.findings)]
                 wrong += [f"{cell}: {each}" for each in report.promises]
             return wrong

@@ -27,7 +27,7 @@ from yardmaster_runtime.chance import SeededChance
 from yardmaster_runtime.clock import Clock, SystemClock
 from yardmaster_runtime.machine.cycle import Leader
 from yardmaster_runtime.machine.fold import Fold
-from yardmaster_runtime.machine.inputs import Upstream
+from yardmaster_runtime.machine.inputs import MachineInput
 from yardmaster_runtime.machine.observations import Observations
 from yardmaster_runtime.settings import CycleLimits
 from yardmaster_runtime.telemetry.machine_metrics import RuntimeMetrics
@@ -173,7 +173,7 @@ class TestCell:
     async def _step(self, leader: Leader[Any]) -> bool:
         """One cycle with all that the log has; by itself it takes what has been sent to it."""
         for source in leader.fold.inputs.values():
-            cursor = source.cursor if isinstance(source, Upstream) else source
+            cursor = source.cursor if isinstance(source, MachineInput) else source
             await cursor.fill(CycleLimits().max_inputs)
         return await leader.step()
 

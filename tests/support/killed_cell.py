@@ -31,7 +31,7 @@ from yardmaster_eventlog.port import EventLog, Partition
 from yardmaster_eventlog.sqlite.log import SqliteLog
 from yardmaster_localcluster.ports import free_ports
 from yardmaster_runtime.clock import SystemClock
-from yardmaster_runtime.replay import rebuild as replay
+from yardmaster_runtime.replay import rebuild
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.admissions import TaskAdmittedV1, TaskRejectedV1
 from yardmaster_schemas.events.decisions import SlotsAllocatedV1, TaskEndedV1
@@ -355,7 +355,7 @@ async def proof_of(log: EventLog, promises: Iterable[Promise], moments: Iterable
 
 
 async def _phases(log: EventLog, at_ms: int) -> Counter[str]:
-    then = await replay.at(log, SchedulerMachine(), "main", time_ms=at_ms)
+    then = await rebuild.state_at(log, SchedulerMachine(), "main", time_ms=at_ms)
     return Counter(task.phase.name.lower() for task in then.state.tasks.values())
 
 

@@ -16,7 +16,7 @@ from yardmaster_cli.session import Session, command
 from yardmaster_cli.times import now_ms
 from yardmaster_eventlog.port import EventLog
 from yardmaster_projections.units import with_units
-from yardmaster_runtime.replay.explain import AttemptStory, Explanation, PoolWait, explain_at
+from yardmaster_runtime.replay.explain import AttemptSummary, Explanation, PoolWait, explain_at
 from yardmaster_schemas.instants import rfc3339
 
 _WHOLE: Final = re.compile(r"^[0-9a-z]{12}(\.[0-9]{1,4})?$")
@@ -91,7 +91,7 @@ def _wait(found: Explanation, wait: PoolWait) -> dict[str, Any]:
         "pool": wait.pool,
         "code": wait.wait.code.value,
         "wait_class": wait.wait_class.value,
-        "asked_milli": found.asked_gpu_milli,
+        "asked_milli": found.requested_gpu_milli,
         "numbers": with_units(
             wait.wait.code, wait.wait.about, wait.wait.numbers, found.asked, found.replicas
         ),
@@ -101,7 +101,7 @@ def _wait(found: Explanation, wait: PoolWait) -> dict[str, Any]:
     }
 
 
-def _stop(attempt: AttemptStory) -> dict[str, Any] | None:
+def _stop(attempt: AttemptSummary) -> dict[str, Any] | None:
     stop = attempt.stop
     if stop is None:
         return None

@@ -25,7 +25,9 @@ from yardmaster_core.scheduling.policies import check
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.entities import Node, NodeState, Task
 from yardmaster_eventlog.port import EventLog
-from yardmaster_runtime.replay import rebuild as replaying
+from yardmaster_runtime.replay import rebuild
+from yardmaster_runtime.replay.verify import Report, RulesRange
+from yardmaster_runtime.replay.verify import verify as verify_log
 from yardmaster_schemas.events.machine import CycleCommittedV1
 from yardmaster_schemas.instants import rfc3339
 from yardmaster_schemas.plain import dump as plain_json
@@ -77,8 +79,8 @@ def at(
 
     where = log_source(session, file, cell)
 
-    async def work(source: EventLog) -> replaying.Replayed[ClusterState]:
-        found = await replaying.at(
+    async def work(source: EventLog) -> rebuild.Replayed[ClusterState]:
+        found = await rebuild.state_at(
             source, SchedulerMachine(), where.cell, partition=where.partition, **bounds
         )
         if found.cycle == 0 and bounds.get("time_ms") is not None:
@@ -109,7 +111,7 @@ async def _first_cycle_ms(log: EventLog, where: LogSource) -> int | None:
 
 def _show_state(
     out: Output,
-    found: replaying.Replayed[ClusterState],
+    found: rebuild.Replayed[ClusterState],
     *,
     everything: bool,
     nodes_only: bool,
@@ -235,8 +237,8 @@ def verify(
     if views:
         return _verify_views(session, where, redis, started)
 
-    async def work(source: EventLog) -> replaying.Report:
-        return await replaying.verify(source, machines(), where.cell, partition=where.partition)
+    async def work(source: EventLog) -> Report:
+        return await verify_log(source, machines(), where.cell, partition=where.partition)
 
     report = on_log(where, work)
     took_s = time.monotonic() - started
@@ -270,7 +272,7 @@ def _verify_views(session: Session, where: LogSource, redis: str | None, started
     return int(Exit.DONE if ok else Exit.CHECK_FAILED)
 
 
-def _report_json(report: replaying.Report, path: str, took_s: float) -> dict[str, Any]:
+def _report_json(report: Report, path: str, took_s: float) -> dict[str, Any]:
     return {
         "ok": report.ok,
         "log": path,
@@ -319,7 +321,7 @@ def _report_json(report: replaying.Report, path: str, took_s: float) -> dict[str
     }
 
 
-def _range_line(one: replaying.RulesRange) -> str:
+def _range_line(one: RulesRange) -> str:
     rules = f"rules {one.rules}" if one.rules else "rules before 1"
     proof = (
         "every decision derived again"
@@ -329,7 +331,7 @@ def _range_line(one: replaying.RulesRange) -> str:
     return f"  cycles {one.first_cycle} to {one.last_cycle} ({rules}): {proof}"
 
 
-def _report_lines(report: replaying.Report, took_s: float) -> list[str]:
+def _report_lines(report: Report, took_s: float) -> list[str]:
     lines = []
     first = report.first
     if first is not None:

@@ -37,7 +37,7 @@ from yardmaster_projections.memory import MemoryViewStore
 from yardmaster_quota import main as quota
 from yardmaster_runtime.chance import Chance, SystemChance
 from yardmaster_runtime.clock import Clock, SystemClock
-from yardmaster_runtime.garbage_collection import spare_collections
+from yardmaster_runtime.garbage_collection import tune_gc
 from yardmaster_runtime.service import Ports
 from yardmaster_runtime.settings import RuntimeSettings
 from yardmaster_runtime.telemetry.port import Telemetry
@@ -243,7 +243,7 @@ def _services(
             chance=chance,
             telemetry=telemetry(service),
             snapshots=SnapshotStore(str(folder.path / "snapshots")),
-            restored=spare_collections,
+            restored=tune_gc,
         )
 
     runtime = RuntimeSettings(data=folder.path, cell=CELL)

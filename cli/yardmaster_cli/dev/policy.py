@@ -9,7 +9,7 @@ from yardmaster_core.scheduling.machine import SchedulerMachine
 from yardmaster_core.scheduling.policies import options_of
 from yardmaster_eventlog.codec import decode
 from yardmaster_eventlog.port import EventLog, Partition
-from yardmaster_runtime.replay import rebuild as replay
+from yardmaster_runtime.replay.rebuild import state_at
 from yardmaster_schemas.events.requests import PolicyRef, PoolChangeRequestedV1
 from yardmaster_schemas.topics import REQUESTS
 
@@ -51,7 +51,7 @@ async def check_policy_of_log(log: EventLog, cell: str, asked: PolicySpec) -> No
 
 async def _policy_of_log(log: EventLog, cell: str) -> PolicyRef | None:
     """The policy of the pool `default`: as decided, else as first requested; None without pool."""
-    found = await replay.at(log, SchedulerMachine(), cell)
+    found = await state_at(log, SchedulerMachine(), cell)
     if found.cycle:
         pool = found.state.pools.get(DEFAULT)
         if pool is not None and pool.config is not None:

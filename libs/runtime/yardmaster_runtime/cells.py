@@ -31,7 +31,7 @@ async def run_cells(
 
     async def serve(cell: R) -> None:
         try:
-            await run(ports.of_cell(cell.cell), cell)
+            await run(ports.for_cell(cell.cell), cell)
         except Exception as error:  # noqa: BLE001 one cell's, and named: raised when none is left
             stopped.append(error)
 

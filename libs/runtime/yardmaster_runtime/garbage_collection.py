@@ -10,7 +10,7 @@ from typing import Final
 GC_THRESHOLDS: Final = (50_000, 20, 100)
 
 
-def spare_collections() -> None:
+def tune_gc() -> None:
     """Keep the garbage collector from walking the state over and over; to call after a restore.
 
     A cell's state is millions of objects that live on. The collector cannot know that: each full
@@ -29,7 +29,7 @@ def spare_collections() -> None:
 
 
 @contextmanager
-def rare_collections() -> Iterator[None]:
+def tuned_gc() -> Iterator[None]:
     """The same for as long as something runs, for a process that has set nothing aside before."""
     thresholds = gc.get_threshold()
     gc.freeze()

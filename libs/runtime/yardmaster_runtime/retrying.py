@@ -17,7 +17,7 @@ from yardmaster_schemas.topics import Topic
 T = TypeVar("T")
 
 
-class PatientLog:
+class RetryingLog:
     """Any log; a call that finds it unavailable is tried again, ever slower, so many times."""
 
     def __init__(self, log: EventLog, clock: Clock, limits: RetryLimits, retries: Counter) -> None:

@@ -25,7 +25,7 @@ from yardmaster_eventlog.port import EventLog
 from yardmaster_eventlog.snapshots import SnapshotStore
 from yardmaster_runtime.chance import Chance, SystemChance
 from yardmaster_runtime.clock import Clock, SystemClock
-from yardmaster_runtime.garbage_collection import spare_collections
+from yardmaster_runtime.garbage_collection import tune_gc
 from yardmaster_runtime.http import HttpServer, listen
 from yardmaster_runtime.machine.candidate import Candidate
 from yardmaster_runtime.machine.election import Election, GroupElection, SoleCandidate
@@ -62,12 +62,12 @@ class Ports:
     #: it. None: `log` does.
     another_log: Callable[[], Awaitable[EventLog]] | None = None
     #: Told whenever the machine has restored its state; a process of its own has
-    #: `spare_collections` here.
+    #: `tune_gc` here.
     restored: Callable[[], object] = lambda: None
 
-    def of_cell(self, cell: str) -> "Ports":
+    def for_cell(self, cell: str) -> "Ports":
         """The same ports, for one of the process's cells."""
-        return replace(self, telemetry=self.telemetry.of_cell(cell))
+        return replace(self, telemetry=self.telemetry.for_cell(cell))
 
 
 async def open_log(
@@ -142,7 +142,7 @@ async def open_ports(
         health=process.health,
         elections=election,
         snapshots=SnapshotStore(settings.snapshots_url),
-        restored=spare_collections,
+        restored=tune_gc,
     )
 
 
@@ -158,7 +158,7 @@ def candidate(machine: Machine[S], ports: Ports, settings: RuntimeSettings) -> C
         election=ports.elections(settings.partition),
         snapshots=ports.snapshots,
         restored=ports.restored,
-        told=partial(ports.health.say, f"cell {settings.cell}"),
+        told=partial(ports.health.report, f"cell {settings.cell}"),
     )
 
 
@@ -182,15 +182,15 @@ class Process:
             try:
                 log = await open_log(settings, self.clock, metrics=self.log_metrics)
             except LogUnavailable as error:
-                self.health.say("log", f"{error.code}: {error}")
+                self.health.report("log", f"{error.code}: {error}")
                 self.telemetry.warn("log_unavailable", found=str(error))
                 await self.clock.sleep(backoff.next_s())
             else:
-                self.health.say("log")
+                self.health.report("log")
                 return log
 
 
-def group_of(
+def open_membership(
     process: Process, settings: RuntimeSettings, service: str, own: Topic
 ) -> Membership | None:
     """The replica's part in the group that shares out the cells; only on Kafka is there one.
@@ -202,7 +202,7 @@ def group_of(
     from yardmaster_eventlog.kafka.membership import KafkaMembership
 
     def told(reason: str | None) -> None:
-        process.health.say("group", reason)
+        process.health.report("group", reason)
         if reason is not None:
             process.telemetry.warn("group_unavailable", found=reason)
 
@@ -225,7 +225,7 @@ def run_machine_process(
     """
 
     async def serve(process: Process, loaded: R) -> None:
-        membership = group_of(process, loaded, service, own)
+        membership = open_membership(process, loaded, service, own)
         ports = await open_ports(process, loaded, membership)
         opened = [ports.log]
 

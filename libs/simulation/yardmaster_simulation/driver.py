@@ -17,13 +17,13 @@ from yardmaster_eventlog.codec import encode
 from yardmaster_eventlog.port import Partition, Record
 from yardmaster_runtime.cycle_reader import digest_of
 from yardmaster_runtime.machine.batch import (
-    Place,
+    CycleHeader,
     cut,
     term_record,
     with_observed,
     write_cycle,
 )
-from yardmaster_runtime.machine.inputs import Taken
+from yardmaster_runtime.machine.inputs import TakenRange
 from yardmaster_schemas.envelope import Actor, Envelope, Event
 from yardmaster_schemas.events.machine import InputRange
 from yardmaster_schemas.topics import Topic
@@ -72,7 +72,7 @@ class Told:
 
     def range(self) -> InputRange:
         """As a commit names it."""
-        return Taken(self.partition, self.first, self.digests).range()
+        return TakenRange(self.partition, self.first, self.digests).range()
 
 
 class Claims:
@@ -197,7 +197,7 @@ class Driver(Generic[S]):
     ) -> list[bytes]:
         machine, tape = self.machine, self._tape
         assert tape is not None
-        place = Place(
+        place = CycleHeader(
             machine=machine.name,
             cell=CELL,
             source=self._source,

@@ -15,7 +15,7 @@ from yardmaster_core.commit import CountedCycle
 from yardmaster_core.scheduling.machine import SchedulerMachine
 from yardmaster_eventlog.sqlite.log import SqliteLog
 from yardmaster_runtime.clock import SystemClock
-from yardmaster_runtime.replay.rebuild import at
+from yardmaster_runtime.replay.rebuild import state_at
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.errors import YardmasterError
 from yardmaster_schemas.events.admissions import (
@@ -72,7 +72,7 @@ class Recording:
         """Read a log to its end."""
         log = await SqliteLog.open(path, SystemClock(), create=False)
         try:
-            await at(log, SchedulerMachine(), cell, listeners=[self.see])
+            await state_at(log, SchedulerMachine(), cell, listeners=[self.see])
         finally:
             await log.close()
         self._history.settle()

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 
 from yardmaster_eventlog.sqlite.writer import SqliteWriter
 from yardmaster_runtime.clock import SystemClock
-from yardmaster_runtime.garbage_collection import rare_collections
+from yardmaster_runtime.garbage_collection import tuned_gc
 from yardmaster_schemas.events.requests import PolicyRef, PoolConfig
 from yardmaster_simulation.figures import Figures, figures
 from yardmaster_simulation.history import History
@@ -219,7 +219,7 @@ def run(case: Case, prepared: Path, folder: Path, out: Path | None, told: Told) 
     try:
         world = World(workload, pools, tape, arrivals, seed=case.seed, watch=history.see)
         began_s = clock.monotonic_s()
-        with rare_collections():
+        with tuned_gc():
             world.run(_progress(world, told))
         if tape is not None:
             tape.close()

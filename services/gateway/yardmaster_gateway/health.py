@@ -54,7 +54,7 @@ async def tell(gateway: Gateway, process: ProcessHealth) -> NoReturn:
     """Say it on the process's own port too, until cancelled."""
     while True:
         health = await health_of(gateway)
-        process.say("gateway", health.found if health.status == "not_ready" else None)
+        process.report("gateway", health.found if health.status == "not_ready" else None)
         await gateway.ports.clock.sleep(LOOK_S)
 
 

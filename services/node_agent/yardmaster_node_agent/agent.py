@@ -49,7 +49,7 @@ from yardmaster_node_agent.settings import Settings
 from yardmaster_node_agent.supervision import Supervision
 from yardmaster_node_agent.topic import find_topic
 from yardmaster_runtime.http import CannotListen
-from yardmaster_runtime.retrying import PatientLog
+from yardmaster_runtime.retrying import RetryingLog
 from yardmaster_runtime.waiting import together
 from yardmaster_schemas.events.expiring import NodeHeartbeatV1
 from yardmaster_schemas.events.node_events import NodeJoinedV1, ReplicaRef
@@ -79,8 +79,8 @@ async def run(ports: Ports, settings: Settings) -> None:
     """
     metrics = AgentMetrics(ports.telemetry)
     for_ever = settings.retry.model_copy(update={"attempts": 0})
-    patient = PatientLog(ports.log, ports.clock, for_ever, metrics.log_retries)
-    ports.health.say("node", "not joined yet")
+    patient = RetryingLog(ports.log, ports.clock, for_ever, metrics.log_retries)
+    ports.health.report("node", "not joined yet")
     try:
         book = ports.ledger.load()
         if book is not None and book.head.node != settings.node:
@@ -98,7 +98,7 @@ async def run(ports: Ports, settings: Settings) -> None:
                 over = ended.exceptions[0]
                 if isinstance(over, FenceExpired):
                     metrics.fenced.inc()
-                ports.health.say("node", "joins anew")
+                ports.health.report("node", "joins anew")
                 ports.telemetry.warn("incarnation_over", node=settings.node, found=str(over))
             book = await _begin_anew(ports, settings, metrics, patient, old=agent.head)
     finally:
@@ -134,7 +134,7 @@ def _lost(adopted: list[Adopted]) -> list[Adopted]:
 
 
 async def _begin_anew(
-    ports: Ports, settings: Settings, metrics: AgentMetrics, log: PatientLog, old: Head | None
+    ports: Ports, settings: Settings, metrics: AgentMetrics, log: RetryingLog, old: Head | None
 ) -> Book:
     """End all that earlier ledgers left, then begin a ledger at the end of the assignments."""
     killed = await ports.executor.sweep()
@@ -163,7 +163,7 @@ class _Incarnation:
     """The agent through one life of the process and one incarnation of the node."""
 
     def __init__(
-        self, ports: Ports, settings: Settings, metrics: AgentMetrics, log: PatientLog, book: Book
+        self, ports: Ports, settings: Settings, metrics: AgentMetrics, log: RetryingLog, book: Book
     ) -> None:
         self._ports = ports
         self._settings = settings
@@ -298,7 +298,7 @@ class _Incarnation:
                 await self._ports.clock.sleep(self._settings.tick_s)
             raise IncarnationOver(f"{len(lost)} replicas ended with the machine, or its agent")
 
-        self._ports.health.say("node", "tells what became of its last life")
+        self._ports.health.report("node", "tells what became of its last life")
         await self._look_after(ended, [shop.reporter.run(), until_told()])
         raise AssertionError("what waits for the end raises")
 
@@ -337,7 +337,7 @@ class _Incarnation:
 
     def _has_joined(self) -> None:
         if not self._join_refused:
-            self._ports.health.say("node")
+            self._ports.health.report("node")
 
     async def _ask_again(self, shop: Shop) -> None:
         """Ask to join again every `ask_again_s` while the node was given nothing or is refused.
@@ -358,7 +358,7 @@ class _Incarnation:
             if not refused:
                 if self._join_refused:
                     self._join_refused = False
-                    self._ports.health.say("node")
+                    self._ports.health.report("node")
                 if book.replicas or book.forgotten_through >= 0:
                     return
             self._ask(shop)
@@ -369,7 +369,7 @@ class _Incarnation:
             "NODE", self.head.node
         )
         self._metrics.joins_refused.labels(code.value).inc()
-        self._ports.health.say("node", f"the cell refuses the node's join: {code.value}; {hint}")
+        self._ports.health.report("node", f"the cell refuses the node's join: {code.value}; {hint}")
         self._ports.telemetry.error(
             "join_refused", node=self.head.node, code=code.value, hint=hint, epoch=self.head.epoch
         )
@@ -430,9 +430,9 @@ class _Incarnation:
                 sent_s = await shop.writer.append(HEARTBEATS.name, [record], patient=False)
             except (LogUnavailable, AppendOutcomeUnknown) as error:
                 self._metrics.heartbeats_missed.inc()
-                self._ports.health.say("heartbeat", str(error))
+                self._ports.health.report("heartbeat", str(error))
             else:
-                self._ports.health.say("heartbeat")
+                self._ports.health.report("heartbeat")
                 self._renew(sent_s)
             self._tidy(shop)
             await self._ports.clock.sleep(self._settings.heartbeat_s)

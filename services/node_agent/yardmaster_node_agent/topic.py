@@ -51,10 +51,10 @@ async def find_topic(ports: Ports, settings: Settings, patient: EventLog) -> Non
             hint = f"yard nodes enrol {settings.node} --pool {settings.pool}"
             if small:
                 hint = f"it has no partition {settings.partition}: `kafka-topics --alter` adds one"
-            ports.health.say("topic", f"waits for its topic {topic.name}: {hint}")
+            ports.health.report("topic", f"waits for its topic {topic.name}: {hint}")
             ports.telemetry.warn("waits_for_topic", topic=topic.name, hint=hint)
         await ports.clock.sleep(LOOK_S)
-    ports.health.say("topic")
+    ports.health.report("topic")
 
 
 async def _made(ports: Ports, settings: Settings) -> bool:

@@ -115,4 +115,4 @@ class Cells:
         cell = self._cells[partition]
         self._stops.labels(cell).set(0 if reason is None else 1)
         if self._health is not None:
-            self._health.say(f"cell {cell}", reason)
+            self._health.report(f"cell {cell}", reason)

@@ -26,7 +26,7 @@ from yardmaster_eventlog.port import EventLog
 from yardmaster_projections.cached import CachedReader
 from yardmaster_projections.fold import FOLDS, USAGE, VIEWS
 from yardmaster_projections.redis.store import RedisViewStore
-from yardmaster_runtime.garbage_collection import spare_collections
+from yardmaster_runtime.garbage_collection import tune_gc
 from yardmaster_runtime.service import Process, kafka_settings, run_process
 from yardmaster_runtime.waiting import first_of, together
 from yardmaster_schemas.topics import REQUESTS
@@ -124,7 +124,7 @@ async def serve(process: Process, settings: ViewsSettings) -> None:
     """
     kafka = kafka_settings(settings)
     # What is at hand of rows lives long, as a machine's state does.
-    spare_collections()
+    tune_gc()
     log = await process.open_log(settings)
     try:
         workers = _Workers(process, settings, log)

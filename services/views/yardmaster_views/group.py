@@ -35,11 +35,11 @@ class Group:
     async def run(self) -> NoReturn:
         """Be a member until cancelled."""
         process, backoff = self._process, self._settings.retry.backoff()
-        process.health.say(PART, "joining")
+        process.health.report(PART, "joining")
         while True:
             reason = await self._one()
             self._restarts.inc()
-            process.health.say(PART, f"fell: {reason}")
+            process.health.report(PART, f"fell: {reason}")
             process.telemetry.warn("group_lost", found=reason)
             await process.clock.sleep(backoff.next_s())
 
@@ -50,7 +50,7 @@ class Group:
         app.finalize()
 
         async def joined(*_: object, **__: object) -> None:
-            self._process.health.say(PART)
+            self._process.health.report(PART)
 
         app.on_partitions_assigned.connect(joined, weak=False)
         try:

@@ -93,7 +93,7 @@ class Host:
     def left(self) -> None:
         """The cell is another worker's: it has no part in this one's health any more."""
         if self._health is not None:
-            self._health.say(self._part)
+            self._health.report(self._part)
 
     async def _round(self) -> None:
         began_s = self._clock.monotonic_s()
@@ -124,7 +124,7 @@ class Host:
             self._said = error.code
             self._telemetry.warn(error.code, found=str(error), **self._where(None))
             if self._health is not None:
-                self._health.say(self._part, f"{error.code}: {error}")
+                self._health.report(self._part, f"{error.code}: {error}")
         await self._clock.sleep(self._backoff.next_s())
 
     def _well(self) -> None:
@@ -133,7 +133,7 @@ class Host:
         self._said = ""
         self._backoff.reset()
         if self._health is not None:
-            self._health.say(self._part)
+            self._health.report(self._part)
 
     def _where(self, position: Position | None) -> dict[str, Any]:
         where = {"cell": self._follower.cell, "view": self._follower.name}

@@ -9,7 +9,7 @@ from tests.support.logs import exited, joined, released, started, submitted
 from yardmaster_core.scheduling.machine import SchedulerMachine
 from yardmaster_runtime.errors import UnknownTask
 from yardmaster_runtime.replay.explain import explain, explain_at
-from yardmaster_runtime.replay.rebuild import at
+from yardmaster_runtime.replay.rebuild import state_at
 from yardmaster_schemas.events.decisions import (
     PreemptionRequestedV1,
     SlotsAllocatedV1,
@@ -33,7 +33,7 @@ async def test_a_task_without_room_waits_with_the_numbers_of_the_pool(tmp_path: 
         await world.claim(joined("n1", 2))
         await world.request(asked(0, gpus=2), asked(1, gpus=1), asked(2, gpus=4))
         await world.happens(lambda e: len(of(TaskUnschedulableV1, e)) >= 2)
-    state = (await at(world.log, SchedulerMachine(), "main")).state
+    state = (await state_at(world.log, SchedulerMachine(), "main")).state
     waiting = explain(state, task(1))
     assert (waiting.phase, waiting.wait_class) == ("pending", WaitClass.NOT_NOW)
     (wait,) = waiting.waits
@@ -120,7 +120,7 @@ async def test_a_task_whose_start_failed_is_told_how_often_and_how_many_end_it(
         await world.happens(lambda e: len(of(SlotsAllocatedV1, e)) == 1)
         await world.claim(released(task(0), "n1", never_started=True))
         await world.happens(lambda e: len(of(TaskRequeuedV1, e)) == 1)
-    state = (await at(world.log, SchedulerMachine(), "main")).state
+    state = (await state_at(world.log, SchedulerMachine(), "main")).state
     (wait,) = explain(state, task(0)).waits
     assert wait.wait.code is WaitCode.START_BACKOFF
     numbers = wait.wait.numbers

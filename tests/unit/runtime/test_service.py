@@ -154,7 +154,7 @@ def test_a_process_says_whether_it_lives_is_ready_and_what_it_counts(
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
             for part, reason in ((None, None), ("log", "it is away"), ("log", None)):
                 if part is not None:
-                    process.health.say(part, reason)
+                    process.health.report(part, reason)
                 answer = await client.get("/readyz")
                 seen.append((answer.status_code, answer.text))
             for path in ("/livez", "/metrics", "/nothing"):

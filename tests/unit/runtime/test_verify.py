@@ -16,7 +16,7 @@ from yardmaster_eventlog.errors import LogCorrupt
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import EventLog, Partition, Record
 from yardmaster_runtime.clock import ManualClock
-from yardmaster_runtime.replay.rebuild import Report, verify
+from yardmaster_runtime.replay.verify import Report, verify
 from yardmaster_schemas.events.decisions import NodeSilenceObservedV1
 from yardmaster_schemas.events.details import JobDetailedV1, Run
 from yardmaster_schemas.events.requests import CancelRequestedV1, DetailsRef

@@ -11,7 +11,7 @@ from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogUnavailable
 from yardmaster_eventlog.port import Partition, Record
 from yardmaster_eventlog.testing import Fault, FaultKind, FaultPlan, FaultyLog
 from yardmaster_runtime.machine.observations import Observations
-from yardmaster_runtime.retrying import PatientLog
+from yardmaster_runtime.retrying import RetryingLog
 from yardmaster_runtime.settings import RetryLimits
 from yardmaster_runtime.waiting import Work, first_of, together
 from yardmaster_schemas.events.machine import SnapshotTakenV1
@@ -88,12 +88,12 @@ async def test_a_cancellation_before_the_work_began_leaves_nothing_unawaited() -
 THREE = RetryLimits(attempts=3, first_pause_s=1, longest_pause_s=2)
 
 
-def patient(cell: ToyCell, kinds: list[FaultKind], limits: RetryLimits = THREE) -> PatientLog:
+def patient(cell: ToyCell, kinds: list[FaultKind], limits: RetryLimits = THREE) -> RetryingLog:
     faults = [
         Fault(topic="requests", nth=nth, kind=kind) for nth, kind in enumerate(kinds, start=1)
     ]
     log = FaultyLog(cell.log, FaultPlan(cell.clock, faults))
-    return PatientLog(log, cell.clock, limits, cell.metrics().retries)
+    return RetryingLog(log, cell.clock, limits, cell.metrics().retries)
 
 
 REQUESTS = Partition("requests")

@@ -25,7 +25,8 @@ from yardmaster_eventlog.port import Partition, Record
 from yardmaster_eventlog.sqlite.format import OFFSET_BITS
 from yardmaster_eventlog.sqlite.log import SqliteLog
 from yardmaster_runtime.clock import SystemClock
-from yardmaster_runtime.replay.rebuild import at, verify
+from yardmaster_runtime.replay.rebuild import state_at
+from yardmaster_runtime.replay.verify import verify
 from yardmaster_scheduler.main import known_nodes, live_nodes
 from yardmaster_schemas.events.decisions import NodeLostV1, SlotsAllocatedV1, TaskEndedV1
 from yardmaster_schemas.events.requests import Enrolment, NodeEnrolRequestedV1
@@ -136,17 +137,17 @@ async def test_the_state_at_any_moment_is_that_of_the_time(tmp_path: Path) -> No
         await world.request(asked(1))
         await world.happens(lambda e: len(of(SlotsAllocatedV1, e)) == 2)
     machine = SchedulerMachine()
-    then = await at(world.log, machine, "main", time_ms=between_ms + 1000)
+    then = await state_at(world.log, machine, "main", time_ms=between_ms + 1000)
     assert set(then.state.jobs) == {job(0)}
-    same = await at(world.log, machine, "main", position=Position(cell="main", decisions=end))
+    same = await state_at(world.log, machine, "main", position=Position(cell="main", decisions=end))
     assert same.state.digest() == then.state.digest()
     assert same.cycle == then.cycle
-    again = await at(world.log, machine, "main", cycle=then.cycle)
+    again = await state_at(world.log, machine, "main", cycle=then.cycle)
     assert again.position == then.position
     assert then.position.covers(Position(cell="main", decisions=end))
-    now = await at(world.log, machine, "main")
+    now = await state_at(world.log, machine, "main")
     assert set(now.state.jobs) == {job(0), job(1)}
-    nothing = await at(world.log, machine, "main", cycle=0)
+    nothing = await state_at(world.log, machine, "main", cycle=0)
     assert (nothing.cycle, len(nothing.state.jobs)) == (0, 0)
 
 

@@ -30,7 +30,7 @@ def _actor(machine: str) -> Actor:
 
 @writes_slots
 @dataclass(frozen=True, slots=True)
-class Place:
+class CycleHeader:
     """Where in a machine's topic a cycle belongs: whose it is, and what it follows."""
 
     machine: str
@@ -69,7 +69,7 @@ class Place:
 
 def term_record(machine: str, cell: str, term: int, incarnation: str, now_ms: int) -> Record:
     """The TermStarted of an incarnation."""
-    place = Place(
+    header = CycleHeader(
         machine=machine,
         cell=cell,
         source=source_of(machine, cell, incarnation),
@@ -80,7 +80,7 @@ def term_record(machine: str, cell: str, term: int, incarnation: str, now_ms: in
         now_ms=now_ms,
     )
     event = TermStartedV1(cell=cell, machine=machine, term=term, incarnation=incarnation)
-    return encode(place.envelope(0, event, cell, None), cell)
+    return encode(header.envelope(0, event, cell, None), cell)
 
 
 def with_observed(
@@ -120,7 +120,7 @@ class WrittenCycle:
 
 
 def write_cycle(
-    place: Place,
+    header: CycleHeader,
     decisions: Sequence[Decision],
     traces: Mapping[str, str],
     *,
@@ -136,9 +136,9 @@ def write_cycle(
 
     `traces`: what `traces_of` gives for the cycle's inputs.
     """
-    cell = place.cell
+    cell = header.cell
     envelopes = [
-        place.envelope(
+        header.envelope(
             index,
             made.event,
             made.subject,
@@ -151,10 +151,10 @@ def write_cycle(
     digests = [digest_of(record) for record in records]
     commit = CycleCommittedV2(
         cell=cell,
-        machine=place.machine,
-        term=place.term,
-        cycle=place.cycle,
-        now_ms=place.now_ms,
+        machine=header.machine,
+        term=header.term,
+        cycle=header.cycle,
+        now_ms=header.now_ms,
         inputs=inputs,
         refused=refused,
         policies=policies,
@@ -162,12 +162,12 @@ def write_cycle(
         decisions_digest=range_digest(digests),
         decision_marks=marks(digests),
         state_digest=state_digest,
-        prev=place.prev,
+        prev=header.prev,
         complete=complete,
         limit=limit,
         rules=rules,
     )
-    envelopes.append(place.envelope(len(records), commit, cell, None))
+    envelopes.append(header.envelope(len(records), commit, cell, None))
     records.append(encode(envelopes[-1], cell))
     digests.append(digest_of(records[-1]))
     return WrittenCycle(records, digests, envelopes)

@@ -23,7 +23,7 @@ from yardmaster_runtime.machine.observations import Observations
 from yardmaster_runtime.machine.restore import restore
 from yardmaster_runtime.machine.snapshotting import Snapshotter
 from yardmaster_runtime.machine.standby import stand_by
-from yardmaster_runtime.retrying import PatientLog
+from yardmaster_runtime.retrying import RetryingLog
 from yardmaster_runtime.settings import CycleLimits, RuntimeSettings
 from yardmaster_runtime.telemetry.machine_metrics import RuntimeMetrics
 from yardmaster_runtime.waiting import Work, first_of
@@ -58,7 +58,7 @@ class Candidate(Generic[S]):
         self.observations = Observations(settings.cycle.max_observations, metrics)
         #: While it leads.
         self.leader: Leader[S] | None = None
-        self.log = PatientLog(log, clock, settings.retry, metrics.retries)
+        self.log = RetryingLog(log, clock, settings.retry, metrics.retries)
         self._settings = settings
         self._clock = clock
         self._chance = chance
@@ -84,11 +84,11 @@ class Candidate(Generic[S]):
             try:
                 await self._once(beside)
             except PASSING as error:
-                if not self._goes_on_after(error):
-                    self._say_stopped(error)
+                if not self._recovers_from(error):
+                    self._report_stopped(error)
                     raise
             except Exception as error:
-                self._say_stopped(error)
+                self._report_stopped(error)
                 raise
             finally:
                 self.leader = None
@@ -146,7 +146,7 @@ class Candidate(Generic[S]):
             work += beside(leader)
         await first_of(*work)
         # The election was lost: to one that has taken over by now, and is named, or soon will.
-        await leader.look_for_others()
+        await leader.check_fenced()
         self._metrics.telemetry.info("deposed", machine=self.machine.name, term=leader.term)
 
     def _after_cycle(self, snapshotter: Snapshotter[S] | None) -> Callable[[], None]:
@@ -158,7 +158,7 @@ class Candidate(Generic[S]):
 
         return after_cycle
 
-    def _say_stopped(self, error: Exception) -> None:
+    def _report_stopped(self, error: Exception) -> None:
         code = error.code if isinstance(error, YardmasterError) else type(error).__name__
         self._metrics.telemetry.error(
             "machine_stopped", machine=self.machine.name, code=code, found=str(error)
@@ -167,7 +167,7 @@ class Candidate(Generic[S]):
         self._metrics.stopped.set(1)
         self._election.withdraw()
 
-    def _goes_on_after(self, error: YardmasterError) -> bool:
+    def _recovers_from(self, error: YardmasterError) -> bool:
         """Note why leading ended; False when starting over would end the same way."""
         metrics = self._metrics
         if not isinstance(error, Fenced):

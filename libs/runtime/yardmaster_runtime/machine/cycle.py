@@ -30,7 +30,7 @@ from yardmaster_runtime.errors import (
     UnwritableDecision,
 )
 from yardmaster_runtime.machine.batch import (
-    Place,
+    CycleHeader,
     cut,
     term_record,
     traces_of,
@@ -39,10 +39,10 @@ from yardmaster_runtime.machine.batch import (
 )
 from yardmaster_runtime.machine.fold import Fold
 from yardmaster_runtime.machine.inputs import (
-    Refused,
-    Taken,
-    Upstream,
-    judge,
+    MachineInput,
+    RefusedRecord,
+    TakenRange,
+    check_claim,
     refused_ranges,
 )
 from yardmaster_runtime.machine.observations import Observations
@@ -148,7 +148,7 @@ class Leader(Generic[S]):
         fold, limits = self.fold, self._limits
         now_ms, started_s = self._now(), self._clock.monotonic_s()
         traced_ms = self._clock.now_ms()
-        whole: dict[Upstream, Taken] = {}
+        whole: dict[MachineInput, TakenRange] = {}
         enabling = self._enabling()
         # Also in a cycle that goes on with the last one's decisions: one of those may be what the
         # observation says cannot be written. RulesEnabled comes alone: so it fits into any cycle.
@@ -158,7 +158,7 @@ class Leader(Generic[S]):
         if not continuing:
             whole = await self._read_inputs()
             if not whole and not self._called_for(now_ms):
-                await self.look_for_others(buffered_only=True)
+                await self.check_fenced(buffered_only=True)
                 return False
         self._last_start_s = started_s
         observed = (*enabling, *waiting)
@@ -169,7 +169,7 @@ class Leader(Generic[S]):
         decisions = with_observed(observed, verdict.decisions)
         accepted = [envelope for each in taken for envelope in each.accepted]
         records = write_cycle(
-            self._place(now_ms),
+            self._header(now_ms),
             decisions,
             traces_of(accepted),
             inputs=tuple(each.range() for each in taken),
@@ -208,7 +208,7 @@ class Leader(Generic[S]):
             return ()
         return (Decision(RulesEnabledV1(rules=rules), reader.cell),)
 
-    async def look_for_others(self, *, buffered_only: bool = False) -> None:
+    async def check_fenced(self, *, buffered_only: bool = False) -> None:
         """Read what others wrote into the own topic, or what of it is at hand (while idle).
 
         Raises:
@@ -265,13 +265,13 @@ class Leader(Generic[S]):
 
     # What goes in
 
-    async def _read_inputs(self) -> dict[Upstream, Taken]:
+    async def _read_inputs(self) -> dict[MachineInput, TakenRange]:
         """Read ahead; returns the whole cycles of other machines that are there."""
         whole = {}
         for source in self.fold.inputs.values():
             there = await _cursor(source).fill(self._limits.max_inputs, buffered_only=True)
             # What was read ahead may end within a cycle whose rest is there too.
-            while there and isinstance(source, Upstream):
+            while there and isinstance(source, MachineInput):
                 taken = source.take_counted(self._limits.max_inputs)
                 if taken is not None:
                     whole[source] = taken
@@ -279,12 +279,12 @@ class Leader(Generic[S]):
                 there = await source.cursor.fill(1, buffered_only=True)
         return whole
 
-    def _take_inputs(self, whole: dict[Upstream, Taken]) -> list[Taken]:
+    def _take_inputs(self, whole: dict[MachineInput, TakenRange]) -> list[TakenRange]:
         """Apply what the inputs have, in their order."""
-        taken: list[Taken] = []
+        taken: list[TakenRange] = []
         ranges_left = self._limits.max_refused
         for source in self.fold.inputs.values():
-            if isinstance(source, Upstream):
+            if isinstance(source, MachineInput):
                 if source in whole:
                     taken.append(whole[source])
                     for envelope in whole[source].accepted:
@@ -296,13 +296,13 @@ class Leader(Generic[S]):
                 taken.append(claims)
         return taken
 
-    def _take_claims(self, cursor: Cursor, ranges_left: int) -> Taken:
+    def _take_claims(self, cursor: Cursor, ranges_left: int) -> TakenRange:
         fold = self.fold
-        taken = Taken(cursor.partition, cursor.offset)
+        taken = TakenRange(cursor.partition, cursor.offset)
         key = fold.cell.encode()
         while len(cursor) and len(taken.digests) < self._limits.max_inputs:
-            judged = judge(fold.machine, fold.state, key, cursor.peek())
-            if isinstance(judged, Refused):
+            judged = check_claim(fold.machine, fold.state, key, cursor.peek())
+            if isinstance(judged, RefusedRecord):
                 if not _extends(taken.refused, judged):
                     if ranges_left == 0:
                         break
@@ -316,9 +316,9 @@ class Leader(Generic[S]):
 
     # What comes out
 
-    def _place(self, now_ms: int) -> Place:
+    def _header(self, now_ms: int) -> CycleHeader:
         reader = self.fold.reader
-        return Place(
+        return CycleHeader(
             machine=reader.machine,
             cell=reader.cell,
             source=self.source,
@@ -435,7 +435,7 @@ class Leader(Generic[S]):
             other=reader.term,
         )
 
-    def _count(self, taken: Sequence[Taken], decisions: int, complete: bool) -> None:
+    def _count(self, taken: Sequence[TakenRange], decisions: int, complete: bool) -> None:
         metrics, limits = self._metrics, self._limits
         metrics.cycles.inc()
         metrics.decisions.inc(decisions)
@@ -453,11 +453,11 @@ class Leader(Generic[S]):
                 self._more = True
 
 
-def _cursor(source: Cursor | Upstream) -> Cursor:
-    return source.cursor if isinstance(source, Upstream) else source
+def _cursor(source: Cursor | MachineInput) -> Cursor:
+    return source.cursor if isinstance(source, MachineInput) else source
 
 
-def _extends(refused: Sequence[Refused], one: Refused) -> bool:
+def _extends(refused: Sequence[RefusedRecord], one: RefusedRecord) -> bool:
     """Whether `one` only makes the last range longer."""
     if not refused:
         return False

@@ -19,7 +19,7 @@ from yardmaster_eventlog.port import EventLog, Partition, StoredRecord
 from yardmaster_eventlog.reader import Cursor
 from yardmaster_runtime.cycle_reader import CycleReader, digest_of
 from yardmaster_runtime.errors import ReplayDiverged, UnknownRules
-from yardmaster_runtime.machine.inputs import Upstream, upstream_name
+from yardmaster_runtime.machine.inputs import MachineInput, writer_of
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.errors import SchemaError
 from yardmaster_schemas.events.machine import InputRange
@@ -74,7 +74,7 @@ class Fold(Generic[S]):
         self.origin: Mapping[str, Any] | None = None if dump is None else self.reader.dump()
         self.cursor = Cursor(log, self.own, self.reader.next, read_ahead)
         self._own_cycles = CycleReader(self.cursor, self.reader)
-        self.inputs: dict[Partition, Cursor | Upstream] = {}
+        self.inputs: dict[Partition, Cursor | MachineInput] = {}
         for topic in machine.inputs:
             place = Partition(topic.name, partition)
             offset = self.reader.inputs.get((place.topic, place.number), 0)
@@ -82,10 +82,10 @@ class Fold(Generic[S]):
             if topic.claims:
                 self.inputs[place] = cursor
                 continue
-            reader = readers.get(topic.name) or CommitReader(upstream_name(topic), cell, topic.name)
+            reader = readers.get(topic.name) or CommitReader(writer_of(topic), cell, topic.name)
             if reader.next != offset:
                 raise SnapshotUnreadable(found=f"{place} is read to {reader.next}, not {offset}")
-            self.inputs[place] = Upstream(cursor, reader)
+            self.inputs[place] = MachineInput(cursor, reader)
 
     @property
     def position(self) -> Position:
@@ -109,7 +109,7 @@ class Fold(Generic[S]):
             "upstream": {
                 place.topic: source.reader.dump()
                 for place, source in self.inputs.items()
-                if isinstance(source, Upstream)
+                if isinstance(source, MachineInput)
             },
             "state": self.machine.dump(self.state),
         }
@@ -199,10 +199,10 @@ class Fold(Generic[S]):
         place = Partition(wanted.topic, wanted.partition)
         source = self.inputs[place]
         cycle = counted.commit.cycle
-        cursor = source.cursor if isinstance(source, Upstream) else source
+        cursor = source.cursor if isinstance(source, MachineInput) else source
         records = await cursor.take(wanted.next)
         self.check_range(counted, wanted, [digest_of(stored.record) for stored in records])
-        if isinstance(source, Upstream):
+        if isinstance(source, MachineInput):
             return source.take_until(records, cycle).accepted
         refused = {
             offset

@@ -36,7 +36,7 @@ _SCHEMA_CODES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedRecord:
     """A record that was not believed, why, and what was found (may quote the record)."""
 
     stored: StoredRecord
@@ -45,13 +45,13 @@ class Refused:
 
 
 @dataclass(slots=True)
-class Taken:
+class TakenRange:
     """What a cycle took from one input."""
 
     partition: Partition
     first: int
     digests: list[bytes] = field(default_factory=list)
-    refused: list[Refused] = field(default_factory=list)
+    refused: list[RefusedRecord] = field(default_factory=list)
     accepted: list[Envelope[Event]] = field(default_factory=list)
 
     def range(self) -> InputRange:
@@ -66,9 +66,9 @@ class Taken:
         )
 
 
-def refused_ranges(refused: Sequence[Refused]) -> list[RefusedRange]:
+def refused_ranges(refused: Sequence[RefusedRecord]) -> list[RefusedRange]:
     """Neighbours refused for the same reason as one range; `refused` is in order."""
-    ranges: list[tuple[Refused, int]] = []
+    ranges: list[tuple[RefusedRecord, int]] = []
     for one in refused:
         if ranges:
             first, last = ranges[-1]
@@ -92,26 +92,26 @@ def refused_ranges(refused: Sequence[Refused]) -> list[RefusedRange]:
     ]
 
 
-def judge(
+def check_claim(
     machine: Machine[S], state: S, key: bytes, stored: StoredRecord
-) -> Envelope[Event] | Refused:
+) -> Envelope[Event] | RefusedRecord:
     """The event that a claim holds, or why it is not believed in this state."""
     try:
         envelope = decode(stored.record)
     except SchemaError as error:
         code = _SCHEMA_CODES.get(type(error), RefusalCode.MALFORMED)
-        return Refused(stored, code, str(error))
+        return RefusedRecord(stored, code, str(error))
     if stored.partition.topic not in envelope.data.TOPICS:
-        return Refused(stored, RefusalCode.WRONG_TOPIC, f"{envelope.type} has another topic")
+        return RefusedRecord(stored, RefusalCode.WRONG_TOPIC, f"{envelope.type} has another topic")
     if stored.record.key != key:
-        return Refused(stored, RefusalCode.WRONG_CELL, "its key is another cell's")
+        return RefusedRecord(stored, RefusalCode.WRONG_CELL, "its key is another cell's")
     refusal = machine.refusal(state, envelope)
     if refusal is not None:
-        return Refused(stored, refusal, f"{envelope.type} of {envelope.source}")
+        return RefusedRecord(stored, refusal, f"{envelope.type} of {envelope.source}")
     return envelope
 
 
-class Upstream(CycleReader):
+class MachineInput(CycleReader):
     """Another machine's topic as an input: what it takes are whole counted cycles.
 
     It may have read into a cycle that is not committed yet; the reader's `boundary` is what is
@@ -130,12 +130,12 @@ class Upstream(CycleReader):
         self._part.append(self.digest)
         return counted
 
-    def take_counted(self, limit: int) -> Taken | None:
+    def take_counted(self, limit: int) -> TakenRange | None:
         """Whole cycles of what was read, until there are `limit` records; None when there is none.
 
         A cycle larger than the limit is taken whole as well.
         """
-        taken = Taken(self.cursor.partition, self.reader.boundary)
+        taken = TakenRange(self.cursor.partition, self.reader.boundary)
         while len(self.cursor) and len(taken.digests) < limit:
             counted = self.feed(self.cursor.pop())
             if counted is not None:
@@ -144,13 +144,13 @@ class Upstream(CycleReader):
                 taken.accepted += events_of(counted)
         return taken if taken.digests else None
 
-    def take_until(self, records: Sequence[StoredRecord], cycle: int) -> Taken:
+    def take_until(self, records: Sequence[StoredRecord], cycle: int) -> TakenRange:
         """The cycles that a commit took: `records` end with the last of them.
 
         Raises:
             ReplayDiverged: they end within a cycle.
         """
-        taken = Taken(self.cursor.partition, self.reader.boundary)
+        taken = TakenRange(self.cursor.partition, self.reader.boundary)
         for stored in records:
             counted = self.feed(stored)
             if counted is not None:
@@ -176,6 +176,6 @@ def events_of(counted: CountedCycle) -> list[Envelope[Event]]:
     ]
 
 
-def upstream_name(topic: Topic) -> str:
+def writer_of(topic: Topic) -> str:
     """The machine that alone writes a topic."""
     return topic.writers[0]

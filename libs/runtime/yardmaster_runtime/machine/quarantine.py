@@ -11,7 +11,7 @@ from typing import Final
 from yardmaster_eventlog.codec import encode
 from yardmaster_eventlog.errors import LogError
 from yardmaster_eventlog.port import EventLog, Partition, Record
-from yardmaster_runtime.machine.inputs import Refused
+from yardmaster_runtime.machine.inputs import RefusedRecord
 from yardmaster_runtime.telemetry.machine_metrics import RuntimeMetrics
 from yardmaster_schemas.envelope import Actor, ActorKind, Envelope
 from yardmaster_schemas.events.expiring import RecordQuarantinedV1
@@ -38,7 +38,7 @@ class Quarantine:
         self._seq = 0
         self._metrics = metrics
 
-    async def put(self, refused: Sequence[Refused], now_ms: int, limit: int) -> None:
+    async def put(self, refused: Sequence[RefusedRecord], now_ms: int, limit: int) -> None:
         """Copy the first `limit` of a cycle's refused records, and say so loudly."""
         telemetry = self._metrics.telemetry
         for one in refused:
@@ -62,7 +62,7 @@ class Quarantine:
                 self._metrics.quarantine_left_out.inc(len(batch))
                 telemetry.warn("quarantine_failed", code=error.code, records=len(batch))
 
-    def _batches(self, refused: Sequence[Refused], now_ms: int) -> Iterator[list[Record]]:
+    def _batches(self, refused: Sequence[RefusedRecord], now_ms: int) -> Iterator[list[Record]]:
         batch: list[Record] = []
         size = 0
         for one in refused:
@@ -75,7 +75,7 @@ class Quarantine:
         if batch:
             yield batch
 
-    def _copy(self, one: Refused, now_ms: int) -> Record:
+    def _copy(self, one: RefusedRecord, now_ms: int) -> Record:
         stored = one.stored
         event = RecordQuarantinedV1(
             topic=stored.partition.topic,

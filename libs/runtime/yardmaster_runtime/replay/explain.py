@@ -15,7 +15,7 @@ from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.entities import Task, class_of
 from yardmaster_eventlog.port import EventLog
 from yardmaster_runtime.errors import UnknownTask
-from yardmaster_runtime.replay.rebuild import at
+from yardmaster_runtime.replay.rebuild import state_at
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.events.decisions import (
     AllocationRevokedV1,
@@ -46,7 +46,7 @@ class PoolWait:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptStory:
+class AttemptSummary:
     """One attempt: where and why it started, why it was asked to stop, what became of it.
 
     `ended` is the code of TaskRequeued or TaskEnded; empty while it lasts.
@@ -75,7 +75,7 @@ class Explanation:
     project: str
     priority: int
     submitted_ms: int
-    asked_gpu_milli: int
+    requested_gpu_milli: int
     #: What one replica asks for, and how many replicas there are.
     asked: Resources
     replicas: int
@@ -83,9 +83,9 @@ class Explanation:
     wait_class: WaitClass | None
     waits: tuple[PoolWait, ...]
     restarts: int
-    attempts: tuple[AttemptStory, ...]
+    attempts: tuple[AttemptSummary, ...]
     #: The attempt that was last asked to stop.
-    last_stop: AttemptStory | None
+    last_stop: AttemptSummary | None
     #: Why it ended; empty before.
     outcome: str
 
@@ -95,10 +95,10 @@ class TaskHistory:
 
     def __init__(self, task_id: str) -> None:
         self.task_id = task_id
-        self._attempts: dict[int, AttemptStory] = {}
+        self._attempts: dict[int, AttemptSummary] = {}
 
     @property
-    def attempts(self) -> tuple[AttemptStory, ...]:
+    def attempts(self) -> tuple[AttemptSummary, ...]:
         """All attempts so far, by number."""
         return tuple(self._attempts.values())
 
@@ -111,7 +111,7 @@ class TaskHistory:
     def _note(self, event: Event, now_ms: int) -> None:
         match event:
             case SlotsAllocatedV1():
-                self._attempts[event.attempt] = AttemptStory(
+                self._attempts[event.attempt] = AttemptSummary(
                     number=event.attempt,
                     pool=event.pool,
                     nodes=tuple(dict.fromkeys(p.node for p in event.placements)),
@@ -155,7 +155,7 @@ def explain(state: ClusterState, task_id: str, history: TaskHistory | None = Non
         project=task.job.project.name,
         priority=task.job.priority,
         submitted_ms=task.job.submitted_ms,
-        asked_gpu_milli=task.job.shape.total_gpu_milli,
+        requested_gpu_milli=task.job.shape.total_gpu_milli,
         asked=task.job.spec.resources,
         replicas=task.job.shape.replicas,
         wait_class=_class_of(waits),
@@ -167,11 +167,11 @@ def explain(state: ClusterState, task_id: str, history: TaskHistory | None = Non
     )
 
 
-def _current(task: Task) -> tuple[AttemptStory, ...]:
+def _current(task: Task) -> tuple[AttemptSummary, ...]:
     run = task.run
     if run is None:
         return ()
-    story = AttemptStory(
+    story = AttemptSummary(
         number=run.number,
         pool=run.pool.name,
         nodes=run.nodes,
@@ -239,14 +239,14 @@ async def explain_at(
     cycle: int | None = None,
     partition: int = 0,
 ) -> Explanation:
-    """Why a task was in its phase at a moment of the log (`replay.at` says how to name one).
+    """Why a task was in its phase at a moment of the log (`state_at` says how to name one).
 
     Raises:
         UnknownTask: it was not known then.
-        and what `replay.at` raises.
+        and what `state_at` raises.
     """
     history = TaskHistory(task_id)
-    found = await at(
+    found = await state_at(
         log,
         SchedulerMachine(),
         cell,

@@ -8,11 +8,8 @@ from yardmaster_core.commit import CountedCycle
 from yardmaster_core.machine import Machine
 from yardmaster_eventlog.port import EventLog
 from yardmaster_runtime.machine.fold import Fold, Listener
-from yardmaster_runtime.replay.verify import Finding, Proved, Report, RulesRange, verify
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.position import Position
-
-__all__ = ["Finding", "Proved", "Replayed", "Report", "RulesRange", "at", "verify"]
 
 S = TypeVar("S")
 
@@ -27,7 +24,7 @@ class Replayed(Generic[S]):
     position: Position
 
 
-async def at(
+async def state_at(
     log: EventLog,
     machine: Machine[S],
     cell: str,

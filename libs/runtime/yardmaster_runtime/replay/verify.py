@@ -33,9 +33,14 @@ from yardmaster_eventlog.port import EventLog, Partition, Record, StoredRecord
 from yardmaster_eventlog.reader import details_digest
 from yardmaster_runtime.cycle_reader import digest_of
 from yardmaster_runtime.errors import MachineError
-from yardmaster_runtime.machine.batch import Place, traces_of, with_observed, write_cycle
+from yardmaster_runtime.machine.batch import CycleHeader, traces_of, with_observed, write_cycle
 from yardmaster_runtime.machine.fold import Fold
-from yardmaster_runtime.machine.inputs import Refused, Upstream, judge, refused_ranges
+from yardmaster_runtime.machine.inputs import (
+    MachineInput,
+    RefusedRecord,
+    check_claim,
+    refused_ranges,
+)
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.errors import SchemaError, YardmasterError
 from yardmaster_schemas.events.admissions import DetailsErasedV1, RequestRefusedV1
@@ -79,7 +84,7 @@ class RulesRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Proved:
+class MachineProof:
     """What was proved of one machine: counts, its last cycle, and which rules decided when."""
 
     machine: str
@@ -102,7 +107,7 @@ class Report:
     findings: tuple[Finding, ...]
     #: Broken promises, from the audit of the log alone.
     promises: tuple[audit.Finding, ...]
-    proved: tuple[Proved, ...]
+    proved: tuple[MachineProof, ...]
     #: By partition: first offset not proved, and the end; only where there are such records.
     unproved: Mapping[Partition, tuple[int, int]]
     details_checked: int
@@ -184,10 +189,10 @@ class Prover(Fold[S]):
         """Judge the cycle's inputs again, decide again, compare; the refused records."""
         commit = counted.commit
         self.begin_cycle(commit.cycle, commit.now_ms)
-        refused: list[Refused] = []
+        refused: list[RefusedRecord] = []
         traces: dict[str, str] = {}
         for wanted in self.ordered(counted):
-            accepted, not_believed = await self._judge_again(counted, wanted)
+            accepted, not_believed = await self._check_again(counted, wanted)
             refused += not_believed
             traces |= traces_of(accepted)
         again = tuple(refused_ranges(refused))
@@ -202,14 +207,14 @@ class Prover(Fold[S]):
         self.finish(counted, ())
         return len(refused)
 
-    async def _judge_again(
+    async def _check_again(
         self, counted: CountedCycle, wanted: InputRange
-    ) -> tuple[list[Envelope[Event]], list[Refused]]:
+    ) -> tuple[list[Envelope[Event]], list[RefusedRecord]]:
         """The events that are believed and the records that are not."""
         place = Partition(wanted.topic, wanted.partition)
         source = self.inputs[place]
         self.taken += wanted.next - wanted.first
-        if isinstance(source, Upstream):
+        if isinstance(source, MachineInput):
             accepted = await self.take(counted, wanted)
             for envelope in accepted:
                 self.apply(envelope)
@@ -219,8 +224,8 @@ class Prover(Fold[S]):
         accepted, refused = [], []
         key = self.cell.encode()
         for stored in records:
-            judged = judge(self.machine, self.state, key, stored)
-            if isinstance(judged, Refused):
+            judged = check_claim(self.machine, self.state, key, stored)
+            if isinstance(judged, RefusedRecord):
                 refused.append(judged)
             else:
                 self._note_details(judged)
@@ -238,7 +243,7 @@ class Prover(Fold[S]):
         verdict = self.machine.decide(
             self.state, limit=commit.limit or UNLIMITED, observed=observed
         )
-        place = Place(
+        place = CycleHeader(
             machine=self.machine.name,
             cell=self.cell,
             source=counted.owner,
@@ -312,9 +317,9 @@ class Prover(Fold[S]):
             ):
                 self.refs.repeats.add(envelope.cause)
 
-    def proved(self) -> Proved:
+    def proved(self) -> MachineProof:
         """What has been proved so far."""
-        return Proved(
+        return MachineProof(
             machine=self.machine.name,
             ranges=tuple(self._ranges),
             terms=self.terms,

@@ -19,7 +19,7 @@ class Health:
     def __init__(self) -> None:
         self._reasons: dict[str, str | None] = {}
 
-    def say(self, part: str, reason: str | None = None) -> None:
+    def report(self, part: str, reason: str | None = None) -> None:
         """Report that `part` is ready, or the reason why it is not."""
         self._reasons[part] = reason
 

@@ -72,7 +72,7 @@ class Telemetry:
             f"yard_{self.service}_{name}", about, labels, registry=self.registry, buckets=BUCKETS
         )
 
-    def of_cell(self, cell: str) -> "Telemetry":
+    def for_cell(self, cell: str) -> "Telemetry":
         """The telemetry of one of the process's cells, named in each of its samples and lines.
 
         Call it after `trace_to`; a second call for a cell resets the cell's metrics.

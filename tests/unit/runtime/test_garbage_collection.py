@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from yardmaster_runtime.garbage_collection import GC_THRESHOLDS, rare_collections, spare_collections
+from yardmaster_runtime.garbage_collection import GC_THRESHOLDS, tune_gc, tuned_gc
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def collector() -> Iterator[None]:
 
 @pytest.mark.usefixtures("collector")
 def test_what_lives_is_set_aside_and_collections_are_rare() -> None:
-    spare_collections()
+    tune_gc()
     assert gc.get_freeze_count() > 1000
     assert gc.get_threshold() == GC_THRESHOLDS
 
@@ -36,18 +36,18 @@ def test_the_state_of_a_term_that_is_over_goes_at_the_next_restore() -> None:
             Node.alive -= 1
 
     state = Node()
-    spare_collections()
+    tune_gc()
     assert state.me is state
     del state
     gc.collect()
     assert Node.alive == 1, "set aside: not looked at"
-    spare_collections()
+    tune_gc()
     assert Node.alive == 0
 
 
 def test_collections_are_rare_for_as_long_as_something_runs() -> None:
     before = gc.get_threshold()
-    with rare_collections():
+    with tuned_gc():
         assert gc.get_threshold() == GC_THRESHOLDS
         assert gc.get_freeze_count() > 1000
     assert gc.get_threshold() == before
