@@ -6,7 +6,7 @@ from typing import Any
 from yardmaster_core.machine import Verdict
 from yardmaster_core.scheduling.machine import SchedulerMachine
 from yardmaster_core.scheduling.state.cluster import ClusterState
-from yardmaster_core.scheduling.state.entities import Task
+from yardmaster_core.scheduling.state.tasks import Task
 from yardmaster_core.testing import DETAILS, START_MS, admitted_spec
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.admissions import AdmittedSpec, PoolConfiguredV1, TaskAdmittedV1

@@ -17,7 +17,7 @@ from bench.cells import MACHINE, Events, admit, admitted, cell, commit, left, on
 from bench.core import CYCLES, NO_LIMIT, cycles_after
 from bench.timing import Row, Took, best, collector_off, timed
 from yardmaster_core.scheduling.state.cluster import ClusterState
-from yardmaster_core.scheduling.state.entities import Phase
+from yardmaster_core.scheduling.state.phases import Phase
 from yardmaster_core.testing import START_MS
 from yardmaster_schemas.events.admissions import PoolConfiguredV1, TaskAdmittedV1
 from yardmaster_schemas.events.requests import Layout

@@ -28,7 +28,7 @@ from tests.support.killed_cell import (
 from tests.support.witness import assert_witness_clean
 from tests.support.witness import command as witness_command
 from yardmaster.client import ApiError
-from yardmaster_core.scheduling.state.entities import Phase
+from yardmaster_core.scheduling.state.phases import Phase
 from yardmaster_eventlog.port import Partition
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.decisions import PreemptionRequestedV1, TaskEndedV1

@@ -13,15 +13,12 @@ from typing import Any
 
 from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_core.machine import Decision, Verdict
-from yardmaster_core.scheduling.state.entities import (
-    BLOCKING,
-    Node,
-    NodeState,
-    Pool,
-    ReplicaState,
-    Task,
-)
-from yardmaster_core.scheduling.state.shapes import APART_AFTER
+from yardmaster_core.scheduling.state.nodes import Node
+from yardmaster_core.scheduling.state.phases import NodeState, ReplicaState
+from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.shapes import SEPARATE_AFTER
+from yardmaster_core.scheduling.state.tasks import Task
+from yardmaster_core.scheduling.state.wait_codes import BLOCKING
 from yardmaster_core.testing import Apply, Cell, Settle
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events import decisions as dec
@@ -249,19 +246,19 @@ class World:
                 assert node.state is NodeState.UP, f"{task.id} starts on a node that is away"
                 assert not node.cordoned, f"{task.id} starts on a cordoned node"
                 assert not node.barred, f"{task.id} starts on a node beyond its enrolment"
-                assert node.pool is not None
-                assert node.pool.name == event.pool
+                assert node.pool_name == event.pool
                 types = task.job.spec.node_types
                 assert not types or node.node_type in types
                 assert node.name not in task.job.spec.avoid_nodes
                 assert node.runs_images or not task.job.spec.image, f"{task.id} on {node.name}"
                 assert not set(placement.slots) & set(node.disabled), f"{task.id} on a bad slot"
                 self._laid_as_asked(event, node, placement)
-            self._nobody_passed(task, run.pool)
-            config = run.pool.config
+            pool = state.pools[run.pool_name]
+            self._nobody_passed(task, pool)
+            config = pool.config
             if config is None or config.policy.name != "priority":
                 continue
-            passed = [p for p in run.pool.stopping_for[run.queue_class] if p < task.job.priority]
+            passed = [p for p in pool.stopping_for[run.queue_class] if p < task.job.priority]
             assert not passed, f"{task.id} starts past tasks that slots are being freed for"
 
     def _nobody_passed(self, task: Task, pool: Pool) -> None:
@@ -292,9 +289,9 @@ class World:
         """
         task = self.cell.state.task(event.task_id)
         gpus = len(set(placement.slots))
-        assert node.pool is not None
-        assert node.pool.config is not None
-        most = node.pool.config.gpuless_per_node
+        config = self.cell.state.config_of(node)
+        assert config is not None
+        most = config.gpuless_per_node
         if not gpus and most is not None:
             held = [t.run.placements[r] for (_, r), t in node.open.items() if t.run is not None]
             assert sum(not p.slots for p in held) <= most, f"{node.name} has too many"
@@ -304,7 +301,7 @@ class World:
         users = {t for (_, r), t in node.open.items() if t.run and t.run.placements[r].slots}
         assert gpus == node.free.size, f"{task.id} has a part of {node.name}"
         assert users == {task}, f"{task.id} is not alone on {node.name}"
-        if not node.pool.config.unequal_gangs:
+        if not config.unequal_gangs:
             assert {len(p.slots) for p in event.placements} == {gpus}
 
     def _nothing_early(self, decided: Sequence[Event]) -> None:
@@ -313,7 +310,7 @@ class World:
         for event in decided:
             match event:
                 case dec.NodeLostV1(cause=dec.LossCause.SILENT):
-                    pool = state.nodes[event.node].pool
+                    pool = state.pool_of(state.nodes[event.node])
                     assert pool is not None
                     timeout_s = pool.config.node_timeout_s if pool.config is not None else 60
                     assert state.now_ms - event.last_heard_at_ms >= timeout_s * 1000
@@ -324,7 +321,7 @@ class World:
                     assert run is not None
                     assert event.stop.for_task is not None
                     ahead = state.task(event.stop.for_task)
-                    assert ahead.failed_starts < APART_AFTER, f"{ahead.id} preempts"
+                    assert ahead.failed_starts < SEPARATE_AFTER, f"{ahead.id} preempts"
                     if spec.min_runtime_s and run.running_ms:
                         ran_ms = state.now_ms - run.running_ms
                         assert ran_ms >= spec.min_runtime_s * 1000, "stopped within its minimum"

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.fitgpp_by_paper import Amounts, Running, eligible, scores
-from yardmaster_core.scheduling.state.entities import Task
+from yardmaster_core.scheduling.state.tasks import Task
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events.decisions import PreemptionRequestedV1, SlotsAllocatedV1
 from yardmaster_schemas.resources import Resources

@@ -10,7 +10,7 @@ from hypothesis import settings
 from tests.property.test_scheduling import Histories
 from tests.support.histories import history_of
 from yardmaster_core.scheduling.state.cluster import ClusterState
-from yardmaster_core.scheduling.state.entities import NodeState, Phase, ReplicaState
+from yardmaster_core.scheduling.state.phases import NodeState, Phase, ReplicaState
 from yardmaster_core.testing import START_MS, Apply, Begin, Cell
 from yardmaster_schemas.envelope import Event
 from yardmaster_simulation.history import History
@@ -59,10 +59,10 @@ def assert_agrees(history: History, state: ClusterState) -> None:
             if run and replica < ReplicaState.RELEASED:
                 milli = placement.gpu_milli * len(placement.slots)
                 name = task.job.project.name
-                held[run.pool.name] = held.get(run.pool.name, 0) + milli
+                held[run.pool_name] = held.get(run.pool_name, 0) + milli
                 projects[name] = projects.get(name, 0) + milli
     for name, pool in history.pools.items():
-        nodes = [n for n in state.nodes.values() if n.pool is not None and n.pool.name == name]
+        nodes = [n for n in state.nodes.values() if n.pool_name == name]
         up = sum(1000 * n.gpus for n in nodes if n.state is NodeState.UP)
         assert last(pool.series)[:2] == [up, held.get(name, 0)]
     for name, project in history.projects.items():
@@ -70,8 +70,8 @@ def assert_agrees(history: History, state: ClusterState) -> None:
     for name, node in state.nodes.items():
         free = history._nodes[name].free if name in history._nodes else None
         assert (free is not None) == (node.state is NodeState.UP)
-        if free is not None and node.pool is not None:
-            idle = sum(node.free.slots) + 1000 * len(node.out_of_use)
+        if free is not None and node.pool_name is not None:
+            idle = sum(node.free.slots) + 1000 * len(node.disabled_slots)
             assert sum(free.parts.values()) + 1000 * free.whole == idle
             assert (free.cpu_milli, free.memory_mib) == (node.free.cpu_milli, node.free.memory_mib)
 

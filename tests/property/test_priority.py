@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.core.scheduling.soundness import assert_sound
-from yardmaster_core.scheduling.state.entities import Task
+from yardmaster_core.scheduling.state.tasks import Task
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.decisions import (

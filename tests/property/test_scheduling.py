@@ -16,7 +16,7 @@ from yardmaster_core.scheduling.planner.placement import PLACEMENTS
 from yardmaster_core.scheduling.planner.policy import Policy
 from yardmaster_core.scheduling.policies import POLICIES
 from yardmaster_core.scheduling.state.cluster import ClusterState
-from yardmaster_core.scheduling.state.entities import ReplicaState
+from yardmaster_core.scheduling.state.phases import ReplicaState
 from yardmaster_core.testing import fold
 from yardmaster_schemas import plain
 from yardmaster_schemas.events import admissions as adm
@@ -285,7 +285,7 @@ class Histories(RuleBasedStateMachine):
             if name in self.enrolled:
                 self.enrolled.discard(name)
                 self.world.both("revoke", name)
-        elif node is None or node.pool is None:
+        elif node is None or node.pool_name is None:
             return
         elif how == "silent":
             self.world.silent[name] = self.world.cell.now_ms - for_s * 1000
@@ -295,7 +295,7 @@ class Histories(RuleBasedStateMachine):
             self.world.both(
                 "node",
                 name,
-                **{"gpus": node.gpus, "pool": node.pool.name, "node_type": node.node_type},
+                **{"gpus": node.gpus, "pool": node.pool_name, "node_type": node.node_type},
                 **{"cpu_milli": node.cpu_milli, "memory_mib": node.memory_mib},
                 incarnation=node.incarnation,
             )

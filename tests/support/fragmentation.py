@@ -5,7 +5,8 @@ against.
 from collections.abc import Mapping, Sequence
 
 from yardmaster_core.scheduling.planner.fragmentation import COARSE
-from yardmaster_core.scheduling.state.indexes import STEP, NodeCapacity
+from yardmaster_core.scheduling.state.capacity_index import STEP
+from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
 from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
 from yardmaster_core.scheduling.state.workload import Class
 

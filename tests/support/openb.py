@@ -13,7 +13,7 @@ from random import Random
 from typing import Any, Final
 
 from yardmaster_core.scheduling.machine import SchedulerMachine
-from yardmaster_core.scheduling.state.entities import Task
+from yardmaster_core.scheduling.state.tasks import Task
 from yardmaster_core.testing import DETAILS, admitted_spec
 from yardmaster_schemas.events import admissions as adm
 from yardmaster_schemas.events import node_events as nev

@@ -20,8 +20,11 @@ from yardmaster_core.scheduling.policies.fair_share.claimants import (
     held_by,
     weight_of,
 )
-from yardmaster_core.scheduling.state.entities import Department, Job, Pool, Project, ProjectUsage
+from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.projects import Department, Project
 from yardmaster_core.scheduling.state.shapes import WHOLE
+from yardmaster_core.scheduling.state.tasks import Job
+from yardmaster_core.scheduling.state.usage import ProjectUsage
 from yardmaster_schemas.events.requests import Quota
 
 Division = Callable[[int, Sequence[Claim]], list[int]]

@@ -23,7 +23,9 @@ from yardmaster_core.machine import Machine
 from yardmaster_core.scheduling.machine import SchedulerMachine
 from yardmaster_core.scheduling.policies import check
 from yardmaster_core.scheduling.state.cluster import ClusterState
-from yardmaster_core.scheduling.state.entities import Node, NodeState, Task
+from yardmaster_core.scheduling.state.nodes import Node
+from yardmaster_core.scheduling.state.phases import NodeState
+from yardmaster_core.scheduling.state.tasks import Task
 from yardmaster_eventlog.port import EventLog
 from yardmaster_runtime.replay import rebuild
 from yardmaster_runtime.replay.verify import Report, RulesRange
@@ -186,7 +188,7 @@ def _node_row(node: Node) -> dict[str, Any]:
         state = "revoked" if node.revoked_ms else "barred" if node.barred else state
     return {
         "name": node.name,
-        "pool": node.pool.name if node.pool is not None else None,
+        "pool": node.pool_name,
         "state": state,
         "gpus": node.gpus,
         "gpu_milli_free": sum(node.free.slots),

@@ -14,7 +14,7 @@ from typing import Any, Final
 from yardmaster_core.machine import Decision, Verdict
 from yardmaster_core.scheduling.machine import SchedulerMachine
 from yardmaster_core.scheduling.state.cluster import ClusterState
-from yardmaster_core.scheduling.state.entities import Task
+from yardmaster_core.scheduling.state.tasks import Task
 from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
 from yardmaster_schemas.events import admissions as adm
 from yardmaster_schemas.events import decisions as dec

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from yardmaster_core.scheduling.planner.lifecycle import MAX_FAILED_STARTS
-from yardmaster_core.scheduling.state.shapes import APART_AFTER, shape_id
+from yardmaster_core.scheduling.state.shapes import SEPARATE_AFTER, shape_id
 from yardmaster_projections.rows import (
     AttemptRow,
     CountersRow,
@@ -327,9 +327,9 @@ class WaitFinder:
                 return Waits(held=Held("at_max_concurrent", numbers))
         # Where a pool is divided among jobs, a job waits by itself; whether it is now, the last
         # record says.
-        job, project, failed = row.job.job_id, row.job.project, row.failed_starts >= APART_AFTER
+        job, project, failed = row.job.job_id, row.job.project, row.failed_starts >= SEPARATE_AFTER
         shared = shape_id(job, project, spec, start_failed=True) if failed else row.job.shape
-        own = shape_id(job, project, spec, bound=True, start_failed=failed)
+        own = shape_id(job, project, spec, own=True, start_failed=failed)
         shapes = dict.fromkeys((shared, own))
         found = []
         for pool in spec.pools:

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from yardmaster_core.scheduling.machine import SchedulerMachine
 from yardmaster_core.scheduling.state.cluster import ClusterState
-from yardmaster_core.scheduling.state.entities import NodeState, ReplicaState
+from yardmaster_core.scheduling.state.phases import NodeState, ReplicaState
 from yardmaster_runtime.cells import run_cells
 from yardmaster_runtime.machine.cycle import Leader
 from yardmaster_runtime.service import Ports, candidate, run_machine_process
@@ -28,7 +28,7 @@ def live_nodes(state: ClusterState) -> Iterator[LiveNode]:
     """
     for node in state.nodes.values():
         if node.state is NodeState.UP:
-            yield LiveNode(node.name, node.incarnation, node.timeout_s)
+            yield LiveNode(node.name, node.incarnation, node.timeout_s(state.config_of(node)))
 
 
 def known_nodes(state: ClusterState) -> set[str]:

@@ -181,7 +181,7 @@ async def test_where_a_pool_is_divided_among_jobs_a_job_waits_by_itself() -> Non
     spec, shared = row.job.spec, row.job.shape
     assert spec is not None
     assert shared is not None
-    own = shape_id(C, row.job.project, spec, bound=True)
+    own = shape_id(C, row.job.project, spec, own=True)
     numbers = {"fair_share_milli": 0, "weight": 1, "used_milli": 0, "asked_milli": 1000}
     recorded = {
         shared: Wait(code=WaitCode.BACKFILL_NOT_ALLOWED),

@@ -12,7 +12,8 @@ from yardmaster_core.commit import CountedCycle
 from yardmaster_core.scheduling.machine import SchedulerMachine
 from yardmaster_core.scheduling.planner.lifecycle import MAX_FAILED_STARTS
 from yardmaster_core.scheduling.state.cluster import ClusterState
-from yardmaster_core.scheduling.state.entities import Task, class_of
+from yardmaster_core.scheduling.state.tasks import Task
+from yardmaster_core.scheduling.state.wait_codes import class_of
 from yardmaster_eventlog.port import EventLog
 from yardmaster_runtime.errors import UnknownTask
 from yardmaster_runtime.replay.rebuild import state_at
@@ -173,7 +174,7 @@ def _current(task: Task) -> tuple[AttemptSummary, ...]:
         return ()
     story = AttemptSummary(
         number=run.number,
-        pool=run.pool.name,
+        pool=run.pool_name,
         nodes=run.nodes,
         allocated_ms=run.allocated_ms,
         stop=run.stop,

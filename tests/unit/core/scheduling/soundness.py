@@ -5,6 +5,7 @@ off.
 """
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
 from tests.support.shares_reference import VARIANTS as REFERENCE
@@ -18,24 +19,18 @@ from yardmaster_core.scheduling.policies.fair_share.demand_tracker import (
     current_demands,
 )
 from yardmaster_core.scheduling.policies.fair_share.division import VARIANTS
+from yardmaster_core.scheduling.state.capacity_index import CapacityIndex, Rank
 from yardmaster_core.scheduling.state.cluster import ClusterState, Entity
-from yardmaster_core.scheduling.state.enrollment import barred
-from yardmaster_core.scheduling.state.entities import (
-    BEHIND,
-    LIMITED,
-    Group,
-    Node,
-    NodeState,
-    Phase,
-    Pool,
-    ReplicaState,
-    Task,
-    blocks,
-)
-from yardmaster_core.scheduling.state.indexes import CapacityIndex, NodeCapacity
+from yardmaster_core.scheduling.state.enrollment import is_barred
+from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
+from yardmaster_core.scheduling.state.nodes import Node
+from yardmaster_core.scheduling.state.phases import NodeState, Phase, ReplicaState
+from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.ranking import Ranking
-from yardmaster_core.scheduling.state.shapes import APART_AFTER
+from yardmaster_core.scheduling.state.shapes import SEPARATE_AFTER, Shape
 from yardmaster_core.scheduling.state.strict_queues import StrictQueues
+from yardmaster_core.scheduling.state.tasks import Group, Task
+from yardmaster_core.scheduling.state.wait_codes import BEHIND, LIMITED, blocks
 from yardmaster_core.scheduling.state.workload import WorkloadCounter
 from yardmaster_schemas.reasons import WaitCode
 
@@ -54,11 +49,11 @@ def assert_sound(state: ClusterState) -> None:
         _capacities(state, pool, tasks)
         _asking(state, pool)
         _victims(pool, tasks)
-        _queues(pool, tasks)
+        _queues(state, pool, tasks)
         _remembered(pool)
     for node in state.nodes.values():
-        at = node.pool.name if node.pool is not None else ""
-        expected = bool(at) and barred(state.enrolled, node, at)
+        at = node.pool_name or ""
+        expected = bool(at) and is_barred(state.enrolled, node, at)
         assert node.barred == expected, f"{node.name}: expected barred to be {expected}"
         assert not node.revoked or state.revoked.get(node.name) is node, f"{node.name}: forgotten"
         forgotten = node.silent_ms and node.state is NodeState.UP
@@ -92,7 +87,7 @@ def _tasks(state: ClusterState, tasks: list[Task]) -> None:
             and not (task.paused or task.cancelled or task.job.erased or task.unwritable)
             and task.held_until_ms <= state.now_ms
         )
-        assert job_is_alone(state, task) == task.job.alone
+        assert job_is_alone(state, task) == task.job.separate
         assert (task.group is not None) == ready, (
             f"{task.id}: ready {ready}, in a queue {not ready}"
         )
@@ -168,8 +163,8 @@ def _sums(state: ClusterState, tasks: list[Task]) -> None:
         milli = placement.gpu_milli * len(placement.slots)
         jobs[task.job.id] += milli
         project = task.job.project
-        levels["project", project.name, task.run.pool.name] += milli
-        levels["department", project.department.name, task.run.pool.name] += milli
+        levels["project", project.name, task.run.pool_name] += milli
+        levels["department", project.department.name, task.run.pool_name] += milli
     for job in state.jobs.values():
         assert job.used_milli == jobs[job.id], f"{job.id} counts {job.used_milli}"
     for kind, owners in (("project", state.projects), ("department", state.departments)):
@@ -183,27 +178,28 @@ def _capacities(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
     for label, index in (("idle", pool.free), ("future", pool.future), ("firm", pool.max_free)):
         index.flush()
         rebuilt = CapacityIndex()
-        rebuilt.bound_gpuless(pool.config.gpuless_per_node if pool.config is not None else None)
+        rebuilt.limit_gpuless(pool.config.gpuless_per_node if pool.config is not None else None)
         for node in pool.nodes.values():
             capacity, gpuless = _capacity(node, label, tasks)
             rebuilt.add(capacity, node.node_type, node.name)
-            capacity.places -= gpuless
+            capacity.gpuless_left -= gpuless
             rebuilt._index(capacity)
             if node.usable:
                 rebuilt.open_node(capacity)
         assert contents(index) == contents(rebuilt), f"{label} of {pool.name} is off"
         rebuilt.workload = index.workload
-        for kept in index.rankings.values():
-            kept.update(index)
-            anew = Ranking(rebuilt, kept.shape, kept.rank)
-            anew.update(rebuilt)
+        for (rank, _), kept in index.rankings.items():
+            kept.update(index.capacities)
+            rank_of = partial(_rank, rank, rebuilt, kept.shape)
+            anew = Ranking(kept.shape, rank_of, set(rebuilt.capacities))
+            anew.update(rebuilt.capacities)
             assert kept.order == anew.order, f"an order of {label} of {pool.name} is off"
     traits = REGISTRY.traits(pool.config)
     assert (pool.shares, pool.per_job) == (traits.shares, traits.per_job)
     assert pool.shares or not (pool.reshare or pool.reshare_next)
     held: dict[str, dict[str, int]] = {}
     for task, replica in _open(tasks):
-        if task.run is not None and task.run.pool is pool:
+        if task.run is not None and task.run.pool_name == pool.name:
             placement = task.run.placements[replica]
             by_task = held.setdefault(task.job.id, Counter())
             by_task[task.id] += placement.gpu_milli * len(placement.slots)
@@ -222,7 +218,9 @@ def _capacities(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
             assert holding.releasing == leaving, f"what {project.name} gives back is off"
             assert holding.releasing_milli == sum(leaving.values())
     _shares(state, pool)
-    stopping = [t for t in tasks if t.run and t.run.pool is pool and t.run.stop and t.run.open]
+    stopping = [
+        t for t in tasks if t.run and t.run.pool_name == pool.name and t.run.stop and t.run.open
+    ]
     assert pool.stopping == len(stopping)
     for queue_class in (0, 1):
         promised = Counter(
@@ -341,19 +339,23 @@ def _capacity(node: Node, label: str, tasks: list[Task]) -> tuple[NodeCapacity, 
     return capacity, gpuless
 
 
+def _rank(rank: Rank, index: CapacityIndex, shape: Shape, capacity: NodeCapacity) -> int:
+    return rank(index, capacity, shape)
+
+
 def contents(index: CapacityIndex) -> dict[str, Any]:
     """All that a free index answers from."""
     return {
         "capacities": {
-            o: (r.slots, r.whole, r.shared, r.cpu_milli, r.memory_mib, r.places, r.disabled)
+            o: (r.slots, r.whole, r.shared, r.cpu_milli, r.memory_mib, r.gpuless_left, r.disabled)
             for o, r in sorted(index.capacities.items())
         },
         "available": index.available,
         "idle": index.idle,
         "of_size": {size: bits for size, bits in sorted(index.of_size.items()) if bits},
         "named": dict(sorted(index.named.items())),
-        "places": dict(sorted(index.places.items())),
-        "most_gpuless": index.most_gpuless,
+        "gpuless": dict(sorted(index.gpuless.items())),
+        "max_gpuless": index.max_gpuless,
         "of_type": {name: bits for name, bits in sorted(index.of_type.items()) if bits},
         "free_milli": index.free_milli,
         "whole": {count: bits for count, bits in enumerate(index.whole) if bits},
@@ -367,7 +369,7 @@ def _victims(pool: Pool, tasks: list[Task]) -> None:
     expected: dict[int, list[Task]] = {}
     for task in tasks:
         run = task.run
-        if run is None or run.pool is not pool or run.stop is not None or not run.open:
+        if run is None or run.pool_name != pool.name or run.stop is not None or not run.open:
             continue
         ended = all(was >= ReplicaState.EXITED for was in run.replicas)
         if task.job.spec.preemptible and not ended:
@@ -378,13 +380,13 @@ def _victims(pool: Pool, tasks: list[Task]) -> None:
         assert found.get(priority, []) == oldest_first, f"victims of priority {priority}"
 
 
-def _queues(pool: Pool, tasks: list[Task]) -> None:
+def _queues(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
     members: dict[tuple[str, int], list[Task]] = {}
     for task in tasks:
         assert len(task.failed_nodes) <= MAX_FAILED_NODES, f"{task.id} avoids too many nodes"
         assert task.failed_starts < MAX_FAILED_STARTS, f"{task.id} should have ended"
         if task.group is not None and pool.name in task.job.shape.pools:
-            failed = task.failed_starts >= APART_AFTER
+            failed = task.failed_starts >= SEPARATE_AFTER
             key = (task.shape.id, task.job.priority)
             assert task.shape.start_failed == failed, f"{task.id} waits among tasks unlike it"
             assert task.group is pool.groups.get(key), f"{task.id} waits in another group"
@@ -393,7 +395,7 @@ def _queues(pool: Pool, tasks: list[Task]) -> None:
     for key, group in pool.groups.items():
         assert group.queue.live == len(members[key])
         assert list(group.queue.in_order()) == sorted(members[key])
-        assert group.queue.foremost is min(members[key]), "the first entry does not wait"
+        assert group.queue.first_entry is min(members[key]), "the first entry does not wait"
     _lines(pool)
     over = {
         group
@@ -409,7 +411,7 @@ def _queues(pool: Pool, tasks: list[Task]) -> None:
             record = group.waits.get(pool.name)
             if record is None or group.shape.queue_class != number:
                 continue
-            if blocks(group, record[0].code):
+            if blocks(group.shape, record[0].code):
                 blocked.setdefault(group.priority, set()).add(group)
             if record[0].code in BEHIND:
                 behind.add(group)
@@ -419,19 +421,19 @@ def _queues(pool: Pool, tasks: list[Task]) -> None:
                 protected.add(group)
         assert {p: set(groups) for p, groups in queue_class.blocked.items()} == blocked
         assert queue_class.mask == sum(1 << priority for priority in blocked)
-        kept = dict(queue_class.firsts)
-        queue_class.firsts.clear()
+        kept = dict(queue_class.first_by_priority)
+        queue_class.first_by_priority.clear()
         assert all(p in blocked and queue_class.first(p) is first for p, first in kept.items())
         assert set(queue_class.behind) == behind
         assert {g for g in pool.protected if g.shape.queue_class == number} == protected
         for entry in limited:
             project = next(t.job.project for t in members[entry[1].key])
-            assert entry in project.department.limited, "a limited group would not be woken"
+            assert entry in state.limited[project.department], "a limited group would not be woken"
 
 
 def _lines(pool: Pool) -> None:
     line = REGISTRY.traits(pool.config).strict_queue
-    anew = None if line is None else StrictQueues(pool, line)
+    anew = None if line is None else StrictQueues(pool.queue_classes, line)
     kept = pool.strict_queues
     assert (kept is None) == (anew is None)
     if kept is not None and anew is not None:
@@ -445,9 +447,9 @@ def _lines(pool: Pool) -> None:
             for line in sorted({line for line, _ in behind.values()})
         ]
         assert kept.position_of is anew.position_of
-        found = list(kept.firsts())
+        found = list(kept.first_groups())
         assert found == expected, f"the next in {pool.name} would not be found"
-        assert found == list(anew.firsts())
+        assert found == list(anew.first_groups())
 
 
 def _digest(state: ClusterState) -> None:

@@ -12,7 +12,8 @@ from yardmaster_core.scheduling.policies.fair_share.demand_tracker import (
     DemandTracker,
     current_demands,
 )
-from yardmaster_core.scheduling.state.entities import Group, Job, Project
+from yardmaster_core.scheduling.state.projects import Project
+from yardmaster_core.scheduling.state.tasks import Group, Job
 from yardmaster_core.testing import Cell, job_id
 from yardmaster_schemas.events import requests as req
 

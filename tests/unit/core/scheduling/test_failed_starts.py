@@ -5,7 +5,7 @@ import pytest
 from tests.unit.core.scheduling.reading import all_of, kinds, only, running, started, waits
 from tests.unit.core.scheduling.soundness import assert_sound
 from yardmaster_core.scheduling.planner.lifecycle import MAX_FAILED_NODES, MAX_FAILED_STARTS
-from yardmaster_core.scheduling.state.shapes import APART_AFTER
+from yardmaster_core.scheduling.state.shapes import SEPARATE_AFTER
 from yardmaster_core.testing import Cell, fold
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events import decisions as dec
@@ -37,7 +37,7 @@ def fails_to_start(cell: Cell, name: str, **how: StartFailure) -> dec.TaskRequeu
 
 def set_apart(cell: Cell, name: str) -> None:
     """Let a starting task fail to start so often in a row that it waits apart from its equals."""
-    for _ in range(APART_AFTER - 1):
+    for _ in range(SEPARATE_AFTER - 1):
         cell.cycle(after_s=waited_s(cell, fails_to_start(cell, name)))
     fails_to_start(cell, name)
 
@@ -309,7 +309,7 @@ def test_an_agent_that_comes_back_with_another_executor_gets_the_jobs_that_need_
 # Preempting
 
 
-def preempting(policy: str, failed_starts: int = APART_AFTER) -> Cell:
+def preempting(policy: str, failed_starts: int = SEPARATE_AFTER) -> Cell:
     """A full cell in which `new`, whose starts failed while there was room, would preempt `old`."""
     name, _, _ = policy.partition(" ")
     cell = Cell(policy=name, **PREEMPTING[policy])
@@ -317,7 +317,7 @@ def preempting(policy: str, failed_starts: int = APART_AFTER) -> Cell:
     strict = name in ("fitgpp", "lrtp", "rand")
     cell.submit("new", project="q", gpus=1, priority=1, preemptible=not strict)
     cell.cycle()
-    if failed_starts == APART_AFTER:
+    if failed_starts == SEPARATE_AFTER:
         set_apart(cell, "new")
     else:
         fails_to_start(cell, "new")

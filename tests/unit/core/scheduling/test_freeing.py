@@ -7,8 +7,9 @@ import pytest
 from yardmaster_core.scheduling.planner.draft import Draft
 from yardmaster_core.scheduling.planner.placement import strategy_named
 from yardmaster_core.scheduling.planner.victim_search import VictimSearch
-from yardmaster_core.scheduling.state.entities import Task
-from yardmaster_core.scheduling.state.indexes import CapacityIndex, NodeCapacity
+from yardmaster_core.scheduling.state.capacity_index import CapacityIndex
+from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
+from yardmaster_core.scheduling.state.tasks import Task
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events import decisions as dec
 
@@ -58,7 +59,7 @@ def test_what_is_tried_grows_with_what_is_asked_for_and_not_with_the_cell(
     wide: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = []
-    give = CapacityIndex.give
+    release = CapacityIndex.release
 
     def counted(
         index: CapacityIndex,
@@ -69,14 +70,14 @@ def test_what_is_tried_grows_with_what_is_asked_for_and_not_with_the_cell(
         memory_mib: int,
     ) -> None:
         tried.append(1)
-        give(index, capacity, slots, gpu_milli, cpu_milli, memory_mib)
+        release(index, capacity, slots, gpu_milli, cpu_milli, memory_mib)
 
     costs = []
     for nodes in (6, 24):
         cell = spread(nodes)
         cell.submit("wide", gpus=4, tasks=wide, weight=100)
         with monkeypatch.context() as patch:
-            patch.setattr(CapacityIndex, "give", counted)
+            patch.setattr(CapacityIndex, "release", counted)
             assert len(stopped_on(cell)) == 4 * wide
         costs.append(len(tried))
         tried.clear()

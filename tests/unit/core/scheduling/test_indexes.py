@@ -6,7 +6,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from yardmaster_core.scheduling.planner.placement import PLACEMENTS, best_fit, worst_fit
-from yardmaster_core.scheduling.state.indexes import CapacityIndex, NodeCapacity
+from yardmaster_core.scheduling.state.capacity_index import CapacityIndex
+from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
 from yardmaster_core.scheduling.state.shapes import WHOLE, Shape, shape_of
 from yardmaster_core.testing import admitted_spec
 from yardmaster_schemas.resources import Resources
@@ -94,7 +95,7 @@ class Model:
         elif what == "give":
             if self.taken:
                 capacity, part = self.taken.pop(number % len(self.taken))
-                self.index.give(capacity, *part)
+                self.index.release(capacity, *part)
         elif what == "move":
             if not any(held is capacity for held, _ in self.taken):
                 self.index.remove(capacity, self.types[ordinal])
@@ -135,7 +136,7 @@ def test_rooms_come_in_the_order_of_the_strategy(
         assert fewest_first == sorted(fewest_first)
     elif not asked.gpus:
         used_first = [
-            (r.idle, r.places if r.idle else r.whole) for r in best_fit(model.index, asked)
+            (r.idle, r.gpuless_left if r.idle else r.whole) for r in best_fit(model.index, asked)
         ]
         assert used_first == sorted(used_first)
     else:
@@ -145,7 +146,7 @@ def test_rooms_come_in_the_order_of_the_strategy(
             assert fullest is not None
             assert fullest.shared // 50 == min(r.shared // 50 for r in shared)
     emptiest_first = [
-        r.places / model.index.most_gpuless
+        r.gpuless_left / model.index.max_gpuless
         if r.idle and not asked.gpus
         else r.whole / (r.size or 1)
         for r in worst_fit(model.index, asked)
@@ -208,7 +209,7 @@ def test_what_was_taken_twice_of_a_slot_is_given_back_in_any_order() -> None:
         for part in parts:
             index.take(capacity, *part)
         for i in order:
-            index.give(capacity, *parts[i])
+            index.release(capacity, *parts[i])
         index.flush()
         assert (capacity.slots, capacity.whole, capacity.shared) == ([1000, 1000], 2, 0)
 
@@ -244,7 +245,7 @@ def test_what_is_idle_is_so_however_slots_were_disabled_taken_and_given_back(
             index.take(capacity, (held[-1][1],), WHOLE, 0, 0)
         elif what == "give" and held:
             owner, slot = held.pop(number % len(held))
-            index.give(owner, (slot,), WHOLE, 0, 0)
+            index.release(owner, (slot,), WHOLE, 0, 0)
         elif what == "look":
             index.flush()
     index.flush()

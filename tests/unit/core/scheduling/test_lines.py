@@ -2,7 +2,7 @@
 
 from random import Random
 
-from yardmaster_core.scheduling.state.entities import Group
+from yardmaster_core.scheduling.state.tasks import Group
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events.decisions import SlotsAllocatedV1
 
@@ -10,7 +10,7 @@ from yardmaster_schemas.events.decisions import SlotsAllocatedV1
 def firsts(cell: Cell) -> list[str]:
     lines = cell.state.pools["main"].strict_queues
     assert lines is not None
-    return [group.queue.first.id.rstrip("0.") for group in lines.firsts()]
+    return [group.queue.first.id.rstrip("0.") for group in lines.first_groups()]
 
 
 def crowd(policy: str, jobs: int) -> Cell:

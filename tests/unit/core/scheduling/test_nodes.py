@@ -4,8 +4,8 @@ from typing import Any
 
 from tests.unit.core.scheduling.reading import all_of, kinds, only, running, started, waits
 from tests.unit.core.scheduling.soundness import assert_sound
-from yardmaster_core.scheduling.state.entities import NodeState
-from yardmaster_core.scheduling.state.indexes import MOST_GPULESS
+from yardmaster_core.scheduling.state.capacity_index import MAX_GPULESS
+from yardmaster_core.scheduling.state.phases import NodeState
 from yardmaster_core.testing import Cell
 from yardmaster_schemas import plain
 from yardmaster_schemas.envelope import Event
@@ -60,7 +60,7 @@ def test_a_node_never_holds_more_replicas_than_its_loss_can_name() -> None:
         cell.submit(name, gpus=0, tasks=2000)
     cell.cycle()
     lost = only(silent(cell, "n1", 60), dec.NodeLostV1)
-    assert len(lost.closed) == MOST_GPULESS
+    assert len(lost.closed) == MAX_GPULESS
     assert plain.load(dec.NodeLostV1, plain.dump(lost)) == lost
 
 

@@ -15,7 +15,8 @@ from yardmaster_core.scheduling.planner.placement import (
     places_in,
     strategy_named,
 )
-from yardmaster_core.scheduling.state.indexes import CapacityIndex, NodeCapacity
+from yardmaster_core.scheduling.state.capacity_index import CapacityIndex
+from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
 from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_schemas.resources import Resources
 

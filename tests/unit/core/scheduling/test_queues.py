@@ -5,8 +5,8 @@ from itertools import islice
 from hypothesis import given
 from hypothesis import strategies as st
 
-from yardmaster_core.scheduling.state.entities import Department, Job, Project, Task
-from yardmaster_core.scheduling.state.queues import TaskQueue
+from yardmaster_core.scheduling.state.projects import Department, Project
+from yardmaster_core.scheduling.state.tasks import Job, Task, TaskQueue
 from yardmaster_core.testing import DETAILS, admitted_spec
 
 
@@ -42,7 +42,7 @@ def test_a_line_is_in_order_whatever_comes_and_goes(
         if prune:
             queue.prune()
             first = min((tasks[n] for n in waiting), default=None)
-            assert queue.foremost is first
+            assert queue.first_entry is first
         expected = sorted(tasks[n] for n in waiting)
         assert queue.live == len(expected)
         assert list(queue.in_order()) == expected
@@ -61,7 +61,7 @@ def test_a_line_is_gone_through_backwards_again_and_again_while_tasks_leave(
     for task in tasks:
         task.queue = queue
         queue.push(task)
-    line = queue.backwards()
+    line = queue.reverse_scan()
     for far, leave in rounds:
         left = sorted((task for task in tasks if task.queue is queue), reverse=True)
         assert list(islice(line, far)) == left[:far]
@@ -80,5 +80,5 @@ def test_a_line_does_not_keep_those_who_left() -> None:
             task.queue = None
             queue.drop()
         queue.prune()
-    assert len(queue._line) + len(queue._early) <= 64 + 2 * 200 + 1
+    assert len(queue._appended) + len(queue._inserted) <= 64 + 2 * 200 + 1
     assert len(list(queue.in_order())) == 200

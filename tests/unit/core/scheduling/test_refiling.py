@@ -2,7 +2,8 @@
 
 import random
 
-from yardmaster_core.scheduling.state.indexes import CapacityIndex, NodeCapacity
+from yardmaster_core.scheduling.state.capacity_index import CapacityIndex
+from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
 from yardmaster_schemas.events.decisions import Placement
 
 

@@ -202,7 +202,7 @@ def test_a_reason_is_one_of_those_who_wait(cell: Cell) -> None:
     event = dec.TaskUnschedulableV1(
         task_id=cell.task("job").id, shape="0" * 16, priority=1, pool="main", wait=wait
     )
-    impossible(cell, event, "nobody of shape")
+    impossible(cell, event, "no task of shape")
 
 
 def test_a_node_is_lost_in_an_incarnation_that_it_had(cell: Cell) -> None:

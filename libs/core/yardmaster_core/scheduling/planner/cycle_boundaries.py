@@ -7,10 +7,12 @@ sleep until an event wakes them.
 from heapq import heappop
 
 from yardmaster_core.scheduling.planner.group_queue import NO_CAPACITY, code_of
-from yardmaster_core.scheduling.state.appliers.attempts import consider, note
+from yardmaster_core.scheduling.state.appliers.attempts import enqueue_if_ready, need_decision
 from yardmaster_core.scheduling.state.appliers.nodes import install
 from yardmaster_core.scheduling.state.cluster import ClusterState
-from yardmaster_core.scheduling.state.entities import Due, Group, NodeState, Phase, Pool
+from yardmaster_core.scheduling.state.phases import Due, NodeState, Phase
+from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.tasks import Group
 from yardmaster_schemas.reasons import WaitCode
 
 
@@ -32,7 +34,7 @@ def begin_cycle(state: ClusterState, cycle: int, now_ms: int) -> ClusterState:
         _, due, name, attempt = heappop(state.deadlines)
         if due == Due.DRAIN:
             for task in state.node(name).open.values():
-                note(state, task)
+                need_decision(state, task)
         elif due == Due.PROTECTION:
             pool = state.pool(name)
             for group in pool.protected:
@@ -44,9 +46,9 @@ def begin_cycle(state: ClusterState, cycle: int, now_ms: int) -> ClusterState:
             if found is None or found.attempt != attempt or found.phase.final:
                 continue
             if due == Due.HOLD:
-                consider(state, found)
+                enqueue_if_ready(state, found)
             else:
-                note(state, found)
+                need_decision(state, found)
     return state
 
 
@@ -57,7 +59,11 @@ def due_ms(state: ClusterState) -> int | None:
     """
     if state.restless:
         return state.now_ms
-    whens = [when for node in state.revoked.values() if (when := node.forfeit_ms) is not None]
+    whens = [
+        when
+        for node in state.revoked.values()
+        if (when := node.forfeit_ms(state.config_of(node))) is not None
+    ]
     while state.deadlines:
         when, due, name, attempt = state.deadlines[0]
         if _holds(state, when, due, name, attempt):

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from yardmaster_core.machine import Decision
 from yardmaster_core.scheduling.state.apply import apply
 from yardmaster_core.scheduling.state.cluster import ClusterState, Undo
-from yardmaster_core.scheduling.state.entities import Pool
+from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_schemas.envelope import Event
 
 

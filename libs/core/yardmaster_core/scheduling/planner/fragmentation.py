@@ -6,9 +6,11 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Final
 
-from yardmaster_core.scheduling.state.entities import Job, Pool
-from yardmaster_core.scheduling.state.indexes import STEP, CapacityIndex, NodeCapacity
+from yardmaster_core.scheduling.state.capacity_index import STEP, CapacityIndex
+from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
+from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
+from yardmaster_core.scheduling.state.tasks import Job
 from yardmaster_core.scheduling.state.workload import Slots, WorkloadCounter
 
 #: Growth of less than this (gpu_milli) makes no difference: nearly equal rooms are told apart by

@@ -14,7 +14,8 @@ from heapq import heapify, heappop, heappush
 from typing import Any, Final
 
 from yardmaster_core.scheduling.planner.policy import Policy, PoolView
-from yardmaster_core.scheduling.state.entities import Group, Pool, Task
+from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_schemas.reasons import WaitCode
 
 #: The first element of the policy's sort key (the rank), the turn (0: start, 1: preempt), the rest

@@ -9,14 +9,9 @@ from typing import Final
 
 from yardmaster_core.scheduling.planner.draft import Draft
 from yardmaster_core.scheduling.state.cluster import ClusterState
-from yardmaster_core.scheduling.state.entities import (
-    Attempt,
-    Node,
-    NodeState,
-    Phase,
-    ReplicaState,
-    Task,
-)
+from yardmaster_core.scheduling.state.nodes import Node
+from yardmaster_core.scheduling.state.phases import NodeState, Phase, ReplicaState
+from yardmaster_core.scheduling.state.tasks import Attempt, Task
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.decisions import (
     AllocationRevokedV1,
@@ -86,10 +81,10 @@ def _next_of_node(state: ClusterState, node: Node) -> Event | None:
 def _why_lost(state: ClusterState, node: Node) -> LossCause | None:
     if node.pending is not None:
         return LossCause.REPLACED
-    timeout_ms = node.timeout_s * 1000
+    timeout_ms = node.timeout_s(state.config_of(node)) * 1000
     if node.silent_ms > 0 and state.now_ms - node.silent_ms >= timeout_ms:
         return LossCause.SILENT
-    forfeit_ms = node.forfeit_ms
+    forfeit_ms = node.forfeit_ms(state.config_of(node))
     if forfeit_ms is not None and forfeit_ms <= state.now_ms:
         return LossCause.REVOKED
     return None
@@ -169,7 +164,7 @@ def _stop_of_attempt(state: ClusterState, task: Task, run: Attempt) -> Event | N
             numbers = {"limit_s": limit_s, "ran_s": ran_ms // 1000}
             stop = Stop(code=StopCode.TIME_LIMIT, numbers=numbers)
             return _stop(state, task, run, stop, grace_s=spec.grace_s)
-    config = run.pool.config
+    config = state.pools[run.pool_name].config
     if task.phase is Phase.STARTING and config is not None:
         waited_ms = state.now_ms - run.allocated_ms
         if waited_ms >= config.start_timeout_s * 1000:

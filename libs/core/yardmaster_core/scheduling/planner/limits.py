@@ -1,7 +1,8 @@
 """Limits on what a job, a project and a department hold at once. They apply under every policy."""
 
 from yardmaster_core.scheduling.planner.reservations import Reservations
-from yardmaster_core.scheduling.state.entities import Group, Job, Pool
+from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.tasks import Group, Job
 from yardmaster_schemas.reasons import Wait, WaitCode
 
 

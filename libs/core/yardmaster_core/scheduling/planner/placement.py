@@ -23,8 +23,8 @@ from typing import Final
 from yardmaster_core.errors import UnknownPlacement
 from yardmaster_core.scheduling.planner.fragmentation import growth, slots_of_least_growth
 from yardmaster_core.scheduling.planner.seeded_random import SeededRandom, nth_bit
-from yardmaster_core.scheduling.state.indexes import STEP, CapacityIndex, NodeCapacity
-from yardmaster_core.scheduling.state.ranking import ranked
+from yardmaster_core.scheduling.state.capacity_index import STEP, CapacityIndex
+from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
 from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
 from yardmaster_schemas.events.requests import PoolConfig
 
@@ -155,9 +155,9 @@ def _gpuless(
                 if both := used & of_size:
                     key = score(count, size)
                     found[key] = found.get(key, 0) | both
-    for places, having in index.places.items():
+    for places, having in index.gpuless.items():
         if both := having & idle:
-            key = score(places, index.most_gpuless)
+            key = score(places, index.max_gpuless)
             found[key] = found.get(key, 0) | both
     return found
 
@@ -172,7 +172,7 @@ def _part(free: int, total: int) -> Fraction:
 
 def tight_fit(index: CapacityIndex, shape: Shape, within: int = -1) -> Iterator[NodeCapacity]:
     """Rooms with the least left of GPUs and CPU together first."""
-    return ranked(index, shape, within, _left)
+    return index.ranked(shape, within, _left)
 
 
 def _left(_: CapacityIndex, capacity: NodeCapacity, __: Shape) -> int:
@@ -182,7 +182,7 @@ def _left(_: CapacityIndex, capacity: NodeCapacity, __: Shape) -> int:
 
 def fgd(index: CapacityIndex, shape: Shape, within: int = -1) -> Iterator[NodeCapacity]:
     """Rooms first in which the task adds the least to what nobody could use."""
-    return ranked(index, shape, within, growth)
+    return index.ranked(shape, within, growth)
 
 
 def random(
@@ -299,7 +299,7 @@ def place(
                 view.take(one, slots, shape.gpu_milli, shape.cpu_milli, shape.memory_mib)
                 used.append((view, one, slots))
     for view, one, slots in reversed(used):
-        view.give(one, slots, shape.gpu_milli, shape.cpu_milli, shape.memory_mib)
+        view.release(one, slots, shape.gpu_milli, shape.cpu_milli, shape.memory_mib)
     for view, changes in before:
         view.changes = changes
     return places if len(places) == shape.replicas else None
@@ -432,7 +432,7 @@ def _shared_fold(shares: list[int], gpus: int) -> int:
 def _fold(capacity: NodeCapacity, shape: Shape) -> int:
     most = shape.replicas
     if not shape.gpus:
-        most = min(most, capacity.places)
+        most = min(most, capacity.gpuless_left)
     else:
         milli = shape.gpu_milli
         if milli == WHOLE:

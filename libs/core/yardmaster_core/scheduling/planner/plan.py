@@ -26,9 +26,12 @@ from yardmaster_core.scheduling.planner.reservations import Reservations
 from yardmaster_core.scheduling.planner.resolved_config import ResolvedConfig, resolved_config
 from yardmaster_core.scheduling.planner.victim_search import VictimSearch
 from yardmaster_core.scheduling.planner.wait_reasons import no_capacity
-from yardmaster_core.scheduling.state.entities import Group, Pool, Task, class_of
-from yardmaster_core.scheduling.state.indexes import CapacityIndex, NodeCapacity
+from yardmaster_core.scheduling.state.capacity_index import CapacityIndex
+from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
+from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.shapes import Fit, Shape
+from yardmaster_core.scheduling.state.tasks import Group, Task
+from yardmaster_core.scheduling.state.wait_codes import class_of
 from yardmaster_schemas.events.decisions import (
     Outcome,
     Placement,
@@ -177,7 +180,7 @@ class PoolPass:
             return False
         for group in self.draft.state.blocked(self.pool):
             self.pool.reconsider(group)
-        for pool, group in self.draft.state.limited():
+        for pool, group in self.draft.state.limited_groups():
             pool.reconsider(group)
         return True
 

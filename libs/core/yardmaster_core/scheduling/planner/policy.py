@@ -36,9 +36,10 @@ from typing import Any, Protocol
 
 from yardmaster_core.scheduling.planner.reservations import Reservations
 from yardmaster_core.scheduling.state.cluster import ClusterState
-from yardmaster_core.scheduling.state.entities import Group, Pool, Task
 from yardmaster_core.scheduling.state.policy_traits import TraitsSource
+from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.strict_queues import PositionOf
+from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_schemas.events.requests import PolicyRef
 from yardmaster_schemas.reasons import Start, Stop, Wait
 

@@ -7,7 +7,7 @@ nothing, is recorded and kept in quarantine, and never stops the cell.
 
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.enrollment import join_refusal
-from yardmaster_core.scheduling.state.entities import NodeState, ReplicaState
+from yardmaster_core.scheduling.state.phases import NodeState, ReplicaState
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.events import node_events as nev
 from yardmaster_schemas.reasons import RefusalCode
@@ -63,7 +63,7 @@ def _join(state: ClusterState, event: nev.NodeJoinedV1) -> RefusalCode | None:
             return RefusalCode.STALE_INCARNATION
         offered = (event.pool, event.node_type, event.gpus, event.cpu_milli, event.memory_mib)
         known = (
-            node.pool and node.pool.name,
+            node.pool_name,
             *(node.node_type, node.gpus, node.cpu_milli, node.memory_mib),
         )
         return None if offered == known else RefusalCode.CONTRADICTION

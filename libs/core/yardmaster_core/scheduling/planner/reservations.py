@@ -1,6 +1,8 @@
 """Slots that the planner reserves during one cycle."""
 
-from yardmaster_core.scheduling.state.entities import Department, Job, Pool, Project, Task
+from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.projects import Department, Project
+from yardmaster_core.scheduling.state.tasks import Job, Task
 
 Owner = Job | Project | Department
 

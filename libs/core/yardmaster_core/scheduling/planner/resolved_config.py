@@ -9,7 +9,7 @@ from typing import Any
 from yardmaster_core.fencing import fence_of
 from yardmaster_core.scheduling.planner.placement import PlacementStrategy, strategy_of
 from yardmaster_core.scheduling.planner.policy import Policy, PolicyRegistry
-from yardmaster_core.scheduling.state.entities import Pool
+from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_schemas.events.requests import PoolConfig
 
 

@@ -14,10 +14,13 @@ from yardmaster_core.scheduling.planner.placement import (
     place,
 )
 from yardmaster_core.scheduling.planner.policy import PreemptionBudget
+from yardmaster_core.scheduling.state.capacity_index import CapacityIndex
 from yardmaster_core.scheduling.state.cluster import Undo
-from yardmaster_core.scheduling.state.entities import Pool, ReplicaState, Task
-from yardmaster_core.scheduling.state.indexes import CapacityIndex, NodeCapacity
+from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
+from yardmaster_core.scheduling.state.phases import ReplicaState
+from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.shapes import WHOLE, Fit, Shape
+from yardmaster_core.scheduling.state.tasks import Task
 
 #: Arguments of `CapacityIndex.take` and `give`: capacity, slots, gpu_milli, cpu_milli, memory_mib.
 SlotAmounts = tuple[NodeCapacity, tuple[int, ...], int, int, int]
@@ -171,10 +174,10 @@ class VictimSearch:
 
     def _take(self, amounts: SlotAmounts) -> None:
         self._future.take(*amounts)
-        self._record_undo((self._future.give, amounts))
+        self._record_undo((self._future.release, amounts))
 
     def _give(self, amounts: SlotAmounts) -> None:
-        self._future.give(*amounts)
+        self._future.release(*amounts)
         self._record_undo((self._future.take, amounts))
 
     def _record_undo(self, undo: Undo) -> None:

@@ -8,8 +8,10 @@ that grows with the pool.
 from collections.abc import Iterable, Mapping, Sequence
 
 from yardmaster_core.scheduling.planner.placement import nodes_for, places_in
-from yardmaster_core.scheduling.state.entities import Node, NodeState, Pool
-from yardmaster_core.scheduling.state.indexes import NodeCapacity
+from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
+from yardmaster_core.scheduling.state.nodes import Node
+from yardmaster_core.scheduling.state.phases import NodeState
+from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
 from yardmaster_schemas.reasons import Wait, WaitCode
 
@@ -31,7 +33,7 @@ def _not_now(pool: Pool, shape: Shape) -> Wait:
     free = index.free_for(shape)
     blocked = sum(1 for name in shape.avoid_nodes if name in index.named)
     if asked > free or not asked:
-        about = "gpus" if asked else "gpuless" if index.crowded_for(shape) else "cpus"
+        about = "gpus" if asked else "gpuless" if index.lacks_gpuless(shape) else "cpus"
         numbers = {"asked_milli": asked, "free_milli": free, "short_milli": max(0, asked - free)}
         return Wait(
             code=WaitCode.INSUFFICIENT_FREE,
@@ -78,7 +80,7 @@ def _lasting(pool: Pool, shape: Shape) -> Wait | None:
             "cordoned": sum(1 for n in fitting if n.cordoned or n.barred),
             "lost": sum(1 for n in fitting if n.state is not NodeState.UP),
         }
-        if disabled := sum(len(n.out_of_use) for n in fitting):
+        if disabled := sum(len(n.disabled_slots) for n in fitting):
             numbers["disabled"] = disabled
         return Wait(code=WaitCode.NODES_UNAVAILABLE, numbers=_with_blocked(numbers, shape, blocked))
     return None
@@ -171,7 +173,7 @@ def _sizes(pool: Pool, shape: Shape, nodes: Iterable[Node], *, disabled: bool) -
 
 
 def _empty(pool: Pool, node: Node, *, disabled: bool) -> NodeCapacity:
-    gpus = node.gpus - (len(node.out_of_use) if disabled else 0)
+    gpus = node.gpus - (len(node.disabled_slots) if disabled else 0)
     capacity = NodeCapacity(node.ordinal, gpus, node.cpu_milli, node.memory_mib)
-    capacity.places = pool.free.most_gpuless
+    capacity.gpuless_left = pool.free.max_gpuless
     return capacity

@@ -26,17 +26,17 @@ from yardmaster_core.scheduling.policies.strict import (
     stop_for_task,
     wait_behind_first,
 )
-from yardmaster_core.scheduling.state.entities import Task
-from yardmaster_core.scheduling.state.strict_queues import Place
+from yardmaster_core.scheduling.state.strict_queues import QueuePosition
+from yardmaster_core.scheduling.state.tasks import Task
 from yardmaster_schemas.reasons import Stop, StopCode
 
 
-def by_submission(task: Task) -> Place:
+def by_submission(task: Task) -> QueuePosition:
     """One line, the earliest submission first."""
     return 0, task.key
 
 
-def non_preemptible_first(task: Task) -> Place:
+def non_preemptible_first(task: Task) -> QueuePosition:
     """Two lines, what is not preemptible before what is; in each the earliest submission first.
 
     A task that was stopped keeps its submission time, and all that waits for its first start was
@@ -45,7 +45,7 @@ def non_preemptible_first(task: Task) -> Place:
     return int(task.job.spec.preemptible), task.key
 
 
-def by_estimate(task: Task) -> Place:
+def by_estimate(task: Task) -> QueuePosition:
     """One line: the shortest estimate first, then the earliest submission; none comes last."""
     estimate_s = task.job.spec.runtime_estimate_s
     return 0, (estimate_s is None, estimate_s or 0, task.key)

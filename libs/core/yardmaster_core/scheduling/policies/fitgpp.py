@@ -45,9 +45,11 @@ from yardmaster_core.scheduling.policies.strict import (
     running_victims,
     wait_behind_first,
 )
-from yardmaster_core.scheduling.state.entities import Attempt, Pool, ReplicaState, Task
-from yardmaster_core.scheduling.state.indexes import NodeCapacity
+from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
+from yardmaster_core.scheduling.state.phases import ReplicaState
+from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
+from yardmaster_core.scheduling.state.tasks import Attempt, Task
 from yardmaster_schemas.events.decisions import Placement
 from yardmaster_schemas.fields import CLOSED, Count, Positive
 from yardmaster_schemas.reasons import Stop, StopCode
@@ -184,12 +186,12 @@ class _VictimFit:
         if cpu_milli < shape.cpu_milli or memory_mib < shape.memory_mib:
             return False
         after = NodeCapacity(ordinal, 0, cpu_milli, memory_mib)
-        after.disabled, after.places = capacity.disabled, capacity.places
+        after.disabled, after.gpuless_left = capacity.disabled, capacity.gpuless_left
         free = after.slots = list(capacity.slots)
         for placement in freed:
             for slot in placement.slots:
                 free[slot] += placement.gpu_milli
-            after.places += not placement.slots
+            after.gpuless_left += not placement.slots
         after.recount()
         return helps(after, shape)
 

@@ -1,7 +1,8 @@
 """How long a running task is spared by whatever policy: its job's minimum run time."""
 
 from yardmaster_core.scheduling.state.cluster import ClusterState
-from yardmaster_core.scheduling.state.entities import Phase, Task
+from yardmaster_core.scheduling.state.phases import Phase
+from yardmaster_core.scheduling.state.tasks import Task
 
 
 def min_runtime_until_ms(state: ClusterState, victim: Task) -> int:

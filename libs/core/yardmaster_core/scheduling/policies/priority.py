@@ -26,7 +26,7 @@ from pydantic import ConfigDict
 from yardmaster_core.scheduling.planner.policy import OrderKey, Policy, PoolView
 from yardmaster_core.scheduling.policies.fair_share.claimants import could_fit
 from yardmaster_core.scheduling.policies.min_runtime import min_runtime_until_ms
-from yardmaster_core.scheduling.state.entities import Group, Task
+from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_schemas.fields import CLOSED
 from yardmaster_schemas.reasons import Start, Stop, StopCode, Wait, WaitCode
 
@@ -93,7 +93,7 @@ def lowest_priority_first(view: PoolView, task: Task) -> Iterator[Task]:
             break
         running = view.memo.get(("victims", priority))
         if running is None:
-            running = view.pool.victims[priority].backwards()
+            running = view.pool.victims[priority].reverse_scan()
             view.memo["victims", priority] = running
         for victim in running:
             if priority == own and not _submitted_later(victim, task):

@@ -12,7 +12,9 @@ from pydantic import ConfigDict
 
 from yardmaster_core.scheduling.planner.policy import OrderKey, PoolView
 from yardmaster_core.scheduling.policies.min_runtime import min_runtime_until_ms
-from yardmaster_core.scheduling.state.entities import BLOCKING, Group, Pool, Task
+from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.tasks import Group, Task
+from yardmaster_core.scheduling.state.wait_codes import BLOCKING
 from yardmaster_schemas.fields import CLOSED
 from yardmaster_schemas.reasons import Start, Stop, StopCode, Wait, WaitCode
 

@@ -1,13 +1,13 @@
-"""The scheduler's state of one cell: tasks, jobs, nodes, pools, entitlements, and what indexes
-them.
+"""The scheduler's state of one cell: tasks, jobs, nodes, pools, entitlements, and their indexes.
 
-Plain slotted objects and integers. `apply` alone calls the methods that change something; those
-that a decision may cause note how to undo themselves while a draft is open (`journal`), so that a
-cycle can be decided on the state itself and taken back.
+Plain slotted objects and integers. Only `apply` calls the methods that change the state. While a
+draft is open, the methods that a decision may call record how to undo themselves (`journal`), so
+that a cycle can be decided on the state itself and then undone.
 
-Everything whose order matters has a key made of logged facts: tasks of equal priority by submission
-time, then the order of admission, then their index; nodes by the order in which they first joined;
-names by name. The digest is a sum of hashes, one an entity, updated for those that changed.
+Everything whose order matters is sorted by a key of logged facts: tasks of equal priority by
+submission time, then by the order of admission, then by their index; nodes by the order in which
+they first joined; names by name. The digest is a sum of hashes, one per entity, and is updated for
+the entities that changed.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -17,43 +17,38 @@ from typing import Any
 
 from yardmaster_core.digests import MODULUS, row_hash
 from yardmaster_core.errors import ImpossibleEvent
-from yardmaster_core.scheduling.state.entities import (
+from yardmaster_core.scheduling.state.enrollment import Enrolled
+from yardmaster_core.scheduling.state.nodes import Node
+from yardmaster_core.scheduling.state.ordered_tasks import OrderedTasks
+from yardmaster_core.scheduling.state.phases import Due
+from yardmaster_core.scheduling.state.policy_traits import TraitsSource
+from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.projects import Department, Project
+from yardmaster_core.scheduling.state.shapes import Shape
+from yardmaster_core.scheduling.state.tasks import Group, Job, Task
+from yardmaster_core.scheduling.state.wait_codes import (
     BEHIND,
     BLOCKING,
-    IN_LINE,
+    IN_STRICT_QUEUE,
     LIMITED,
-    Department,
-    Due,
-    Enrolled,
-    Group,
-    Job,
-    Node,
-    Pool,
-    Project,
-    Task,
     blocks,
 )
-from yardmaster_core.scheduling.state.holdings import hold
-from yardmaster_core.scheduling.state.policy_traits import TraitsSource
-from yardmaster_core.scheduling.state.queues import OrderedTasks
-from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_schemas.events.decisions import Placement
+from yardmaster_schemas.events.requests import PoolConfig
 from yardmaster_schemas.reasons import Wait, WaitCode
 
 Entity = Task | Job | Group | Pool | Node | Enrolled | Department | Project
-
-
 Undo = tuple[Callable[..., object], tuple[Any, ...]]
 
 
 class ClusterState:
-    """One cell as the scheduler sees it; `apply` alone changes it."""
+    """The state of one cell; only `apply` changes it."""
 
     __slots__ = (
         *("attention", "cell", "cycle", "deadlines", "departments", "dirty", "emptied"),
-        *("enrolled", "jobs", "tasks"),
-        *("journal", "next_job", "next_node", "node_attention", "nodes", "now_ms", "pools"),
-        *("policies", "projects", "restless", "revoked", "sources", "total", "unpruned"),
+        *("enrolled", "jobs", "journal", "limited", "next_job", "next_node", "node_attention"),
+        *("nodes", "now_ms", "policies", "pools", "projects", "restless", "revoked", "sources"),
+        *("tasks", "total", "unpruned"),
     )
 
     def __init__(self, cell: str, policies: TraitsSource) -> None:
@@ -69,21 +64,24 @@ class ClusterState:
         self.nodes: dict[str, Node] = {}
         #: Nodes that were ever enrolled; while there is none, any node may join.
         self.enrolled: dict[str, Enrolled] = {}
-        #: Nodes that were revoked while they were up (derived); some may be gone since.
+        #: Nodes that were revoked while they were up (derived); some may be down by now.
         self.revoked: dict[str, Node] = {}
         self.next_job = 0
         self.next_node = 0
-        #: (when, what, id, attempt), soonest first; entries that no longer hold are skipped.
+        #: (time in ms, kind, id, attempt), a heap; entries that no longer apply are skipped.
         self.deadlines: list[tuple[int, int, str, int]] = []
-        #: Tasks and nodes whose next step is to be decided.
+        #: Tasks and nodes whose next step must be decided.
         self.attention: dict[str, Task] = {}
         self.node_attention: dict[str, Node] = {}
-        #: source -> (epoch, seq) of the last claim that was believed.
+        #: source -> (epoch, seq) of the last accepted claim.
         self.sources: dict[str, tuple[int, int]] = {}
-        #: While a draft is open that will be taken back: how to do that.
+        #: While a draft that will be undone is open: its changes, oldest first.
         self.journal: list[Undo] | None = None
-        #: While any draft is open: lines that tasks left, which the planner may be going through.
-        self.unpruned: dict[OrderedTasks, None] | None = None
+        #: While any draft is open: collections that tasks left, which the planner may iterate.
+        self.unpruned: dict[OrderedTasks[Task], None] | None = None
+        #: Groups that wait for a limit of the department, its projects or their jobs.
+        self.limited: dict[Department, dict[tuple[Pool, Group], None]] = {}
+        #: Entities that changed since the digest was computed.
         self.dirty: dict[Entity, None] = {}
         #: Groups that lost their last task since the cycle began.
         self.emptied: dict[Group, None] = {}
@@ -91,13 +89,11 @@ class ClusterState:
         #: Whether a cycle is due at once, without an input.
         self.restless = False
 
-    # Looking things up
-
     def task(self, task_id: str) -> Task:
-        """The task of that id.
+        """The task `task_id`.
 
         Raises:
-            ImpossibleEvent: there is none.
+            ImpossibleEvent: there is no such task.
         """
         found = self.tasks.get(task_id)
         if found is None:
@@ -107,14 +103,14 @@ class ClusterState:
     # Undoing
 
     def undo(self) -> None:
-        """Take back all that was noted, and note nothing more."""
+        """Undo the changes in the journal and close it."""
         journal, self.journal = self.journal, None
         while journal:
             function, arguments = journal.pop()
             function(*arguments)
 
     def put(self, thing: object, name: str, value: object) -> None:
-        """Set an attribute; taken back with the draft."""
+        """Set the attribute `name` of `thing`; undone with the draft."""
         if self.journal is not None:
             self.journal.append((setattr, (thing, name, getattr(thing, name))))
         setattr(thing, name, value)
@@ -122,9 +118,9 @@ class ClusterState:
     # Digest
 
     def digest(self) -> str:
-        """64 hex digits over all entities; costs what changed since the last time.
+        """64 hex digits over all entities; the cost depends on the changes since the last call.
 
-        In a draft nothing is kept of it, since what changed will be taken back.
+        A draft keeps no hash, since its changes will be undone.
         """
         total = self.total
         drafting = self.journal is not None
@@ -140,25 +136,25 @@ class ClusterState:
         head = f"{self.cell}/{self.cycle}/{self.now_ms}/{total:x}"
         return blake2b(head.encode(), digest_size=32).hexdigest()
 
-    # Waiting and waking
+    # Which groups the planner considers
 
     def wake(self, pool: Pool, group: Group) -> None:
-        """Let a group be considered in a pool."""
+        """Have `group` considered in `pool`."""
         if group not in pool.awake:
             pool.awake[group] = None
             if self.journal is not None:
                 self.journal.append((pool.awake.pop, (group, None)))
         if self.unpruned is not None:
-            # Also one that was awake: it may have been considered in this cycle already.
+            # Even if it was awake: it may have been considered in this cycle already.
             pool.woken.append(group)
 
     def wake_pool(self, pool: Pool) -> None:
-        """Wake the groups that wait for room, but those whom freed slots will never do."""
+        """Wake the groups of `pool` that did not fit, if freed slots can help them."""
         for group in self.blocked(pool):
             self.wake(pool, group)
 
     def blocked(self, pool: Pool) -> Iterator[Group]:
-        """The groups that wait for room in a pool and may have it once slots are freed."""
+        """The groups of `pool` that did not fit and may fit once slots are freed."""
         for queue_class in pool.queue_classes:
             for groups in queue_class.blocked.values():
                 for group in groups:
@@ -166,9 +162,9 @@ class ClusterState:
                         yield group
 
     def wake_behind(self, pool: Pool) -> None:
-        """Wake the groups that wait for others to go first; in strict lines the next."""
+        """Wake the groups behind others; with strict queues only the first of each queue."""
         if pool.strict_queues is not None:
-            for group in pool.strict_queues.firsts():
+            for group in pool.strict_queues.first_groups():
                 self.wake(pool, group)
             return
         for queue_class in pool.queue_classes:
@@ -176,52 +172,53 @@ class ClusterState:
                 self.wake(pool, group)
 
     def wake_limited(self) -> None:
-        """Wake the groups that wait for a bound, which counts what is promised to others."""
-        for pool, group in self.limited():
+        """Wake the groups that wait for a limit, because limits count slots reserved for others."""
+        for pool, group in self.limited_groups():
             self.wake(pool, group)
 
-    def limited(self) -> Iterator[tuple[Pool, Group]]:
-        """The groups that wait for a bound, each with the pool in which it does."""
+    def limited_groups(self) -> Iterator[tuple[Pool, Group]]:
+        """The groups that wait for a limit, each with the pool in which it waits."""
         for department in self.departments.values():
-            yield from department.limited
+            yield from self.limited.get(department, ())
 
     def reshare(self, pool: Pool, *, later: bool = False) -> None:
-        """What the pool's shares rest on changed; `later`: by what a planner decided, so that it
-        counts in the next cycle only.
+        """Note that an input of the pool's shares changed.
+
+        `later`: the planner changed it, so that it counts only in the next cycle.
         """
         if pool.shares:
             pool.reshare = True
             pool.reshare_next |= later
 
     def reshare_of(self, shape: Shape, *, later: bool = False) -> None:
-        """The same of all pools that tasks of a shape may use."""
+        """Do the same for all pools that tasks of `shape` may use."""
         for name in shape.pools:
             self.reshare(self.pools[name], later=later)
 
     def wake_all(self, pool: Pool) -> None:
-        """Wake every group of a pool: its nodes, policy or entitlements changed."""
+        """Wake every group of `pool`, whose nodes, policy or entitlements changed."""
         for group in pool.groups.values():
             self.wake(pool, group)
 
     def set_wait(self, pool: Pool, group: Group, wait: Wait) -> None:
-        """Keep why a group waits in a pool, and file it under what would wake it."""
+        """Record why `group` is pending in `pool`, and index it by what will wake it."""
         if self.journal is not None:
             old = group.waits.get(pool.name)
             self.journal.append((self.restore_wait, (pool, group, old)))
         queue_class = pool.queue_classes[group.shape.queue_class]
         before = queue_class.mask
-        if wait.code is not WaitCode.WAITING_FOR_VICTIMS and self._unpromise(pool, group):
+        if wait.code is not WaitCode.WAITING_FOR_VICTIMS and self._drop_reservation(pool, group):
             self.reshare(pool, later=True)
         self.restore_wait(pool, group, (wait, self.now_ms, self.cycle))
         if wait.code is WaitCode.WAITING_FOR_VICTIMS:
-            # Also where only the draft woke it: what it was promised is kept in every cycle.
+            # Even if only the draft woke it: each cycle reserves its slots again.
             self.wake(pool, group)
-        passed = pool.strict_queues is not None and wait.code not in IN_LINE
+        passed = pool.strict_queues is not None and wait.code not in IN_STRICT_QUEUE
         if passed or before & ~queue_class.mask:
             self.wake_behind(pool)
 
     def restore_wait(self, pool: Pool, group: Group, record: tuple[Wait, int, int] | None) -> None:
-        """Keep a wait as it was recorded (None: not yet), and file the group under it."""
+        """Set the recorded wait of `group` in `pool`, or remove it; index the group by it."""
         self._unfile(pool, group)
         if record is None:
             group.waits.pop(pool.name, None)
@@ -231,18 +228,12 @@ class ClusterState:
         self.dirty[group] = None
 
     def _unfile(self, pool: Pool, group: Group) -> None:
-        queue_class = pool.queue_classes[group.shape.queue_class]
-        blocked = queue_class.blocked.get(group.priority)
-        if blocked is not None and group in blocked:
-            del blocked[group]
-            queue_class.firsts.pop(group.priority, None)
-            if not blocked:
-                del queue_class.blocked[group.priority]
-                queue_class.mask &= ~(1 << group.priority)
-        queue_class.behind.pop(group, None)
+        pool.queue_classes[group.shape.queue_class].remove(group)
         pool.over_share.pop(group, None)
         pool.protected.pop(group, None)
-        self.projects[group.shape.project].department.limited.pop((pool, group), None)
+        limited = self.limited.get(self.projects[group.shape.project].department)
+        if limited:
+            limited.pop((pool, group), None)
 
     def _file(self, pool: Pool, group: Group) -> None:
         record = group.waits.get(pool.name)
@@ -250,23 +241,22 @@ class ClusterState:
             return
         code = record[0].code
         queue_class = pool.queue_classes[group.shape.queue_class]
-        if blocks(group, code):
-            queue_class.blocked.setdefault(group.priority, {})[group] = None
-            queue_class.firsts.pop(group.priority, None)
-            queue_class.mask |= 1 << group.priority
+        if blocks(group.shape, code):
+            queue_class.block(group)
         elif code in BEHIND:
             queue_class.behind[group] = None
             if pool.strict_queues is not None:
-                pool.strict_queues.note(group)
+                pool.strict_queues.add(group)
         elif code is WaitCode.OVER_FAIR_SHARE:
             pool.over_share[group] = None
         elif code in LIMITED:
-            self.projects[group.shape.project].department.limited[pool, group] = None
+            department = self.projects[group.shape.project].department
+            self.limited.setdefault(department, {})[pool, group] = None
         if code is WaitCode.VICTIMS_PROTECTED:
             pool.protected[group] = None
 
     def enqueue(self, task: Task) -> None:
-        """Let a task wait among its equals, in all pools it may use."""
+        """Put `task` into the queue of its group, in all pools that it may use."""
         job = task.job
         shape = task.shape
         group = self.pool(shape.pools[0]).groups.get((shape.id, job.priority))
@@ -276,11 +266,11 @@ class ClusterState:
             self.journal.append((self._leave, (task,)))
         self._join(task, group)
         self.reshare_of(shape)
-        foremost = group.queue.first is task
+        is_first = group.queue.first is task
         for name in shape.pools:
             record = group.waits.get(name)
-            # Behind equals that were given an answer, a newcomer has the same one.
-            if foremost or record is None or record[0].code is WaitCode.WAITING_FOR_VICTIMS:
+            # A task behind equal tasks that were considered gets their answer.
+            if is_first or record is None or record[0].code is WaitCode.WAITING_FOR_VICTIMS:
                 self.wake(self.pools[name], group)
 
     def _new_group(self, shape: Shape, priority: int) -> Group:
@@ -293,7 +283,7 @@ class ClusterState:
         return group
 
     def dequeue(self, task: Task) -> None:
-        """Take a task out of the queue, if it is in one."""
+        """Remove `task` from its queue, if it is in one."""
         group = task.group
         if group is None:
             return
@@ -302,7 +292,7 @@ class ClusterState:
         if group.queue.live > 1:
             self._leave(task)
         else:
-            # Nobody of the group waits any more, so those behind it may be next.
+            # The group is empty now, so the groups behind it may be next.
             queue_class = group.shape.queue_class
             pools = [self.pools[name] for name in group.shape.pools]
             before = [pool.queue_classes[queue_class].mask for pool in pools]
@@ -316,25 +306,23 @@ class ClusterState:
         self.reshare_of(group.shape)
         for name in group.shape.pools:
             pool = self.pools[name]
-            self._unpromise(pool, group)
+            self._drop_reservation(pool, group)
             if pool.strict_queues is not None:
                 self.wake_behind(pool)
 
-    def prune(self, line: OrderedTasks) -> None:
-        """Remove those from a line who left it; while a draft is open, at its end."""
+    def prune(self, tasks: OrderedTasks[Task]) -> None:
+        """Remove the entries of tasks that left; while a draft is open, at its end."""
         if self.unpruned is None:
-            line.prune()
+            tasks.prune()
         else:
-            self.unpruned[line] = None
+            self.unpruned[tasks] = None
 
-    def _unpromise(self, pool: Pool, group: Group) -> bool:
-        """Have others asked again, if the group was promised slots that it may leave to them;
-        whether it was.
-        """
+    def _drop_reservation(self, pool: Pool, group: Group) -> bool:
+        """Whether slots were reserved for `group`; if so, have the other groups considered."""
         record = group.waits.get(pool.name)
-        promised = record is not None and record[0].code is WaitCode.WAITING_FOR_VICTIMS
-        pool.recheck |= promised
-        return promised
+        reserved = record is not None and record[0].code is WaitCode.WAITING_FOR_VICTIMS
+        pool.recheck |= reserved
+        return reserved
 
     def _leave(self, task: Task) -> None:
         group = task.group
@@ -360,14 +348,14 @@ class ClusterState:
         shape = group.shape
         for name in shape.pools:
             pool = self.pools[name]
-            pool.queue_classes[shape.queue_class].firsts.pop(group.priority, None)
+            pool.queue_classes[shape.queue_class].first_by_priority.pop(group.priority, None)
             if pool.demands is not None:
                 pool.stale[group if shape.job_id is None else job] = None
             if pool.strict_queues is not None and group.queue.live:
-                pool.strict_queues.note(group)
+                pool.strict_queues.add(group)
 
     def forget(self, group: Group) -> None:
-        """Let go of a group in which nobody waits."""
+        """Remove a group that has no pending task."""
         for name in group.shape.pools:
             pool = self.pools[name]
             self._unfile(pool, group)
@@ -379,21 +367,19 @@ class ClusterState:
     # Entities
 
     def pool(self, name: str) -> Pool:
-        """The pool of that name; one that is only named so far has no configuration and takes
-        nothing.
-        """
+        """The pool `name`, created on first use; it takes no task until it is configured."""
         pool = self.pools.get(name)
         if pool is None:
             pool = self.pools[name] = Pool(name)
             self.dirty[pool] = None
         return pool
 
-    def alone(self, pools: Iterable[str]) -> bool:
+    def any_per_job(self, pools: Iterable[str]) -> bool:
         """Whether one of these pools is divided among jobs."""
         return any(name in self.pools and self.pools[name].per_job for name in pools)
 
     def node(self, name: str) -> Node:
-        """The node of that name, made when it is first named."""
+        """The node `name`, created on first use."""
         node = self.nodes.get(name)
         if node is None:
             node = self.nodes[name] = Node(name, self.next_node)
@@ -401,16 +387,25 @@ class ClusterState:
             self.dirty[node] = None
         return node
 
+    def pool_of(self, node: Node) -> Pool | None:
+        """The pool of `node`; None if it never joined."""
+        return None if node.pool_name is None else self.pools[node.pool_name]
+
+    def config_of(self, node: Node) -> PoolConfig | None:
+        """The configuration of the pool of `node`."""
+        pool = self.pool_of(node)
+        return None if pool is None else pool.config
+
     def deadline(self, when_ms: int, due: Due, id_: str, attempt: int = 0) -> None:
-        """Have something looked at when its time comes; a draft needs no deadlines."""
+        """Have a task, node or pool checked at `when_ms`; a draft needs no deadlines."""
         if self.journal is None:
             heappush(self.deadlines, (when_ms, due, id_, attempt))
 
     # Slots
 
     def occupy(self, node: Node, task: Task, placement: Placement) -> None:
-        """Take a replica's slots."""
-        pool = node.pool
+        """Take the slots of a replica."""
+        pool = self.pool_of(node)
         assert pool is not None
         slots, milli = placement.slots, -placement.gpu_milli
         cpu, memory = -placement.cpu_milli, -placement.memory_mib
@@ -422,14 +417,14 @@ class ClusterState:
         node.open[task.id, placement.replica] = task
         self.dirty[node] = None
 
-    def vacate(self, node: Node, task: Task, placement: Placement, *, promised: bool) -> None:
-        """Free a replica's slots; `promised`: they counted as free in the future already."""
-        pool = node.pool
+    def vacate(self, node: Node, task: Task, placement: Placement, *, stopping: bool) -> None:
+        """Free the slots of a replica; a `stopping` one counts as free in the future already."""
+        pool = self.pool_of(node)
         assert pool is not None
         slots, milli = placement.slots, placement.gpu_milli
         cpu, memory = placement.cpu_milli, placement.memory_mib
         pool.free.shift(node.free, slots, milli, cpu, memory, 1)
-        if not promised:
+        if not stopping:
             pool.future.shift(node.future, slots, milli, cpu, memory, 1)
         if not task.job.spec.preemptible:
             pool.max_free.shift(node.max_free, slots, milli, cpu, memory, 1)
@@ -438,12 +433,14 @@ class ClusterState:
         self.dirty[node] = None
 
     def charge(self, task: Task, pool: Pool, milli: int) -> None:
-        """Add to what a task's job, project and department hold (or take away, below zero)."""
+        """Add to the gpu_milli that the job, project and department of `task` hold, or subtract."""
         job = task.job
         project = job.project
         name = pool.name
         if milli:
-            hold(self, task, pool, milli)
+            for tasks in pool.add_usage(task, milli):
+                self.prune(tasks)
+            self.recount(job)
         job.used_milli += milli
         held = project.used_milli
         held[name] = held.get(name, 0) + milli
@@ -453,23 +450,29 @@ class ClusterState:
         self.dirty[project.department] = None
 
     def recount(self, job: Job) -> None:
-        """What a job asks for, holds or may hold changed: it is counted again when shares are
-        wanted next, in all pools, since bounds go over several.
+        """Have the demand of `job` counted again before the next division into shares.
 
-        Undone with what changed it, which marks it again.
+        In all its pools, since limits apply across pools. Whatever undoes the change of what the
+        job requests, holds or may hold calls this again.
         """
         for name in job.shape.pools:
             pool = self.pools[name]
             if pool.demands is not None:
                 pool.stale[job] = None
 
+    def note_releasing(self, task: Task) -> None:
+        """Note that `task` began to release its slots, or that this was undone."""
+        assert task.run is not None
+        if self.pools[task.run.pool_name].count_releasing(task):
+            self.recount(task.job)
+
     def update_availability(self, node: Node) -> None:
-        """Let tasks be placed on a node, or not, as its state says."""
-        pool = node.pool
+        """Allow new tasks on `node` in its pool's indexes if the node is usable."""
+        pool = self.pool_of(node)
         if pool is None:
             return
         pool.topology += 1
-        for index, capacity in pool.views(node):
+        for index, capacity in pool.capacities_of(node):
             if capacity.ordinal not in index.capacities:
                 continue
             if node.usable:

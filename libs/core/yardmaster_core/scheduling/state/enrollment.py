@@ -1,22 +1,38 @@
-"""Which nodes a cell lets join, and with what.
+"""Which nodes may join a cell, and with what.
 
-A cell is open until its first node is enrolled: any agent that can write to the log may join, with
-whatever it says it has (one machine, a demo). From then on it is closed for good, also when every
-node was revoked again: a join counts only from a node that is enrolled, and only within what was
-enrolled. A node that is here already when its enrolment no longer covers it is barred: it keeps
-what it holds and gets nothing new, until it is covered again or joins with less.
+A cell is open until its first node is enrolled: any agent that can write to the log may join and
+offer anything (one machine, a demo). From then on the cell stays closed, even when every node was
+revoked again: a join counts only from an enrolled node, and only within its enrollment. A node
+that already joined and is not covered by its enrollment is barred: it keeps its tasks and gets no
+new ones until its enrollment covers it or it joins with less.
 """
 
 from collections.abc import Mapping
 
-from yardmaster_core.scheduling.state.entities import Enrolled, Node
+from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_schemas.events.node_events import NodeJoinedV1
 from yardmaster_schemas.events.requests import Enrolment
 from yardmaster_schemas.reasons import RefusalCode
 
 
+class Enrolled:
+    """What a node may offer when it joins; no `config` after its enrollment was revoked."""
+
+    __slots__ = ("config", "hash", "name", "revision")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.config: Enrolment | None = None
+        self.revision = 0
+        self.hash = 0
+
+    def facts(self) -> tuple[object, ...]:
+        """All that the state's digest covers; name and revision determine the rest."""
+        return ("enrolled", self.name, self.revision, self.config is None)
+
+
 def join_refusal(enrolled: Mapping[str, Enrolled], event: NodeJoinedV1) -> RefusalCode | None:
-    """Why a node may not join so; None where it may."""
+    """Why the join is refused, or None."""
     if not enrolled:
         return None
     row = enrolled.get(event.node)
@@ -28,8 +44,8 @@ def join_refusal(enrolled: Mapping[str, Enrolled], event: NodeJoinedV1) -> Refus
     return None if within else RefusalCode.BEYOND_ENROLMENT
 
 
-def barred(enrolled: Mapping[str, Enrolled], node: Node, pool: str) -> bool:
-    """Whether a node of `pool` gets nothing new, because its enrolment does not cover it."""
+def is_barred(enrolled: Mapping[str, Enrolled], node: Node, pool: str) -> bool:
+    """Whether a node of `pool` gets no new tasks because its enrollment does not cover it."""
     if not enrolled:
         return False
     row = enrolled.get(node.name)
@@ -46,7 +62,7 @@ def covers(
     labels: Mapping[str, str],
     address: str,
 ) -> bool:
-    """Whether a node may offer this."""
+    """Whether `enrolment` allows a node to offer this."""
     return (
         pool == enrolment.pool
         and gpus <= enrolment.gpus

@@ -1,4 +1,4 @@
-"""What the state keeps of a pool's policy, and where it learns that.
+"""The traits of a pool's policy that the state depends on, and the port through which it gets them.
 
 The state imports no policy: `machine` passes it the registry of policies.
 """
@@ -12,15 +12,15 @@ from yardmaster_schemas.events.requests import PoolConfig
 
 @dataclass(frozen=True, slots=True)
 class PolicyTraits:
-    """What a pool's policy changes of the state itself."""
+    """The effect of a policy on the state of its pool."""
 
-    #: Whether it divides the pool into shares.
+    #: Whether the policy divides the pool into shares.
     shares: bool = False
-    #: Whether it does so among jobs, so that tasks of two jobs are never equal.
+    #: Whether the shares are per job, so that tasks of different jobs are never equal.
     per_job: bool = False
-    #: Whether a task may preempt others.
+    #: Whether a task may preempt other tasks.
     preempts: bool = False
-    #: In which strict queue a task waits, and where; None: the policy has none.
+    #: The strict queue and position of a task; None: the policy has no strict queues.
     strict_queue: PositionOf | None = None
 
 

@@ -1,7 +1,7 @@
-"""What tasks that are equal to the scheduler have in common.
+"""Shapes: what makes tasks equal for the scheduler.
 
-Tasks that ask for the same thing on behalf of the same project share a `Shape`: when one of them
-does not fit, none does, and one recorded reason answers for all.
+Tasks of one project with the same requests share a `Shape`. If one of them does not fit, none of
+them fits, and one recorded reason applies to all.
 """
 
 from functools import lru_cache
@@ -11,37 +11,37 @@ from typing import Final
 from yardmaster_schemas.events.admissions import AdmittedSpec
 from yardmaster_schemas.events.requests import Layout, Unschedulable
 
+#: gpu_milli of a whole GPU.
 WHOLE: Final = 1000
 
-
 #: project, pools, node types, preemptible, fails when it can never fit, replicas, gpus, gpu_milli,
-#: cpu_milli, memory_mib, job id
-Asked = tuple[
+#: cpu_milli, memory_mib, job id.
+Request = tuple[
     str, tuple[str, ...], tuple[str, ...], bool, bool, int, int, int, int, int, str | None
 ]
-#: Whether on whole nodes; nodes to avoid. None: neither is asked for.
-Where = tuple[bool, tuple[str, ...]] | None
-#: After so many failed starts in a row a task is set apart from its equals. One may be a bad node's
-#: fault: the task keeps its place, avoids that node, and preempts as before.
-APART_AFTER: Final = 2
-#: Whether a node that runs containers is needed; whether these are tasks whose last starts failed.
-Also = tuple[bool, bool]
-#: What decides on which nodes a task fits, on whomever's behalf.
+#: Whether on whole nodes; nodes to avoid. None: the request has neither.
+Constraints = tuple[bool, tuple[str, ...]] | None
+#: After this many consecutive failed starts a task gets a shape of its own. A single failed start
+#: may be a bad node's fault: the task keeps its place, avoids that node, and preempts as before.
+SEPARATE_AFTER: Final = 2
+#: Whether the nodes must run containers; whether the last starts of the tasks failed.
+Extras = tuple[bool, bool]
+#: The part of a shape that decides on which nodes a task fits, whatever its project.
 Fit = tuple[object, ...]
 
 
 class Shape:
-    """What a task asks for; never changed once made.
+    """What a task requests; immutable.
 
     `replicas` times (`gpus` slots of `gpu_milli` each, `cpu_milli`, `memory_mib`) in one of
     `pools`, in order of preference, on nodes of one of `node_types` (empty: any). `job_id` is set
-    only for jobs with a bound of their own, whose tasks are equal to no other job's.
+    only for a job whose tasks are not equal to tasks of other jobs.
 
-    With `whole_nodes` the `gpus` are all of the task's and `replicas` is 1: it is placed on one
-    node, or as a gang of as many replicas as nodes are taken, with CPU and memory for each.
+    With `whole_nodes`, `gpus` is the total of the task and `replicas` is 1. The task is placed on
+    one node, or as a gang with one replica per node, each with the CPU and memory.
 
-    `start_failed` sets the tasks whose last starts failed apart from their equals: they fit on the
-    same nodes, but preempt no other task.
+    `start_failed` separates tasks whose last starts failed: they fit on the same nodes, but preempt
+    no other task.
     """
 
     __slots__ = (
@@ -67,22 +67,22 @@ class Shape:
         "whole_nodes",
     )
 
-    def __init__(self, asked: Asked, where: Where, also: Also) -> None:
-        self.project, self.pools, self.node_types = asked[:3]
-        self.preemptible, self.fail_when_never = asked[3:5]
-        self.replicas, self.gpus, self.gpu_milli, self.cpu_milli, self.memory_mib = asked[5:10]
-        self.job_id = asked[10]
-        self.whole_nodes, self.avoid_nodes = where or (False, ())
-        self.image, self.start_failed = also
-        self.fit: Fit = (*asked[5:10], self.node_types, where, self.image)
+    def __init__(self, request: Request, constraints: Constraints, extras: Extras) -> None:
+        self.project, self.pools, self.node_types = request[:3]
+        self.preemptible, self.fail_when_never = request[3:5]
+        self.replicas, self.gpus, self.gpu_milli, self.cpu_milli, self.memory_mib = request[5:10]
+        self.job_id = request[10]
+        self.whole_nodes, self.avoid_nodes = constraints or (False, ())
+        self.image, self.start_failed = extras
+        self.fit: Fit = (*request[5:10], self.node_types, constraints, self.image)
         self.replica_gpu_milli = self.gpus * self.gpu_milli
         self.total_gpu_milli = self.replicas * self.replica_gpu_milli
-        #: 0: asks for no GPU; 1: asks for GPUs. The two never block each other.
+        #: 1 with GPUs, 0 without; the two classes never block each other.
         self.queue_class = 1 if self.gpus else 0
-        # Ids are in the log: what asks for none of it keeps the one that it always had.
-        told: tuple[object, ...] = asked if where is None else (*asked, where)
-        told += ("image",) * self.image + ("start_failed",) * self.start_failed
-        self.id = blake2b(repr(told).encode(), digest_size=8).hexdigest()
+        # The log has the ids: a shape without the newer parts keeps the id that it always had.
+        facts: tuple[object, ...] = request if constraints is None else (*request, constraints)
+        facts += ("image",) * self.image + ("start_failed",) * self.start_failed
+        self.id = blake2b(repr(facts).encode(), digest_size=8).hexdigest()
 
 
 def shape_of(
@@ -90,34 +90,34 @@ def shape_of(
     project: str,
     spec: AdmittedSpec,
     *,
-    bound: bool | None = None,
+    own: bool | None = None,
     start_failed: bool = False,
 ) -> Shape:
-    """The shape of a job's tasks: the same object for equal ones.
+    """The shape of a job's tasks; equal shapes are the same object.
 
-    `bound` says whether the job has a bound of its own (`max_slots`), when that was changed since
-    its admission; `start_failed` asks for the shape of the tasks whose last starts failed.
+    `own` overrides whether the job has a shape of its own; by default a job with `max_slots` does.
+    `start_failed` selects the shape of tasks whose last starts failed.
     """
     resources = spec.resources
-    # What one slot holds is on one node anyway.
+    # A single slot is on one node anyway.
     whole = spec.layout is Layout.WHOLE_NODES and resources.gpus > 1
-    where = (whole, spec.avoid_nodes) if whole or spec.avoid_nodes else None
-    bound = spec.max_slots_milli is not None if bound is None else bound
+    constraints = (whole, spec.avoid_nodes) if whole or spec.avoid_nodes else None
+    own = spec.max_slots_milli is not None if own is None else own
     return _shape(
         (
             *(project, spec.pools, spec.node_types, spec.preemptible),
             *(spec.unschedulable is Unschedulable.FAIL, spec.replicas_min),
             *(resources.gpus, resources.gpu_milli, resources.cpu_milli, resources.memory_mib),
-            job_id if bound else None,
+            job_id if own else None,
         ),
-        where,
+        constraints,
         (spec.image, start_failed),
     )
 
 
 @lru_cache(maxsize=65_536)
-def _shape(asked: Asked, where: Where, also: Also) -> Shape:
-    return Shape(asked, where, also)
+def _shape(request: Request, constraints: Constraints, extras: Extras) -> Shape:
+    return Shape(request, constraints, extras)
 
 
 def shape_id(
@@ -125,8 +125,8 @@ def shape_id(
     project: str,
     spec: AdmittedSpec,
     *,
-    bound: bool | None = None,
+    own: bool | None = None,
     start_failed: bool = False,
 ) -> str:
     """The id under which waits of a job's tasks are recorded (16 hex digits)."""
-    return shape_of(job_id, project, spec, bound=bound, start_failed=start_failed).id
+    return shape_of(job_id, project, spec, own=own, start_failed=start_failed).id

@@ -1,5 +1,6 @@
-"""The scheduler's state as plain JSON and back. Indexes are rebuilt, so a snapshot holds facts
-only.
+"""The scheduler's state as plain JSON and back.
+
+A snapshot has facts only; indexes are rebuilt from them.
 """
 
 from typing import Any, Final
@@ -8,23 +9,13 @@ from yardmaster_core.errors import CoreError, SnapshotUnreadable
 from yardmaster_core.scheduling.state.appliers.attempts import reopen, watch_start
 from yardmaster_core.scheduling.state.appliers.nodes import install_capacity
 from yardmaster_core.scheduling.state.cluster import ClusterState
-from yardmaster_core.scheduling.state.enrollment import barred
-from yardmaster_core.scheduling.state.entities import (
-    Attempt,
-    Department,
-    Due,
-    Enrolled,
-    Group,
-    Job,
-    Node,
-    NodeState,
-    Phase,
-    Pool,
-    Project,
-    Task,
-    Victims,
-)
+from yardmaster_core.scheduling.state.enrollment import Enrolled, is_barred
+from yardmaster_core.scheduling.state.nodes import Node
+from yardmaster_core.scheduling.state.phases import Due, NodeState, Phase
 from yardmaster_core.scheduling.state.policy_traits import TraitsSource
+from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.projects import Department, Project
+from yardmaster_core.scheduling.state.tasks import Attempt, Group, Job, Task
 from yardmaster_schemas import plain
 from yardmaster_schemas.errors import SchemaError
 from yardmaster_schemas.events.admissions import AdmittedSpec
@@ -99,7 +90,7 @@ def _dump_node(node: Node) -> Plain:
         "name": node.name,
         "ordinal": node.ordinal,
         "state": int(node.state),
-        "pool": node.pool.name if node.pool is not None else None,
+        "pool": node.pool_name,
         "incarnation": node.incarnation,
         "dead": node.dead,
         "boot_id": node.boot_id,
@@ -157,7 +148,7 @@ def _dump_task(task: Task) -> list[Any]:
 def _dump_run(run: Attempt) -> Plain:
     return {
         "number": run.number,
-        "pool": run.pool.name,
+        "pool": run.pool_name,
         "placements": [plain.dump(p) for p in run.placements],
         "port": run.port,
         "allocated_ms": run.allocated_ms,
@@ -190,10 +181,10 @@ def _dump_group(state: ClusterState, group: Group) -> Plain:
 
 
 def load(cell: str, dump: Any, policies: TraitsSource) -> ClusterState:
-    """The state that `dump` gave for `cell`.
+    """The state that `dump` returned for `cell`.
 
     Raises:
-        SnapshotUnreadable.
+        SnapshotUnreadable: the dump is from another version or of another cell, or it is damaged.
     """
     try:
         if dump["format"] != FORMAT or dump["cell"] != cell:
@@ -222,7 +213,7 @@ def _load(cell: str, dump: Plain, policies: TraitsSource) -> ClusterState:
         pool.set_traits(policies.traits(pool.config))
         if pool.config is not None:
             for index in pool.indexes:
-                index.bound_gpuless(pool.config.gpuless_per_node)
+                index.limit_gpuless(pool.config.gpuless_per_node)
     for row in dump["departments"]:
         department = state.departments[row["name"]] = Department(row["name"])
         department.revision = row["revision"]
@@ -241,7 +232,7 @@ def _load(cell: str, dump: Plain, policies: TraitsSource) -> ClusterState:
     waiting: list[Task] = []
     for row in dump["jobs"]:
         waiting.extend(_load_job(state, row))
-    # Queues come back in any order: heaps are filled by key.
+    # In any order: queues sort by key.
     for task in waiting:
         state.enqueue(task)
     rebuild_capacities(state)
@@ -250,7 +241,7 @@ def _load(cell: str, dump: Plain, policies: TraitsSource) -> ClusterState:
     state.node_attention = {name: state.nodes[name] for name in dump["node_attention"]}
     state.restless = dump["restless"]
     for row in dump["pools"]:
-        # Snapshots of before pools had shares have neither.
+        # Snapshots from before pools had shares have neither.
         pool = state.pools[row["name"]]
         pool.reshare = row.get("reshare", False)
         pool.reshare_next = row.get("reshare_next", False)
@@ -285,15 +276,15 @@ def _load_node(state: ClusterState, row: Plain) -> None:
     node.drain_ms = row["drain_ms"]
     node.revoked_ms = row["revoked_ms"]
     node.silent_ms = row["silent_ms"]
-    # Snapshots of before there were any have none.
+    # Snapshots from before slots could be disabled have none.
     disabled, node.stops_disabled = row.get("disabled", ((), False))
     node.disabled = tuple(disabled)
-    # Snapshots of before nodes named theirs have none.
+    # Snapshots from before nodes named their executors have none.
     executors = row.get("executors", (ExecutorKind.PROCESS,))
     node.executors = tuple(ExecutorKind(name) for name in executors)
     node.pending = _maybe(NodeJoinedV1, row["pending"])
     if row["pool"] is not None:
-        node.barred = barred(state.enrolled, node, row["pool"])
+        node.barred = is_barred(state.enrolled, node, row["pool"])
         install_capacity(state, node, state.pools[row["pool"]])
     if node.drain_ms:
         state.deadline(node.drain_ms, Due.DRAIN, node.name)
@@ -308,8 +299,8 @@ def _load_job(state: ClusterState, row: Plain) -> list[Task]:
     job = Job(row["id"], row["seq"], project, spec, row["submitted_ms"], details)
     job.priority = row["priority"]
     job.weight = row["weight"]
-    job.set_bound(row["max_slots_milli"])
-    job.set_alone(state.alone(spec.pools))
+    job.set_max_slots(row["max_slots_milli"])
+    job.set_separate(state.any_per_job(spec.pools))
     job.revision = row["revision"]
     job.erased = row["erased"]
     job.next_index = row["next_index"]
@@ -337,9 +328,9 @@ def _load_task(state: ClusterState, task: Task, facts: list[Any]) -> bool:
         task.checkpoint = Checkpoint(uri=facts[11][0], step=facts[11][1])
     if task.released and not task.phase.final:
         task.job.live += 1
-    # Snapshots of before there was FitGpp have none.
+    # Snapshots from before the FitGpp policy have none.
     task.preemptions = facts[14] if len(facts) > 14 else 0
-    # Nor those of before failed starts were counted.
+    # Snapshots from before failed starts were counted have none.
     starts = facts[15] if len(facts) > 15 else (0, (), False)
     task.failed_starts, failed_nodes, task.unwritable = starts
     task.failed_nodes = tuple(failed_nodes)
@@ -353,7 +344,7 @@ def _load_task(state: ClusterState, task: Task, facts: list[Any]) -> bool:
 def _load_run(state: ClusterState, task: Task, row: Plain) -> None:
     pool = state.pools[row["pool"]]
     placements = tuple(plain.load(Placement, p) for p in row["placements"])
-    run = Attempt(row["number"], pool, placements, row["port"], row["allocated_ms"])
+    run = Attempt(row["number"], pool.name, placements, row["port"], row["allocated_ms"])
     run.fence_s = row["fence_s"]
     run.running_ms = row["running_ms"]
     run.replicas = bytearray(row["replicas"])
@@ -371,7 +362,7 @@ def _load_run(state: ClusterState, task: Task, row: Plain) -> None:
     reopen(state, task, run)
     spec = task.job.spec
     if spec.preemptible:
-        pool.victims.setdefault(task.job.priority, Victims(pool, task.job.priority)).note(task)
+        pool.victims_of(task.job.priority).add(task)
     if task.phase is Phase.STARTING and pool.config is not None:
         watch_start(state, task, run)
     if run.running_ms and spec.time_limit_s is not None:
@@ -387,7 +378,7 @@ def _load_groups(state: ClusterState, rows: list[Plain]) -> None:
         key = (row["key"][0], row["key"][1])
         group = state.pools[row["pool"]].groups.get(key)
         if group is None:
-            raise SnapshotUnreadable(found=f"nobody waits in group {key}")
+            raise SnapshotUnreadable(found=f"no task is pending in group {key}")
         for name, (wait, since, cycle) in row["waits"].items():
             known = plain.load(Wait, wait)
             state.restore_wait(state.pools[name], group, (known, since, cycle))
@@ -399,7 +390,7 @@ def _load_groups(state: ClusterState, rows: list[Plain]) -> None:
 
 
 def rebuild_capacities(state: ClusterState) -> None:
-    """Fill every node's room anew from what is placed there, and file all rooms at once."""
+    """Compute every node's free capacity from the replicas on it, and rebuild the indexes."""
     for pool in state.pools.values():
         for node in pool.nodes.values():
             _fill(node)
@@ -410,14 +401,13 @@ def rebuild_capacities(state: ClusterState) -> None:
 def _fill(node: Node) -> None:
     placed: list[Placement] = []
     stopping: list[Placement] = []
-    firm: list[Placement] = []
+    unpreemptible: list[Placement] = []
     for (_, replica), task in node.open.items():
         run = task.run
         assert run is not None
         (placed if run.stop is None else stopping).append(run.placements[replica])
         if not task.job.spec.preemptible:
-            firm.append(run.placements[replica])
-    node.max_free.fill(node.gpus, node.cpu_milli, node.memory_mib, firm)
+            unpreemptible.append(run.placements[replica])
+    node.max_free.fill(node.gpus, node.cpu_milli, node.memory_mib, unpreemptible)
     node.future.fill(node.gpus, node.cpu_milli, node.memory_mib, placed)
-    # Most nodes have nothing that stops, and the same is free now as in the future.
     node.free.fill(node.gpus, node.cpu_milli, node.memory_mib, (*placed, *stopping))

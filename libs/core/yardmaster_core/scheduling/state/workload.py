@@ -1,15 +1,15 @@
-"""What tasks of a pool ask for, and what is free on a node that is of no use to them.
+"""What the tasks of a pool request, and how much free capacity of a node is useless to them.
 
 After "Beware of fragmentation: scheduling GPU-sharing workloads with fragmentation gradient
-descent" (USENIX ATC 2023). Of a node's free GPU a class of tasks has no use for all of it where
-none of the class fits (or it asks for no GPU), else for what is left of GPUs that have less free
-than it asks of one. Summed over the classes, each by how often it is asked for, that is how
-fragmented the node is.
+descent" (USENIX ATC 2023). To a class of tasks all free GPU of a node is useless if no task of the
+class fits (or the class requests no GPU); otherwise the free parts of GPUs are useless that are
+smaller than the class requests of one GPU. The sum over the classes, weighted by how often each is
+requested, is the fragmentation of the node.
 
-What is asked for is counted from all tasks that were admitted to the pool, in the order of
-admission. So it follows from the jobs that the state has, and is neither in snapshots nor digests.
-For placing it is taken over only when half as many again were admitted, so that what was worked
-out of nodes holds for a while.
+Requests are counted from all tasks that were admitted to the pool, in the order of admission.
+So they follow from the jobs in the state, and neither snapshots nor digests contain them. Placement
+uses a new workload only once half as many tasks again were admitted, so that results computed per
+node stay valid for a while.
 """
 
 from bisect import bisect_left, bisect_right
@@ -18,30 +18,31 @@ from typing import Final
 
 from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
 
-#: CPU, memory, GPUs, gpu_milli of each, node types (none: any) of one replica.
+#: cpu_milli, memory_mib, GPUs, gpu_milli of each, node types (empty: any) of one replica.
 Class = tuple[int, int, int, int, tuple[str, ...]]
-#: Free gpu_milli of each GPU, least first.
+#: Free gpu_milli of each GPU, ascending.
 Slots = tuple[int, ...]
 
-#: The classes that count: those asked for most.
+#: Number of classes that a workload has: the most requested.
 CLASSES: Final = 64
-#: Classes that are counted; of more than that the half asked for least is forgotten.
+#: Number of classes that are counted. When a further class comes, the less requested half is
+#: dropped.
 COUNTED: Final = 1024
-#: Results kept of equal nodes, before all are worked out anew.
-KEPT: Final = 1 << 16
+#: Number of cached results before the cache is cleared.
+MAX_CACHED: Final = 1 << 16
 
 
 class Workload:
-    """What is asked for, by class with its count; never changed once made."""
+    """The number of requested replicas of each class; immutable."""
 
     __slots__ = (
-        *("_above", "_cpu", "_gpus", "_kept", "_memory", "_of_slots", "_of_type", "_types"),
+        *("_above", "_cpu", "_gpus", "_cache", "_memory", "_of_slots", "_of_type", "_types"),
         *("_weights", "counts", "total"),
     )
 
     def __init__(self, counts: Mapping[Class, int]) -> None:
         self.counts = counts
-        #: Those that ask for no GPU count too: to them all is useless.
+        #: Includes replicas without GPUs, to which all free GPU is useless.
         self.total = sum(counts.values())
         classes = [one for one in counts if one[2]]
         self._weights = [counts[one] for one in classes]
@@ -59,25 +60,25 @@ class Workload:
                 self._types[name] = self._types.get(name, 0) | bit
         self._of_type: dict[str, int] = {}
         self._of_slots: dict[Slots, tuple[int, int, tuple[tuple[int, int], ...]]] = {}
-        self._kept: dict[tuple[Slots, int, int, str], int] = {}
+        self._cache: dict[tuple[Slots, int, int, str], int] = {}
 
     def useless(self, slots: Slots, cpu_milli: int, memory_mib: int, node_type: str) -> int:
-        """What is free on such a node and of no use, in gpu_milli, summed over all that ask."""
+        """The useless gpu_milli of such a node, summed over all requested replicas."""
         cpu = bisect_right(self._cpu[0], cpu_milli)
         memory = bisect_right(self._memory[0], memory_mib)
         key = (slots, cpu, memory, node_type)
-        found = self._kept.get(key)
+        found = self._cache.get(key)
         if found is None:
-            if len(self._kept) >= KEPT:
-                self._kept.clear()
+            if len(self._cache) >= MAX_CACHED:
+                self._cache.clear()
                 self._of_slots.clear()
-            found = self._kept[key] = self._work_out(slots, cpu, memory, node_type)
+            found = self._cache[key] = self._compute(slots, cpu, memory, node_type)
         return found
 
-    def _work_out(self, slots: Slots, cpu: int, memory: int, node_type: str) -> int:
+    def _compute(self, slots: Slots, cpu: int, memory: int, node_type: str) -> int:
         known = self._of_slots.get(slots)
         if known is None:
-            known = self._of_slots[slots] = self._look_at(slots)
+            known = self._of_slots[slots] = self._fitting_classes(slots)
         free, fitting, parts = known
         of_type = self._of_type.get(node_type)
         if of_type is None:
@@ -89,9 +90,9 @@ class Workload:
             useless += part * self._weight(fitting & above)
         return useless
 
-    def _look_at(self, slots: Slots) -> tuple[int, int, tuple[tuple[int, int], ...]]:
-        """What is free, which classes find GPUs, and what is free of each GPU in use with those who
-        ask for more of one.
+    def _fitting_classes(self, slots: Slots) -> tuple[int, int, tuple[tuple[int, int], ...]]:
+        """The free gpu_milli, the classes whose GPUs fit, and for each partly used GPU its free
+        gpu_milli and the classes that request more of one GPU.
         """
         fitting = 0
         for (gpus, milli), some in self._gpus.items():
@@ -117,47 +118,48 @@ class Workload:
         return total
 
 
-def _steps(asked: Sequence[int]) -> tuple[list[int], list[int]]:
-    # Amounts that are asked for, least first, and before, between and after them who has enough.
-    amounts = sorted(set(asked))
+def _steps(requested: Sequence[int]) -> tuple[list[int], list[int]]:
+    # The requested amounts, ascending, and the classes that an amount between them suffices for.
+    amounts = sorted(set(requested))
     enough = [0]
     for amount in amounts:
-        some = sum(1 << at for at, one in enumerate(asked) if one == amount)
+        some = sum(1 << at for at, one in enumerate(requested) if one == amount)
         enough.append(enough[-1] | some)
     return amounts, enough
 
 
-#: Nothing was asked for yet.
 NO_WORKLOAD: Final = Workload({})
 
 
 class WorkloadCounter:
-    """What tasks of a pool asked for so far; `workload` is what counts for placing."""
+    """Counts what the tasks of a pool request; `workload` is the one that placement uses."""
 
-    __slots__ = ("_taken", "_total", "counts", "workload")
+    __slots__ = ("_total", "_total_used", "counts", "workload")
 
     def __init__(self) -> None:
-        #: Of each class.
+        #: Requested replicas of each class.
         self.counts: dict[Class, int] = {}
-        self._total = self._taken = 0
+        self._total = 0
+        #: The total of `workload`.
+        self._total_used = 0
         self.workload = NO_WORKLOAD
 
     def add(self, shape: Shape, tasks: int) -> None:
-        """So many tasks were admitted."""
+        """Count `tasks` admitted tasks of `shape`."""
         types = tuple(sorted(shape.node_types))
-        asked = (shape.cpu_milli, shape.memory_mib, shape.gpus, shape.gpu_milli, types)
+        requested = (shape.cpu_milli, shape.memory_mib, shape.gpus, shape.gpu_milli, types)
         counts = self.counts
-        if asked not in counts and len(counts) >= COUNTED:
-            self.counts = counts = self._foremost(COUNTED // 2)
-        counts[asked] = counts.get(asked, 0) + tasks * shape.replicas
+        if requested not in counts and len(counts) >= COUNTED:
+            self.counts = counts = self._most_requested(COUNTED // 2)
+        counts[requested] = counts.get(requested, 0) + tasks * shape.replicas
         self._total += tasks * shape.replicas
-        if 2 * self._total >= 3 * self._taken:
-            self._taken = self._total
-            self.workload = Workload(self._foremost(CLASSES))
+        if 2 * self._total >= 3 * self._total_used:
+            self._total_used = self._total
+            self.workload = Workload(self._most_requested(CLASSES))
 
-    def _foremost(self, most: int) -> dict[Class, int]:
+    def _most_requested(self, limit: int) -> dict[Class, int]:
         rows = sorted(self.counts.items(), key=_by_count)
-        return dict(rows[:most])
+        return dict(rows[:limit])
 
 
 def _by_count(row: tuple[Class, int]) -> tuple[int, Class]:

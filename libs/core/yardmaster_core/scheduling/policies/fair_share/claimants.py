@@ -8,8 +8,10 @@ from collections.abc import Mapping
 
 from yardmaster_core.scheduling.planner.placement import any_place, idle_sizes
 from yardmaster_core.scheduling.planner.wait_reasons import has_exact_sum
-from yardmaster_core.scheduling.state.entities import Department, Job, Pool, Project
+from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.projects import Department, Project
 from yardmaster_core.scheduling.state.shapes import Shape
+from yardmaster_core.scheduling.state.tasks import Job
 from yardmaster_schemas.events.requests import Quota
 
 Claimant = Job | Project

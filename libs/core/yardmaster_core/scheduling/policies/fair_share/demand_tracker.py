@@ -40,8 +40,10 @@ from yardmaster_core.scheduling.policies.fair_share.claimants import (
 from yardmaster_core.scheduling.policies.fair_share.demand import Demand, DemandSum, capped
 from yardmaster_core.scheduling.policies.fair_share.shares import Shares
 from yardmaster_core.scheduling.state.cluster import ClusterState
-from yardmaster_core.scheduling.state.entities import Department, Group, Job, Pool, Project
+from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.projects import Department, Project
 from yardmaster_core.scheduling.state.shapes import Fit, Shape
+from yardmaster_core.scheduling.state.tasks import Group, Job
 
 #: What is counted by itself: a job, or a group of tasks that are equal to those of other jobs.
 DemandSource = Job | Group

@@ -43,9 +43,11 @@ from yardmaster_core.scheduling.policies.fair_share.demand_tracker import (
 from yardmaster_core.scheduling.policies.fair_share.division import VARIANTS
 from yardmaster_core.scheduling.policies.fair_share.shares import Share, Shares
 from yardmaster_core.scheduling.policies.min_runtime import min_runtime_until_ms
-from yardmaster_core.scheduling.state.entities import Group, Job, Project, ReclaimableTasks, Task
-from yardmaster_core.scheduling.state.queues import QueueKey
+from yardmaster_core.scheduling.state.ordered_tasks import QueueKey
+from yardmaster_core.scheduling.state.preemptible import ReclaimableTasks
+from yardmaster_core.scheduling.state.projects import Project
 from yardmaster_core.scheduling.state.shapes import WHOLE
+from yardmaster_core.scheduling.state.tasks import Group, Job, Task
 from yardmaster_schemas.fields import CLOSED
 from yardmaster_schemas.reasons import Start, Stop, StopCode, Wait, WaitCode
 
@@ -205,7 +207,7 @@ def _above_share(view: PoolView, share: Share) -> AboveShare:
     claimant, pool = share.claimant, view.pool
     line = pool.reclaimable.get(claimant)
     if line is None:
-        line = pool.reclaimable[claimant] = ReclaimableTasks(pool)
+        line = pool.reclaimable[claimant] = ReclaimableTasks(pool.name)
         holders = pool.usage_by_project.get(claimant) if isinstance(claimant, Project) else None
         jobs = (
             [claimant] if isinstance(claimant, Job) else holders.jobs if holders is not None else ()

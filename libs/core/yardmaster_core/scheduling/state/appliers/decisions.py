@@ -1,19 +1,19 @@
-"""Appliers of decisions about tasks; each can be taken back while a draft is open."""
+"""Appliers of decisions about tasks; each can be undone while a draft is open."""
 
 from yardmaster_core.errors import ImpossibleEvent
 from yardmaster_core.scheduling.state.appliers.attempts import (
-    consider,
+    begin_stop,
+    enqueue_if_ready,
     hold_port,
-    over,
-    promise,
+    is_over,
     release_next,
     release_port,
     run_of,
-    victims,
     watch_start,
 )
 from yardmaster_core.scheduling.state.cluster import ClusterState
-from yardmaster_core.scheduling.state.entities import OUTCOMES, Attempt, Due, Phase, Task
+from yardmaster_core.scheduling.state.phases import OUTCOMES, Due, Phase
+from yardmaster_core.scheduling.state.tasks import Attempt, Task
 from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.reasons import EndCode, Stop, StopCode, WaitCode
 
@@ -28,7 +28,7 @@ def slots_allocated_v1(state: ClusterState, event: dec.SlotsAllocatedV1, _: str)
         )
     pool = state.pool(event.pool)
     state.dequeue(task)
-    run = Attempt(event.attempt, pool, event.placements, event.master_port, state.now_ms)
+    run = Attempt(event.attempt, pool.name, event.placements, event.master_port, state.now_ms)
     run.fence_s = event.fence_s or 0
     task.phase = Phase.STARTING
     task.attempt = event.attempt
@@ -44,17 +44,17 @@ def slots_allocated_v1(state: ClusterState, event: dec.SlotsAllocatedV1, _: str)
     state.charge(task, pool, milli)
     shape = task.job.shape
     for name in shape.pools:
-        # It asks for nothing elsewhere any more; or what it holds here cannot be taken back.
+        # Its demand ends in the other pools, and what a non-preemptible task holds stays.
         if name != pool.name or not shape.preemptible:
             state.reshare(state.pools[name], later=True)
     state.dirty[task] = None
-    line = victims(pool, task.job.priority) if task.job.spec.preemptible else None
-    if line is not None:
-        line.note(task)
-        worst = pool.lowest_placed_priority
-        if worst is None or worst < task.job.priority:
+    if task.job.spec.preemptible:
+        victims = pool.victims_of(task.job.priority)
+        victims.add(task)
+        lowest = pool.lowest_placed_priority
+        if lowest is None or lowest < task.job.priority:
             state.put(pool, "lowest_placed_priority", task.job.priority)
-        state.prune(line)
+        state.prune(victims)
     if state.journal is not None:
         state.journal.append((_unallocate, (state, task, run, milli)))
     watch_start(state, task, run)
@@ -63,10 +63,10 @@ def slots_allocated_v1(state: ClusterState, event: dec.SlotsAllocatedV1, _: str)
 def _unallocate(state: ClusterState, task: Task, run: Attempt, milli: int) -> None:
     for placement in run.placements:
         node = state.nodes[placement.node]
-        state.vacate(node, task, placement, promised=False)
+        state.vacate(node, task, placement, stopping=False)
     if run.port is not None:
         release_port(state.nodes[run.placements[0].node], run.port)
-    state.charge(task, run.pool, -milli)
+    state.charge(task, state.pools[run.pool_name], -milli)
     task.phase = Phase.PENDING
     task.attempt -= 1
     task.run = None
@@ -81,40 +81,40 @@ def stop_requested_v1(state: ClusterState, event: dec.StopRequestedV1, _: str) -
 
 
 def _stop(state: ClusterState, task_id: str, attempt: int, stop: Stop, deadline_ms: int) -> None:
-    if over(state, task_id, attempt):
+    if is_over(state, task_id, attempt):
         return
     task, run = run_of(state, task_id, attempt)
     state.dirty[task] = None
     if run.stop is not None:
-        # A cancel on top of another stop only shortens the grace.
+        # The task is stopping already; the cancellation only shortens its grace period.
         state.put(run, "stop_deadline_ms", deadline_ms)
         return
     state.put(task, "phase", Phase.STOPPING)
     state.put(run, "stop_deadline_ms", deadline_ms)
-    promise(state, task, run, stop)
+    begin_stop(state, task, run, stop)
     if stop.code is StopCode.FITGPP:
         state.put(task, "preemptions", task.preemptions + 1)
-    # Of what is freed for a better task, those in line have been asked; an equal that came earlier
-    # may have stopped whom they may not.
+    # The groups behind a higher-priority task were considered before it. A preemption for an equal
+    # task may free slots that they could not have freed themselves.
     numbers = stop.numbers
     if numbers.get("for_priority") in (None, numbers.get("priority")):
-        run.pool.recheck = True
+        state.pools[run.pool_name].recheck = True
 
 
 def allocation_revoked_v1(state: ClusterState, event: dec.AllocationRevokedV1, _: str) -> None:
-    if over(state, event.task_id, event.attempt):
+    if is_over(state, event.task_id, event.attempt):
         return
     task, run = run_of(state, event.task_id, event.attempt)
     state.dirty[task] = None
     if run.stop is None:
         state.put(task, "phase", Phase.PENDING)
-        state.put(run, "failed_nodes", run.note_failed_start(event.late))
-        promise(state, task, run, event.stop)
-        run.pool.recheck = True
+        state.put(run, "failed_nodes", run.failed_nodes_with(event.late))
+        begin_stop(state, task, run, event.stop)
+        state.pools[run.pool_name].recheck = True
 
 
 def task_requeued_v1(state: ClusterState, event: dec.TaskRequeuedV1, _: str) -> None:
-    if over(state, event.task_id, event.attempt):
+    if is_over(state, event.task_id, event.attempt):
         return
     task, run = run_of(state, event.task_id, event.attempt)
     if run.open:
@@ -126,7 +126,7 @@ def task_requeued_v1(state: ClusterState, event: dec.TaskRequeuedV1, _: str) -> 
     state.put(task, "failed_starts", event.failed_starts)
     state.put(task, "failed_nodes", event.failed_nodes)
     state.dirty[task] = None
-    consider(state, task)
+    enqueue_if_ready(state, task)
     if event.not_before_ms > state.now_ms:
         state.deadline(event.not_before_ms, Due.HOLD, task.id, event.attempt)
 
@@ -150,11 +150,12 @@ def task_unschedulable_v1(state: ClusterState, event: dec.TaskUnschedulableV1, _
     group = pool.groups.get((event.shape, event.priority))
     if group is None:
         raise ImpossibleEvent(
-            event="TaskUnschedulable", found=f"nobody of shape {event.shape} waits in {event.pool}"
+            event="TaskUnschedulable",
+            found=f"no task of shape {event.shape} is pending in {event.pool}",
         )
     known = group.waits.get(pool.name)
     if known is not None and known[0] == event.wait:
-        return  # a repeat: since when it waits does not change
+        return  # a repeat, which does not change since when the group waits
     state.set_wait(pool, group, event.wait)
     if event.wait.code is WaitCode.VICTIMS_PROTECTED:
         until = event.wait.numbers.get("until_at_ms", 0)

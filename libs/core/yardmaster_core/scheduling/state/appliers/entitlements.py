@@ -1,9 +1,11 @@
 """Appliers of pools, departments and projects."""
 
 from yardmaster_core.errors import ImpossibleEvent
-from yardmaster_core.scheduling.state.appliers.attempts import note, watch_start
+from yardmaster_core.scheduling.state.appliers.attempts import need_decision, watch_start
 from yardmaster_core.scheduling.state.cluster import ClusterState
-from yardmaster_core.scheduling.state.entities import Department, Phase, Pool, Project
+from yardmaster_core.scheduling.state.phases import Phase
+from yardmaster_core.scheduling.state.pools import Pool
+from yardmaster_core.scheduling.state.projects import Department, Project
 from yardmaster_schemas.events import admissions as adm
 
 
@@ -15,7 +17,7 @@ def pool_configured_v1(state: ClusterState, event: adm.PoolConfiguredV1, _: str)
     pool.revision = event.revision
     pool.workload = None
     for index in pool.indexes:
-        index.bound_gpuless(event.config.gpuless_per_node)
+        index.limit_gpuless(event.config.gpuless_per_node)
         index.rankings.clear()
     pool.policy_cache.clear()
     _follow_policy(state, pool)
@@ -26,11 +28,11 @@ def pool_configured_v1(state: ClusterState, event: adm.PoolConfiguredV1, _: str)
         for task in node.open.values():
             if task.run is not None and task.phase is Phase.STARTING:
                 watch_start(state, task, task.run)
-                note(state, task)
+                need_decision(state, task)
 
 
 def _follow_policy(state: ClusterState, pool: Pool) -> None:
-    """What the pool's policy decides of the state itself: who is equal, what is kept of shares."""
+    """Apply the traits of the pool's policy: which tasks are equal, and whether it has shares."""
     before = pool.per_job
     pool.set_traits(state.policies.traits(pool.config))
     pool.reshare = pool.shares
@@ -44,13 +46,13 @@ def _follow_policy(state: ClusterState, pool: Pool) -> None:
         other.demands = None
         other.stale.clear()
     for job in state.jobs.values():
-        alone = state.alone(job.spec.pools)
-        if alone == job.alone:
+        separate = state.any_per_job(job.spec.pools)
+        if separate == job.separate:
             continue
         waiting = [task for task in job.tasks if task.group is not None]
         for task in waiting:
             state.dequeue(task)
-        job.set_alone(alone)
+        job.set_separate(separate)
         state.dirty[job] = None
         for task in waiting:
             state.enqueue(task)
@@ -62,7 +64,7 @@ def pool_deleted_v1(state: ClusterState, event: adm.PoolDeletedV1, _: str) -> No
     _follow_policy(state, pool)
     pool.revision = 0
     for index in pool.indexes:
-        index.bound_gpuless(None)
+        index.limit_gpuless(None)
     state.dirty[pool] = None
 
 
@@ -97,7 +99,11 @@ def _department(state: ClusterState, name: str) -> Department:
 
 
 def project_of(state: ClusterState, name: str, department: str | None) -> Project:
-    """The project of that name, made or moved so that it is `department`'s (None: as it is)."""
+    """The project `name`, created in `department` or moved there (None: as it is).
+
+    Raises:
+        ImpossibleEvent: there is no such project and `department` is None.
+    """
     found = state.projects.get(name)
     if found is None:
         if department is None:
@@ -114,9 +120,10 @@ def _move_project(state: ClusterState, project: Project, department: Department)
     for name, milli in project.used_milli.items():
         old.used_milli[name] = old.used_milli.get(name, 0) - milli
         department.used_milli[name] = department.used_milli.get(name, 0) + milli
-    for key in [k for k in old.limited if k[1].shape.project == project.name]:
-        department.limited[key] = old.limited.pop(key)
+    limited = state.limited.get(old, {})
+    for key in [k for k in limited if k[1].shape.project == project.name]:
+        state.limited.setdefault(department, {})[key] = limited.pop(key)
     state.dirty[old] = state.dirty[department] = None
     project.department = department
-    for pool, group in old.limited:
+    for pool, group in limited:
         state.wake(pool, group)

@@ -1,10 +1,14 @@
 """Appliers of what quota admitted or changed about jobs."""
 
 from yardmaster_core.errors import ImpossibleEvent
-from yardmaster_core.scheduling.state.appliers.attempts import consider, note, release_next, victims
+from yardmaster_core.scheduling.state.appliers.attempts import (
+    enqueue_if_ready,
+    need_decision,
+    release_next,
+)
 from yardmaster_core.scheduling.state.appliers.entitlements import project_of
 from yardmaster_core.scheduling.state.cluster import ClusterState
-from yardmaster_core.scheduling.state.entities import Job, Task
+from yardmaster_core.scheduling.state.tasks import Job, Task
 from yardmaster_schemas.events import admissions as adm
 
 
@@ -26,7 +30,7 @@ def task_admitted_v1(state: ClusterState, event: adm.TaskAdmittedV1, record_id: 
         event.job_id, state.next_job, project, event.spec, event.submitted_at_ms, event.details
     )
     state.next_job += 1
-    job.set_alone(state.alone(event.spec.pools))
+    job.set_separate(state.any_per_job(event.spec.pools))
     state.jobs[job.id] = job
     state.dirty[job] = None
     for name in event.spec.pools:
@@ -58,20 +62,20 @@ def cancel_accepted_v1(state: ClusterState, event: adm.CancelAcceptedV1, record_
         task.cancel_now = task.cancel_now or event.immediate
         task.cause = record_id
         state.dequeue(task)
-        note(state, task)
+        need_decision(state, task)
 
 
 def details_erased_v1(state: ClusterState, event: adm.DetailsErasedV1, record_id: str) -> None:
     job = state.jobs.get(event.job_id)
     if job is None or job.erased:
-        return  # it was never admitted, or this is a repeat
+        return  # never admitted, or a repeat
     job.erased = True
     state.dirty[job] = None
     for task in job.tasks:
         if not task.phase.final and task.run is None:
             task.cause = record_id
             state.dequeue(task)
-            note(state, task)
+            need_decision(state, task)
 
 
 def task_paused_v1(state: ClusterState, event: adm.TaskPausedV1, record_id: str) -> None:
@@ -80,7 +84,7 @@ def task_paused_v1(state: ClusterState, event: adm.TaskPausedV1, record_id: str)
             task.paused = True
             task.cause = record_id
             state.dequeue(task)
-            note(state, task)
+            need_decision(state, task)
 
 
 def task_resumed_v1(state: ClusterState, event: adm.TaskResumedV1, record_id: str) -> None:
@@ -88,8 +92,8 @@ def task_resumed_v1(state: ClusterState, event: adm.TaskResumedV1, record_id: st
         if task.paused and not task.phase.final:
             task.paused = False
             task.cause = record_id
-            note(state, task)
-            consider(state, task)
+            need_decision(state, task)
+            enqueue_if_ready(state, task)
 
 
 def priority_changed_v1(state: ClusterState, event: adm.PriorityChangedV1, record_id: str) -> None:
@@ -106,8 +110,9 @@ def priority_changed_v1(state: ClusterState, event: adm.PriorityChangedV1, recor
     for task in job.tasks:
         run = task.run
         if run is not None and job.spec.preemptible:
-            victims(run.pool, job.priority).note(task)
-            state.wake_pool(run.pool)
+            pool = state.pools[run.pool_name]
+            pool.victims_of(job.priority).add(task)
+            state.wake_pool(pool)
 
 
 def weight_changed_v1(state: ClusterState, event: adm.WeightChangedV1, _: str) -> None:
@@ -125,7 +130,7 @@ def max_slots_changed_v1(state: ClusterState, event: adm.MaxSlotsChangedV1, reco
     waiting = [task for task in job.tasks if task.group is not None]
     for task in waiting:
         state.dequeue(task)
-    job.set_bound(event.max_slots_milli)
+    job.set_max_slots(event.max_slots_milli)
     state.recount(job)
     job.revision = event.revision
     state.dirty[job] = None

@@ -1,19 +1,17 @@
 """Appliers about nodes: joins, cordons, drains, silence, loss."""
 
 from yardmaster_core.errors import ImpossibleEvent
-from yardmaster_core.scheduling.state.appliers.attempts import believed, close_replica, note
-from yardmaster_core.scheduling.state.cluster import ClusterState
-from yardmaster_core.scheduling.state.enrollment import barred
-from yardmaster_core.scheduling.state.entities import (
-    MAX_DEAD_INCARNATIONS,
-    Due,
-    Enrolled,
-    Node,
-    NodeState,
-    Pool,
-    ReplicaState,
+from yardmaster_core.scheduling.state.appliers.attempts import (
+    accepted,
+    close_replica,
+    need_decision,
 )
-from yardmaster_core.scheduling.state.indexes import NodeCapacity
+from yardmaster_core.scheduling.state.cluster import ClusterState
+from yardmaster_core.scheduling.state.enrollment import Enrolled, is_barred
+from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
+from yardmaster_core.scheduling.state.nodes import MAX_DEAD_INCARNATIONS, Node
+from yardmaster_core.scheduling.state.phases import Due, NodeState, ReplicaState
+from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_schemas.events import admissions as adm
 from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.events import node_events as nev
@@ -33,7 +31,7 @@ def node_draining_v1(state: ClusterState, event: adm.NodeDrainingV1, _: str) -> 
     _cordon(state, node, cordoned=True, drain_ms=event.deadline_at_ms)
     state.deadline(event.deadline_at_ms, Due.DRAIN, node.name)
     for task in node.open.values():
-        note(state, task)
+        need_decision(state, task)
 
 
 def _cordon(state: ClusterState, node: Node, *, cordoned: bool, drain_ms: int) -> None:
@@ -41,8 +39,7 @@ def _cordon(state: ClusterState, node: Node, *, cordoned: bool, drain_ms: int) -
     node.drain_ms = drain_ms
     state.dirty[node] = None
     state.update_availability(node)
-    if node.pool is not None:
-        state.wake_all(node.pool)
+    _wake_pool_of(state, node)
 
 
 def node_slots_changed_v1(state: ClusterState, event: adm.NodeSlotsChangedV1, _: str) -> None:
@@ -50,21 +47,28 @@ def node_slots_changed_v1(state: ClusterState, event: adm.NodeSlotsChangedV1, _:
     node.disabled = event.disabled
     node.stops_disabled = bool(event.stop and event.disabled)
     state.dirty[node] = None
-    _disable(node)
+    _update_disabled(state, node)
     if node.stops_disabled:
         for task in node.open.values():
-            note(state, task)
-    if node.pool is not None:
-        node.pool.topology += 1
-        state.wake_all(node.pool)
+            need_decision(state, task)
+    pool = state.pool_of(node)
+    if pool is not None:
+        pool.topology += 1
+        state.wake_all(pool)
 
 
-def _disable(node: Node) -> None:
-    """Put the disabled ones of the slots that a node has out of use."""
-    pool = node.pool
+def _wake_pool_of(state: ClusterState, node: Node) -> None:
+    pool = state.pool_of(node)
+    if pool is not None:
+        state.wake_all(pool)
+
+
+def _update_disabled(state: ClusterState, node: Node) -> None:
+    """Disable the slots of a node in its pool's indexes."""
+    pool = state.pool_of(node)
     if pool is not None and node.ordinal in pool.free.capacities:
-        for index, capacity in pool.views(node):
-            index.disable(capacity, node.out_of_use)
+        for index, capacity in pool.capacities_of(node):
+            index.disable(capacity, node.disabled_slots)
 
 
 def node_enrolled_v1(state: ClusterState, event: adm.NodeEnrolledV1, _: str) -> None:
@@ -81,9 +85,9 @@ def node_enrolled_v1(state: ClusterState, event: adm.NodeEnrolledV1, _: str) -> 
     if node is not None:
         node.revoked_ms = 0
         state.dirty[node] = None
-    # The first one closes the cell, to those who are here already too.
+    # The first enrollment closes the cell, also for the nodes that already joined.
     for one in state.nodes.values() if first else () if node is None else (node,):
-        _bar(state, one)
+        _update_barred(state, one)
 
 
 def node_revoked_v1(state: ClusterState, event: adm.NodeRevokedV1, _: str) -> None:
@@ -97,37 +101,38 @@ def node_revoked_v1(state: ClusterState, event: adm.NodeRevokedV1, _: str) -> No
     node = state.nodes.get(event.node)
     if node is None:
         return
-    # It may have asked to join anew, when it still might.
+    # Drop a join that came before the revocation.
     node.pending = None
     state.dirty[node] = None
     if node.state is NodeState.UP:
         node.revoked_ms = state.now_ms
         state.revoked[node.name] = state.node_attention[node.name] = node
         for task in node.open.values():
-            note(state, task)
-    # Also one that is gone: what a snapshot leads to says so of all.
-    _bar(state, node)
+            need_decision(state, task)
+    # Also for a node that is gone, because a snapshot restores it for every node.
+    _update_barred(state, node)
 
 
-def _bar(state: ClusterState, node: Node) -> None:
-    """Say anew whether a node gets anything new."""
-    if node.pool is None:
+def _update_barred(state: ClusterState, node: Node) -> None:
+    """Recompute whether the node's enrollment bars it from new tasks."""
+    pool = state.pool_of(node)
+    if pool is None:
         return
-    node.barred = barred(state.enrolled, node, node.pool.name)
+    node.barred = is_barred(state.enrolled, node, pool.name)
     state.dirty[node] = None
     state.update_availability(node)
-    state.wake_all(node.pool)
+    state.wake_all(pool)
 
 
 def node_joined_v1(state: ClusterState, event: nev.NodeJoinedV1, record_id: str) -> None:
-    believed(state, record_id)
+    accepted(state, record_id)
     node = state.node(event.node)
-    _forget_marks(state, node, event.incarnation)
+    _forget_sources(state, node, event.incarnation)
     if node.state is NodeState.UP and node.incarnation == event.incarnation:
         node.silent_ms = 0
         state.dirty[node] = None
         if node.executors != event.executors:
-            # Its agent was exchanged for one that runs more, or less.
+            # The agent was replaced by one with other executors.
             _change_executors(state, node, event.executors)
         return
     if node.open:
@@ -138,14 +143,13 @@ def node_joined_v1(state: ClusterState, event: nev.NodeJoinedV1, record_id: str)
     install(state, node, event)
 
 
-def _forget_marks(state: ClusterState, node: Node, joining: str) -> None:
-    """Forget the last numbers of incarnations that cannot claim anything any more.
+def _forget_sources(state: ClusterState, node: Node, joining: str) -> None:
+    """Drop the last accepted claims of ended incarnations, whose further claims are stale.
 
-    So a node's marks do not grow with its incarnations. What they would refuse as a repeat is
-    refused as stale.
+    So `sources` does not grow with the incarnations of a node.
     """
-    over = node.dead if node.pending is None else [*node.dead, node.pending.incarnation]
-    for incarnation in over:
+    ended = node.dead if node.pending is None else [*node.dead, node.pending.incarnation]
+    for incarnation in ended:
         if incarnation != joining:
             state.sources.pop(agent_source(node.name, incarnation), None)
 
@@ -154,16 +158,16 @@ def _change_executors(
     state: ClusterState, node: Node, executors: tuple[nev.ExecutorKind, ...]
 ) -> None:
     node.executors = executors
-    pool = node.pool
+    pool = state.pool_of(node)
     if pool is not None:
         for index in pool.indexes:
-            index.note_images(node.free.ordinal, runs_images=node.runs_images)
+            index.set_images(node.free.ordinal, runs_images=node.runs_images)
         pool.topology += 1
         state.wake_all(pool)
 
 
 def install(state: ClusterState, node: Node, event: nev.NodeJoinedV1) -> None:
-    """Take a node in as a new incarnation, with nothing running."""
+    """Install a new incarnation of a node, on which nothing runs."""
     _uninstall(state, node)
     if node.incarnation and node.incarnation != event.incarnation:
         node.dead = [*node.dead, node.incarnation][-MAX_DEAD_INCARNATIONS:]
@@ -185,46 +189,45 @@ def install(state: ClusterState, node: Node, event: nev.NodeJoinedV1) -> None:
     node.revoked_ms = 0
     node.pending = None
     pool = state.pool(event.pool)
-    node.barred = barred(state.enrolled, node, pool.name)
+    node.barred = is_barred(state.enrolled, node, pool.name)
     install_capacity(state, node, pool)
     state.dirty[node] = None
     state.wake_all(pool)
 
 
 def install_capacity(state: ClusterState, node: Node, pool: Pool) -> None:
-    """Give a node an empty room in a pool."""
+    """Add a node to the indexes of `pool`, with all its capacity free."""
     node.free = NodeCapacity(node.ordinal, node.gpus, node.cpu_milli, node.memory_mib)
     node.future = NodeCapacity(node.ordinal, node.gpus, node.cpu_milli, node.memory_mib)
     node.max_free = NodeCapacity(node.ordinal, node.gpus, node.cpu_milli, node.memory_mib)
-    node.pool = pool
+    node.pool_name = pool.name
     pool.nodes[node.ordinal] = node
-    for index, capacity in pool.views(node):
+    for index, capacity in pool.capacities_of(node):
         index.add(capacity, node.node_type, node.name, runs_images=node.runs_images)
-    _disable(node)
+    _update_disabled(state, node)
     state.update_availability(node)
 
 
 def _uninstall(state: ClusterState, node: Node) -> None:
-    pool = node.pool
+    pool = state.pool_of(node)
     if pool is None:
         return
     pool.nodes.pop(node.ordinal, None)
     if node.ordinal in pool.free.capacities:
-        for index, capacity in pool.views(node):
+        for index, capacity in pool.capacities_of(node):
             index.remove(capacity, node.node_type, node.name)
     pool.topology += 1
-    node.pool = None
+    node.pool_name = None
     state.wake_all(pool)
 
 
 def node_drained_v1(state: ClusterState, event: nev.NodeDrainedV1, record_id: str) -> None:
-    believed(state, record_id)
+    accepted(state, record_id)
     node = state.node(event.node)
     node.state = NodeState.LEFT
     state.update_availability(node)
     state.dirty[node] = None
-    if node.pool is not None:
-        state.wake_all(node.pool)
+    _wake_pool_of(state, node)
 
 
 def node_silence_observed_v1(state: ClusterState, event: dec.NodeSilenceObservedV1, _: str) -> None:
@@ -255,15 +258,15 @@ def node_lost_v1(state: ClusterState, event: dec.NodeLostV1, _: str) -> None:
             close_replica(state, task, run, replica, ReplicaState.LOST)
     state.update_availability(node)
     state.dirty[node] = None
-    if node.pool is not None:
-        state.wake_all(node.pool)
+    _wake_pool_of(state, node)
     if before is not None and state.journal is not None:
         state.journal.append((before.restore, ()))
 
 
 class _NodeBefore:
-    """What a lost node and its tasks were like, for a draft to go back to. A rare decision: copies
-    are fine.
+    """A copy of a node and its tasks from before its loss, for a draft to restore.
+
+    The loss of a node is a rare decision, so a copy is cheap enough.
     """
 
     def __init__(self, state: ClusterState, node: Node) -> None:
@@ -282,32 +285,37 @@ class _NodeBefore:
         self.attention = dict(state.attention)
 
     def restore(self) -> None:
-        """Put all of it back."""
+        """Restore the copied values."""
         state, node = self.state, self.node
         node.state = self.node_state
-        for task, run, replica, was, ran_ms, cause in reversed(self.runs):
+        for task, run, replica, replica_state, ran_ms, cause in reversed(self.runs):
             if run.replicas[replica] != ReplicaState.LOST:
                 continue
             placement = run.placements[replica]
-            run.replicas[replica] = was
+            run.replicas[replica] = replica_state
+            run_pool = state.pools[run.pool_name]
             if run.open == 0 and run.stop is not None:
-                run.pool.stopping += 1
+                run_pool.stopping += 1
                 for_priority = run.stop.numbers.get("for_priority")
                 if for_priority is not None:
-                    held = run.pool.stopping_for[run.queue_class]
-                    held[for_priority] = held.get(for_priority, 0) + 1
+                    stopping_for = run_pool.stopping_for[run.queue_class]
+                    stopping_for[for_priority] = stopping_for.get(for_priority, 0) + 1
             run.open += 1
             task.ran_ms = ran_ms
             task.cause = cause
-            what = (placement.slots, placement.gpu_milli, placement.cpu_milli, placement.memory_mib)
-            if node.pool is not None:
-                node.pool.free.take(node.free, *what)
+            amounts = (
+                *(placement.slots, placement.gpu_milli),
+                *(placement.cpu_milli, placement.memory_mib),
+            )
+            pool = state.pool_of(node)
+            if pool is not None:
+                pool.free.take(node.free, *amounts)
                 if run.stop is None:
-                    node.pool.future.take(node.future, *what)
+                    pool.future.take(node.future, *amounts)
                 if not task.job.spec.preemptible:
-                    node.pool.max_free.take(node.max_free, *what)
-                    node.pool.max_free_changes += 1
-            state.charge(task, run.pool, placement.gpu_milli * len(placement.slots))
+                    pool.max_free.take(node.max_free, *amounts)
+                    pool.max_free_changes += 1
+            state.charge(task, run_pool, placement.gpu_milli * len(placement.slots))
             state.dirty[task] = None
         node.open = self.open
         node.ports = self.ports

@@ -1,16 +1,20 @@
-"""Appliers of what agents report about attempts."""
+"""Appliers of the agents' reports about attempts."""
 
-from yardmaster_core.scheduling.state.appliers.attempts import believed, close_replica, note, run_of
+from yardmaster_core.scheduling.state.appliers.attempts import (
+    accepted,
+    close_replica,
+    need_decision,
+    run_of,
+)
 from yardmaster_core.scheduling.state.cluster import ClusterState
-from yardmaster_core.scheduling.state.entities import Due, Phase, ReplicaState
-from yardmaster_core.scheduling.state.holdings import note_releasing
+from yardmaster_core.scheduling.state.phases import Due, Phase, ReplicaState
 from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.events import node_events as nev
 from yardmaster_schemas.reasons import StartFailure
 
 
 def task_started_v1(state: ClusterState, event: nev.TaskStartedV1, record_id: str) -> None:
-    believed(state, record_id)
+    accepted(state, record_id)
     task, run = run_of(state, event.task_id, event.attempt)
     run.replicas[event.replica] = ReplicaState.STARTED
     run.started += 1
@@ -27,39 +31,39 @@ def task_started_v1(state: ClusterState, event: nev.TaskStartedV1, record_id: st
 
 
 def checkpoint_done_v1(state: ClusterState, event: nev.CheckpointDoneV1, record_id: str) -> None:
-    believed(state, record_id)
+    accepted(state, record_id)
     task, _ = run_of(state, event.task_id, event.attempt)
     task.checkpoint = dec.Checkpoint(uri=event.uri, step=event.step)
     state.dirty[task] = None
 
 
 def task_progressed_v1(state: ClusterState, event: nev.TaskProgressedV1, record_id: str) -> None:
-    believed(state, record_id)
+    accepted(state, record_id)
 
 
 def task_exited_v1(state: ClusterState, event: nev.TaskExitedV1, record_id: str) -> None:
-    believed(state, record_id)
+    accepted(state, record_id)
     task, run = run_of(state, event.task_id, event.attempt)
     run.replicas[event.replica] = ReplicaState.EXITED
     run.done = run.done or event.done
     if event.exit_code == 0:
         run.zero_exits += 1
     elif not run.failed and run.stop is None:
-        # What ends after it was asked to stop has not failed.
+        # An attempt that was told to stop does not fail by its exit code.
         run.exit_code = event.exit_code
         run.signal = event.signal
         run.out_of_memory = event.out_of_memory
-    note_releasing(state, task)
+    state.note_releasing(task)
     task.cause = record_id
-    note(state, task)
+    need_decision(state, task)
 
 
 def slots_released_v1(state: ClusterState, event: nev.SlotsReleasedV1, record_id: str) -> None:
-    believed(state, record_id)
+    accepted(state, record_id)
     task, run = run_of(state, event.task_id, event.attempt)
     task.cause = record_id
     if event.failure is not None and run.stop is None:
         if run.failure in (None, StartFailure.OTHER):
             run.failure = event.failure
-        run.failed_nodes = run.note_failed_start((event.node,))
+        run.failed_nodes = run.failed_nodes_with((event.node,))
     close_replica(state, task, run, event.replica, ReplicaState.RELEASED)

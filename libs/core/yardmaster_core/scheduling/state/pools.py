@@ -1,0 +1,171 @@
+"""Pools: nodes, the free capacity on them, and the pending tasks that may use it."""
+
+from typing import Any
+
+from yardmaster_core.scheduling.state.capacity_index import CapacityIndex
+from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
+from yardmaster_core.scheduling.state.nodes import Node
+from yardmaster_core.scheduling.state.policy_traits import PolicyTraits
+from yardmaster_core.scheduling.state.preemptible import ReclaimableTasks, Victims
+from yardmaster_core.scheduling.state.projects import Project
+from yardmaster_core.scheduling.state.queue_class import QueueClass
+from yardmaster_core.scheduling.state.strict_queues import StrictQueues
+from yardmaster_core.scheduling.state.tasks import Group, Job, Task
+from yardmaster_core.scheduling.state.usage import JobUsage, ProjectUsage
+from yardmaster_core.scheduling.state.workload import WorkloadCounter
+from yardmaster_schemas.events.requests import PoolConfig
+
+
+class Pool:
+    """Nodes of a cell with one policy, their free capacity, and the pending tasks of the pool."""
+
+    __slots__ = (
+        *("awake", "config", "demands", "free", "future", "groups", "has_min_runtimes", "hash"),
+        *("lowest_placed_priority", "max_free", "max_free_changes", "name", "nodes"),
+        *("over_share", "per_job", "policy_cache", "preempts", "protected", "queue_classes"),
+        *("recheck", "reclaimable", "reconsidered", "reshare", "reshare_next", "resolved"),
+        *("revision", "shares", "stale", "stopping", "stopping_for", "strict_queues", "topology"),
+        *("usage_by_job", "usage_by_project", "used_milli", "victims", "woken", "workload"),
+    )
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.config: PoolConfig | None = None
+        self.revision = 0
+        #: By node ordinal.
+        self.nodes: dict[int, Node] = {}
+        self.free = CapacityIndex()
+        #: The free capacity once all stopping tasks are gone.
+        self.future = CapacityIndex()
+        #: The free capacity if all preemptible tasks were gone.
+        self.max_free = CapacityIndex()
+        #: Number of changes of `max_free`, for caches of results that depend only on it.
+        self.max_free_changes = 0
+        #: Jobs and projects that hold GPUs of the pool, and the gpu_milli that all hold together.
+        self.usage_by_job: dict[Job, JobUsage] = {}
+        self.usage_by_project: dict[Project, ProjectUsage] = {}
+        self.used_milli = 0
+        #: Traits of its policy (derived, see `PolicyTraits`).
+        self.shares = self.per_job = self.preempts = False
+        #: The lowest priority of the preemptible tasks that this cycle placed; None: no task.
+        self.lowest_placed_priority: int | None = None
+        #: The demand of each claimant (the fair-share policy's), built on first use. From then on,
+        #: `stale` has the jobs and groups that must be counted again first.
+        self.demands: Any = None
+        self.stale: dict[Job | Group, None] = {}
+        #: Tasks by claimant, for claimants that ever had to release some (derived).
+        self.reclaimable: dict[Job | Project, ReclaimableTasks] = {}
+        #: Whether the inputs of its shares changed, so that the next cycle computes them again.
+        #: `reshare_next`: the planner changed them, so that the cycle after does.
+        self.reshare = self.reshare_next = False
+        #: Groups that wait because their claimant has its share.
+        self.over_share: dict[Group, None] = {}
+        #: (shape id, priority) -> pending tasks.
+        self.groups: dict[tuple[str, int], Group] = {}
+        #: Groups to consider in the next cycle.
+        self.awake: dict[Group, None] = {}
+        #: Groups that became awake during the running cycle.
+        self.woken: list[Group] = []
+        #: Groups that the running cycle considers again although nothing woke them.
+        self.reconsidered: dict[Group, None] = {}
+        #: Without GPUs, with GPUs.
+        self.queue_classes = (QueueClass(), QueueClass())
+        #: The groups that wait for others to go first, if the policy is strict (derived).
+        self.strict_queues: StrictQueues | None = None
+        #: Groups that wait until the minimum runtime of possible victims is over.
+        self.protected: dict[Group, None] = {}
+        #: Whether any job that may use the pool ever had a minimum runtime.
+        self.has_min_runtimes = False
+        #: For each queue class: the number of preempted attempts that still hold slots, by the
+        #: priority of the task that they were preempted for.
+        self.stopping_for: tuple[dict[int, int], dict[int, int]] = ({}, {})
+        #: Number of stopping attempts, whatever the reason.
+        self.stopping = 0
+        #: Whether slots began to be freed or lost their reservation, so that all groups that did
+        #: not fit are considered again, once in a cycle.
+        self.recheck = False
+        #: Preemptible tasks that hold slots, by priority.
+        self.victims: dict[int, Victims] = {}
+        #: The requests of its tasks so far (derived), built when a placement first uses it.
+        self.workload: WorkloadCounter | None = None
+        #: Number of changes of the set of nodes, for caches of results that depend only on it.
+        self.topology = 0
+        self.policy_cache: dict[Any, Any] = {}
+        #: Its policy and placement with their options, as the planner resolved them on first use.
+        self.resolved: Any = None
+        self.hash = 0
+
+    def set_traits(self, traits: PolicyTraits) -> None:
+        """Take over the traits of another policy or configuration."""
+        self.shares, self.per_job, self.preempts = traits.shares, traits.per_job, traits.preempts
+        position_of = traits.strict_queue
+        self.strict_queues = (
+            None if position_of is None else StrictQueues(self.queue_classes, position_of)
+        )
+
+    def reconsider(self, group: Group) -> None:
+        """Have `group` considered again in the running cycle."""
+        self.reconsidered[group] = None
+        self.woken.append(group)
+
+    def victims_of(self, priority: int) -> Victims:
+        """The preemptible tasks of `priority` that hold slots of the pool."""
+        found = self.victims.get(priority)
+        if found is None:
+            found = self.victims[priority] = Victims(self.name, priority)
+        return found
+
+    @property
+    def indexes(self) -> tuple[CapacityIndex, ...]:
+        """The three indexes: `free`, `future` and `max_free`."""
+        return (self.free, self.future, self.max_free)
+
+    def capacities_of(self, node: Node) -> tuple[tuple[CapacityIndex, NodeCapacity], ...]:
+        """The three indexes, each with the capacity of `node` in it."""
+        return (self.free, node.free), (self.future, node.future), (self.max_free, node.max_free)
+
+    def add_usage(self, task: Task, milli: int) -> list[ReclaimableTasks]:
+        """Add to the gpu_milli that `task` holds (or subtract); return the collections to prune."""
+        job, project = task.job, task.job.project
+        self.used_milli += milli
+        project_usage = self.usage_by_project.get(project)
+        if project_usage is None:
+            project_usage = self.usage_by_project[project] = ProjectUsage()
+        job_usage = self.usage_by_job.get(job)
+        if job_usage is None:
+            job_usage = self.usage_by_job[job] = project_usage.jobs[job] = JobUsage()
+        job_usage.milli += milli
+        changed = []
+        if self.reclaimable and job.spec.preemptible:
+            for claimant in (job, project):
+                tasks = self.reclaimable.get(claimant)
+                if tasks is not None:
+                    tasks.add(task)
+                    changed.append(tasks)
+        left = job_usage.tasks.get(task, 0) + milli
+        if left:
+            job_usage.tasks[task] = left
+        else:
+            del job_usage.tasks[task]
+        project_usage.releasing_milli += job_usage.count_releasing(task)
+        if not job_usage.tasks:
+            del self.usage_by_job[job]
+            del project_usage.jobs[job]
+            self.reclaimable.pop(job, None)
+            if not project_usage.jobs:
+                del self.usage_by_project[project]
+                self.reclaimable.pop(project, None)
+        return changed
+
+    def count_releasing(self, task: Task) -> bool:
+        """Count what `task` is about to release; return whether it holds GPUs of the pool."""
+        job_usage = self.usage_by_job.get(task.job)
+        if job_usage is None or task not in job_usage.tasks:
+            return False
+        change = job_usage.count_releasing(task)
+        self.usage_by_project[task.job.project].releasing_milli += change
+        return True
+
+    def facts(self) -> tuple[object, ...]:
+        """All that the state's digest covers."""
+        return ("pool", self.name, self.revision)

@@ -1,0 +1,48 @@
+"""The two levels of quota: departments, and projects in them."""
+
+from yardmaster_schemas.events.requests import DepartmentConfig, ProjectConfig
+
+
+class Department:
+    """The upper level of quota."""
+
+    __slots__ = ("config", "hash", "name", "revision", "used_milli")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.config: DepartmentConfig | None = None
+        self.revision = 0
+        #: gpu_milli in use, by pool.
+        self.used_milli: dict[str, int] = {}
+        self.hash = 0
+
+    def facts(self) -> tuple[object, ...]:
+        """All that the state's digest covers."""
+        return ("department", self.name, self.revision, _nonzero(self.used_milli))
+
+
+class Project:
+    """The lower level of quota; each project belongs to one department."""
+
+    __slots__ = ("config", "department", "hash", "name", "revision", "used_milli")
+
+    def __init__(self, name: str, department: Department) -> None:
+        self.name = name
+        self.department = department
+        self.config: ProjectConfig | None = None
+        self.revision = 0
+        #: gpu_milli in use, by pool.
+        self.used_milli: dict[str, int] = {}
+        self.hash = 0
+
+    def facts(self) -> tuple[object, ...]:
+        """All that the state's digest covers."""
+        return (
+            *("project", self.name, self.department.name, self.revision),
+            _nonzero(self.used_milli),
+        )
+
+
+def _nonzero(used_milli: dict[str, int]) -> list[tuple[str, int]]:
+    # A pool whose usage returned to 0 counts the same as a pool that was never used.
+    return sorted((pool, milli) for pool, milli in used_milli.items() if milli)

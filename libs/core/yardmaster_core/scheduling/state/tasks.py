@@ -1,0 +1,317 @@
+"""Jobs, their tasks and attempts, and groups of equal pending tasks.
+
+One file because these classes refer to one another. Plain slotted objects and integers; none keeps
+an event. The `facts` of each object are what the state's digest covers.
+"""
+
+from yardmaster_core.scheduling.state.ordered_tasks import OrderedTasks, QueueKey
+from yardmaster_core.scheduling.state.phases import Phase, ReplicaState
+from yardmaster_core.scheduling.state.projects import Project
+from yardmaster_core.scheduling.state.shapes import SEPARATE_AFTER, Shape, shape_of
+from yardmaster_schemas.events.admissions import AdmittedSpec
+from yardmaster_schemas.events.decisions import Checkpoint, Placement
+from yardmaster_schemas.events.requests import DetailsRef
+from yardmaster_schemas.reasons import StartFailure, Stop, Wait
+
+
+class Attempt:
+    """One run of a task, from SlotsAllocated until the last replica is released or lost."""
+
+    __slots__ = (
+        *("allocated_ms", "done", "exit_code", "failed_nodes", "failure", "fence_s", "number"),
+        *("open", "out_of_memory", "placements", "pool_name", "port", "replicas", "running_ms"),
+        *("signal", "started", "stop", "stop_deadline_ms", "zero_exits"),
+    )
+
+    def __init__(
+        self,
+        number: int,
+        pool_name: str,
+        placements: tuple[Placement, ...],
+        port: int | None,
+        now_ms: int,
+    ) -> None:
+        self.number = number
+        self.pool_name = pool_name
+        self.placements = placements
+        self.port = port
+        self.allocated_ms = now_ms
+        #: After this many seconds without contact the agents kill the attempt; 0: never.
+        self.fence_s = 0
+        #: When the last replica started; 0 before.
+        self.running_ms = 0
+        #: A `ReplicaState` for each replica.
+        self.replicas = bytearray(len(placements))
+        #: Number of replicas that hold their slots.
+        self.open = len(placements)
+        self.started = 0
+        self.zero_exits = 0
+        #: The first failure of a replica.
+        self.exit_code: int | None = None
+        self.signal: int | None = None
+        self.out_of_memory = False
+        self.done = False
+        self.stop: Stop | None = None
+        self.stop_deadline_ms = 0
+        #: The first reason that an agent gave for not starting a replica.
+        self.failure: StartFailure | None = None
+        #: The nodes on which a replica could not start, or did not start in time.
+        self.failed_nodes: tuple[str, ...] = ()
+
+    def failed_nodes_with(self, nodes: tuple[str, ...]) -> tuple[str, ...]:
+        """`failed_nodes` extended by `nodes`, without duplicates."""
+        return tuple(dict.fromkeys((*self.failed_nodes, *nodes)))
+
+    def facts(self) -> tuple[object, ...]:
+        """All that the state's digest covers."""
+        facts = (
+            self.number,
+            self.pool_name,
+            self.port,
+            self.allocated_ms,
+            self.running_ms,
+            self.fence_s,
+            bytes(self.replicas),
+            self.exit_code,
+            self.signal,
+            self.out_of_memory,
+            self.done,
+            self.stop and (self.stop.code, self.stop.for_task),
+            self.stop_deadline_ms,
+            [(p.node, p.incarnation, p.slots, p.gpu_milli) for p in self.placements],
+        )
+        # Only after a failed start: older logs have digests without these two.
+        return (*facts, self.failure, self.failed_nodes) if self.failed_nodes else facts
+
+    @property
+    def failed(self) -> bool:
+        """Whether a replica ended with a signal or an exit code other than 0."""
+        return self.exit_code is not None or self.signal is not None
+
+    @property
+    def ended(self) -> bool:
+        """Whether every replica has ended, so that its slots are released without a request."""
+        return min(self.replicas) >= ReplicaState.EXITED
+
+    @property
+    def late_nodes(self) -> tuple[str, ...]:
+        """Names of the nodes on which a replica has not started, without duplicates."""
+        late = (
+            placement.node
+            for placement, replica in zip(self.placements, self.replicas, strict=True)
+            if replica == ReplicaState.ALLOCATED
+        )
+        return tuple(dict.fromkeys(late))
+
+    @property
+    def queue_class(self) -> int:
+        """1 when the attempt holds GPUs, else 0."""
+        return 1 if self.placements[0].slots else 0
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of its nodes without duplicates, in the order of replicas."""
+        return tuple(dict.fromkeys(p.node for p in self.placements))
+
+
+class Task:
+    """The unit that is scheduled."""
+
+    __slots__ = (
+        *("attempt", "cancel_now", "cancelled", "cause", "checkpoint", "failed_nodes"),
+        *("failed_starts", "group", "hash", "held_until_ms", "id", "index", "job", "key"),
+        *("outcome_code", "paused", "phase", "preemptions", "queue", "ran_ms", "released"),
+        *("restarts", "run", "unwritable"),
+    )
+
+    def __init__(self, job: "Job", index: int) -> None:
+        self.id = f"{job.id}.{index}"
+        self.job = job
+        self.index = index
+        self.key: QueueKey = (job.submitted_ms, job.seq, index)
+        self.phase = Phase.PENDING
+        #: The number of the last attempt; 0 before the first.
+        self.attempt = 0
+        self.run: Attempt | None = None
+        self.group: Group | None = None
+        self.queue: TaskQueue | None = None
+        self.checkpoint: Checkpoint | None = None
+        self.restarts = 0
+        #: Number of consecutive failed starts.
+        self.failed_starts = 0
+        #: The nodes of these starts, the newest last.
+        self.failed_nodes: tuple[str, ...] = ()
+        #: How often the FitGpp policy preempted the task.
+        self.preemptions = 0
+        self.ran_ms = 0
+        self.held_until_ms = 0
+        self.cancelled = False
+        self.cancel_now = False
+        self.paused = False
+        #: Whether the job's max_concurrent lets the task be considered.
+        self.released = False
+        self.outcome_code = ""
+        #: Whether an allocation of the task was larger than a record may be.
+        self.unwritable = False
+        #: Id of the record that last changed the task.
+        self.cause: str | None = None
+        self.hash = 0
+
+    def __lt__(self, other: "Task") -> bool:
+        return self.key < other.key
+
+    @property
+    def shape(self) -> Shape:
+        """The job's shape, or a separate shape while the task's last starts failed."""
+        separate = self.failed_starts >= SEPARATE_AFTER
+        return self.job.shape_after_failed_starts if separate else self.job.shape
+
+    @property
+    def releasing(self) -> bool:
+        """Whether the task holds no slots or is about to release them."""
+        run = self.run
+        return run is None or run.stop is not None or run.ended
+
+    def facts(self) -> tuple[object, ...]:
+        """All that the state's digest covers."""
+        facts: tuple[object, ...] = (
+            self.id,
+            int(self.phase),
+            self.attempt,
+            self.restarts,
+            self.ran_ms,
+            self.held_until_ms,
+            self.cancelled,
+            self.cancel_now,
+            self.paused,
+            self.released,
+            self.checkpoint and (self.checkpoint.uri, self.checkpoint.step),
+            self.outcome_code,
+            self.run and self.run.facts(),
+        )
+        # Only where they apply: older logs have digests without these.
+        if self.preemptions:
+            facts = (*facts, self.preemptions)
+        if self.failed_starts:
+            facts = (*facts, self.failed_starts, self.failed_nodes)
+        return (*facts, "unwritable") if self.unwritable else facts
+
+
+class TaskQueue(OrderedTasks[Task]):
+    """Pending tasks that are equal except for their position."""
+
+    __slots__ = ("live",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: Number of pending tasks.
+        self.live = 0
+
+    def is_live(self, task: Task) -> bool:
+        """Whether `task` is still pending in this queue."""
+        return task.queue is self
+
+    def push(self, task: Task) -> None:
+        """Enqueue `task` at the position of its key."""
+        self.live += 1
+        self.add(task)
+
+    def drop(self) -> None:
+        """Count one task less; its entry stays until `prune`."""
+        self.live -= 1
+
+
+class Job:
+    """A submitted job: tasks that share a spec."""
+
+    __slots__ = (
+        *("details", "erased", "hash", "id", "live", "max_slots_milli", "next_index", "priority"),
+        *("project", "revision", "separate", "seq", "shape", "spec", "submitted_ms", "tasks"),
+        *("used_milli", "weight"),
+    )
+
+    def __init__(
+        self,
+        id_: str,
+        seq: int,
+        project: Project,
+        spec: AdmittedSpec,
+        submitted_ms: int,
+        details: DetailsRef,
+    ) -> None:
+        self.id = id_
+        #: The order of admission.
+        self.seq = seq
+        self.project = project
+        self.spec = spec
+        self.submitted_ms = submitted_ms
+        self.details = details
+        self.priority = spec.priority
+        self.weight = spec.weight
+        self.max_slots_milli = spec.max_slots_milli
+        self.revision = 1
+        #: Whether one of its pools is divided among jobs (derived).
+        self.separate = False
+        self.shape = shape_of(id_, project.name, spec)
+        self.tasks: list[Task] = []
+        #: Index of the first task that max_concurrent does not release yet.
+        self.next_index = 0
+        #: Number of released tasks that have not ended.
+        self.live = 0
+        #: gpu_milli in use, over all pools.
+        self.used_milli = 0
+        #: Whether its name, labels, command and environment were erased.
+        self.erased = False
+        self.hash = 0
+
+    def set_max_slots(self, max_slots_milli: int | None) -> None:
+        """Set or remove the limit on what its tasks hold at once, which gives it its own shape."""
+        self.max_slots_milli = max_slots_milli
+        self._update_shape()
+
+    def set_separate(self, separate: bool) -> None:
+        """Give the job its own shape, as in pools that are divided among jobs; or a shared one."""
+        self.separate = separate
+        self._update_shape()
+
+    @property
+    def shape_after_failed_starts(self) -> Shape:
+        """The shape of its tasks whose last starts failed."""
+        own = self.shape.job_id is not None
+        return shape_of(self.id, self.project.name, self.spec, own=own, start_failed=True)
+
+    def _update_shape(self) -> None:
+        own = self.separate or self.max_slots_milli is not None
+        self.shape = shape_of(self.id, self.project.name, self.spec, own=own)
+
+    def facts(self) -> tuple[object, ...]:
+        """All that the state's digest covers."""
+        return (
+            *("job", self.id, self.seq, self.project.name, self.shape.id, self.submitted_ms),
+            *(self.priority, self.weight, self.max_slots_milli, self.revision, self.next_index),
+            (self.details.partition, self.details.offset, self.details.digest),
+            self.erased,
+        )
+
+
+class Group:
+    """Pending tasks of one shape and priority: an answer for the first applies to all."""
+
+    __slots__ = ("hash", "key", "priority", "queue", "shape", "waits")
+
+    def __init__(self, shape: Shape, priority: int) -> None:
+        self.shape = shape
+        self.priority = priority
+        self.key = (shape.id, priority)
+        self.queue = TaskQueue()
+        #: By pool: the reason why the tasks are pending, since when (ms), and the deciding cycle.
+        self.waits: dict[str, tuple[Wait, int, int]] = {}
+        self.hash = 0
+
+    def facts(self) -> tuple[object, ...]:
+        """All that the state's digest covers."""
+        waits = sorted(
+            (pool, w.code, sorted(w.numbers.items()), w.about or "", since, cycle)
+            for pool, (w, since, cycle) in self.waits.items()
+        )
+        return ("group", self.key, waits)

@@ -1,0 +1,39 @@
+"""What jobs and projects hold of one pool, and how much of it they are about to release."""
+
+from yardmaster_core.scheduling.state.tasks import Job, Task
+
+
+class JobUsage:
+    """What the tasks of one job hold of one pool, in gpu_milli."""
+
+    __slots__ = ("milli", "releasing", "releasing_milli", "tasks")
+
+    def __init__(self) -> None:
+        #: Sum over all open replicas.
+        self.milli = 0
+        #: The same by task.
+        self.tasks: dict[Task, int] = {}
+        #: The tasks that are about to release what they hold.
+        self.releasing: dict[Task, int] = {}
+        self.releasing_milli = 0
+
+    def count_releasing(self, task: Task) -> int:
+        """Count what `task` is about to release; return the change of the sum."""
+        milli = self.tasks.get(task, 0)
+        releasing = milli if milli and task.releasing else 0
+        change = releasing - self.releasing.pop(task, 0)
+        if releasing:
+            self.releasing[task] = releasing
+        self.releasing_milli += change
+        return change
+
+
+class ProjectUsage:
+    """The jobs of one project that hold slots of one pool."""
+
+    __slots__ = ("jobs", "releasing_milli")
+
+    def __init__(self) -> None:
+        self.jobs: dict[Job, JobUsage] = {}
+        #: gpu_milli that they are about to release.
+        self.releasing_milli = 0
