@@ -1,4 +1,4 @@
-"""What endpoints share: the ports, who asks, and how fresh the views are."""
+"""What endpoints share: the gateway, the caller, and views that are fresh enough for the read."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -44,7 +44,7 @@ from yardmaster_schemas.topics import REQUESTS
 
 @dataclass(frozen=True, slots=True)
 class GatewayPorts:
-    """What a gateway needs of the world; the log's topics are there already."""
+    """The ports that a gateway needs. The log's topics exist already."""
 
     log: EventLog
     views: ViewStore
@@ -52,12 +52,12 @@ class GatewayPorts:
     clock: Clock
     chance: Chance
     telemetry: Telemetry
-    #: What is metered, at a position of its own; None: nothing is.
+    #: The store of metered usage, with a position of its own; None: usage is not metered.
     usage: ViewStore | None = None
 
 
-class _Turn:
-    """Whose turn it is to submit under one id."""
+class _SubmissionLock:
+    """The lock of one job id, and the number of submissions that hold it or wait for it."""
 
     __slots__ = ("lock", "users")
 
@@ -67,11 +67,11 @@ class _Turn:
 
 
 class Gateway:
-    """One gateway: its ports and settings, and what it keeps in memory (nothing that matters)."""
+    """One gateway: its ports, its settings, and its caches. Losing the caches loses no data."""
 
     def __init__(self, ports: GatewayPorts, settings: GatewaySettings) -> None:
         place = (ports.log, settings.cell, settings.partition)
-        #: Reading them says so while they were lost and are being filled again.
+        #: Reads raise ViewsUnfinished while lost views are being rebuilt.
         self.views = MonotonicViews(ports.views, *place)
         self.usage = None if ports.usage is None else MonotonicViews(ports.usage, *place)
         self.ports = replace(ports, views=self.views, usage=self.usage)
@@ -86,7 +86,7 @@ class Gateway:
             instance=settings.instance or "gw-1",
             start=ports.chance.hex("gateway start", 12),
         )
-        #: Why it can serve no longer; it is about to end.
+        #: Why the gateway can no longer serve; it is about to end.
         self.failed: str | None = None
         self.limit = RateLimit(
             ports.clock,
@@ -105,24 +105,24 @@ class Gateway:
         self.recent = RecentSubmissions(
             ports.log,
             Partition(REQUESTS.name, settings.partition),
-            most=settings.recent_requests,
+            max_requests=settings.recent_requests,
         )
         self.sizes = NodeSizes(self.views, ports.clock, ports.telemetry)
-        #: Who sends each open stream.
+        #: The tasks that send the open streams, by number.
         self._open_streams: dict[int, asyncio.Task[Any]] = {}
-        self._made_streams = 0
-        #: Whether the views have shown this log once.
+        self._streams_started = 0
+        #: Whether the views have contained the log's first record at least once.
         self.seen_views = False
         self._created: LogCreatedV1 | None = None
         self._created_ms = 0
-        #: Submissions under way, by job id.
-        self._turns: dict[str, _Turn] = {}
+        #: The locks of submissions in progress, by job id.
+        self._submission_locks: dict[str, _SubmissionLock] = {}
 
     async def log_created(self) -> tuple[LogCreatedV1, int]:
-        """The log's first record, and when it was made.
+        """The log's first record, and its time in milliseconds.
 
         Raises:
-            LogUnavailable: nobody has set the log up yet.
+            LogUnavailable: the log has not been set up yet.
         """
         if self._created is None:
             first = Partition(REQUESTS.name, self.settings.partition)
@@ -137,7 +137,7 @@ class Gateway:
         return self._created, self._created_ms
 
     async def end(self, topic: str) -> int:
-        """The offset that the cell's next record of a topic will get."""
+        """The end offset of the cell's partition of a topic."""
         return await self.ports.log.end(Partition(topic, self.settings.partition))
 
     async def sight(self, caller: Caller) -> Sight:
@@ -150,28 +150,28 @@ class Gateway:
                 seen.add(row.name)
         return Sight(frozenset(seen))
 
-    async def reached(
+    async def wait_for_position(
         self, wanted: Position | None, store: MonotonicViews | None = None
     ) -> Position:
-        """The position of the views, or of another store, which covers `wanted` after a wait.
+        """Wait until the views, or another store, cover `wanted`; return the position they cover.
 
         Raises:
-            PositionUnknown: the log has no such position.
-            ViewBehind: the views have not got there in time.
-            ViewsUnfinished: they cover less than they did.
+            PositionUnknown: the log does not contain `wanted`.
+            ViewBehind: the views did not reach `wanted` in time.
+            ViewsUnfinished: the views cover less than before; they are being rebuilt.
         """
         views = store if store is not None else self.views
         if wanted is not None and not (await views.store.position()).covers(wanted):
-            await self.known(wanted)
+            await self.check_position(wanted)
             if not await views.reach(wanted, self.settings.view_wait_s):
                 raise errors.ViewBehind(position=wanted, reached=await views.store.position())
-        return await views.whole(self.settings.view_wait_s)
+        return await views.complete_position(self.settings.view_wait_s)
 
-    async def known(self, wanted: Position) -> None:
-        """Check that the log has a position.
+    async def check_position(self, wanted: Position) -> None:
+        """Check that the log contains a position.
 
         Raises:
-            PositionUnknown: it is another log's.
+            PositionUnknown: it belongs to another log or cell.
         """
         if wanted.cell != self.cell:
             raise errors.PositionUnknown(position=wanted, found=f"this is cell {self.cell}")
@@ -180,28 +180,28 @@ class Gateway:
                 raise errors.PositionUnknown(position=wanted, found=f"topic {topic} ends before it")
 
     @asynccontextmanager
-    async def one_at_a_time(self, job_id: str) -> AsyncIterator[None]:
-        """Let submissions of one id through one after the other: only the first is recorded."""
-        turn = self._turns.setdefault(job_id, _Turn())
-        turn.users += 1
+    async def submission_lock(self, job_id: str) -> AsyncIterator[None]:
+        """Serialize the submissions of one job id, so that only the first one is recorded."""
+        entry = self._submission_locks.setdefault(job_id, _SubmissionLock())
+        entry.users += 1
         try:
-            async with turn.lock:
+            async with entry.lock:
                 yield
         finally:
-            turn.users -= 1
-            if not turn.users:
-                self._turns.pop(job_id, None)
+            entry.users -= 1
+            if not entry.users:
+                self._submission_locks.pop(job_id, None)
 
     @asynccontextmanager
     async def stream(self) -> AsyncIterator[None]:
-        """One of the streams that may be open.
+        """Count one open stream while the context is active.
 
         Raises:
-            RateLimited: there are enough.
+            RateLimited: the limit of open streams is reached.
         """
         self.check_stream_limit()
-        self._made_streams += 1
-        number = self._made_streams
+        self._streams_started += 1
+        number = self._streams_started
         task = asyncio.current_task()
         assert task is not None, "a stream is sent by a task"
         self._open_streams[number] = task
@@ -213,7 +213,7 @@ class Gateway:
             self.streams.set(len(self._open_streams))
 
     def end_streams(self) -> None:
-        """Cut all open streams, for their clients to resume elsewhere."""
+        """Close all open streams; their clients resume at another gateway."""
         for task in list(self._open_streams.values()):
             task.cancel()
 
@@ -221,14 +221,14 @@ class Gateway:
         """Check that one more stream may be opened.
 
         Raises:
-            RateLimited: there are enough.
+            RateLimited: the limit of open streams is reached.
         """
         if len(self._open_streams) >= self.settings.max_streams:
             raise errors.RateLimited(retry_s=5)
 
 
 def gateway_of(request: Request) -> Gateway:
-    """The gateway that a request came to."""
+    """The gateway that serves a request."""
     found = request.app.state.gateway
     if not isinstance(found, Gateway):
         raise TypeError("the app was not made by create_app")
@@ -236,15 +236,15 @@ def gateway_of(request: Request) -> Gateway:
 
 
 async def current_gateway(request: Request) -> Gateway:
-    """The gateway that a request came to, as a dependency."""
+    """The gateway that serves a request, as a dependency."""
     return gateway_of(request)
 
 
 def bearer_token(request: Request) -> str:
-    """The token that a request carries.
+    """The bearer token of a request.
 
     Raises:
-        Unauthenticated: it carries none, or something else.
+        Unauthenticated: the request has no usable bearer token.
     """
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     token = token.strip()
@@ -254,7 +254,7 @@ def bearer_token(request: Request) -> str:
 
 
 async def current_caller(request: Request) -> Caller:
-    """Who asks; counted against the caller's rate.
+    """Authenticate the caller, and count the request against the caller's rate limit.
 
     Raises:
         Unauthenticated, RateLimited.
@@ -268,7 +268,7 @@ async def current_caller(request: Request) -> Caller:
 
 
 def _query_names(route: APIRoute) -> frozenset[str]:
-    """The query parameters of an endpoint; `label.` stands for all labels."""
+    """The query parameters of an endpoint; `label.` stands for all label filters."""
     names = set(_query_names_of(route.dependant))
     if (route.openapi_extra or {}).get("x-label-filters"):
         names.add("label.")
@@ -283,7 +283,7 @@ def _query_names_of(dependant: Dependant) -> Iterator[str]:
 
 
 async def reject_unknown_parameters(request: Request) -> None:
-    """Refuse a query parameter that the endpoint does not have: it would be ignored in silence.
+    """Refuse a query parameter that the endpoint does not have. FastAPI would ignore it silently.
 
     Raises:
         Malformed.
@@ -305,7 +305,7 @@ PositionHeader = Annotated[str | None, Header(pattern=POSITION_PATTERN, max_leng
 
 @dataclass(frozen=True, slots=True)
 class ReadContext:
-    """A read as one caller may make it, of views that are fresh enough."""
+    """The context of one read: the caller, the visible projects, and the position of the views."""
 
     gateway: Gateway
     caller: Caller
@@ -319,15 +319,15 @@ class ReadContext:
 
     @property
     def presenter(self) -> Presenter:
-        """Shows rows as the caller may see them."""
+        """A presenter that shows only what the caller may see."""
         return Presenter(self.store, self.gateway.ports.clock.now_ms(), self.sight)
 
 
 def parse_position(position: str | None) -> Position | None:
-    """A position from a parameter.
+    """Parse a position parameter; None stays None.
 
     Raises:
-        Malformed: it is none.
+        Malformed: the text is not a position.
     """
     if position is None:
         return None
@@ -344,13 +344,13 @@ async def read_context(
     min_position: PositionQuery = None,
     yard_min_position: PositionHeader = None,
 ) -> ReadContext:
-    """Wait until the views cover what the caller has seen, and say what they cover.
+    """Wait until the views cover the position that the caller names; return the read's context.
 
     Raises:
         Malformed, PositionUnknown, ViewBehind, ViewsUnfinished.
     """
     wanted = parse_position(min_position if min_position is not None else yard_min_position)
-    position = await gateway.reached(wanted)
+    position = await gateway.wait_for_position(wanted)
     response.headers["Yard-Position"] = str(position)
     return ReadContext(gateway, caller, await gateway.sight(caller), position)
 
@@ -361,7 +361,7 @@ Read = Annotated[ReadContext, Depends(read_context)]
 def authorize(
     caller: Caller, action: Action, *, project: str | None = None, department: str | None = None
 ) -> None:
-    """Refuse what a caller has no role for.
+    """Check that a role of the caller allows an action.
 
     Raises:
         Forbidden.

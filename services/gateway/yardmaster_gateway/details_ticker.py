@@ -1,10 +1,10 @@
-"""Writes to a quiet `details` partition now and then, so that what was erased leaves the disk.
+"""Writes to an idle `details` partition from time to time, so that Kafka removes erased records.
 
-Kafka compacts only segments that are closed, and closes one when a record comes after its time is
-over. In a partition that nobody writes to any more the erased bytes would stay for ever. So a
-gateway that finds nothing new since its last look writes a tombstone of a key that nobody uses,
-about a hundred bytes, which compaction removes as well. Of several gateways the first to look
-writes, and the others find that it did. Other logs remove what was erased at once and need none.
+Kafka compacts only closed segments, and it closes an expired segment only when a new record
+arrives. In an idle partition, erased records would therefore stay on the disk for ever. If a
+gateway finds no new record since its last check, it appends a tombstone of an unused key, about a
+hundred bytes, which compaction removes too. If several gateways run, the first to check writes, and
+the others find its record. Other logs remove erased records at once and need no ticker.
 """
 
 from typing import Final, NoReturn
@@ -15,12 +15,12 @@ from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_schemas.topics import DETAILS
 
-#: No job's id and no note's key.
+#: Its key is neither a job id nor the key of a note.
 TICK: Final = Record(key=b"tick", value=None)
 
 
 class DetailsTicker:
-    """Looks at one cell's partition every `every_s` seconds."""
+    """Checks one cell's partition of `details` every `every_s` seconds."""
 
     def __init__(
         self, log: EventLog, clock: Clock, telemetry: Telemetry, *, partition: int, every_s: float
@@ -28,13 +28,13 @@ class DetailsTicker:
         self._log = log
         self._clock = clock
         self._telemetry = telemetry
-        self._place = Partition(DETAILS.name, partition)
+        self._partition = Partition(DETAILS.name, partition)
         self._every_s = every_s
         self._ticks = telemetry.counter("details_ticks", "Records that keep compaction going")
         self._missed = telemetry.counter("details_ticks_missed", "Looks that the log did not take")
 
     async def run(self) -> NoReturn:
-        """Look until cancelled.
+        """Check periodically until cancelled.
 
         Raises:
             LogClosed.
@@ -42,17 +42,17 @@ class DetailsTicker:
         seen = 0
         while True:
             try:
-                seen = await self._look(seen)
+                seen = await self._check(seen)
             except (LogUnavailable, AppendOutcomeUnknown, UnknownTopic) as error:
                 self._missed.inc()
                 self._telemetry.warn("details_tick_missed", code=error.code)
             await self._clock.sleep(self._every_s)
 
-    async def _look(self, seen: int) -> int:
-        """The partition's end, after a tick where it has not moved."""
-        end = await self._log.end(self._place)
+    async def _check(self, seen: int) -> int:
+        """Append a tick if the end has not moved since `seen`; return the new end."""
+        end = await self._log.end(self._partition)
         if end == 0 or end != seen:
             return end
-        offset = await self._log.append(self._place, [TICK])
+        offset = await self._log.append(self._partition, [TICK])
         self._ticks.inc()
         return offset + 1

@@ -1,4 +1,4 @@
-"""`/v1/nodes/{name}/enrolment`: which nodes may join, and with what."""
+"""`/v1/nodes/{name}/enrolment`: which nodes may join the cluster, and with which resources."""
 
 from typing import Annotated
 
@@ -9,6 +9,7 @@ from yardmaster_gateway.authorization import Action
 from yardmaster_gateway.bodies import body_of, request_body
 from yardmaster_gateway.context import Read, ReadContext, authorize
 from yardmaster_gateway.names import valid_name
+from yardmaster_gateway.object_router import CONFIGURE_RESPONSES
 from yardmaster_gateway.problems import problem_responses
 from yardmaster_gateway.writes import (
     IfMatch,
@@ -40,10 +41,10 @@ async def _find(read: ReadContext, name: str) -> NodeEnrolment | None:
     responses=problem_responses("not_found"),
 )
 async def read_enrolment(read: Read, response: Response, name: str) -> NodeEnrolment:
-    """What a node may claim when it joins."""
+    """Show what a node may claim when it joins."""
     found = await _find(read, name)
     if found is None:
-        raise errors.NotFound(what=f"enrolment of node {name[:64]}")
+        raise errors.NotFound(what=f"enrollment of node {name[:64]}")
     response.headers["ETag"] = etag(found.revision)
     return found
 
@@ -54,11 +55,7 @@ async def read_enrolment(read: Read, response: Response, name: str) -> NodeEnrol
     status_code=202,
     response_model=Accepted,
     openapi_extra=request_body(Enrolment),
-    responses=problem_responses(
-        *("forbidden", "not_found", "version_mismatch", "already_exists", "too_large"),
-        *("unsupported_media_type", "invalid_spec", "precondition_required", "busy"),
-        "outcome_unknown",
-    ),
+    responses=CONFIGURE_RESPONSES,
 )
 async def enrol_node(
     read: Read,
@@ -69,15 +66,15 @@ async def enrol_node(
     if_match: IfMatch = None,
     if_none_match: IfNoneMatch = None,
 ) -> Accepted:
-    """Let a node join: `If-None-Match: *` for a new one, `If-Match` to change what it may claim.
+    """Enroll a node (`If-None-Match: *`), or change what it may claim (`If-Match`).
 
-    From the first one on no node joins that is not enrolled.
+    After the first enrollment of a cell, only enrolled nodes may join it.
     """
     authorize(read.caller, Action.OPERATE)
     node = valid_name(name, "node")
     known = await _find(read, node)
     current = known.revision if known is not None else None
-    found = check_condition(f"the enrolment of node {node}", current, if_match, if_none_match)
+    found = check_condition(f"the enrollment of node {node}", current, if_match, if_none_match)
     event = NodeEnrolRequestedV1(node=node, enrolment=enrolment, if_revision=as_revision(found))
     return await record_requests(read.gateway, [(event, node)], origin, response)
 
@@ -95,11 +92,11 @@ async def enrol_node(
 async def revoke_node(
     read: Read, response: Response, origin: Origin, name: str, if_match: IfMatch = None
 ) -> Accepted:
-    """Trust a node no more: what it runs is stopped without grace, and it may not join again."""
+    """Revoke a node: kill its tasks at once, and refuse it until it is enrolled again."""
     authorize(read.caller, Action.OPERATE)
     known = await _find(read, name)
     if known is None:
-        raise errors.NotFound(what=f"enrolment of node {name[:64]}")
-    found = check_condition(f"the enrolment of node {name}", known.revision, if_match)
+        raise errors.NotFound(what=f"enrollment of node {name[:64]}")
+    found = check_condition(f"the enrollment of node {name}", known.revision, if_match)
     event = NodeRevokeRequestedV1(node=name, if_revision=as_revision(found))
     return await record_requests(read.gateway, [(event, name)], origin, response)

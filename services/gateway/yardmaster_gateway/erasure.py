@@ -1,12 +1,12 @@
-"""`/v1/jobs/{id}/erase`: what was said of a job in words, and what it ran, gone for good.
+"""`/v1/jobs/{id}/erase`: permanently delete a job's name, labels, command, environment and notes.
 
-The tombstones are written first and then the request, which names the last of them. So what is
-answered with 202 is done: no half of it is left to somebody who may die before. Whoever got no
-answer asks again, which is harmless. Quota makes DetailsErased of the request, and at that the
-views forget as well; replay never needed what is gone.
+The gateway writes the tombstones first and then the request, which names the last tombstone. The
+answer 202 therefore means that the data is deleted from the log; no other process has to complete
+the deletion. A client that gets no answer repeats the request, which does no harm. Quota turns the
+request into DetailsErased, on which the views delete the data too. Replay never reads it.
 
-Only of jobs that have ended: one that has not could not be started again. An end is for good, so a
-view that shows it cannot be out of date.
+Only ended jobs can be erased, because a job that has not ended needs its command for a restart. The
+end of a job is final, so the check against the views is safe even if the views are behind the log.
 """
 
 from collections.abc import AsyncIterator
@@ -33,7 +33,7 @@ from yardmaster_schemas.topics import DETAILS, REQUESTS
 
 router = APIRouter(tags=["jobs"])
 
-#: Notes that are looked up at a time.
+#: Requests with notes that are read per page.
 PAGE: Final = 500
 
 
@@ -53,7 +53,7 @@ async def erase_job(
     job_id: str,
     idempotency_key: Key = None,
 ) -> Accepted:
-    """Erase the name, labels, command, environment and notes of a job that has ended, for good."""
+    """Permanently delete the name, labels, command, environment and notes of an ended job."""
     gateway = read.gateway
     ensure_key(gateway, idempotency_key, response)
     row = await find_job(read, job_id)
@@ -62,25 +62,25 @@ async def erase_job(
         project=row.facts.project,
         department=row.facts.department,
     )
-    _ended(row)
+    _check_ended(row)
     keys = [key async for key in _other_keys(read, row.key)]
     own = await _key_of_details(read, row.offset)
     if own is not None:
         keys.append(own)
-    # The job's own id is the details' key in logs of earlier versions.
-    offset = await gateway.writer.erase([*keys, row.key])
+    # In logs of earlier versions, the key of the details is the job id.
+    offset = await gateway.writer.write_tombstones([*keys, row.key])
     event = EraseRequestedV1(job_id=row.key, partition=gateway.settings.partition, tombstone=offset)
     return await record_requests(gateway, [(event, row.key)], origin, response)
 
 
-def _ended(row: JobRow) -> None:
+def _check_ended(row: JobRow) -> None:
     live = [phase for phase in row.phases if not phase.final]
     if live or not row.phases:
         raise errors.NotEnded(what=f"job {row.key}", phase=live[0] if live else "submitted")
 
 
 async def _other_keys(read: ReadContext, job_id: str) -> AsyncIterator[str]:
-    """The keys of notes given with requests about the job or its tasks, and of repeats' details."""
+    """The keys of notes about the job or its tasks, and of the details of repeated submissions."""
     query = Query(facets={"noted": frozenset({job_id})}, limit=PAGE)
     while True:
         page = await read.store.page(RequestRow, query)
@@ -94,7 +94,7 @@ async def _other_keys(read: ReadContext, job_id: str) -> AsyncIterator[str]:
 
 
 async def _key_of_details(read: ReadContext, offset: int) -> str | None:
-    """The key of what the request at an offset has in `details`; None when it is gone."""
+    """The key of the record in `details` that a request refers to; None if it is gone."""
     gateway = read.gateway
     log, number = gateway.ports.log, gateway.settings.partition
     requests = await log.read(Partition(REQUESTS.name, number), offset, max_records=1)

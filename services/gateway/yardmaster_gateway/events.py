@@ -1,4 +1,4 @@
-"""`/v1/events`, `/v1/cycles`, `/v1/requests`: the log itself, and what became of a request."""
+"""`/v1/events`, `/v1/cycles`, `/v1/requests`: the records of the log, and the state of requests."""
 
 from typing import Annotated
 
@@ -27,14 +27,15 @@ router = APIRouter(tags=["log"])
 async def list_events(
     read: Read, after: PositionQuery = None, limit: Limit = 100
 ) -> List[EventRecord]:
-    """The log's records after a position, in the order in which they took effect.
+    """List the records of the log after a position, in the order in which they took effect.
 
-    `position` resumes after the last one; there is no cursor, because there may always be more.
+    Pass the answer's `position` as `after` to continue. There is no cursor, because the log has no
+    last page.
     """
     authorize(read.caller, Action.READ_LOG)
     gateway = read.gateway
     start = parse_position(after) or Position.start(gateway.cell)
-    await gateway.known(start)
+    await gateway.check_position(start)
     history = History(gateway.ports.log, gateway.cell, gateway.settings.partition, start, limit)
     try:
         items = await history.read()
@@ -50,7 +51,7 @@ async def list_events(
     responses=problem_responses("forbidden", "not_found"),
 )
 async def read_cycle(read: Read, cell: str, number: str) -> Cycle:
-    """A committed cycle of the cell's scheduler: what it took, under which policies."""
+    """Show a committed cycle of the scheduler: its inputs and policies."""
     authorize(read.caller, Action.READ_LOG)
     row = None
     if cell == read.gateway.cell and number.isdecimal() and len(number) < 16:
@@ -80,7 +81,10 @@ async def _find(read: ReadContext, request_id: str) -> RequestRow:
 async def read_request(
     read: Read, request_id: str, wait_s: Annotated[int, Query(ge=0, le=30)] = 0
 ) -> Request:
-    """What became of a request; with `wait_s`, once it is judged or that time is over."""
+    """Show whether a request was accepted or refused.
+
+    With `wait_s`, the answer comes when quota has decided, and after that time at the latest.
+    """
     row = await _find(read, request_id)
     clock = read.gateway.ports.clock
     until = clock.monotonic_s() + min(wait_s, read.gateway.settings.max_wait_s)

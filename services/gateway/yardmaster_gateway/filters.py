@@ -1,4 +1,4 @@
-"""Query parameters of lists: values joined by commas, labels each by its own parameter."""
+"""Query parameters that filter lists: comma-separated values, and `label.NAME` parameters."""
 
 import re
 from typing import Annotated, Final
@@ -15,16 +15,18 @@ _NAME: Final = r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?"
 MAX_LABEL_FILTERS: Final = 16
 
 
-def _some(one: str) -> str:
-    return rf"^({one})(,({one})){{0,63}}$"
+def _comma_separated(item: str) -> str:
+    return rf"^({item})(,({item})){{0,63}}$"
 
 
-Phases = Annotated[str | None, Query(pattern=_some("|".join(Phase)), max_length=1000)]
-Kinds = Annotated[str | None, Query(pattern=_some("|".join(Kind)), max_length=1000)]
-States = Annotated[str | None, Query(pattern=_some("|".join(NodeState)), max_length=1000)]
-Names = Annotated[str | None, Query(pattern=_some(_NAME), max_length=4096)]
+Phases = Annotated[str | None, Query(pattern=_comma_separated("|".join(Phase)), max_length=1000)]
+Kinds = Annotated[str | None, Query(pattern=_comma_separated("|".join(Kind)), max_length=1000)]
+States = Annotated[
+    str | None, Query(pattern=_comma_separated("|".join(NodeState)), max_length=1000)
+]
+Names = Annotated[str | None, Query(pattern=_comma_separated(_NAME), max_length=4096)]
 Users = Annotated[str | None, Query(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=1000)]
-#: A job's name, whole; it may have commas in it.
+#: A job's whole name, which may contain commas.
 JobName = Annotated[str | None, Query(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=128)]
 Ref = Annotated[str | None, Query(pattern=r"^[0-9a-z]{1,12}(\.[0-9]{0,4})?$")]
 JobIdQuery = Annotated[str | None, Query(pattern=r"^[0-9a-z]{12}$")]
@@ -41,16 +43,16 @@ Limit = Annotated[int, Query(ge=1, le=1000)]
 Cursor = Annotated[str | None, Query(pattern=r"^[A-Za-z0-9_-]+$", max_length=400)]
 
 
-def some(text: str | None) -> frozenset[str]:
-    """The values of a parameter."""
+def split_values(text: str | None) -> frozenset[str]:
+    """The values of a comma-separated parameter; empty if it is missing."""
     return frozenset(text.split(",")) if text else frozenset()
 
 
 def since_ms(text: str | None) -> int:
-    """A time from a parameter; 0 where there is none.
+    """The time of the parameter `since` in milliseconds; 0 if it is missing.
 
     Raises:
-        Malformed: there is no such day.
+        Malformed: the date does not exist.
     """
     if text is None:
         return 0
@@ -61,10 +63,10 @@ def since_ms(text: str | None) -> int:
 
 
 def labels(request: Request) -> dict[str, frozenset[str]]:
-    """What `label.team=x` parameters ask for.
+    """The label filters of a request (`label.team=x`): the allowed values by label.
 
     Raises:
-        Malformed: a label has no such name, or there are too many.
+        Malformed: a label name or value is invalid, or there are too many filters.
     """
     found: dict[str, set[str]] = {}
     for name, value in request.query_params.multi_items():
@@ -95,14 +97,14 @@ async def task_filters(
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> Filters:
-    """The filters of tasks; jobs have all of them but `node` and `job_id`."""
+    """The filters of tasks; those of jobs are the same without `node` and `job_id`."""
     return Filters(
-        phases=frozenset(Phase(one) for one in some(phase)),
-        projects=some(project),
-        pools=some(pool),
-        nodes=some(node),
-        users=some(user),
-        kinds=some(kind),
+        phases=frozenset(Phase(one) for one in split_values(phase)),
+        projects=split_values(project),
+        pools=split_values(pool),
+        nodes=split_values(node),
+        users=split_values(user),
+        kinds=split_values(kind),
         names=frozenset({name}) if name else frozenset(),
         job_id=job_id,
         labels=labels(request),
@@ -128,7 +130,7 @@ async def job_filters(
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> Filters:
-    """The filters of jobs; `phase` is that of any of its tasks."""
+    """The filters of jobs; a job matches `phase` if one of its tasks is in that phase."""
     return await task_filters(
         request,
         phase=phase,
@@ -158,7 +160,7 @@ async def group_filters(
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> Filters:
-    """The filters of groups of tasks: those of tasks that are the same for all tasks of a job."""
+    """The filters of task groups: those that all tasks of a job share."""
     return await task_filters(
         request,
         phase=phase,

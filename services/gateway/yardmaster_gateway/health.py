@@ -1,4 +1,4 @@
-"""`/livez`, `/readyz`, `/metrics`: open to all, and without anything of anybody's."""
+"""`/livez`, `/readyz`, `/metrics`: public, without user data."""
 
 from typing import Final, Literal, NoReturn
 
@@ -18,19 +18,19 @@ from yardmaster_schemas.topics import REQUESTS
 router = APIRouter(tags=["health"])
 
 _METRICS: Final = CONTENT_TYPE_LATEST
-#: How often a process looks how it goes.
-LOOK_S: Final = 2.0
+#: The interval between two health checks of the process, in seconds.
+CHECK_S: Final = 2.0
 
 
 class Health(BaseModel):
-    """How it goes; `degraded` is ready, but for what `found` says."""
+    """The health of the gateway. `degraded` is ready, with the restriction that `found` names."""
 
     status: Literal["ok", "ready", "degraded", "not_ready"]
     found: str | None = None
 
 
 async def health_of(gateway: Gateway) -> Health:
-    """How it goes, asked of the log and of the views."""
+    """Check the log and the views."""
     if gateway.failed is not None:
         return Health(status="not_ready", found=gateway.failed)
     try:
@@ -40,8 +40,8 @@ async def health_of(gateway: Gateway) -> Health:
     try:
         seen = await queries.log(gateway.views.store, gateway.cell)
         if seen is None:
-            # Views that were there and are not were lost, and are being filled again.
-            found = "the views have not seen the log's first record"
+            # If the views contained the record before, they were lost and are being rebuilt.
+            found = "the views do not contain the log's first record yet"
             return Health(status="degraded" if gateway.seen_views else "not_ready", found=found)
         gateway.seen_views = True
         await gateway.views.position()
@@ -50,17 +50,17 @@ async def health_of(gateway: Gateway) -> Health:
     return Health(status="ready")
 
 
-async def tell(gateway: Gateway, process: ProcessHealth) -> NoReturn:
-    """Say it on the process's own port too, until cancelled."""
+async def report_health(gateway: Gateway, process: ProcessHealth) -> NoReturn:
+    """Report the health to the health port of the process too, until cancelled."""
     while True:
         health = await health_of(gateway)
         process.report("gateway", health.found if health.status == "not_ready" else None)
-        await gateway.ports.clock.sleep(LOOK_S)
+        await gateway.ports.clock.sleep(CHECK_S)
 
 
 @router.get("/livez", operation_id="live", response_model=Health)
 async def live() -> Health:
-    """Whether the process answers."""
+    """Whether the process is running."""
     return Health(status="ok")
 
 
@@ -72,11 +72,11 @@ async def live() -> Health:
     responses=problem_responses("not_ready", anywhere=False),
 )
 async def ready(request: Request, gateway: CurrentGateway) -> Health | Response:
-    """Whether the log can be reached and the views have begun to follow it.
+    """Whether the gateway can read the log and the views follow it.
 
-    Without the views' store the gateway is ready, `degraded`: it takes submits, reads answer 503.
-    (Were it not, a Redis that is away would take every gateway out of service at once.) So it is
-    while views that were lost are filled again.
+    If the store of the views is unavailable, the gateway is ready but `degraded`: it accepts jobs,
+    and reads return 503. Otherwise an outage of Redis would take every gateway out of service at
+    once. The same applies while lost views are being rebuilt.
     """
     health = await health_of(gateway)
     if health.status == "not_ready":
@@ -90,11 +90,11 @@ async def ready(request: Request, gateway: CurrentGateway) -> Health | Response:
     response_class=Response,
     responses={
         200: {
-            "description": "Metrics in Prometheus' text format",
+            "description": "Metrics in the Prometheus text format",
             "content": {"text/plain": {"schema": {"type": "string"}}},
         }
     },
 )
 async def metrics(gateway: CurrentGateway) -> Response:
-    """The gateway's metrics."""
+    """Show the gateway's metrics."""
     return Response(gateway.ports.telemetry.exposition(), media_type=_METRICS)

@@ -1,7 +1,7 @@
-"""The log's records as answers: those at known places, or all after a position, in causal order.
+"""The log's records as API answers: those at given offsets, or all after a position.
 
-The order is that in which records took effect: what a cycle took comes before what it decided.
-Records of fenced leaders are there as well; this is the log, not what came of it.
+Records are in causal order: the inputs of a cycle come before its decisions. Records of fenced
+leaders are included, because this is the log and not its effect.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from yardmaster_schemas.plain import dump
 from yardmaster_schemas.position import Position
 from yardmaster_schemas.topics import ADMISSIONS, DECISIONS, NODE_EVENTS, REQUESTS
 
-#: Records read at once.
+#: Records per read.
 MAX_READ: Final = 500
 _INPUTS: Final = {
     ADMISSIONS.name: (REQUESTS.name,),
@@ -27,8 +27,8 @@ _INPUTS: Final = {
 }
 
 
-def shown(stored: StoredRecord, position: Position) -> EventRecord | None:
-    """A record as an answer; None for one that is no event (a claim that was refused)."""
+def event_record(stored: StoredRecord, position: Position) -> EventRecord | None:
+    """A record as an API answer; None if it cannot be decoded (such claims are refused)."""
     try:
         envelope: Envelope[Event] = decode(stored.record)
     except SchemaError:
@@ -56,20 +56,20 @@ def shown(stored: StoredRecord, position: Position) -> EventRecord | None:
 async def records_at(
     log: EventLog, cell: str, partition: int, places: Sequence[tuple[str, int]]
 ) -> list[EventRecord]:
-    """The records at (topic, offset), by time; those that are no longer kept are left out."""
+    """The records at the given (topic, offset) pairs, by time, without those no longer kept."""
     found: list[tuple[int, int, EventRecord]] = []
     for rank, (topic, offset) in enumerate(places):
         stored = await record_at(log, Partition(topic, partition), offset)
         if stored is None:
             continue
-        record = shown(stored, Position(cell=cell).at(topic, offset + 1))
+        record = event_record(stored, Position(cell=cell).at(topic, offset + 1))
         if record is not None:
             found.append((stored.appended_ms, rank, record))
     return [record for _, _, record in sorted(found, key=lambda one: one[:2])]
 
 
 class History:
-    """Reads a cell's log from a position on; one use gives one page."""
+    """Reads one page of a cell's log, starting after a position."""
 
     def __init__(
         self, log: EventLog, cell: str, partition: int, after: Position, limit: int
@@ -87,16 +87,16 @@ class History:
         self.records: list[EventRecord] = []
 
     def full(self) -> bool:
-        """Whether the page has all it may."""
+        """Whether the page has reached its limit."""
         return len(self.records) >= self._limit
 
     async def read(self) -> list[EventRecord]:
-        """The page: records after the position, at most `limit`.
+        """The records after the position, at most `limit`.
 
-        Claims that no cycle has taken yet are not among them: nothing came of them so far.
+        Claims that no cycle has consumed yet are not included, because they have no effect so far.
 
         Raises:
-            ReadPastEnd: the position is not one of this log.
+            ReadPastEnd: the log does not contain the position.
         """
         await self._cycles(DECISIONS.name)
         await self._cycles(ADMISSIONS.name)
@@ -104,7 +104,7 @@ class History:
         return self.records
 
     async def _cycles(self, topic: str, until: int | None = None) -> None:
-        """A machine's cycles, each after what it took; up to `until`, or as many as are whole."""
+        """Add a machine's complete cycles up to `until`, each after its inputs."""
         while not self.full():
             start = self.position.of(topic) or 0
             if until is not None and start >= until:
@@ -127,7 +127,7 @@ class History:
     async def _cycle(
         self, topic: str, start: int
     ) -> tuple[list[StoredRecord], CycleCommittedV1 | None]:
-        """The records up to the next commit; what follows the last commit is left for later."""
+        """The records of the next cycle, and its commit; no records if it is not committed yet."""
         batch: list[StoredRecord] = []
         while True:
             read = await self._log.read(
@@ -161,6 +161,6 @@ class History:
 
     def _add(self, stored: StoredRecord) -> None:
         self.position = self.position.at(stored.partition.topic, stored.offset + 1)
-        record = shown(stored, self.position)
+        record = event_record(stored, self.position)
         if record is not None:
             self.records.append(record)

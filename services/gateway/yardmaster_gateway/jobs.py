@@ -29,7 +29,7 @@ from yardmaster_gateway.writes import (
     check_condition,
     ensure_key,
     etag,
-    note,
+    record_note,
     record_requests,
 )
 from yardmaster_projections import queries
@@ -103,19 +103,19 @@ async def submit_job(
     spec: Annotated[JobSpec, Depends(body_of(JobSpec))],
     idempotency_key: Key = None,
 ) -> Submitted:
-    """Record a job: 202 says that it will be judged, not what the verdict is.
+    """Submit a job. The answer 202 means that the job is recorded, not that it is admitted.
 
-    The same key and body again give the same answer; the same key with another body is refused.
-    Another gateway may record the same key at the same time: the request that is first in the log
-    counts. Submissions are taken while the views are away; a key that is older than the newest
-    requests (`recent_requests`) is then judged by quota alone.
+    Repeating a request with the same Idempotency-Key and body returns the same answer; the same key
+    with a different body is refused. If two gateways record the same key at the same time, the
+    first record in the log counts. Jobs can be submitted while the views are unavailable; a
+    repetition older than the setting `recent_requests` is then detected by quota only.
     """
     await _authorize_submission(gateway, caller, spec.project)
     key = ensure_key(gateway, idempotency_key, response)
     log, _ = await gateway.log_created()
     id_ = submission.job_id(log.log_id, spec.project, caller.user, key)
     digest = submission.body_digest(spec, key)
-    async with gateway.one_at_a_time(id_):
+    async with gateway.submission_lock(id_):
         known = None
         if idempotency_key is not None:
             known = await _submitted_before(gateway, id_)
@@ -131,7 +131,9 @@ async def submit_job(
 
 
 async def _authorize_submission(gateway: Gateway, caller: Caller, project: str) -> None:
-    """Refuse who may not; the views are asked only where the project's department matters.
+    """Check that the caller may submit to the project.
+
+    The views are read only if the caller has a role in a department.
 
     Raises:
         Forbidden, ViewsUnavailable.
@@ -140,14 +142,14 @@ async def _authorize_submission(gateway: Gateway, caller: Caller, project: str) 
         return
     department: str | None = None
     if names_in_scope(caller.bindings, Scope.DEPARTMENT):
-        await gateway.reached(None)
+        await gateway.wait_for_position(None)
         row = await queries.project(gateway.views, project)
         department = row.config.department if row is not None else None
     authorize(caller, Action.SUBMIT, project=project, department=department)
 
 
 async def _submitted_before(gateway: Gateway, id_: str) -> Submission | None:
-    """The job of a key that was used before, as far as log and views say."""
+    """The earlier submission of the same key, if the log or the views have one."""
     known = await gateway.recent.find(id_)
     if known is not None or gateway.recent.oldest == 0:
         return known
@@ -165,15 +167,15 @@ def _as_submitted(row: JobRow) -> Submission:
 async def _record(
     gateway: Gateway, spec: JobSpec, id_: str, key: str, origin: RequestOrigin
 ) -> Submission:
-    """Record a job and its details; the submission that counts, which may be an earlier one.
+    """Record a job and its details; return the submission that counts, which may be an earlier one.
 
-    The details have a key of their own, `<job>.<salt>`: under the job's, those of a repeat would
-    replace those of the submission that counts when the log is compacted.
+    The record key of the details is `<job>.<salt>`. If it were the job id, compaction would replace
+    the details of the first submission by those of a repetition.
     """
     salt = gateway.ports.chance.hex("details salt", 32)
     details = submission.details(spec, id_, origin.caller.user, salt)
-    place = f"{id_}.{salt}"
-    ref = await gateway.writer.detail(details, place, id_, origin)
+    details_key = f"{id_}.{salt}"
+    ref = await gateway.writer.record_detail(details, details_key, id_, origin)
     event = submission.request(spec, id_, key, ref)
     offset = await gateway.writer.record([(event, id_)], origin)
     own = Submission(event.body_digest, offset, event.spec.tasks)
@@ -181,10 +183,10 @@ async def _record(
         first = await gateway.recent.find(id_)
         if first is None or first.offset >= offset:
             return own
-        await gateway.writer.erase([place])
+        await gateway.writer.write_tombstones([details_key])
     except LogError as error:
-        # It is recorded. Quota judges it, and an erasure of the job finds its details.
-        gateway.ports.telemetry.warn("repeat_not_looked_for", code=error.code, job_id=id_)
+        # The job is recorded. Quota detects a repetition, and an erasure finds these details.
+        gateway.ports.telemetry.warn("repetition_not_checked", code=error.code, job_id=id_)
         return own
     return first
 
@@ -197,12 +199,12 @@ async def _record(
     responses=problem_responses("bad_cursor"),
 )
 async def list_jobs(read: Read, filters: Annotated[Filters, Depends(job_filters)]) -> List[Job]:
-    """Jobs, the newest first; `label.team=x` narrows by label."""
+    """List jobs, the newest first. `label.team=x` filters by label."""
     return await page_of(read, JobRow, filters, read.presenter.job)
 
 
 async def find_job(read: ReadContext, job_id: str) -> JobRow:
-    """A job that the caller may see.
+    """The job, if it exists and the caller may see it.
 
     Raises:
         NotFound.
@@ -220,14 +222,14 @@ async def find_job(read: ReadContext, job_id: str) -> JobRow:
     responses=problem_responses("not_found"),
 )
 async def read_job(read: Read, response: Response, job_id: str) -> Job:
-    """A job; its ETag is what a change must name."""
+    """Show a job. A change of the job must name the ETag of this answer."""
     row = await find_job(read, job_id)
     response.headers["ETag"] = etag(row.revision)
     return await read.presenter.job(row)
 
 
 def authorize_change(caller: Caller, row: JobRow) -> None:
-    """Refuse to let a caller change another's job without a role for it.
+    """Check that a caller may change a job; another user's job needs a further role.
 
     Raises:
         Forbidden.
@@ -257,15 +259,18 @@ async def change_job(
     patch: Annotated[JobPatch, Depends(body_of(JobPatch))],
     if_match: IfMatch = None,
 ) -> Accepted:
-    """Change a job's priority, weight or max_slots; quota judges each, in this order."""
+    """Change a job's priority, weight or max_slots.
+
+    Each change is a request of its own; quota decides them in this order.
+    """
     row = await find_job(read, job_id)
     authorize_change(read.caller, row)
     revision = as_revision(check_condition(f"job {job_id}", row.revision, if_match))
-    _not_over(row)
+    _check_not_ended(row)
     events: list[tuple[Event, str]] = []
 
     def guard() -> int | None:
-        # Each accepted change raises the revision, so the next one must name the raised one.
+        # Every accepted change increments the revision, so the next change must name the new one.
         return None if revision is None else revision + len(events)
 
     if patch.priority is not None:
@@ -283,9 +288,8 @@ async def change_job(
     return await record_requests(read.gateway, events, origin, response)
 
 
-def _not_over(row: JobRow) -> None:
-    live = [phase for phase in row.phases if not phase.final]
-    if not live:
+def _check_not_ended(row: JobRow) -> None:
+    if all(phase.final for phase in row.phases):
         phase = next(iter(row.phases), Phase.REJECTED)
         raise errors.WrongPhase(what=f"job {row.key}", phase=phase)
 
@@ -312,9 +316,9 @@ async def cancel_job(
     body: Annotated[CancelBody, Depends(body_of(CancelBody))],
     idempotency_key: Key = None,
 ) -> Accepted:
-    """Ask for the end of all the job's tasks; asking again changes nothing."""
-    row = await _actionable(read, response, job_id, idempotency_key)
-    ref = await note(read.gateway, body.reason, row.key, origin)
+    """Cancel all tasks of a job. Repeating the request changes nothing."""
+    row = await _find_changeable(read, response, job_id, idempotency_key)
+    ref = await record_note(read.gateway, body.reason, row.key, origin)
     event = CancelRequestedV1(job_id=job_id, immediate=body.immediate, note=ref)
     return await record_requests(read.gateway, [(event, job_id)], origin, response)
 
@@ -335,9 +339,9 @@ async def pause_job(
     body: Annotated[HoldBody, Depends(body_of(HoldBody))],
     idempotency_key: Key = None,
 ) -> Accepted:
-    """Have the job's tasks stop with a checkpoint, and not start until they are resumed."""
-    row = await _actionable(read, response, job_id, idempotency_key)
-    ref = await note(read.gateway, body.reason, row.key, origin)
+    """Pause a job: its tasks save a checkpoint and stop, and do not start until it is resumed."""
+    row = await _find_changeable(read, response, job_id, idempotency_key)
+    ref = await record_note(read.gateway, body.reason, row.key, origin)
     event = PauseRequestedV1(job_id=job_id, note=ref)
     return await record_requests(read.gateway, [(event, job_id)], origin, response)
 
@@ -358,17 +362,17 @@ async def resume_job(
     body: Annotated[HoldBody, Depends(body_of(HoldBody))],
     idempotency_key: Key = None,
 ) -> Accepted:
-    """Let the job's tasks run again."""
-    await _actionable(read, response, job_id, idempotency_key)
+    """Resume a paused job."""
+    await _find_changeable(read, response, job_id, idempotency_key)
     event = ResumeRequestedV1(job_id=job_id)
     return await record_requests(read.gateway, [(event, job_id)], origin, response)
 
 
-async def _actionable(
+async def _find_changeable(
     read: ReadContext, response: Response, job_id: str, key: str | None
 ) -> JobRow:
     ensure_key(read.gateway, key, response)
     row = await find_job(read, job_id)
     authorize_change(read.caller, row)
-    _not_over(row)
+    _check_not_ended(row)
     return row

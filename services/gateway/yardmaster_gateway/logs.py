@@ -1,6 +1,7 @@
-"""`/v1/tasks/{id}/logs`: a task's output, as text or as server-sent events, which may be followed.
+"""`/v1/tasks/{id}/logs`: a task's output, as text or as server-sent events that can be followed.
 
-Pieces count only from the node that the attempt's replica was placed on; the topic holds claims.
+The topic contains unverified claims of agents. A piece of output counts only if it was written by
+the node on which the attempt's replica was placed.
 """
 
 from collections import deque
@@ -29,21 +30,22 @@ from yardmaster_schemas.topics import DECISIONS, TASK_LOGS
 
 router = APIRouter(tags=["tasks"])
 
-#: Records read at once.
+#: Records per read.
 MAX_READ: Final = 200
-#: Lines that `tail` may ask for.
+#: The upper bound of `tail`.
 MAX_TAIL: Final = 100_000
-#: So often, and this long apart, the views are asked for an attempt that has output; more often
-#: while they have not reached the end of `decisions`, which has every allocation before its output.
-LATE_LOOKS: Final = 20
-BEHIND_LOOKS: Final = 600
+#: The number of times, and the interval in seconds, at which the views are read for an attempt that
+#: has output but is not in the views. While the views are behind the end of `decisions`, which
+#: contains the allocation of every attempt with output, the larger number applies.
+LATE_READS: Final = 20
+BEHIND_READS: Final = 600
 LATE_PAUSE_S: Final = 0.05
-#: How often a stream looks whether the views are back.
-AWAY_PAUSE_S: Final = 1.0
+#: The interval at which a stream checks whether unavailable views are back.
+UNAVAILABLE_PAUSE_S: Final = 1.0
 
 
 class Output:
-    """Reads the pieces of a task's output that are its own, each once."""
+    """Reads the verified pieces of a task's output, each once."""
 
     def __init__(
         self, read: ReadContext, task_id: str, attempt: int | None, replica: int | None
@@ -57,20 +59,20 @@ class Output:
         self._partition = Partition(TASK_LOGS.name, gateway.settings.partition)
         self._nodes: dict[int, dict[int, str]] = {}
         self._seen: dict[tuple[int, int], int] = {}
-        #: Left of LATE_LOOKS; who forges output of attempts that are not there uses them up once.
-        self._late_looks = LATE_LOOKS
-        self._behind_looks = BEHIND_LOOKS
+        #: The remaining reads. Forged output of attempts that do not exist consumes them only once.
+        self._late_reads = LATE_READS
+        self._behind_reads = BEHIND_READS
         self.offset = 0
 
     async def span(self, attempt: int) -> tuple[int, int]:
-        """From which offset to before which the attempt's output lies; empty when it has none."""
+        """The range of offsets that contains the attempt's output; empty if it has none."""
         row = await self._read.store.get(OutputRow, f"{self._task_id}/{attempt}")
         return (0, 0) if row is None else (row.first, row.last + 1)
 
-    async def noted(self) -> int:
-        """Up to which offset the views know whose output there is.
+    async def indexed_until(self) -> int:
+        """The offset up to which the views know the place of all output.
 
-        Asked before `span`: what lies before it `span` knows, and what comes after is read.
+        Call it before `span`: `span` covers all output before this offset, and the rest is read.
         """
         offset = (await self._read.store.notes()).get(TASK_LOGS.name)
         return offset if isinstance(offset, int) else 0
@@ -89,13 +91,13 @@ class Output:
             if not read:
                 return
             for stored in read:
-                piece = await self._own(stored)
-                # After the look at the views, which may fail: the piece is read again then.
+                piece = await self._verified(stored)
+                # Only now, because reading the views may fail; the piece is then read again.
                 self.offset = stored.offset + 1
                 if piece is not None:
                     yield stored.offset, piece
 
-    async def _own(self, stored: StoredRecord) -> TaskOutputV1 | None:
+    async def _verified(self, stored: StoredRecord) -> TaskOutputV1 | None:
         if stored.record.key != self._task_id.encode():
             return None
         try:
@@ -109,7 +111,7 @@ class Output:
             return None
         if self._replica is not None and data.replica != self._replica:
             return None
-        placed = (await self._placed(data.attempt)).get(data.replica)
+        placed = (await self._nodes_of(data.attempt)).get(data.replica)
         if placed is None or placed != data.node or not written_by_agent(envelope.source, placed):
             return None
         last = self._seen.get((data.attempt, data.replica), -1)
@@ -118,37 +120,37 @@ class Output:
         self._seen[data.attempt, data.replica] = data.seq
         return data
 
-    async def _placed(self, attempt: int) -> dict[int, str]:
+    async def _nodes_of(self, attempt: int) -> dict[int, str]:
         """The node of each replica of an attempt."""
         known = self._nodes.get(attempt)
         if known is None:
             row = await self._read.store.get(AttemptRow, f"{self._task_id}/{attempt}")
-            while row is None and await self._may_come():
+            while row is None and await self._may_appear():
                 await self._read.gateway.ports.clock.sleep(LATE_PAUSE_S)
                 row = await self._read.store.get(AttemptRow, f"{self._task_id}/{attempt}")
             if row is None:
                 return {}
-            self._late_looks, self._behind_looks = LATE_LOOKS, BEHIND_LOOKS
+            self._late_reads, self._behind_reads = LATE_READS, BEHIND_READS
             known = {r.placement.replica: r.placement.node for r in row.replicas}
             self._nodes[attempt] = known
         return known
 
-    async def _may_come(self) -> bool:
-        """Whether the views may yet show an attempt that has output."""
-        if self._late_looks > 0:
-            self._late_looks -= 1
+    async def _may_appear(self) -> bool:
+        """Whether the views may still learn of an attempt that has output; counts the reads."""
+        if self._late_reads > 0:
+            self._late_reads -= 1
             return True
         position = await self._read.store.position()
         end = await self._read.gateway.end(DECISIONS.name)
-        self._behind_looks -= 1
-        return self._behind_looks >= 0 and (position.of(DECISIONS.name) or 0) < end
+        self._behind_reads -= 1
+        return self._behind_reads >= 0 and (position.of(DECISIONS.name) or 0) < end
 
     async def end(self) -> int:
-        """The offset that the topic's next record will get."""
+        """The end offset of the topic."""
         return await self._log.end(self._partition)
 
     async def more(self, timeout_s: float) -> bool:
-        """Wait for more records of any task."""
+        """Wait for more records of any task; whether there are some."""
         return await self._log.wait({self._partition: self.offset}, timeout_s)
 
 
@@ -158,7 +160,7 @@ class Output:
     response_class=StreamingResponse,
     responses={
         200: {
-            "description": "Text; with pieces or follow, server-sent events `output` and `end`",
+            "description": "Text; with pieces or follow, server-sent events",
             "content": {
                 "text/plain": {"schema": {"type": "string"}},
                 SSE: {"schema": event_schema("output", "bookmark", "end")},
@@ -178,22 +180,22 @@ async def read_output(
     tail: Annotated[int | None, Query(ge=0, le=MAX_TAIL)] = None,
     last_event_id: Annotated[str | None, Header(pattern=r"^[0-9]{1,18}$")] = None,
 ) -> StreamingResponse:
-    """A task's output: of its newest attempt, or of the one named; `tail` gives the last lines.
+    """Read the output of a task's newest attempt, or of the given attempt.
 
-    `pieces` gives what there is piece by piece, each with its attempt and replica; `follow` also
-    waits for more until the task has ended. `Last-Event-ID` resumes a followed output after it.
+    With `pieces`, the answer is a stream of events, each with its attempt and replica. With
+    `follow`, the stream continues until the task has ended; `Last-Event-ID` resumes it.
     """
     row = await find_task(read, task_id)
     if row.job.erased:
-        raise errors.NotFound(what=f"output of task {task_id}: its job was erased")
-    await _check_place(read, row, attempt, replica)
+        raise errors.NotFound(what=f"output of task {task_id}, because its job was erased")
+    await _check_exists(read, row, attempt, replica)
     headers = {"Yard-Position": str(read.position)}
     if follow:
         read.gateway.check_stream_limit()
         output = Output(read, task_id, attempt, replica)
         after = None if last_event_id is None else int(last_event_id)
         return StreamingResponse(
-            _followed(read, task_id, attempt, output, tail, after),
+            _follow(read, task_id, attempt, output, tail, after),
             media_type=SSE,
             headers=headers,
         )
@@ -209,13 +211,13 @@ async def read_output(
     return StreamingResponse(text, media_type="text/plain; charset=utf-8", headers=headers)
 
 
-async def _check_place(
+async def _check_exists(
     read: ReadContext, row: TaskRow, attempt: int | None, replica: int | None
 ) -> None:
-    """Refuse an attempt or replica that the task does not have.
+    """Check that the task has the given attempt and replica.
 
     Raises:
-        NotFound: naming those that it has.
+        NotFound: with the attempts or replicas that the task has.
     """
     if attempt is not None and attempt > max(1, row.attempt):
         has = f"attempts 1 to {row.attempt}" if row.attempt else "no attempt yet"
@@ -233,46 +235,46 @@ async def _check_place(
 _Pieces = AsyncIterator[tuple[int, TaskOutputV1]]
 
 
-async def _cut(pieces: _Pieces, most: int) -> _Pieces:
-    """Pieces of `most` bytes of text together."""
+async def _cut(pieces: _Pieces, max_bytes: int) -> _Pieces:
+    """The first pieces, up to `max_bytes` bytes of text in total."""
     size = 0
     async for offset, piece in pieces:
         size += len(piece.text.encode())
-        if size > most:
+        if size > max_bytes:
             return
         yield offset, piece
 
 
 async def _last(pieces: _Pieces, lines: int) -> _Pieces:
-    """The pieces of the last `lines` lines; the first one without what comes before them."""
+    """The pieces that contain the last `lines` lines; the first piece is cut to start with them."""
     kept: deque[tuple[int, TaskOutputV1]] = deque()
     breaks = 0
     async for offset, piece in pieces:
         kept.append((offset, piece))
         breaks += piece.text.count("\n")
-        # The last line may be open: it counts as one.
+        # A last line without a line break counts as a line.
         while kept and breaks - kept[0][1].text.count("\n") > lines:
             breaks -= kept.popleft()[1].text.count("\n")
     if not kept:
         return
-    #: Lines that come before the first one wanted.
-    spare = breaks + (not kept[-1][1].text.endswith("\n")) - lines
+    # The number of lines to skip at the start of the kept pieces.
+    skip = breaks + (not kept[-1][1].text.endswith("\n")) - lines
     for offset, piece in kept:
         text, found = piece.text, piece.text.count("\n")
-        if spare > 0:
-            text = text.split("\n", spare)[spare] if found >= spare else ""
-            spare -= min(spare, found)
+        if skip > 0:
+            text = text.split("\n", skip)[skip] if found >= skip else ""
+            skip -= min(skip, found)
         if text:
             yield offset, replace(piece, text=text)
 
 
 async def _as_events(pieces: _Pieces, row: TaskRow) -> AsyncIterator[bytes]:
     async for offset, piece in pieces:
-        yield encode_event("output", _shown(piece), str(offset))
+        yield encode_event("output", _piece_body(piece), str(offset))
     yield encode_event("end", {"phase": row.phase}, None)
 
 
-async def _followed(
+async def _follow(
     read: ReadContext,
     task_id: str,
     attempt: int | None,
@@ -280,54 +282,55 @@ async def _followed(
     tail: int | None,
     after: int | None,
 ) -> AsyncIterator[bytes]:
-    """Pieces as they come, until the task has ended and all of it was sent.
+    """The pieces as they are written, until the task has ended and all of them were sent.
 
-    It starts after the offset `after`, else with the last `tail` lines, else with all there is.
-    While the views are unavailable it continues: the output is in the log, and where an attempt
-    that was seen runs is known. Whether the task has ended is asked again when they are back.
+    The stream starts after the offset `after`, or else with the last `tail` lines, or else with the
+    first piece. It continues while the views are unavailable: the output is in the log, and the
+    nodes of known attempts are cached. Whether the task has ended is checked when they are back.
     """
     gateway = read.gateway
     clock = gateway.ports.clock
     async with gateway.stream():
         row = await find_task(read, task_id)
-        noted = await output.noted()
+        indexed = await output.indexed_until()
         first, until = await output.span(attempt if attempt is not None else max(1, row.attempt))
-        # Where nothing is known yet, everything that the views have not seen may be the task's.
-        output.offset = first if until else noted
+        # Without a known range, all output that the views have not indexed may be the task's.
+        output.offset = first if until else indexed
         if after is not None:
-            # The attempt that was followed may have been followed by another meanwhile.
+            # The client may have seen an earlier attempt, so its output is included.
             output.offset = max(
                 (await output.span(attempt if attempt is not None else 1))[0], after + 1
             )
         elif tail is not None:
             async for offset, piece in _last(output.pieces(await output.end()), tail):
-                yield encode_event("output", _shown(piece), str(offset))
-            # A reader that resumes here gets all that is written from now on, not the last lines.
+                yield encode_event("output", _piece_body(piece), str(offset))
+            # A client that resumes here gets the output from now on, not the last lines again.
             yield encode_event("bookmark", {}, str(output.offset - 1) if output.offset else None)
         stop = clock.monotonic_s() + gateway.settings.stream_s
         while True:
-            away = False
+            unavailable = False
             try:
                 row = await find_task(read, task_id)
             except (ViewsUnavailable, errors.NotFound):
-                away = True  # or emptied: the task was there
+                # NotFound: the views were emptied, because the task was there before.
+                unavailable = True
             try:
                 async for offset, piece in output.pieces(await output.end()):
-                    yield encode_event("output", _shown(piece), str(offset))
+                    yield encode_event("output", _piece_body(piece), str(offset))
             except ViewsUnavailable:
-                away = True
+                unavailable = True
             left = stop - clock.monotonic_s()
-            if left <= 0 or (row.phase.final and not away):
+            if left <= 0 or (row.phase.final and not unavailable):
                 yield encode_event("end", {"phase": row.phase}, None)
                 return
-            if away:
-                await clock.sleep(min(left, AWAY_PAUSE_S))
+            if unavailable:
+                await clock.sleep(min(left, UNAVAILABLE_PAUSE_S))
                 yield encode_event("bookmark", {}, None)
             elif not await output.more(min(left, gateway.settings.bookmark_s)):
                 yield encode_event("bookmark", {}, None)
 
 
-def _shown(piece: TaskOutputV1) -> dict[str, Any]:
+def _piece_body(piece: TaskOutputV1) -> dict[str, Any]:
     return {
         "attempt": piece.attempt,
         "replica": piece.replica,

@@ -10,7 +10,7 @@ from yardmaster_gateway.app import create_app
 from yardmaster_gateway.authentication import Identity, StaticTokens, TokenFile
 from yardmaster_gateway.context import Gateway, GatewayPorts
 from yardmaster_gateway.details_ticker import DetailsTicker
-from yardmaster_gateway.health import tell
+from yardmaster_gateway.health import report_health
 from yardmaster_gateway.own_records import watch_own_records
 from yardmaster_gateway.server import Server
 from yardmaster_gateway.settings import GatewaySettings
@@ -23,8 +23,8 @@ from yardmaster_runtime.waiting import Work, first_of
 
 __all__ = ["CannotListen", "listen", "main", "run"]
 
-#: How often a gateway that stops looks whether all is answered.
-LOOK_S: Final = 0.02
+#: The interval at which a stopping gateway checks for open requests, in seconds.
+CHECK_S: Final = 0.02
 _NOT_IN_NAMES: Final = re.compile(r"[^a-z0-9-]+")
 
 
@@ -35,14 +35,14 @@ async def run(
     listener: socket.socket | None = None,
     health: Health | None = None,
 ) -> None:
-    """Serve until cancelled, on `listener` or on the settings' address.
+    """Serve until cancelled, on `listener` or on the address in the settings.
 
-    When it is cancelled it listens no longer, ends streams, and finishes other answers for up to
+    When cancelled, it stops listening, closes streams, and finishes other requests for up to
     `stop_s` seconds.
 
     Raises:
         CannotListen: the address is taken.
-        OwnRecordRefused: quota does not take this gateway's records.
+        OwnRecordRefused: quota refuses this gateway's records.
     """
     with listener if listener is not None else listen(settings.host, settings.port) as bound:
         host, port = bound.getsockname()[:2]
@@ -51,7 +51,7 @@ async def run(
         ports.telemetry.info("listening", host=host, port=port)
         work: list[Work] = [server.serve(sockets=[bound]), watch_own_records(app.state.gateway)]
         if health is not None:
-            work.append(tell(app.state.gateway, health))
+            work.append(report_health(app.state.gateway, health))
         if settings.details_tick_s is not None:
             ticker = DetailsTicker(
                 *(ports.log, ports.clock, ports.telemetry),
@@ -73,28 +73,30 @@ async def _finish(server: Server, gateway: Gateway) -> None:
     stop = clock.monotonic_s() + gateway.settings.stop_s
     try:
         while server.responding and clock.monotonic_s() < stop:
-            await clock.sleep(LOOK_S)
+            await clock.sleep(CHECK_S)
     finally:
         server.abort()
 
 
 def instance_of(host: str, port: int) -> str:
-    """What a gateway calls itself by default: unlike every other that runs at the same time."""
+    """The default instance name: unique among the gateways that run at the same time."""
     name = _NOT_IN_NAMES.sub("-", host.lower()).strip("-")[:40] or "gateway"
     return f"gw-{name}-{port}"
 
 
 async def serve(process: Process, settings: GatewaySettings) -> None:
-    """Be the gateway of a process until cancelled.
+    """Run the gateway in a process until cancelled.
 
-    Raises: what opening the log raises, TokenFileRefused, CannotListen.
+    Raises: TokenFileRefused, CannotListen, and the errors of opening the log.
     """
     instance = settings.instance or instance_of(socket.gethostname(), settings.port)
     identity: Identity = StaticTokens({})
     if settings.token_file is not None:
         identity = TokenFile(settings.token_file)
     else:
-        process.telemetry.warn("no_tokens", found="without a token_file nobody may do anything")
+        process.telemetry.warn(
+            "no_tokens", found="no token_file is set, so every request is refused"
+        )
     async with AsyncExitStack() as stack:
         log = await process.open_log(settings)
         stack.push_async_callback(log.close)
@@ -118,7 +120,7 @@ async def serve(process: Process, settings: GatewaySettings) -> None:
 
 
 def main() -> int:
-    """Be the service in a process of its own; `YARD_GATEWAY_*` and `YARD_*` are its settings."""
+    """Run the service as a process; its settings are `YARD_GATEWAY_*` and `YARD_*`."""
     return run_process(GatewaySettings, "gateway", serve)
 
 

@@ -1,8 +1,8 @@
-"""Whether a job can ever fit: told at submission, from the sizes of the nodes that the views show.
+"""Warnings at submission that a job can never fit on the present nodes of its pools.
 
-A warning, not a verdict: nodes may join later, and the scheduler's reason counts. It costs a
-submission nothing but a read of the views every `FRESH_S` seconds, and is left out while they
-cannot be read. `avoid_nodes` and labels are not looked at.
+The result is a warning and not a decision: nodes may join later, and the scheduler's reason counts.
+The node sizes are read from the views at most every `FRESH_S` seconds; while the views cannot be
+read, there are no warnings. `avoid_nodes` and labels are ignored.
 """
 
 import asyncio
@@ -22,41 +22,43 @@ from yardmaster_schemas.api import NodeState
 from yardmaster_schemas.events.requests import Layout, SubmittedSpec
 from yardmaster_schemas.resources import Resources
 
-#: How old the sizes may be, in seconds.
+#: The longest time for which the sizes are cached, in seconds.
 FRESH_S: Final = 5.0
-#: Nodes that are looked at, and read at once. In a larger cell nothing is said.
+#: The largest cell with warnings, in nodes, and the number of nodes per read.
 MAX_NODES: Final = 20_000
 PAGE: Final = 1_000
-_AWAY: Final = frozenset({NodeState.ENROLLED, NodeState.GONE, NodeState.REVOKED})
+_ABSENT: Final = frozenset({NodeState.ENROLLED, NodeState.GONE, NodeState.REVOKED})
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What nodes of one kind have."""
+    """The resources of nodes of one type and size."""
 
     node_type: str
     gpus: int
     cpu_milli: int
     memory_mib: int
 
-    def holds(self, asked: Resources) -> int:
-        """How many replicas that ask for this fit on the empty node; they may ask for nothing."""
-        most = [MAX_NODES]
-        if asked.gpus:
-            on_a_slot = 1000 // asked.gpu_milli
-            most.append(self.gpus * on_a_slot // asked.gpus if asked.gpus <= self.gpus else 0)
-        if asked.cpu_milli:
-            most.append(self.cpu_milli // asked.cpu_milli)
-        if asked.memory_mib:
-            most.append(self.memory_mib // asked.memory_mib)
-        return min(most)
+    def replicas_that_fit(self, request: Resources) -> int:
+        """The number of replicas that fit on the empty node, at most MAX_NODES."""
+        bounds = [MAX_NODES]
+        if request.gpus:
+            per_slot = 1000 // request.gpu_milli
+            fits = request.gpus <= self.gpus
+            bounds.append(self.gpus * per_slot // request.gpus if fits else 0)
+        if request.cpu_milli:
+            bounds.append(self.cpu_milli // request.cpu_milli)
+        if request.memory_mib:
+            bounds.append(self.memory_mib // request.memory_mib)
+        return min(bounds)
 
 
+#: The number of nodes of each size.
 Sizes = Mapping[Size, int]
 
 
 class NodeSizes:
-    """The sizes of a cell's nodes by pool, read again when they are older than `FRESH_S`."""
+    """A cache of the sizes of a cell's nodes by pool; it is refreshed every `FRESH_S` seconds."""
 
     def __init__(self, views: MonotonicViews, clock: Clock, telemetry: Telemetry) -> None:
         self._views = views
@@ -65,21 +67,21 @@ class NodeSizes:
         self._lock = asyncio.Lock()
         self._fresh_until_s: float | None = None
         self._pools: Mapping[str, Sizes] = {}
-        #: The pools of projects that were asked for since the last read.
+        #: The pools of each project that submitted a job since the last read.
         self._of_projects: dict[str, tuple[str, ...]] = {}
 
     async def warnings(self, spec: SubmittedSpec, project: str) -> list[str]:
-        """Why a job can never fit on the nodes that there are, and what would; mostly nothing."""
+        """Why a job can never fit on the present nodes, and what would fit; usually empty."""
         try:
             async with self._lock:
                 if not self._fresh():
                     await self._refresh()
             if not self._pools:
                 return []
-            named = spec.pools or await self._pools_of(project)
+            names = spec.pools or await self._pools_of(project)
         except ViewsError:
             return []
-        pools = {name: self._pools.get(name, {}) for name in named or self._pools}
+        pools = {name: self._pools.get(name, {}) for name in names or self._pools}
         return fit_warnings(spec, pools)
 
     def _fresh(self) -> bool:
@@ -87,7 +89,7 @@ class NodeSizes:
         return until_s is not None and self._clock.monotonic_s() < until_s
 
     async def _refresh(self) -> None:
-        """Read the sizes; a failure counts as long as sizes do, so that nobody waits for another.
+        """Read the sizes. A failure is cached too, so that later submissions do not wait for it.
 
         Raises: ViewsError.
         """
@@ -114,7 +116,7 @@ class NodeSizes:
             page = await self._views.store.page(NodeRow, query)
             for row in page.rows:
                 node = row.joined
-                if node is not None and row.state not in _AWAY:
+                if node is not None and row.state not in _ABSENT:
                     size = Size(node.node_type, node.gpus, node.cpu_milli, node.memory_mib)
                     found[node.pool][size] += 1
             if page.next is None:
@@ -124,9 +126,9 @@ class NodeSizes:
 
 
 def fit_warnings(spec: SubmittedSpec, pools: Mapping[str, Sizes]) -> list[str]:
-    """One sentence about a job that none of these pools could ever run; else none.
+    """One warning if none of these pools can ever run the job; otherwise none.
 
-    Of pools without nodes nothing is said: they wait for theirs.
+    There is no warning if no pool has nodes, because nodes are expected to join.
     """
     allowed = [
         {
@@ -141,56 +143,58 @@ def fit_warnings(spec: SubmittedSpec, pools: Mapping[str, Sizes]) -> list[str]:
     largest = max(allowed, key=lambda sizes: sum(size.gpus * n for size, n in sizes.items()))
     if not largest:
         return [f"node_types: no node of type {', '.join(spec.node_types)} is in its pools"]
-    return [_short(spec, largest)]
+    return [_shortage(spec, largest)]
 
 
 def _fits(spec: SubmittedSpec, sizes: Sizes) -> bool:
-    asked = spec.resources
+    request = spec.resources
     if spec.layout is Layout.WHOLE_NODES:
-        return asked.gpus <= sum(size.gpus * count for size, count in sizes.items())
-    return _places(asked, sizes) >= spec.replicas_min
+        return request.gpus <= sum(size.gpus * count for size, count in sizes.items())
+    return _capacity(request, sizes) >= spec.replicas_min
 
 
-def _places(asked: Resources, sizes: Sizes) -> int:
-    return sum(size.holds(asked) * count for size, count in sizes.items())
+def _capacity(request: Resources, sizes: Sizes) -> int:
+    return sum(size.replicas_that_fit(request) * count for size, count in sizes.items())
 
 
-def _short(spec: SubmittedSpec, sizes: Sizes) -> str:
-    """What is short, of the resource that is, and what would fit instead."""
-    asked = spec.resources
+def _shortage(spec: SubmittedSpec, sizes: Sizes) -> str:
+    """The resource that is short, and a request that would fit."""
+    request = spec.resources
     total = sum(size.gpus * count for size, count in sizes.items())
     if spec.layout is Layout.WHOLE_NODES:
-        return f"resources.gpus: {asked.gpus}, all nodes together have {total}"
+        return f"resources.gpus: {request.gpus}, all nodes together have {total}"
     most_gpus = max(size.gpus for size in sizes)
-    if asked.gpus > most_gpus:
-        text = f"resources.gpus: {asked.gpus} per replica, the largest node has {most_gpus}"
-        return text + _instead(spec, sizes, most_gpus)
+    if request.gpus > most_gpus:
+        text = f"resources.gpus: {request.gpus} per replica, the largest node has {most_gpus}"
+        return text + _alternative(spec, sizes, most_gpus)
     most_cpu = max(size.cpu_milli for size in sizes)
-    if asked.cpu_milli > most_cpu:
-        asks, has = asked.cpu_milli / 1000, most_cpu / 1000
-        return f"resources.cpus: {asks:g} per replica, the largest node has {has:g}"
+    if request.cpu_milli > most_cpu:
+        requested, largest = request.cpu_milli / 1000, most_cpu / 1000
+        return f"resources.cpus: {requested:g} per replica, the largest node has {largest:g}"
     most_memory = max(size.memory_mib for size in sizes)
-    if asked.memory_mib > most_memory:
-        asks_mib = f"{asked.memory_mib}Mi"
-        return f"resources.memory: {asks_mib} per replica, the largest node has {most_memory}Mi"
-    places = _places(asked, sizes)
-    if places:
-        return f"replicas: {spec.replicas_min}, all nodes together hold {places} of them"
-    return "resources: no node has all of the GPUs, CPUs and memory that one replica asks for"
+    if request.memory_mib > most_memory:
+        requested_mib = f"{request.memory_mib}Mi"
+        return (
+            f"resources.memory: {requested_mib} per replica, the largest node has {most_memory}Mi"
+        )
+    capacity = _capacity(request, sizes)
+    if capacity:
+        return f"replicas: {spec.replicas_min}, all nodes together hold {capacity} of them"
+    return "resources: no node has all GPUs, CPUs and memory that one replica requests"
 
 
-def _instead(spec: SubmittedSpec, sizes: Sizes, most: int) -> str:
-    """` Try replicas: 3, gpus: 4.` where as many GPUs fit as more and smaller replicas."""
-    asked = spec.resources
-    wanted: Sequence[int] = range(most, 0, -1) if asked.gpu_milli == 1000 else ()
-    for gpus in wanted:
-        replicas, rest = divmod(asked.gpus * spec.replicas_min, gpus)
+def _alternative(spec: SubmittedSpec, sizes: Sizes, largest: int) -> str:
+    """`. Try replicas: 3, gpus: 4.` if the same number of GPUs fits as more, smaller replicas."""
+    request = spec.resources
+    candidates: Sequence[int] = range(largest, 0, -1) if request.gpu_milli == 1000 else ()
+    for gpus in candidates:
+        replicas, rest = divmod(request.gpus * spec.replicas_min, gpus)
         one = Resources(
             gpus=gpus,
             gpu_milli=1000,
-            cpu_milli=asked.cpu_milli * spec.replicas_min // replicas,
-            memory_mib=asked.memory_mib * spec.replicas_min // replicas,
+            cpu_milli=request.cpu_milli * spec.replicas_min // replicas,
+            memory_mib=request.memory_mib * spec.replicas_min // replicas,
         )
-        if not rest and _places(one, sizes) >= replicas:
+        if not rest and _capacity(one, sizes) >= replicas:
             return f". Try replicas: {replicas}, gpus: {gpus}."
     return ""

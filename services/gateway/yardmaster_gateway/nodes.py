@@ -1,4 +1,4 @@
-"""`/v1/nodes`: read, cordon, drain, take back, put slots out of use."""
+"""`/v1/nodes`: list, show, cordon, drain, uncordon, disable slots."""
 
 from hashlib import sha256
 from typing import Annotated
@@ -9,10 +9,17 @@ from yardmaster_gateway import errors
 from yardmaster_gateway.authorization import Action
 from yardmaster_gateway.bodies import body_of, invalid_body, request_body
 from yardmaster_gateway.context import Read, ReadContext, authorize
-from yardmaster_gateway.filters import Cursor, Limit, Names, States, some
+from yardmaster_gateway.filters import Cursor, Limit, Names, States, split_values
 from yardmaster_gateway.pages import page_of
 from yardmaster_gateway.problems import problem_responses
-from yardmaster_gateway.writes import IfMatch, Origin, check_condition, etag, note, record_requests
+from yardmaster_gateway.writes import (
+    IfMatch,
+    Origin,
+    check_condition,
+    etag,
+    record_note,
+    record_requests,
+)
 from yardmaster_projections.queries import Filters
 from yardmaster_projections.rows import NodeRow
 from yardmaster_schemas.api import Accepted, FieldError, List, Node, NodePatch, NodeSlots, NodeWish
@@ -29,11 +36,11 @@ router = APIRouter(tags=["nodes"])
 
 
 def _tag(row: NodeRow) -> str:
-    """What operators change of a node has no revision in the log, so its ETag is a digest of it."""
-    wish = f"{row.cordoned}|{row.deadline_at_ms}|{row.reason}"
+    """The ETag of a node: a digest of its operator settings, which have no revision in the log."""
+    changeable = f"{row.cordoned}|{row.deadline_at_ms}|{row.reason}"
     if row.disabled:
-        wish += f"|{row.disabled}|{row.disabled_reason}"
-    return sha256(wish.encode()).hexdigest()[:16]
+        changeable += f"|{row.disabled}|{row.disabled_reason}"
+    return sha256(changeable.encode()).hexdigest()[:16]
 
 
 @router.get(
@@ -49,9 +56,13 @@ async def list_nodes(
     limit: Limit = 100,
     cursor: Cursor = None,
 ) -> List[Node]:
-    """Nodes that joined or are enrolled, by name."""
+    """List the nodes that have joined or are enrolled, by name."""
     filters = Filters(
-        pools=some(pool), states=some(state), newest_first=False, limit=limit, cursor=cursor
+        pools=split_values(pool),
+        states=split_values(state),
+        newest_first=False,
+        limit=limit,
+        cursor=cursor,
     )
     return await page_of(read, NodeRow, filters, read.presenter.node)
 
@@ -70,7 +81,7 @@ async def _find(read: ReadContext, name: str) -> NodeRow:
     responses=problem_responses("not_found"),
 )
 async def read_node(read: Read, response: Response, name: str) -> Node:
-    """A node: what it has, and what holds its slots."""
+    """Show a node: its resources, and the tasks on its slots."""
     row = await _find(read, name)
     response.headers["ETag"] = etag(_tag(row))
     return await read.presenter.node(row)
@@ -92,19 +103,19 @@ async def change_node(
     response: Response,
     origin: Origin,
     name: str,
-    wish: Annotated[NodePatch, Depends(body_of(NodePatch))],
+    patch: Annotated[NodePatch, Depends(body_of(NodePatch))],
     if_match: IfMatch = None,
 ) -> Accepted:
-    """Cordon a node, drain it by a deadline, or take it back."""
+    """Cordon a node, drain it by a deadline, or uncordon it."""
     authorize(read.caller, Action.OPERATE)
     row = await _find(read, name)
     check_condition(f"node {name}", _tag(row), if_match)
     event: Event
-    deadline_ms = _deadline(wish)
-    if wish.state is NodeWish.READY:
+    deadline_ms = _deadline(patch)
+    if patch.state is NodeWish.READY:
         event = NodeUncordonRequestedV1(node=name)
     else:
-        ref = await note(read.gateway, wish.reason, name, origin)
+        ref = await record_note(read.gateway, patch.reason, name, origin)
         if deadline_ms is None:
             event = NodeCordonRequestedV1(node=name, note=ref)
         else:
@@ -128,32 +139,32 @@ async def change_node_slots(
     response: Response,
     origin: Origin,
     name: str,
-    wish: Annotated[NodeSlots, Depends(body_of(NodeSlots))],
+    slots: Annotated[NodeSlots, Depends(body_of(NodeSlots))],
     if_match: IfMatch = None,
 ) -> Accepted:
-    """Put slots of a node out of use, and all its others back; `If-Match` is the node's ETag."""
+    """Disable the given slots of a node and enable all others. `If-Match` is the node's ETag."""
     authorize(read.caller, Action.OPERATE)
     row = await _find(read, name)
     check_condition(f"node {name}", _tag(row), if_match)
     offer = row.offer
     gpus = offer.gpus if offer is not None else 0
-    for place, slot in enumerate(wish.disabled):
+    for index, slot in enumerate(slots.disabled):
         if slot >= gpus and slot not in row.disabled:
             detail = f"{name} has {gpus} slots, numbered from 0"
-            field = FieldError(pointer=f"/disabled/{place}", code="value_error", detail=detail)
+            field = FieldError(pointer=f"/disabled/{index}", code="value_error", detail=detail)
             raise invalid_body([field])
-    ref = await note(read.gateway, wish.reason, name, origin)
+    ref = await record_note(read.gateway, slots.reason, name, origin)
     event = NodeSlotsChangeRequestedV1(
-        node=name, disabled=tuple(sorted(set(wish.disabled))), stop=wish.stop, note=ref
+        node=name, disabled=tuple(sorted(set(slots.disabled))), stop=slots.stop, note=ref
     )
     return await record_requests(read.gateway, [(event, name)], origin, response)
 
 
-def _deadline(wish: NodePatch) -> int | None:
-    if wish.deadline_at is None:
+def _deadline(patch: NodePatch) -> int | None:
+    if patch.deadline_at is None:
         return None
     try:
-        return parse_rfc3339(wish.deadline_at)
+        return parse_rfc3339(patch.deadline_at)
     except ValueError as error:
         field = FieldError(pointer="/deadline_at", code="value_error", detail=str(error))
         raise invalid_body([field]) from None

@@ -1,7 +1,7 @@
-"""The OpenAPI document: FastAPI's, and what FastAPI cannot know of it.
+"""The OpenAPI document: that of FastAPI, completed with what FastAPI does not know.
 
-Bodies and problems, which endpoints handle themselves; what parameters mean, with examples; and the
-rules of bodies that their models check in code.
+This module adds the schemas of bodies and problems, which the endpoints handle themselves, the
+descriptions and examples of parameters, and the rules that the models of bodies check in code.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,7 +31,7 @@ from yardmaster_schemas.api import (
 
 Json = dict[str, Any]
 _REFS: Final = "#/components/schemas/"
-#: Each body, with an example.
+#: Each body model, with an example.
 _BODIES: Final[Mapping[type, Json]] = {
     JobSpec: {
         "project": "default",
@@ -42,7 +42,7 @@ _BODIES: Final[Mapping[type, Json]] = {
     },
     JobPatch: {"priority": 10},
     CancelBody: {"reason": "wrong data"},
-    HoldBody: {"reason": "makes way for a deadline"},
+    HoldBody: {"reason": "another job has a deadline"},
     NodePatch: {"state": "cordoned", "reason": "new driver"},
     NodeSlots: {"disabled": [0], "stop": True, "reason": "memory errors"},
     PoolConfig: {"policy": {"name": "priority"}},
@@ -51,60 +51,60 @@ _BODIES: Final[Mapping[type, Json]] = {
     Quota: {"limit_milli": 8000},
     Enrolment: {"pool": "default", "gpus": 8},
 }
-_LISTED: Final = "several with commas between them."
-#: What a parameter means, and an example where that helps.
+_LISTED: Final = "separate several values with commas."
+#: The description of each parameter, and an example where it helps.
 _PARAMETERS: Final[Mapping[str, tuple[str, Any]]] = {
     "Idempotency-Key": (
-        "The same key and body again give the same answer and record nothing.",
+        "A repetition with the same key and body returns the same answer and records nothing.",
         "0b9a3f5e-train-1",
     ),
-    "If-Match": ("The ETag of what is to be changed, or * for any.", "*"),
-    "If-None-Match": ("* to make what must not exist yet.", None),
-    "last-event-id": ("The id of the last event that was received: continue after it.", None),
-    "yard-min-position": ("As `min_position`, which counts if both are given.", None),
+    "If-Match": ("The ETag of the object to change, or * for any version.", "*"),
+    "If-None-Match": ("Send * to create an object that must not exist yet.", None),
+    "last-event-id": ("The id of the last received event; the stream continues after it.", None),
+    "yard-min-position": ("The same as `min_position`, which takes precedence.", None),
     "min_position": (
-        "Answer from views that cover at least this position, after a wait; 410 if it is another "
-        "log's.",
+        "Wait until the views cover at least this position. The answer is 410 if it belongs to "
+        "another log.",
         None,
     ),
-    "after": ("A position: continue after it.", None),
+    "after": ("Continue after this position.", None),
     "cell": ("The name of the cell.", "main"),
-    "number": ("The number of a cycle, from 1.", "1"),
+    "number": ("The number of a cycle, starting at 1.", "1"),
     "job_id": ("The id of a job.", "4kq7w2mz9c1f"),
     "task_id": ("The id of a task: the job's id and the task's index.", "4kq7w2mz9c1f.0"),
-    "request_id": ("The id of a request, from a 202.", "main.12"),
+    "request_id": ("The id of a request, from an answer with status 202.", "main.12"),
     "name": ("The name of the node, pool, project or department.", "default"),
-    "attempt": ("The number of an attempt, from 1; without it the newest.", None),
-    "bucket": ("How to cut the period.", None),
-    "by": ("What to sum up by.", None),
-    "cursor": ("`next_cursor` of the page before.", None),
-    "department": (f"Only of this department; {_LISTED}", None),
-    "follow": ("Continue with what is written from now on, as a stream.", None),
-    "from": ("Start of the period, RFC 3339 in UTC.", None),
-    "to": ("End of the period, RFC 3339 in UTC; without it now.", None),
-    "kind": (f"Only of this kind; {_LISTED}", None),
-    "kinds": (f"What to watch; {_LISTED}", None),
-    "limit": ("The longest page.", None),
-    "node": (f"Only on this node; {_LISTED}", None),
+    "attempt": ("The number of an attempt, starting at 1. Default: the newest.", None),
+    "bucket": ("The length of the buckets into which the period is divided.", None),
+    "by": ("Group the sums by project, user or pool.", None),
+    "cursor": ("The `next_cursor` of the previous page.", None),
+    "department": (f"Only projects of this department; {_LISTED}", None),
+    "follow": ("Stream new output until the task has ended.", None),
+    "from": ("The start of the period, RFC 3339 in UTC. Default: 30 days before its end.", None),
+    "to": ("The end of the period, RFC 3339 in UTC. Default: now.", None),
+    "kind": (f"Only this kind; {_LISTED}", None),
+    "kinds": (f"The kinds of objects to watch; {_LISTED}", None),
+    "limit": ("The largest number of items in the answer.", None),
+    "node": (f"Only tasks on this node; {_LISTED}", None),
     "phase": (f"Only in this phase; {_LISTED}", None),
-    "pieces": ("Give what there is piece by piece, as server-sent events.", None),
-    "pool": (f"A pool; as a filter {_LISTED}", "default"),
+    "pieces": ("Return the output in pieces, as server-sent events.", None),
+    "pool": (f"The name of a pool. As a filter, {_LISTED}", "default"),
     "project": (f"Only of this project; {_LISTED}", None),
-    "ref": ("The beginning of an id.", None),
-    "replica": ("The number of a replica, from 0.", None),
-    "since": ("Only what was submitted from this time on, RFC 3339.", None),
-    "sort": ("Order by time of submission; with - the newest first.", None),
+    "ref": ("Only ids that start with this text.", None),
+    "replica": ("The number of a replica, starting at 0.", None),
+    "since": ("Only jobs submitted at or after this time, RFC 3339.", None),
+    "sort": ("Sort by time of submission; with the prefix -, the newest first.", None),
     "state": (f"Only in this state; {_LISTED}", None),
-    "tail": ("Only so many last lines.", None),
-    "timeout_s": ("The longest wait for `wait_for`, in seconds.", None),
+    "tail": ("Return only the last lines of the output, this many.", None),
+    "timeout_s": ("The longest time to wait for `wait_for`, in seconds.", None),
     "user": (f"Only of this user; {_LISTED}", None),
-    "wait_for": ("Answer when the task has reached this phase, or `timeout_s` is over.", None),
-    "wait_s": ("The longest wait for a verdict, in seconds.", None),
+    "wait_for": ("Wait until the task has reached this phase, or `timeout_s` is over.", None),
+    "wait_s": ("The longest time to wait for the decision of quota, in seconds.", None),
 }
 
 
 def document_of(app: FastAPI) -> Json:
-    """The document of an app's routes."""
+    """The OpenAPI document of an app's routes."""
     found: Json = get_openapi(
         title="Yardmaster",
         version=about.software_version(),
@@ -121,7 +121,7 @@ def document_of(app: FastAPI) -> Json:
     found["components"]["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
     for path, operations in found["paths"].items():
         for operation in operations.values():
-            # Parameters that cannot be read are 400; 422 is about bodies, and founded with them.
+            # Invalid parameters are answered with 400. 422 is for bodies, and documented there.
             content = operation["responses"].get("422", {}).get("content", {})
             if "application/json" in content:
                 del operation["responses"]["422"]
@@ -135,8 +135,10 @@ def _add_bodies(schemas: Json) -> None:
     adapters: list[tuple[str, Any, TypeAdapter[Any]]] = [
         (body.__name__, "validation", TypeAdapter(body)) for body in _BODIES
     ]
-    _, given = TypeAdapter.json_schemas(adapters, ref_template=f"{_REFS}{BODY_PREFIX}{{model}}")
-    for name, schema in given["$defs"].items():
+    _, schemas_of_bodies = TypeAdapter.json_schemas(
+        adapters, ref_template=f"{_REFS}{BODY_PREFIX}{{model}}"
+    )
+    for name, schema in schemas_of_bodies["$defs"].items():
         for part in _parts(schema):
             if "patternProperties" in part:
                 part.setdefault("additionalProperties", False)
@@ -147,9 +149,9 @@ def _add_bodies(schemas: Json) -> None:
 
 
 def _add_rules(bodies: Json) -> None:
-    """State what the models check in code, as far as a schema can."""
+    """Add the rules that the models check in code, as far as JSON Schema can express them."""
     for name in ("priority", "weight"):
-        _never_null(bodies["JobPatch"]["properties"], name)
+        _remove_null(bodies["JobPatch"]["properties"], name)
     null = {"type": "null"}
     bodies["JobRun"]["oneOf"] = [
         {"required": [one], "properties": {one: {"not": null}, other: null}}
@@ -169,7 +171,7 @@ def _add_rules(bodies: Json) -> None:
     bodies["DepartmentConfig"]["properties"]["weight"] = {"enum": [1], "default": 1}
 
 
-def _never_null(properties: Json, name: str) -> None:
+def _remove_null(properties: Json, name: str) -> None:
     schema = properties[name]
     (form,) = [one for one in schema.pop("anyOf") if one != {"type": "null"}]
     schema.pop("default", None)
@@ -182,13 +184,13 @@ def _describe(operation: Json) -> None:
     for parameter in parameters:
         schema = parameter["schema"]
         if {"type": "null"} in schema.get("anyOf", ()):
-            # What is not given is left out; there is no way to write null here.
+            # A parameter is optional, but it cannot be null.
             properties = {"schema": schema}
-            _never_null(properties, "schema")
+            _remove_null(properties, "schema")
         if parameter["name"] == "If-Match" and "If-None-Match" not in names:
             parameter["required"] = True
-        about, example = _PARAMETERS[parameter["name"]]
-        parameter["description"] = about
+        description, example = _PARAMETERS[parameter["name"]]
+        parameter["description"] = description
         if example is not None:
             parameter["example"] = example
 

@@ -1,9 +1,9 @@
-"""Ends a gateway whose acknowledged records quota refuses.
+"""Stops a gateway if quota refuses records that the gateway has acknowledged.
 
-A request is answered with 202 when it is in the log. If quota then refuses the record itself (as a
-repeat, as one of an unknown version), the request is lost, and so is every later one: the gateway
-must not stay in service. Quota's commits name the records that were refused; only the gateway knows
-which of them it acknowledged.
+The gateway answers a request with 202 as soon as it is in the log. If quota then refuses the record
+itself (as repeated, or because its version is unknown), the request is lost, and so is every later
+one. Such a gateway must not stay in service. Quota's commits name the refused records; only the
+gateway knows which of them it acknowledged.
 """
 
 from typing import Final, NoReturn
@@ -17,9 +17,9 @@ from yardmaster_schemas.errors import SchemaError
 from yardmaster_schemas.events.machine import CycleCommittedV1, RefusedRange
 from yardmaster_schemas.topics import ADMISSIONS, REQUESTS
 
-#: Records read at once, and records before the end at which a start begins to look.
+#: Records per read, and the number of newest records that are checked at the start.
 MAX_READ: Final = 1_000
-#: The longest wait for a record, and the pause after a read that failed, in seconds.
+#: The longest wait for a record, and the pause after a failed read, in seconds.
 WAIT_S: Final = 30.0
 PAUSE_S: Final = 1.0
 _COMMIT: Final = ("ce_type", CycleCommittedV1.TYPE.encode())
@@ -32,15 +32,15 @@ async def watch_own_records(gateway: Gateway) -> NoReturn:
         OwnRecordRefused, LogClosed.
     """
     ports = gateway.ports
-    place = Partition(ADMISSIONS.name, gateway.settings.partition)
+    partition = Partition(ADMISSIONS.name, gateway.settings.partition)
     offset: int | None = None
     while True:
         try:
             if offset is None:
-                offset = max(0, await ports.log.end(place) - MAX_READ)
-            found = await ports.log.read(place, offset, max_records=MAX_READ)
+                offset = max(0, await ports.log.end(partition) - MAX_READ)
+            found = await ports.log.read(partition, offset, max_records=MAX_READ)
             if not found:
-                await ports.log.wait({place: offset}, WAIT_S)
+                await ports.log.wait({partition: offset}, WAIT_S)
             for stored in found:
                 await _check(gateway, stored)
                 offset = stored.offset + 1
@@ -56,7 +56,7 @@ async def _check(gateway: Gateway, stored: StoredRecord) -> None:
     try:
         commit = decode(stored.record).data
     except SchemaError:
-        return  # every reader that folds the log stops there with a named error
+        return  # every reader that folds the log stops at this record and reports it
     if not isinstance(commit, CycleCommittedV1):
         return
     for refused in commit.refused:
@@ -65,16 +65,16 @@ async def _check(gateway: Gateway, stored: StoredRecord) -> None:
 
 
 async def _check_range(gateway: Gateway, refused: RefusedRange) -> None:
-    place = Partition(REQUESTS.name, refused.partition)
+    partition = Partition(REQUESTS.name, refused.partition)
     offset = refused.first
     while offset <= refused.last:
-        most = min(MAX_READ, refused.last + 1 - offset)
-        for stored in await gateway.ports.log.read(place, offset, max_records=most):
+        count = min(MAX_READ, refused.last + 1 - offset)
+        for stored in await gateway.ports.log.read(partition, offset, max_records=count):
             offset = stored.offset + 1
             try:
                 envelope = decode(stored.record)
             except SchemaError:
-                continue  # not this gateway's: it decodes what it writes
+                continue  # not written by this gateway, which can decode its own records
             if gateway.writer.acknowledged(envelope):
                 error = OwnRecordRefused(record=envelope.id, reason=refused.code.value)
                 gateway.failed = str(error)

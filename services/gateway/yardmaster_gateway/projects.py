@@ -10,7 +10,7 @@ from yardmaster_gateway import errors
 from yardmaster_gateway.authorization import Action
 from yardmaster_gateway.bodies import body_of, request_body
 from yardmaster_gateway.context import Read, ReadContext, authorize
-from yardmaster_gateway.filters import Cursor, Limit, Names, some
+from yardmaster_gateway.filters import Cursor, Limit, Names, split_values
 from yardmaster_gateway.names import valid_name
 from yardmaster_gateway.object_router import (
     CONFIGURE_RESPONSES,
@@ -45,7 +45,7 @@ class Projects(ObjectKind[ProjectRow, ProjectConfig, Project]):
         self, department: Names = None, limit: Limit = 100, cursor: Cursor = None
     ) -> Filters:
         """The filters of the list; also by department."""
-        departments = some(department)
+        departments = split_values(department)
         return Filters(departments=departments, newest_first=False, limit=limit, cursor=cursor)
 
     async def find(self, read: ReadContext, name: str) -> ProjectRow | None:

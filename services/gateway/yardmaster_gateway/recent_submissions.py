@@ -1,9 +1,8 @@
-"""Which jobs were submitted lately, read from the log itself: a submission needs no views.
+"""A cache of the newest submissions, read from the log itself, so that submitting needs no views.
 
-A second submission under an idempotency key must get the answer of the first, whichever gateway
-recorded it. The log knows at once, also while the views lag or are unavailable. The newest of
-`requests` are kept here, read on from where the last look ended; an older use of a key is found in
-the views.
+A repeated submission with the same idempotency key must get the answer of the first one, whichever
+gateway recorded it. The log contains it immediately, even if the views are behind or unavailable.
+The cache covers the newest records of `requests`; older submissions are found in the views.
 """
 
 import asyncio
@@ -19,13 +18,13 @@ from yardmaster_schemas.events.requests import TaskSubmittedV1
 
 #: Records read at once.
 MAX_READ: Final = 1_000
-#: Writers of requests that are told apart; the one that was heard of first is forgotten.
+#: Sources whose newest record is remembered; the oldest source is dropped.
 MAX_SOURCES: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A job as it was submitted: what another submission under its key is held against."""
+    """A recorded submission, to compare with a repetition of the same key."""
 
     body_digest: str
     #: Offset of its record in `requests`.
@@ -34,33 +33,33 @@ class Submission:
 
 
 class RecentSubmissions:
-    """Submissions among the newest `most` requests of a cell."""
+    """Submissions among the newest `max_requests` requests of a cell."""
 
-    def __init__(self, log: EventLog, partition: Partition, *, most: int) -> None:
+    def __init__(self, log: EventLog, partition: Partition, *, max_requests: int) -> None:
         self._log = log
         self._partition = partition
-        self._most = most
+        self._max_requests = max_requests
         self._lock = asyncio.Lock()
         self._next = 0
-        #: The offset from which on every submission was seen at the last look.
+        #: Every submission from this offset to the end was seen by the last call of `find`.
         self.oldest = 0
         self._jobs: OrderedDict[str, Submission] = OrderedDict()
-        #: The newest record of each source; quota takes none that is not above it.
+        #: The newest (epoch, seq) of each source; quota accepts only higher ones.
         self._sources: OrderedDict[str, tuple[int, int]] = OrderedDict()
 
     async def find(self, job_id: str) -> Submission | None:
-        """The submission of a job, if it is among the newest requests.
+        """The submission of a job, or None if it is not among the newest requests.
 
         Raises:
-            LogError: the log cannot be read now.
+            LogError: the log cannot be read.
         """
         async with self._lock:
             end = await self._log.end(self._partition)
-            if self._next < end - self._most:
-                self._next = end - self._most
+            if self._next < end - self._max_requests:
+                self._next = end - self._max_requests
             while self._next < end:
                 await self._read(min(MAX_READ, end - self._next))
-            self.oldest = max(0, end - self._most)
+            self.oldest = max(0, end - self._max_requests)
             while self._jobs and next(iter(self._jobs.values())).offset < self.oldest:
                 self._jobs.popitem(last=False)
             return self._jobs.get(job_id)
@@ -73,17 +72,17 @@ class RecentSubmissions:
             self._next = start if isinstance(start, int) else self._next + 1
             return
         for stored in found:
-            self._take(stored)
+            self._add(stored)
             self._next = stored.offset + 1
 
-    def _take(self, stored: StoredRecord) -> None:
+    def _add(self, stored: StoredRecord) -> None:
         try:
             envelope = decode(stored.record)
         except SchemaError:
-            return  # quota refuses it, and names it
+            return  # quota refuses this record too
         mark = (envelope.epoch, envelope.seq)
         if mark <= self._sources.get(envelope.source, (-1, -1)):
-            return  # it landed late: quota takes it for a repeat, so it is no submission
+            return  # it arrived late: quota refuses it as repeated, so it is not a submission
         self._sources[envelope.source] = mark
         if len(self._sources) > MAX_SOURCES:
             self._sources.popitem(last=False)

@@ -1,8 +1,9 @@
-"""Records requests: in one sequence, several that wait together in one batch.
+"""Appends requests to the log, in one sequence; concurrent requests share a batch.
 
-Quota takes a source's records only in rising sequence, so numbers are given out where the batch is
-made, one batch at a time. What an append did not answer for may have landed or may land yet; if it
-lands after a later record, quota refuses it as a repeat.
+Quota accepts the records of a source only in ascending sequence. Sequence numbers are therefore
+assigned when a batch is built, and one batch is appended at a time. If the outcome of an append is
+unknown, its records may still reach the log later. If they arrive after a newer record, quota
+refuses them as repeated.
 """
 
 import asyncio
@@ -27,18 +28,18 @@ from yardmaster_schemas.envelope import Actor, ActorKind, Auth, Envelope, Event
 from yardmaster_schemas.events.requests import DetailsRef
 from yardmaster_schemas.topics import DETAILS, REQUESTS
 
-#: Requests that may wait to be recorded; more are turned away.
+#: Requests that may wait for their append; further ones are refused.
 MAX_WAITING: Final = 1_000
-#: A batch closes at so many records or bytes.
+#: The largest batch, in records and in bytes.
 MAX_BATCH_RECORDS: Final = 200
 MAX_BATCH_BYTES: Final = 512 * 1024
-#: Requests without an answer that are remembered.
+#: Batches with an unknown outcome that are remembered.
 MAX_UNANSWERED: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOrigin:
-    """On whose behalf something is recorded, and in which trace."""
+    """The origin of a record: its caller and its trace context."""
 
     caller: Caller
     traceparent: str | None
@@ -46,11 +47,11 @@ class RequestOrigin:
 
 @dataclass(slots=True)
 class _Entry:
-    """Events that lie side by side, and where they came to lie (or why they did not)."""
+    """Events that are appended next to each other, and the result: an offset or an error."""
 
     events: Sequence[tuple[Event, str]]
     origin: RequestOrigin
-    #: The numbers of its records, once they are made.
+    #: The sequence numbers of its records, once they are assigned.
     seqs: range = range(0)
     offset: int | None = None
     error: BaseException | None = None
@@ -62,11 +63,11 @@ class _Entry:
 
 
 class RequestWriter:
-    """Writes the records of one start of a gateway, for one cell.
+    """Writes the records of one run of a gateway, for one cell.
 
-    `start` (12 hex digits, by chance) is part of the source: quota takes a source's records only in
-    rising order, and by the clock alone a start after the clock was set back would come before the
-    last one. `epoch` is when the gateway started (ms).
+    The source contains `start`, 12 random hex digits, so every run is a new source. With the clock
+    alone, a run that starts after the clock was set back would write lower epochs than the run
+    before it, and quota would refuse its records. The epoch is the time of the start in ms.
     """
 
     def __init__(
@@ -91,20 +92,20 @@ class RequestWriter:
         self._seq = 0
         self._waiting: deque[_Entry] = deque()
         self._lock = asyncio.Lock()
-        #: Records whose append was not answered, the newest `MAX_UNANSWERED`.
+        #: Sequence numbers of records with an unknown outcome.
         self._unanswered: deque[range] = deque(maxlen=MAX_UNANSWERED)
         self._depth = telemetry.gauge("requests_waiting", "Requests that wait to be recorded")
         self._batches = telemetry.counter("request_batches", "Batches appended to requests")
         self._recorded = telemetry.counter("requests_recorded", "Requests recorded")
 
-    async def detail(
+    async def record_detail(
         self, event: Event, key: str, subject: str, origin: RequestOrigin
     ) -> DetailsRef:
-        """Record what no decision reads; returns where it lies and its digest.
+        """Append an event to `details`, which no decision reads; return its place and digest.
 
         Raises:
             BatchTooLarge, LogUnavailable, LogClosed: nothing was written.
-            AppendOutcomeUnknown: nothing refers to it, so nothing comes of it.
+            AppendOutcomeUnknown: it may be written, but no record refers to it.
         """
         record = encode(self._envelope(event, subject, origin), key)
         with self._appending(self._details, origin):
@@ -112,11 +113,11 @@ class RequestWriter:
         digest = details_digest(record.value)
         return DetailsRef(partition=self._details.number, offset=offset, digest=digest)
 
-    async def erase(self, keys: Sequence[str]) -> int:
-        """Write a tombstone of each key in `details`; returns where the last one lies.
+    async def write_tombstones(self, keys: Sequence[str]) -> int:
+        """Write a tombstone for each key of `details`; return the offset of the last one.
 
         Raises:
-            LogUnavailable, LogClosed, AppendOutcomeUnknown: some may be written; to repeat is safe.
+            LogUnavailable, LogClosed, AppendOutcomeUnknown: some may be written. Repeat the call.
         """
         offset = 0
         for start in range(0, len(keys), MAX_BATCH_RECORDS):
@@ -125,11 +126,11 @@ class RequestWriter:
         return offset
 
     async def record(self, events: Sequence[tuple[Event, str]], origin: RequestOrigin) -> int:
-        """Record requests side by side, each with its subject; returns the first one's offset.
+        """Append requests next to each other, each with its subject; return the first offset.
 
         Raises:
             Busy, BatchTooLarge, LogUnavailable, LogClosed: nothing was written.
-            AppendOutcomeUnknown: they may be written, or may be yet.
+            AppendOutcomeUnknown: they may be written, now or later.
         """
         if len(self._waiting) >= MAX_WAITING:
             raise Busy(limit=MAX_WAITING)
@@ -143,22 +144,22 @@ class RequestWriter:
         if entry.error is not None:
             raise entry.error
         if entry.offset is None:
-            raise AssertionError("an entry that is done has an offset or an error")
+            raise AssertionError("a finished entry has an offset or an error")
         return entry.offset
 
     def acknowledged(self, envelope: Envelope[Event]) -> bool:
-        """Whether a record of `requests` is this writer's own, and its append was answered."""
+        """Whether this writer wrote a record and its append was acknowledged."""
         own = envelope.source == self.source
         return own and not any(envelope.seq in seqs for seqs in self._unanswered)
 
     def _appending(self, where: Partition, origin: RequestOrigin) -> AbstractContextManager[Span]:
-        """A span from the append call to its acknowledgement."""
+        """The span of an append, which includes the wait for its batch."""
         name = f"append {where.topic}"
         tracer = self._telemetry.tracer
         return ending(child_span(tracer, name, origin.traceparent, kind=SpanKind.PRODUCER))
 
     async def _flush(self) -> None:
-        """Append one batch of what waits, the oldest first."""
+        """Append one batch of waiting entries, the oldest first."""
         batch: list[_Entry] = []
         size = 0
         while self._waiting and len(batch) < MAX_BATCH_RECORDS:
@@ -181,7 +182,7 @@ class RequestWriter:
         except BaseException as error:
             self._unanswered.extend(entry.seqs for entry in batch)
             for entry in batch:
-                entry.error = self._why(error)
+                entry.error = self._error_of_batch(error)
             raise
         for entry in batch:
             entry.offset = offset
@@ -190,11 +191,11 @@ class RequestWriter:
         self._recorded.inc(len(records))
 
     @staticmethod
-    def _why(error: BaseException) -> BaseException:
-        """What those are told whose records were in the same batch."""
+    def _error_of_batch(error: BaseException) -> BaseException:
+        """The error for the other requests of a batch whose append failed or was cancelled."""
         if isinstance(error, Exception):
             return error
-        return AppendOutcomeUnknown(topic=REQUESTS.name, found="the append was given up")
+        return AppendOutcomeUnknown(topic=REQUESTS.name, found="the append was cancelled")
 
     def _envelope(self, event: Event, subject: str, origin: RequestOrigin) -> Envelope[Event]:
         seq = self._seq

@@ -1,4 +1,4 @@
-"""From a job's description to its records: the id, what decides, what does not, and the repeat."""
+"""The records of a submitted job: its id, the request, the details, and the digest of its body."""
 
 import hmac
 from typing import Final
@@ -23,7 +23,8 @@ ID_LENGTH: Final = 12
 def job_id(log_id: str, project: str, user: str, key: str) -> str:
     """The id of the job that a user submits to a project under an idempotency key.
 
-    12 of [0-9a-z], from an HMAC-SHA256 keyed with the log's id, so that no id can be aimed at.
+    12 characters of [0-9a-z], from an HMAC-SHA256 keyed with the log's id, so that nobody can
+    choose a key that yields a given id.
     """
     parts = (project, user, key)
     message = b"".join(len(p.encode()).to_bytes(8, "big") + p.encode() for p in parts)
@@ -36,17 +37,18 @@ def job_id(log_id: str, project: str, user: str, key: str) -> str:
 
 
 def body_digest(spec: JobSpec, key: str) -> str:
-    """64 hex digits that two descriptions under one key share when they say the same.
+    """A digest of a job description, 64 hex digits; equal descriptions have equal digests.
 
-    Keyed, because it is kept for ever and the description is not: without the idempotency key,
-    which no log holds, nobody can try descriptions out against it. What a job file could not say
-    when the first of them were kept counts only where it is said.
+    The digest is kept for ever, unlike the description. It is an HMAC with the idempotency key,
+    which no log contains; without the key, an erased description cannot be guessed and verified. A
+    field that was added to the job file later counts only if it is set, so older digests stay
+    valid.
     """
     described = spec.model_dump(mode="json")
     for later in ("avoid_nodes", "runtime_estimate"):
         if not described[later]:
             del described[later]
-    # The default of earlier versions was 0, and stands for the default.
+    # Earlier versions had the default 0. The value 0 therefore stands for the default.
     cpus = spec.resources.cpus
     if cpus == DEFAULT_CPUS:
         described["resources"]["cpus"] = 0
@@ -67,7 +69,7 @@ def _sorted(value: object) -> object:
 
 
 def details(spec: JobSpec, id_: str, user: str, salt: str) -> JobDetailedV1:
-    """What no decision reads of a job."""
+    """The details of a job, which no decision reads."""
     return JobDetailedV1(
         job_id=id_,
         salt=salt,
@@ -81,7 +83,7 @@ def details(spec: JobSpec, id_: str, user: str, salt: str) -> JobDetailedV1:
 
 
 def request(spec: JobSpec, id_: str, key: str, ref: DetailsRef) -> TaskSubmittedV1:
-    """What quota judges."""
+    """The request that quota decides on."""
     return TaskSubmittedV1(
         job_id=id_,
         project=spec.project,

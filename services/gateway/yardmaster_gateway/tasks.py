@@ -1,4 +1,4 @@
-"""`/v1/tasks`: read, wait for, explain, cancel, pause, resume."""
+"""`/v1/tasks`: list, show, wait for, explain, cancel, pause, resume."""
 
 from typing import Annotated, Final
 
@@ -12,7 +12,7 @@ from yardmaster_gateway.history import records_at
 from yardmaster_gateway.jobs import authorize_change, find_job
 from yardmaster_gateway.pages import page_of
 from yardmaster_gateway.problems import problem_responses
-from yardmaster_gateway.writes import Key, Origin, ensure_key, note, record_requests
+from yardmaster_gateway.writes import Key, Origin, ensure_key, record_note, record_requests
 from yardmaster_projections import queries
 from yardmaster_projections.queries import Filters
 from yardmaster_projections.rows import HistoryRow, TaskRow
@@ -37,7 +37,7 @@ from yardmaster_schemas.events.requests import (
 
 router = APIRouter(tags=["tasks"])
 
-#: What a reader may wait for: quota's verdict, the end, or a phase.
+#: What `wait_for` accepts: quota's verdict, the end of the task, or a phase.
 WAIT_FOR: Final = ("admitted", "ended", *Phase)
 WaitFor = Annotated[str | None, Query(pattern=f"^({'|'.join(WAIT_FOR)})$")]
 Timeout = Annotated[int, Query(ge=0, le=3600)]
@@ -51,7 +51,7 @@ Timeout = Annotated[int, Query(ge=0, le=3600)]
     responses=problem_responses("bad_cursor"),
 )
 async def list_tasks(read: Read, filters: Annotated[Filters, Depends(task_filters)]) -> List[Task]:
-    """Tasks, the newest first; `label.team=x` narrows by label."""
+    """List tasks, the newest first. `label.team=x` filters by label."""
     return await page_of(read, TaskRow, filters, read.presenter.task)
 
 
@@ -65,9 +65,9 @@ async def list_tasks(read: Read, filters: Annotated[Filters, Depends(task_filter
 async def list_task_groups(
     read: Read, filters: Annotated[Filters, Depends(group_filters)]
 ) -> TaskGroups:
-    """Tasks of a job in the same phase as one item; `limit` is of jobs. Counts them all by phase.
+    """List tasks grouped by job and phase, and count all matching tasks by phase.
 
-    `phase` narrows the items, not the counts.
+    `limit` is the number of jobs. `phase` filters the groups, not the counts.
     """
     try:
         found = await queries.task_groups(read.store, filters, read.sight)
@@ -89,7 +89,7 @@ async def list_task_groups(
 
 
 async def find_task(read: ReadContext, task_id: str) -> TaskRow:
-    """A task that the caller may see.
+    """The task, if it exists and the caller may see it.
 
     Raises:
         NotFound.
@@ -100,7 +100,7 @@ async def find_task(read: ReadContext, task_id: str) -> TaskRow:
     return row
 
 
-def _is(row: TaskRow, wanted: str) -> bool:
+def _has_reached(row: TaskRow, wanted: str) -> bool:
     if wanted == "admitted":
         return row.phase is not Phase.SUBMITTED
     return row.phase.final or (wanted != "ended" and row.phase == wanted)
@@ -119,17 +119,20 @@ async def read_task(
     wait_for: WaitFor = None,
     timeout_s: Timeout = 30,
 ) -> Task:
-    """A task; with `wait_for`, once it is there (or ended, or the time is over: then as it is)."""
+    """Show a task. With `wait_for`, the answer comes when the task reaches that state.
+
+    It comes earlier if the task ends, and after `timeout_s` at the latest.
+    """
     row = await find_task(read, task_id)
     gateway = read.gateway
     if wait_for is not None:
         clock = gateway.ports.clock
         until = clock.monotonic_s() + min(timeout_s, gateway.settings.max_wait_s)
-        while not _is(row, wait_for):
+        while not _has_reached(row, wait_for):
             position = await read.store.position()
             row = await find_task(read, task_id)
             left = until - clock.monotonic_s()
-            if _is(row, wait_for) or left <= 0:
+            if _has_reached(row, wait_for) or left <= 0:
                 break
             await read.store.changed(position, left)
             row = await find_task(read, task_id)
@@ -144,7 +147,7 @@ async def read_task(
     responses=problem_responses("not_found"),
 )
 async def list_attempts(read: Read, task_id: str) -> List[Attempt]:
-    """A task's attempts, the newest first."""
+    """List the attempts of a task, the newest first."""
     row = await find_task(read, task_id)
     page = await queries.attempts(read.store, row.task_id)
     return List(
@@ -161,7 +164,7 @@ async def list_attempts(read: Read, task_id: str) -> List[Attempt]:
     responses=problem_responses("not_found"),
 )
 async def list_task_events(read: Read, task_id: str) -> List[EventRecord]:
-    """The log's records about a task and its job, in the order in which they took effect."""
+    """List the log records about a task and its job, in the order in which they took effect."""
     row = await find_task(read, task_id)
     found: list[tuple[str, int]] = []
     for subject in (row.job.job_id, row.task_id):
@@ -182,7 +185,7 @@ async def list_task_events(read: Read, task_id: str) -> List[EventRecord]:
     responses=problem_responses("not_found"),
 )
 async def explain_task(read: Read, task_id: str) -> Explain:
-    """Why a task waits, was stopped or ended: the reasons that were recorded."""
+    """Explain why a task is pending, was stopped or ended, from the recorded reasons."""
     row = await find_task(read, task_id)
     return await read.presenter.explain(row, read.gateway.cell)
 
@@ -193,7 +196,7 @@ _ACTIONS = problem_responses(
 )
 
 
-async def _actionable(
+async def _find_changeable(
     read: ReadContext, response: Response, task_id: str, key: str | None
 ) -> TaskRow:
     ensure_key(read.gateway, key, response)
@@ -220,9 +223,9 @@ async def cancel_task(
     body: Annotated[CancelBody, Depends(body_of(CancelBody))],
     idempotency_key: Key = None,
 ) -> Accepted:
-    """Ask for the task's end; asking again changes nothing."""
-    row = await _actionable(read, response, task_id, idempotency_key)
-    ref = await note(read.gateway, body.reason, row.key, origin)
+    """Cancel a task. Repeating the request changes nothing."""
+    row = await _find_changeable(read, response, task_id, idempotency_key)
+    ref = await record_note(read.gateway, body.reason, row.key, origin)
     event = CancelRequestedV1(
         job_id=row.job.job_id, index=row.index, immediate=body.immediate, note=ref
     )
@@ -245,9 +248,9 @@ async def pause_task(
     body: Annotated[HoldBody, Depends(body_of(HoldBody))],
     idempotency_key: Key = None,
 ) -> Accepted:
-    """Have the task stop with a checkpoint, and not start until it is resumed."""
-    row = await _actionable(read, response, task_id, idempotency_key)
-    ref = await note(read.gateway, body.reason, row.key, origin)
+    """Pause a task: it saves a checkpoint and stops, and does not start until it is resumed."""
+    row = await _find_changeable(read, response, task_id, idempotency_key)
+    ref = await record_note(read.gateway, body.reason, row.key, origin)
     event = PauseRequestedV1(job_id=row.job.job_id, index=row.index, note=ref)
     return await record_requests(read.gateway, [(event, row.key)], origin, response)
 
@@ -268,7 +271,7 @@ async def resume_task(
     body: Annotated[HoldBody, Depends(body_of(HoldBody))],
     idempotency_key: Key = None,
 ) -> Accepted:
-    """Let the task run again."""
-    row = await _actionable(read, response, task_id, idempotency_key)
+    """Resume a paused task."""
+    row = await _find_changeable(read, response, task_id, idempotency_key)
     event = ResumeRequestedV1(job_id=row.job.job_id, index=row.index)
     return await record_requests(read.gateway, [(event, row.key)], origin, response)

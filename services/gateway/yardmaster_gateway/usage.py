@@ -1,4 +1,4 @@
-"""`/v1/usage`: who held how much of which pool, as the views' second agent meters it."""
+"""`/v1/usage`: GPU time by project, user or pool, from the store of metered usage."""
 
 from typing import Annotated, Final
 
@@ -22,7 +22,7 @@ from yardmaster_schemas.instants import parse_rfc3339, rfc3339
 router = APIRouter(tags=["usage"])
 
 DAY_MS: Final = 24 * HOUR_MS
-#: The longest window, and the one where none is given.
+#: The longest period of one answer, and the default period.
 MAX_WINDOW_MS: Final = 400 * DAY_MS
 DEFAULT_WINDOW_MS: Final = 30 * DAY_MS
 
@@ -44,14 +44,14 @@ async def read_usage(
     min_position: PositionQuery = None,
     yard_min_position: PositionHeader = None,
 ) -> Usage:
-    """GPU time of the projects that the caller may see, in whole hours from `from` up to `to`.
+    """Sum the GPU time of the projects that the caller may see, in whole hours.
 
-    Without `from` it is 30 days, without `to` up to now. What is held still counts up to then.
+    The default period is the last 30 days. A running task counts up to the end of the period.
     """
     store = gateway.usage
     if store is None:
         raise errors.NotFound(what="usage data: this cluster does not meter usage")
-    await gateway.reached(parse_position(min_position or yard_min_position), store)
+    await gateway.wait_for_position(parse_position(min_position or yard_min_position), store)
     now_ms = gateway.ports.clock.now_ms()
     to_ms = now_ms if end is None else _moment("to", end)
     from_ms = max(0, to_ms - DEFAULT_WINDOW_MS) if begin is None else _moment("from", begin)

@@ -1,10 +1,11 @@
 """`/v1/watch`: a snapshot, then every change, as server-sent events.
 
-Events: `snapshot` (`{kind, items, complete}`, several of them), `upsert` (`{kind, item}`),
-`delete` (`{kind, key}`), `bookmark` (`{}`, when quiet). An `id` is a position: `Last-Event-ID` or
-`after` resumes from it without loss while the store keeps what changed since, else a snapshot
-comes first. There is no queue a reader: each reads the store's changes at its own pace, and one
-that falls behind what is kept is closed, to come back.
+Events: `snapshot` (`{kind, items, complete}`, one or more), `upsert` (`{kind, item}`), `delete`
+(`{kind, key}`), and `bookmark` (`{}`, when nothing changed for a while). An `id` is a position. A
+client resumes with `Last-Event-ID` or `after`; if the store no longer keeps the changes after that
+position, the stream starts with a new snapshot. A client has no queue: each stream reads the
+store's changes at its own pace. The gateway closes a stream that is slower than the store's
+retention, and its client resumes.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -22,7 +23,7 @@ from yardmaster_gateway.context import (
     bearer_token,
     parse_position,
 )
-from yardmaster_gateway.filters import some
+from yardmaster_gateway.filters import split_values
 from yardmaster_gateway.problems import problem_responses
 from yardmaster_gateway.sse import SSE, encode_event, event_schema
 from yardmaster_projections import queries
@@ -72,7 +73,7 @@ def _visible(row: Row, sight: Sight) -> bool:
             return True
 
 
-async def _shown(presenter: Presenter, row: Row) -> BaseModel | None:
+async def _presented(presenter: Presenter, row: Row) -> BaseModel | None:
     match row:
         case TaskRow():
             return await presenter.task(row)
@@ -104,9 +105,10 @@ class Watcher:
         return Presenter(self._store, self._gateway.ports.clock.now_ms(), self._sight)
 
     async def events(self, after: Position | None) -> AsyncIterator[bytes]:
-        """All there is to send, until it has lasted long enough or its reader is too slow.
+        """The events, until the stream's lifetime is over or its client is too slow.
 
-        It ends as well, whole, when the views are away: who resumes is told when they are back.
+        The stream also ends when the views become unavailable; a client that resumes gets a problem
+        document until the views are back.
         """
         with suppress(ViewsUnavailable):
             async for part in self._events(after):
@@ -123,17 +125,17 @@ class Watcher:
                 async for part in self._snapshot(position):
                     yield part
             while (left := stop - clock.monotonic_s()) > 0:
-                # Asked first: what is applied while the changes are sent comes in the next round.
+                # Read before the changes: later changes are sent in the next iteration.
                 reached = await self._store.position()
                 sets = await self._store.changes(position)
                 if sets is None:
-                    return  # too slow: what came next is no longer kept
+                    return  # the client is too slow: the next changes are no longer kept
                 for one in sets:
                     async for part in self._changes(one):
                         yield part
                     position = one.position
                 if not position.covers(reached):
-                    position = reached  # what came in between is of no watched kind
+                    position = reached  # the changes in between are of kinds that are not watched
                 if await self._store.changed(position, min(left, settings.bookmark_s)):
                     continue
                 if not await self._still_allowed():
@@ -141,7 +143,7 @@ class Watcher:
                 yield encode_event("bookmark", {}, str(position))
 
     async def _still_allowed(self) -> bool:
-        """Look again who the reader is: a token may be void by now, or have other roles."""
+        """Authenticate the caller again: its token may be invalid now, or have other roles."""
         caller = await self._gateway.ports.identity.identify(self._token)
         if caller is None:
             return False
@@ -149,9 +151,9 @@ class Watcher:
         return True
 
     async def _snapshot(self, position: Position) -> AsyncIterator[bytes]:
-        """What there is: all rows, of jobs and tasks those that have not ended.
+        """All rows of the watched kinds; of jobs and tasks, only those that have not ended.
 
-        Rows may be newer than `position`; their changes come again then, which changes nothing.
+        A row may be newer than `position`. Its change is then sent again, which has no effect.
         """
         for number, kind in enumerate(self._kinds, 1):
             cursor: str | None = None
@@ -165,7 +167,9 @@ class Watcher:
                 page = await queries.rows(self._store, KINDS[kind], filters, self._sight)
                 presenter = self._presenter()
                 items = [
-                    await _shown(presenter, row) for row in page.rows if _visible(row, self._sight)
+                    await _presented(presenter, row)
+                    for row in page.rows
+                    if _visible(row, self._sight)
                 ]
                 cursor = queries.cursor_of(page.next)
                 body = {"kind": kind, "items": items, "complete": cursor is None}
@@ -175,7 +179,7 @@ class Watcher:
                     break
 
     async def _changes(self, step: ChangeSet) -> AsyncIterator[bytes]:
-        """A step's changes; the last one carries the position, so that none is lost on resuming."""
+        """The changes of one step. Only the last event has an id, so resuming loses no change."""
         wanted = [
             change
             for change in step.changes
@@ -187,7 +191,7 @@ class Watcher:
             if isinstance(change, Delete):
                 yield encode_event("delete", {"kind": change.kind, "key": change.key}, id_)
             else:
-                item: Any = await _shown(presenter, change.row)
+                item: Any = await _presented(presenter, change.row)
                 yield encode_event("upsert", {"kind": change.kind, "item": item}, id_)
 
 
@@ -215,12 +219,12 @@ async def watch(
     after: PositionQuery = None,
     last_event_id: Annotated[str | None, Header(pattern=POSITION_PATTERN, max_length=160)] = None,
 ) -> StreamingResponse:
-    """Follow tasks, jobs, nodes, pools, projects and departments as they change."""
+    """Watch tasks, jobs, nodes, pools, projects and departments: a snapshot, then every change."""
     resume = parse_position(last_event_id if last_event_id is not None else after)
     if resume is not None:
-        await read.gateway.known(resume)
+        await read.gateway.check_position(resume)
     read.gateway.check_stream_limit()
-    chosen = [kind for kind in KINDS if kind in some(kinds)]
+    chosen = [kind for kind in KINDS if kind in split_values(kinds)]
     watcher = Watcher(read, chosen, bearer_token(request))
     headers = {
         "Yard-Position": str(read.position),

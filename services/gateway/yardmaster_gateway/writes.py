@@ -1,4 +1,4 @@
-"""What every write has in common: on whose behalf, under which key, on which condition."""
+"""What all writes share: the origin, the idempotency key, and conditional headers."""
 
 import re
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ _ETAG: Final = re.compile(r'\s*"([\x21\x23-\x7e]{1,100})"\s*')
 
 
 async def request_origin(request: Request, caller: CurrentCaller) -> RequestOrigin:
-    """On whose behalf the request's records are written, in the caller's trace if it names one."""
-    context: str | None = request.state.traceparent
-    if context is None:
-        # Nobody follows it: the flag says so, and the id is that of log lines and problems.
+    """The origin of the request's records: the caller and the trace context."""
+    traceparent: str | None = request.state.traceparent
+    if traceparent is None:
+        # The trace is not sampled (flag 00). Its id is that of log lines and problem documents.
         span = gateway_of(request).ports.chance.hex("span", 16)
-        context = f"00-{request.state.trace_id}-{span}-00"
-    return RequestOrigin(caller, context)
+        traceparent = f"00-{request.state.trace_id}-{span}-00"
+    return RequestOrigin(caller, traceparent)
 
 
 def trace_of(header: str | None, chance: Chance) -> str:
@@ -41,41 +41,43 @@ IfMatch = Annotated[str | None, Header(alias="If-Match", max_length=1000)]
 IfNoneMatch = Annotated[str | None, Header(alias="If-None-Match", max_length=1000)]
 
 
-def ensure_key(gateway: Gateway, given: str | None, response: Response) -> str:
-    """The request's idempotency key, made up where none was given; the answer names it."""
-    key = given if given is not None else gateway.ports.chance.hex("idempotency key", 32)
+def ensure_key(gateway: Gateway, key: str | None, response: Response) -> str:
+    """Return the idempotency key, generated if None, and put it into the response's headers."""
+    if key is None:
+        key = gateway.ports.chance.hex("idempotency key", 32)
     response.headers["Idempotency-Key"] = key
     return key
 
 
-async def note(
+async def record_note(
     gateway: Gateway, reason: str | None, subject: str, origin: RequestOrigin
 ) -> DetailsRef | None:
-    """Record a reason in words where it can be erased; None when there is none."""
+    """Record the user's reason in `details`, where it can be erased; None if there is no reason."""
     if not reason:
         return None
     salt = gateway.ports.chance.hex("details salt", 32)
     noted = RequestNotedV1(salt=salt, subject=subject, text=reason)
-    return await gateway.writer.detail(noted, f"note.{salt}", subject, origin)
+    return await gateway.writer.record_detail(noted, f"note.{salt}", subject, origin)
 
 
 def etag(revision: int | str) -> str:
-    """A revision as an ETag."""
+    """The ETag of a revision."""
     return f'"{revision}"'
 
 
 def check_condition(
     what: str, current: int | str | None, if_match: str | None, if_none_match: str | None = None
 ) -> int | str | None:
-    """Check a write's condition against what the views have (`current`; None: it does not exist).
+    """Check a write's conditional headers against the revision in the views.
 
-    Returns the revision that quota is to find: 0 when it must not exist, None when any will do.
+    `current` is None if the object does not exist. Returns the revision that quota must find: 0 if
+    the object must not exist, None if any revision will do.
 
     Raises:
-        PreconditionRequired: there is no condition.
-        AlreadyExists: it must not exist.
-        VersionMismatch: it does not hold.
-        Malformed: it is none.
+        PreconditionRequired: the request has no condition.
+        AlreadyExists: `If-None-Match: *` was sent, and the object exists.
+        VersionMismatch: `If-Match` does not name the current revision.
+        Malformed: a header is malformed.
     """
     if if_none_match is not None and if_match is None:
         if if_none_match.strip() != "*":
@@ -101,15 +103,15 @@ def check_condition(
     return current
 
 
-def as_revision(found: int | str | None) -> int | None:
-    """The revision that a condition gave, as requests carry it."""
-    return found if isinstance(found, int) else None
+def as_revision(checked: int | str | None) -> int | None:
+    """The result of `check_condition` as `if_revision` of a request."""
+    return checked if isinstance(checked, int) else None
 
 
 async def record_requests(
     gateway: Gateway, events: Sequence[tuple[Event, str]], origin: RequestOrigin, response: Response
 ) -> Accepted:
-    """Record requests; returns the 202 answer, whose position is in the headers too."""
+    """Record requests and return the 202 answer. Its position is also in the headers."""
     offset = await gateway.writer.record(events, origin)
     position = str(Position(cell=gateway.cell, requests=offset + len(events)))
     response.headers["Yard-Position"] = position

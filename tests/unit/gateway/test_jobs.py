@@ -113,15 +113,15 @@ async def through_both(cell: TestCell, *bodies: dict[str, Any]) -> list[httpx.Re
 
     async def send(number: int) -> None:
         gateway: Gateway = apps[number].state.gateway
-        detail = gateway.writer.detail
+        record_detail = gateway.writer.record_detail
 
         async def when_both_looked(*args: Any) -> DetailsRef:
             looked[number].set()
             for each in looked:
                 await each.wait()
-            return await detail(*args)
+            return await record_detail(*args)
 
-        gateway.writer.detail = when_both_looked  # type: ignore[method-assign, assignment]
+        gateway.writer.record_detail = when_both_looked  # type: ignore[method-assign, assignment]
         transport = httpx.ASGITransport(apps[number])
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             headers = {"Authorization": "Bearer nlp", "Idempotency-Key": "both"}

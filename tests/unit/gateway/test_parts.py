@@ -189,7 +189,7 @@ async def test_a_detail_is_found_by_its_offset_and_digest() -> None:
     from yardmaster_schemas.events.details import RequestNotedV1
 
     note = RequestNotedV1(salt="0" * 32, subject="n1", text="fan")
-    ref = await writer.detail(note, "note.1", "n1", ORIGIN)
+    ref = await writer.record_detail(note, "note.1", "n1", ORIGIN)
     stored = (await log.read(Partition("details"), ref.offset))[0]
     assert sha256(stored.record.value or b"").hexdigest() == ref.digest
 

@@ -42,7 +42,7 @@ def job(number: int) -> str:
 
 async def test_a_submission_is_found_as_soon_as_it_is_in_the_log() -> None:
     log = await a_log()
-    recent = RecentSubmissions(log, PLACE, most=10)
+    recent = RecentSubmissions(log, PLACE, max_requests=10)
     assert await recent.find(job(1)) is None
     await log.append(PLACE, [Record(b"main", b"nonsense"), record(job(1), 0)])
     found = await recent.find(job(1))
@@ -53,7 +53,7 @@ async def test_a_submission_is_found_as_soon_as_it_is_in_the_log() -> None:
 
 async def test_only_the_newest_requests_are_kept() -> None:
     log = await a_log(*(record(job(number), number) for number in range(50)))
-    recent = RecentSubmissions(log, PLACE, most=10)
+    recent = RecentSubmissions(log, PLACE, max_requests=10)
     assert await recent.find(job(39)) is None
     assert await recent.find(job(40)) is not None
     await log.append(PLACE, [record(job(50), 50)])
@@ -63,7 +63,7 @@ async def test_only_the_newest_requests_are_kept() -> None:
 
 async def test_what_landed_late_is_no_submission_because_quota_takes_it_for_a_repeat() -> None:
     log = await a_log(record(job(1), 5), record(job(2), 4), record(job(3), 9, source="gateway/h"))
-    recent = RecentSubmissions(log, PLACE, most=10)
+    recent = RecentSubmissions(log, PLACE, max_requests=10)
     assert await recent.find(job(2)) is None
     assert await recent.find(job(3)) is not None
     await log.append(PLACE, [record(job(2), 0, epoch=2)])

@@ -327,7 +327,7 @@ async def test_output_of_an_attempt_is_not_lost_while_the_views_have_not_reached
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # As after the looks that output without an allocation is given.
-    monkeypatch.setattr(output_of_tasks, "LATE_LOOKS", 0)
+    monkeypatch.setattr(output_of_tasks, "LATE_READS", 0)
     async with test_cell(stream_s=30.0, bookmark_s=0.05) as cell:
         ahead = f"{await cell.submit(resources={'gpus': 4})}.0"
         task = f"{await cell.submit(resources={'gpus': 4})}.0"
