@@ -22,7 +22,7 @@ from tests.support.killed_cell import KilledDev, Users, all_ended, until, worklo
 from yardmaster_cli import main
 from yardmaster_eventlog.codec import decode
 from yardmaster_eventlog.port import Record
-from yardmaster_eventlog.sqlite.format import OFFSET_BITS, OFFSET_MASK, pack, unpack
+from yardmaster_eventlog.sqlite.headers import pack, unpack
 from yardmaster_schemas.events.machine import CycleCommittedV1
 
 PROVED = ("requests", "admissions", "node-events", "decisions")
@@ -32,7 +32,8 @@ JOBS = 9
 PLACES = int(os.environ.get("YARDMASTER_TAMPER_PLACES", "8"))
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("kill")]
-Row = tuple[int, int, bytes, bytes | None, bytes]
+#: (partition id, offset), appended_ms, key, value, headers.
+Row = tuple[tuple[int, int], int, bytes, bytes | None, bytes]
 
 
 @dataclass(frozen=True)
@@ -72,14 +73,15 @@ class Tampered:
         )
 
     def rows(self, topic: str) -> list[Row]:
-        base = self.partition(topic) << OFFSET_BITS
-        return self.database.execute(
-            "SELECT * FROM records WHERE id BETWEEN ? AND ? ORDER BY id",
-            (base, base | OFFSET_MASK),
+        found = self.database.execute(
+            "SELECT * FROM records WHERE partition = ? ORDER BY offset", (self.partition(topic),)
         ).fetchall()
+        return [((partition, offset), *rest) for partition, offset, *rest in found]
 
     def write(self, row: Row) -> None:
-        self.database.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?)", row)
+        self.database.execute(
+            "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?)", (*row[0], *row[1:])
+        )
 
     def append(self, topic: str, *records: Record) -> None:
         id_ = self.partition(topic)
@@ -87,16 +89,16 @@ class Tampered:
             (end,) = self.database.execute(
                 "SELECT next FROM partitions WHERE id = ?", (id_,)
             ).fetchone()
-            row = (id_ << OFFSET_BITS) | end
-            self.write((row, 0, record.key, record.value, pack(record.headers)))
+            self.write(((id_, end), 0, record.key, record.value, pack(record.headers)))
             self.database.execute("UPDATE partitions SET next = next + 1 WHERE id = ?", (id_,))
 
-    def remove(self, topic: str, id_: int, *, shift: bool) -> None:
-        self.database.execute("DELETE FROM records WHERE id = ?", (id_,))
+    def remove(self, topic: str, place: tuple[int, int], *, shift: bool) -> None:
+        delete = "DELETE FROM records WHERE partition = ? AND offset = ?"
+        self.database.execute(delete, place)
         if shift:
-            for later, *rest in [row for row in self.rows(topic) if row[0] > id_]:
-                self.database.execute("DELETE FROM records WHERE id = ?", (later,))
-                self.write((later - 1, *rest))  # type: ignore[arg-type]
+            for later, *rest in [row for row in self.rows(topic) if row[0] > place]:
+                self.database.execute(delete, later)
+                self.write(((later[0], later[1] - 1), *rest))  # type: ignore[arg-type]
             self.database.execute(
                 "UPDATE partitions SET next = next - 1 WHERE id = ?", (self.partition(topic),)
             )
@@ -183,7 +185,7 @@ def proved_rows(hand: Tampered, verify: Verify, original: Path) -> dict[str, lis
         for name in ("details", "note"):
             if (ref := getattr(data, name, None)) is not None:
                 named.add(ref.offset)
-    found["details"] = [r for r in hand.rows("details") if r[0] & OFFSET_MASK in named]
+    found["details"] = [r for r in hand.rows("details") if offset_of(r) in named]
     return found
 
 
@@ -199,7 +201,7 @@ def some(chance: random.Random, rows: list[Row]) -> list[Row]:
 
 
 def offset_of(row: Row) -> int:
-    return row[0] & OFFSET_MASK
+    return row[0][1]
 
 
 def assert_told(told: Told, topic: str, offset: int, what: str) -> None:

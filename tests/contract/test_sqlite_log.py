@@ -26,7 +26,6 @@ from yardmaster_eventlog.errors import (
 from yardmaster_eventlog.port import Partition, Record, StoredRecord
 from yardmaster_eventlog.sqlite import log as sqlite_module
 from yardmaster_eventlog.sqlite.file import LogFile, Write
-from yardmaster_eventlog.sqlite.format import OFFSET_BITS
 from yardmaster_eventlog.sqlite.log import SqliteLog
 from yardmaster_runtime.clock import ManualClock, SystemClock
 from yardmaster_schemas.topics import Topic
@@ -255,8 +254,8 @@ async def test_a_log_whose_file_is_gone_but_for_its_tail_is_not_begun_anew(tmp_p
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("DELETE FROM records WHERE id & 1023 = 999", "t/0 should end at 1000, but .* is 998"),
-        ("DELETE FROM records WHERE id & 1023 = 0", "t/0 should start at 0, but .* is 1"),
+        ("DELETE FROM records WHERE offset = 999", "t/0 should end at 1000, but .* is 998"),
+        ("DELETE FROM records WHERE offset = 0", "t/0 should start at 0, but .* is 1"),
         ("DELETE FROM records", "t/0 should end at 1000, but holds no record"),
         ("UPDATE partitions SET next = 900", "t/0 should end at 900, but .* is 999"),
         ("DROP TABLE records", "no such table"),
@@ -275,7 +274,7 @@ async def test_ends_that_do_not_agree_with_the_records_are_damage(
 async def test_a_record_missing_in_the_middle_is_named_when_it_is_read(tmp_path: Path) -> None:
     await filled(tmp_path / "log.db")
     with closing(sqlite3.connect(tmp_path / "log.db")) as other, other:
-        other.execute("DELETE FROM records WHERE id = ?", ((1 << OFFSET_BITS) + 321,))
+        other.execute("DELETE FROM records WHERE offset = 321")
     log = await SqliteLog.open(tmp_path / "log.db", SystemClock())
     assert len(await log.read(AT, 0, max_records=321)) == 321
     for offset in (300, 321):
@@ -291,7 +290,7 @@ async def test_headers_that_cannot_be_read_are_damage(tmp_path: Path) -> None:
     await log.create_topics([TOPIC])
     await log.append(AT, [Record(b"", b"", (("ce_type", b"X"), ("ce_id", b"1")))] * 3)
     with closing(sqlite3.connect(tmp_path / "log.db")) as other, other:
-        other.execute("UPDATE records SET headers = x'41' WHERE id & 1023 = 1")
+        other.execute("UPDATE records SET headers = x'41' WHERE offset = 1")
     with pytest.raises(LogCorrupt, match="headers of t/0 offset 1"):
         await log.read(AT, 0)
     await log.close()
@@ -443,7 +442,7 @@ async def test_records_expire_and_their_offsets_are_not_used_again(tmp_path: Pat
 async def test_an_erased_value_is_in_no_file_of_the_log_a_moment_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_module, "FORGET_AFTER_S", 0.05)
+    monkeypatch.setattr(sqlite_module, "TRUNCATE_AFTER_S", 0.05)
     log = await SqliteLog.open(tmp_path / "log.db", SystemClock())
     details = Topic(name="details", key="job", writers=(), readers=(), compacted=True)
     await log.create_topics([details])

@@ -22,7 +22,6 @@ from yardmaster_core.scheduling.policies import check
 from yardmaster_core.testing import Cell
 from yardmaster_eventlog.errors import UnknownTopic
 from yardmaster_eventlog.port import Partition, Record
-from yardmaster_eventlog.sqlite.format import OFFSET_BITS
 from yardmaster_eventlog.sqlite.log import SqliteLog
 from yardmaster_runtime.clock import SystemClock
 from yardmaster_runtime.replay.rebuild import state_at
@@ -187,7 +186,7 @@ async def test_a_record_taken_out_of_a_log_file_is_named(tmp_path: Path) -> None
                 "SELECT id FROM partitions WHERE topic = ?", (topic,)
             ).fetchone()
             deleted = raw.execute(
-                "DELETE FROM records WHERE id = ?", ((number << OFFSET_BITS) + offset,)
+                "DELETE FROM records WHERE partition = ? AND offset = ?", (number, offset)
             )
             assert deleted.rowcount == 1
         file = await SqliteLog.open(path, SystemClock())

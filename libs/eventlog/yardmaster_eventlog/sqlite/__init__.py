@@ -1,4 +1,1 @@
-"""The log in one SQLite file, for `yard dev`, the simulator and tests.
-
-Start reading at `log`. No module outside this package opens the file.
-"""
+"""The log in one SQLite file, for the embedded mode and for recorded runs: start at `log`."""

@@ -1,6 +1,6 @@
-"""One connection to a SQLite log: reading from it and appending to it.
+"""One connection to a SQLite log. All records are written by `LogFile._insert`.
 
-Everything here blocks; `sqlite` calls it from its own threads.
+Every call blocks; `log` calls from threads.
 """
 
 import sqlite3
@@ -20,31 +20,23 @@ from yardmaster_eventlog.errors import (
     UnknownTopic,
 )
 from yardmaster_eventlog.port import Partition, Record, StoredRecord, stored_record
-from yardmaster_eventlog.sqlite.format import (
-    OFFSET_BITS,
-    OFFSET_MASK,
-    certainly_not_written,
-    connect,
-    pack,
-    primary,
-    translated,
-    unpack,
-)
+from yardmaster_eventlog.sqlite.format import certainly_not_written, connect, primary, translated
+from yardmaster_eventlog.sqlite.headers import pack, unpack
 from yardmaster_schemas.topics import Topic
 
-#: One read gives at most about this much, however many records were asked for.
+#: One read returns at most about this many bytes, however many records were requested.
 READ_BYTES: Final = 8 * 1024 * 1024
-#: Records that one append removes at most, so that it does not wait long for retention.
+#: Records that one append removes at most, so that retention does not delay it for long.
 EXPIRE_RECORDS: Final = 5_000
 LOCK_RETRY_S: Final = 0.001
 
-#: id, appended_ms, key, value, headers.
+#: offset, appended_ms, key, value, headers.
 _Row = tuple[int, int, bytes, bytes | None, bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPartition:
-    """A partition's number in the file, and what its topic asks for. Never changes."""
+    """A partition's id in the file and its topic's options; never changes."""
 
     id: int
     partition: Partition
@@ -52,15 +44,10 @@ class StoredPartition:
     compacted: bool
     max_batch_bytes: int
 
-    @property
-    def row(self) -> int:
-        """The row id of offset 0."""
-        return self.id << OFFSET_BITS
-
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One batch to be appended."""
+    """One batch to append."""
 
     to: StoredPartition
     batch: Sequence[Record]
@@ -69,31 +56,31 @@ class Write:
 class LogFile:
     """One connection to a log; for one thread at a time.
 
-    Raises: LogUnavailable, LogCorrupt from every method, beside what it names itself.
+    Raises: LogUnavailable, LogCorrupt from every method, in addition to those that it names.
     """
 
     def __init__(self, path: Path, *, create: bool, lock_timeout_s: float) -> None:
-        """Open the log at `path`; with `create`, make it when nothing is there.
+        """Open the log at `path`; with `create`, create it when the path is free.
 
         Raises:
-            NotOurLog: something else is there, or nothing though `create` is false.
-            LogCorrupt: it is damaged or cut short.
+            NotOurLog: the path holds something else, or nothing though `create` is false.
+            LogCorrupt: the file is damaged or cut short.
         """
         self.path = path
         self.lock_timeout_s = lock_timeout_s
-        #: Something was deleted; the write-ahead log still shows it until `forget` has run.
+        #: Deleted records are still in the write-ahead log, until `truncate_wal` has run.
         self.erased = False
         self._db = connect(path, create=create, lock_timeout_s=lock_timeout_s)
         self._broken = False
         self._expired_ms: dict[int, int] = {}
 
     def close(self) -> None:
-        """Close; the last connection to close tidies the write-ahead log away."""
+        """Close the connection; the last one to close removes the write-ahead log."""
         with suppress(sqlite3.Error):
             self._db.close()
 
     def create_topics(self, topics: Sequence[Topic], partitions: int) -> None:
-        """Make the partitions of topics that are not there yet."""
+        """Create the partitions of missing topics."""
         with translated(self.path), self._transaction():
             for topic in topics:
                 there = "SELECT 1 FROM partitions WHERE topic = ?"
@@ -110,7 +97,7 @@ class LogFile:
                 )
 
     def find(self, partition: Partition) -> StoredPartition:
-        """What the file knows of a partition.
+        """Return what the file stores about a partition.
 
         Raises: UnknownTopic.
         """
@@ -125,29 +112,52 @@ class LogFile:
         return StoredPartition(row[0], partition, row[1], bool(row[2]), row[3])
 
     def end(self, stored: StoredPartition) -> int:
-        """The offset that the partition's next record will get."""
+        """Return the offset that the partition's next record will get."""
         with translated(self.path):
             return self._bounds(stored)[1]
 
     def data_version(self) -> int:
-        """A number that changes when another connection, of any process, has committed. Cheap."""
+        """Return a number that changes when another connection, of any process, commits. Cheap."""
         with translated(self.path):
             return int(self._db.execute("PRAGMA data_version").fetchone()[0])
 
     def append(self, writes: Sequence[Write], now_ms: int) -> list[int]:
-        """Append all batches in one transaction, safe on disk on return; their first offsets.
+        """Append all batches in one durable transaction; return their first offsets.
 
         Raises:
             LogUnavailable: nothing was written.
             AppendOutcomeUnknown: the commit itself failed.
         """
+        offsets = []
         with translated(self.path), self._transaction():
-            return [self._append(write, now_ms) for write in writes]
+            for write in writes:
+                offsets.append(self._bounds(write.to)[1])
+                self._insert(write.to, offsets[-1], [(now_ms, record) for record in write.batch])
+                if write.to.retention_ms is not None:
+                    self._expire(write.to, now_ms, write.to.retention_ms)
+        return offsets
+
+    @contextmanager
+    def bulk(self) -> Iterator[None]:
+        """Make `load` fast, at the price of a useless file when the process dies before the end."""
+        with translated(self.path):
+            for setting in ("journal_mode = OFF", "synchronous = OFF", "locking_mode = EXCLUSIVE"):
+                self._db.execute(f"PRAGMA {setting}")
+            self._db.execute("BEGIN")
+            yield
+            self._db.execute("COMMIT")
+            self._db.execute("PRAGMA locking_mode = NORMAL")
+            self._db.execute("PRAGMA journal_mode = WAL")
+
+    def load(self, to: StoredPartition, rows: Sequence[tuple[int, Record]]) -> None:
+        """Append (appended_ms, record) pairs, within `bulk`."""
+        with translated(self.path):
+            self._insert(to, self._bounds(to)[1], rows)
 
     def read(
         self, stored: StoredPartition, offset: int, max_records: int
     ) -> Sequence[StoredRecord]:
-        """Records from `offset` on; fewer than there are when they are large.
+        """Return records from `offset` on; fewer than `max_records` when they are large.
 
         Raises: ReadPastEnd, OffsetGone.
         """
@@ -164,16 +174,24 @@ class LogFile:
         if offset < first:
             raise OffsetGone(topic=topic, offset=offset, start=first)
         if not stored.compacted and offset < end:
-            self._check_whole(stored, offset, rows)
+            self._check_complete(stored, offset, rows)
         return self._records(stored, rows)
 
-    def forget(self) -> bool:
-        """Empty the write-ahead log, where deleted records still lie; False while it is needed."""
+    def newest(self, partition: Partition) -> StoredRecord | None:
+        """Return a partition's newest record; None when it is empty or does not exist."""
+        try:
+            stored = self.find(partition)
+            end = self.end(stored)
+            found = self.read(stored, end - 1, 1) if end else ()
+        except (UnknownTopic, OffsetGone):
+            return None
+        return found[0] if found else None
+
+    def truncate_wal(self) -> None:
+        """Empty the write-ahead log, which still holds deleted records, unless it is in use."""
         with translated(self.path):
             busy = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
-        if not busy:
-            self.erased = False
-        return not busy
+        self.erased = self.erased and bool(busy)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -181,8 +199,8 @@ class LogFile:
         try:
             yield
         except BaseException:
-            # After some errors SQLite has itself rolled back. Nothing of this transaction is on
-            # disk with a commit mark, so nothing of it was written.
+            # After some errors SQLite has rolled back already. No commit mark is on disk, so
+            # nothing was written.
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
@@ -194,8 +212,8 @@ class LogFile:
                     self._db.execute("ROLLBACK")
             if certainly_not_written(error):
                 raise
-            # Synching failed, say: the commit mark may or may not be on disk, and what is there
-            # counts after a crash unless a later append takes its place.
+            # The sync failed, for example: the commit mark may be on disk, and then counts after a
+            # crash unless a later append overwrites it.
             self._broken = True
             raise AppendOutcomeUnknown(topic=self.path.name, found=str(error)) from error
 
@@ -204,7 +222,7 @@ class LogFile:
             self._db.close()
             self._db = connect(self.path, create=False, lock_timeout_s=self.lock_timeout_s)
             self._broken = False
-        # Not SQLite's own busy handler: it backs off to 100 ms and leaves the lock to the quicker.
+        # SQLite's own busy handler backs off to 100 ms, so that a quicker process gets the lock.
         deadline = time.monotonic() + self.lock_timeout_s
         self._db.execute("PRAGMA busy_timeout = 0")
         while True:
@@ -223,57 +241,51 @@ class LogFile:
     def _commit(self) -> None:
         self._db.execute("COMMIT")
 
-    def _append(self, write: Write, now_ms: int) -> int:
-        stored = write.to
-        offset = self._bounds(stored)[1]
-        row = stored.row + offset
+    def _insert(self, to: StoredPartition, first: int, rows: Sequence[tuple[int, Record]]) -> None:
+        """Write (appended_ms, record) pairs from offset `first` on: the only writer of records."""
         self._db.executemany(
-            "INSERT INTO records VALUES (?, ?, ?, ?, ?)",
+            "INSERT INTO records VALUES (?, ?, ?, ?, ?, ?)",
             [
-                (row + at, now_ms, record.key, record.value, pack(record.headers))
-                for at, record in enumerate(write.batch)
+                (to.id, offset, now_ms, record.key, record.value, pack(record.headers))
+                for offset, (now_ms, record) in enumerate(rows, first)
             ],
         )
-        end = offset + len(write.batch)
-        self._db.execute("UPDATE partitions SET next = ? WHERE id = ?", (end, stored.id))
-        if stored.compacted:
-            for at, record in enumerate(write.batch, offset):
-                self._replace(stored, record.key, at)
-        if stored.retention_ms is not None:
-            self._expire(stored, now_ms, stored.retention_ms)
-        return offset
+        self._db.execute("UPDATE partitions SET next = ? WHERE id = ?", (first + len(rows), to.id))
+        if to.compacted:
+            for offset, (_, record) in enumerate(rows, first):
+                self._replace(to, record.key, offset)
 
-    def _replace(self, stored: StoredPartition, key: bytes, at: int) -> None:
+    def _replace(self, stored: StoredPartition, key: bytes, offset: int) -> None:
         older = self._db.execute(
             "SELECT offset FROM newest WHERE partition = ? AND key = ?", (stored.id, key)
         ).fetchone()
         if older is not None:
-            self._db.execute("DELETE FROM records WHERE id = ?", (stored.row + older[0],))
-            self.erased = True
-        self._db.execute("INSERT OR REPLACE INTO newest VALUES (?, ?, ?)", (stored.id, key, at))
+            self._delete(stored, older[0], older[0] + 1)
+        self._db.execute("INSERT OR REPLACE INTO newest VALUES (?, ?, ?)", (stored.id, key, offset))
 
     def _expire(self, stored: StoredPartition, now_ms: int, retention_ms: int) -> None:
-        # A fiftieth of the retention too long is kept, for one look in fifty.
+        # Records are kept up to 2 % longer than the retention, for one look in 50 intervals.
         if now_ms - self._expired_ms.get(stored.id, 0) < retention_ms // 50:
             return
-        first, end = self._bounds(stored)
         rows = self._db.execute(
-            "SELECT id, appended_ms FROM records WHERE id >= ? AND id < ? ORDER BY id LIMIT ?",
-            (stored.row + first, stored.row + end, EXPIRE_RECORDS),
+            "SELECT offset, appended_ms FROM records WHERE partition = ? ORDER BY offset LIMIT ?",
+            (stored.id, EXPIRE_RECORDS),
         ).fetchall()
-        kept = next((id_ for id_, at_ms in rows if at_ms >= now_ms - retention_ms), None)
+        kept = next((offset for offset, at_ms in rows if at_ms >= now_ms - retention_ms), None)
         if kept is None:
-            kept = rows[-1][0] + 1  # more is to go: the next append goes on
+            kept = rows[-1][0] + 1  # more records are due: the next append removes them
         else:
             self._expired_ms[stored.id] = now_ms
-        if kept > stored.row + first:
-            self._db.execute(
-                "DELETE FROM records WHERE id >= ? AND id < ?", (stored.row + first, kept)
-            )
-            self._db.execute(
-                "UPDATE partitions SET first = ? WHERE id = ?", (kept - stored.row, stored.id)
-            )
-            self.erased = True
+        if kept > rows[0][0]:
+            self._delete(stored, rows[0][0], kept)
+            self._db.execute("UPDATE partitions SET first = ? WHERE id = ?", (kept, stored.id))
+
+    def _delete(self, stored: StoredPartition, first: int, end: int) -> None:
+        self._db.execute(
+            "DELETE FROM records WHERE partition = ? AND offset >= ? AND offset < ?",
+            (stored.id, first, end),
+        )
+        self.erased = True
 
     def _bounds(self, stored: StoredPartition) -> tuple[int, int]:
         row = self._db.execute(
@@ -285,9 +297,9 @@ class LogFile:
 
     def _rows(self, stored: StoredPartition, offset: int, end: int, max_records: int) -> list[_Row]:
         cursor = self._db.execute(
-            "SELECT id, appended_ms, key, value, headers FROM records"
-            " WHERE id >= ? AND id < ? ORDER BY id LIMIT ?",
-            (stored.row + offset, stored.row + end, max_records),
+            "SELECT offset, appended_ms, key, value, headers FROM records"
+            " WHERE partition = ? AND offset >= ? AND offset < ? ORDER BY offset LIMIT ?",
+            (stored.id, offset, end, max_records),
         )
         with closing(cursor):
             rows: list[_Row] = []
@@ -297,12 +309,12 @@ class LogFile:
                 left -= sum(len(value or b"") for _, _, _, value, _ in more)
         return rows
 
-    def _check_whole(self, stored: StoredPartition, offset: int, rows: Sequence[_Row]) -> None:
-        found = [row[0] for row in rows]
-        if found and found[0] == stored.row + offset and found[-1] - found[0] == len(found) - 1:
+    def _check_complete(self, stored: StoredPartition, offset: int, rows: Sequence[_Row]) -> None:
+        if rows and rows[0][0] == offset and rows[-1][0] == offset + len(rows) - 1:
             return
-        there = set(found)
-        missing = next(at for at in range(offset, OFFSET_MASK) if stored.row + at not in there)
+        missing = next(
+            (at for at, row in enumerate(rows, offset) if row[0] != at), offset + len(rows)
+        )
         raise LogCorrupt(
             path=self.path,
             found=f"{stored.partition} lacks offset {missing}",
@@ -311,19 +323,19 @@ class LogFile:
         )
 
     def _records(self, stored: StoredPartition, rows: Sequence[_Row]) -> Sequence[StoredRecord]:
-        partition, base = stored.partition, stored.row
+        partition = stored.partition
         out: list[StoredRecord] = []
         try:
-            for id_, appended_ms, key, value, headers in rows:
+            for offset, appended_ms, key, value, headers in rows:
                 out.append(
-                    stored_record(partition, id_ - base, appended_ms, key, value, unpack(headers))
+                    stored_record(partition, offset, appended_ms, key, value, unpack(headers))
                 )
         except ValueError as error:
-            at = rows[len(out)][0] - base
+            offset = rows[len(out)][0]
             raise LogCorrupt(
                 path=self.path,
-                found=f"the headers of {partition} offset {at} cannot be read",
+                found=f"the headers of {partition} offset {offset} cannot be read",
                 partition=partition,
-                offset=at,
+                offset=offset,
             ) from error
         return out

@@ -1,14 +1,14 @@
-"""The file of a SQLite log: what lies in it, how it is made and recognised, what its errors mean.
+"""The file of a SQLite log: its tables, how it is created, recognized and upgraded, its errors.
 
-A record's row id is its partition's number in the file and its offset in one integer, so that a
-partition's records lie side by side in the one b-tree there is, and cost no second index. (A
-composite key in a table WITHOUT ROWID was a fifth slower to append to.)
+The records of a partition lie side by side in one b-tree, with the key (partition, offset). Pages
+have 8 KiB: in such a table a record that does not fit four times into a page is stored outside of
+it, which at 4 KiB was every second record.
 
-A new file is made under another name and then linked to its own, so that whoever finds a file at
-the path finds a whole log; an empty file is none of ours.
+A new file is made under another name and then linked to its path, so that a process that finds a
+file at the path finds a whole log; an empty file is refused.
 
-Careful: the file must not be opened beside SQLite. Closing any descriptor of it would drop the
-locks that every connection of this process holds on it.
+Careful: do not open the file except through SQLite. Closing any descriptor of the file would drop
+the locks that every connection of this process holds on it.
 """
 
 import os
@@ -20,15 +20,28 @@ from pathlib import Path
 from typing import Final
 
 from yardmaster_eventlog.errors import LogCorrupt, LogError, LogUnavailable, NotOurLog
-from yardmaster_eventlog.port import Headers
 
-#: "Yard" in ASCII, in the place that SQLite keeps for saying whose file it is.
+#: "Yard" in ASCII, at the place that SQLite reserves for the id of the program that owns the file.
 APPLICATION_ID: Final = 0x59617264
-FORMAT: Final = 1
-OFFSET_BITS: Final = 40
-OFFSET_MASK: Final = (1 << OFFSET_BITS) - 1
+FORMAT: Final = 2
+PAGE_BYTES: Final = 8192
 
-SCHEMA: Final = f"""
+_RECORDS: Final = """CREATE TABLE records (
+    partition INTEGER NOT NULL,         -- partitions.id
+    offset INTEGER NOT NULL,
+    appended_ms INTEGER NOT NULL,
+    key BLOB NOT NULL,
+    value BLOB,
+    headers BLOB NOT NULL,
+    PRIMARY KEY (partition, offset)
+) WITHOUT ROWID"""
+#: For people with a SQLite shell.
+_VIEW: Final = """CREATE VIEW log AS
+    SELECT p.topic, p.number AS partition, r.offset, r.appended_ms, r.key, r.value
+    FROM records r JOIN partitions p ON p.id = r.partition"""
+
+_SCHEMA: Final = f"""
+PRAGMA page_size = {PAGE_BYTES};
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {FORMAT};
 BEGIN;
@@ -43,47 +56,47 @@ CREATE TABLE partitions (
     max_batch_bytes INTEGER NOT NULL,
     UNIQUE (topic, number)
 );
-CREATE TABLE records (
-    id INTEGER PRIMARY KEY,             -- partitions.id << {OFFSET_BITS} | offset
-    appended_ms INTEGER NOT NULL,
-    key BLOB NOT NULL,
-    value BLOB,
-    headers BLOB NOT NULL
-);
-CREATE TABLE newest (                   -- of compacted topics: where a key's newest record lies
+CREATE TABLE newest (                   -- of compacted topics: the offset of each key's last record
     partition INTEGER NOT NULL,
     key BLOB NOT NULL,
     offset INTEGER NOT NULL,
     PRIMARY KEY (partition, key)
 ) WITHOUT ROWID;
-CREATE VIEW log AS                      -- for people with a sqlite shell
-    SELECT p.topic, p.number AS partition, r.id & {OFFSET_MASK} AS offset, r.appended_ms,
-        r.key, r.value
-    FROM records r JOIN partitions p ON p.id = r.id >> {OFFSET_BITS};
+{_RECORDS};
+{_VIEW};
 COMMIT;
 """
 
-_ENDS: Final = f"""
+#: Format 1 had partition (from bit 40 on) and offset in one integer.
+_FROM_FORMAT_1: Final = (
+    "DROP VIEW log",
+    "ALTER TABLE records RENAME TO records_1",
+    _RECORDS,
+    "INSERT INTO records"
+    " SELECT id >> 40, id & ((1 << 40) - 1), appended_ms, key, value, headers"
+    " FROM records_1 ORDER BY id",
+    "DROP TABLE records_1",
+    _VIEW,
+    f"PRAGMA user_version = {FORMAT}",
+)
+
+_ENDS: Final = """
 SELECT topic || '/' || number, first, next, compacted,
-    (SELECT r.id FROM records r
-     WHERE r.id >= p.id << {OFFSET_BITS} AND r.id < (p.id + 1) << {OFFSET_BITS}
-     ORDER BY r.id DESC LIMIT 1) & {OFFSET_MASK},
-    (SELECT r.id FROM records r
-     WHERE r.id >= p.id << {OFFSET_BITS} AND r.id < (p.id + 1) << {OFFSET_BITS}
-     ORDER BY r.id LIMIT 1) & {OFFSET_MASK}
+    (SELECT max(offset) FROM records WHERE partition = p.id),
+    (SELECT min(offset) FROM records WHERE partition = p.id)
 FROM partitions p
 """
 
 
 def connect(path: Path, *, create: bool, lock_timeout_s: float) -> sqlite3.Connection:
-    """A connection to the log at `path`; with `create`, it is made when nothing is there.
+    """Open the log at `path`; create it with `create`, upgrade it where it has the format before.
 
     Raises:
-        NotOurLog: something else is there, or nothing though `create` is false.
-        LogCorrupt: it is damaged or cut short.
-        LogUnavailable: it may not be opened, or stays locked.
+        NotOurLog: the path holds something else, or nothing though `create` is false.
+        LogCorrupt: the file is damaged or cut short.
+        LogUnavailable: the file cannot be opened, or stays locked.
     """
-    _look(path, create=create)
+    _check_path(path, create=create)
     with translated(path):
         connection = sqlite3.connect(
             f"{path.absolute().as_uri()}?mode=rw",
@@ -94,11 +107,13 @@ def connect(path: Path, *, create: bool, lock_timeout_s: float) -> sqlite3.Conne
         )
     try:
         with translated(path):
-            _recognise(path, connection)
+            version = _recognize(path, connection)
             _check_size(path, connection)
+            connection.execute("PRAGMA secure_delete = ON")
+            if version < FORMAT:
+                _upgrade(path, connection, lock_timeout_s)
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
-            connection.execute("PRAGMA secure_delete = ON")
             _check_ends(path, connection)
     except BaseException:
         connection.close()
@@ -108,20 +123,20 @@ def connect(path: Path, *, create: bool, lock_timeout_s: float) -> sqlite3.Conne
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """SQLite's errors as the log's."""
+    """Raise SQLite's errors as errors of the log."""
     try:
         yield
     except sqlite3.DatabaseError as error:
-        raise _meaning(path, error) from error
+        raise _as_log_error(path, error) from error
 
 
 def primary(error: sqlite3.Error) -> int:
-    """SQLite's result code without its refinement."""
+    """Return SQLite's result code without its extension."""
     return int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)) & 0xFF
 
 
 def certainly_not_written(error: sqlite3.Error) -> bool:
-    """A COMMIT that failed so left no commit mark on disk: the write of it was itself refused."""
+    """Tell whether a failed COMMIT left no commit mark on disk, as the write itself was refused."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
     return code == sqlite3.SQLITE_IOERR_WRITE or primary(error) in (
         sqlite3.SQLITE_FULL,
@@ -129,69 +144,7 @@ def certainly_not_written(error: sqlite3.Error) -> bool:
     )
 
 
-def pack(headers: Headers) -> bytes:
-    """Headers as one value: names between unit separators, then each value behind a zero byte.
-
-    Splitting at a byte is what Python does fastest, and a topic's records share their names, which
-    are so split but once. Where a name or value holds such a byte, all have lengths instead.
-    """
-    if not headers:
-        return b""
-    names = b"\x1f".join([name.encode() for name, _ in headers])
-    packed = b"\x00".join([names, *[value for _, value in headers]])
-    # A name may be empty, but not the first: a packed value that starts with zero has lengths.
-    if packed[0] and packed.count(0) == len(headers) and names.count(31) == len(headers) - 1:
-        return packed
-    parts = [part for name, value in headers for part in (name.encode(), value)]
-    return b"\x00" + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-
-
-def unpack(packed: bytes) -> Headers:
-    """The headers that `pack` was given.
-
-    Raises: ValueError when they were damaged.
-    """
-    if not packed:
-        return ()
-    if not packed[0]:
-        return _with_lengths(packed)
-    values = packed.split(b"\x00")
-    names = _NAMES[values.pop(0)]
-    if len(names) != len(values):  # for zip to check it would cost a third more
-        raise ValueError("a header without a value")
-    return tuple(zip(names, values, strict=False))
-
-
-class _Names(dict[bytes, tuple[str, ...]]):
-    """Header names, split once for all records that share them; no flood of made-up ones."""
-
-    LIMIT: Final = 1024
-
-    def __missing__(self, packed: bytes) -> tuple[str, ...]:
-        names = tuple(packed.decode().split("\x1f"))
-        if len(self) < self.LIMIT:
-            self[packed] = names
-        return names
-
-
-_NAMES: Final = _Names()
-
-
-def _with_lengths(packed: bytes) -> Headers:
-    parts = []
-    at = 1
-    while at < len(packed):
-        size = int.from_bytes(packed[at : at + 4], "big")
-        part = packed[at + 4 : at + 4 + size]
-        if len(part) < size:
-            raise ValueError("headers are cut short")
-        parts.append(part)
-        at += 4 + size
-    names = [name.decode() for name in parts[::2]]
-    return tuple(zip(names, parts[1::2], strict=True))
-
-
-def _look(path: Path, *, create: bool) -> None:
+def _check_path(path: Path, *, create: bool) -> None:
     try:
         if path.is_dir():
             raise NotOurLog(path=path, found="a folder")
@@ -208,17 +161,17 @@ def _look(path: Path, *, create: bool) -> None:
 
 
 def _create(path: Path) -> None:
-    left_over = path.with_name(path.name + "-wal")
-    if left_over.exists() and left_over.stat().st_size:
-        raise LogCorrupt(path=path, found=f"only its {left_over.name} is there")
+    wal = path.with_name(path.name + "-wal")
+    if wal.exists() and wal.stat().st_size:
+        raise LogCorrupt(path=path, found=f"only its {wal.name} is there")
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".new", dir=path.parent)
     os.close(descriptor)
     new = Path(name)
     try:
         with translated(path), closing(sqlite3.connect(new, isolation_level=None)) as connection:
             connection.execute("PRAGMA synchronous = EXTRA")
-            connection.executescript(SCHEMA)
-        with suppress(FileExistsError):  # another process was quicker: its log is as good
+            connection.executescript(_SCHEMA)
+        with suppress(FileExistsError):  # another process was quicker; its log is used
             os.link(new, path)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
@@ -229,23 +182,58 @@ def _create(path: Path) -> None:
         new.unlink()
 
 
-def _recognise(path: Path, connection: sqlite3.Connection) -> None:
+def _recognize(path: Path, connection: sqlite3.Connection) -> int:
+    """Return the file's format: this one, or one that can be upgraded."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     if application != APPLICATION_ID:
         raise NotOurLog(path=path, found="the database of another program")
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version != FORMAT:
+    if not 1 <= version <= FORMAT:
         raise NotOurLog(
-            path=path, found=f"a log of format {version}, and this Yardmaster knows {FORMAT}"
+            path=path, found=f"a log of format {version}, and this Yardmaster knows up to {FORMAT}"
         )
+    return int(version)
+
+
+def _upgrade(path: Path, connection: sqlite3.Connection, lock_timeout_s: float) -> None:
+    """Give a log of format 1 the current format, in one transaction.
+
+    Only the sole connection can leave the write-ahead log, so no earlier program has the file open
+    meanwhile. The page size is only for speed; a full disk may prevent it.
+    """
+    connection.execute("PRAGMA busy_timeout = 0")
+    try:
+        connection.execute("PRAGMA journal_mode = DELETE")
+    except sqlite3.OperationalError as error:
+        if primary(error) != sqlite3.SQLITE_BUSY:
+            raise
+        raise LogUnavailable(
+            found=f"{path} has the format of an earlier version and is in use, so it cannot be "
+            "upgraded now; stop the programs that use it"
+        ) from error
+    connection.execute(f"PRAGMA busy_timeout = {round(1000 * lock_timeout_s)}")
+    connection.execute("BEGIN EXCLUSIVE")
+    try:
+        # Another process may have upgraded the file meanwhile.
+        if _recognize(path, connection) < FORMAT:
+            for statement in _FROM_FORMAT_1:
+                connection.execute(statement)
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    with suppress(sqlite3.OperationalError):
+        connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+        connection.execute("VACUUM")
 
 
 def _check_size(path: Path, connection: sqlite3.Connection) -> None:
-    # SQLite notices a missing page only when it needs it. While there is a write-ahead log, pages
-    # may lie there, and the file is what a crash has left of it.
+    # SQLite notices a missing page only when it needs the page. Pages may also be in the
+    # write-ahead log; after a crash, the file alone is then incomplete, and that is no damage.
     (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
-    tail = path.with_name(path.name + "-wal")
-    whole = (tail.exists() and tail.stat().st_size) or path.stat().st_size % page_bytes == 0
+    wal = path.with_name(path.name + "-wal")
+    whole = (wal.exists() and wal.stat().st_size) or path.stat().st_size % page_bytes == 0
     if not whole:
         raise LogCorrupt(path=path, found="it is cut short, in the middle of a page")
 
@@ -267,7 +255,7 @@ def _check_ends(path: Path, connection: sqlite3.Connection) -> None:
             )
 
 
-def _meaning(path: Path, error: sqlite3.DatabaseError) -> LogError:
+def _as_log_error(path: Path, error: sqlite3.DatabaseError) -> LogError:
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
     match primary(error):
         case sqlite3.SQLITE_NOTADB:
@@ -277,7 +265,7 @@ def _meaning(path: Path, error: sqlite3.DatabaseError) -> LogError:
         case sqlite3.SQLITE_IOERR if code == sqlite3.SQLITE_IOERR_SHORT_READ:
             return LogCorrupt(path=path, found="it is cut short")
         case sqlite3.SQLITE_ERROR | sqlite3.SQLITE_CONSTRAINT | sqlite3.SQLITE_MISMATCH:
-            # Our own statements are right in a file that is as we made it.
+            # The statements are right for an undamaged file.
             return LogCorrupt(path=path, found=str(error))
         case _:
             return LogUnavailable(found=f"{path}: {error}")

@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from yardmaster_eventlog.port import Headers
-from yardmaster_eventlog.sqlite.format import pack, unpack
+from yardmaster_eventlog.sqlite.headers import pack, unpack
 
 NAMES = st.text(alphabet=st.characters(codec="utf-8"), max_size=6)
 VALUES = st.binary(max_size=6) | st.sampled_from([b"\x00", b"\x1f", b"\x00\x1f"])
