@@ -118,7 +118,7 @@ def test_the_index_finds_the_rooms_that_a_scan_finds(
         model.step(*change)
         expected = {capacity.ordinal for capacity in model.fitting(asked)}
         for name, strategy in PLACEMENTS.items():
-            found = [capacity.ordinal for capacity in strategy.capacities(model.index, asked, -1)]
+            found = [capacity.ordinal for capacity in strategy.order(model.index, asked, -1)]
             assert set(found) == expected, f"{name} after {change}"
         mask = model.index.candidates(asked)
         assert all(mask >> o & 1 for o in expected), "candidates leave out rooms that fit"

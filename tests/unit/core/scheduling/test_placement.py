@@ -12,7 +12,7 @@ from yardmaster_core.errors import UnknownPlacement
 from yardmaster_core.scheduling.planner.placement import (
     PLACEMENTS,
     place,
-    places_in,
+    replicas_that_fit,
     strategy_named,
 )
 from yardmaster_core.scheduling.state.capacity_index import CapacityIndex
@@ -99,7 +99,7 @@ def test_counting_places_agrees_with_trying_every_way(
 ) -> None:
     index = index_of(offers)
     possible = [most(tuple(slots), cpu, memory, gang) for slots, cpu, memory in offers]
-    counted = places_in(index.capacities.values(), gang)
+    counted = replicas_that_fit(index.capacities.values(), gang)
     assert min(counted, gang.replicas) == min(sum(possible), gang.replicas)
 
 

@@ -1,5 +1,8 @@
-"""Fragmentation gradient descent: a task goes where it adds the least to what is free and of no use
-to those who ask (`workload.py`).
+"""Fragmentation gradient descent (`fgd`): place a task where it adds least to the free capacity
+that pending shapes cannot use.
+
+Source: "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient
+Descent" (USENIX ATC 2023); see `workload.py` for the measure.
 """
 
 from bisect import bisect_left
@@ -13,34 +16,35 @@ from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
 from yardmaster_core.scheduling.state.tasks import Job
 from yardmaster_core.scheduling.state.workload import Slots, WorkloadCounter
 
-#: Growth of less than this (gpu_milli) makes no difference: nearly equal rooms are told apart by
-#: how full they are.
+#: Differences below this (gpu_milli) are ignored: nearly equal nodes are ranked by how full they
+#: are.
 COARSE: Final = 50
 
 
 def track_workload(jobs: Iterable[Job], pool: Pool) -> None:
-    """ReplicaSlots tasks of a pool by what was asked for so far; `jobs` are all that were admitted,
-    in that order, gone through only the first time.
+    """Make a pool's placement follow the workload requested so far.
+
+    `jobs` are all admitted jobs in the order of admission; they are read only the first time.
     """
-    asking = pool.workload
-    if asking is None:
-        asking = pool.workload = WorkloadCounter()
+    counter = pool.workload
+    if counter is None:
+        counter = pool.workload = WorkloadCounter()
         for job in jobs:
             if pool.name in job.spec.pools:
-                asking.add(job.shape, job.spec.tasks)
+                counter.add(job.shape, job.spec.tasks)
     for index in (pool.free, pool.future):
-        index.count_on(asking.workload)
+        index.count_on(counter.workload)
 
 
 def growth(index: CapacityIndex, capacity: NodeCapacity, shape: Shape) -> int:
-    """`fgd`'s rank of a room that holds the shape: by how much more of it would be useless, then as
-    `best_fit` has it.
+    """Return the rank of a node that holds the shape: the growth of its unusable capacity, then the
+    order of `best_fit`.
     """
     return min(_ways(index, capacity, shape))[0]
 
 
 def slots_of_least_growth(index: CapacityIndex, capacity: NodeCapacity, shape: Shape) -> Slots:
-    """The slots of a room that `fgd` takes."""
+    """Return the slots of a node that `fgd` takes."""
     if shape.gpus != 1 or shape.gpu_milli == WHOLE:
         return capacity.pick(shape)
     _, free = min(_ways(index, capacity, shape))
@@ -48,7 +52,7 @@ def slots_of_least_growth(index: CapacityIndex, capacity: NodeCapacity, shape: S
 
 
 def _ways(index: CapacityIndex, capacity: NodeCapacity, shape: Shape) -> list[tuple[int, int]]:
-    # Ranks of the ways to place one replica, and where it is a share, what is free of the slot.
+    # (rank, free gpu_milli of the chosen slot or 0) for each way to place one replica.
     workload = index.workload
     slots = tuple(sorted(capacity.slots))
     if slots and slots[0] < 0:
@@ -60,7 +64,7 @@ def _ways(index: CapacityIndex, capacity: NodeCapacity, shape: Shape) -> list[tu
     ways = []
     for fullness, free, after in _after(capacity, shape, slots):
         more = workload.useless(after, cpu_milli, memory_mib, capacity.node_type) - before
-        # Rounded up: what does not grow at all is as good as what shrinks a little.
+        # Rounded up: no growth is as good as a small decrease.
         ways.append(((-(-more // unit) << 24) + fullness, free))
     return ways
 

@@ -1,8 +1,7 @@
-"""What becomes of tasks and nodes, whatever the policy: ends, stops, losses, deadlines.
+"""Decisions about running tasks and nodes under every policy: ends, stops, losses, deadlines.
 
-Each step is a function of the task or node as it is, so looking at one that needs nothing is
-harmless; `attention` only says where to look. The table of exit codes is that of interface.md,
-section 6.
+Each step is a function of the present task or node, so checking one that needs nothing is harmless;
+`attention` only lists which to check. The table of exit codes is that of interface.md, section 6.
 """
 
 from typing import Final
@@ -26,20 +25,21 @@ from yardmaster_schemas.events.node_events import ReplicaRef
 from yardmaster_schemas.events.requests import ExitZero
 from yardmaster_schemas.reasons import EndCode, Stop, StopCode
 
-#: After the n-th failure, and after the n-th start in a row that failed, a task waits 2^n seconds,
-#: up to this many.
+#: After the n-th failure, and after the n-th failed start in a row, a task backs off 2^n seconds,
+#: at most this many.
 MAX_BACKOFF_S: Final = 300
-#: A task ends after so many starts in a row that failed.
+#: A task ends after this many failed starts in a row.
 MAX_FAILED_STARTS: Final = 5
-#: The next attempt avoids at most so many nodes on which the start failed, the newest.
+#: The next attempt avoids at most this many nodes on which a start failed, the newest.
 MAX_FAILED_NODES: Final = 16
-#: Stops after which the task is over.
+#: Stop codes after which the task ends.
 FINAL_STOPS: Final = frozenset({StopCode.TIME_LIMIT, StopCode.IDLE_LIMIT, StopCode.BUDGET})
 
 
 def decide_lifecycle(draft: Draft) -> None:
-    """Lost nodes first, since they free slots and close replicas; then tasks, in the order of their
-    ids.
+    """Decide about nodes, then about tasks, each in the order of their names.
+
+    Nodes come first because a lost node frees slots and closes replicas.
     """
     state = draft.state
     for name in sorted(state.node_attention):
@@ -54,7 +54,7 @@ def decide_lifecycle(draft: Draft) -> None:
 
 
 def _advance_task(draft: Draft, task: Task) -> None:
-    # A task may take two steps at once (requeued, then ended because it was cancelled meanwhile).
+    # A task may take two steps at once: requeued, then ended because it was cancelled meanwhile.
     while (event := next_of_task(draft.state, task)) is not None:
         draft.record(event, task.id, task.cause)
 
@@ -91,7 +91,7 @@ def _why_lost(state: ClusterState, node: Node) -> LossCause | None:
 
 
 def next_of_task(state: ClusterState, task: Task) -> Event | None:
-    """The decision that a task's condition calls for, or None."""
+    """Return the next decision about a task, or None."""
     if task.phase.final:
         return None
     run = task.run
@@ -135,28 +135,29 @@ def _stop_of_attempt(state: ClusterState, task: Task, run: Attempt) -> Event | N
     if task.paused and not run.ended:
         return _stop(state, task, run, Stop(code=StopCode.PAUSED), grace_s=spec.grace_s)
     replicas = run.replicas
-    # An exit that was reported decides before a later loss of a node.
+    # A reported exit takes precedence over a later loss of a node.
     if ReplicaState.LOST in replicas and not run.failed:
         lost = run.placements[replicas.index(ReplicaState.LOST)].node
         stop = Stop(
             code=StopCode.NODE_LOST,
-            # A node that was replaced was heard of just now.
+            # A node that was replaced was heard just now.
             numbers={"last_heard_at_ms": state.nodes[lost].silent_ms or state.now_ms},
             about=lost,
         )
         return _stop(state, task, run, stop, grace_s=spec.grace_s)
-    # Released without having started, which is not the same as over before the others have started.
+    # True if a replica was released without having started; one that ended before the others have
+    # started does not count.
     never_started = run.started + replicas.count(ReplicaState.ALLOCATED) < len(replicas)
     if run.failed or never_started:
         numbers = {"replicas": len(replicas), "open": run.open}
         stop = Stop(code=StopCode.GANG_INCOMPLETE, numbers=numbers)
-        # The other replicas of a failed gang wait for one that will not answer: a short grace will
-        # do.
+        # The other replicas of a failed gang wait for one that will not answer: a short grace
+        # period is enough.
         if len(replicas) > 1:
             return _stop(state, task, run, stop, grace_s=min(spec.grace_s, 10))
         return None
     if run.ended:
-        return None  # it ended by itself; a stop would make another end of it
+        return None  # it ended by itself; a stop would change its outcome
     limit_s = spec.time_limit_s
     if limit_s is not None and run.running_ms:
         ran_ms = task.ran_ms + state.now_ms - run.running_ms
@@ -248,10 +249,11 @@ def _end_of_attempt(state: ClusterState, task: Task, run: Attempt) -> Event:
 
 
 def _failed_start(state: ClusterState, task: Task, run: Attempt, code: EndCode) -> Event:
-    """What follows a start that failed: try again after a pause, elsewhere if possible; or the end,
-    where trying again leads to the same, or has for `MAX_FAILED_STARTS` times.
+    """Return the decision after a failed start: retry after a back-off, on other nodes if possible,
+    or end.
 
-    `max_restarts` is not used up: nothing of the task ran.
+    The task ends if a retry would fail in the same way, or after `MAX_FAILED_STARTS` failures.
+    `max_restarts` is not used up, because no process of the task ran.
     """
     end = run.failure.end_code if run.failure is not None else None
     times = task.failed_starts + 1
@@ -259,7 +261,7 @@ def _failed_start(state: ClusterState, task: Task, run: Attempt, code: EndCode) 
         end = EndCode.START_FAILED
     if end is not None:
         return _ended(task, run, Outcome.FAILED, end)
-    # Older agents do not say which replica it was; of one node it is clear.
+    # Older agents do not report which replica failed; with one node there is no doubt.
     here = run.failed_nodes or (run.nodes if len(run.nodes) == 1 else ())
     newest_first = dict.fromkeys(reversed((*task.failed_nodes, *here)))
     return TaskRequeuedV1(
@@ -279,13 +281,13 @@ def _failed(state: ClusterState, task: Task, run: Attempt) -> Event:
     if run.out_of_memory:
         code = EndCode.OUT_OF_MEMORY
     if task.restarts < most:
-        held = _backoff_ms(state, task.restarts)
+        not_before_ms = _backoff_ms(state, task.restarts)
         return TaskRequeuedV1(
             task_id=task.id,
             attempt=run.number,
             code=code,
             restarts=task.restarts + 1,
-            not_before_ms=held,
+            not_before_ms=not_before_ms,
             failed_starts=task.failed_starts,
             failed_nodes=task.failed_nodes,
         )
@@ -304,7 +306,7 @@ def _requeued(task: Task, run: Attempt, code: EndCode) -> TaskRequeuedV1:
         attempt=run.number,
         code=code,
         restarts=task.restarts,
-        # A start that was cut short says nothing of whether one succeeds.
+        # A start that was stopped early does not tell whether the task can start.
         failed_starts=task.failed_starts,
         failed_nodes=task.failed_nodes,
     )

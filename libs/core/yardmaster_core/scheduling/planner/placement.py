@@ -1,16 +1,16 @@
-"""Where a task is placed: strategies that order rooms, and the placing of whole gangs.
+"""Where a task is placed: placement strategies and the placement of whole gangs.
 
-A strategy is a function from an index, a shape and a set of nodes to those of their rooms that hold
-one replica, best first. Every pool may use every strategy, whatever its policy. Which one it is
-decides where a task is placed, never whether.
+A strategy is a function from a capacity index, a shape and a set of nodes to the nodes that hold
+one replica, best first. Every pool may use every strategy, under every policy. The strategy decides
+where a task is placed, never whether it fits.
 
-Replicas of a gang are equal, so filling one room after another finds a place for all of them
-whenever there is one: what a room can hold does not depend on the others.
+The replicas of a gang are equal, and what one node can hold does not depend on the others. So
+filling one node after another finds a placement for all replicas whenever there is one.
 
-A task on whole nodes goes to one node that holds all of it, chosen by the strategy, else as a gang
-over idle nodes of equal size, largest first, whose size divides what it uses_workload for (after
-Determined; tasks without GPUs do not keep a node from being idle). A pool may allow unequal ones:
-the largest that still fit, one after another.
+A task on whole nodes goes to one node that holds all of it, chosen by the strategy. Else it becomes
+a gang over idle nodes of equal size, largest first, whose size divides the requested number of GPUs
+(as in Determined; tasks without GPUs do not keep a node from being idle). A pool may allow nodes of
+unequal size: then the largest that still fit are taken one after another.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,11 +28,12 @@ from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
 from yardmaster_core.scheduling.state.shapes import WHOLE, Shape
 from yardmaster_schemas.events.requests import PoolConfig
 
+#: Yields the nodes of a set (one bit each) that hold one replica of a shape, best first.
 NodeOrder = Callable[[CapacityIndex, Shape, int], Iterator[NodeCapacity]]
-#: The slots that one replica gets in a room that holds it.
+#: Selects the slots that one replica gets on a node that holds it.
 SlotPick = Callable[[CapacityIndex, NodeCapacity, Shape], tuple[int, ...]]
 
-#: What a GPU counts for in `tight_fit`, in CPUs.
+#: How many CPUs one GPU counts as in `tight_fit`.
 CPUS_OF_A_GPU: Final = 16
 
 
@@ -42,32 +43,32 @@ def _fullest(_: CapacityIndex, capacity: NodeCapacity, shape: Shape) -> tuple[in
 
 @dataclass(frozen=True, slots=True)
 class PlacementStrategy:
-    """A way to choose rooms, and slots there. `sticky`: the room just chosen is the choice for an
-    equal task while it holds one. `per_replica`: a choice is made for each replica of a gang.
-    `unequal`: gangs on whole nodes may be laid over nodes of unequal size. `seeded`: what it
-    generator from a seed is seeded for each task anew. `uses_workload`: it goes by what tasks of
-    the pool asked for so far.
-    """
+    """How to choose nodes, and slots on them."""
 
     name: str
-    capacities: NodeOrder
+    order: NodeOrder
     pick: SlotPick = _fullest
+    #: An equal task goes to the node of the last one while that holds it.
     sticky: bool = False
+    #: Each replica of a gang is placed by a choice of its own.
     per_replica: bool = False
+    #: Needs the workload requested from the pool so far (`fragmentation.py`).
     uses_workload: bool = False
+    #: Gangs on whole nodes may use nodes of unequal size.
     unequal: bool = False
+    #: Makes order and pick of one task from random numbers.
     seeded: Callable[[SeededRandom], tuple[NodeOrder, SlotPick]] | None = None
     seed: int = 0
 
-    def for_one(self, key: str) -> "PlacementStrategy":
-        """The strategy for one task, known by `key`."""
+    def for_task(self, key: str) -> "PlacementStrategy":
+        """Return the strategy for one task; `key` names the task and its attempt."""
         if self.seeded is None:
             return self
-        capacities, pick = self.seeded(SeededRandom(f"{self.name}/{self.seed}/{key}"))
-        return replace(self, capacities=capacities, pick=pick)
+        order, pick = self.seeded(SeededRandom(f"{self.name}/{self.seed}/{key}"))
+        return replace(self, order=order, pick=pick)
 
 
-#: One replica's place: the room and its slots.
+#: The node and the slots of one replica.
 ReplicaSlots = tuple[NodeCapacity, tuple[int, ...]]
 
 
@@ -91,10 +92,12 @@ def _by_free(
 
 
 def best_fit(index: CapacityIndex, shape: Shape, within: int = -1) -> Iterator[NodeCapacity]:
-    """Rooms with the fewest free GPUs first, so that whole nodes stay free for those who need them.
+    """Order nodes by free GPUs, fewest first, so that whole nodes stay free for tasks that need
+    them.
 
-    A share of a GPU goes to the fullest shared slot that has room, then to the fullest node. A task
-    without GPUs goes to the fullest node in use, then to the idle node with the most of its kind.
+    A fraction of a GPU goes to the fullest shared slot with capacity, then to the fullest node. A
+    task without GPUs goes to the fullest node in use, then to the idle node with the most such
+    tasks.
     """
     mask = index.candidates(shape) & within
     if not mask:
@@ -115,10 +118,9 @@ def best_fit(index: CapacityIndex, shape: Shape, within: int = -1) -> Iterator[N
 
 
 def worst_fit(index: CapacityIndex, shape: Shape, within: int = -1) -> Iterator[NodeCapacity]:
-    """Rooms with the largest part of their GPUs free first, so that load spreads.
+    """Order nodes by the fraction of their GPUs that is free, largest first, so that load spreads.
 
-    For a task without GPUs that of a node with no GPU in use is the part of its places that is left
-    for such tasks.
+    For a task without GPUs on an idle node, the fraction of its places for such tasks counts.
     """
     mask = index.candidates(shape) & within
     if not mask:
@@ -132,7 +134,8 @@ def worst_fit(index: CapacityIndex, shape: Shape, within: int = -1) -> Iterator[
 
 
 def _parts(index: CapacityIndex, mask: int, least: int) -> dict[Fraction, int]:
-    # Nodes by which part of their GPUs is free; none of them has fewer than `least`.
+    # Nodes (one bit each) by the fraction of their GPUs that is free; each has at least `least`
+    # free GPUs.
     found: dict[Fraction, int] = {}
     for count in range(least, len(index.whole)):
         if having := index.whole[count] & mask:
@@ -146,7 +149,7 @@ def _parts(index: CapacityIndex, mask: int, least: int) -> dict[Fraction, int]:
 def _gpuless(
     index: CapacityIndex, mask: int, score: Callable[[int, int], Fraction]
 ) -> dict[Fraction, int]:
-    # Nodes by the score of what is free: GPUs, but on an idle node places for tasks without any.
+    # Nodes by a score of their free GPUs; idle nodes by their free places for tasks without GPUs.
     idle = mask & index.idle
     found: dict[Fraction, int] = {}
     for count, having in enumerate(index.whole):
@@ -171,30 +174,33 @@ def _part(free: int, total: int) -> Fraction:
 
 
 def tight_fit(index: CapacityIndex, shape: Shape, within: int = -1) -> Iterator[NodeCapacity]:
-    """Rooms with the least left of GPUs and CPU together first."""
+    """Order nodes by free GPUs and CPUs together, least first."""
     return index.ranked(shape, within, _left)
 
 
 def _left(_: CapacityIndex, capacity: NodeCapacity, __: Shape) -> int:
-    # What a task takes of it is the same everywhere.
+    # The task takes the same amount on every node, so what is free before decides.
     return capacity.gpu_milli * CPUS_OF_A_GPU + capacity.cpu_milli
 
 
 def fgd(index: CapacityIndex, shape: Shape, within: int = -1) -> Iterator[NodeCapacity]:
-    """Rooms first in which the task adds the least to what nobody could use."""
+    """Order nodes by how much the task increases the capacity that no task could use, least
+    first.
+    """
     return index.ranked(shape, within, growth)
 
 
 def random(
     index: CapacityIndex, shape: Shape, within: int = -1, *, generator: SeededRandom | None = None
 ) -> Iterator[NodeCapacity]:
-    """Rooms in an order in which each is as likely as any other to come next."""
+    """Order nodes at random."""
     generator = generator or SeededRandom(shape.id)
     mask = index.promising(shape) & within
     capacities = index.capacities
     count = mask.bit_count()
     while count:
-        # One that turns out not to hold it is as if it had never been among them.
+        # A drawn node that does not hold the task is skipped, which leaves the others equally
+        # likely.
         ordinal = nth_bit(mask, generator.below(count))
         mask ^= 1 << ordinal
         count -= 1
@@ -205,7 +211,8 @@ def random(
 def _random_slots(
     generator: SeededRandom, _: CapacityIndex, capacity: NodeCapacity, shape: Shape
 ) -> tuple[int, ...]:
-    # Whole GPUs of a node are all alike, and a gang of several shares has to take the emptiest.
+    # The whole GPUs of a node are equal, and a gang with several fractions must take the emptiest
+    # slots.
     if shape.gpu_milli in (0, WHOLE) or (shape.replicas > 1 and shape.gpus > 1):
         return capacity.pick(shape)
     fitting = [slot for slot, free in enumerate(capacity.slots) if free >= shape.gpu_milli]
@@ -230,7 +237,7 @@ PLACEMENTS: Final[Mapping[str, PlacementStrategy]] = {
 
 
 def strategy_named(name: str) -> PlacementStrategy:
-    """The placement strategy of that name.
+    """Return the placement strategy of that name.
 
     Raises:
         UnknownPlacement.
@@ -242,7 +249,7 @@ def strategy_named(name: str) -> PlacementStrategy:
 
 
 def strategy_of(config: PoolConfig) -> PlacementStrategy:
-    """How tasks are placed in a pool.
+    """Return the placement strategy of a pool.
 
     Raises:
         UnknownPlacement.
@@ -251,8 +258,12 @@ def strategy_of(config: PoolConfig) -> PlacementStrategy:
     return replace(strategy, unequal=config.unequal_gangs, seed=config.seed)
 
 
-def any_place(index: CapacityIndex, shape: Shape, config: PoolConfig) -> list[ReplicaSlots] | None:
-    """A place in a pool configured so for a task that only uses_workload whether there is one."""
+def any_placement(
+    index: CapacityIndex, shape: Shape, config: PoolConfig
+) -> list[ReplicaSlots] | None:
+    """Return a placement for a check of whether a task fits; the pool's own strategy is not
+    used.
+    """
     strategy = PLACEMENTS["best_fit"]
     return place(index, shape, replace(strategy, unequal=config.unequal_gangs))
 
@@ -265,35 +276,35 @@ def place(
     key: str = "",
     avoid: int = 0,
 ) -> list[ReplicaSlots] | None:
-    """A place for every replica, or None; the indexes are left as they were.
+    """Return a node and slots for every replica, or None; the indexes are left unchanged.
 
-    With `also`, each room must have the space in that index too (what is free now, and not
-    promised). `key` names the task that the place is for, to strategies that draw. `avoid` is a set
-    of nodes (one bit each) that are not taken.
+    With `also`, each node must have the capacity in that index too (free now, and not reserved).
+    `key` names the task for strategies that use random numbers. `avoid` is a set of nodes (one bit
+    each) that are not used.
     """
-    strategy = strategy.for_one(key or shape.id)
+    strategy = strategy.for_task(key or shape.id)
     if shape.replicas == 1:
-        for capacity in strategy.capacities(index, shape, _within(also, shape) & ~avoid):
+        for capacity in strategy.order(index, shape, _within(also, shape) & ~avoid):
             if also is None or also.capacities[capacity.ordinal].holds(shape):
                 return [(capacity, strategy.pick(index, capacity, shape))]
         return _on_idle_nodes(index, shape, strategy, also, avoid) if shape.whole_nodes else None
     if shape.total_gpu_milli > index.free_milli:
         return None
     before = [(view, view.changes) for view in (index, also) if view is not None]
-    places: list[ReplicaSlots] = []
+    placement: list[ReplicaSlots] = []
     used: list[tuple[CapacityIndex, NodeCapacity, tuple[int, ...]]] = []
-    while len(places) < shape.replicas:
-        capacities = strategy.capacities(index, shape, _within(also, shape) & ~avoid)
+    while len(placement) < shape.replicas:
+        capacities = strategy.order(index, shape, _within(also, shape) & ~avoid)
         chosen = _first(capacities, shape, also)
         if chosen is None:
             break
         views = [(index, chosen)]
         if also is not None:
             views.append((also, also.capacities[chosen.ordinal]))
-        most = len(places) + 1 if strategy.per_replica else shape.replicas
-        while len(places) < most and all(one.holds(shape) for _, one in views):
+        most = len(placement) + 1 if strategy.per_replica else shape.replicas
+        while len(placement) < most and all(one.holds(shape) for _, one in views):
             picked = strategy.pick(index, chosen, shape)
-            places.append((chosen, picked))
+            placement.append((chosen, picked))
             for view, one in views:
                 slots = picked if view is index else one.pick(shape)
                 view.take(one, slots, shape.gpu_milli, shape.cpu_milli, shape.memory_mib)
@@ -302,11 +313,11 @@ def place(
         view.release(one, slots, shape.gpu_milli, shape.cpu_milli, shape.memory_mib)
     for view, changes in before:
         view.changes = changes
-    return places if len(places) == shape.replicas else None
+    return placement if len(placement) == shape.replicas else None
 
 
 def _within(also: CapacityIndex | None, shape: Shape) -> int:
-    # The nodes that are worth a look in the other index: it may have room on few of them.
+    # Nodes that may fit in the other index: often there are few.
     return -1 if also is None else also.promising(shape)
 
 
@@ -330,7 +341,9 @@ def _on_idle_nodes(
 
 
 def idle_sizes(index: CapacityIndex, shape: Shape) -> dict[int, int]:
-    """How many idle nodes of a size a gang on whole nodes may take, largest first."""
+    """Return the number of idle nodes that a gang on whole nodes may use, by node size, largest
+    first.
+    """
     groups = _idle_nodes(index, shape, None)
     return {size: found.bit_count() for size, found in groups.items()}
 
@@ -341,7 +354,7 @@ def _idle_nodes(
     mask = index.candidates(shape) & index.idle & ~avoid
     if also is not None:
         mask &= also.candidates(shape) & also.idle
-    # Only which CPU and memory are free has to be looked at one by one.
+    # Only free CPU and memory must be checked node by node.
     exact = not shape.cpu_milli and not shape.memory_mib
     groups: dict[int, int] = {}
     for size in range(len(index.whole) - 1, 0, -1):
@@ -373,11 +386,11 @@ def _supporting(index: CapacityIndex, also: CapacityIndex | None, shape: Shape, 
 def nodes_for(
     gpus: int, counts: Mapping[int, int], *, unequal: bool
 ) -> list[tuple[int, int]] | None:
-    """How many nodes of which sizes hold `gpus` together, all of each; None: there is no such set.
+    """Return pairs (size, number of nodes) that hold exactly `gpus` together, or None.
 
-    `counts` says how many idle nodes there are of a size, largest first. Of equal size where that
-    is possible; else, with `unequal`, as many of each as still fit, largest first, without looking
-    back: that finds a way whenever there is one where each size divides the next.
+    `counts` is the number of idle nodes by size, largest first. Nodes of equal size are preferred.
+    Else, with `unequal`, as many of each size as fit are taken, largest first, without
+    backtracking; that finds a solution whenever there is one if each size divides the next.
     """
     for size, count in counts.items():
         if gpus % size == 0 and gpus <= count * size:
@@ -393,7 +406,7 @@ def nodes_for(
 
 
 def helps(capacity: NodeCapacity, shape: Shape) -> bool:
-    """Whether a room may be a part of a place for `shape`, as what is free there is now."""
+    """Whether a node, with its present free capacity, may hold a part of a task of `shape`."""
     return capacity.holds(shape) or (
         shape.whole_nodes and capacity.idle and capacity.supports(shape)
     )
@@ -408,28 +421,26 @@ def _first(
     return None
 
 
-def places_in(capacities: Iterable[NodeCapacity], shape: Shape) -> int:
-    """How many replicas of `shape` those rooms hold together, each on its own; stops at all of
-    them.
-    """
+def replicas_that_fit(capacities: Iterable[NodeCapacity], shape: Shape) -> int:
+    """Return how many replicas of `shape` the nodes hold, at most all of them."""
     total = 0
     for capacity in capacities:
-        total += _fold(capacity, shape)
+        total += _replicas_on(capacity, shape)
         if total >= shape.replicas:
             break
     return total
 
 
-def _shared_fold(shares: list[int], gpus: int) -> int:
-    # Each replica takes one share of `gpus` different slots, so of no slot more than there are
-    # replicas.
+def _fractions_on(shares: list[int], gpus: int) -> int:
+    # Each replica takes a fraction of `gpus` different slots, so no slot serves more fractions than
+    # there are replicas.
     most = sum(shares) // gpus
     while sum(min(count, most) for count in shares) < most * gpus:
         most -= 1
     return most
 
 
-def _fold(capacity: NodeCapacity, shape: Shape) -> int:
+def _replicas_on(capacity: NodeCapacity, shape: Shape) -> int:
     most = shape.replicas
     if not shape.gpus:
         most = min(most, capacity.gpuless_left)
@@ -438,7 +449,7 @@ def _fold(capacity: NodeCapacity, shape: Shape) -> int:
         if milli == WHOLE:
             most = min(most, capacity.whole // shape.gpus)
         else:
-            most = min(most, _shared_fold([free // milli for free in capacity.slots], shape.gpus))
+            most = min(most, _fractions_on([free // milli for free in capacity.slots], shape.gpus))
     if shape.cpu_milli:
         most = min(most, capacity.cpu_milli // shape.cpu_milli)
     if shape.memory_mib:

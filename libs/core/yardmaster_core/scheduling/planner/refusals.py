@@ -1,8 +1,8 @@
-"""Which claims of agents are believed.
+"""Which claims of agents are accepted.
 
-A claim counts only from the node it is about, in its present incarnation, about a replica placed
-there, and only if it can follow what is known of that replica. Anything else is refused: it changes
-nothing, is recorded and kept in quarantine, and never stops the cell.
+A claim counts only if it comes from the node that it is about, in that node's present incarnation,
+concerns a replica placed there, and can follow what is known of that replica. Any other claim is
+refused: it changes nothing, is recorded and quarantined, and never stops the cell.
 """
 
 from yardmaster_core.scheduling.state.cluster import ClusterState
@@ -24,7 +24,7 @@ ReplicaClaim = (
 
 
 def refusal(state: ClusterState, envelope: Envelope[Event]) -> RefusalCode | None:
-    """Why a record of `node-events` is not believed in this state, or None."""
+    """Return why a record of `node-events` is refused in this state, or None."""
     event = envelope.data
     if NODE_EVENTS.name not in event.TOPICS:
         return RefusalCode.WRONG_TOPIC

@@ -1,13 +1,14 @@
-"""Why a shape finds no room in a pool: first what could never be, then what is not so now.
+"""The reason why a shape does not fit in a pool: first what can never fit, then what does not fit
+now.
 
-The first check that fails is the reason. What depends on the pool's nodes alone (never, or nodes
-that are not available) is kept until the set of nodes changes, so that failing again costs nothing
+The first failing check gives the reason. Reasons that depend only on the pool's nodes (never, or
+nodes unavailable) are cached until the set of nodes changes. So a repeated failure costs nothing
 that grows with the pool.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from yardmaster_core.scheduling.planner.placement import nodes_for, places_in
+from yardmaster_core.scheduling.planner.placement import nodes_for, replicas_that_fit
 from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import NodeState
@@ -17,30 +18,34 @@ from yardmaster_schemas.reasons import Wait, WaitCode
 
 
 def no_capacity(pool: Pool, shape: Shape) -> Wait:
-    """The reason that `shape`, which did not fit, gets."""
+    """Return the wait reason of a shape that did not fit."""
     key = ("no_capacity", shape.fit)
-    kept = pool.policy_cache.get(key)
-    if kept is None or kept[0] != pool.topology:
-        kept = (pool.topology, _lasting(pool, shape))
-        pool.policy_cache[key] = kept
-    lasting: Wait | None = kept[1]
+    cached = pool.policy_cache.get(key)
+    if cached is None or cached[0] != pool.topology:
+        cached = (pool.topology, _lasting(pool, shape))
+        pool.policy_cache[key] = cached
+    lasting: Wait | None = cached[1]
     return lasting if lasting is not None else _not_now(pool, shape)
 
 
 def _not_now(pool: Pool, shape: Shape) -> Wait:
     index = pool.free
-    asked = shape.total_gpu_milli
+    requested = shape.total_gpu_milli
     free = index.free_for(shape)
     blocked = sum(1 for name in shape.avoid_nodes if name in index.named)
-    if asked > free or not asked:
-        about = "gpus" if asked else "gpuless" if index.lacks_gpuless(shape) else "cpus"
-        numbers = {"asked_milli": asked, "free_milli": free, "short_milli": max(0, asked - free)}
+    if requested > free or not requested:
+        about = "gpus" if requested else "gpuless" if index.lacks_gpuless(shape) else "cpus"
+        numbers = {
+            "asked_milli": requested,
+            "free_milli": free,
+            "short_milli": max(0, requested - free),
+        }
         return Wait(
             code=WaitCode.INSUFFICIENT_FREE,
             numbers=_with_blocked(numbers, shape, blocked),
             about=about,
         )
-    numbers = {"asked_milli": asked, "free_milli": free, "largest_milli": index.largest(shape)}
+    numbers = {"asked_milli": requested, "free_milli": free, "largest_milli": index.largest(shape)}
     if shape.whole_nodes:
         idle = index.candidates(shape) & index.idle
         counts = [found & idle for found in index.whole]
@@ -86,30 +91,32 @@ def _lasting(pool: Pool, shape: Shape) -> Wait | None:
     return None
 
 
-#: A code, its numbers and what it is about.
-_Never = tuple[WaitCode, dict[str, int], str | None]
+#: A wait code, its numbers, and the resource concerned.
+_NeverReason = tuple[WaitCode, dict[str, int], str | None]
 
 
-def _exceeds_every_node(pool: Pool, shape: Shape, fitting: Sequence[Node]) -> _Never | None:
-    """Whether one replica is more than any node."""
+def _exceeds_every_node(pool: Pool, shape: Shape, fitting: Sequence[Node]) -> _NeverReason | None:
+    """Return the reason if one replica exceeds every node, else None."""
     config = pool.config
     offers = [
         ("gpus", shape.gpus, [n.gpus for n in fitting]),
         ("cpus", shape.cpu_milli, [n.cpu_milli for n in fitting]),
         ("memory", shape.memory_mib, [n.memory_mib for n in fitting]),
     ]
-    for resource, asked, offered in offers[1:] if shape.whole_nodes else offers:
-        if asked > max(offered):
-            numbers = {"asked": asked, "largest": max(offered)}
+    for resource, requested, offered in offers[1:] if shape.whole_nodes else offers:
+        if requested > max(offered):
+            numbers = {"asked": requested, "largest": max(offered)}
             return WaitCode.EXCEEDS_EVERY_NODE, numbers, resource
     if not shape.gpus and config is not None and config.gpuless_per_node == 0:
         return WaitCode.EXCEEDS_EVERY_NODE, {"asked": 1, "largest": 0}, "gpuless"
     return None
 
 
-def _exceeds_pool(pool: Pool, shape: Shape, fitting: Sequence[Node]) -> _Never | None:
-    """Whether all replicas are more than the nodes hold together, with or without the slots that
-    are disabled: fewer may be divisible where more are not.
+def _exceeds_pool(pool: Pool, shape: Shape, fitting: Sequence[Node]) -> _NeverReason | None:
+    """Return the reason if all replicas exceed the nodes together, else None.
+
+    Checked with and without disabled slots: with fewer GPUs a gang may be divisible, and with more
+    not.
     """
     if any(_possible(pool, shape, fitting, disabled=d) for d in (False, True)):
         return None
@@ -119,7 +126,7 @@ def _exceeds_pool(pool: Pool, shape: Shape, fitting: Sequence[Node]) -> _Never |
     }
     if not shape.whole_nodes:
         capacities = (_empty(pool, n, disabled=False) for n in fitting)
-        numbers |= {"replicas": shape.replicas, "places": places_in(capacities, shape)}
+        numbers |= {"replicas": shape.replicas, "places": replicas_that_fit(capacities, shape)}
         return WaitCode.EXCEEDS_POOL, numbers, None
     counts = _sizes(pool, shape, fitting, disabled=False)
     if shape.gpus > sum(size * count for size, count in counts.items()):
@@ -134,12 +141,13 @@ def _exceeds_pool(pool: Pool, shape: Shape, fitting: Sequence[Node]) -> _Never |
 
 
 def _possible(pool: Pool, shape: Shape, nodes: Sequence[Node], *, disabled: bool) -> bool:
-    """Whether the task would fit on these nodes, or on some of them while others are in use;
-    `disabled`: without their disabled slots.
+    """Whether the task fits on these nodes when they are empty, or on a subset of them.
+
+    With `disabled`, without their disabled slots.
     """
     if not shape.whole_nodes:
         capacities = (_empty(pool, node, disabled=disabled) for node in nodes)
-        return places_in(capacities, shape) >= shape.replicas
+        return replicas_that_fit(capacities, shape) >= shape.replicas
     counts = _sizes(pool, shape, nodes, disabled=disabled)
     if shape.gpus <= max(counts, default=0):
         return True
@@ -151,9 +159,9 @@ def _possible(pool: Pool, shape: Shape, nodes: Sequence[Node], *, disabled: bool
 
 
 def has_exact_sum(gpus: int, counts: Mapping[int, int]) -> bool:
-    """Whether some of so many nodes of each size have just that many GPUs together."""
-    # Bit n is set when some of the nodes have n GPUs together. If those alone are idle, one after
-    # another fits, also where it does not with more of them.
+    """Whether some of the nodes, `counts` of each size, have exactly `gpus` GPUs together."""
+    # Bit n is set if some of the nodes have n GPUs together. If only those are idle, taking the
+    # largest first succeeds, even where it fails with more idle nodes.
     sums = 1
     for size, count in counts.items():
         for _ in range(min(count, gpus // size)):
@@ -163,8 +171,7 @@ def has_exact_sum(gpus: int, counts: Mapping[int, int]) -> bool:
 
 
 def _sizes(pool: Pool, shape: Shape, nodes: Iterable[Node], *, disabled: bool) -> dict[int, int]:
-    # How many nodes with GPUs, and with CPU and memory for a replica, there are of a size, largest
-    # first.
+    # The number of nodes with GPUs, and with CPU and memory for a replica, by size, largest first.
     capacities = [_empty(pool, node, disabled=disabled) for node in nodes]
     sizes = [
         capacity.whole for capacity in capacities if capacity.whole and capacity.supports(shape)

@@ -146,12 +146,12 @@ def min_runtime_wait(view: PoolView, task: Task) -> Wait | None:
 def stop_reason(_: PoolView, victim: Task, task: Task) -> Stop:
     """Why `victim` is stopped for `task`."""
     job, of = victim.job, task.job
-    asked = of.shape.total_gpu_milli
-    return _stop(task.id, of.priority, asked, job.priority, job.shape.total_gpu_milli)
+    requested = of.shape.total_gpu_milli
+    return _stop(task.id, of.priority, requested, job.priority, job.shape.total_gpu_milli)
 
 
 @lru_cache(maxsize=256)
-def _stop(task_id: str, own: int, asked: int, priority: int, held: int) -> Stop:
+def _stop(task_id: str, own: int, requested: int, priority: int, held: int) -> Stop:
     return Stop(
         code=StopCode.PRIORITY,
         rule="better_priority" if own < priority else "earlier_submission",
@@ -160,7 +160,7 @@ def _stop(task_id: str, own: int, asked: int, priority: int, held: int) -> Stop:
             "priority": priority,
             "for_priority": own,
             "held_milli": held,
-            "asked_milli": asked,
+            "asked_milli": requested,
         },
     )
 

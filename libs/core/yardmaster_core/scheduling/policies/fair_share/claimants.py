@@ -6,7 +6,7 @@ What somebody asks for with that is kept with the pool (`demands.py`).
 
 from collections.abc import Mapping
 
-from yardmaster_core.scheduling.planner.placement import any_place, idle_sizes
+from yardmaster_core.scheduling.planner.placement import any_placement, idle_sizes
 from yardmaster_core.scheduling.planner.wait_reasons import has_exact_sum
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Department, Project
@@ -104,7 +104,7 @@ def could_fit(pool: Pool, shape: Shape) -> bool:
         ):
             pool.policy_cache[key] = (now, True, capacity)
             return True
-    places = any_place(pool.max_free, shape, pool.config)
+    places = any_placement(pool.max_free, shape, pool.config)
     fits = places is not None
     if not fits and shape.whole_nodes and pool.config.unequal_gangs:
         # There more room may fit where all of it does not.
