@@ -62,7 +62,7 @@ lint: install ## ruff, mypy, and who may import whom; changes nothing
 	$(BIN)/lint-imports
 
 docs: install ## build the documentation into build/docs; fails on a broken link
-	NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict
 
 format: install ## let ruff repair what it can
 	$(BIN)/ruff check --fix .

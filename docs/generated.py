@@ -88,6 +88,16 @@ def rest() -> str:
     return "\n".join([*lines, "", *sections])
 
 
+def problems() -> str:
+    """The code, status and hint of every problem document."""
+    from yardmaster_gateway.problems import KINDS
+
+    lines = ["| code | status | what to do |", "| --- | --- | --- |"]
+    for code, kind in KINDS.items():
+        lines.append(f"| `{code}` | {kind.status} | {_cell(kind.hint or '')} |")
+    return "\n".join(lines)
+
+
 def _operation(title: str, about: str, operation: Json) -> str:
     lines = [f"### `{title}` {{ #{_anchor(title)} }}", "", about.strip(), ""]
     parameters = operation.get("parameters", [])
@@ -167,18 +177,18 @@ class Setting(BaseModel):
 def settings_of(model: type[BaseModel], prefix: str = "") -> Iterator[Setting]:
     """The settings of a model, those of nested models under `OUTER__INNER`."""
     comments = _comments(model)
+    properties = TypeAdapter(model).json_schema()["properties"]
     for name, field in model.model_fields.items():
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             yield from settings_of(inner, f"{prefix}{name.upper()}__")
             continue
-        schema = TypeAdapter(model).json_schema()["properties"][name]
         default = "(required)"
         if not field.is_required():
             default = _plain(field.get_default(call_default_factory=True))
         yield Setting(
             variable=f"{prefix}{name.upper()}",
-            kind=_type(schema),
+            kind=_type(properties[name]),
             default=default,
             about=comments.get(name, ""),
         )
@@ -245,4 +255,9 @@ def _cell(text: str) -> str:
     return re.sub(r"(?<!\\)\|", r"\\|", " ".join(text.split()))
 
 
-TABLES: Final[Mapping[str, Callable[[], str]]] = {"cli": cli, "rest": rest, "settings": settings}
+TABLES: Final[Mapping[str, Callable[[], str]]] = {
+    "cli": cli,
+    "problems": problems,
+    "rest": rest,
+    "settings": settings,
+}

@@ -1,6 +1,6 @@
 """docs/reference/metrics.md names every metric that the code makes, and no other.
 
-`make golden` (YARDMASTER_GOLDEN=rewrite) writes its tables anew.
+`make golden` (YARDMASTER_GOLDEN=rewrite) rewrites its tables.
 """
 
 import ast
@@ -88,8 +88,9 @@ def test_every_metric_is_in_the_document() -> None:
     assert rest == f"\n{tables()}{END}{after}", "make golden writes the tables"
 
 
-def test_every_alarm_is_on_a_metric_that_there_is() -> None:
-    text = DOCUMENT.read_text().split(BEGIN)[0]
+def test_every_metric_that_the_docs_name_exists() -> None:
+    pages = [page for page in ROOT.glob("docs/**/*.md") if page.parent.name != "decisions"]
+    text = "".join(page.read_text().split(BEGIN)[0] for page in pages)
     named = set(re.findall(r"\byard_[a-z_]+", text))
     series = {each for metric in metrics() for each in metric.series()}
     assert len(named) > 20

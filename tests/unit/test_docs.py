@@ -1,0 +1,269 @@
+"""The documentation names only what exists: paths, commands, options, settings, codes."""
+
+import importlib.util
+import re
+import shlex
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+import pytest
+from pydantic import BaseModel
+
+from yardmaster_cli.errors import Exit
+from yardmaster_core.scheduling.planner.policy import Policy
+from yardmaster_core.scheduling.policies import POLICIES
+from yardmaster_schemas.job_file import JobSpec
+from yardmaster_schemas.reasons import (
+    NUMBERS,
+    AdmissionCode,
+    EndCode,
+    RefusalCode,
+    StopCode,
+    WaitCode,
+)
+
+ROOT: Final = Path(__file__).parents[2]
+DOCS: Final = ROOT / "docs"
+PAGES: Final = sorted(
+    [
+        *DOCS.rglob("*.md"),
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
+        *(ROOT / folder / "README.md" for folder in ("deploy", "bench")),
+    ]
+)
+#: A decision describes the tree of its day, so its paths and names may be gone.
+PRESENT: Final = [page for page in PAGES if page.parent.name != "decisions"]
+FOLDERS: Final = r"(?:libs|services|cli|tests|bench|deploy|docs|examples|changes|\.ci)"
+PATH: Final = re.compile(rf"(?<![\w./~-])({FOLDERS}/[\w./*<>-]*[\w*>])")
+CODE: Final = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
+#: `yard` and the words after it, up to the end of the command.
+COMMAND: Final = re.compile(r"(?<![\w./-])yard((?:[ ][^\s`|;)]+(?:\|[\w-]+)*)+)")
+SETTING: Final = re.compile(r"\bYARD_[A-Z_]*[A-Z]\b(?!_)")
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@cache
+def generated() -> ModuleType:
+    """The MkDocs hook that writes the tables of reference pages."""
+    spec = importlib.util.spec_from_file_location("docs_generated", DOCS / "generated.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", PRESENT, ids=name)
+def test_every_path_in_the_docs_exists(page: Path) -> None:
+    for path in PATH.findall(page.read_text()):
+        pattern = re.sub(r"<[^>]*>", "*", path)
+        if pattern.startswith("bench/results/"):
+            continue  # what `make bench` writes
+        assert any(ROOT.glob(pattern)) or "<" in path, path
+
+
+def test_every_page_that_the_sources_name_exists() -> None:
+    sources = [
+        path
+        for folder in ("libs", "services", "cli", "tests", "bench", "deploy")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".md", ".yaml", ".sh") and path.is_file()
+    ]
+    for source in [*sources, ROOT / "pyproject.toml", ROOT / "Makefile"]:
+        for page in re.findall(r"(?<![\w-])docs/[\w/.-]+\.md", source.read_text()):
+            assert (ROOT / page).is_file(), (name(source), page)
+
+
+def commands_of(text: str) -> Iterator[list[str]]:
+    """The `yard` commands in the code of a page, as words."""
+    for code in CODE.findall(text):
+        if code.startswith("```") and not re.match(r"```(sh|console)\n", code):
+            continue
+        for line in code.splitlines():
+            typed = line.partition(" #")[0]
+            if code.startswith("```console") and not typed.startswith("$ "):
+                continue
+            for found in COMMAND.finditer(typed.replace("\\", "")):
+                words = found[1].partition(" -- ")[0].removesuffix(" --")
+                yield shlex.split(words.replace("'", "").replace('"', ""))
+
+
+@cache
+def options() -> dict[str, set[str]]:
+    """The options of each command, by the words that call it; of a group those of its list."""
+    found: dict[str, set[str]] = {}
+    for words, command, context in generated().commands():
+        found[words] = {
+            option
+            for each in command.get_params(context)
+            for option in (*each.opts, *each.secondary_opts)
+        }
+        if words.endswith(" ls"):
+            found[words.removesuffix(" ls")] |= found[words]
+    return found
+
+
+@pytest.mark.parametrize("page", PRESENT, ids=name)
+def test_every_yard_command_in_the_docs_exists_with_its_options(page: Path) -> None:
+    known = options()
+    for words in commands_of(page.read_text()):
+        path = "yard"
+        for word in words:
+            first = word.partition("|")[0].rstrip(".,:")
+            if f"{path} {first}" not in known:
+                break
+            path += f" {first}"
+        first = words[0].rstrip(".,:")
+        assert path != "yard" or first.startswith("-") or first.isupper(), words
+        for word in words:
+            if word.startswith("-") and word != "-" and not re.match(r"-\d", word):
+                flag = word.partition("=")[0].rstrip(".,:")
+                assert flag in known[path] | known["yard"], (words, flag)
+
+
+@cache
+def settings() -> frozenset[str]:
+    """The variables of all services."""
+    return frozenset(
+        f"{prefix}{each.variable}"
+        for model in generated().models().values()
+        for each in generated().settings_of(model)
+        for prefix in (model.model_config["env_prefix"], "YARD_")
+    )
+
+
+@pytest.mark.parametrize("page", PRESENT, ids=name)
+def test_every_setting_in_the_docs_exists(page: Path) -> None:
+    for setting in SETTING.findall(page.read_text()):
+        assert setting in settings() or setting in in_the_sources(), setting
+
+
+@cache
+def in_the_sources() -> frozenset[str]:
+    """The variables that a source file names: of tasks, of `yard`, of compose."""
+    environment = ROOT / "services/node_agent/yardmaster_node_agent/environment.py"
+    of_tasks = re.findall(r'^ +"([A-Z_]+)":', environment.read_text(), re.MULTILINE)
+    return frozenset(f"YARD_{variable}" for variable in of_tasks) | frozenset(
+        setting
+        for folder in ("libs", "services", "cli", "deploy")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".yaml", ".sh") and path.is_file()
+        for setting in SETTING.findall(path.read_text())
+    )
+
+
+@pytest.mark.parametrize("page", PRESENT, ids=name)
+def test_every_make_target_in_the_docs_exists(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for code in CODE.findall(page.read_text()):
+        for target in re.findall(r"(?:^|[\s`$])make ([a-z][a-z-]*)", code):
+            assert target in targets, target
+
+
+def test_every_process_in_the_docs_is_installed() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    text = (DOCS / "how-to/operate.md").read_text()
+    named = set(re.findall(r"^\| `(yardmaster-[a-z-]+)`", text, re.MULTILINE))
+    assert named == {script for script in scripts if script.startswith("yardmaster-")}
+
+
+def table(page: str, title: str) -> dict[str, list[str]]:
+    """The rows of the last table under a title, by the code in their first column."""
+    text = (DOCS / page).read_text()
+    section = text.partition(f"## {title}\n")[2].partition("\n## ")[0]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in section.replace("\\|", "/").splitlines()
+        if line.startswith("| `")
+    ]
+    return {row[0].strip("`"): row[1:] for row in rows}
+
+
+def test_every_reason_is_in_the_docs_with_its_numbers() -> None:
+    page = "reference/reasons.md"
+    reserved = set(
+        re.findall(r"`(\w+)`", (DOCS / page).read_text().partition("## Reserved codes")[2])
+    )
+    waits = table(page, "Why a task waits")
+    stops = table(page, "Why an attempt was stopped")
+    codes: Mapping[type[StrEnum], set[str]] = {
+        WaitCode: set(waits) - {"never", "held", "not_now"},
+        StopCode: set(stops),
+        EndCode: set(table(page, "Why a task ended or was requeued")) | set(stops),
+        AdmissionCode: set(table(page, "Why quota refused a request")),
+        RefusalCode: set(table(page, "Why a record was refused")),
+    }
+    for kind, documented in codes.items():
+        assert {code.value for code in kind} - reserved == documented - reserved, kind
+    for wait in WaitCode:
+        if wait.value in waits:
+            assert waits[wait.value][0] == wait.wait_class.value, wait
+            assert re.findall(r"`(\w+)`", waits[wait.value][2]) == list(NUMBERS[wait]), wait
+    for stop in StopCode:
+        if stop.value in stops:
+            assert re.findall(r"`(\w+)`", stops[stop.value][1]) == list(NUMBERS[stop]), stop
+
+
+def test_every_policy_and_option_is_in_the_docs_with_its_default() -> None:
+    text = (DOCS / "reference/policies.md").read_text()
+    for policy in POLICIES.values():
+        assert f"`{policy.name}`" in text
+        for option in fields(policy.options):
+            default = str(option.default).lower() if option.type == "bool" else str(option.default)
+            shown = f"| `{option.name}` | {default.lower()} |"
+            assert shown in text.replace(f"| `{default}` |", f"| {default} |"), shown
+
+
+def test_every_field_of_a_policy_is_in_the_guide() -> None:
+    text = (DOCS / "how-to/add-a-policy.md").read_text()
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", text, re.MULTILINE)
+    documented = [field for row in rows for field in re.findall(r"\w+", row)]
+    assert documented == [field.name for field in fields(Policy)]
+
+
+def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """The keys of a job file, those of nested mappings with a dot."""
+    for key, field in model.model_fields.items():
+        nested = [
+            part
+            for part in (field.annotation, *getattr(field.annotation, "__args__", ()))
+            if isinstance(part, type) and issubclass(part, BaseModel)
+        ]
+        if nested:
+            yield from keys_of(nested[0], f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def test_every_key_of_a_job_file_is_in_the_docs() -> None:
+    text = (DOCS / "reference/job-file.md").read_text()
+    rows = re.findall(r"^\| (`[\w.]+`(?:, `[\w.]+`)*) \|", text, re.MULTILINE)
+    documented = {key for row in rows for key in re.findall(r"[\w.]+", row)}
+    inner = {key for key in documented if re.match(r"(resources\.gpus|replicas)\.", key)}
+    assert documented - inner == set(keys_of(JobSpec))
+
+
+def test_every_exit_code_is_in_the_docs() -> None:
+    text = (DOCS / "reference/cli.md").read_text()
+    codes = [int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)]
+    assert codes == [int(code) for code in Exit]
+
+
+def test_the_marked_tables_can_be_generated() -> None:
+    module = generated()
+    marked = [found for page in PAGES for found in module.MARKER.findall(page.read_text())]
+    assert sorted(marked) == sorted(module.TABLES)
+    for page in PAGES:
+        if module.MARKER.search(page.read_text()):
+            assert "<!-- generated" not in module.on_page_markdown(page.read_text())
