@@ -14,8 +14,8 @@ from urllib import request as urllib
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode
 
-from yardmaster.calls import ANSWER_S, MAX_TRIES, Endurance, Params, query, tried
 from yardmaster.errors import refused, unreachable
+from yardmaster.retry import ANSWER_S, MAX_TRIES, OutageTolerance, Params, encode_query, retry
 
 #: Tasks of one page.
 PAGE: Final = 1000
@@ -49,7 +49,7 @@ class Reader:
         self._sleep = sleep
         self._max_tries = max_tries
         self._answer_s = answer_s
-        self.endurance = Endurance()
+        self.tolerance = OutageTolerance()
         # Without a handler for redirects: the token goes to no other address.
         self._opener = urllib.OpenerDirector()
         for handler in (
@@ -66,16 +66,16 @@ class Reader:
 
         Raises: ApiError.
         """
-        asked = urlencode(query(params or {}))
+        asked = urlencode(encode_query(params or {}))
         url = f"{self._server}{path}{'?' + asked if asked else ''}"
         request = urllib.Request(
-            url, headers={**self._headers, **self.endurance.headers(params or {})}
+            url, headers={**self._headers, **self.tolerance.headers(params or {})}
         )
-        return tried(
+        return retry(
             lambda: self._once(request, wait_s),
             sleep=self._sleep,
             max_tries=self._max_tries,
-            endurance=self.endurance,
+            tolerance=self.tolerance,
         )
 
     def _once(self, asked: urllib.Request, wait_s: float) -> Json:
@@ -98,7 +98,7 @@ class Reader:
             found = None
         if not isinstance(found, dict):
             raise refused(200, None, None)
-        self.endurance.answered(position)
+        self.tolerance.record_answer(position)
         return found
 
     def jobs(self, **filters: str | int | bool | Sequence[str] | None) -> Json:

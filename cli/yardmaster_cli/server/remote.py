@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from yardmaster.calls import Outages
 from yardmaster.errors import ApiError
+from yardmaster.retry import OutageListener
 from yardmaster_cli.config import DEV, Config, server_url
 from yardmaster_cli.errors import BadUsage, CliError, Exit, problem_error
 from yardmaster_cli.output.cells import span
@@ -113,15 +113,15 @@ class Remote:
         self._server = server
         self._token = token
         self._ca = ca
-        self._outages: Outages | None = None
+        self._outages: OutageListener | None = None
 
-    def outlast(self, outages: Outages | None) -> None:
+    def outlast(self, outages: OutageListener | None) -> None:
         """Let reads wait for the end of the gateway's outages; None: fail as others do."""
         self._outages = outages
         if "client" in self.__dict__:
-            self.client.outlast(outages)
+            self.client.wait_out_outages(outages)
         if "reader" in self.__dict__:
-            self.reader.endurance.outages = outages
+            self.reader.tolerance.listener = outages
 
     @cached_property
     def client(self) -> "Client":
@@ -137,14 +137,14 @@ class Remote:
             new_key=lambda: secrets.token_hex(16),
             ca=self._ca,
         )
-        made.outlast(self._outages)
+        made.wait_out_outages(self._outages)
         return made
 
     @cached_property
     def reader(self) -> Reader:
         """Reads alone, answered as plain JSON; imports neither models nor httpx."""
         made = Reader(self._server, self._token, sleep=time.sleep, ca=self._ca)
-        made.endurance.outages = self._outages
+        made.tolerance.listener = self._outages
         return made
 
     def resolve(self, text: str) -> Ref:

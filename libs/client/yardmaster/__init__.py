@@ -1,17 +1,32 @@
 """Yardmaster for users: the task SDK and the HTTP client.
 
+Inside a task:
+
 ```python
 import yardmaster
 
 if yardmaster.should_stop():
     yardmaster.report_checkpoint(uri, step)
+    raise SystemExit(0)
 ```
 
-`yardmaster.Client` calls the gateway. The functions of `task` use the standard library alone; the
-client and its dependencies are imported when `Client` is first used.
+From anywhere:
+
+```python
+with yardmaster.Client("http://127.0.0.1:7450", token) as client:
+    spec = yardmaster.parse_job('{"project": "default", "run": {"command": ["true"]}}')
+    try:
+        submitted = client.submit(spec)
+    except yardmaster.ApiError as error:
+        print(error.status, error)
+```
+
+The task SDK uses only the standard library. The client, its models and their dependencies are
+imported on first use. This package imports no service.
 """
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 from yardmaster.task import (
     Checkpoint,
@@ -25,22 +40,43 @@ from yardmaster.task import (
 
 if TYPE_CHECKING:
     from yardmaster.client import Client
+    from yardmaster.errors import ApiError
+    from yardmaster.job_calls import Piece
+    from yardmaster.transport import Change
+    from yardmaster_schemas.job_file import JobSpec, parse_job
 
 __all__ = [
+    "ApiError",
+    "Change",
     "Checkpoint",
     "CheckpointRefused",
     "Client",
+    "JobSpec",
+    "Piece",
     "done",
     "last_checkpoint",
+    "parse_job",
     "progress",
     "report_checkpoint",
     "should_stop",
 ]
 
+#: The names of the client, and the modules that define them.
+_CLIENT: Final = {
+    "ApiError": "yardmaster.errors",
+    "Change": "yardmaster.transport",
+    "Client": "yardmaster.client",
+    "JobSpec": "yardmaster_schemas.job_file",
+    "Piece": "yardmaster.job_calls",
+    "parse_job": "yardmaster_schemas.job_file",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name == "Client":
-        from yardmaster.client import Client
+    if name not in _CLIENT:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_CLIENT[name]), name)
 
-        return Client
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,9 +1,8 @@
-"""How a call of the client is carried: tries, pauses, streams, and every failure as one exception.
+"""The transport of the client: requests with retries, streams, one exception for all failures.
 
-Reads, and writes that carry an idempotency key or a condition, are tried again when the gateway
-cannot be reached, is not ready or does not know an outcome: `MAX_TRIES` times, or, reads of a
-caller that outlasts outages, until the gateway answers. Waiting between tries is the caller's
-(`sleep`): this module asks no clock.
+A request is retried if the gateway cannot be reached, is not ready, or does not know the outcome.
+It is attempted `MAX_TRIES` times; reads that wait out an outage are retried until the gateway
+answers.
 """
 
 import ssl
@@ -15,18 +14,21 @@ from typing import Any, Final
 import httpx
 from pydantic import TypeAdapter
 
-from yardmaster.calls import ANSWER_S, MAX_TRIES, Endurance, Params, query, tried
 from yardmaster.errors import ApiError, refused, unreachable
+from yardmaster.retry import ANSWER_S, MAX_TRIES, OutageTolerance, Params, encode_query, retry
 
-__all__ = ["MAX_TRIES", "ApiError", "Change", "Params", "Transport", "events"]
+__all__ = ["MAX_TRIES", "ApiError", "Change", "Params", "Transport", "parse_events"]
 
-#: Longest silence of a stream, in seconds; bookmarks come more often.
+#: The longest time without data on a stream, in seconds; bookmarks arrive more often.
 SILENCE_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One event of a watch: `snapshot`, `upsert`, `delete` or `bookmark`; `id` resumes after it."""
+    """One event of a stream; a watch can be resumed after its `id`.
+
+    Events of a watch: `snapshot`, `upsert`, `delete` and `bookmark`.
+    """
 
     event: str
     id: str | None
@@ -34,7 +36,7 @@ class Change:
 
 
 class Transport:
-    """Sends requests to one gateway; `Client` says which."""
+    """Sends the requests of a `Client` to its gateway."""
 
     def __init__(
         self,
@@ -59,14 +61,14 @@ class Transport:
         self._server = server
         self._sleep = sleep
         self._max_tries = max_tries
-        self.endurance = Endurance()
+        self.tolerance = OutageTolerance()
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._http.close()
 
     def ready(self) -> bool:
-        """Whether `/readyz` says so; False also when nothing answers."""
+        """Whether `/readyz` answers with 200; False also if nothing answers."""
         try:
             return self._http.get("/readyz").status_code == httpx.codes.OK
         except httpx.TransportError:
@@ -82,54 +84,54 @@ class Transport:
         wait_s: float,
     ) -> httpx.Response:
         reads = method == "GET"
-        at_least = self.endurance.headers(params) if reads else {}
+        min_position = self.tolerance.headers(params) if reads else {}
 
         def once() -> httpx.Response:
             try:
                 response = self._http.request(
                     method,
                     path,
-                    params=query(params),
+                    params=encode_query(params),
                     content=body,
-                    headers={**at_least, **headers},
+                    headers={**min_position, **headers},
                     timeout=httpx.Timeout(ANSWER_S + wait_s, connect=5.0),
                 )
             except httpx.TransportError as error:
                 raise unreachable(self._server, error) from error
             if not response.is_success:
                 raise _refused(response)
-            self.endurance.answered(response.headers.get("Yard-Position"))
+            self.tolerance.record_answer(response.headers.get("Yard-Position"))
             return response
 
-        return tried(
+        return retry(
             once,
             sleep=self._sleep,
             max_tries=self._max_tries,
-            endurance=self.endurance if reads else None,
+            tolerance=self.tolerance if reads else None,
         )
 
     def pause(self, seconds: float) -> None:
-        """Wait before the next try."""
+        """Wait before the next attempt."""
         self._sleep(seconds)
 
     @contextmanager
     def stream(
         self, path: str, params: Params, headers: Mapping[str, str]
     ) -> Iterator[httpx.Response]:
-        """An answer that is read as it comes; not tried again.
+        """Open an answer that is read while it arrives; it is not retried.
 
-        Raises: ApiError, also when the stream is cut.
+        Raises: ApiError, also if the connection breaks during the stream.
         """
         timeout = httpx.Timeout(SILENCE_S, connect=5.0)
-        sent = {**self.endurance.headers(params), **headers}
+        sent = {**self.tolerance.headers(params), **headers}
         try:
             with self._http.stream(
-                "GET", path, params=query(params), headers=sent, timeout=timeout
+                "GET", path, params=encode_query(params), headers=sent, timeout=timeout
             ) as response:
                 if not response.is_success:
                     response.read()
                     raise _refused(response)
-                self.endurance.answered(response.headers.get("Yard-Position"))
+                self.tolerance.record_answer(response.headers.get("Yard-Position"))
                 yield response
         except httpx.TransportError as error:
             raise unreachable(self._server, error) from error
@@ -137,7 +139,7 @@ class Transport:
 
 def _trust(server: str, ca: str | None) -> ssl.SSLContext:
     if server.startswith("http://"):
-        # Nothing is encrypted. To read all that the machine trusts takes longer than most calls.
+        # HTTP needs no certificates, and loading those of the machine takes longer than most calls.
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     return httpx.create_ssl_context() if ca is None else ssl.create_default_context(cafile=ca)
 
@@ -150,8 +152,8 @@ def _refused(response: httpx.Response) -> ApiError:
     return refused(response.status_code, document, response.headers.get("Retry-After"))
 
 
-def events(lines: Iterator[str]) -> Iterator[Change]:
-    """Server-sent events of a response's lines."""
+def parse_events(lines: Iterator[str]) -> Iterator[Change]:
+    """Parse the server-sent events of a response."""
     event, id_, data = "message", None, list[str]()
     for line in lines:
         if not line:
@@ -169,4 +171,4 @@ def events(lines: Iterator[str]) -> Iterator[Change]:
             case "data":
                 data.append(value)
             case _:
-                pass  # comments keep the connection open
+                pass  # comments, which only keep the connection open

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import yardmaster
 from yardmaster import task
 
 NAMES = (
@@ -27,10 +28,10 @@ NAMES = (
 
 @pytest.fixture(autouse=True)
 def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outside Yardmaster, having told nothing."""
+    """A process outside Yardmaster that has reported nothing."""
     for name in NAMES:
         monkeypatch.delenv(f"YARD_{name}", raising=False)
-    monkeypatch.setattr(task, "_TOLD", task._Told())
+    monkeypatch.setattr(task, "_STATE", task._TaskState())
     monkeypatch.setattr(task, "STOP_SIGNALS", ())
 
 
@@ -43,11 +44,11 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Agent(HTTPServer):
-    """Answers as it is told, and keeps what it was asked."""
+    """Answers as a test sets, and records the requests."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.asked: list[tuple[str, str, Any, str | None]] = []
+        self.requests: list[tuple[str, str, Any, str | None]] = []
         self.status = 200
         self.content: Any = {}
 
@@ -57,7 +58,7 @@ class Handler(BaseHTTPRequestHandler):
         assert isinstance(self.server, Agent)
         size = int(self.headers.get("Content-Length", "0"))
         body = json.loads(self.rfile.read(size)) if size else None
-        self.server.asked.append((self.command, self.path, body, self.headers["Authorization"]))
+        self.server.requests.append((self.command, self.path, body, self.headers["Authorization"]))
         content = json.dumps(self.server.content).encode()
         self.send_response(self.server.status)
         self.send_header("Content-Length", str(len(content)))
@@ -99,38 +100,40 @@ def test_outside_yardmaster_nothing_stops_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_stop_file_stops_and_stays(files: Path) -> None:
+def test_a_stop_file_requests_a_stop_and_the_request_stays(files: Path) -> None:
     assert not task.should_stop()
     (files / "stop.json").write_text("{}")
     assert task.should_stop()
 
 
-def test_without_an_api_a_checkpoint_goes_into_the_file(files: Path) -> None:
+def test_without_an_agent_api_a_checkpoint_is_written_to_the_file(files: Path) -> None:
     task.report_checkpoint("s3://runs/a", 1)
     task.report_checkpoint("s3://runs/b", 2)
     assert json.loads((files / "checkpoint.json").read_text()) == {"uri": "s3://runs/b", "step": 2}
     task.done()
     written = json.loads((files / "checkpoint.json").read_text())
     assert written == {"uri": "s3://runs/b", "step": 2, "done": True}
-    assert [path.name for path in files.iterdir()] == ["checkpoint.json"], "no drafts are left"
+    assert [path.name for path in files.iterdir()] == ["checkpoint.json"], (
+        "no temporary file is left"
+    )
 
 
-def test_without_an_api_a_step_that_does_not_rise_is_refused_too(
+def test_without_an_agent_api_a_step_that_is_not_higher_is_refused_too(
     files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("YARD_CHECKPOINT_URI", "s3://old")
     monkeypatch.setenv("YARD_CHECKPOINT_STEP", "7")
     for step in (6, 7):
-        with pytest.raises(task.CheckpointRefused, match=f"step {step} does not rise above 7"):
+        with pytest.raises(task.CheckpointRefused, match=f"step {step} is not higher than 7"):
             task.report_checkpoint("s3://runs/a", step)
     assert not (files / "checkpoint.json").exists()
     task.report_checkpoint("s3://runs/b", 8)
     task.report_checkpoint("s3://runs/b", 8)
-    with pytest.raises(task.CheckpointRefused, match="step 8 does not rise above 8"):
+    with pytest.raises(task.CheckpointRefused, match="step 8 is not higher than 8"):
         task.report_checkpoint("s3://runs/c", 8)
 
 
-def test_the_last_checkpoint_is_the_own_or_else_the_one_that_was_given(
+def test_the_last_checkpoint_is_that_of_this_attempt_or_else_that_of_an_earlier_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("YARD_CHECKPOINT_URI", "s3://old")
@@ -140,7 +143,7 @@ def test_the_last_checkpoint_is_the_own_or_else_the_one_that_was_given(
     assert task.last_checkpoint() == task.Checkpoint("s3://new", 8)
 
 
-def test_empty_names_mean_no_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_variables_mean_no_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("YARD_CHECKPOINT_URI", "")
     monkeypatch.setenv("YARD_CHECKPOINT_STEP", "")
     assert task.last_checkpoint() is None
@@ -154,18 +157,18 @@ def test_a_path_becomes_a_uri(files: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert task.last_checkpoint() == (f"file://{files}/b", 2)
 
 
-def test_the_agent_is_told_with_the_attempts_token_and_not_through_a_proxy(agent: Agent) -> None:
+def test_reports_go_to_the_agent_with_the_attempts_token_and_without_a_proxy(agent: Agent) -> None:
     task.report_checkpoint("s3://runs/a", 3)
     task.progress(2000)
     task.done()
-    assert agent.asked == [
+    assert agent.requests == [
         ("POST", "/v1/checkpoints", {"uri": "s3://runs/a", "step": 3}, "Bearer secret"),
         ("POST", "/v1/progress", {"permille": 1000}, "Bearer secret"),
         ("POST", "/v1/done", {}, "Bearer secret"),
     ]
 
 
-def test_without_a_stop_file_the_agent_is_asked(agent: Agent) -> None:
+def test_without_a_stop_file_the_agent_knows_about_the_stop(agent: Agent) -> None:
     agent.content = {"stop": None}
     assert not task.should_stop()
     agent.content = {"stop": {"code": "priority", "deadline_at": "2026-01-01T00:00:00.000Z"}}
@@ -173,14 +176,14 @@ def test_without_a_stop_file_the_agent_is_asked(agent: Agent) -> None:
 
 
 @pytest.mark.parametrize("status", [409, 422])
-def test_a_refused_checkpoint_is_the_programs_error(agent: Agent, status: int) -> None:
+def test_a_refused_checkpoint_raises_an_error(agent: Agent, status: int) -> None:
     agent.status, agent.content = status, {"detail": "step 3 does not rise above 4"}
     with pytest.raises(task.CheckpointRefused, match="does not rise"):
         task.report_checkpoint("s3://runs/a", 3)
     assert task.last_checkpoint() is None
 
 
-def test_an_agent_that_does_not_answer_finds_the_checkpoint_in_the_file(
+def test_if_the_agent_does_not_answer_the_checkpoint_is_written_to_the_file(
     files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("YARD_AGENT_URL", "http://127.0.0.1:9")
@@ -191,13 +194,15 @@ def test_an_agent_that_does_not_answer_finds_the_checkpoint_in_the_file(
     assert not task.should_stop()
 
 
-def test_an_agent_in_trouble_finds_the_checkpoint_in_the_file(agent: Agent, files: Path) -> None:
+def test_if_the_agent_fails_the_checkpoint_is_written_to_the_file(
+    agent: Agent, files: Path
+) -> None:
     agent.status = 401
     task.report_checkpoint("s3://runs/a", 3)
     assert (files / "checkpoint.json").exists()
 
 
-def test_the_signal_of_a_stop_does_not_end_a_program_that_asks(tmp_path: Path) -> None:
+def test_a_stop_signal_does_not_end_a_program_that_calls_should_stop(tmp_path: Path) -> None:
     code = """
 import os, signal, sys
 from yardmaster import task
@@ -205,7 +210,7 @@ signal.signal(signal.SIGUSR1, lambda *_: print("own handler"))
 assert not task.should_stop()
 os.kill(os.getpid(), signal.SIGUSR1)
 os.kill(os.getpid(), signal.SIGTERM)
-print("stop" if task.should_stop() else "go on")
+print("stop" if task.should_stop() else "continue")
 """
     env = {**os.environ, "YARD_STOP_FILE": str(tmp_path / "stop.json")}
     said = subprocess.run(
@@ -214,10 +219,19 @@ print("stop" if task.should_stop() else "go on")
     assert said.stdout == "own handler\nstop\n"
 
 
-def test_the_sdk_imports_the_standard_library_alone() -> None:
+def test_the_sdk_imports_only_the_standard_library() -> None:
     code = (
         "import sys, yardmaster\n"
         "print(sorted(m for m in sys.modules if m.startswith(('pydantic', 'httpx', 'yardmaster'))))"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout == "['yardmaster', 'yardmaster.task']\n"
+
+
+def test_the_package_exports_the_client_and_its_error() -> None:
+    assert issubclass(yardmaster.ApiError, Exception)
+    for name in yardmaster.__all__:
+        assert getattr(yardmaster, name).__name__ == name
+        assert name in dir(yardmaster)
+    with pytest.raises(AttributeError, match="has no attribute 'Missing'"):
+        yardmaster.Missing  # noqa: B018

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.unit.cli.answers import Answer, answering
-from yardmaster.calls import MAX_TRIES
 from yardmaster.errors import ApiError
+from yardmaster.retry import MAX_TRIES
 from yardmaster_cli.server.reader import Reader, trust
 
 PROBLEM = {"type": "x", "title": "t", "status": 503, "detail": "not ready", "code": "view_behind"}
@@ -104,7 +104,7 @@ def test_reads_outlast_an_outage_and_cover_what_was_read_before() -> None:
         slept: list[float] = []
         reader = Reader(server.url, sleep=slept.append, max_tries=2)
         noted = Noted()
-        reader.endurance.outages = noted
+        reader.tolerance.listener = noted
         assert reader.tasks() == reader.tasks() == {"items": []}
     assert noted.found == ["back", *["bad_answer"] * 5, "back"]
     assert slept == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0]
@@ -114,6 +114,6 @@ def test_reads_outlast_an_outage_and_cover_what_was_read_before() -> None:
 
 def test_a_server_that_never_answered_is_not_waited_for() -> None:
     reader = Reader("http://127.0.0.1:9", sleep=lambda _: None, max_tries=2)
-    reader.endurance.outages = Noted()
+    reader.tolerance.listener = Noted()
     with pytest.raises(ApiError, match="cannot be reached"):
         reader.tasks()

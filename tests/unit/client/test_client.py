@@ -1,4 +1,4 @@
-"""The HTTP client: what it sends, what it tries again, what it makes of answers."""
+"""The HTTP client: its requests, its retries, and how it parses answers."""
 
 import json
 import time
@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from yardmaster.calls import LONGEST_PAUSE_S, MAX_TRIES
 from yardmaster.client import ApiError, Client
-from yardmaster.transport import events
+from yardmaster.retry import LONGEST_PAUSE_S, MAX_TRIES
+from yardmaster.transport import parse_events
 from yardmaster_schemas.api import JobSpec, NodePatch, NodeSlots, NodeWish, PoolConfig
 from yardmaster_schemas.events.requests import PolicyRef
 from yardmaster_schemas.job_file import JobRun
@@ -22,7 +22,7 @@ ACCEPTED = {"request_ids": ["main.3"], "position": "main@r4"}
 
 
 class Server:
-    """Answers as a test says, one answer a request; notes what was asked and how long was slept."""
+    """Gives the answers of a test, one per request; records the requests and the pauses."""
 
     def __init__(self, *answers: httpx.Response | Exception) -> None:
         self.answers = list(answers)
@@ -75,7 +75,7 @@ def test_a_submission_carries_token_body_and_key() -> None:
         problem(429, "rate_limited"),
     ],
 )
-def test_what_may_pass_is_tried_again_with_the_same_key(failure: Any) -> None:
+def test_a_transient_failure_is_retried_with_the_same_key(failure: Any) -> None:
     server = Server(failure, failure, httpx.Response(202, json=SUBMITTED))
     server.client().submit(SPEC)
     keys = {request.headers["Idempotency-Key"] for request in server.requests}
@@ -89,7 +89,7 @@ def test_a_given_key_is_used() -> None:
     assert server.requests[0].headers["Idempotency-Key"] == "mine-0123456789abc"
 
 
-def test_it_waits_as_long_as_the_gateway_says() -> None:
+def test_the_client_waits_as_long_as_retry_after_says() -> None:
     server = Server(
         problem(429, "rate_limited", **{"Retry-After": "7"}), httpx.Response(202, json=SUBMITTED)
     )
@@ -97,7 +97,7 @@ def test_it_waits_as_long_as_the_gateway_says() -> None:
     assert server.slept == [7.0]
 
 
-def test_it_gives_up_after_some_tries() -> None:
+def test_the_client_gives_up_after_the_last_attempt() -> None:
     server = Server(problem(503, "log_unavailable"))
     with pytest.raises(ApiError) as caught:
         server.client().submit(SPEC)
@@ -107,7 +107,7 @@ def test_it_gives_up_after_some_tries() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 412, 422, 428])
-def test_what_will_not_pass_is_not_tried_again(status: int) -> None:
+def test_a_permanent_failure_is_not_retried(status: int) -> None:
     server = Server(problem(status, "some_code"))
     with pytest.raises(ApiError) as caught:
         server.client().submit(SPEC)
@@ -115,7 +115,7 @@ def test_what_will_not_pass_is_not_tried_again(status: int) -> None:
     assert caught.value.problem.code == "some_code"
 
 
-def test_a_gateway_that_cannot_be_reached_is_a_problem_as_well() -> None:
+def test_an_unreachable_gateway_is_an_api_error_too() -> None:
     server = Server(httpx.ConnectError("refused"))
     with pytest.raises(ApiError, match="cannot be reached: refused") as caught:
         server.client().whoami()
@@ -131,7 +131,7 @@ def test_a_gateway_that_cannot_be_reached_is_a_problem_as_well() -> None:
         httpx.Response(502, text="bad gateway"),
     ],
 )
-def test_an_answer_that_is_none_is_said_so(answer: httpx.Response) -> None:
+def test_an_answer_that_cannot_be_parsed_is_an_api_error(answer: httpx.Response) -> None:
     with pytest.raises(ApiError) as caught:
         Server(answer).client(max_tries=1).whoami()
     assert caught.value.problem.code == "bad_answer"
@@ -162,8 +162,8 @@ def test_all_tasks_follows_the_cursors() -> None:
 
     server = Server(page("c1"), page("c2"), page(None))
     assert list(server.client().all_tasks(project="nlp")) == []
-    asked = [request.url.params.get("cursor") for request in server.requests]
-    assert asked == [None, "c1", "c2"]
+    cursors = [request.url.params.get("cursor") for request in server.requests]
+    assert cursors == [None, "c1", "c2"]
 
 
 def test_a_change_reads_the_etag_unless_it_is_given() -> None:
@@ -179,7 +179,7 @@ def test_a_change_reads_the_etag_unless_it_is_given() -> None:
     assert json.loads(server.requests[0].content) == {"max_slots": None}
 
 
-def test_making_a_thing_asks_that_it_is_not_there() -> None:
+def test_creating_an_object_requires_that_it_does_not_exist() -> None:
     server = Server(httpx.Response(202, json=ACCEPTED))
     config = PoolConfig(policy=PolicyRef(name="priority"))
     server.client().put_pool("h100", config, create=True)
@@ -233,7 +233,7 @@ STREAM = (
 )
 
 
-def test_a_watch_gives_whole_events_with_the_id_to_resume_after() -> None:
+def test_a_watch_yields_complete_events_with_the_id_to_resume_after() -> None:
     server = Server(httpx.Response(200, text=STREAM))
     found = list(server.client().watch(["task", "node"], after="main@r0"))
     assert [(one.event, one.id) for one in found] == [
@@ -247,14 +247,14 @@ def test_a_watch_gives_whole_events_with_the_id_to_resume_after() -> None:
     assert request.url.params["kinds"] == "task,node"
 
 
-def test_a_watch_that_is_refused_says_why() -> None:
+def test_a_refused_watch_raises_the_problem() -> None:
     with pytest.raises(ApiError) as caught:
         next(iter(Server(problem(429, "rate_limited")).client().watch()))
     assert caught.value.problem.code == "rate_limited"
 
 
-def sent(*pieces: tuple[int, int, str], end: str | None = None) -> httpx.Response:
-    """A stream of output: (offset, seq, text) each; cut unless `end` gives the task's phase."""
+def output_stream(*pieces: tuple[int, int, str], end: str | None = None) -> httpx.Response:
+    """A stream of output pieces (offset, seq, text); it ends with the phase `end`, or is cut."""
     text = "".join(
         f"event: output\nid: {offset}\n"
         f"data: {json.dumps({'attempt': 1, 'replica': 0, 'seq': seq, 'text': text})}\n\n"
@@ -265,35 +265,35 @@ def sent(*pieces: tuple[int, int, str], end: str | None = None) -> httpx.Respons
     return httpx.Response(200, text=text, headers={"Yard-Position": "main@r7"})
 
 
-def test_output_comes_as_text_or_piece_by_piece() -> None:
+def test_output_is_read_as_text_or_in_pieces() -> None:
     assert "".join(Server(httpx.Response(200, text="a\nb\n")).client().logs("a.0")) == "a\nb\n"
-    server = Server(sent((1, 0, "a\n"), end="succeeded"))
+    server = Server(output_stream((1, 0, "a\n"), end="succeeded"))
     assert list(server.client().logs("a.0", follow=True)) == ["a\n"]
     assert server.requests[0].url.params["follow"] == "true"
-    server = Server(sent((1, 0, "a\n"), end="running"))
+    server = Server(output_stream((1, 0, "a\n"), end="running"))
     assert [piece.text for piece in server.client().output("a.0")] == ["a\n"]
     assert server.requests[0].url.params["pieces"] == "true"
 
 
-def test_followed_output_that_the_gateway_closes_is_resumed_after_its_last_piece() -> None:
+def test_a_closed_stream_of_followed_output_is_resumed_after_its_last_piece() -> None:
     server = Server(
-        sent((4, 0, "a\n"), (6, 1, "b\n"), end="running"),
-        sent((8, 1, "b\n"), (9, 2, "c\n"), end="failed"),
+        output_stream((4, 0, "a\n"), (6, 1, "b\n"), end="running"),
+        output_stream((8, 1, "b\n"), (9, 2, "c\n"), end="failed"),
     )
     assert list(server.client().logs("a.0", follow=True, tail=5)) == ["a\n", "b\n", "c\n"]
     assert [request.headers.get("Last-Event-ID") for request in server.requests] == [None, "6"]
     assert len(server.slept) == 1
 
 
-def test_followed_output_is_resumed_where_it_began_when_nothing_was_written() -> None:
+def test_followed_output_without_pieces_is_resumed_at_its_start() -> None:
     begun = httpx.Response(200, text="event: bookmark\nid: 4\ndata: {}\n\n")
-    server = Server(begun, sent((6, 1, "b\n"), end="failed"))
+    server = Server(begun, output_stream((6, 1, "b\n"), end="failed"))
     assert list(server.client().logs("a.0", follow=True, tail=0)) == ["b\n"]
     assert [request.headers.get("Last-Event-ID") for request in server.requests] == [None, "4"]
 
 
-class Noted:
-    """Notes when a gateway was lost and was back."""
+class RecordedOutages:
+    """Records outages and recoveries."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
@@ -310,7 +310,7 @@ PAGE = httpx.Response(
     json={"items": [], "next_cursor": None, "position": "main@r3"},
     headers={"Yard-Position": "main@r3"},
 )
-AWAY = (
+OUTAGE = (
     *(httpx.ConnectError("refused"),) * 3 * MAX_TRIES,
     httpx.Response(500, text="Internal Server Error"),
     httpx.Response(502, text="<html>"),
@@ -319,59 +319,59 @@ AWAY = (
 )
 
 
-def test_a_caller_that_outlasts_outages_reads_on_and_never_sees_the_past() -> None:
-    server = Server(PAGE, *AWAY, PAGE)
-    client, noted = server.client(), Noted()
-    client.outlast(noted)
+def test_a_client_that_waits_out_an_outage_never_reads_an_older_position() -> None:
+    server = Server(PAGE, *OUTAGE, PAGE)
+    client, outages = server.client(), RecordedOutages()
+    client.wait_out_outages(outages)
     assert client.tasks(limit=1).items == []
     assert client.tasks(limit=1).items == []
     assert server.requests[0].headers.get("Yard-Min-Position") is None
     assert server.requests[-1].headers["Yard-Min-Position"] == "main@r3"
-    assert noted.found[0] == noted.found[-1] == "back"
-    assert set(noted.found[1:-1]) == {"unreachable", "bad_answer", "not_ready", "view_behind"}
+    assert outages.found[0] == outages.found[-1] == "back"
+    assert set(outages.found[1:-1]) == {"unreachable", "bad_answer", "not_ready", "view_behind"}
     assert max(server.slept) == LONGEST_PAUSE_S
     assert server.slept[:6] == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0]
 
 
 def test_followed_output_survives_outages_without_loss_or_repeat() -> None:
     server = Server(
-        sent((4, 0, "a\n"), (6, 1, "b\n")),
-        *AWAY,
-        sent((8, 1, "b\n"), (9, 2, "c\n"), end="failed"),
+        output_stream((4, 0, "a\n"), (6, 1, "b\n")),
+        *OUTAGE,
+        output_stream((8, 1, "b\n"), (9, 2, "c\n"), end="failed"),
     )
     client = server.client()
-    client.outlast(Noted())
+    client.wait_out_outages(RecordedOutages())
     assert list(client.logs("a.0", follow=True)) == ["a\n", "b\n", "c\n"]
     assert {request.headers.get("Last-Event-ID") for request in server.requests[1:]} == {"6"}
 
 
-def test_a_gateway_that_was_never_there_is_not_waited_for() -> None:
+def test_a_gateway_that_has_never_answered_is_not_waited_for() -> None:
     server = Server(httpx.ConnectError("refused"))
     client = server.client()
-    client.outlast(Noted())
+    client.wait_out_outages(RecordedOutages())
     with pytest.raises(ApiError):
         client.tasks()
     assert len(server.requests) == MAX_TRIES
 
 
-def test_what_no_wait_can_mend_ends_a_caller_that_outlasts_outages() -> None:
+def test_a_permanent_failure_ends_the_wait_for_the_end_of_an_outage() -> None:
     server = Server(PAGE, problem(401, "unauthenticated"))
     client = server.client()
-    client.outlast(Noted())
+    client.wait_out_outages(RecordedOutages())
     client.tasks()
     with pytest.raises(ApiError) as caught:
         client.tasks()
     assert caught.value.status == 401
 
 
-def test_server_sent_events_without_data_are_none() -> None:
+def test_server_sent_events_without_data_are_skipped() -> None:
     def lines() -> Iterator[str]:
         yield from ["event: nothing", "", "data: 1", ""]
 
-    assert [(one.event, one.data) for one in events(lines())] == [("message", 1)]
+    assert [(one.event, one.data) for one in parse_events(lines())] == [("message", 1)]
 
 
-def test_what_the_machine_trusts_is_read_for_https_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_certificates_are_loaded_for_https_only(monkeypatch: pytest.MonkeyPatch) -> None:
     read = []
 
     def create_ssl_context() -> bool:
@@ -382,3 +382,13 @@ def test_what_the_machine_trusts_is_read_for_https_alone(monkeypatch: pytest.Mon
     for server in ("http://gateway:1", "https://gateway:1"):
         Client(server, None, sleep=time.sleep, new_key=lambda: "a-key")
         assert len(read) == server.startswith("https"), server
+
+
+def test_a_client_needs_no_more_than_a_server() -> None:
+    server = Server(httpx.Response(202, json=SUBMITTED))
+    with Client("http://gateway:1", transport=httpx.MockTransport(server)) as client:
+        client.submit(SPEC)
+        client.submit(SPEC)
+    keys = [request.headers["Idempotency-Key"] for request in server.requests]
+    assert len(set(keys)) == 2
+    assert all(len(key) == 32 for key in keys)

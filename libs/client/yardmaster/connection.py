@@ -1,0 +1,125 @@
+"""What all calls of `Client` share: opening and closing, conditions, and parsing of answers."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+from urllib.parse import quote
+
+import httpx
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from yardmaster import defaults
+from yardmaster.errors import ApiError, no_answer
+from yardmaster.retry import MAX_TRIES, OutageListener, Params
+from yardmaster.transport import Transport
+from yardmaster_schemas.api import Accepted, List
+
+M = TypeVar("M", bound=BaseModel)
+#: A filter of a list: one value, or several.
+Filter = str | int | bool | Sequence[str] | None
+
+
+class Connection:
+    """A connection to one gateway; see `Client`."""
+
+    def __init__(
+        self,
+        server: str,
+        token: str | None = None,
+        *,
+        sleep: Callable[[float], None] = defaults.sleep,
+        new_key: Callable[[], str] = defaults.new_key,
+        ca: str | None = None,
+        transport: httpx.BaseTransport | None = None,
+        max_tries: int = MAX_TRIES,
+    ) -> None:
+        self._transport = Transport(
+            server, token, sleep=sleep, ca=ca, transport=transport, max_tries=max_tries
+        )
+        self._new_key = new_key
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._transport.close()
+
+    def wait_out_outages(self, listener: OutageListener | None) -> None:
+        """Make reads and followed output wait for the end of an outage, however long it takes.
+
+        After the outage, reads cover at least what earlier reads covered. This applies after the
+        first answer: a gateway that has never answered raises an error as usual. None turns it off.
+        """
+        self._transport.tolerance.listener = listener
+
+    def ready(self) -> bool:
+        """Whether the gateway is ready; False also if it cannot be reached."""
+        return self._transport.ready()
+
+    def etag(self, path: str) -> str:
+        """The current ETag of the object at a path (`/v1/pools/default`)."""
+        return str(self._transport.send("GET", path, {}, None, {}, 0.0).headers.get("ETag", "*"))
+
+    def _get(self, path: str, model: type[M], params: Params, wait_s: float = 0.0) -> M:
+        return self._parse(model, self._transport.send("GET", path, params, None, {}, wait_s))
+
+    def _patch(self, path: str, content: bytes, if_match: str | None) -> Accepted:
+        headers = {"If-Match": if_match or self.etag(path)}
+        return self._write("PATCH", path, Accepted, content, headers)
+
+    def _put(self, path: str, body: Any, if_match: str | None, create: bool) -> Accepted:
+        headers = {"If-None-Match": "*"} if create else {"If-Match": if_match or self.etag(path)}
+        return self._write("PUT", path, Accepted, TypeAdapter(type(body)).dump_json(body), headers)
+
+    def _delete(self, path: str, if_match: str | None) -> Accepted:
+        headers = {"If-Match": if_match or self.etag(path)}
+        return self._write("DELETE", path, Accepted, None, headers)
+
+    def _write(
+        self,
+        method: str,
+        path: str,
+        model: type[M],
+        content: bytes | None,
+        headers: Mapping[str, str] | None = None,
+    ) -> M:
+        sent = dict(headers or {})
+        if method == "POST":
+            sent.setdefault("Idempotency-Key", self._new_key())
+        if content is not None:
+            sent["Content-Type"] = "application/json"
+        return self._parse(model, self._transport.send(method, path, {}, content, sent, 0.0))
+
+    @staticmethod
+    def _parse(model: type[M], response: httpx.Response) -> M:
+        try:
+            return model.model_validate_json(response.content)
+        except ValidationError as error:
+            found = error.errors(include_url=False, include_input=False)[0]
+            detail = f"the answer cannot be parsed: {found['msg']}"
+            raise ApiError(no_answer("bad_answer", detail)) from error
+
+
+def all_items(read_page: Callable[..., List[M]], filters: Mapping[str, Any]) -> Iterator[M]:
+    """The items of all pages of a list."""
+    cursor: str | None = None
+    while True:
+        page = read_page(**{"limit": 1000, **filters, "cursor": cursor})
+        yield from page.items
+        cursor = page.next_cursor
+        if cursor is None:
+            return
+
+
+def quoted(name: str) -> str:
+    """A name as one segment of a path."""
+    return quote(name, safe="")

@@ -1,0 +1,13 @@
+"""The defaults of `Client`: the machine's clock, and random idempotency keys."""
+
+import secrets
+import time
+
+__all__ = ["new_key", "sleep"]
+
+sleep = time.sleep
+
+
+def new_key() -> str:
+    """A random idempotency key, 32 hex digits."""
+    return secrets.token_hex(16)

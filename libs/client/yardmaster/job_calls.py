@@ -1,0 +1,235 @@
+"""The calls of `Client` for jobs, tasks, their output, and requests."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from yardmaster.connection import Connection, Filter, all_items, quoted
+from yardmaster.errors import ApiError
+from yardmaster.retry import Params, backoff
+from yardmaster.transport import parse_events
+from yardmaster_schemas.api import (
+    Accepted,
+    Attempt,
+    CancelBody,
+    EventRecord,
+    Explain,
+    HoldBody,
+    Job,
+    JobPatch,
+    JobSpec,
+    List,
+    Phase,
+    Request,
+    Submitted,
+    Task,
+    TaskGroups,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of one replica's output; `seq` numbers the pieces of a replica in an attempt."""
+
+    attempt: int
+    replica: int
+    seq: int
+    text: str
+
+
+class JobCalls(Connection):
+    """Calls for jobs, tasks and requests; see `Client`."""
+
+    # --- jobs -----------------------------------------------------------------------------------
+
+    def submit(self, spec: JobSpec, *, idempotency_key: str | None = None) -> Submitted:
+        """Submit a job. The same key and spec return the same answer, however often they are sent.
+
+        Raises: ApiError. After the code `outcome_unknown`, submit again with the same key.
+        """
+        content = spec.model_dump_json(exclude_unset=True).encode()
+        key = idempotency_key or self._new_key()
+        return self._write("POST", "/v1/jobs", Submitted, content, {"Idempotency-Key": key})
+
+    def jobs(self, **filters: Filter) -> List[Job]:
+        """One page of jobs. The filters are those of `tasks` without node and job_id."""
+        return self._get("/v1/jobs", List[Job], filters)
+
+    def all_jobs(self, **filters: Filter) -> Iterator[Job]:
+        """The jobs of all pages."""
+        return all_items(self.jobs, filters)
+
+    def job(self, job_id: str, *, min_position: str | None = None) -> Job:
+        """One job."""
+        return self._get(f"/v1/jobs/{quoted(job_id)}", Job, {"min_position": min_position})
+
+    def patch_job(
+        self, job_id: str, *, if_match: str | None = None, **changes: int | float | None
+    ) -> Accepted:
+        """Change `priority`, `weight` or `max_slots` of a job.
+
+        `if_match` is the ETag of the version to change; None changes the current version.
+        """
+        content = JobPatch.model_validate(changes).model_dump_json(exclude_unset=True).encode()
+        return self._patch(f"/v1/jobs/{quoted(job_id)}", content, if_match)
+
+    def cancel(self, ref: str, *, reason: str | None = None, immediate: bool = False) -> Accepted:
+        """Cancel a job or task; `ref` is its complete id."""
+        content = CancelBody(reason=reason, immediate=immediate).model_dump_json().encode()
+        return self._write("POST", f"{_job_or_task(ref)}/cancel", Accepted, content)
+
+    def pause(self, ref: str, *, reason: str | None = None) -> Accepted:
+        """Pause a job or task until it is resumed."""
+        content = HoldBody(reason=reason).model_dump_json().encode()
+        return self._write("POST", f"{_job_or_task(ref)}/pause", Accepted, content)
+
+    def resume(self, ref: str) -> Accepted:
+        """Resume a paused job or task."""
+        return self._write("POST", f"{_job_or_task(ref)}/resume", Accepted, b"{}")
+
+    def erase(self, job_id: str) -> Accepted:
+        """Permanently delete the name, labels, command, environment and notes of an ended job."""
+        return self._write("POST", f"/v1/jobs/{quoted(job_id)}/erase", Accepted, None)
+
+    def request(self, request_id: str, *, wait_s: float = 0) -> Request:
+        """The state of a request; waits up to `wait_s` seconds (at most 30) for the decision."""
+        params = {"wait_s": _whole(wait_s)}
+        return self._get(f"/v1/requests/{quoted(request_id)}", Request, params, wait_s)
+
+    # --- tasks ----------------------------------------------------------------------------------
+
+    def tasks(self, **filters: Filter) -> List[Task]:
+        """One page of tasks.
+
+        Filters: phase (one or several), project, pool, node, user, kind, name, job_id, ref (the
+        start of an id), since (RFC 3339), label (`key=value`, one or several), sort
+        (`-submitted_at` or `submitted_at`), limit (up to 1000), cursor, min_position.
+        """
+        return self._get("/v1/tasks", List[Task], filters)
+
+    def task_groups(self, **filters: Filter) -> TaskGroups:
+        """One page of tasks, grouped by job and phase, and the number of tasks in each phase.
+
+        The filters are those of `tasks` without pool, node and ref; `limit` counts jobs.
+        """
+        return self._get("/v1/task-groups", TaskGroups, filters)
+
+    def all_tasks(self, **filters: Filter) -> Iterator[Task]:
+        """The tasks of all pages."""
+        return all_items(self.tasks, filters)
+
+    def task(
+        self,
+        task_id: str,
+        *,
+        min_position: str | None = None,
+        wait_for: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Task:
+        """One task; with `wait_for` (`admitted`, `ended` or a phase), once it has reached that.
+
+        The call waits up to `timeout_s` seconds (at most 60), and then returns the task as it is.
+        """
+        params: Params = {
+            "min_position": min_position,
+            "wait_for": wait_for,
+            "timeout_s": None if timeout_s is None else _whole(timeout_s),
+        }
+        return self._get(f"/v1/tasks/{quoted(task_id)}", Task, params, timeout_s or 30.0)
+
+    def attempts(self, task_id: str, *, min_position: str | None = None) -> List[Attempt]:
+        """The attempts of a task, the newest first."""
+        path = f"/v1/tasks/{quoted(task_id)}/attempts"
+        return self._get(path, List[Attempt], {"min_position": min_position})
+
+    def task_events(self, task_id: str, *, min_position: str | None = None) -> List[EventRecord]:
+        """The log records about a task and its job, in the order in which they took effect."""
+        path = f"/v1/tasks/{quoted(task_id)}/events"
+        return self._get(path, List[EventRecord], {"min_position": min_position})
+
+    def explain(self, task_id: str, *, min_position: str | None = None) -> Explain:
+        """Why a task is pending, was stopped or ended."""
+        path = f"/v1/tasks/{quoted(task_id)}/explain"
+        return self._get(path, Explain, {"min_position": min_position})
+
+    # --- output ---------------------------------------------------------------------------------
+
+    def logs(
+        self,
+        task_id: str,
+        *,
+        follow: bool = False,
+        attempt: int | None = None,
+        replica: int | None = None,
+        tail: int | None = None,
+    ) -> Iterator[str]:
+        """The text of a task's output; with `follow`, until the task has ended."""
+        if follow:
+            found = self.output(task_id, follow=True, attempt=attempt, replica=replica, tail=tail)
+            yield from (piece.text for piece in found)
+            return
+        params = {"attempt": attempt, "replica": replica, "tail": tail}
+        with self._transport.stream(_logs(task_id), params, {}) as response:
+            yield from response.iter_text()
+
+    def output(
+        self,
+        task_id: str,
+        *,
+        follow: bool = False,
+        attempt: int | None = None,
+        replica: int | None = None,
+        tail: int | None = None,
+    ) -> Iterator[Piece]:
+        """The pieces of a task's output, each once; with `follow`, until the task has ended.
+
+        If the gateway closes a followed stream before the end, the client resumes it.
+        """
+        params: Params = {
+            "follow" if follow else "pieces": True,
+            "attempt": attempt,
+            "replica": replica,
+            "tail": tail,
+        }
+        newest: dict[tuple[int, int], int] = {}
+        after: str | None = None
+        pauses = backoff()
+        while True:
+            headers = {} if after is None else {"Last-Event-ID": after}
+            try:
+                with self._transport.stream(_logs(task_id), params, headers) as response:
+                    for event in parse_events(response.iter_lines()):
+                        if event.event == "end" and Phase(event.data["phase"]).final:
+                            return
+                        after = event.id or after
+                        if event.event != "output":
+                            continue
+                        piece = _piece(event.data)
+                        replica_of_attempt = (piece.attempt, piece.replica)
+                        if piece.seq <= newest.get(replica_of_attempt, -1):
+                            continue  # the agent wrote this piece more than once
+                        newest[replica_of_attempt] = piece.seq
+                        pauses.reset()
+                        yield piece
+                if not follow:
+                    return
+            except ApiError as error:
+                if not follow or not self._transport.tolerance.should_retry(error):
+                    raise
+            self._transport.pause(pauses.next_s())
+
+
+def _logs(task_id: str) -> str:
+    return f"/v1/tasks/{quoted(task_id)}/logs"
+
+
+def _piece(data: Mapping[str, Any]) -> Piece:
+    return Piece(data["attempt"], data["replica"], data["seq"], data["text"])
+
+
+def _job_or_task(ref: str) -> str:
+    return f"/v1/tasks/{quoted(ref)}" if "." in ref else f"/v1/jobs/{quoted(ref)}"
+
+
+def _whole(seconds: float) -> int:
+    return max(0, round(seconds))

@@ -1,0 +1,162 @@
+"""The calls of `Client` for nodes, pools, projects, departments and usage."""
+
+from collections.abc import Iterator
+
+from yardmaster.connection import Connection, Filter, all_items, quoted
+from yardmaster_schemas.api import (
+    Accepted,
+    Department,
+    DepartmentConfig,
+    Enrolment,
+    List,
+    Node,
+    NodeEnrolment,
+    NodePatch,
+    NodeSlots,
+    Pool,
+    PoolConfig,
+    Project,
+    ProjectConfig,
+    Quota,
+    Usage,
+)
+
+
+class OperatorCalls(Connection):
+    """Calls for what operators manage; see `Client`.
+
+    In all changes, `if_match` is the ETag of the version to change; None changes the current
+    version. With `create`, the object must not exist yet.
+    """
+
+    # --- nodes ----------------------------------------------------------------------------------
+
+    def nodes(self, **filters: Filter) -> List[Node]:
+        """One page of nodes; filters: pool, state, limit, cursor, min_position."""
+        return self._get("/v1/nodes", List[Node], filters)
+
+    def all_nodes(self, **filters: Filter) -> Iterator[Node]:
+        """The nodes of all pages."""
+        return all_items(self.nodes, filters)
+
+    def node(self, name: str, *, min_position: str | None = None) -> Node:
+        """One node."""
+        return self._get(f"/v1/nodes/{quoted(name)}", Node, {"min_position": min_position})
+
+    def patch_node(self, name: str, patch: NodePatch, *, if_match: str | None = None) -> Accepted:
+        """Cordon, drain or uncordon a node."""
+        content = patch.model_dump_json(exclude_none=True).encode()
+        return self._patch(f"/v1/nodes/{quoted(name)}", content, if_match)
+
+    def put_slots(self, name: str, slots: NodeSlots, *, if_match: str | None = None) -> Accepted:
+        """Disable the given slots of a node and enable all others."""
+        path = f"/v1/nodes/{quoted(name)}"
+        return self._put(f"{path}/slots", slots, if_match or self.etag(path), create=False)
+
+    def enrolment(self, node: str, *, min_position: str | None = None) -> NodeEnrolment:
+        """What a node may claim when it joins."""
+        path = f"/v1/nodes/{quoted(node)}/enrolment"
+        return self._get(path, NodeEnrolment, {"min_position": min_position})
+
+    def put_enrolment(
+        self, node: str, enrolment: Enrolment, *, if_match: str | None = None, create: bool = False
+    ) -> Accepted:
+        """Enroll a node, or change what it may claim."""
+        return self._put(f"/v1/nodes/{quoted(node)}/enrolment", enrolment, if_match, create)
+
+    def delete_enrolment(self, node: str, *, if_match: str | None = None) -> Accepted:
+        """Revoke a node: its tasks are killed, and it is refused until it is enrolled again."""
+        return self._delete(f"/v1/nodes/{quoted(node)}/enrolment", if_match)
+
+    # --- pools ----------------------------------------------------------------------------------
+
+    def pools(self, **filters: Filter) -> List[Pool]:
+        """One page of pools."""
+        return self._get("/v1/pools", List[Pool], filters)
+
+    def pool(self, name: str, *, min_position: str | None = None) -> Pool:
+        """One pool."""
+        return self._get(f"/v1/pools/{quoted(name)}", Pool, {"min_position": min_position})
+
+    def put_pool(
+        self, name: str, config: PoolConfig, *, if_match: str | None = None, create: bool = False
+    ) -> Accepted:
+        """Create or change a pool."""
+        return self._put(f"/v1/pools/{quoted(name)}", config, if_match, create)
+
+    def delete_pool(self, name: str, *, if_match: str | None = None) -> Accepted:
+        """Delete a pool that is not in use."""
+        return self._delete(f"/v1/pools/{quoted(name)}", if_match)
+
+    # --- projects and their quotas --------------------------------------------------------------
+
+    def projects(self, **filters: Filter) -> List[Project]:
+        """One page of projects; filters: department, limit, cursor, min_position."""
+        return self._get("/v1/projects", List[Project], filters)
+
+    def project(self, name: str, *, min_position: str | None = None) -> Project:
+        """One project."""
+        return self._get(f"/v1/projects/{quoted(name)}", Project, {"min_position": min_position})
+
+    def put_project(
+        self, name: str, config: ProjectConfig, *, if_match: str | None = None, create: bool = False
+    ) -> Accepted:
+        """Create or change a project."""
+        return self._put(f"/v1/projects/{quoted(name)}", config, if_match, create)
+
+    def delete_project(self, name: str, *, if_match: str | None = None) -> Accepted:
+        """Delete a project that has no pending or running tasks."""
+        return self._delete(f"/v1/projects/{quoted(name)}", if_match)
+
+    def put_quota(
+        self, project: str, pool: str, quota: Quota, *, if_match: str | None = None
+    ) -> Accepted:
+        """Set a project's quota in one pool; `if_match` is the project's ETag."""
+        path = f"/v1/projects/{quoted(project)}"
+        tag = if_match or self.etag(path)
+        return self._put(f"{path}/quotas/{quoted(pool)}", quota, tag, create=False)
+
+    def delete_quota(self, project: str, pool: str, *, if_match: str | None = None) -> Accepted:
+        """Remove a project's quota in one pool; `if_match` is the project's ETag."""
+        path = f"/v1/projects/{quoted(project)}"
+        return self._delete(f"{path}/quotas/{quoted(pool)}", if_match or self.etag(path))
+
+    # --- departments ----------------------------------------------------------------------------
+
+    def departments(self, **filters: Filter) -> List[Department]:
+        """One page of departments."""
+        return self._get("/v1/departments", List[Department], filters)
+
+    def department(self, name: str, *, min_position: str | None = None) -> Department:
+        """One department."""
+        params = {"min_position": min_position}
+        return self._get(f"/v1/departments/{quoted(name)}", Department, params)
+
+    def put_department(
+        self,
+        name: str,
+        config: DepartmentConfig,
+        *,
+        if_match: str | None = None,
+        create: bool = False,
+    ) -> Accepted:
+        """Create or change a department."""
+        return self._put(f"/v1/departments/{quoted(name)}", config, if_match, create)
+
+    def delete_department(self, name: str, *, if_match: str | None = None) -> Accepted:
+        """Delete a department that has no projects."""
+        return self._delete(f"/v1/departments/{quoted(name)}", if_match)
+
+    # --- usage ----------------------------------------------------------------------------------
+
+    def usage(
+        self,
+        *,
+        begin: str | None = None,
+        end: str | None = None,
+        by: str | None = None,
+        bucket: str | None = None,
+    ) -> Usage:
+        """GPU time by project, user or pool."""
+        params = {"from": begin, "to": end, "by": by, "bucket": bucket}
+        return self._get("/v1/usage", Usage, params)
