@@ -54,7 +54,7 @@ def test_an_unknown_key_is_refused_before_anything_is_sent(
 def test_the_numbers_of_one_pool_change_the_table_and_not_the_document(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    page = Answer({"items": [PROJECT], "next_cursor": None})
+    page = Answer({"items": [PROJECT], "next_cursor": None, "position": "main@r1"})
     with answering(page, page) as server:
         words = ["projects", "--pool", "a100", "--server", server.url]
         assert run([*words, "-o", "table"]) == 0
