@@ -1,6 +1,5 @@
 """How a hint names this program and a cluster, so that it works when it is copied."""
 
-import os
 import shlex
 import shutil
 import sys
@@ -36,11 +35,11 @@ def yard_for(data: Path, env: Mapping[str, str]) -> str:
 def down_for(data: Path, env: Mapping[str, str]) -> str:
     """The command that stops the cluster of `yard up` in the folder `data`."""
     usual = data == default_up_dir(env).absolute()
+    if usual and env.get("MAKELEVEL"):
+        return "make down"
     return f"{yard(env)} down" if usual else f"{yard_for(data, env)} down"
 
 
-def path_with_yard(env: Mapping[str, str]) -> str:
-    """PATH with the folder of this program's Python first: there `python3` finds the SDK."""
-    here = str(Path(sys.executable).parent)
-    known = env.get("PATH", os.defpath)
-    return known if known.split(os.pathsep)[0] == here else here + os.pathsep + known
+def up_with(flags: str, env: Mapping[str, str]) -> str:
+    """The command that starts a cluster with `flags`, by make if make started this command."""
+    return f'make up UP_ARGS="{flags}"' if env.get("MAKELEVEL") else f"{yard(env)} up {flags}"

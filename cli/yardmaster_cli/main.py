@@ -202,13 +202,7 @@ def _known(error: Exception) -> CliError:
     from yardmaster.transport import ApiError
     from yardmaster_cli.server.remote import api_error
     from yardmaster_eventlog.errors import LogCorrupt, LogTruncated, LogUnavailable, NotOurLog
-    from yardmaster_localcluster.errors import (
-        DataDirInUse,
-        DataDirUnusable,
-        DownloadFailed,
-        LocalClusterError,
-        PackageMissing,
-    )
+    from yardmaster_localcluster import errors as local
     from yardmaster_projections.errors import ViewsUnavailable
     from yardmaster_runtime.errors import UnknownTask
     from yardmaster_schemas.errors import YardmasterError
@@ -222,15 +216,21 @@ def _known(error: Exception) -> CliError:
         (LogUnavailable, Exit.UNREACHABLE),
         (ViewsUnavailable, Exit.UNREACHABLE),
         (UnknownTask, Exit.NOT_FOUND),
-        (DataDirInUse, Exit.CONFLICT),
-        (DataDirUnusable, Exit.USAGE),
-        (PackageMissing, Exit.USAGE),
-        (DownloadFailed, Exit.UNREACHABLE),
+        (local.DataDirInUse, Exit.CONFLICT),
+        (local.PortsInUse, Exit.CONFLICT),
+        (local.DataDirUnusable, Exit.USAGE),
+        (local.PackageMissing, Exit.USAGE),
+        (local.ClusterFixed, Exit.USAGE),
+        (local.TooManyNodes, Exit.USAGE),
+        (local.ComposeFileMissing, Exit.USAGE),
+        (local.DownloadFailed, Exit.UNREACHABLE),
+        (local.DockerMissing, Exit.UNREACHABLE),
+        (local.NotHealthy, Exit.TIMEOUT),
         (YardmasterError, Exit.INTERNAL),
     ]
     for kind, code in codes:
         if isinstance(error, kind):
-            hint = error.hint if isinstance(error, LocalClusterError) else None
+            hint = error.hint if isinstance(error, local.LocalClusterError) else None
             return CliError(str(error), exit_code=code, hint=hint)
     return CliError(
         f"internal: {type(error).__name__}: {error}",

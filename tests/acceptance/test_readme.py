@@ -28,7 +28,7 @@ from tests.support.readme import (
     missing,
     reader_env,
 )
-from yardmaster_cli.up import compose
+from yardmaster_localcluster import compose
 from yardmaster_localcluster.orphans import end_tasks, of_cluster, of_tasks
 
 # Tests that share the default ports of the machine run one after the other.
@@ -192,7 +192,7 @@ def test_every_command_of_the_readme_does_what_it_says(folder: Path) -> None:
 
 
 def test_the_services_of_the_readme_run_in_containers(folder: Path) -> None:
-    if not containers.is_there(containers.KAFKA_IMAGE) or not compose.is_there():
+    if not containers.is_there(containers.KAFKA_IMAGE) or not compose.available():
         pytest.skip("needs Docker, compose and the images")
     env = reader_env(folder / "home")
     installed(folder, env)

@@ -11,8 +11,7 @@ import pytest
 
 from tests.support import containers
 from tests.support.up import Up
-from yardmaster_cli.up import compose
-from yardmaster_localcluster.layout import DataLayout
+from yardmaster_localcluster import compose
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.kafka, pytest.mark.xdist_group("up")]
 
@@ -27,7 +26,7 @@ class Containers(Up):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, "--compose")
-        self.project = compose.project(DataLayout(self.data))
+        self.project = compose.project_name(self.data, self.data.parent)
 
     def docker(self, *words: str) -> str:
         """What a command of docker says."""
@@ -75,7 +74,7 @@ class Containers(Up):
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Containers]:
     """Nothing runs yet; at the end nothing runs any more."""
-    if not containers.is_there(containers.KAFKA_IMAGE) or not compose.is_there():
+    if not containers.is_there(containers.KAFKA_IMAGE) or not compose.available():
         pytest.skip("needs Docker, compose and the images")
     found = Containers(tmp_path)
     volumes = set(found.docker("volume", "ls", "--quiet").split())

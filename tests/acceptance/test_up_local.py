@@ -109,5 +109,5 @@ def test_it_is_scaled_without_port_flags_and_starts_again_what_died(cluster: Up)
 def test_a_port_that_is_taken_is_said_before_anything_starts(cluster: Up) -> None:
     with socket.create_server(("127.0.0.1", cluster.ports["redis"])):
         said = cluster.up(code=103)
-    assert f"port {cluster.ports['redis']} of 127.0.0.1 is taken" in said.err
+    assert f"port {cluster.ports['redis']} of 127.0.0.1 is already in use" in said.err
     assert of_cluster(cluster.data) == []

@@ -5,10 +5,10 @@ from yardmaster_localcluster.broker import (
     KAFKA_VERSION,
     START_LIMIT_S,
     STOP_LIMIT_S,
-    BrokerFailed,
     KafkaBroker,
     classpath,
 )
+from yardmaster_localcluster.errors import BrokerFailed
 
 __all__ = [
     "COORDINATES",

@@ -16,10 +16,11 @@ from yardmaster_cli.dev.data_folder import (
     read_cluster,
 )
 from yardmaster_cli.errors import BadUsage
-from yardmaster_cli.hints import path_with_yard, yard_for
+from yardmaster_cli.hints import yard_for
 from yardmaster_cli.policy_spec import DEFAULT_POLICY, PolicySpec
 from yardmaster_cli.session import Session, command
 from yardmaster_cli.yaml_tree import scalar
+from yardmaster_localcluster.process import path_with_python
 
 #: The policies of a log, for the help; `setup` checks against the registry itself.
 POLICY_NAMES: Final = ("priority", "fair_share", "fitgpp", "fifo", "lrtp", "rand")
@@ -83,7 +84,7 @@ def dev(
     out = session.out
     # Tasks find the Python and the SDK that this command runs with.
     yard = yard_for(folder.path.absolute(), os.environ)
-    os.environ["PATH"] = path_with_yard(os.environ)
+    os.environ["PATH"] = path_with_python(os.environ)
 
     def ready(server: str) -> None:
         out.say(f"yard dev: {server}, data in {folder.path}")
@@ -93,7 +94,12 @@ def dev(
         out.note("Ctrl-C stops this process; tasks keep running")
 
     options = Options(cluster=cluster, port=port, policy=asked, quiet=not out.verbose)
-    return serve(folder, options, ready)
+    code = serve(folder, options, ready)
+    out.note(
+        f"\nyard dev stopped; its tasks keep running. {yard} dev continues with the log in "
+        f"{folder.path}"
+    )
+    return code
 
 
 def _policy(name: str | None, options: tuple[str, ...]) -> PolicySpec | None:

@@ -1,7 +1,6 @@
 """`yard doctor`: what this machine has, what it lacks, and how to get it."""
 
 import errno
-import http.client
 import importlib.util
 import os
 import shutil
@@ -23,6 +22,7 @@ from yardmaster_cli.session import Session, command
 from yardmaster_localcluster.errors import PackageMissing
 from yardmaster_localcluster.layout import GATEWAY_PORT, KAFKA_PORT, REDIS_PORT
 from yardmaster_localcluster.ports import HOST
+from yardmaster_localcluster.process import why_not_ready
 from yardmaster_localcluster.redis_server import redis_program
 
 #: Free space below which a log and its snapshots are not safe, in GiB.
@@ -122,26 +122,11 @@ def _clusters(running: Sequence[tuple[Path, DevServer]]) -> Iterator[Finding]:
     if not running:
         yield Finding("cluster", False, "none runs here", get="yard dev; or make up")
     for folder, dev in running:
-        why = _not_ready(dev.server)
+        why = why_not_ready(dev.server)
         said = "ready" if why is None else why
         found = f"{dev.what} at {dev.server}: {said}; data in {folder}"
         get = f"look at its output, or at {folder / 'logs'}"
         yield Finding("cluster", why is None, found, get=get, lacking="not ready")
-
-
-def _not_ready(server: str) -> str | None:
-    """Why a gateway is not ready, in its own words; None when it is."""
-    where = urlsplit(server)
-    connection = http.client.HTTPConnection(where.hostname or HOST, where.port, timeout=PROBE_S)
-    try:
-        connection.request("GET", "/readyz")
-        answer = connection.getresponse()
-        body = answer.read().decode(errors="replace")
-    except (OSError, http.client.HTTPException) as error:
-        return f"no answer: {error}"
-    finally:
-        connection.close()
-    return None if answer.status == http.HTTPStatus.OK else body.strip()
 
 
 def _disk(folder: Path) -> Finding:

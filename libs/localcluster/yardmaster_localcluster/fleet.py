@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Final
 
 from yardmaster_localcluster.broker import KafkaBroker
+from yardmaster_localcluster.errors import ServiceFailed
 from yardmaster_localcluster.layout import DataLayout
 from yardmaster_localcluster.orphans import end_tasks
 from yardmaster_localcluster.plan import MODULES, Plan, PortPlan, Wanted, plan
-from yardmaster_localcluster.process import Launch, Running, ServiceFailed, ServiceProcess, launch
+from yardmaster_localcluster.process import Launch, Running, ServiceProcess, launch
 from yardmaster_localcluster.redis_server import RedisServer
 
 #: How long setup waits for the broker, and one process may take until it is ready, in seconds.

@@ -1,4 +1,4 @@
-"""One service as a process of its own: started, asked how it is, stopped, killed."""
+"""Processes of a cluster: started without waiting, then awaited, stopped or killed."""
 
 import http.client
 import json
@@ -7,54 +7,58 @@ import signal
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from types import TracebackType
+from typing import ClassVar, Final, Protocol, Self
 
+from yardmaster_localcluster.errors import ProcessFailed, ServiceFailed
 from yardmaster_localcluster.plan import Plan
 from yardmaster_localcluster.ports import HOST
 
-STOP_LIMIT_S: Final = 20.0
+#: The longest wait for the answer of a health endpoint, in seconds.
 ANSWER_S: Final = 2.0
-LOOK_S: Final = 0.1
-
-
-class ServiceFailed(Exception):
-    """A service ended, or did not become ready; the message ends with the tail of its log."""
+LOOK_S: Final = 0.05
+#: Tries on other ports, when another process took the port that was chosen.
+PORT_TRIES: Final = 3
 
 
 class Running(Protocol):
-    """A process that was started, as `subprocess.Popen` holds one."""
+    """A process that was started; `subprocess.Popen` is one."""
 
     pid: int
     returncode: int | None
 
     def poll(self) -> int | None:
-        """Its exit code; None while it lives."""
+        """Return the exit code; None while the process runs."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, once it ended; subprocess.TimeoutExpired when it does not."""
+        """Wait for the end and return the exit code.
+
+        Raises: subprocess.TimeoutExpired.
+        """
 
     def send_signal(self, number: int, /) -> None:
-        """Signal it, if it lives."""
+        """Send a signal, if the process runs."""
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
 
 
 class Launch(Protocol):
-    """A way to start `python -m MODULE WORDS` in a session of its own."""
+    """Starts `python -m MODULE WORDS` in a session of its own."""
 
     def __call__(
         self, module: str, words: Sequence[str], *, env: Mapping[str, str], cwd: Path, stdout: Path
     ) -> Running:
-        """Start it, and do not wait; what it says is appended to `stdout`."""
+        """Start it without waiting; its output is appended to `stdout`."""
 
 
 def launch(
     module: str, words: Sequence[str], *, env: Mapping[str, str], cwd: Path, stdout: Path
 ) -> Running:
-    """The usual way."""
+    """Start a module with the Python of this process."""
     with stdout.open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", module, *words],
@@ -67,8 +71,174 @@ def launch(
         )
 
 
-class ServiceProcess:
-    """The process of a plan; its log is appended to over its restarts."""
+def path_with_python(env: Mapping[str, str]) -> str:
+    """PATH with the folder of this Python first: there `python3` finds the task SDK."""
+    here = str(Path(sys.executable).parent)
+    known = env.get("PATH", os.defpath)
+    return known if known.split(os.pathsep)[0] == here else here + os.pathsep + known
+
+
+class LocalProcess(ABC):
+    """A process with a log file that restarts append to."""
+
+    #: The longest orderly stop, in seconds; a longer one is killed.
+    stop_limit_s: ClassVar[float] = 20.0
+
+    def __init__(self, log_file: Path) -> None:
+        self.log_file = log_file
+        self._process: Running | None = None
+
+    @property
+    def process(self) -> Running | None:
+        """The process of the last start, until `stop` or `kill`; it may have ended by itself."""
+        return self._process
+
+    @property
+    def running(self) -> bool:
+        """Whether the process runs (or is suspended)."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._started().pid
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Start without waiting; does nothing while the process runs."""
+
+    @abstractmethod
+    def ready(self) -> bool:
+        """Whether the process serves.
+
+        Raises:
+            ProcessFailed: it ended.
+        """
+
+    def why_not(self) -> str | None:
+        """Why the process is not ready, in its own words; None: ready, or it gives no reason."""
+        return None
+
+    def ask(self) -> None:
+        """Ask the process to stop, without waiting."""
+        if self.running:
+            self.signal(signal.SIGTERM)
+
+    def stop(self) -> int | None:
+        """Stop in order; kill after the limit. Returns the exit code; None: it did not run."""
+        self.ask()
+        return self.wait()
+
+    def wait(self) -> int | None:
+        """Wait for the end, and kill the process at the limit. Returns the exit code."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        try:
+            return process.wait(self.stop_limit_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+
+    def kill(self) -> None:
+        """Send SIGKILL, and wait until the process is gone."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def signal(self, number: int) -> None:
+        """Send a signal."""
+        self._started().send_signal(number)
+
+    def tail(self) -> str:
+        """The end of the log file, for errors."""
+        try:
+            return self.log_file.read_text(errors="replace")[-4000:]
+        except FileNotFoundError:
+            return ""
+
+    def _started(self) -> Running:
+        assert self._process is not None, f"the process of {self.log_file} was not started"
+        return self._process
+
+
+class Server(LocalProcess):
+    """Kafka or Redis: a context manager that starts the server and kills it at the end."""
+
+    start_limit_s: ClassVar[float] = 60.0
+    #: The error when the server ends, or does not become ready.
+    failed: ClassVar[type[ProcessFailed]] = ProcessFailed
+
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """The address for clients."""
+
+    def start(self) -> str:
+        """Start, wait until the server is ready, and return its address.
+
+        Raises:
+            ProcessFailed: as `until_ready`.
+        """
+        self.begin()
+        self.until_ready()
+        return self.address
+
+    def restart(self) -> str:
+        """Kill the server and start it at the same address."""
+        self.kill()
+        return self.start()
+
+    def until_ready(self) -> None:
+        """Wait until the server is ready; tries other ports where the chosen ones were taken.
+
+        Raises:
+            ProcessFailed: it ended, or was not ready within `start_limit_s`.
+        """
+        for left in reversed(range(PORT_TRIES)):
+            try:
+                self._await()
+                return
+            except ProcessFailed:
+                # Another process may have taken a port after it was found free.
+                if not left or not self._can_move():
+                    raise
+                self._move()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
+
+    @abstractmethod
+    def _can_move(self) -> bool:
+        """Whether a start failed on a taken port that this object chose itself."""
+
+    @abstractmethod
+    def _move(self) -> None:
+        """Start on other ports."""
+
+    def _await(self) -> None:
+        deadline = time.monotonic() + self.start_limit_s
+        while not self.ready():
+            if time.monotonic() > deadline:
+                self.kill()
+                raise self.failed(
+                    f"was not ready within {self.start_limit_s:.0f} s:\n{self.tail()}"
+                )
+            time.sleep(LOOK_S)
+
+
+class ServiceProcess(LocalProcess):
+    """The process of a plan."""
 
     def __init__(
         self,
@@ -77,34 +247,17 @@ class ServiceProcess:
         env: Mapping[str, str] | None = None,
         launch: Launch = launch,
     ) -> None:
+        super().__init__(log_file)
         self.plan = plan
-        self.log_file = log_file
-        #: On top of the plan's environment.
+        #: Overrides the plan's environment.
         self.env = dict(env or {})
         self._launch = launch
-        self._process: Running | None = None
-
-    @property
-    def process(self) -> Running | None:
-        """The process of the last start that was not ended here; it may have ended by itself."""
-        return self._process
-
-    @property
-    def running(self) -> bool:
-        """The process is there (or is stopped)."""
-        return self._process is not None and self._process.poll() is None
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        assert self._process is not None, f"{self.plan.name} does not run"
-        return self._process.pid
 
     def begin(self) -> None:
-        """Start and do not wait."""
+        """Start without waiting; does nothing while the process runs."""
         if self.running:
             return
-        # What the caller set for its own `yard` is not for services.
+        # The caller's own YARD_ settings are for the command, not for services.
         clean = {name: value for name, value in os.environ.items() if not name.startswith("YARD_")}
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         self._process = self._launch(
@@ -116,9 +269,10 @@ class ServiceProcess:
         )
 
     def ready(self) -> bool:
-        """Whether it says that it is ready.
+        """Whether the service reports that it is ready.
 
-        Raises: ServiceFailed when it ended instead.
+        Raises:
+            ServiceFailed: it ended.
         """
         if not self.running:
             code = None if self._process is None else self._process.returncode
@@ -126,25 +280,14 @@ class ServiceProcess:
         return self.why_not() is None
 
     def why_not(self) -> str | None:
-        """Why it is not ready, in its own words; None when it is."""
-        connection = http.client.HTTPConnection(HOST, self.plan.health_port, timeout=ANSWER_S)
-        try:
-            connection.request("GET", "/readyz")
-            answer = connection.getresponse()
-            body = answer.read()
-            if answer.status == http.HTTPStatus.OK:
-                return None
-            reasons = json.loads(body).get("reasons") or {"process": f"HTTP {answer.status}"}
-            return "; ".join(f"{part}: {reason}" for part, reason in sorted(reasons.items()))
-        except (OSError, ValueError, AttributeError, http.client.HTTPException) as error:
-            return f"no answer: {error}"
-        finally:
-            connection.close()
+        """Why the service is not ready, in its own words; None when it is ready."""
+        return why_not_ready(self.plan.health_url)
 
     def until_ready(self, limit_s: float) -> None:
-        """Wait until it is ready.
+        """Wait until the service is ready.
 
-        Raises: ServiceFailed when it ended, or is not ready within the limit.
+        Raises:
+            ServiceFailed: it ended, or is not ready within the limit.
         """
         deadline = time.monotonic() + limit_s
         while not self.ready():
@@ -155,42 +298,20 @@ class ServiceProcess:
                 )
             time.sleep(LOOK_S)
 
-    def ask(self) -> None:
-        """Ask it to stop, and do not wait."""
-        if self.running:
-            self.signal(signal.SIGTERM)
 
-    def stop(self, limit_s: float = STOP_LIMIT_S) -> int | None:
-        """Stop in order, kill when that takes longer; its exit code, None when it was not there."""
-        self.ask()
-        return self.wait(limit_s)
-
-    def wait(self, limit_s: float = STOP_LIMIT_S) -> int | None:
-        """Wait for its end, and kill it at the limit; its exit code."""
-        process, self._process = self._process, None
-        if process is None:
+def why_not_ready(url: str) -> str | None:
+    """Why the process at a health URL is not ready, in its own words; None when it is ready."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    connection = http.client.HTTPConnection(host or HOST, int(port), timeout=ANSWER_S)
+    try:
+        connection.request("GET", "/readyz")
+        answer = connection.getresponse()
+        body = answer.read()
+        if answer.status == http.HTTPStatus.OK:
             return None
-        try:
-            return process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return process.wait()
-
-    def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-
-    def signal(self, number: int) -> None:
-        """Send a signal."""
-        assert self._process is not None, f"{self.plan.name} does not run"
-        self._process.send_signal(number)
-
-    def tail(self) -> str:
-        """The last it said, for errors."""
-        try:
-            return self.log_file.read_text(errors="replace")[-4000:]
-        except FileNotFoundError:
-            return ""
+        reasons = json.loads(body).get("reasons") or {"process": f"HTTP {answer.status}"}
+        return "; ".join(f"{part}: {reason}" for part, reason in sorted(reasons.items()))
+    except (OSError, ValueError, AttributeError, http.client.HTTPException) as error:
+        return f"no answer: {error}"
+    finally:
+        connection.close()

@@ -16,15 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from yardmaster_localcluster.broker import BrokerFailed
 from yardmaster_localcluster.data_lock import announce, take_lock, withdraw, write_private
-from yardmaster_localcluster.errors import LocalClusterError
+from yardmaster_localcluster.errors import LocalClusterError, ServiceFailed
 from yardmaster_localcluster.fleet import Fleet
-from yardmaster_localcluster.layout import DataLayout, read_json
+from yardmaster_localcluster.layout import DataLayout
 from yardmaster_localcluster.orphans import MARK
-from yardmaster_localcluster.plan import FixedPorts, Wanted
-from yardmaster_localcluster.process import Running, ServiceFailed, ServiceProcess
-from yardmaster_localcluster.redis_server import RedisFailed
+from yardmaster_localcluster.plan import FixedPorts
+from yardmaster_localcluster.process import Running, ServiceProcess
+from yardmaster_localcluster.request import requested, requested_ports
 from yardmaster_schemas.backoff import Backoff
 
 #: The pause before a process is started again: it doubles from the first to the longest.
@@ -66,7 +65,7 @@ class Supervisor:
         self._wake, self._woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.fleet = Fleet(
             data,
-            _wanted(data),
+            requested(data),
             FixedPorts(ports["gateway"], ports["health"]),
             kafka_port=ports["kafka"],
             controller_port=ports["controller"],
@@ -93,7 +92,7 @@ class Supervisor:
             while not self._stopping:
                 self._wait()
                 self._look()
-        except (BrokerFailed, RedisFailed, ServiceFailed, LocalClusterError) as error:
+        except LocalClusterError as error:
             failed = str(error)
             _say("failed", why=failed)
         withdraw(self._data.path)
@@ -172,7 +171,7 @@ class Supervisor:
         """Run what is wanted now: stop what is over, start what is new."""
         if not self._set_up:
             return
-        over, new = self.fleet.adopt(_wanted(self._data))
+        over, new = self.fleet.adopt(requested(self._data))
         for name in over:
             self._forget(name)
         if over:
@@ -268,10 +267,6 @@ class Supervisor:
         write_private(self._data.path / "state.json", json.dumps(state, indent=1) + "\n")
 
 
-def _wanted(data: DataLayout) -> Wanted:
-    return Wanted.of_json(read_json(data.path / "up.json")["wanted"])
-
-
 def _say(what: str, **more: object) -> None:
     """A line of the supervisor's own log."""
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -289,7 +284,7 @@ def main() -> int:
     os.environ[MARK] = str(path)
     data = DataLayout(path)
     try:
-        return Supervisor(data, read_json(path / "up.json")["ports"]).run()
+        return Supervisor(data, requested_ports(data)).run()
     finally:
         os.close(lock)
 

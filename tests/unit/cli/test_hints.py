@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from yardmaster_cli.hints import down_for, path_with_yard, yard, yard_for
+from yardmaster_cli.hints import down_for, up_with, yard, yard_for
 
 
 @pytest.fixture
@@ -47,7 +47,12 @@ def test_only_the_folders_that_commands_look_in_need_no_variable(
     assert down_for(up, env) == "yard down"
 
 
-def test_tasks_find_this_python_first() -> None:
-    here = str(Path(sys.executable).parent)
-    assert path_with_yard({"PATH": "/usr/bin"}) == f"{here}:/usr/bin"
-    assert path_with_yard({"PATH": f"{here}:/usr/bin"}) == f"{here}:/usr/bin"
+def test_a_command_that_make_runs_is_hinted_at_through_make(program: Path, tmp_path: Path) -> None:
+    env = {"PATH": str(program.parent), "XDG_DATA_HOME": str(tmp_path)}
+    up = tmp_path / "yardmaster" / "up"
+    assert up_with("--redis-port 6380", env) == "yard up --redis-port 6380"
+    assert down_for(up, env) == "yard down"
+    by_make = {**env, "MAKELEVEL": "1"}
+    assert up_with("--redis-port 6380", by_make) == 'make up UP_ARGS="--redis-port 6380"'
+    assert down_for(up, by_make) == "make down"
+    assert down_for(tmp_path, by_make) == f"YARD_DATA={tmp_path} yard down"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from yardmaster_localcluster import supervisor as supervising
+from yardmaster_localcluster.errors import ServiceFailed
 from yardmaster_localcluster.layout import DataLayout
 from yardmaster_localcluster.plan import Wanted
-from yardmaster_localcluster.process import ServiceFailed
 from yardmaster_localcluster.supervisor import LIVED_S, LONGEST_PAUSE_S, MAX_RESTARTS, Supervisor
 
 

@@ -1,4 +1,4 @@
-"""What compose is told, and how the state of its containers is read; Docker itself is not asked."""
+"""The settings of compose, and the state of containers; Docker itself is not called."""
 
 import os
 import stat
@@ -8,31 +8,32 @@ from typing import Any
 import pytest
 import yaml
 
-from yardmaster_cli.errors import CliError
-from yardmaster_cli.up import compose
+from yardmaster_localcluster import compose
+from yardmaster_localcluster.compose import ComposeCluster, project_name
+from yardmaster_localcluster.errors import DockerMissing, NotHealthy
 from yardmaster_localcluster.layout import DataLayout
 from yardmaster_localcluster.plan import Counts, Wanted
 
 PORTS = {"gateway": 7450, "health": 7500, "kafka": 9092, "controller": 9093, "redis": 6379}
-FILE = Path(__file__).parents[4] / "deploy" / "compose" / "compose.yaml"
+FILE = Path(__file__).parents[3] / "deploy" / "compose" / "compose.yaml"
 
 
 def prepared(tmp_path: Path) -> dict[str, str]:
     data = DataLayout(tmp_path / "data")
-    compose._prepare(data, Wanted(slots=2), PORTS)
+    ComposeCluster(data, "yardmaster")._prepare(Wanted(slots=2), PORTS)
     lines = (data.path / "compose.env").read_text().splitlines()
     return dict(line.split("=", 1) for line in lines)
 
 
-def test_compose_is_told_the_folder_the_user_and_the_ports(tmp_path: Path) -> None:
-    told = prepared(tmp_path)
-    assert told["YARD_UP_DATA"] == str(tmp_path / "data")
-    assert told["YARD_UP_SLOTS"] == "2"
-    assert told["YARD_UP_GATEWAY_PORTS"] == "7450-7459"
-    assert told["YARD_UP_USER"] != "0:0"
+def test_the_settings_name_the_folder_the_user_and_the_ports(tmp_path: Path) -> None:
+    settings = prepared(tmp_path)
+    assert settings["YARD_UP_DATA"] == str(tmp_path / "data")
+    assert settings["YARD_UP_SLOTS"] == "2"
+    assert settings["YARD_UP_GATEWAY_PORTS"] == "7450-7459"
+    assert settings["YARD_UP_USER"] != "0:0"
 
 
-def test_the_folder_has_what_the_file_mounts_and_it_is_the_containers_own(tmp_path: Path) -> None:
+def test_every_mount_of_the_file_belongs_to_the_user_of_the_containers(tmp_path: Path) -> None:
     uid = int(prepared(tmp_path)["YARD_UP_USER"].partition(":")[0])
     for service in yaml.safe_load(FILE.read_text())["services"].values():
         for mount in service.get("volumes", ()):
@@ -53,15 +54,15 @@ def test_tasks_find_the_examples_and_their_sdk_on_every_node(tmp_path: Path) -> 
     assert (examples / "yardmaster" / "task.py").is_file()
 
 
-def test_every_variable_that_the_file_reads_without_a_default_is_told(tmp_path: Path) -> None:
-    told = prepared(tmp_path)
+def test_every_variable_that_the_file_reads_without_a_default_is_set(tmp_path: Path) -> None:
+    settings = prepared(tmp_path)
     text = "\n".join(line for line in FILE.read_text().splitlines() if not line.startswith("#"))
     for part in text.split("${")[1:]:
         name, _, rest = part.partition("}")[0].partition(":")
-        assert rest.startswith("-") or name in told, name
+        assert rest.startswith("-") or name in settings, name
 
 
-def test_the_files_nodes_are_those_that_can_be_asked_for() -> None:
+def test_the_nodes_of_the_file_are_those_that_can_be_requested() -> None:
     services = yaml.safe_load(FILE.read_text())["services"]
     agents = [name.removeprefix("agent-") for name in services if name.startswith("agent-")]
     assert agents == list(compose.NODES)
@@ -76,29 +77,30 @@ def test_the_files_nodes_are_those_that_can_be_asked_for() -> None:
         ({"Status": "running"}, "running"),
     ],
 )
-def test_a_containers_state_is_one_word(state: dict[str, Any], word: str) -> None:
-    assert compose._word(state) == word
+def test_the_state_of_a_container_is_one_word(state: dict[str, Any], word: str) -> None:
+    assert compose.container_state(state) == word
 
 
 def test_a_setup_that_failed_ends_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"kafka-1": "healthy", "setup-1": "exited 1"}
-    monkeypatch.setattr(compose, "_containers", lambda _: found)
-    with pytest.raises(CliError, match="setup: exited 1"):
-        compose._until_healthy(DataLayout(tmp_path), {"gateway": 1})
+    monkeypatch.setattr(ComposeCluster, "_containers", lambda _: found)
+    with pytest.raises(NotHealthy, match="setup: exited 1"):
+        ComposeCluster(DataLayout(tmp_path), "yardmaster")._await({"gateway": 1})
 
 
 def test_clusters_in_two_folders_do_not_share_containers(tmp_path: Path) -> None:
-    names = {compose.project(DataLayout(tmp_path / name)) for name in ("a", "b")}
+    names = {project_name(tmp_path / name, tmp_path / "usual") for name in ("a", "b")}
     assert len(names) == 2
     assert compose.PROJECT not in names
+    assert project_name(tmp_path, tmp_path) == compose.PROJECT
 
 
-def test_no_daemon_is_said_with_the_way_out(
+def test_a_missing_daemon_is_reported_with_the_alternative(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compose, "_daemon", lambda: False)
-    with pytest.raises(CliError, match="no Docker daemon") as caught:
-        compose._words(DataLayout(tmp_path), ["up"])
+    with pytest.raises(DockerMissing, match="no Docker daemon") as caught:
+        ComposeCluster(DataLayout(tmp_path), "yardmaster")._words(["up"])
     assert caught.value.hint is not None
     assert "--local" in caught.value.hint
     assert Counts().agent == len(compose.NODES)

@@ -1,1 +1,0 @@
-"""Clusters in the background: as processes, or in containers."""
