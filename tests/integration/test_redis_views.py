@@ -6,6 +6,7 @@ import shutil
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,15 @@ from pydantic import ValidationError
 from tests.support.redis_server import RedisServer
 from tests.support.redis_views import TlsFront, authority, command, own_database
 from yardmaster_projections.errors import ViewsDamaged, ViewsMoved, ViewsUnavailable
+from yardmaster_projections.redis.client import Client
 from yardmaster_projections.redis.generations import RedisGenerations
 from yardmaster_projections.redis.settings import RedisSettings
 from yardmaster_projections.redis.store import RedisViewStore
-from yardmaster_projections.redis.wire import Wire
 from yardmaster_projections.rows import JobFacts, JobRow, ProjectRow, TaskRow
-from yardmaster_projections.store import Put, Query
+from yardmaster_projections.store import Delete, Put, Query
 from yardmaster_runtime.clock import SystemClock
 from yardmaster_schemas.api import Phase
+from yardmaster_schemas.events.details import Run
 from yardmaster_schemas.events.requests import ProjectConfig, SubmittedSpec
 from yardmaster_schemas.position import Position
 
@@ -330,6 +332,41 @@ async def test_what_another_version_wrote_is_named(redis_server: RedisServer) ->
             await store.get(ProjectRow, "p1")
 
 
+async def test_views_of_an_older_layout_are_refused_until_they_are_rebuilt(
+    redis_server: RedisServer,
+) -> None:
+    settings = own_database(redis_server)
+    # The head of the first layout.
+    head = '["main@r1.a0.n0.d0","main@r1.a0.n0.d0",1,1,1]'
+    command(redis_server, "SELECT 9", f"SET yard:{{main}}:g1:head '{head}'")
+    generations = RedisGenerations(settings, "main")
+    async with opened(settings) as store:
+        for refused in (store.begin, store.position, lambda: put(store, 2, before=1)):
+            with pytest.raises(ViewsDamaged, match="yard views rebuild"):
+                await refused()
+        number = await generations.begin()
+        async with opened(settings, generation=number) as built:
+            await put(built, 1)
+        assert await generations.switch(number)
+        await generations.drop_older()
+        assert await generations.known() == [number]
+        assert await names(store) == ["p1"]
+    await generations.close()
+
+
+async def test_a_write_on_a_moment_that_is_past_changes_nothing(redis_server: RedisServer) -> None:
+    settings = own_database(redis_server)
+    async with opened(settings) as late, opened(settings) as other:
+        await put(late, 1, before=0)
+        await put(other, 2, before=1)
+        await other.note([], {"n": 1})
+        stored = command(redis_server, "SELECT 9", "GET yard:{main}:g1:head")
+        with pytest.raises(ViewsMoved):
+            await put(late, 3, before=1)
+        assert command(redis_server, "SELECT 9", "GET yard:{main}:g1:head") == stored
+        assert await names(other) == ["p1", "p2"]
+
+
 # --- what rows share ----------------------------------------------------------------------------
 
 
@@ -350,26 +387,64 @@ def facts(*, size: int = 0, priority: int = 1) -> JobFacts:
     )
 
 
-async def test_what_the_tasks_of_a_job_share_is_kept_once_and_goes_with_the_last(
+async def test_what_the_rows_of_a_job_share_is_stored_once_and_goes_with_the_job(
     redis_server: RedisServer,
 ) -> None:
     async with opened(own_database(redis_server)) as store:
-        parts = "yard:{main}:g1:parts"
-        many = [Put(task(facts(size=100_000), index)) for index in range(50)]
-        await store.apply(many, at(1), {})
-        assert "\r\n:2\r\n" in command(redis_server, "SELECT 9", f"HLEN {parts}")
+        prefix = "yard:{main}:g1:shared"
+
+        def stored(name: str) -> str:
+            return command(redis_server, "SELECT 9", f"HLEN {prefix}:{name}").split()[1]
+
+        first = facts(size=100_000)
+        job = JobRow(facts=first, body_digest="0" * 64, offset=1, run=Run(script="x" * 9_000))
+        many = [Put(task(first, index)) for index in range(50)]
+        await store.apply([Put(job), *many], at(1), {})
+        assert (stored("facts"), stored("run")) == (":1", ":1")
         changed = facts(size=100_000, priority=2)
-        await store.apply([Put(task(changed, index)) for index in range(49)], at(2), {})
-        assert "\r\n:3\r\n" in command(redis_server, "SELECT 9", f"HLEN {parts}")
-        await store.apply([Put(task(changed, 49))], at(3), {})
-        assert "\r\n:2\r\n" in command(redis_server, "SELECT 9", f"HLEN {parts}")
+        job = replace(job, facts=changed, run=None)
+        many = [Put(task(changed, index)) for index in range(50)]
+        await store.apply([Put(job), *many], at(2), {})
+        assert (stored("facts"), stored("run")) == (":1", ":0")
         async with opened(own_settings(redis_server)) as reader:
             page = await reader.page(TaskRow, Query(limit=100))
+            assert (await reader.get(JobRow, job.key)) == job
         assert [row.job for row in page.rows] == [changed] * 50
+        gone = [Delete(task(changed, index)) for index in range(50)]
+        await store.apply([Delete(job), *gone], at(3), {})
+        assert (stored("facts"), stored("run")) == (":0", ":0")
 
 
 def own_settings(server: RedisServer) -> RedisSettings:
     return RedisSettings(url=f"redis://127.0.0.1:{server.port}/9")
+
+
+async def test_nothing_of_an_erased_job_is_left_in_redis(redis_server: RedisServer) -> None:
+    async with opened(own_database(redis_server)) as store:
+        named = replace(facts(), name="secret", user="secret", labels={"team": "secret"})
+        job = JobRow(facts=named, body_digest="0" * 64, offset=1, run=Run(script="secret"))
+        job = replace(job, again=replace(job, offset=2))
+        await store.apply([Put(job), Put(task(named, 0)), Put(task(named, 1))], at(1), {})
+
+        def stored() -> str:
+            """All names of keys and all their contents."""
+            keys = command(redis_server, "SELECT 9", "KEYS *").split("\r\n")
+            keys = [key for key in keys if key.startswith("yard")]
+            reads = {"hash": "HGETALL {}", "string": "GET {}", "zset": "ZRANGE {} 0 -1"}
+            types = command(redis_server, "SELECT 9", *(f"TYPE {key}" for key in keys))
+            kinds = [line[1:] for line in types.split("\r\n")[1:]]
+            lines = [
+                reads.get(kind, "XRANGE {} - +").format(key)
+                for kind, key in zip(kinds, keys, strict=False)
+            ]
+            return "\n".join(keys) + command(redis_server, "SELECT 9", *lines)
+
+        assert stored().count("secret") > 10
+        erased = replace(named, name=job.key, user="ana", labels={}, erased=True)
+        job = replace(job, facts=erased, run=None, again=None)
+        await store.apply([Put(job), Put(task(erased, 0)), Put(task(erased, 1))], at(2), {})
+        assert "secret" not in stored()
+        assert job.key in stored()
 
 
 async def test_a_change_whose_large_part_is_gone_is_not_kept_any_more(
@@ -494,10 +569,10 @@ async def test_many_watches_share_their_looks_at_redis(redis_server: RedisServer
 
 
 async def test_a_cancellation_is_not_lost_whenever_it_comes(redis_server: RedisServer) -> None:
-    wire = Wire(own_database(redis_server))
+    client = Client(own_database(redis_server))
     try:
         for steps in itertools.count(1):
-            asking = asyncio.create_task(wire.run([("GET", "a")] * 3))
+            asking = asyncio.create_task(client.read(["a"], [("GET", "a")] * 3))
             for _ in range(steps):
                 await asyncio.sleep(0)
             if asking.done():
@@ -507,4 +582,4 @@ async def test_a_cancellation_is_not_lost_whenever_it_comes(redis_server: RedisS
             assert asking.cancelled(), f"cancelled after {steps} steps of the loop, and not heard"
         assert steps > 3, "it waits for nothing: this test says nothing"
     finally:
-        await wire.close()
+        await client.close()

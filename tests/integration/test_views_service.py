@@ -16,8 +16,8 @@ from tests.support.kafka_broker import KafkaBroker
 from tests.support.redis_server import RedisServer
 from tests.support.views_service import Story, ViewsWorld
 from tests.support.yard_cli import run_yard
+from yardmaster_projections.redis.client import Client
 from yardmaster_projections.redis.settings import RedisSettings
-from yardmaster_projections.redis.wire import Wire
 from yardmaster_projections.rows import JobRow, TaskRow
 from yardmaster_projections.store import Query
 from yardmaster_projections.usage import UsageRow
@@ -56,11 +56,11 @@ async def tasks(world: ViewsWorld, cell: str = "main") -> int:
 
 
 async def redis_do(world: ViewsWorld, *command: str | bytes) -> Any:
-    wire = Wire(RedisSettings(url=world.redis.url))
+    client = Client(RedisSettings(url=world.redis.url))
     try:
-        return (await wire.run([command]))[0]
+        return await client.run(*command)
     finally:
-        await wire.close()
+        await client.close()
 
 
 async def committed(world: ViewsWorld, offset: int | None) -> bool:

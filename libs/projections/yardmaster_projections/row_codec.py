@@ -1,8 +1,10 @@
-"""Rows as bytes and back: JSON, with what many rows share (a job's facts, its run) written once.
+"""Rows as JSON and back, without the facts and the run that all rows of a job share.
 
-A row's bytes are the names of the parts that it shares, a line break, and its JSON. A part is named
-by the digest of its own JSON, so that equal parts are one, and a part that is known is never read
-again. Coding is pure; who stores rows and parts is `redis`.
+The store keeps the facts and the run of a job once, under the job's id, and joins them with its
+rows when it reads them. Hence the rows of a job that are written must agree on its facts, as those
+of the projection do: it changes a job's facts in all rows of the job in one step.
+
+Coding is pure; `redis` stores the bytes.
 """
 
 from collections import OrderedDict
@@ -16,209 +18,186 @@ from pydantic import TypeAdapter, ValidationError
 
 from yardmaster_projections import rows
 from yardmaster_projections.errors import ViewsDamaged
-from yardmaster_projections.rows import R, Row
+from yardmaster_projections.rows import JobFacts, JobRow, R, Row, TaskRow
 from yardmaster_projections.store import Change, Delete, Put
+from yardmaster_schemas.events.details import Run
 
-#: What a codec remembers of parts that it wrote or read, as JSON.
-MAX_CACHED_BYTES: Final = 32 * 1024 * 1024
-#: Larger parts do not travel inside a change set.
+#: Values that rows share which a codec remembers, in bytes of JSON.
+MAX_REMEMBERED_BYTES: Final = 32 * 1024 * 1024
+#: A change set refers to larger values by their digest.
 MAX_EMBEDDED_BYTES: Final = 4_096
-_NAME_BYTES: Final = 16
+#: The names of what the rows of a kind share with the other rows of their job.
+SHARED_BY: Final[Mapping[type[Row], tuple[str, ...]]] = {
+    JobRow: ("facts", "run"),
+    TaskRow: ("facts",),
+}
+_SHARED_TYPES: Final[Mapping[str, type]] = {"facts": JobFacts, "run": Run}
+#: Made when they are first needed.
+_ADAPTERS: Final[dict[type, TypeAdapter[Any]]] = {}
 _PUT: Final = b"+"
 _DELETE: Final = b"-"
-_PART: Final = b"="
-#: Of each kind of row; made when it is first needed.
-_ADAPTERS: Final[dict[type[Row], TypeAdapter[Any]]] = {}
+_EMBEDDED: Final = b"="
+_BY_DIGEST: Final = b"#"
 
 
-class MissingPart(Exception):
-    """A part of a row is not at hand."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What rows share: its name, JSON, value, and the parts that it shares in turn."""
-
-    name: str
-    body: bytes
-    value: Any
-    parts: tuple[str, ...]
+def job_of(key: str) -> str:
+    """The job of a row that shares values, by the row's key."""
+    return key.partition(".")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A row as bytes, and the parts that it needs."""
+    """A row as JSON, and the values left out of it, by name."""
 
     body: bytes
-    parts: tuple[str, ...]
-
-    @property
-    def raw(self) -> bytes:
-        """What is stored."""
-        return b"%b\n%b" % (",".join(self.parts).encode(), self.body)
+    shared: Mapping[str, Any]
 
 
 class RowCodec:
-    """Writes and reads rows; remembers parts, newest first, up to `max_bytes`."""
+    """Writes and reads rows; remembers shared values, so that each is coded once."""
 
-    def __init__(self, max_bytes: int = MAX_CACHED_BYTES) -> None:
+    def __init__(self, max_bytes: int = MAX_REMEMBERED_BYTES) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._parts: OrderedDict[str, Part] = OrderedDict()
-        #: Of values that were written: their part, by identity. The part keeps the value alive.
-        self._written: dict[int, Part] = {}
-        #: Bodies of parts that came with what is read now.
-        self._given: Mapping[str, bytes] = {}
-        self._used: dict[str, None] = {}
+        #: Values by name and JSON, and the other way round, by the value's identity.
+        self._values: OrderedDict[tuple[str, bytes], Any] = OrderedDict()
+        self._names: dict[int, tuple[str, bytes]] = {}
 
-    # --- rows -----------------------------------------------------------------------------------
+    @property
+    def remembered_bytes(self) -> int:
+        """Bytes of JSON of the values that are remembered."""
+        return self._bytes
 
     def encode(self, row: Row) -> Encoded:
-        """A row as bytes."""
-        self._used = {}
-        body = _adapter(type(row)).dump_json(row, context=self)
-        return Encoded(body, tuple(self._used))
+        """A row as JSON."""
+        shared: dict[str, Any] = {}
+        return Encoded(_adapter(type(row)).dump_json(row, context=shared), shared)
 
-    def decode(self, kind: type[R], raw: bytes, given: Mapping[str, bytes] | None = None) -> R:
-        """The row that `raw` holds; `given` are bodies of parts.
+    def decode(self, kind: type[R], body: bytes, shared: Mapping[str, bytes | None]) -> R:
+        """The row that `encode` wrote; `shared` are the values left out, as JSON by name.
 
-        Raises:
-            MissingPart: one of `needs(raw)` is neither remembered nor given.
-            ViewsDamaged: these are no bytes of ours, or of another version of Yardmaster.
+        Raises: ViewsDamaged.
         """
-        return self._read(kind, raw.partition(b"\n")[2], given)
+        context = {name: self.load(name, raw) for name, raw in shared.items() if raw is not None}
+        return self._decode(kind, body, context)
 
-    def needs(self, raw: bytes) -> list[str]:
-        """The parts of a stored row that are not remembered."""
-        names = raw.partition(b"\n")[0]
-        if not names:
-            return []
-        return [name for name in names.decode().split(",") if name not in self._parts]
-
-    def body_of(self, name: str) -> bytes:
-        """The JSON of a part that a row just written needs."""
-        return self._parts[name].body
-
-    def _read(self, kind: type[R], body: bytes, given: Mapping[str, bytes] | None) -> R:
-        self._given = given or {}
-        self._used = {}
+    def _decode(self, kind: type[R], body: bytes, context: Mapping[str, Any]) -> R:
         try:
-            return cast("R", _adapter(kind).validate_json(body, context=self))
+            return cast("R", _adapter(kind).validate_json(body, context=context))
         except ValidationError as error:
-            found = error.errors(include_input=False, include_url=False)[0]
-            where = ".".join(str(part) for part in found["loc"])
-            raise ViewsDamaged(kind=kind.KIND, found=f"{where}: {found['msg']}") from None
-        finally:
-            self._given = {}
+            raise _damaged(kind.KIND, error) from None
+
+    # --- shared values --------------------------------------------------------------------------
+
+    def dump(self, name: str, value: Any) -> bytes:
+        """A shared value as JSON."""
+        known = self._names.get(id(value))
+        if known is not None:
+            return known[1]
+        raw = _adapter(_SHARED_TYPES[name]).dump_json(value)
+        self._remember(name, raw, value)
+        return raw
+
+    def load(self, name: str, raw: bytes) -> Any:
+        """The shared value that `dump` wrote; the same object while it is remembered.
+
+        Raises: ViewsDamaged.
+        """
+        value = self._values.get((name, raw))
+        if value is not None:
+            self._values.move_to_end((name, raw))
+            return value
+        try:
+            value = _adapter(_SHARED_TYPES[name]).validate_json(raw)
+        except ValidationError as error:
+            raise _damaged(name, error) from None
+        self._remember(name, raw, value)
+        return value
+
+    def _remember(self, name: str, raw: bytes, value: Any) -> None:
+        old = self._values.pop((name, raw), None)
+        if old is None:
+            self._bytes += len(raw)
+        else:
+            del self._names[id(old)]
+        self._values[name, raw] = value
+        self._names[id(value)] = (name, raw)
+        while self._bytes > self._max_bytes and len(self._values) > 1:
+            (_, gone), value = self._values.popitem(last=False)
+            self._bytes -= len(gone)
+            del self._names[id(value)]
 
     # --- change sets ----------------------------------------------------------------------------
 
     def encode_set(self, changes: Iterable[tuple[Change, Encoded]]) -> bytes:
-        """Changes in order, one a line, after those of their parts that are small."""
-        parts: dict[str, bytes] = {}
+        """Changes in order, one a line, each after the lines of the values that it shares."""
         lines: list[bytes] = []
+        last: dict[tuple[str, str], Any] = {}
         for change, row in changes:
-            for name in row.parts:
-                if name not in parts and len(body := self.body_of(name)) <= MAX_EMBEDDED_BYTES:
-                    parts[name] = body
+            job = job_of(change.key)
+            for name, value in row.shared.items():
+                if last.get((name, job)) is value:
+                    continue
+                last[name, job] = value
+                raw, sign = self.dump(name, value), _EMBEDDED
+                if len(raw) > MAX_EMBEDDED_BYTES:
+                    raw, sign = _digest(raw), _BY_DIGEST
+                lines.append(b"%b%b %b %b" % (sign, name.encode(), job.encode(), raw))
             sign = _PUT if isinstance(change, Put) else _DELETE
-            names = ",".join(row.parts).encode()
-            lines.append(b"%b%b %b %b" % (sign, change.kind.encode(), names, row.body))
-        return b"\n".join(
-            [*(b"%b%b %b" % (_PART, name.encode(), body) for name, body in parts.items()), *lines]
-        )
+            job_name = job.encode() if row.shared else b""
+            lines.append(b"%b%b %b %b" % (sign, change.kind.encode(), job_name, row.body))
+        return b"\n".join(lines)
 
-    def needs_of_set(self, payload: bytes) -> list[str]:
-        """The parts of a change set that it does not bring and that are not remembered."""
-        found: dict[str, None] = {}
-        brought: set[str] = set()
+    def references(self, payload: bytes) -> list[tuple[str, str]]:
+        """Name and job of the values that a change set has by digest."""
+        found: dict[tuple[str, str], None] = {}
         for line in payload.split(b"\n"):
-            if line.startswith(_PART):
-                brought.add(line[1:].partition(b" ")[0].decode())
-            elif names := line.split(b" ", 2)[1]:
-                found |= dict.fromkeys(names.decode().split(","))
-        return [name for name in found if name not in brought and name not in self._parts]
+            if line.startswith(_BY_DIGEST):
+                name, job, _ = line[1:].decode().split(" ")
+                found[name, job] = None
+        return list(found)
 
-    def decode_set(self, payload: bytes, given: Mapping[str, bytes]) -> tuple[Change, ...]:
-        """The changes that `encode_set` wrote.
+    def decode_set(
+        self, payload: bytes, stored: Mapping[tuple[str, str], bytes | None]
+    ) -> tuple[Change, ...] | None:
+        """The changes of a set, given the `references` as they are stored now.
 
-        Raises: MissingPart, ViewsDamaged.
+        None when such a value has changed since: the set cannot be read any more.
+
+        Raises: ViewsDamaged.
         """
-        parts = dict(given)
         changes: list[Change] = []
+        shared: dict[bytes, dict[str, Any]] = {}
         for line in payload.split(b"\n"):
-            if line.startswith(_PART):
-                name, _, body = line[1:].partition(b" ")
-                parts[name.decode()] = body
+            sign, (head, job, body) = line[:1], line[1:].split(b" ", 2)
+            name = head.decode()
+            if sign in (_EMBEDDED, _BY_DIGEST):
+                raw: bytes | None = body
+                if sign == _BY_DIGEST:
+                    raw = stored.get((name, job.decode()))
+                    if raw is None or _digest(raw) != body:
+                        return None
+                shared.setdefault(job, {})[name] = self.load(name, cast("bytes", raw))
                 continue
-            head, _, body = line.split(b" ", 2)
-            kind = _kinds().get(head[1:].decode())
+            kind = _kinds().get(name)
             if kind is None:
-                raise ViewsDamaged(kind=head[1:].decode(), found="no such kind of row")
-            row = self._read(kind, body, parts)
-            changes.append(Put(row) if head.startswith(_PUT) else Delete(row))
+                raise ViewsDamaged(kind=name, found="no such kind of row")
+            row = self._decode(kind, body, shared.get(job, {}))
+            changes.append(Put(row) if sign == _PUT else Delete(row))
         return tuple(changes)
 
-    # --- parts (called while a row is written or read) --------------------------------------------
 
-    def keep(self, value: Any, adapter: TypeAdapter[Any]) -> str:
-        """The name of a part, which is remembered until `trim`."""
-        part = self._written.get(id(value))
-        if part is None:
-            outer, self._used = self._used, {}
-            body = adapter.dump_json(value, context=self)
-            name = blake2b(body, digest_size=_NAME_BYTES).hexdigest()
-            part = Part(name, body, value, tuple(self._used))
-            self._used = outer
-            self._remember(part)
-        self._use(part)
-        return part.name
-
-    def load(self, name: str, adapter: TypeAdapter[Any]) -> Any:
-        """The part of a name."""
-        part = self._parts.get(name)
-        if part is None:
-            body = self._given.get(name)
-            if body is None:
-                raise MissingPart(name)
-            outer, self._used = self._used, {}
-            value = adapter.validate_json(body, context=self)
-            part = Part(name, body, value, tuple(self._used))
-            self._used = outer
-            self._remember(part)
-        else:
-            self._parts.move_to_end(name)
-        self._use(part)
-        return part.value
-
-    def _use(self, part: Part) -> None:
-        self._used.update(dict.fromkeys(part.parts))
-        self._used[part.name] = None
-
-    def _remember(self, part: Part) -> None:
-        old = self._parts.pop(part.name, None)
-        if old is not None:
-            self._forget(old)
-        self._parts[part.name] = part
-        self._written[id(part.value)] = part
-        self._bytes += len(part.body)
-
-    @property
-    def remembered(self) -> int:
-        """Bytes of JSON of the parts that are remembered."""
-        return self._bytes
-
-    def trim(self) -> None:
-        """Forget the oldest parts beyond what may be remembered."""
-        while self._bytes > self._max_bytes and len(self._parts) > 1:
-            self._forget(self._parts.popitem(last=False)[1])
-
-    def _forget(self, part: Part) -> None:
-        self._bytes -= len(part.body)
-        self._written.pop(id(part.value), None)
+def _damaged(kind: str, error: ValidationError) -> ViewsDamaged:
+    found = error.errors(include_input=False, include_url=False)[0]
+    where = ".".join(str(part) for part in found["loc"])
+    return ViewsDamaged(kind=kind, found=f"{where}: {found['msg']}")
 
 
-def _adapter(kind: type[Row]) -> TypeAdapter[Any]:
+def _digest(raw: bytes) -> bytes:
+    return blake2b(raw, digest_size=16).hexdigest().encode()
+
+
+def _adapter(kind: type) -> TypeAdapter[Any]:
     found = _ADAPTERS.get(kind)
     if found is None:
         found = _ADAPTERS[kind] = TypeAdapter(kind)

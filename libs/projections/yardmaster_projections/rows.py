@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Final, TypeVar
 
-from yardmaster_projections.wire_types import PAIRS, SHARED
+from yardmaster_projections.wire_types import PAIRS, Shared
 from yardmaster_schemas.api import NodeState, Phase, RequestState
 from yardmaster_schemas.events.admissions import AdmittedSpec
 from yardmaster_schemas.events.decisions import Checkpoint, Outcome, Placement
@@ -109,7 +109,7 @@ class JobFacts:
     submitted_at_ms: int
     asked: SubmittedSpec
     labels: Mapping[str, str] = field(default_factory=dict)
-    params: Annotated[tuple[Mapping[str, Any], ...], SHARED] = ()
+    params: tuple[Mapping[str, Any], ...] = ()
     department: str | None = None
     admitted_at_ms: int | None = None
     #: As admitted, later changes of priority, weight and max_slots included.
@@ -142,11 +142,11 @@ class JobRow(Row):
     KIND: ClassVar[str] = "job"
     WATCHED: ClassVar[bool] = True
 
-    facts: Annotated[JobFacts, SHARED]
+    facts: Annotated[JobFacts, Shared("facts")]
     body_digest: str
     #: Offset of its TaskSubmitted in `requests`.
     offset: int
-    run: Annotated[Run | None, SHARED] = None
+    run: Annotated[Run | None, Shared("run")] = None
     stop_signal: StopSignal = StopSignal.TERM
     revision: int = 1
     refusal: Refused | None = None
@@ -182,7 +182,7 @@ class TaskRow(Row):
     KIND: ClassVar[str] = "task"
     WATCHED: ClassVar[bool] = True
 
-    job: Annotated[JobFacts, SHARED]
+    job: Annotated[JobFacts, Shared("facts")]
     index: int
     phase: Phase
     paused: bool = False
@@ -426,7 +426,7 @@ class CountersRow(Row):
     A waiting task counts in every pool it may use; `waiting_milli` counts it once.
     """
 
-    KIND: ClassVar[str] = "tally"
+    KIND: ClassVar[str] = "counters"
 
     name: str
     used_milli: Mapping[str, int] = field(default_factory=dict)
@@ -542,7 +542,7 @@ class CycleRow(Row):
 class HistoryRow(Row):
     """Where the records about a job or task lie: (topic, offset), the newest `MAX_HISTORY`."""
 
-    KIND: ClassVar[str] = "trail"
+    KIND: ClassVar[str] = "history"
 
     subject: str
     records: tuple[tuple[str, int], ...] = ()

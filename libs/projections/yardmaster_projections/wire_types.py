@@ -1,57 +1,48 @@
-"""How fields of rows are written where a row leaves the process: marks for `rows`, used by codecs.
-
-Without a codec's context a marked field is written like any other.
-"""
+"""How marked fields of rows are written where a row leaves the process: marks for `rows`."""
 
 from collections.abc import Mapping
-from typing import Any, Final, Protocol, cast, get_args
+from typing import Any, Final, get_args
 
-from pydantic import GetCoreSchemaHandler, TypeAdapter
+from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 
-class Parts(Protocol):
-    """Keeps what many rows share, under a name that its contents give it."""
-
-    def keep(self, value: Any, adapter: TypeAdapter[Any]) -> str:
-        """The name of a value."""
-
-    def load(self, name: str, adapter: TypeAdapter[Any]) -> Any:
-        """The value of a name."""
-
-
 class Shared:
-    """Marks a field that many rows have in common: it is written once, and named in each row."""
+    """Marks a field whose value all rows of a job share: it is left out, and joined when read.
+
+    The context of a codec is a mapping from names to values. Writing puts the value there, and
+    writes the name in its place; reading takes it from there. Only the first value of a name is
+    left out: a row inside the row is written whole. Without a context the field is written whole.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        """A name where the context keeps parts, else the value."""
-        adapters: list[TypeAdapter[Any]] = []
-
-        def adapter() -> TypeAdapter[Any]:
-            # Made late: the type may not be complete while its schema is.
-            if not adapters:
-                adapters.append(TypeAdapter(source))
-            return adapters[0]
+        """The name where there is a context, else the value."""
+        name = self._name
 
         def write(
             value: Any,
-            write_plain: core_schema.SerializerFunctionWrapHandler,
+            write_whole: core_schema.SerializerFunctionWrapHandler,
             info: core_schema.SerializationInfo[Any],
         ) -> Any:
-            if info.context is None or not value:
-                return write_plain(value)
-            return cast("Parts", info.context).keep(value, adapter())
+            if info.context is None or value is None:
+                return write_whole(value)
+            return name if info.context.setdefault(name, value) is value else write_whole(value)
 
         def read(
             value: Any,
-            read_plain: core_schema.ValidatorFunctionWrapHandler,
+            read_whole: core_schema.ValidatorFunctionWrapHandler,
             info: core_schema.ValidationInfo[Any],
         ) -> Any:
-            if info.context is None or not isinstance(value, str):
-                return read_plain(value)
-            return cast("Parts", info.context).load(value, adapter())
+            if value != name:
+                return read_whole(value)
+            if info.context is None or name not in info.context:
+                raise ValueError(f"the {name} of its job is missing")
+            return info.context[name]
 
         inner = handler(source)
         return core_schema.with_info_wrap_validator_function(
@@ -89,5 +80,4 @@ def _to_entries(mapping: Mapping[tuple[str, int], Any]) -> list[tuple[str, int, 
     return [(*key, value) for key, value in mapping.items()]
 
 
-SHARED: Final = Shared()
 PAIRS: Final = Pairs()

@@ -12,7 +12,7 @@ from tests.support.views import viewed
 from yardmaster_projections import rows
 from yardmaster_projections.errors import ViewsDamaged
 from yardmaster_projections.redis import keys as redis_keys
-from yardmaster_projections.row_codec import MissingPart, RowCodec
+from yardmaster_projections.row_codec import RowCodec
 from yardmaster_projections.rows import JobFacts, JobRow, Row, TaskRow, WaitRow
 from yardmaster_projections.store import Change, Delete, Put, Query
 from yardmaster_schemas.api import Phase
@@ -49,13 +49,17 @@ async def shown_rows() -> list[Row]:
     return found
 
 
+def written(codec: RowCodec, row: Row) -> tuple[bytes, dict[str, bytes | None]]:
+    """The row as JSON, and what it shares with other rows of its job, as JSON by name."""
+    encoded = codec.encode(row)
+    return encoded.body, {name: codec.dump(name, one) for name, one in encoded.shared.items()}
+
+
 async def test_every_row_of_a_cell_comes_back_as_it_was() -> None:
     found = await shown_rows()
     writer, reader = RowCodec(), RowCodec()
     for row in found:
-        encoded = writer.encode(row)
-        given = {name: writer.body_of(name) for name in reader.needs(encoded.raw)}
-        assert reader.decode(type(row), encoded.raw, given) == row
+        assert reader.decode(type(row), *written(writer, row)) == row
     kinds = {type(row).__name__ for row in found}
     assert kinds >= {"TaskRow", "JobRow", "NodeRow", "AttemptRow", "PoolRow", "CycleRow", "LogRow"}
 
@@ -65,7 +69,7 @@ async def test_a_commit_comes_back_in_its_own_version_with_the_version_of_its_ru
     first = {field.name: getattr(row.commit, field.name) for field in fields(row.commit)}
     codec = RowCodec()
     for commit in (row.commit, CycleCommittedV2(**{**first, "rules": 3})):
-        read = codec.decode(rows.CycleRow, codec.encode(replace(row, commit=commit)).raw)
+        read = codec.decode(rows.CycleRow, *written(codec, replace(row, commit=commit)))
         assert type(read.commit) is type(commit)
         assert read.commit == commit
 
@@ -105,45 +109,42 @@ def test_rows_with_reasons_and_stops_come_back() -> None:
     )
     job = JobRow(facts=facts(), body_digest="0", offset=1, run=Run(script="x"))
     for row in (task, wait, replace(job, again=replace(job, offset=2))):
-        assert codec.decode(type(row), codec.encode(row).raw) == row
+        assert codec.decode(type(row), *written(codec, row)) == row
 
 
 def test_what_is_shared_is_one_object_when_it_is_read() -> None:
     writer, reader = RowCodec(), RowCodec()
     raws = [
-        writer.encode(TaskRow(job=facts(), index=index, phase=Phase.PENDING)) for index in range(2)
+        written(writer, TaskRow(job=facts(), index=index, phase=Phase.PENDING))
+        for index in range(2)
     ]
-    assert raws[0].parts == raws[1].parts, "equal facts are one part"
-    given = {name: writer.body_of(name) for name in raws[0].parts}
-    read = [reader.decode(TaskRow, one.raw, given) for one in raws]
+    assert raws[0][1] == raws[1][1], "equal facts are equal bytes"
+    read = [reader.decode(TaskRow, *raw) for raw in raws]
     assert read[0].job is read[1].job
-    again = reader.encode(read[0])
-    assert again == raws[0], "what was read is written alike, parts of parts included"
+    assert written(reader, read[0]) == raws[0], "what was read is written alike"
 
 
-def test_a_part_that_is_not_at_hand_is_asked_for() -> None:
-    encoded = RowCodec().encode(TaskRow(job=facts(), index=0, phase=Phase.PENDING))
-    reader = RowCodec()
-    assert reader.needs(encoded.raw) == list(encoded.parts)
-    with pytest.raises(MissingPart):
-        reader.decode(TaskRow, encoded.raw)
+def test_a_row_whose_facts_are_missing_is_damage_with_a_name() -> None:
+    body, _ = written(RowCodec(), TaskRow(job=facts(), index=0, phase=Phase.PENDING))
+    for shared in ({}, {"facts": None}):
+        with pytest.raises(ViewsDamaged, match="facts of its job is missing"):
+            RowCodec().decode(TaskRow, body, shared)
 
 
 def test_no_more_is_remembered_than_the_limit_says() -> None:
     codec = RowCodec(max_bytes=3_000)
     for number in range(100):
-        codec.encode(TaskRow(job=facts(name=f"n{number}"), index=0, phase=Phase.PENDING))
-        codec.trim()
-    first = codec.encode(TaskRow(job=facts(name="n0"), index=0, phase=Phase.PENDING))
-    assert codec.decode(TaskRow, first.raw).job.name == "n0"
-    codec.trim()
-    assert codec.remembered <= 3_000
+        written(codec, TaskRow(job=facts(name=f"n{number}"), index=0, phase=Phase.PENDING))
+        assert codec.remembered_bytes <= 3_000
+    first = written(codec, TaskRow(job=facts(name="n0"), index=0, phase=Phase.PENDING))
+    assert codec.decode(TaskRow, *first).job.name == "n0"
+    assert codec.remembered_bytes <= 3_000
 
 
 def test_bytes_of_another_version_are_damage_with_a_name() -> None:
     for raw in (b"", b"\n{}", b"\n[", b'\n{"node": 7, "at_ms": 1}'):
         with pytest.raises(ViewsDamaged, match="seen"):
-            RowCodec().decode(rows.SeenRow, raw)
+            RowCodec().decode(rows.SeenRow, raw, {})
     with pytest.raises(ViewsDamaged, match="nothing"):
         RowCodec().decode_set(b"+nothing  {}", {})
 
@@ -153,9 +154,22 @@ def test_change_sets_come_back_in_order() -> None:
     task = TaskRow(job=facts(), index=0, phase=Phase.PENDING)
     changes: list[Change] = [Put(task), Put(replace(task, phase=Phase.RUNNING)), Delete(task)]
     payload = writer.encode_set((change, writer.encode(change.row)) for change in changes)
-    assert reader.needs_of_set(payload) == []
-    assert list(reader.decode_set(payload, {})) == changes
+    assert reader.references(payload) == []
+    assert reader.decode_set(payload, {}) == tuple(changes)
     assert payload.count(b'"project":"nlp"') == 1, "what they share is written once"
+
+
+def test_a_change_set_refers_to_large_facts_and_is_read_while_they_are_stored() -> None:
+    writer, reader = RowCodec(), RowCodec()
+    large = facts(params=({"text": "x" * 9_000},))
+    task = TaskRow(job=large, index=0, phase=Phase.PENDING)
+    payload = writer.encode_set([(Put(task), writer.encode(task))])
+    assert len(payload) < 1_000
+    assert reader.references(payload) == [("facts", JOB)]
+    stored: dict[tuple[str, str], bytes | None] = {("facts", JOB): writer.dump("facts", large)}
+    assert reader.decode_set(payload, stored) == (Put(task),)
+    for changed in (None, writer.dump("facts", facts())):
+        assert reader.decode_set(payload, {("facts", JOB): changed}) is None
 
 
 TEXT = st.text(alphabet=st.sampled_from("\x00\x01az~\x7f\xffé字😀"), max_size=4)

@@ -1,4 +1,4 @@
 """The views' store on Redis.
 
-Start reading at `store`; `keys` shows the layout. Only `wire` imports the Redis client.
+Start reading at `store`; `keys` shows the layout. Only `client` imports redis-py.
 """

@@ -9,17 +9,15 @@ restored, and the copy tells of a past that Redis no longer knows: it is thrown 
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from yardmaster_projections.errors import ViewsDamaged, ViewsUnavailable
+from yardmaster_projections.redis.client import Client, Command
 from yardmaster_projections.redis.head import Head
 from yardmaster_projections.redis.keys import Keys
 from yardmaster_projections.redis.view import RedisView
-from yardmaster_projections.redis.wire import Command
-from yardmaster_projections.row_codec import MissingPart
 from yardmaster_projections.store import Change, ChangeSet
 from yardmaster_schemas.position import Position
 
@@ -52,8 +50,9 @@ class KeptChanges:
     Who asks while another is being answered shares the next look at Redis with all who do.
     """
 
-    def __init__(self, view: RedisView) -> None:
+    def __init__(self, view: RedisView, client: Client) -> None:
         self._view = view
+        self._client = client
         self._lock = asyncio.Lock()
         self._copy: deque[_Kept] = deque()
         self._keys: Keys | None = None
@@ -113,20 +112,20 @@ class KeptChanges:
         while True:
             start = self._copy[-1].next if self._copy else None
             seen = await self._view.look(partial(_newer, start))
-            if seen.keys is not self._keys:
-                self._keys = seen.keys
+            if seen.at.keys is not self._keys:
+                self._keys = seen.at.keys
                 self._copy.clear()
                 if start is not None:
                     continue
-            new = await self._read(seen.keys, seen.answers[0])
-            if not self._fits(seen.head, new):
+            new = await self._read(seen.at.keys, seen.answers[0])
+            if not self._fits(seen.at.head, new):
                 self._copy.clear()
                 continue
             self._copy.extend(new)
-            while self._copy and self._copy[0].first < seen.head.kept:
+            while self._copy and self._copy[0].first < seen.at.head.kept:
                 self._copy.popleft()
-            if not new or new[-1].next > seen.head.total:
-                return seen.head.watched
+            if not new or new[-1].next > seen.at.head.total:
+                return seen.at.head.watched
 
     def _fits(self, head: Head, new: Sequence[_Kept]) -> bool:
         """Whether what was read goes on where the copy ends, and the copy is not ahead of Redis."""
@@ -143,9 +142,9 @@ class KeptChanges:
         seen = await self._view.look(
             lambda keys: [("XREVRANGE", keys.changes, f"({end}-0", "-", "COUNT", MAX_SETS)]
         )
-        if seen.keys is not self._keys or end < seen.head.kept:
+        if seen.at.keys is not self._keys or end < seen.at.head.kept:
             raise _Gone
-        older = await self._read(seen.keys, seen.answers[0])
+        older = await self._read(seen.at.keys, seen.answers[0])
         for kept in older:
             if kept.next != self._copy[0].first:
                 raise _Gone
@@ -157,12 +156,12 @@ class KeptChanges:
         found: list[_Kept] = []
         for entry in entries:
             first, count, before, position, payload = _kept_of(entry)
-            given = await self._view.parts(keys, codec.needs_of_set(payload))
-            changes: tuple[Change, ...] | None = None
-            with suppress(MissingPart):
-                changes = codec.decode_set(payload, given)
+            stored = {
+                (name, job): await self._client.run("HGET", keys.shared(name), job)
+                for name, job in codec.references(payload)
+            }
+            changes = codec.decode_set(payload, stored)
             found.append(_Kept(first, first + count, before, position, changes))
-        codec.trim()
         return found
 
 

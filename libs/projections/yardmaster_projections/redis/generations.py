@@ -1,24 +1,23 @@
-"""Rebuilding views beside those that are read: begin a generation, fill it, switch, drop the old.
+"""Rebuilding views while the old ones are read: begin a generation, fill it, switch, drop the old.
 
 A generation is a whole set of views under keys of its own. Readers and writers follow one pointer,
-which changes in one transaction, so that nobody sees half of each.
+which changes in one transaction, so that no reader sees half of each.
 """
 
-from typing import Final
+from contextlib import suppress
+from typing import Any, Final
 
-from yardmaster_projections.errors import ViewsDamaged, ViewsMoved, ViewsUnavailable
+from yardmaster_projections.errors import ViewsDamaged, ViewsMoved
 from yardmaster_projections.redis import keys as redis_keys
+from yardmaster_projections.redis.client import Client
 from yardmaster_projections.redis.head import Head
 from yardmaster_projections.redis.keys import Keys
 from yardmaster_projections.redis.settings import RedisSettings
-from yardmaster_projections.redis.view import FIRST
-from yardmaster_projections.redis.wire import EXEC, MULTI, UNWATCH, Command, Link, Wire
+from yardmaster_projections.redis.view import generation_of
 from yardmaster_projections.redis.write import tick
 
-#: Keys that are looked at, and at most removed, by one command.
+#: Keys that one command visits, and removes at most.
 CHUNK: Final = 500
-#: How often a change of the pointer is tried while others write.
-MAX_TRIES: Final = 100
 
 
 class RedisGenerations:
@@ -28,140 +27,105 @@ class RedisGenerations:
         self, settings: RedisSettings, cell: str, *, space: str = redis_keys.VIEWS
     ) -> None:
         self.cell = cell = redis_keys.place(cell, space)
-        self._wire = Wire(settings)
+        self._client = Client(settings)
         self._pointer = redis_keys.current(cell)
         self._last = redis_keys.last(cell)
 
     async def close(self) -> None:
-        """Hang up."""
-        await self._wire.close()
+        """Close all connections."""
+        await self._client.close()
 
     async def current(self) -> int:
-        """The generation that counts.
+        """The current generation.
 
         Raises: ViewsUnavailable.
         """
-        (found,) = await self._wire.run([("GET", self._pointer)])
-        return _number(found, FIRST)
+        return generation_of(await self._client.run("GET", self._pointer))
 
     async def begin(self) -> int:
         """A new generation, empty; `RedisViewStore(..., generation=)` fills it.
 
         Raises: ViewsUnavailable.
         """
-        for _ in range(MAX_TRIES):
-            async with self._wire.link() as link:
-                _, (pointer, last) = await link.run(
-                    [
-                        ("WATCH", self._pointer, self._last),
-                        ("MGET", self._pointer, self._last),
-                    ]
-                )
-                number = max(_number(pointer, FIRST), _number(last, FIRST)) + 1
-                if await self._commit(link, [("SET", self._last, number)]):
-                    return number
-        raise _busy()
+
+        async def work(pipe: Any) -> int:
+            current, last = await pipe.mget(self._pointer, self._last)
+            number = max(generation_of(current), generation_of(last)) + 1
+            pipe.multi()
+            pipe.set(self._last, number)
+            return number
+
+        number: int = await self._client.transaction((self._pointer, self._last), work)
+        return number
 
     async def switch(self, generation: int, *, even_behind: bool = False) -> bool:
-        """Let a generation count; False when it does not cover yet what the present one covers.
+        """Make a generation current; False when it does not cover yet what the current one covers.
 
-        `even_behind`: whatever the present one covers, such as a future that the log never had.
+        `even_behind`: switch anyway, such as away from views of records that the log never had.
 
         Raises:
-            ViewsMoved: a newer generation counts already.
+            ViewsMoved: a newer generation is current already.
             ViewsUnavailable: it may have been done, or not.
         """
-        for _ in range(MAX_TRIES):
-            async with self._wire.link() as link:
-                _, pointer = await link.run([("WATCH", self._pointer), ("GET", self._pointer)])
-                present = _number(pointer, FIRST)
-                if present > generation:
-                    raise ViewsMoved(found=f"generation {present}", expected=generation)
-                if present == generation:
-                    await link.run([UNWATCH])
-                    return True
-                names = [Keys(self.cell, number).head for number in (present, generation)]
-                _, heads = await link.run([("WATCH", *names), ("MGET", *names)])
-                old, new = (Head.load(self.cell, raw) for raw in heads)
-                if not even_behind and not new.position.covers(old.position):
-                    await link.run([UNWATCH])
-                    return False
-                commands = [
-                    ("SET", self._pointer, generation),
-                    tick(self.cell, generation, new.position, switched=True),
-                ]
-                if await self._commit(link, commands):
-                    return True
-        raise _busy()
+        new_head = Keys(self.cell, generation).head
+
+        async def work(pipe: Any) -> bool:
+            current = generation_of(await pipe.get(self._pointer))
+            if current > generation:
+                raise ViewsMoved(found=f"generation {current}", expected=generation)
+            if current == generation:
+                return True
+            old_head = Keys(self.cell, current).head
+            await pipe.watch(old_head)
+            new = Head.load(self.cell, await pipe.get(new_head)).position
+            # Views of another layout are what a rebuild replaces: they cover nothing.
+            old = Head.start(self.cell).position
+            with suppress(ViewsDamaged):
+                old = Head.load(self.cell, await pipe.get(old_head)).position
+            if not even_behind and not new.covers(old):
+                return False
+            pipe.multi()
+            pipe.set(self._pointer, generation)
+            pipe.execute_command(*tick(self.cell, generation, new, switched=True))
+            return True
+
+        switched: bool = await self._client.transaction((self._pointer, new_head), work)
+        return switched
 
     async def drop(self, generation: int) -> int:
-        """Remove a generation, a bounded number of keys at a time; how many there were.
+        """Remove a generation, a bounded number of keys at a time; the number of keys.
 
         Raises:
-            ViewsMoved: it is the one that counts.
+            ViewsMoved: it is the current one.
             ViewsUnavailable: some of it may be left; drop it again.
         """
         if await self.current() == generation:
             raise ViewsMoved(found=f"generation {generation}", expected="one that is not read")
-        # The head first: what is left is no views any more, whoever looks at it.
-        await self._wire.run([("UNLINK", Keys(self.cell, generation).head)])
-        return await self._remove(f"{Keys(self.cell, generation).prefix}*")
+        # The head first: without it, the keys that are left are no views to any reader.
+        await self._client.run("UNLINK", Keys(self.cell, generation).head)
+        removed = 0
+        async for names in self._client.scan(f"{Keys(self.cell, generation).prefix}*", CHUNK):
+            removed += await self._client.run("UNLINK", *names)
+        return removed
 
     async def drop_older(self) -> int:
-        """Remove every generation before the one that counts; how many keys there were.
+        """Remove every generation before the current one; the number of keys.
 
         Raises: ViewsUnavailable.
         """
-        present = await self.current()
-        removed = 0
-        for number in await self.known():
-            if number < present:
-                removed += await self.drop(number)
-        return removed
+        current = await self.current()
+        return sum([await self.drop(one) for one in await self.known() if one < current])
 
     async def known(self) -> list[int]:
-        """Generations of which something is there.
+        """The generations that have keys.
 
         Raises: ViewsUnavailable.
         """
         found: set[int] = set()
         prefix = f"{redis_keys.root(self.cell)}g"
-        cursor = b"0"
-        while True:
-            cursor, names = (await self._wire.run([_scan(cursor, f"{prefix}*")]))[0]
+        async for names in self._client.scan(f"{prefix}*", CHUNK):
             for name in names:
                 number = name.decode("utf-8", "replace")[len(prefix) :].partition(":")[0]
                 if number.isdecimal():
                     found.add(int(number))
-            if cursor == b"0":
-                return sorted(found)
-
-    async def _remove(self, pattern: str) -> int:
-        removed = 0
-        cursor = b"0"
-        while True:
-            cursor, names = (await self._wire.run([_scan(cursor, pattern)]))[0]
-            if names:
-                (count,) = await self._wire.run([("UNLINK", *names)])
-                removed += count
-            if cursor == b"0":
-                return removed
-
-    async def _commit(self, link: Link, commands: list[Command]) -> bool:
-        *_, done = await link.run([MULTI, *commands, EXEC])
-        return done is not None
-
-
-def _scan(cursor: bytes, pattern: str) -> Command:
-    return ("SCAN", cursor, "MATCH", pattern, "COUNT", CHUNK)
-
-
-def _number(raw: bytes | None, otherwise: int) -> int:
-    try:
-        return int(raw) if raw is not None else otherwise
-    except ValueError:
-        raise ViewsDamaged(kind="pointer", found="it is no number") from None
-
-
-def _busy() -> ViewsUnavailable:
-    return ViewsUnavailable(found=f"others wrote first {MAX_TRIES} times")
+        return sorted(found)

@@ -1,43 +1,50 @@
-"""The head of a generation: what its rows cover, and how many changes watches were told of."""
+"""The head of a generation: the position of its rows, and the count of changes for watches."""
 
 import json
 from dataclasses import dataclass
+from typing import Final
 
 from yardmaster_projections.errors import ViewsDamaged
 from yardmaster_projections.redis.keys import cell_of
 from yardmaster_schemas.position import Position
 
+#: The version of the layout that `keys` shows. Views of another layout are refused until they are
+#: rebuilt.
+LAYOUT: Final = 2
+
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Written with every change; two that are equal say that nothing was written between."""
+    """Changed by every write: between two equal heads, nothing was written."""
 
     position: Position
-    #: Where the newest change set that watches are told of leads.
+    #: The position of the newest change set.
     watched: Position
     #: Changes in all sets so far, kept or not.
     total: int = 0
-    #: Transactions so far.
+    #: Writes so far.
     writes: int = 0
-    #: The least number that a change of a set that is kept has; changes are counted from 1.
+    #: The least number of a change in a set that is kept; changes are counted from 1.
     kept: int = 1
 
     @classmethod
     def start(cls, cell: str) -> "Head":
-        """Of a generation in which nothing was written."""
+        """The head of an empty generation."""
         position = Position.start(cell_of(cell))
         return cls(position, position)
 
     @classmethod
     def load(cls, cell: str, raw: bytes | None) -> "Head":
-        """What Redis holds.
+        """The head that Redis holds.
 
         Raises: ViewsDamaged.
         """
         if raw is None:
             return cls.start(cell)
         try:
-            position, watched, *counts = json.loads(raw)
+            layout, position, watched, *counts = json.loads(raw)
+            if layout != LAYOUT:
+                raise ViewsDamaged(kind="head", found=f"its layout is not {LAYOUT}")
             total, writes, kept = map(int, counts)
             head = cls(Position.parse(position), Position.parse(watched), total, writes, kept)
         except (ValueError, TypeError) as error:
@@ -45,7 +52,6 @@ class Head:
         return head
 
     def dump(self) -> bytes:
-        """What Redis is given."""
+        """The head as Redis stores it."""
         counts = (self.total, self.writes, self.kept)
-        parts = [str(self.position), str(self.watched), *counts]
-        return json.dumps(parts).encode()
+        return json.dumps([LAYOUT, str(self.position), str(self.watched), *counts]).encode()

@@ -14,7 +14,7 @@ yard:{main}:g1:idx:task        hash: where a row stands in the sorted sets below
 yard:{main}:g1:all:task        sorted set: all rows in order
 yard:{main}:g1:by:task:5.phase=pending    sorted set: the rows that have a facet, in order
 yard:{main}:g1:key:task        sorted set: all rows by key, where that is another order
-yard:{main}:g1:parts, :refs    hashes: what many rows share, by digest, and how many do
+yard:{main}:g1:shared:facts    hash: what the rows of a job share, by job; likewise shared:run
 ```
 
 Sorted sets hold members of score 0, which Redis sorts by their bytes. A member is a row's order and
@@ -41,7 +41,7 @@ END: Final = b"\xff"
 class Keys:
     """Names of one generation's keys."""
 
-    __slots__ = ("changes", "generation", "head", "notes", "parts", "prefix", "refs")
+    __slots__ = ("changes", "generation", "head", "notes", "prefix")
 
     def __init__(self, cell: str, generation: int) -> None:
         self.generation = generation
@@ -49,12 +49,14 @@ class Keys:
         self.head = f"{self.prefix}head"
         self.notes = f"{self.prefix}notes"
         self.changes = f"{self.prefix}changes"
-        self.parts = f"{self.prefix}parts"
-        self.refs = f"{self.prefix}refs"
 
     def rows(self, kind: type[Row]) -> str:
         """Rows by key."""
         return f"{self.prefix}row:{kind.KIND}"
+
+    def shared(self, name: str) -> str:
+        """What the rows of a job share, by job."""
+        return f"{self.prefix}shared:{name}"
 
     def index(self, kind: type[Row]) -> str:
         """Where each row stands."""

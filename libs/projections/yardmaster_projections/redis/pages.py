@@ -12,11 +12,10 @@ from typing import Any, Final, Generic, TypeVar, cast
 
 from yardmaster_projections.errors import ViewsUnavailable
 from yardmaster_projections.redis import keys as redis_keys
-from yardmaster_projections.redis.head import Head
+from yardmaster_projections.redis.client import Command
 from yardmaster_projections.redis.keys import END, Keys
-from yardmaster_projections.redis.view import RedisView
-from yardmaster_projections.redis.wire import Command
-from yardmaster_projections.redis.write import Entry
+from yardmaster_projections.redis.view import Moment, RedisView
+from yardmaster_projections.redis.write import facets_of
 from yardmaster_projections.rows import R, Row
 from yardmaster_projections.store import Count, Page, Query
 from yardmaster_schemas.position import Position
@@ -52,7 +51,7 @@ class Walk(Generic[R]):
             for name, values in query.facets.items()
         }
         #: What the first read was made with.
-        self._first: tuple[Keys, Head] | None = None
+        self._first: Moment | None = None
         #: Whether all reads must see one head.
         self._strict = True
 
@@ -87,17 +86,17 @@ class Walk(Generic[R]):
     def _position(self) -> Position:
         """Of the first read: the list misses nothing that it covers."""
         assert self._first is not None, "an empty answer was read too"
-        return self._first[1].position
+        return self._first.head.position
 
     async def _look(self, commands: Callable[[Keys], Sequence[Command]]) -> list[Any]:
         seen = await self._view.look(commands)
-        self._same(seen.keys, seen.head)
+        self._same(seen.at)
         return seen.answers
 
-    def _same(self, keys: Keys, head: Head) -> None:
+    def _same(self, at: Moment) -> None:
         if self._first is None:
-            self._first = keys, head
-        elif keys is not self._first[0] or (self._strict and head != self._first[1]):
+            self._first = at
+        elif at.keys is not self._first.keys or (self._strict and at.head != self._first.head):
             raise _Moved
 
     async def _rows(self, wanted: int) -> list[R]:
@@ -199,7 +198,7 @@ class Walk(Generic[R]):
         return [
             member
             for member, raw in zip(members, raws, strict=True)
-            if raw is not None and _has(Entry.load(raw).facets, others)
+            if raw is not None and _has(facets_of(raw), others)
         ]
 
     async def _fetch(self, members: list[bytes], wanted: int) -> list[R]:
@@ -208,7 +207,7 @@ class Walk(Generic[R]):
             return []
         by_key = {redis_keys.key_of(member): member for member in members}
         seen = await self._view.rows({self._kind: list(by_key)})
-        self._same(seen.keys, seen.head)
+        self._same(seen.at)
         found = (seen.rows.get((self._kind, key)) for key in by_key)
         rows = [cast("R", row) for row in found if row is not None]
         if self._strict:

@@ -1,16 +1,17 @@
 """The views' store on Redis: rows, lists, position, notes and change sets of one cell.
 
-A write is one MULTI/EXEC under WATCH of the generation's head and of the pointer to the generation:
-whole or not at all, and never on top of another writer's (no scripting, so it runs wherever Redis
-does). A read names the pointer and the head in its own MULTI/EXEC, so that what it finds is of one
-generation and one position; a page takes several, and starts again when the head moved meanwhile,
-a bounded number of times: then rows may be newer than the page's position, never older.
+A write is one Lua script (`write.lua`): it compares the pointer to the generation and the head of
+the generation with what the writer read, and makes all changes or none. So a writer never
+overwrites what another one wrote. A read takes the pointer and the head in the same step
+(`Client.read`), so its answer is of one generation and one position. A page takes several reads,
+and starts again when the head changed in between, a bounded number of times: then rows may be newer
+than the page's position, never older.
 
-`redis_keys` draws the layout, `redis_write` says what a write is, `redis_pages` how a list is
-walked, `redis_changes` and `redis_ticks` what watches and waiters read, `redis_generations` how
-views are rebuilt beside those that are read.
+`keys` shows the layout, `write` and `write.lua` make a write, `pages` walks lists, `changes` and
+`ticks` serve watches and waiters, `generations` rebuilds views while the old ones are read.
 """
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,12 +20,17 @@ from typing import Any, Final
 from yardmaster_projections.errors import ViewsMoved, ViewsUnavailable
 from yardmaster_projections.redis import keys as redis_keys
 from yardmaster_projections.redis.changes import KeptChanges
+from yardmaster_projections.redis.client import Client, Command, arguments_of
 from yardmaster_projections.redis.pages import Walk
 from yardmaster_projections.redis.settings import RedisSettings
 from yardmaster_projections.redis.ticks import Clock, Ticks
-from yardmaster_projections.redis.view import RedisView
-from yardmaster_projections.redis.wire import EXEC, MULTI, UNWATCH, Link, Wire
-from yardmaster_projections.redis.write import NO_NEWS, Fence, Write, notes_of, told
+from yardmaster_projections.redis.view import Moment, RedisView
+from yardmaster_projections.redis.write import (
+    Shared,
+    Write,
+    news,
+    note_operations,
+)
 from yardmaster_projections.row_codec import RowCodec
 from yardmaster_projections.rows import R, Row
 from yardmaster_projections.store import Change, ChangeSet, Count, Found, Page, Query, Wanted
@@ -32,15 +38,17 @@ from yardmaster_schemas.position import Position
 
 #: Changes that are kept for watches to resume from; a set is kept or dropped whole.
 MAX_KEPT_CHANGES: Final = 50_000
-#: How often a write is tried when others write between its look and its EXEC.
+#: How often a write is tried while other processes write.
 MAX_WRITE_TRIES: Final = 20
+#: Values of jobs that the writer knows to be stored.
+MAX_STORED: Final = 100_000
 
 
 class RedisViewStore:
-    """Rows of one cell in Redis; see `ViewStore`. It connects when it is first asked.
+    """Rows of one cell in Redis; see `ViewStore`. It connects on the first call.
 
-    `generation`: read and write that one, whatever counts; by default the one that counts.
-    `space`: what else is kept of the cell under keys of its own, at a position of its own.
+    `generation`: read and write that one; by default the current one.
+    `space`: other rows of the cell under keys of their own, at a position of their own.
     """
 
     def __init__(
@@ -55,25 +63,30 @@ class RedisViewStore:
     ) -> None:
         self.cell = redis_keys.place(cell, space)
         self._max_kept = max_kept
-        self._wire = Wire(settings)
-        self._view = RedisView(self._wire, self.cell, RowCodec(), generation)
-        # Half of what an answer may take, so that hearing nothing is no failure.
-        self._ticks = Ticks(self._wire, self._view, clock, settings.timeout_s / 2)
-        self._kept = KeptChanges(self._view)
-        #: The generation that counted when its writer began; None: nobody did.
+        self._client = Client(settings)
+        self._script = self._client.script("write.lua")
+        self._view = RedisView(self._client, self.cell, RowCodec(), generation)
+        # Half of the deadline, so that a listener that hears nothing does not meet it.
+        self._ticks = Ticks(self._client, self._view, clock, settings.timeout_s / 2)
+        self._kept = KeptChanges(self._view, self._client)
+        #: The current generation when its writer began; None: there is no writer.
         self._begun: int | None = None
+        self._writing = asyncio.Lock()
+        #: The moment after the last write of this store; None: look first.
+        self._last: Moment | None = None
+        #: What rows share as it was stored when `_last` is the moment, so as not to write it again.
+        self._stored: Shared = {}
 
     async def close(self) -> None:
-        """Hang up; whoever still waits is told that the store is gone."""
-        await self._ticks.close()
-        await self._wire.close()
+        """Close all connections; waiting callers get `ViewsUnavailable`."""
+        await self._client.close()
 
     async def ping(self) -> None:
-        """Whether Redis answers.
+        """Check that Redis answers.
 
         Raises: ViewsUnavailable.
         """
-        await self._wire.run([("PING",)])
+        await self._client.run("PING")
 
     # --- writing --------------------------------------------------------------------------------
 
@@ -88,28 +101,28 @@ class RedisViewStore:
         """Make all changes at once, with their position.
 
         Raises:
-            ViewsMoved: the store is not at `before`, or another generation counts than when its
-                writer began; nothing was changed.
+            ViewsMoved: the store is not at `before`, or another generation is current than when
+                its writer began; nothing was changed.
             ViewsUnavailable: it may have been made, or not; `position` tells.
         """
-        await self._write(changes, notes, position, Fence(before))
+        await self._write(changes, notes, position, before, {})
 
     async def begin(self) -> Position:
-        """Be its writer, of the generation that counts now; what its rows cover.
+        """Become the writer of the current generation; the position of its rows.
 
-        Raises: ViewsUnavailable.
+        Raises: ViewsUnavailable, ViewsDamaged.
         """
-        seen = await self._view.look(lambda _: [])
-        self._begun = seen.keys.generation
-        return seen.head.position
+        at = await self._view.moment()
+        self._begun = at.keys.generation
+        self._last = None
+        return at.head.position
 
     async def check(self, before: Position) -> None:
-        """See that the store is where its writer left it, in the generation that it began.
+        """Check that the store is where its writer left it, in the generation where it began.
 
         Raises: ViewsMoved, ViewsUnavailable.
         """
-        seen = await self._view.look(lambda _: [])
-        Fence(before).check(seen.head, seen.keys.generation, self._begun)
+        self._compare(await self._view.moment(), before)
 
     async def note(
         self,
@@ -122,119 +135,123 @@ class RedisViewStore:
         """Make changes that no position counts.
 
         Raises:
-            ViewsMoved: see `apply`; or a note of `noted` is another.
+            ViewsMoved: see `apply`; or a note differs from `noted`.
             ViewsUnavailable.
         """
-        await self._write(changes, notes, None, Fence(before, noted or {}))
+        await self._write(changes, notes, None, before, noted or {})
 
     async def _write(
         self,
         changes: Sequence[Change],
         notes: Mapping[str, Any],
         position: Position | None,
-        fence: Fence,
+        before: Position | None,
+        noted: Mapping[str, Any],
     ) -> None:
         write = Write(changes, self._view.codec)
-        async with self._wire.link() as link:
-            try:
-                written = await self._attempt(link, write, notes, position, fence)
-            except _Unsent as unsent:
-                if not link.was_idle:
-                    raise unsent.error from unsent.error.__cause__
-                written = None
-        tries = 1
-        while not written:
-            if tries == MAX_WRITE_TRIES:
-                raise ViewsUnavailable(found=f"others wrote first {tries} times")
-            tries += 1
-            async with self._wire.link() as link:
-                try:
-                    written = await self._attempt(link, write, notes, position, fence)
-                except _Unsent as unsent:
-                    raise unsent.error from unsent.error.__cause__
-        self._view.codec.trim()
+        async with self._writing:
+            await self._try(write, notes, position, before, noted)
 
-    async def _attempt(
+    async def _try(
         self,
-        link: Link,
         write: Write,
         notes: Mapping[str, Any],
         position: Position | None,
-        fence: Fence,
-    ) -> bool:
-        """Look, plan, write; False when another write came between, or another generation.
-
-        Raises:
-            _Unsent: nothing was sent that could change anything.
-            ViewsMoved: see `apply`.
-            ViewsUnavailable: the outcome is unknown.
-        """
-        view = self._view
-        keys = view.keys
-        watch = ("WATCH", view.pointer, keys.head)
-        try:
-            _, found, *answers = await link.run(
-                [watch, ("MGET", view.pointer, keys.head), *write.reads(keys)]
-            )
-            head = view.follow(keys, found)
-            if head is None:
-                await link.run([UNWATCH])
-                return False
+        before: Position | None,
+        noted: Mapping[str, Any],
+    ) -> None:
+        for _ in range(MAX_WRITE_TRIES):
+            last, self._last = self._last, None
+            if last is None:
+                self._stored.clear()
+            at = last or await self._view.moment()
             try:
-                fence.check(head, keys.generation, self._begun)
-                if fence.notes:
-                    (noted,) = await link.run([("HMGET", keys.notes, *fence.notes)])
-                    fence.check_notes(noted)
+                self._compare(at, before)
+                await self._compare_notes(at, noted)
             except ViewsMoved:
-                await link.run([UNWATCH])
-                raise
-            if fence.before is None and position is not None and head.position.covers(position):
-                await link.run([UNWATCH])
-                return True
-            plan = write.plan(keys, answers)
-            counts: dict[str, int] = {}
-            if plan.released:
-                (shared,) = await link.run([("HMGET", keys.refs, *plan.released)])
-                counts = {
-                    part: int(count or 0) for part, count in zip(plan.released, shared, strict=True)
-                }
-        except ViewsUnavailable as error:
-            raise _Unsent(error) from error
-        if position is None:
-            after, news = replace(head, writes=head.writes + 1), NO_NEWS
-        else:
+                if last is None:
+                    raise
+                continue  # another process wrote: look where the store is now
+            if before is None and position is not None and at.head.position.covers(position):
+                if last is None:
+                    return
+                continue
+            if await self._attempt(at, write, notes, position):
+                return
+        raise ViewsUnavailable(found=f"other processes wrote first {MAX_WRITE_TRIES} times")
+
+    async def _attempt(
+        self, at: Moment, write: Write, notes: Mapping[str, Any], position: Position | None
+    ) -> bool:
+        """Write if nothing was written since `at`; False when something was."""
+        keys = at.keys
+        operations = [*write.operations(keys, self._stored), *note_operations(keys, notes)]
+        after = replace(at.head, writes=at.head.writes + 1)
+        if position is not None:
             watched = write.watched()
             kept = watched[0] if write.erases else self._max_kept
-            after, news = told(self.cell, keys, head, position, watched, kept)
-        *_, done = await link.run(
-            [
-                MULTI,
-                *plan.commands(counts),
-                *notes_of(keys, notes),
-                ("SET", keys.head, after.dump()),
-                *news,
-                EXEC,
-            ]
-        )
-        return done is not None
+            after, commands = news(self.cell, keys, at.head, position, watched, kept)
+            operations += commands
+        raw = after.dump()
+        pointer = b"*" if self._view.pinned is not None else at.pointer_raw
+        arguments = (pointer, at.head_raw, raw, *arguments_of(operations))
+        if not await self._script((self._view.pointer, keys.head), arguments):
+            return False
+        if len(self._stored) > MAX_STORED:
+            self._stored.clear()
+        self._stored |= write.shared
+        self._last = Moment(keys, after, at.pointer_raw, raw)
+        return True
+
+    def _compare(self, at: Moment, before: Position | None) -> None:
+        """Compare the store with where its writer left it.
+
+        Raises: ViewsMoved.
+        """
+        if before is None:
+            return
+        generation, begun = at.keys.generation, self._begun
+        if begun is not None and generation != begun:
+            raise ViewsMoved(found=f"generation {generation}", expected=f"generation {begun}")
+        if at.head.position != before:
+            raise ViewsMoved(found=at.head.position, expected=before)
+
+    async def _compare_notes(self, at: Moment, noted: Mapping[str, Any]) -> None:
+        """Compare notes with what their writer left; a write in between changes the head.
+
+        Raises: ViewsMoved.
+        """
+        if not noted:
+            return
+        for (name, note), raw in zip(
+            noted.items(),
+            await self._client.run("HMGET", at.keys.notes, *noted),
+            strict=True,
+        ):
+            found = None if raw is None else json.loads(raw)
+            if found != note:
+                raise ViewsMoved(found=f"{name} {found}", expected=note)
 
     # --- reading --------------------------------------------------------------------------------
 
     async def position(self) -> Position:
-        """What the rows cover.
+        """The position of the rows.
 
         Raises: ViewsUnavailable.
         """
         return (await self._view.head()).position
 
     async def notes(self) -> Mapping[str, Any]:
-        """What the writer stored beside the rows.
+        """The notes that the writer stored with the rows.
 
         Raises: ViewsUnavailable.
         """
-        found = await self._view.look(lambda keys: [("HGETALL", keys.notes)])
-        flat: list[bytes] = found.answers[0]
-        pairs = zip(flat[::2], flat[1::2], strict=True)
+
+        def commands(keys: redis_keys.Keys) -> list[Command]:
+            return [("HGETALL", keys.notes)]
+
+        (notes,) = (await self._view.look(commands)).answers
+        pairs = zip(notes[::2], notes[1::2], strict=True)
         return {name.decode(): json.loads(note) for name, note in pairs}
 
     async def get(self, kind: type[R], key: str) -> R | None:
@@ -255,7 +272,7 @@ class RedisViewStore:
         for kind, key in wanted:
             kinds.setdefault(kind, {})[key] = None
         seen = await self._view.rows({kind: list(keys) for kind, keys in kinds.items()})
-        return Found(tuple(seen.rows.get(one) for one in wanted), seen.head.position)
+        return Found(tuple(seen.rows.get(one) for one in wanted), seen.at.head.position)
 
     async def page(self, kind: type[R], query: Query) -> Page[R]:
         """Rows of a kind, filtered, one page.
@@ -293,11 +310,3 @@ class RedisViewStore:
         Raises: ViewsUnavailable.
         """
         return await self._ticks.until(lambda now: not after.covers(now), timeout_s)
-
-
-class _Unsent(Exception):
-    """Nothing was sent that could change anything."""
-
-    def __init__(self, error: ViewsUnavailable) -> None:
-        super().__init__()
-        self.error = error

@@ -1,26 +1,27 @@
-"""Waiting for the views to move: one connection listens, for everybody who waits in this process.
+"""Waiting for the views to move: one connection listens for all waiters of this process.
 
-Every write adds a tick to a stream of the cell. Of those who wait, one reads it and wakes the
-others; who leaves while others wait on passes the listening on. Nothing listens while nobody waits.
+Every write appends a tick to a stream of the cell. One waiter reads the stream and wakes the
+others; a listener that leaves while others wait passes the listening on. Without waiters nothing
+listens.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
-from yardmaster_projections.errors import ViewsDamaged, ViewsError, ViewsUnavailable
+from yardmaster_projections.errors import ViewsDamaged, ViewsError
 from yardmaster_projections.redis import keys as redis_keys
+from yardmaster_projections.redis.client import Client
 from yardmaster_projections.redis.view import RedisView
-from yardmaster_projections.redis.wire import Link, Wire
 from yardmaster_schemas.position import Position
 
-#: The longest that a listener hears nothing before it looks again: ticks of a Redis that was
-#: flushed or restored may come under numbers that were heard before.
+#: The longest time that a listener waits for a tick before it looks at the head: a Redis that was
+#: flushed or restored may number its ticks below those that were read before.
 MAX_BLOCK_S: Final = 1.0
 
 
 class Clock(Protocol):
-    """What the store asks of time."""
+    """The clock that the store needs."""
 
     def monotonic_s(self) -> float:
         """Seconds from some start; never falls."""
@@ -40,22 +41,21 @@ class _Waiter:
 
 
 class Ticks:
-    """Who waits for a position of one view."""
+    """The waiters for positions of one view."""
 
-    def __init__(self, wire: Wire, view: RedisView, clock: Clock, block_s: float) -> None:
-        self._wire = wire
+    def __init__(self, client: Client, view: RedisView, clock: Clock, block_s: float) -> None:
+        self._client = client
         self._view = view
         self._clock = clock
         self._block_s = min(MAX_BLOCK_S, block_s)
         self._waiters: dict[int, _Waiter] = {}
         self._made = 0
         self._listening = False
-        self._link: Link | None = None
-        #: The last tick that was heard; None before the first.
-        self._heard: bytes | None = None
+        #: The id of the last tick that was read; None before the first.
+        self._read: bytes | None = None
 
     async def until(self, reached: Callable[[Position], bool], timeout_s: float) -> bool:
-        """Wait until the position is as wanted; False after `timeout_s` seconds.
+        """Wait until `reached` holds for the position; False after `timeout_s` seconds.
 
         Raises: ViewsUnavailable, ViewsDamaged.
         """
@@ -63,14 +63,14 @@ class Ticks:
         waiter = _Waiter(reached)
         self._made += 1
         number = self._made
-        # First on the list, then a look: a tick that comes in between is heard.
+        # Register before the look, so that a tick in between wakes this waiter.
         self._waiters[number] = waiter
         try:
             if reached((await self._view.head()).position):
                 return True
             if timeout_s > 0:
                 async with asyncio.TaskGroup() as group:
-                    alarm = group.create_task(self._ring(waiter, timeout_s))
+                    alarm = group.create_task(self._wake_after(waiter, timeout_s))
                     await self._wait(waiter, deadline)
                     alarm.cancel()
             if waiter.error is not None:
@@ -81,13 +81,7 @@ class Ticks:
             if not self._listening:
                 self._pass_on()
 
-    async def close(self) -> None:
-        """Hang up."""
-        link, self._link = self._link, None
-        if link is not None:
-            await link.close()
-
-    async def _ring(self, waiter: _Waiter, timeout_s: float) -> None:
+    async def _wake_after(self, waiter: _Waiter, timeout_s: float) -> None:
         await self._clock.sleep(timeout_s)
         waiter.wake.set()
 
@@ -111,50 +105,31 @@ class Ticks:
                 self._listening = False
 
     def _pass_on(self) -> None:
-        """Wake one who waits, to listen from now on."""
+        """Wake one waiter, which then listens."""
         for waiter in self._waiters.values():
             waiter.wake.set()
             return
 
     async def _listen(self, block_s: float) -> None:
-        """Hear the next tick, or none for `block_s` seconds, and wake whom it concerns."""
-        fresh = self._link is None
-        try:
-            position = await self._next(block_s)
-        except ViewsUnavailable:
-            if fresh:
-                raise
-            # The connection may have died while nobody listened.
-            position = await self._next(block_s)
+        """Read the next ticks, or none for `block_s` seconds; wake waiters that reached theirs."""
+        position = await self._next(block_s) if self._read is not None else None
+        if position is None:
+            position = await self._look()
         for waiter in self._waiters.values():
             if not waiter.done and waiter.reached(position):
                 waiter.done = True
                 waiter.wake.set()
 
-    async def _next(self, block_s: float) -> Position:
-        link = self._link
-        if link is None:
-            link = self._link = await self._wire.connect()
-            self._heard = None
-        try:
-            position = await self._hear(link, block_s) if self._heard is not None else None
-            return position if position is not None else await self._look(link)
-        finally:
-            if not link.sound:
-                self._link = None
-                await link.close()
-
-    async def _hear(self, link: Link, block_s: float) -> Position | None:
-        name = redis_keys.ticks(self._view.cell)
-        milliseconds = max(1, int(block_s * 1000))
-        (found,) = await link.run(
-            [("XREAD", "BLOCK", milliseconds, "STREAMS", name, self._heard or b"0")]
+    async def _next(self, block_s: float) -> Position | None:
+        """The position of the next ticks; None when the head must be read instead."""
+        stream = redis_keys.ticks(self._view.cell)
+        block_ms = max(1, int(block_s * 1000))
+        found = await self._client.listen(
+            "XREAD", "BLOCK", block_ms, "STREAMS", stream, self._read or b"0"
         )
-        if not found:
-            return None
         position: Position | None = None
-        for number, fields in found[0][1]:
-            self._heard = number
+        for number, fields in found[0][1] if found else ():
+            self._read = number
             generation, reached, switched = _tick(fields)
             if switched:
                 return None
@@ -162,24 +137,17 @@ class Ticks:
                 position = reached
         return position
 
-    async def _look(self, link: Link) -> Position:
-        """Where the views are, and the newest tick then."""
-        view = self._view
-        for _ in range(2):
-            keys = view.keys
-            where = (view.pointer, keys.head)
-            newest = ("XREVRANGE", redis_keys.ticks(view.cell), "+", "-", "COUNT", 1)
-            found, ticks = await link.read(where, [("MGET", *where), newest])
-            head = view.follow(keys, found)
-            if head is not None:
-                self._heard = ticks[0][0] if ticks else b"0"
-                return head.position
-        raise ViewsUnavailable(found="another generation came to count twice at once")
+    async def _look(self) -> Position:
+        """The position now, and the newest tick at the same moment."""
+        stream = redis_keys.ticks(self._view.cell)
+        seen = await self._view.look(lambda _: [("XREVRANGE", stream, "+", "-", "COUNT", 1)])
+        (newest,) = seen.answers
+        self._read = newest[0][0] if newest else b"0"
+        return seen.at.head.position
 
 
-def _tick(fields: list[bytes]) -> tuple[int, Position, bool]:
-    found: dict[bytes, Any] = dict(zip(fields[::2], fields[1::2], strict=True))
+def _tick(fields: Mapping[bytes, Any]) -> tuple[int, Position, bool]:
     try:
-        return int(found[b"g"]), Position.parse(found[b"p"].decode()), found[b"s"] == b"1"
+        return int(fields[b"g"]), Position.parse(fields[b"p"].decode()), fields[b"s"] == b"1"
     except (KeyError, ValueError) as error:
         raise ViewsDamaged(kind="tick", found=str(error)) from None
