@@ -12,11 +12,11 @@ from itertools import pairwise
 from math import gcd
 from typing import Final
 
+from yardmaster_core.scheduling.planner.feasibility import could_fit
 from yardmaster_core.scheduling.policies.fair_share.claim_runs import Claim
 from yardmaster_core.scheduling.policies.fair_share.claimants import (
     Claimant,
     Pools,
-    could_fit,
     held_by,
     weight_of,
 )

@@ -11,9 +11,9 @@ from typing import Any
 from tests.support.shares_reference import VARIANTS as REFERENCE
 from tests.support.shares_reference import shares_of
 from yardmaster_core.digests import MODULUS
+from yardmaster_core.scheduling.planner.feasibility import could_fit
 from yardmaster_core.scheduling.planner.lifecycle import MAX_FAILED_NODES, MAX_FAILED_STARTS
 from yardmaster_core.scheduling.policies import REGISTRY, options_of
-from yardmaster_core.scheduling.policies.fair_share.claimants import could_fit
 from yardmaster_core.scheduling.policies.fair_share.demand_tracker import (
     DemandTracker,
     current_demands,

@@ -6,8 +6,9 @@ nodes unavailable) are cached until the set of nodes changes. So a repeated fail
 that grows with the pool.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
+from yardmaster_core.scheduling.planner.feasibility import has_exact_sum
 from yardmaster_core.scheduling.planner.placement import nodes_for, replicas_that_fit
 from yardmaster_core.scheduling.state.node_capacity import NodeCapacity
 from yardmaster_core.scheduling.state.nodes import Node
@@ -156,18 +157,6 @@ def _possible(pool: Pool, shape: Shape, nodes: Sequence[Node], *, disabled: bool
     return (
         pool.config is not None and pool.config.unequal_gangs and has_exact_sum(shape.gpus, counts)
     )
-
-
-def has_exact_sum(gpus: int, counts: Mapping[int, int]) -> bool:
-    """Whether some of the nodes, `counts` of each size, have exactly `gpus` GPUs together."""
-    # Bit n is set if some of the nodes have n GPUs together. If only those are idle, taking the
-    # largest first succeeds, even where it fails with more idle nodes.
-    sums = 1
-    for size, count in counts.items():
-        for _ in range(min(count, gpus // size)):
-            sums |= sums << size
-        sums &= (2 << gpus) - 1
-    return bool(sums >> gpus & 1)
 
 
 def _sizes(pool: Pool, shape: Shape, nodes: Iterable[Node], *, disabled: bool) -> dict[int, int]:

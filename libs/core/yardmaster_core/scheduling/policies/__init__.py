@@ -24,11 +24,11 @@ POLICIES: Final[Mapping[tuple[str, int], Policy]] = {
 
 
 class Registry:
-    """The policies by name and version, as the state and the planner use them."""
+    """The policies by name and version; implements `PolicyRegistry` and `TraitsSource`."""
 
     def __init__(self, policies: Mapping[tuple[str, int], Policy]) -> None:
         self._policies = policies
-        # Cells configure few policies; parsing options in every cycle would cost more.
+        # Cells configure few policies; parsing their options in every cycle would cost more.
         self._parsed = lru_cache(maxsize=1024)(self._parse)
 
     def policy(self, ref: PolicyRef) -> Policy:
@@ -49,7 +49,7 @@ class Registry:
             return PolicyTraits()
         policy = self._policies.get((config.policy.name, config.policy.version))
         if policy is None:
-            return PolicyTraits()  # a leader that must plan by it stops with UnknownPolicy
+            return PolicyTraits()  # planning by it raises UnknownPolicy
         options = self.options(config.policy)
         return PolicyTraits(
             shares=policy.reclaim is not None,
@@ -72,7 +72,10 @@ options_of = REGISTRY.options
 
 
 def check(config: PoolConfig) -> AdmissionCode | None:
-    """Why a pool may not be configured so, or None; some policies only simulations may use."""
+    """Return why a pool configuration is refused, or None.
+
+    Some policies are for simulations only.
+    """
     try:
         options_of(config.policy)
         strategy_named(config.placement)

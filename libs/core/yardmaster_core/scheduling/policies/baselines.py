@@ -1,11 +1,16 @@
-"""What FitGpp is compared with, after the same paper: `fifo`, `lrtp`, `rand`; and `sjf`.
+"""The policies that FitGpp is compared with in its paper: `fifo`, `lrtp`, `rand`; and `sjf`.
 
-- `fifo`: one line by submission, nobody passes, nobody is stopped.
-- `lrtp` and `rand`: two lines as under `fitgpp` (`non_preemptible_first`); for a task that is not
-  preemptible and finds no room, preemptible ones are stopped until it fits somewhere: those with
-  the longest remaining time first, or by lot. As there, also those whose going turns out not to
-  help are stopped.
-- `sjf`: the shortest estimate first, for simulations: whoever says he is short would go first.
+- `fifo`: one strict queue by submission. No task passes another and no task is preempted.
+- `lrtp` and `rand`: two strict queues, as under `fitgpp`: tasks that are not preemptible come
+  before preemptible ones. For a task that is not preemptible and does not fit, preemptible tasks
+  are preempted until it fits on some nodes: with `lrtp` the tasks with the longest remaining time
+  first, with `rand` in random order. As in the paper, victims that turn out unnecessary are
+  preempted too.
+- `sjf`: the shortest runtime estimate first. For simulations only: otherwise a user could get ahead
+  with a false estimate.
+
+The planner asks `may_start` whether an earlier task of the queue waits for capacity; only `lrtp`
+and `rand` then have `victims` for a task that does not fit.
 """
 
 from collections.abc import Iterator
@@ -32,27 +37,32 @@ from yardmaster_schemas.reasons import Stop, StopCode
 
 
 def by_submission(task: Task) -> QueuePosition:
-    """One line, the earliest submission first."""
+    """One queue, the earliest submission first."""
     return 0, task.key
 
 
 def non_preemptible_first(task: Task) -> QueuePosition:
-    """Two lines, what is not preemptible before what is; in each the earliest submission first.
+    """Two queues, non-preemptible tasks before preemptible ones; in each the earliest submission
+    first.
 
-    A task that was stopped keeps its submission time, and all that waits for its first start was
-    submitted later than what ran: so it comes back to the top of its line.
+    A preempted task keeps its submission time. Tasks that wait for their first start were submitted
+    later than running tasks, so it returns to the front of its queue.
     """
     return int(task.job.spec.preemptible), task.key
 
 
 def by_estimate(task: Task) -> QueuePosition:
-    """One line: the shortest estimate first, then the earliest submission; none comes last."""
+    """One queue: the shortest estimate first, then the earliest submission; tasks without an
+    estimate last.
+    """
     estimate_s = task.job.spec.runtime_estimate_s
     return 0, (estimate_s is None, estimate_s or 0, task.key)
 
 
 def remaining_ms(view: PoolView, task: Task) -> int:
-    """How long a task still runs by its estimate; 0: it is over its estimate, or has none."""
+    """Return the remaining run time of a task by its estimate, in ms; 0 if it has none or exceeds
+    it.
+    """
     estimate_s = task.job.spec.runtime_estimate_s
     run = task.run
     if estimate_s is None or run is None:
@@ -62,7 +72,7 @@ def remaining_ms(view: PoolView, task: Task) -> int:
 
 
 def longest_remaining_first(view: PoolView, task: Task) -> Iterator[Task]:
-    """Whom to stop for `task`: who runs longest from now, of equals the latest submission."""
+    """Yield victims, the longest remaining time first, then the latest submission."""
     found = [
         (remaining_ms(view, victim), victim.key, victim) for victim in allowed_victims(view, task)
     ]
@@ -71,7 +81,7 @@ def longest_remaining_first(view: PoolView, task: Task) -> Iterator[Task]:
 
 
 def in_random_order(view: PoolView, task: Task) -> Iterator[Task]:
-    """The same by lot, from the seed of the pool."""
+    """Yield victims in random order, from the pool's seed."""
     assert view.pool.config is not None
     found = allowed_victims(view, task)
     view.memo["candidates"] = len(found)
@@ -104,7 +114,7 @@ FIFO: Final = Policy(
     strict_queue=by_submission,
 )
 
-# Tasks that wait as equals come by submission, so each job is a claimant of its own.
+# The tasks of one group must have one estimate, so each job is a claimant of its own.
 SJF: Final = replace(
     FIFO, name="sjf", per_job=always, strict_queue=by_estimate, simulation_only=True
 )

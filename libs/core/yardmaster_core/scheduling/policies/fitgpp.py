@@ -1,27 +1,33 @@
-"""`fitgpp`: tasks that are not preemptible want to start at once; for one that finds no room the
-preemptible task is stopped whose going is least felt.
+"""`fitgpp`: tasks that are not preemptible start at once; if one does not fit, the preemptible task
+whose preemption costs least is preempted.
 
 After "Low-latency job scheduling with preemption for the development of deep learning" (Yabuuchi,
 Taniwaki, Omura; OpML 2019), whose formulas are read as
 
     Size(D)  = sqrt((cpu / cap.cpu)^2 + (memory / cap.memory)^2 + (gpu / cap.gpu)^2)
-    Score(j) = Size(D_j) / largest Size of those that run + s * GP_j / longest GP of those that run
+    Score(j) = Size(D_j) / max Size + s * GP_j / max GP
 
-A victim qualifies if the task fits on its node once it is gone, and if it was stopped fewer than
-`p` times. The lowest score goes. If nobody qualifies, victims are shuffled by lot until the task
-fits, those below `p` before the others; those whose going did not help go on.
+GP is the grace period; the maxima are over the running tasks. A victim qualifies if the task fits
+on the victim's node without it, and if it was preempted fewer than `p` times. The victim with the
+lowest score is preempted. If no victim qualifies, victims are drawn at random until the task fits,
+those preempted fewer than `p` times before the others; drawn victims that turn out unnecessary keep
+running.
 
-What the paper left open is this:
+The planner asks, in this order: `may_start` (is an earlier task of the queue waiting for
+capacity?), then for a task that does not fit `victims` (qualifying tasks by score, then random
+ones) and `stop_reason` for each victim.
 
-- Two lines (`non_preemptible_first`): who is not preemptible and comes behind one that waits for
-  his victims waits too, and has nobody stopped; preemptible ones go on with what nobody was
-  promised.
-- `cap` is, of each resource, the most that a node of the pool has, so that scores compare.
-- What a gang holds counts as a whole, on whichever nodes. It qualifies where one replica of the
-  task fits on one of its nodes once it is gone.
-- A task of several replicas has victims that qualify stopped by score, one after another, until all
-  of it fits; those that turn out not to be needed are handed back.
-- Amounts are integers, in millionths, so that all machines score alike.
+The paper leaves these questions open, and this module answers them so:
+
+- There are two strict queues (`non_preemptible_first`). A task that is not preemptible and comes
+  behind one that waits for its victims waits too, and preempts no task; preemptible tasks continue
+  to start on slots that are not reserved.
+- `cap` is, for each resource, the most that a node of the pool has, so that scores are comparable.
+- What a gang holds counts as a whole, on whichever nodes. A gang qualifies if one replica of the
+  task fits on one of the gang's nodes without it.
+- For a task of several replicas, qualifying victims are preempted in the order of their scores
+  until all replicas fit; victims that turn out unnecessary keep running.
+- Amounts are integers, in millionths, so that all machines compute equal scores.
 """
 
 from collections.abc import Iterator
@@ -31,11 +37,11 @@ from typing import ClassVar, Final
 
 from pydantic import ConfigDict
 
+from yardmaster_core.scheduling.planner.feasibility import could_fit
 from yardmaster_core.scheduling.planner.placement import helps
 from yardmaster_core.scheduling.planner.policy import Policy, PoolView
 from yardmaster_core.scheduling.planner.seeded_random import shuffled
 from yardmaster_core.scheduling.policies.baselines import non_preemptible_first
-from yardmaster_core.scheduling.policies.fair_share.claimants import could_fit
 from yardmaster_core.scheduling.policies.strict import (
     allowed_victims,
     always,
@@ -62,8 +68,8 @@ Amounts = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitGppOptions:
-    """`s_milli`: how much a grace period counts beside a size, in thousandths; `p`: how often one
-    task may be stopped while others qualify (None: any number of times).
+    """`s_milli`: the weight of the grace period against the size, in thousandths. `p`: how often
+    one task may be preempted while others qualify; None: no limit.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -73,7 +79,7 @@ class FitGppOptions:
 
 
 class Scores:
-    """How much it is felt if one of those that run in a pool is stopped, at one moment."""
+    """The cost of preempting each running task of a pool, at one moment."""
 
     def __init__(self, view: PoolView) -> None:
         self._s_milli: int = view.options.s_milli
@@ -85,7 +91,7 @@ class Scores:
             self._sizes[task] = size_of(amounts_held(task.run), self._capacity)
             self._longest_s = max(self._longest_s, task.job.spec.grace_s)
         self._largest = max(self._sizes.values(), default=0)
-        #: Those that qualified.
+        #: Victims that qualify.
         self.fit: set[Task] = set()
 
     def size(self, task: Task) -> int:
@@ -100,7 +106,7 @@ class Scores:
 
 
 def capacity_of(pool: Pool) -> Amounts:
-    """The most of each resource that a node of the pool has."""
+    """Return the most of each resource that one node of the pool has."""
     kept: tuple[int, Amounts] | None = pool.policy_cache.get("capacity")
     if kept is None or kept[0] != pool.topology:
         nodes = pool.nodes.values()
@@ -114,7 +120,7 @@ def capacity_of(pool: Pool) -> Amounts:
 
 
 def amounts_held(run: Attempt) -> Amounts:
-    """What an attempt holds of all its nodes together."""
+    """Return what an attempt holds on all its nodes together."""
     cpu = memory = gpu = 0
     for placement in _held(run):
         cpu += placement.cpu_milli
@@ -136,8 +142,8 @@ def size_of(held: Amounts, capacity: Amounts) -> int:
 
 
 def best_victims(view: PoolView, task: Task) -> Iterator[Task]:
-    """Whom to stop for `task`: those that qualify, the lowest score first; then the others by lot,
-    those below the limit first.
+    """Yield victims: first those that qualify, the lowest score first; then the others at random,
+    those below the limit `p` first.
     """
     pool, limit = view.pool, view.options.p
     able = allowed_victims(view, task)
@@ -157,7 +163,7 @@ def best_victims(view: PoolView, task: Task) -> Iterator[Task]:
 
 
 class _VictimFit:
-    """Whether a part of a task would fit where somebody leaves."""
+    """Checks whether one replica of a task fits on a victim's node without the victim."""
 
     def __init__(self, view: PoolView, shape: Shape) -> None:
         self._nodes = view.state.nodes
@@ -167,7 +173,9 @@ class _VictimFit:
         self._allowed = future.available & future.matching(shape)
 
     def without(self, victim: Task) -> bool:
-        """Whether it fits on one of a victim's nodes, once that is gone."""
+        """Whether a replica fits on one of the victim's nodes once the victim has released its
+        slots.
+        """
         run = victim.run
         assert run is not None
         by_node: dict[int, list[Placement]] = {}

@@ -1,4 +1,4 @@
-"""How long a running task is spared by whatever policy: its job's minimum run time."""
+"""The minimum run time of a job: until it has passed, no policy preempts its tasks for others."""
 
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.phases import Phase
@@ -6,7 +6,9 @@ from yardmaster_core.scheduling.state.tasks import Task
 
 
 def min_runtime_until_ms(state: ClusterState, victim: Task) -> int:
-    """Until when a task may not be stopped for another; 0: it may be."""
+    """Return the moment (ms since the epoch) until which a task must not be preempted; 0: it may
+    be.
+    """
     run = victim.run
     least_s = victim.job.spec.min_runtime_s
     if run is None or not least_s:

@@ -1,19 +1,24 @@
-"""`priority`: lower number first, with or without preemption, with or without backfilling.
+"""`priority`: higher priority first, with or without preemption, with or without backfilling.
 
-After Determined's priority scheduler, as its newer documentation has it and its resource manager
-computes it, without the quirks of that code: victims whose removal did not help are handed back, a
-task that may not start reserves nothing, and what a task's victims free is kept for it.
+A smaller number is a higher priority. The policy follows Determined's priority scheduler, as its
+newer documentation describes it and its resource manager computes it, with these differences:
+victims that turn out unnecessary keep running, a task that must not start reserves nothing, and the
+slots of a task's victims are reserved for it.
 
-- Among equals the earlier submission goes first; a requeued task keeps its place. One that does not
-  fit lets equals behind it pass.
-- Nothing of a worse priority starts while a better one waits for room, also for room that no node
-  has, unless `backfill` (only preemptible tasks, and only with `preemption`, since they can be
-  taken back).
-- With `preemption`, a task that does not fit may have others stopped: of worse priority, worst
-  first, the youngest first; of its own priority only those of jobs submitted later. Only if it fits
-  then. While slots are being freed for it, nothing of a worse priority starts, though what is
-  preemptible may have others stopped meanwhile.
+- Of equal priority, the earlier submission comes first; a requeued task keeps its position. A task
+  that does not fit lets tasks of equal priority behind it pass.
+- While a higher-priority task is pending for capacity, no lower-priority task starts, even if no
+  node could ever fit the pending one. With `backfill`, lower-priority tasks may start if they are
+  preemptible; that needs `preemption`, so that they can be preempted again.
+- With `preemption`, a task that does not fit may preempt tasks of lower priority, the lowest
+  priority first and the latest submission first; of its own priority only tasks of jobs submitted
+  later. It preempts only if it fits then. While victims release their slots for it, no
+  lower-priority task starts, though preemptible tasks may preempt meanwhile.
 - Tasks without GPUs and tasks with GPUs do not block each other.
+
+The planner asks, in this order: `order` by priority; `may_start` (does a higher-priority task
+wait?); for a task that must not start, `may_reserve`; for a task that does not fit, `victims` and
+`stop_reason`, else `min_runtime_wait`.
 """
 
 from collections.abc import Hashable, Iterator
@@ -23,8 +28,8 @@ from typing import ClassVar, Final
 
 from pydantic import ConfigDict
 
+from yardmaster_core.scheduling.planner.feasibility import could_fit
 from yardmaster_core.scheduling.planner.policy import OrderKey, Policy, PoolView
-from yardmaster_core.scheduling.policies.fair_share.claimants import could_fit
 from yardmaster_core.scheduling.policies.min_runtime import min_runtime_until_ms
 from yardmaster_core.scheduling.state.tasks import Group, Task
 from yardmaster_schemas.fields import CLOSED
@@ -33,8 +38,8 @@ from yardmaster_schemas.reasons import Start, Stop, StopCode, Wait, WaitCode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriorityOptions:
-    """`preemption`: running tasks may be stopped for better ones; `backfill`: room that the first
-    in line cannot use may be lent.
+    """`preemption`: tasks may preempt running tasks of lower priority. `backfill`: preemptible
+    tasks may start on capacity that a waiting higher-priority task cannot use.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -44,12 +49,14 @@ class PriorityOptions:
 
 
 def by_priority(_: PoolView, group: Group, task: Task) -> OrderKey:
-    """Best priority first, then the earliest submission."""
+    """Order by priority, the highest (smallest number) first, then by submission."""
     return group.priority, task.key
 
 
 def wait_behind_higher_priority(view: PoolView, group: Group) -> Wait | None:
-    """Whether a group must wait for one of better priority, or for whom slots are being freed."""
+    """Return the wait reason of a group behind a higher-priority task that waits for capacity or
+    for victims, or None.
+    """
     outstanding = view.pool.stopping_for[group.shape.queue_class]
     stopping_for = min(outstanding) if outstanding else None
     if stopping_for is not None and stopping_for < group.priority:
@@ -59,7 +66,9 @@ def wait_behind_higher_priority(view: PoolView, group: Group) -> Wait | None:
 
 
 def wait_behind_blocked_priority(view: PoolView, group: Group) -> Wait | None:
-    """Whether a group must let one of better priority, which waits for room, go first."""
+    """Return the wait reason of a group behind a higher-priority task that waits for capacity, or
+    None.
+    """
     queue_class = view.pool.queue_classes[group.shape.queue_class]
     better = queue_class.mask & ((1 << group.priority) - 1)
     if not better:
@@ -77,14 +86,17 @@ def wait_behind_blocked_priority(view: PoolView, group: Group) -> Wait | None:
 
 
 def same_priority_and_kind(_: PoolView, group: Group) -> Hashable:
-    """What groups have in common of which a later one may start or have others stopped only where
-    an earlier one may.
+    """Return the priority and whether the group is preemptible: if one group of that key neither
+    starts nor preempts, no later one does.
     """
     return group.priority, group.shape.preemptible
 
 
 def lowest_priority_first(view: PoolView, task: Task) -> Iterator[Task]:
-    """Whom `task` may have stopped: worst priority first, youngest first; only younger equals."""
+    """Yield the tasks that `task` may preempt: lowest priority first, latest submission first.
+
+    Of its own priority only tasks of jobs submitted later.
+    """
     if not view.options.preemption or _known_insufficient(view, task):
         return
     own = task.job.priority
@@ -101,29 +113,30 @@ def lowest_priority_first(view: PoolView, task: Task) -> Iterator[Task]:
             same_queue_class = victim.job.shape.queue_class == task.job.shape.queue_class
             if same_queue_class and min_runtime_until_ms(view.state, victim) <= view.state.now_ms:
                 yield victim
-    # All of them would not do, and whoever comes after may ask for no others.
+    # All of them together do not suffice, and a later task may preempt no others.
     view.memo["insufficient", task.job.shape.fit] = (own, task.job.submitted_ms)
 
 
 def _known_insufficient(view: PoolView, task: Task) -> bool:
-    """Whether it is known without trying that nobody's going helps."""
+    """Whether it is known without a trial that no set of victims suffices."""
     shape = task.job.shape
     tried = view.memo.get(("insufficient", shape.fit))
     if tried is not None and tried <= (task.job.priority, task.job.submitted_ms):
         return True
     preempted = sum(sum(queue_class.values()) for queue_class in view.pool.stopping_for)
-    # Where something stops that could not be preempted, there will be more than that.
+    # If a task stops that could not be preempted, more will be free than `could_fit` counts.
     return view.pool.stopping == preempted and not could_fit(view.pool, shape)
 
 
 def _submitted_later(victim: Task, task: Task) -> bool:
-    # By job: tasks of one job, or of jobs of one moment, do not stop each other.
+    # Compared by job: tasks of one job, or of jobs submitted at the same time, do not preempt each
+    # other.
     return victim.job.submitted_ms > task.job.submitted_ms
 
 
 def min_runtime_wait(view: PoolView, task: Task) -> Wait | None:
-    """The wait of a task that could have others stopped, were they not within their minimum run
-    time.
+    """Return the wait reason of a task whose victims are all within their minimum run time, or
+    None.
     """
     if not view.options.preemption or not view.pool.has_min_runtimes:
         return None
@@ -166,7 +179,7 @@ def _stop(task_id: str, own: int, requested: int, priority: int, held: int) -> S
 
 
 def start_reason(view: PoolView, task: Task) -> Start:
-    """By which rule `task` starts."""
+    """Return the rule by which `task` starts."""
     queue_class = view.pool.queue_classes[task.job.shape.queue_class]
     backfilled = queue_class.mask & ((1 << task.job.priority) - 1)
     rule = "backfill" if backfilled else "priority"
@@ -179,7 +192,7 @@ def _start(rule: str, priority: int) -> Start:
 
 
 def may_preempt(options: PriorityOptions) -> bool:
-    """Whether tasks may have others stopped for themselves."""
+    """Whether tasks may preempt others."""
     return options.preemption
 
 

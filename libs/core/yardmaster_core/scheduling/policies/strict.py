@@ -1,7 +1,9 @@
-"""What strict policies share: nobody passes who comes first in his line (`Policy.line`).
+"""Functions that strict policies share: no task passes the first task of its strict queue
+(`Policy.strict_queue`).
 
-Only who waits for room holds others up. Who is held back by a bound, or could never fit on the
-nodes there are, is passed: else one job that asks for too much would close the pool.
+Only a task that waits for capacity blocks the tasks behind it. A task that waits for a limit, or
+that could never fit on the present nodes, is passed: else one job with too large a request would
+block the pool.
 """
 
 from collections.abc import Iterator
@@ -21,7 +23,7 @@ from yardmaster_schemas.reasons import Start, Stop, StopCode, Wait, WaitCode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoOptions:
-    """The options of policies that have none."""
+    """Options of a policy that has none."""
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
@@ -30,13 +32,18 @@ _FIRST_IN_QUEUE: Final = Start(rule="first_in_line")
 
 
 def by_queue_position(view: PoolView, _: Group, task: Task) -> OrderKey:
-    """Line by line, each in its order; both turns of one come before the next is considered."""
+    """Order queue by queue, and by position within a queue.
+
+    The whole key is the rank: a group has both of its turns before the next group is considered.
+    """
     assert view.pool.strict_queues is not None
     return (view.pool.strict_queues.position_of(task),)
 
 
 def wait_behind_first(view: PoolView, group: Group) -> Wait | None:
-    """Whether a group must wait for one ahead of it in its line, which waits for room."""
+    """Return the wait reason of a group that is behind one that waits for capacity in its queue, or
+    None.
+    """
     pool = view.pool
     assert pool.strict_queues is not None
     ahead = pool.strict_queues.first_ahead(group, _pending_for_capacity(pool))
@@ -58,21 +65,24 @@ def _pending_for_capacity(pool: Pool) -> Iterator[Group]:
 
 
 def _may_be_passed(pool: Pool, group: Group) -> bool:
-    """Whether a group holds up none behind it: it would preempt others, but may not, since its last
-    starts failed, so it may wait for long.
+    """Whether groups behind this one may pass it.
+
+    True for a group that would preempt others but must not, because its last starts failed: it may
+    wait for long.
     """
     return group.shape.start_failed and pool.preempts and not group.shape.preemptible
 
 
 def running_victims(view: PoolView) -> list[Task]:
-    """All that runs in the pool and could be stopped, by priority and submission."""
+    """Return the preemptible tasks of the pool that hold slots, by priority and submission."""
     lines = view.pool.victims
     return [task for priority in sorted(lines) for task in lines[priority].in_order()]
 
 
 def allowed_victims(view: PoolView, task: Task) -> list[Task]:
-    """Those of them that may be stopped for `task`: only one that cannot be stopped itself may have
-    others stopped, and nobody within his minimum run time.
+    """Return the tasks that may be preempted for `task`.
+
+    Only a task that is not preemptible may preempt, and never a task within its minimum run time.
     """
     if task.job.spec.preemptible:
         return []
@@ -84,8 +94,8 @@ def allowed_victims(view: PoolView, task: Task) -> list[Task]:
 
 
 def min_runtime_wait(view: PoolView, task: Task) -> Wait | None:
-    """The wait of a task that could have others stopped, were they not within their minimum run
-    time.
+    """Return the wait reason of a task whose victims are all within their minimum run time, or
+    None.
     """
     if task.job.spec.preemptible or not view.pool.has_min_runtimes:
         return None
@@ -98,26 +108,26 @@ def min_runtime_wait(view: PoolView, task: Task) -> Wait | None:
 
 
 def no_min_runtime_wait(_: PoolView, __: Task) -> None:
-    """`protected` of policies under which nobody is stopped."""
+    """`min_runtime_wait` of policies that preempt no task."""
 
 
 def no_stop_reason(_: PoolView, victim: Task, __: Task) -> Stop:
-    """`stop_for` of the same: it is never asked for."""
+    """`stop_reason` of policies that preempt no task; the planner never calls it."""
     raise AssertionError(f"{victim.id} is stopped under a policy that stops nobody")
 
 
 def first_in_queue(_: PoolView, __: Task) -> Start:
-    """By which rule a task starts."""
+    """Return the rule by which a task starts."""
     return _FIRST_IN_QUEUE
 
 
 def always(_: object) -> bool:
-    """`preempts` of policies under which tasks have others stopped, whatever the options."""
+    """Return True: `preempts` of policies that preempt under any options, `per_job` of `sjf`."""
     return True
 
 
 def stop_for_task(victim: Task, task: Task, code: StopCode, rule: str, **numbers: int) -> Stop:
-    """A stop with the numbers of both sides."""
+    """Return a stop reason with the requested and held gpu_milli of both tasks."""
     both = {
         "held_milli": victim.job.shape.total_gpu_milli,
         "asked_milli": task.job.shape.total_gpu_milli,

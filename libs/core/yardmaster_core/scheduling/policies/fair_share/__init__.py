@@ -1,4 +1,4 @@
 """The policy `fair_share`: divides a pool by weight among its jobs or among its projects.
 
-Start reading at `policy`; `max_min` holds the division. Must not change the state.
+Start reading at `fair_share`; `division` computes the shares. Must not change the state.
 """

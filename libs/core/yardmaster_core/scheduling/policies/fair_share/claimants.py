@@ -1,16 +1,12 @@
-"""Who shares a pool, jobs or projects, and what bounds each of them: how much it counts, what it
-holds, and whether what it waits for could run at all.
+"""The claimants of a pool, jobs or projects: weight, limits and what each holds.
 
-What somebody asks for with that is kept with the pool (`demands.py`).
+What each claimant demands is kept with the pool (`demand_tracker.py`).
 """
 
 from collections.abc import Mapping
 
-from yardmaster_core.scheduling.planner.placement import any_placement, idle_sizes
-from yardmaster_core.scheduling.planner.wait_reasons import has_exact_sum
 from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.projects import Department, Project
-from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_core.scheduling.state.tasks import Job
 from yardmaster_schemas.events.requests import Quota
 
@@ -19,19 +15,19 @@ Pools = Mapping[str, Pool]
 
 
 def weight_of(claimant: Claimant) -> int:
-    """A job's own weight, or that of a project's configuration."""
+    """Return a job's own weight, or the weight of a project's configuration."""
     if isinstance(claimant, Job):
         return claimant.weight
     return claimant.config.weight if claimant.config is not None else 1
 
 
 def claimant_of(job: Job, among: str) -> Claimant:
-    """On whose behalf a job's tasks run."""
+    """Return the claimant of a job's tasks."""
     return job if among == "job" else job.project
 
 
 def held_by(pool: Pool, claimant: Claimant) -> int:
-    """What a claimant's tasks hold of a pool, those that are stopping included."""
+    """Return what a claimant holds of a pool (gpu_milli), including stopping tasks."""
     if isinstance(claimant, Project):
         return claimant.used_milli.get(pool.name, 0)
     holding = pool.usage_by_job.get(claimant)
@@ -39,7 +35,7 @@ def held_by(pool: Pool, claimant: Claimant) -> int:
 
 
 def retained_by(pool: Pool, claimant: Claimant) -> int:
-    """The same without those that are stopping."""
+    """Return what a claimant holds of a pool (gpu_milli), without stopping tasks."""
     if isinstance(claimant, Project):
         holders = pool.usage_by_project.get(claimant)
         return held_by(pool, claimant) - (holders.releasing_milli if holders is not None else 0)
@@ -48,8 +44,11 @@ def retained_by(pool: Pool, claimant: Claimant) -> int:
 
 
 def claimant_limit(pool: Pool, claimant: Claimant, pools: Pools) -> int | None:
-    """The most a claimant may hold of a pool, by its own bounds and with what it holds elsewhere;
-    what is stopping there is as good as gone, so that a bound over pools is not enforced in each.
+    """Return the most a claimant may hold of a pool (gpu_milli), by its own limits and what it
+    holds in other pools; None: no limit.
+
+    Stopping tasks of other pools do not count, so that a limit over several pools is not enforced
+    in each of them.
     """
     if isinstance(claimant, Job):
         if claimant.max_slots_milli is None:
@@ -63,9 +62,10 @@ def claimant_limit(pool: Pool, claimant: Claimant, pools: Pools) -> int | None:
 
 
 def owner_limit(pool: Pool, owner: Project | Department, pools: Pools) -> int | None:
-    """The most that a project or department may hold of a pool, with what it holds elsewhere.
+    """Return the most a project or department may hold of a pool (gpu_milli), given what it holds
+    in other pools; None: no limit.
 
-    Whether there is any limit is a matter of its configuration alone.
+    Whether there is a limit depends on its configuration alone.
     """
     config = owner.config
     if config is None:
@@ -83,32 +83,3 @@ def owner_limit(pool: Pool, owner: Project | Department, pools: Pools) -> int | 
             left = max(0, whole - elsewhere)
             limit = left if limit is None else min(limit, left)
     return limit
-
-
-def could_fit(pool: Pool, shape: Shape) -> bool:
-    """Whether a task would fit were every preemptible task of the pool gone."""
-    assert pool.config is not None
-    key = ("could_fit", shape.fit)
-    known = pool.policy_cache.get(key)
-    now = (pool.topology, pool.max_free_changes)
-    if known is not None:
-        then, fits, capacity = known
-        if then == now:
-            return bool(fits)
-        # Where it fitted it may fit still, whatever came and went elsewhere.
-        if (
-            capacity is not None
-            and then[0] == now[0]
-            and capacity.available
-            and capacity.holds(shape)
-        ):
-            pool.policy_cache[key] = (now, True, capacity)
-            return True
-    places = any_placement(pool.max_free, shape, pool.config)
-    fits = places is not None
-    if not fits and shape.whole_nodes and pool.config.unequal_gangs:
-        # There more room may fit where all of it does not.
-        fits = has_exact_sum(shape.gpus, idle_sizes(pool.max_free, shape))
-    capacity = places[0][0] if places is not None and shape.replicas == len(places) == 1 else None
-    pool.policy_cache[key] = (now, fits, capacity)
-    return fits

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
+from yardmaster_core.scheduling.planner.feasibility import could_fit
 from yardmaster_core.scheduling.policies.fair_share.claim_runs import (
     Age,
     Claim,
@@ -31,7 +32,6 @@ from yardmaster_core.scheduling.policies.fair_share.claimants import (
     Claimant,
     Pools,
     claimant_limit,
-    could_fit,
     held_by,
     owner_limit,
     retained_by,

@@ -1,19 +1,25 @@
-"""`fair_share`: a pool is divided by weight among its jobs, or among its projects.
+"""`fair_share`: a pool is divided by weight among its claimants, which are its jobs or its
+projects.
 
 After Determined's fair-share scheduler, as documented (`demand_proportional`) or as its resource
-manager computes it (`max_min`), without the slips of that code: whoever waits counts also when the
-pool is full, what cannot be stopped is counted once, and starts use up room as they are planned.
+manager computes it (`max_min`), with corrections: pending tasks count also when the pool is full,
+tasks that cannot be preempted are counted once, and each start in a cycle reduces what is free for
+the next.
 
-- What a claimant holds above its share is given back, while somebody who is below his waits:
-  running tasks are stopped until no more than the share is left, with `demand_proportional` the
-  youngest first, with `max_min` the oldest first. What is above a claimant's own limit is given
-  back always.
-- A task starts if its claimant stays within its share and it fits; the claimant that asks for least
-  comes first, then the oldest, and of one claimant the earliest submission. One that does not fit
-  lets others pass.
-- Tasks without GPUs are apart: first come, first served.
-- A task whose last starts failed counts in no share, so that nothing is stopped for it. It starts
-  on what is free while no other task waits for its share.
+- A claimant above its share releases tasks as soon as another claimant below its share has a
+  pending task that no limit blocks: running tasks are preempted until no more than the share is
+  left, with `demand_proportional` the latest submission first, with `max_min` the earliest first.
+  What a claimant holds above its own limit is released in any case.
+- A task starts if it fits and its claimant stays within its share. The claimant with the smallest
+  demand comes first, then the oldest; within a claimant the earliest submission. A task that does
+  not fit lets others pass.
+- Tasks without GPUs have no shares: first come, first served.
+- A task whose last starts failed counts in no share, so that no task is preempted for it. It starts
+  on free capacity while no other task waits for its share.
+
+The planner asks, in this order: `reclaim` (preempt tasks above a share) and `wake` (groups that fit
+into their share now), then `order` and `may_start` for each group. `victims` is empty: no single
+task preempts others.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -24,6 +30,7 @@ from typing import ClassVar, Final, Literal
 
 from pydantic import ConfigDict
 
+from yardmaster_core.scheduling.planner.feasibility import could_fit
 from yardmaster_core.scheduling.planner.limits import limit_reached
 from yardmaster_core.scheduling.planner.policy import OrderKey, Policy, PoolView, no_victims
 from yardmaster_core.scheduling.planner.wait_reasons import no_capacity
@@ -31,7 +38,6 @@ from yardmaster_core.scheduling.policies.fair_share.claimants import (
     Claimant,
     claimant_limit,
     claimant_of,
-    could_fit,
     held_by,
     retained_by,
     weight_of,
@@ -54,7 +60,7 @@ from yardmaster_schemas.reasons import Start, Stop, StopCode, Wait, WaitCode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FairShareOptions:
-    """`variant`: how the pool is divided; `among`: whether jobs or projects are the claimants."""
+    """`variant`: how the pool is divided. `among`: whether jobs or projects are the claimants."""
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
@@ -63,10 +69,11 @@ class FairShareOptions:
 
 
 def _demands(view: PoolView) -> DemandTracker:
-    # Once a cycle: what it starts and stops meanwhile moves nobody's share until the next.
+    # Once per cycle: starts and stops in a cycle change no share until the next cycle.
     found: DemandTracker | None = view.memo.get("demands")
     if found is None:
-        # As Determined's code counts: also what no task of a claimant makes of its limit.
+        # As Determined's code counts: with `max_min` also the part of a limit that makes no whole
+        # task.
         whole_tasks = view.options.variant != "max_min"
         among = view.options.among
         found = current_demands(view.state, view.pool, among, whole_tasks=whole_tasks)
@@ -86,7 +93,7 @@ def _claimant_of(view: PoolView, group: Group) -> Claimant:
     shape = group.shape
     if view.options.among == "project":
         return view.state.projects[shape.project]
-    assert shape.job_id is not None, "a job that shares a pool is equal to no other"
+    assert shape.job_id is not None, "a job that is a claimant has equals in other jobs"
     return view.state.jobs[shape.job_id]
 
 
@@ -95,7 +102,7 @@ def _used(view: PoolView, claimant: Claimant) -> int:
 
 
 def smallest_demand_first(view: PoolView, group: Group, task: Task) -> OrderKey:
-    """The claimant that asks for least, then the oldest; of one claimant the earliest
+    """Order by the claimant's demand, smallest first, then by its age; within a claimant by
     submission.
     """
     share = (
@@ -109,7 +116,9 @@ def smallest_demand_first(view: PoolView, group: Group, task: Task) -> OrderKey:
 
 
 def over_share_wait(view: PoolView, group: Group) -> Wait | None:
-    """Whether one more task of a group would take its claimant past its share."""
+    """Return the wait reason if one more task of the group would exceed its claimant's share, else
+    None.
+    """
     shape = group.shape
     if not shape.queue_class:
         return None
@@ -117,7 +126,7 @@ def over_share_wait(view: PoolView, group: Group) -> Wait | None:
         return no_capacity(view.pool, shape)
     claimant = _claimant_of(view, group)
     if shape.start_failed and not _any_pending_below(view):
-        return None  # what is free is in no other task's share
+        return None  # no other pending task has a share in the free capacity
     share = _shares(view).of(claimant)
     share_milli = share.share_milli if share is not None else 0
     used = _used(view, claimant)
@@ -140,8 +149,10 @@ def _name(claimant: Claimant) -> str:
 
 
 def reclaim_above_share(view: PoolView) -> Iterator[tuple[Task, Stop]]:
-    """What is to be given back: above a limit always, above a share if somebody is to get it, and
-    with `max_min` always, the oldest first, as Determined's code does it.
+    """Yield the tasks to preempt because their claimant is above its limit or its share.
+
+    Tasks above a limit always; tasks above a share only if a pending task receives the slots. With
+    `max_min` also without a receiver, the oldest first, as Determined's code does.
     """
     shares = _shares(view)
     over = shares.above_of(_demands(view).above_limit)
@@ -165,7 +176,7 @@ def reclaim_above_share(view: PoolView) -> Iterator[tuple[Task, Stop]]:
             if holder.left <= most:
                 break
             until_ms = min_runtime_until_ms(view.state, task)
-            # Who is above a limit of his own gives back at once: nothing would come back to it.
+            # Above its own limit, a claimant releases tasks within their minimum run time too.
             if until_ms > view.state.now_ms and (limit is None or holder.left <= limit):
                 view.memo.setdefault("protected", []).append(until_ms)
                 continue
@@ -175,24 +186,24 @@ def reclaim_above_share(view: PoolView) -> Iterator[tuple[Task, Stop]]:
 
 @dataclass(slots=True)
 class AboveShare:
-    """A claimant that holds more than its share: what it holds less what is stopping."""
+    """A claimant above its share; `left` is what it holds less what it releases (gpu_milli)."""
 
     share: Share
     left: int
-    line: ReclaimableTasks
+    reclaimable: ReclaimableTasks
     youngest_first: bool
-    #: Which tasks can be stopped, once all of them were asked for.
+    #: All preemptible tasks, once they were listed.
     _listed: list[Task] | None = None
 
     @property
     def tasks(self) -> list[Task]:
-        """Which tasks can be stopped, in the order in which they are."""
+        """The preemptible tasks, in the order in which they are preempted."""
         if self._listed is None:
             self._listed = list(self._reclaim_order())
         return self._listed
 
     def in_order(self, first: Collection[Task]) -> Iterator[Task]:
-        """The same, those in `first` before the others."""
+        """The same, with the tasks in `first` before the others."""
         if not first:
             yield from self._reclaim_order()
             return
@@ -200,30 +211,30 @@ class AboveShare:
         yield from (task for task in self.tasks if task not in first)
 
     def _reclaim_order(self) -> Iterator[Task]:
-        return self.line.in_reverse() if self.youngest_first else self.line.in_order()
+        return self.reclaimable.in_reverse() if self.youngest_first else self.reclaimable.in_order()
 
 
 def _above_share(view: PoolView, share: Share) -> AboveShare:
     claimant, pool = share.claimant, view.pool
-    line = pool.reclaimable.get(claimant)
-    if line is None:
-        line = pool.reclaimable[claimant] = ReclaimableTasks(pool.name)
+    reclaimable = pool.reclaimable.get(claimant)
+    if reclaimable is None:
+        reclaimable = pool.reclaimable[claimant] = ReclaimableTasks(pool.name)
         holders = pool.usage_by_project.get(claimant) if isinstance(claimant, Project) else None
         jobs = (
             [claimant] if isinstance(claimant, Job) else holders.jobs if holders is not None else ()
         )
         tasks = (t for job in jobs if job.spec.preemptible for t in pool.usage_by_job[job].tasks)
         for task in sorted(tasks, key=_key):
-            line.add(task)
+            reclaimable.add(task)
     youngest_first = view.options.variant == "demand_proportional"
-    return AboveShare(share, retained_by(pool, claimant), line, youngest_first)
+    return AboveShare(share, retained_by(pool, claimant), reclaimable, youngest_first)
 
 
 def _useful_victims(
     view: PoolView, above: Mapping[Claimant, AboveShare], receivers: list[tuple[Group, Task, int]]
 ) -> set[Task]:
-    """Of what can be given back, what makes those fit who are to get it."""
-    # Any slot is as good as another to who asks for one.
+    """Return the preemptible tasks whose removal lets the receiving tasks fit."""
+    # If every receiver needs one slot only, any slot is as good as another.
     if view.find_victims is None or all(_fits_any_slot(group) for group, _, _ in receivers):
         return set()
     now_ms = view.state.now_ms
@@ -240,24 +251,26 @@ def _useful_victims(
 
 
 class SurplusBudget:
-    """What claimants hold above their shares: of each so many tasks may go that one less would not
-    do.
+    """What claimants hold above their shares: how many of their tasks may be preempted together.
+
+    The preempted tasks of a claimant, without the largest of them, must hold less than its surplus:
+    so with one task fewer the claimant would still be above its share.
     """
 
     def __init__(self, view: PoolView, above: Mapping[Claimant, AboveShare]) -> None:
         self._held = view.pool.usage_by_job
         self._among = view.options.among
         self._above = above
-        #: Of a claimant's tasks that are to go, what they hold together, and the largest.
+        #: Claimant -> gpu_milli of its preempted tasks together, and of the largest.
         self._spent: dict[Claimant, tuple[int, int]] = {}
 
     def permits(self, victim: Task) -> bool:
-        """Whether one more may be stopped."""
+        """Whether `victim` may be preempted in addition."""
         claimant = claimant_of(victim.job, self._among)
         return self._within(claimant, self._plus(self._spent, claimant, victim))
 
     def spend(self, victims: Sequence[Task]) -> bool:
-        """Whether all of these may be stopped too; if so they count from now on."""
+        """Whether all of `victims` may be preempted too; if so, count them as spent."""
         spent: dict[Claimant, tuple[int, int]] = {}
         for victim in victims:
             claimant = claimant_of(victim.job, self._among)
@@ -288,14 +301,14 @@ def _fits_any_slot(group: Group) -> bool:
 
 
 def _tasks_in_order(view: PoolView, receivers: list[tuple[Group, Task, int]]) -> Iterator[Task]:
-    capacities: dict[Claimant, int] = {}
-    for group, _, capacity in receivers:
+    left_milli: dict[Claimant, int] = {}
+    for group, _, share_left in receivers:
         claimant = _claimant_of(view, group)
         for task in group.queue.in_order():
-            left = capacities.get(claimant, capacity) - group.shape.total_gpu_milli
+            left = left_milli.get(claimant, share_left) - group.shape.total_gpu_milli
             if left < 0:
                 break
-            capacities[claimant] = left
+            left_milli[claimant] = left
             yield task
 
 
@@ -313,7 +326,7 @@ def _stop(view: PoolView, share: Share, used: int, receiver: Task | None) -> Sto
     else:
         claimant = claimant_of(receiver.job, view.options.among)
         other = _shares(view).of(claimant)
-        assert other is not None, "it takes what it has no share of"
+        assert other is not None, "a receiver has no share"
         numbers["for_fair_share_milli"] = other.share_milli
         numbers["for_weight"] = other.weight
         numbers["for_used_milli"] = _used(view, claimant)
@@ -327,18 +340,23 @@ def _stop(view: PoolView, share: Share, used: int, receiver: Task | None) -> Sto
 
 
 def _receivers(view: PoolView) -> list[tuple[Group, Task, int]]:
-    """Who waits on behalf of claimants below their shares, with the first task and what is left of
-    the share; first those for whom that is enough.
+    """Return pending groups of claimants below their shares, with the first task and what is left
+    of the share (gpu_milli).
+
+    Groups whose first task fits into what is left come first.
     """
     found: list[tuple[tuple[bool, OrderKey], tuple[Group, Task, int]]] = []
     for share, group in _below(view):
-        capacity = share.share_milli - _used(view, share.claimant)
-        if capacity > 0 and could_fit(view.pool, group.shape):
+        left_milli = share.share_milli - _used(view, share.claimant)
+        if left_milli > 0 and could_fit(view.pool, group.shape):
             task = next(group.queue.in_order())
             if limit_reached(view.pool, task.job, group, view.reservations) is not None:
                 continue
-            key = (group.shape.total_gpu_milli > capacity, smallest_demand_first(view, group, task))
-            found.append((key, (group, task, capacity)))
+            key = (
+                group.shape.total_gpu_milli > left_milli,
+                smallest_demand_first(view, group, task),
+            )
+            found.append((key, (group, task, left_milli)))
     found.sort(key=itemgetter(0))
     return [receiver for _, receiver in found]
 
@@ -350,8 +368,9 @@ def _below(view: PoolView) -> Iterator[tuple[Share, Group]]:
 
 
 def _any_pending_below(view: PoolView) -> bool:
-    """Whether a task waits that is within the share of its claimant; looked at again once something
-    was placed or promised.
+    """Whether a pending task fits into its claimant's share.
+
+    Computed again after each placement or reservation.
     """
     changes = (view.pool.free.changes, view.pool.future.changes)
     known: tuple[tuple[int, int], bool] | None = view.memo.get("any_pending_below")
@@ -368,7 +387,7 @@ def _any_pending_below(view: PoolView) -> bool:
 
 
 def groups_within_share(view: PoolView) -> Iterator[Group]:
-    """Of those who wait for their share, whom it is enough for now."""
+    """Yield the groups that wait for their share and fit into it now."""
     over = view.pool.over_share
     if over:
         failed = (group for group in over if group.shape.start_failed)
@@ -378,7 +397,9 @@ def groups_within_share(view: PoolView) -> Iterator[Group]:
 
 
 def min_runtime_wait(view: PoolView, task: Task) -> Wait | None:
-    """The wait of a task whose share others hold who are within their minimum run time."""
+    """Return the wait reason of a task whose share is held by tasks within their minimum run
+    time.
+    """
     until_ms = view.memo.get("protected") if task.job.shape.queue_class else None
     if not until_ms:
         return None
@@ -387,18 +408,18 @@ def min_runtime_wait(view: PoolView, task: Task) -> Wait | None:
 
 
 def stop_reason(view: PoolView, _: Task, task: Task) -> Stop:
-    """Why somebody is stopped for `task`."""
+    """Return why a task is preempted for `task`."""
     return Stop(code=StopCode.FAIR_SHARE, rule="over_fair_share", for_task=task.id)
 
 
 def start_reason(view: PoolView, task: Task) -> Start:
-    """By which rule `task` starts, and its claimant's share."""
+    """Return the rule by which `task` starts, with its claimant's share."""
     if not task.job.shape.queue_class:
         return Start(rule="no_gpus")
     claimant = claimant_of(task.job, view.options.among)
     share = _shares(view).of(claimant)
-    # A task whose last starts failed is not counted, and starts on what is in no share.
-    assert share is not None or task.shape.start_failed, "it starts without a share"
+    # A task whose last starts failed is not counted, and starts on capacity that is in no share.
+    assert share is not None or task.shape.start_failed, "a task starts without a share"
     numbers = {
         "fair_share_milli": share.share_milli if share is not None else 0,
         "weight": weight_of(claimant),
