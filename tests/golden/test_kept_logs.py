@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.kept_logs import KEPT, kept_log
+from tests.support.kept_logs import KEPT, SIMULATED, kept_log, rules_of
 from tests.support.toy_cell import CELL, ToyCell
 from tests.support.views import telemetry
 from yardmaster_core.admission.machine import QuotaMachine
@@ -28,8 +28,14 @@ from yardmaster_views.follower import Follower, Metrics, Views
 
 
 @pytest.fixture(params=KEPT)
-async def log(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[EventLog]:
-    opened = await kept_log(request.param, tmp_path)
+def kept(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+async def log(kept: str, tmp_path: Path) -> AsyncIterator[EventLog]:
+    opened = await kept_log(kept, tmp_path)
     yield opened
     await opened.close()
 
@@ -38,27 +44,30 @@ def machines() -> list[Machine[Any]]:
     return [QuotaMachine(check), SchedulerMachine()]
 
 
-def test_there_are_logs_of_both_forms() -> None:
-    assert {"before-1/sqlite", "before-1/kafka"} <= set(KEPT)
+def test_there_are_logs_of_both_forms_and_of_each_version_of_the_rules() -> None:
+    assert {"before-1/sqlite.db", "before-1/kafka.jsonl"} <= set(KEPT)
+    assert {rules_of(name) for name in KEPT} >= {0, 1}
 
 
-async def test_a_kept_log_is_proved_without_deriving_what_older_rules_decided(
-    log: EventLog,
+async def test_a_kept_log_is_proved_and_decisions_of_the_current_rules_are_derived_again(
+    log: EventLog, kept: str
 ) -> None:
+    rules = rules_of(kept)
     report = await verify(log, machines(), CELL)
     assert report.findings == ()
     assert report.promises == ()
     for proved in report.proved:
         (only,) = proved.ranges
-        assert (only.rules, only.derived) == (0, False)
+        assert (only.rules, only.derived) == (rules, rules == RULES)
         assert (only.first_cycle, only.last_cycle) == (1, proved.cycles)
-        assert proved.cycles >= 28
-        assert proved.decisions >= 30
+    assert sum(proved.cycles for proved in report.proved) >= 56
+    assert sum(proved.decisions for proved in report.proved) >= 60
 
 
 async def test_a_kept_log_is_led_on_under_the_current_rules_and_stays_provable(
-    log: EventLog,
+    log: EventLog, kept: str
 ) -> None:
+    former = rules_of(kept)
     cell = ToyCell(log)
     before = {}
     for machine in machines():
@@ -72,15 +81,18 @@ async def test_a_kept_log_is_led_on_under_the_current_rules_and_stays_provable(
     for machine in machines():
         events = await cell.events(machine.output.name)
         commits = [one for one in events if isinstance(one, CycleCommittedV2)]
-        assert [one.rules for one in commits] == [RULES] * len(commits)
-        assert [one for one in events if isinstance(one, RulesEnabledV1)] == [
-            RulesEnabledV1(rules=RULES)
-        ]
+        assert {one.rules for one in commits} == {former, RULES} - {0}
+        enabled = [one for one in events if isinstance(one, RulesEnabledV1)]
+        assert enabled == ([] if former == RULES else [RulesEnabledV1(rules=RULES)])
     report = await verify(log, machines(), CELL)
     assert report.findings == ()
     assert report.promises == ()
     for proved in report.proved:
-        assert [(one.rules, one.derived) for one in proved.ranges] == [(0, False), (RULES, True)]
+        ranges = [(one.rules, one.derived) for one in proved.ranges]
+        if former == RULES:
+            assert ranges == [(RULES, True)]
+            continue
+        assert ranges == [(former, False), (RULES, True)]
         assert proved.ranges[0].last_cycle == before[proved.machine]
 
 
@@ -98,6 +110,7 @@ async def test_a_kept_log_restores_from_a_snapshot_taken_in_its_middle(log: Even
         assert again.dump() == whole.dump()
 
 
+@pytest.mark.parametrize("kept", [name for name in KEPT if name not in SIMULATED])
 @pytest.mark.parametrize("fold", FOLDS.values(), ids=FOLDS)
 async def test_views_of_a_kept_log_are_folded_to_its_end(
     log: EventLog, fold: projecting.Fold

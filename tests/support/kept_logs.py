@@ -14,24 +14,31 @@ from yardmaster_runtime.clock import ManualClock
 from yardmaster_schemas.topics import TOPICS
 
 FOLDER: Final = Path(__file__).parents[1] / "data" / "logs"
-#: Each kept log, by folder and form.
+#: Each kept log: the rules in its folder's name, a slash, and its file's name.
 KEPT: Final = tuple(
-    f"{path.parent.name}/{path.name.partition('.')[0]}"
-    for path in sorted(FOLDER.glob("*/*"))
-    if path.name in ("sqlite.db.xz", "kafka.jsonl.xz")
+    f"{path.parent.name}/{path.name.removesuffix('.xz')}"
+    for path in sorted(FOLDER.glob("*/*.xz"))
+    if path.name.endswith((".db.xz", ".jsonl.xz"))
 )
+#: Those of simulated runs: nothing reads views of them, and they have no topics of nodes.
+SIMULATED: Final = frozenset({"rules-1/fair_share.db", "rules-1/fitgpp.db", "rules-1/priority.db"})
+
+
+def rules_of(name: str) -> int:
+    """The version of the rules that decided a kept log; 0: before rules had versions."""
+    return {"before-1": 0, "rules-1": 1}[name.split("/")[0]]
 
 
 async def kept_log(name: str, folder: Path) -> EventLog:
     """A copy of a kept log, in `folder` or in memory, that can be led on."""
-    version, form = name.split("/")
-    if form == "sqlite":
+    kept = FOLDER / f"{name}.xz"
+    if name.endswith(".db"):
         path = folder / "log.db"
-        path.write_bytes(lzma.decompress((FOLDER / version / "sqlite.db.xz").read_bytes()))
+        path.write_bytes(lzma.decompress(kept.read_bytes()))
         return await SqliteLog.open(path, ManualClock(), create=False)
     log = MemoryLog(ManualClock())
     await log.create_topics(list(TOPICS.values()))
-    for line in dumped(FOLDER / version / "kafka.jsonl.xz"):
+    for line in dumped(kept):
         place = Partition(line["topic"], line["partition"])
         assert await log.append(place, [record_of(line)]) == line["offset"]
     return log
