@@ -24,8 +24,8 @@ from yardmaster_core.scheduling.machine import SchedulerMachine
 from yardmaster_core.scheduling.policies import check
 from yardmaster_eventlog.codec import decode, encode
 from yardmaster_eventlog.port import Partition, Record
-from yardmaster_runtime.machine.cycle import Leader
 from yardmaster_runtime.machine.fold import Fold
+from yardmaster_runtime.machine.leader import Leader
 from yardmaster_runtime.replay.verify import verify as verify_log
 from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
 from yardmaster_schemas.events.expiring import RecordQuarantinedV1

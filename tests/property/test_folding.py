@@ -27,8 +27,8 @@ from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogUnavailable
 from yardmaster_eventlog.port import EventLog, Partition, Record, StoredRecord
 from yardmaster_eventlog.testing import Fault, FaultKind, FaultPlan, FaultyLog
 from yardmaster_runtime.errors import Fenced
-from yardmaster_runtime.machine.cycle import Leader
 from yardmaster_runtime.machine.fold import Fold
+from yardmaster_runtime.machine.leader import Leader
 from yardmaster_runtime.replay.verify import verify as verify_log
 from yardmaster_schemas.envelope import Envelope
 from yardmaster_schemas.events import EVENTS
@@ -107,9 +107,9 @@ class Racer:
         try:
             if self.leader is None:
                 self.starts += 1
-                leader = self.cell.leader(machine_of(self.name), self.log, **self.limits)
                 dump = self.kept[len(self.kept) * 2 // 3][2] if self.kept else None
-                leader.fold = Fold(self.log, machine_of(self.name), CELL, dump=dump)
+                machine = machine_of(self.name)
+                leader = self.cell.leader(machine, self.log, dump=dump, **self.limits)
                 await leader.take_term()
                 self.leader = leader
                 return True

@@ -17,8 +17,8 @@ from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogError
 from yardmaster_eventlog.port import Partition, Record, StoredRecord
 from yardmaster_eventlog.testing import Fault, FaultKind, FaultPlan, FaultyLog
 from yardmaster_runtime.errors import Fenced
-from yardmaster_runtime.machine.cycle import Leader
 from yardmaster_runtime.machine.fold import Fold
+from yardmaster_runtime.machine.leader import Leader
 from yardmaster_runtime.replay.verify import verify
 from yardmaster_runtime.waiting import together
 from yardmaster_schemas.events.machine import CycleCommittedV1
@@ -62,8 +62,7 @@ class Racer:
     async def move(self) -> None:
         try:
             if self.leader is None:
-                leader = self.cell.leader(self.machine, self.log, **self.limits)
-                leader.fold = Fold(self.log, self.machine, CELL, dump=self.dump)
+                leader = self.cell.leader(self.machine, self.log, dump=self.dump, **self.limits)
                 await leader.take_term()
                 self.leader = leader
             else:

@@ -25,9 +25,9 @@ from yardmaster_projections.fold import USAGE
 from yardmaster_projections.memory import MemoryViewStore
 from yardmaster_runtime.chance import SeededChance
 from yardmaster_runtime.clock import Clock, SystemClock
-from yardmaster_runtime.machine.cycle import Leader
 from yardmaster_runtime.machine.fold import Fold
 from yardmaster_runtime.machine.inputs import MachineInput
+from yardmaster_runtime.machine.leader import Leader
 from yardmaster_runtime.machine.observations import Observations
 from yardmaster_runtime.settings import CycleLimits
 from yardmaster_runtime.telemetry.machine_metrics import RuntimeMetrics

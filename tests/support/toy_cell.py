@@ -17,9 +17,9 @@ from yardmaster_eventlog.snapshots import SnapshotStore
 from yardmaster_runtime.chance import SeededChance
 from yardmaster_runtime.clock import ManualClock
 from yardmaster_runtime.machine.candidate import Candidate
-from yardmaster_runtime.machine.cycle import Leader
 from yardmaster_runtime.machine.election import Election, SoleCandidate
 from yardmaster_runtime.machine.fold import Fold
+from yardmaster_runtime.machine.leader import Leader
 from yardmaster_runtime.machine.observations import Observations
 from yardmaster_runtime.settings import CycleLimits, RuntimeSettings
 from yardmaster_runtime.telemetry.machine_metrics import RuntimeMetrics
@@ -50,12 +50,17 @@ class ToyCell:
         return RuntimeMetrics(Telemetry(name, now_ms=self.clock.now_ms, stream=self.lines))
 
     def leader(
-        self, machine: Machine[Any] | None = None, log: EventLog | None = None, **limits: Any
+        self,
+        machine: Machine[Any] | None = None,
+        log: EventLog | None = None,
+        *,
+        dump: Any = None,
+        **limits: Any,
     ) -> Leader[Any]:
-        """A leader at the start of the log, without a term."""
+        """A leader without a term, at the start of the log or where `dump` was made."""
         metrics = self.metrics()
         return Leader(
-            Fold(log or self.log, machine or ToyMachine.quota(), CELL),
+            Fold(log or self.log, machine or ToyMachine.quota(), CELL, dump=dump),
             clock=self.clock,
             chance=self.chance,
             limits=CycleLimits(**limits),

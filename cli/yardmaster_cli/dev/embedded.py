@@ -243,7 +243,7 @@ def _services(
             chance=chance,
             telemetry=telemetry(service),
             snapshots=SnapshotStore(str(folder.path / "snapshots")),
-            restored=tune_gc,
+            on_restored=tune_gc,
         )
 
     runtime = RuntimeSettings(data=folder.path, cell=CELL)

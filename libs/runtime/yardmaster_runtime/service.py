@@ -63,7 +63,7 @@ class Ports:
     another_log: Callable[[], Awaitable[EventLog]] | None = None
     #: Told whenever the machine has restored its state; a process of its own has
     #: `tune_gc` here.
-    restored: Callable[[], object] = lambda: None
+    on_restored: Callable[[], object] = lambda: None
 
     def for_cell(self, cell: str) -> "Ports":
         """The same ports, for one of the process's cells."""
@@ -142,7 +142,7 @@ async def open_ports(
         health=process.health,
         elections=election,
         snapshots=SnapshotStore(settings.snapshots_url),
-        restored=tune_gc,
+        on_restored=tune_gc,
     )
 
 
@@ -157,8 +157,8 @@ def candidate(machine: Machine[S], ports: Ports, settings: RuntimeSettings) -> C
         metrics=RuntimeMetrics(ports.telemetry),
         election=ports.elections(settings.partition),
         snapshots=ports.snapshots,
-        restored=ports.restored,
-        told=partial(ports.health.report, f"cell {settings.cell}"),
+        on_restored=ports.on_restored,
+        on_status=partial(ports.health.report, f"cell {settings.cell}"),
     )
 
 

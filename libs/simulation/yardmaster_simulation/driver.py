@@ -1,6 +1,6 @@
 """A state machine as its leader runs it: the same records, without anybody to wait for.
 
-What a cycle is, `yardmaster_runtime.machine.cycle` says; here it runs in one step, on the time it
+What a cycle is, `yardmaster_runtime.machine.leader` says; here it runs in one step, on the time it
 is given, and what it appends is there. `replay verify` proves such a log like any other.
 
 Without a tape nothing is written: the machines take and decide the same, but no record is made and
@@ -16,9 +16,9 @@ from yardmaster_core.machine import Advancing, Decision
 from yardmaster_eventlog.codec import encode
 from yardmaster_eventlog.port import Partition, Record
 from yardmaster_runtime.cycle_reader import digest_of
-from yardmaster_runtime.machine.batch import (
+from yardmaster_runtime.machine.cycle_records import (
     CycleHeader,
-    cut,
+    split_batches,
     term_record,
     with_observed,
     write_cycle,
@@ -52,7 +52,7 @@ class Tape(Protocol):
 def write(tape: Tape, topic: Topic, records: Sequence[Record], now_ms: int) -> None:
     """Write records in as few batches as the topic takes."""
     limit = topic.max_batch_bytes
-    for batch in cut(records, min(MAX_BATCH_BYTES, limit), limit, topic.name):
+    for batch in split_batches(records, min(MAX_BATCH_BYTES, limit), limit, topic.name):
         tape.append(Partition(topic.name), batch, now_ms)
 
 

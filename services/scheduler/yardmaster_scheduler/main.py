@@ -8,7 +8,7 @@ from yardmaster_core.scheduling.machine import SchedulerMachine
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.phases import NodeState, ReplicaState
 from yardmaster_runtime.cells import run_cells
-from yardmaster_runtime.machine.cycle import Leader
+from yardmaster_runtime.machine.leader import Leader
 from yardmaster_runtime.service import Ports, candidate, run_machine_process
 from yardmaster_runtime.settings import RuntimeSettings
 from yardmaster_runtime.waiting import Work

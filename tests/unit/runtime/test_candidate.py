@@ -441,6 +441,6 @@ async def test_a_broken_chain_stops_a_candidate(cell: ToyCell) -> None:
 async def test_the_sole_candidate_wins_until_it_is_fenced() -> None:
     election = SoleCandidate()
     await election.won()
-    election.step_back()
+    election.on_fenced()
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(election.won(), 0.01)

@@ -87,7 +87,7 @@ async def test_who_was_fenced_wins_again_when_the_group_speaks() -> None:
     group, clock = MemoryGroup(), ManualClock()
     first, second = Replica(group, clock), Replica(group, clock)
     await first.election.won()
-    first.election.step_back()
+    first.election.on_fenced()
     async with waiting(first.election.won()) as again:
         assert not again.done()
         async with waiting(second.election.won()):
@@ -98,7 +98,7 @@ async def test_who_was_fenced_wins_again_after_a_pause_when_the_group_confirms_i
     group, clock = MemoryGroup(), ManualClock()
     first = Replica(group, clock)
     await first.election.won()
-    first.election.step_back()
+    first.election.on_fenced()
     async with waiting(first.election.won()) as again:
         clock.advance(PAUSE_S - 0.1)
         await settle()
@@ -114,7 +114,7 @@ async def test_who_was_fenced_and_is_out_of_the_group_does_not_win_again() -> No
     async with waiting(second.election.won()) as won:
         group.expire(first.member)
         await won
-    first.election.step_back()
+    first.election.on_fenced()
     assert first.member.assigned.partitions == {0}, "it was not told"
     async with waiting(first.election.won()) as again:
         for _ in range(5):
@@ -145,7 +145,7 @@ async def test_who_restores_anew_leaves_its_cell_to_who_stands_by() -> None:
     await first.election.won()
     async with waiting(second.election.won()) as won:
         assert not won.done()
-        first.election.rest()
+        first.election.on_restore()
         await won
     assert first.member.assigned.partitions == set()
 
@@ -153,8 +153,8 @@ async def test_who_restores_anew_leaves_its_cell_to_who_stands_by() -> None:
 async def test_who_restored_anew_and_is_alone_wins_again() -> None:
     replica = Replica(MemoryGroup(), ManualClock())
     await replica.election.won()
-    replica.election.rest()
+    replica.election.on_restore()
     await replica.election.won()
     sole = SoleCandidate()
-    sole.rest()
+    sole.on_restore()
     await sole.won()

@@ -224,9 +224,9 @@ async def test_a_pair_that_changed_places_and_a_record_that_is_gone_are_called_s
     claims = untouched["node-events"]
     swapped = [claims[1], claims[0], *claims[2:]]
     report = await proof(await put_in(untouched | {"node-events": swapped}))
-    assert "changed places" in str(report.first)
+    assert "swapped" in str(report.first)
     report = await proof(await put_in(untouched | {"node-events": claims[1:]}))
-    assert "is gone" in str(report.first)
+    assert "is missing" in str(report.first)
     report = await proof(await put_in(untouched | {"node-events": [claims[4], *claims]}))
     assert "put in" in str(report.first)
 

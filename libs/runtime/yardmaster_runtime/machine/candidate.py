@@ -1,9 +1,9 @@
-"""One process's part in a cell: restore, stand by, lead; and again, whenever leading ends.
+"""A candidate: restores a machine, stands by, leads, and starts over when its term ends.
 
-After an append of unknown outcome, a batch that was too large, or a log that stayed away, the
-leader is thrown away with its state and its term, and all begins with a restore. A machine that
-meets a contradiction stops for good and loudly: it is not restarted, because it would meet it
-again.
+After an append of unknown outcome, a batch that was too large, or an outage of the log, the
+candidate discards the leader with its state and its term, and restores. A machine that meets a
+contradiction in the log stops and reports it; it is not restarted, because it would meet the same
+contradiction again.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,9 +16,9 @@ from yardmaster_eventlog.snapshots import SnapshotStore
 from yardmaster_runtime.chance import Chance
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.errors import CycleTooLarge, DecisionRefused, Fenced
-from yardmaster_runtime.machine.cycle import Leader
 from yardmaster_runtime.machine.election import Election
 from yardmaster_runtime.machine.fold import Fold
+from yardmaster_runtime.machine.leader import Leader
 from yardmaster_runtime.machine.observations import Observations
 from yardmaster_runtime.machine.restore import restore
 from yardmaster_runtime.machine.snapshotting import Snapshotter
@@ -30,10 +30,10 @@ from yardmaster_runtime.waiting import Work, first_of
 from yardmaster_schemas.errors import YardmasterError
 
 S = TypeVar("S")
-#: What runs beside a leader while it leads: coroutines that end only when cancelled, or fail.
-Beside = Callable[[Leader[S]], Sequence[Work]]
-#: What a candidate survives by starting over.
-PASSING: Final = (Fenced, AppendOutcomeUnknown, CycleTooLarge, DecisionRefused, LogUnavailable)
+#: Makes the tasks that run while a leader leads; each runs until it is cancelled or fails.
+LeaderTasks = Callable[[Leader[S]], Sequence[Work]]
+#: Errors after which a candidate starts over.
+RECOVERABLE: Final = (Fenced, AppendOutcomeUnknown, CycleTooLarge, DecisionRefused, LogUnavailable)
 
 
 class Candidate(Generic[S]):
@@ -50,13 +50,13 @@ class Candidate(Generic[S]):
         metrics: RuntimeMetrics,
         election: Election,
         snapshots: SnapshotStore | None = None,
-        restored: Callable[[], object] = lambda: None,
-        told: Callable[[str | None], object] = lambda reason: None,
+        on_restored: Callable[[], object] = lambda: None,
+        on_status: Callable[[str | None], object] = lambda reason: None,
     ) -> None:
-        """`told` is called with the reason while it could not lead, and with None once it could."""
+        """`on_status` gets the reason why the candidate is not ready, and None once it is ready."""
         self.machine = machine
         self.observations = Observations(settings.cycle.max_observations, metrics)
-        #: While it leads.
+        #: The leader during a term.
         self.leader: Leader[S] | None = None
         self.log = RetryingLog(log, clock, settings.retry, metrics.retries)
         self._settings = settings
@@ -65,25 +65,25 @@ class Candidate(Generic[S]):
         self._metrics = metrics
         self._election = election
         self._snapshots = snapshots
-        self._restored = restored
-        self._told = told
+        self._on_restored = on_restored
+        self._on_status = on_status
         self._limits = settings.cycle
         self._backoff = settings.retry.backoff()
-        #: That the last cycle's decision could not be written, for the next one to record.
-        self._refused: Decision | None = None
+        #: The observation that a decision could not be written, for the next term to record.
+        self._unwritable: Decision | None = None
 
-    async def run(self, beside: Beside[S] | None = None) -> NoReturn:
-        """Until cancelled.
+    async def run(self, leader_tasks: LeaderTasks[S] | None = None) -> NoReturn:
+        """Run until cancelled.
 
         Raises:
             ForeignRecord, ChainBroken, ReplayDiverged, ImpossibleEvent, UnwritableDecision,
-            LogTruncated, LogCorrupt, LogClosed, UnknownTopic: the machine stops.
+            LogTruncated, LogCorrupt, LogClosed, UnknownTopic: the machine has stopped.
         """
-        self._told("restoring")
+        self._on_status("restoring")
         while True:
             try:
-                await self._once(beside)
-            except PASSING as error:
+                await self._run_once(leader_tasks)
+            except RECOVERABLE as error:
                 if not self._recovers_from(error):
                     self._report_stopped(error)
                     raise
@@ -95,7 +95,7 @@ class Candidate(Generic[S]):
                 self._metrics.leading.set(0)
             await self._clock.sleep(self._backoff.pause_s)
 
-    async def _once(self, beside: Beside[S] | None) -> None:
+    async def _run_once(self, leader_tasks: LeaderTasks[S] | None) -> None:
         settings = self._settings
         fold = await restore(
             self.log,
@@ -107,16 +107,16 @@ class Candidate(Generic[S]):
             partition=settings.partition,
             read_ahead=self._limits.read_ahead,
         )
-        self._restored()
-        self._told(None)
+        self._on_restored()
+        self._on_status(None)
         await stand_by(fold, self._election, self._metrics, idle_wait_s=self._limits.idle_wait_s)
         self.observations.clear()
-        if self._refused is not None:
-            self.observations.put(self._refused)
-            self._refused = None
-        await self._lead(fold, beside)
+        if self._unwritable is not None:
+            self.observations.put(self._unwritable)
+            self._unwritable = None
+        await self._lead(fold, leader_tasks)
 
-    async def _lead(self, fold: Fold[S], beside: Beside[S] | None) -> None:
+    async def _lead(self, fold: Fold[S], leader_tasks: LeaderTasks[S] | None) -> None:
         snapshotter = None
         if self._snapshots is not None:
             snapshotter = Snapshotter(
@@ -142,16 +142,16 @@ class Candidate(Generic[S]):
         work: list[Work] = [leader.run(), self._election.lost()]
         if snapshotter is not None:
             work.append(snapshotter.run())
-        if beside is not None:
-            work += beside(leader)
+        if leader_tasks is not None:
+            work += leader_tasks(leader)
         await first_of(*work)
-        # The election was lost: to one that has taken over by now, and is named, or soon will.
+        # The election was lost. If the new leader has taken its term already, this names it.
         await leader.check_fenced()
         self._metrics.telemetry.info("deposed", machine=self.machine.name, term=leader.term)
 
     def _after_cycle(self, snapshotter: Snapshotter[S] | None) -> Callable[[], None]:
         def after_cycle() -> None:
-            # What was committed shows that the log is well.
+            # A committed cycle shows that the log works.
             self._backoff.reset()
             if snapshotter is not None:
                 snapshotter.consider()
@@ -163,28 +163,28 @@ class Candidate(Generic[S]):
         self._metrics.telemetry.error(
             "machine_stopped", machine=self.machine.name, code=code, found=str(error)
         )
-        self._told(f"{code}: {error}")
+        self._on_status(f"{code}: {error}")
         self._metrics.stopped.set(1)
         self._election.withdraw()
 
     def _recovers_from(self, error: YardmasterError) -> bool:
-        """Note why leading ended; False when starting over would end the same way."""
+        """Prepare to start over after `error`; False when the same error would follow."""
         metrics = self._metrics
         if not isinstance(error, Fenced):
-            # Who stands by has its state; here it is restored first.
-            self._election.rest()
+            # A standby has the state already; this candidate must restore it first.
+            self._election.on_restore()
         self._backoff.next_s()
         match error:
             case Fenced():
                 metrics.fenced.inc()
-                self._election.step_back()
+                self._election.on_fenced()
             case AppendOutcomeUnknown():
                 metrics.outcomes_unknown.inc()
             case DecisionRefused():
                 metrics.decisions_refused.inc()
                 observed = error.fields["observed"]
-                assert isinstance(observed, Decision), "the leader says what to record"
-                self._refused = observed
+                assert isinstance(observed, Decision), "the leader names the observation"
+                self._unwritable = observed
             case CycleTooLarge():
                 smaller = _smaller(self._limits)
                 if smaller == self._limits:
@@ -192,7 +192,7 @@ class Candidate(Generic[S]):
                 self._limits = smaller
             case _:
                 pass
-        self._told(f"{error.code}: {error}")
+        self._on_status(f"{error.code}: {error}")
         metrics.telemetry.warn(
             "leading_ended", machine=self.machine.name, code=error.code, found=str(error)
         )
@@ -200,7 +200,7 @@ class Candidate(Generic[S]):
 
 
 def _smaller(limits: CycleLimits) -> CycleLimits:
-    """Half as much a cycle; the same when it cannot be less."""
+    """Halve the limits of a cycle, down to 1."""
     return limits.model_copy(
         update={
             "max_inputs": max(1, limits.max_inputs // 2),

@@ -1,4 +1,4 @@
-"""Who should lead: a seam, for convenience only. That no two count is in the log's terms."""
+"""Elections: which candidate should lead. Only the terms in the log decide which cycles count."""
 
 import asyncio
 from typing import Protocol
@@ -9,29 +9,29 @@ from yardmaster_runtime.waiting import first_of
 
 
 class Election(Protocol):
-    """One candidate's view of an election."""
+    """One candidate's view of an election; `tests/contract/test_election.py` holds its promises."""
 
     async def won(self) -> None:
         """Wait until this candidate should lead."""
 
     async def lost(self) -> None:
-        """Wait until it should lead no longer."""
+        """Wait until this candidate should no longer lead."""
 
-    def step_back(self) -> None:
-        """Another leader was seen: do not win again by oneself."""
+    def on_fenced(self) -> None:
+        """Another leader was seen: do not win again without a new decision of the election."""
 
-    def rest(self) -> None:
-        """The candidate restores anew: another may lead meanwhile; `won` stands again."""
+    def on_restore(self) -> None:
+        """The candidate starts a restore; another one may lead meanwhile."""
 
     def withdraw(self) -> None:
-        """The candidate's machine has stopped: it can lead no more."""
+        """The candidate's machine has stopped: this candidate never leads again."""
 
 
 class SoleCandidate:
-    """The election of a cell with one candidate: it leads at once.
+    """The election of a cell with one candidate, which leads at once.
 
-    Only another process on the same log can fence it; then it stays standby until it is started
-    anew, lest the two take the cell from each other for ever.
+    Only another process on the same log can fence it. A fenced candidate stays standby until its
+    process restarts, because otherwise the two would take the cell from each other for ever.
     """
 
     def __init__(self) -> None:
@@ -39,19 +39,19 @@ class SoleCandidate:
         self._may_lead.set()
 
     async def won(self) -> None:
-        """At once; never after it was fenced."""
+        """Return at once, or never after `on_fenced` or `withdraw`."""
         await self._may_lead.wait()
 
     async def lost(self) -> None:
-        """Never."""
+        """Never return."""
         await asyncio.Event().wait()
 
-    def step_back(self) -> None:
+    def on_fenced(self) -> None:
         """Stay standby."""
         self._may_lead.clear()
 
-    def rest(self) -> None:
-        """There is no other."""
+    def on_restore(self) -> None:
+        """Do nothing: there is no other candidate."""
 
     def withdraw(self) -> None:
         """Stay standby."""
@@ -59,15 +59,15 @@ class SoleCandidate:
 
 
 class GroupElection:
-    """The election of one cell among the members of a group: who has the cell's partition leads.
+    """The election of one cell in a consumer group: the owner of the cell's partition leads.
 
-    A candidate offers to lead as soon as it stands by, so no replica is given a cell whose state it
-    has yet to restore.
+    A candidate offers to lead once it is a standby, so the group assigns no cell to a replica that
+    still has to restore its state.
 
-    One that was fenced wins again when the group has spoken anew, or else after `pause_s` if the
-    group then confirms that the partition is still its. So two of which each believes that it has
-    the cell do not take it from each other for ever: the one that the group knows nothing of gets
-    no answer. And a cell is not left without a leader when the one that took it over is gone.
+    A fenced candidate wins again after the group's next assignment, or after `pause_s` if the group
+    confirms that it still owns the partition. So two replicas that both believe to own the cell do
+    not take it from each other for ever: the group does not confirm the one that it removed. And a
+    cell does not stay without a leader when the replica that took it over is gone.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class GroupElection:
         self._partition = partition
         self._clock = clock
         self._pause_s = pause_s
-        #: The assignment that stood when another leader was seen.
+        #: Number of the assignment under which this candidate was fenced.
         self._fenced_under = 0
 
     async def won(self) -> None:
-        """Wait until the group gives the partition to this member."""
+        """Wait until the group assigns the partition to this member."""
         self._membership.offer(self._partition)
         while True:
             assigned = self._membership.assigned
@@ -96,27 +96,27 @@ class GroupElection:
                     self._fenced_under = 0
 
     async def lost(self) -> None:
-        """Wait until the group has given the partition to another."""
+        """Wait until the group assigns the partition to another member."""
         assigned = self._membership.assigned
         while self._partition in assigned.partitions:
             assigned = await self._membership.changed(assigned)
 
-    def step_back(self) -> None:
-        """Another leader was seen: what the group said before is not believed without asking."""
+    def on_fenced(self) -> None:
+        """Do not trust the current assignment without a confirmation."""
         self._fenced_under = self._membership.assigned.number
 
-    def rest(self) -> None:
-        """Let another member have the partition; what the group said before stands no more."""
-        self.step_back()
+    def on_restore(self) -> None:
+        """Offer the partition to other members, and do not trust the current assignment."""
+        self.on_fenced()
         self._membership.withdraw(self._partition)
 
     def withdraw(self) -> None:
-        """Let another member have the partition."""
+        """Offer the partition to other members."""
         self._membership.withdraw(self._partition)
 
 
 class ManualElection:
-    """An election that a test, or an operator's tool, decides."""
+    """An election that a test or an operator's tool decides."""
 
     def __init__(self) -> None:
         self._leads = asyncio.Event()
@@ -129,7 +129,7 @@ class ManualElection:
         self._leads.set()
 
     def depose(self) -> None:
-        """Take leadership away."""
+        """End the candidate's leadership."""
         self._leads.clear()
         self._lost.set()
 
@@ -141,13 +141,13 @@ class ManualElection:
         """Wait for `depose`."""
         await self._lost.wait()
 
-    def step_back(self) -> None:
-        """As if deposed."""
+    def on_fenced(self) -> None:
+        """Like `depose`."""
         self.depose()
 
-    def rest(self) -> None:
-        """It is elected until it is deposed."""
+    def on_restore(self) -> None:
+        """Do nothing: the candidate stays elected until `depose`."""
 
     def withdraw(self) -> None:
-        """As if deposed."""
+        """Like `depose`."""
         self.depose()

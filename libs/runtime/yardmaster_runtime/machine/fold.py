@@ -1,11 +1,11 @@
-"""The one fold of a machine's log, shared by leader, standby, restore and replay.
+"""The fold of a machine's log, shared by leader, standby, restore and replay.
 
-A counted cycle of the machine's own topic names the ranges it took from its inputs. The fold reads
-those ranges, checks them against the commit's marks and digests, applies what was not refused in
-the order of the commit, then the cycle's decisions, and compares the state's digest with the
-commit's.
+A counted cycle in the machine's own topic names the ranges that it took from its inputs. The fold
+reads those ranges, checks them against the commit's marks and digests, applies the records that
+were not refused in the commit's order, applies the cycle's decisions, and compares the state's
+digest with the commit's.
 
-Cost: of a cycle, its inputs and decisions; never of the state.
+The cost of a cycle depends on its inputs and decisions, not on the size of the state.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,21 +26,21 @@ from yardmaster_schemas.events.machine import InputRange
 from yardmaster_schemas.position import Position
 
 S = TypeVar("S")
-#: Version of what `Fold.dump` gives; another one is not read.
+#: Version of `Fold.dump`; other versions are refused.
 FORMAT = 1
 
 
 class Listener(Protocol):
-    """Who is told of each cycle once it counts: the inputs that were believed, then the cycle."""
+    """Called for each counted cycle with its accepted inputs and the cycle."""
 
     def __call__(self, accepted: Sequence[Envelope[Event]], counted: CountedCycle) -> None:
-        """Must not fail, wait, or keep the cycle from ending soon."""
+        """Must not raise or block, and must return soon."""
 
 
 class Fold(Generic[S]):
-    """A machine's state and how far into each topic it goes.
+    """A machine's state and its position in each topic.
 
-    `state` is that after the last counted cycle, but while a leader is within a cycle.
+    `state` is the state after the last counted cycle, except while a leader is within a cycle.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class Fold(Generic[S]):
         read_ahead: int = 1000,
         dump: Any = None,
     ) -> None:
-        """A fold at the start of the log, or where a `dump` left off.
+        """Start at the start of the log, or where `dump` was made.
 
         Raises:
-            SnapshotUnreadable: the dump is not one of this machine and version.
+            SnapshotUnreadable: the dump is of another machine or version.
         """
         self.log = log
         self.machine = machine
@@ -70,7 +70,7 @@ class Fold(Generic[S]):
         else:
             self.reader, readers = _load_readers(machine, cell, dump)
             self.state = machine.load(cell, dump["state"])
-        #: The own topic's reader where this fold started; None at the start of the log.
+        #: A dump of the own topic's reader where this fold started; None at the log's start.
         self.origin: Mapping[str, Any] | None = None if dump is None else self.reader.dump()
         self.cursor = Cursor(log, self.own, self.reader.next, read_ahead)
         self._own_cycles = CycleReader(self.cursor, self.reader)
@@ -89,7 +89,7 @@ class Fold(Generic[S]):
 
     @property
     def position(self) -> Position:
-        """How far the state covers each topic."""
+        """The position in each topic up to which the state is built."""
         position = Position(cell=self.cell).at(self.own.topic, self.reader.boundary)
         for place in self.inputs:
             taken = self.reader.inputs.get((place.topic, place.number), 0)
@@ -97,7 +97,7 @@ class Fold(Generic[S]):
         return position
 
     def dump(self) -> dict[str, Any]:
-        """State, readers and offsets after the last counted cycle, as plain JSON."""
+        """Return state, readers and offsets after the last counted cycle as plain JSON."""
         return {
             "format": FORMAT,
             "machine": self.machine.name,
@@ -115,16 +115,17 @@ class Fold(Generic[S]):
         }
 
     async def catch_up(self, until: Callable[[CountedCycle], bool] | None = None) -> int:
-        """Fold every cycle that is there; returns how many.
+        """Fold every cycle in the log; return the number of cycles.
 
-        `until` is asked before each cycle is folded; True ends the fold before it, for good.
+        `until` is called before each cycle; when it returns True, the cycle is not folded and the
+        fold must not be used further.
 
         Raises:
             ForeignRecord, ChainBroken: the own topic, or another machine's, contradicts itself.
-            ReplayDiverged: inputs or state are not those of the commit.
-            UnknownRules: the log is a newer program's.
+            ReplayDiverged: inputs or state differ from the commit.
+            UnknownRules: a newer program wrote the log.
             ImpossibleEvent: a decision does not fit the state.
-            LogTruncated, LogCorrupt and what else reading may raise.
+            LogTruncated, LogCorrupt and the other errors of `EventLog.read`.
         """
         folded = 0
         while await self.cursor.fill(1):
@@ -140,11 +141,11 @@ class Fold(Generic[S]):
     def feed(
         self, stored: StoredRecord, envelope: Envelope[Event] | None = None
     ) -> CountedCycle | None:
-        """Show the reader the own topic's next record; `envelope` where it is known already.
+        """Feed the own topic's next record; `envelope` if the caller has decoded it already.
 
         Raises:
             UnknownRules: a newer program decided the cycle that the record commits.
-            and what `CommitReader.feed` raises.
+            and the errors of `CommitReader.feed`.
         """
         counted = self._own_cycles.feed(stored, envelope)
         if counted is not None and counted.commit.rules > self.machine.rules:
@@ -158,7 +159,7 @@ class Fold(Generic[S]):
         return counted
 
     async def follow(self, counted: CountedCycle) -> None:
-        """Take a cycle's inputs from the log and end the cycle."""
+        """Fold a cycle: take its inputs from the log, apply them, end the cycle."""
         commit = counted.commit
         self.begin_cycle(commit.cycle, commit.now_ms)
         accepted: list[Envelope[Event]] = []
@@ -174,11 +175,11 @@ class Fold(Generic[S]):
         self.state = self.machine.begin_cycle(self.state, cycle, now_ms)
 
     def apply(self, envelope: Envelope[Event]) -> None:
-        """Take an input that is believed, or a decision."""
+        """Apply an accepted input or a decision."""
         self.state = self.machine.apply(self.state, envelope.data, envelope.id)
 
     def finish(self, counted: CountedCycle, accepted: Sequence[Envelope[Event]]) -> None:
-        """Apply a cycle's decisions, check where they lead, and end the cycle.
+        """Apply a cycle's decisions, check the state's digest, and end the cycle.
 
         Raises:
             ImpossibleEvent, ReplayDiverged.
@@ -188,14 +189,17 @@ class Fold(Generic[S]):
             self.apply(envelope)
         if self.machine.digest(self.state) != commit.state_digest:
             raise self.diverged(
-                self.own, counted.offset, commit.cycle, "the state's digest is another"
+                self.own,
+                counted.offset,
+                commit.cycle,
+                "the state's digest differs",
             )
         self.state = self.machine.end_cycle(self.state, complete=commit.complete)
         for listener in self.listeners:
             listener(accepted, counted)
 
     async def take(self, counted: CountedCycle, wanted: InputRange) -> list[Envelope[Event]]:
-        """The believed events of a range that a commit took, its records checked."""
+        """Read a range that a commit took, check its records, return the accepted events."""
         place = Partition(wanted.topic, wanted.partition)
         source = self.inputs[place]
         cycle = counted.commit.cycle
@@ -218,18 +222,18 @@ class Fold(Generic[S]):
                 accepted.append(decode(stored.record))
             except SchemaError as error:
                 raise self.diverged(
-                    place, stored.offset, cycle, f"the leader believed it: {error}"
+                    place, stored.offset, cycle, f"the leader accepted it: {error}"
                 ) from error
         return accepted
 
     def check_range(
         self, counted: CountedCycle, wanted: InputRange, digests: Sequence[bytes]
     ) -> None:
-        """Compare records with what a commit says it took.
+        """Compare records with the marks and the digest of a range that a commit took.
 
         Raises:
-            ReplayDiverged: naming the first that is another.
-            ChainBroken: the commit's marks and digest disagree with each other.
+            ReplayDiverged: names the first record that differs.
+            ChainBroken: the commit's marks contradict its digest.
         """
         changed = first_unmarked(digests, wanted.marks)
         same = range_digest(digests) == wanted.digest
@@ -239,7 +243,7 @@ class Fold(Generic[S]):
             raise ChainBroken(
                 topic=self.own.topic,
                 offset=counted.offset,
-                found=f"marks and digest of the input {wanted.topic} disagree",
+                found=f"marks and digest of the input {wanted.topic} contradict each other",
             )
         raise self.diverged(
             Partition(wanted.topic, wanted.partition),
@@ -249,7 +253,7 @@ class Fold(Generic[S]):
         )
 
     def ordered(self, counted: CountedCycle) -> Sequence[InputRange]:
-        """The commit's ranges, which must be of known inputs and in the machine's order."""
+        """Return the commit's ranges, checked to be of the machine's inputs in their order."""
         order = {place: index for index, place in enumerate(self.inputs)}
         ranks = [
             order.get(Partition(taken.topic, taken.partition), -1)
@@ -259,30 +263,30 @@ class Fold(Generic[S]):
             raise ChainBroken(
                 topic=self.own.topic,
                 offset=counted.offset,
-                found="its inputs are not those of the machine, in their order",
+                found="its inputs are not the machine's inputs in their order",
             )
         return counted.commit.inputs
 
     def diverged(self, place: Partition, offset: int, cycle: int, found: str) -> ReplayDiverged:
-        """The error of a record that is not what a commit says."""
+        """The error of a record that differs from a commit."""
         return ReplayDiverged(
             topic=place.topic, partition=place.number, offset=offset, cycle=cycle, found=found
         )
 
 
 def _what_changed(digests: Sequence[bytes], recorded: str, at: int) -> str:
-    """Whether a record was changed, taken out, put in, or has changed places with the next."""
+    """Say whether a record was changed, removed, inserted, or swapped with the next one."""
     if at == len(digests):
-        return "there is no such record, but a commit has taken it"
+        return "the record is missing, but a commit took it"
     marks = [recorded[i : i + 16] for i in range(0, len(recorded), 16)]
     found = [digest[:8].hex() for digest in digests]
     if found[at : at + 2] == marks[at : at + 2][::-1] and len(marks) > at + 1:
-        return "it and the next record have changed places"
+        return "it and the next record are swapped"
     if at + 1 < len(marks) and found[at] == marks[at + 1]:
-        return "the record that was taken is gone; the one after it is here"
+        return "the record that the commit took is missing; the next one is in its place"
     if at + 1 < len(found) and found[at + 1] == marks[at]:
-        return "a record was put in here"
-    return "it is not the record that was taken"
+        return "a record was inserted here"
+    return "it is not the record that the commit took"
 
 
 def _load_readers(

@@ -1,8 +1,8 @@
-"""A machine's inputs: read in order, believed or refused, taken in ranges that a commit names.
+"""A machine's inputs: read in order, accepted or refused, taken in ranges that a commit names.
 
-Two kinds. Claims (`requests`, `node-events`) are taken record by record; one that is not believed
+There are two kinds. Claims (`requests`, `node-events`) are taken record by record; an invalid claim
 is refused and changes nothing. Another machine's topic (`admissions`) is taken in whole counted
-cycles, so that a fenced leader's records are never applied, and a reader never has half a cycle.
+cycles, so that a fenced leader's records are never applied and no reader sees half a cycle.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ _SCHEMA_CODES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class RefusedRecord:
-    """A record that was not believed, why, and what was found (may quote the record)."""
+    """A refused claim, the reason code, and details that may quote the record."""
 
     stored: StoredRecord
     code: RefusalCode
@@ -46,7 +46,7 @@ class RefusedRecord:
 
 @dataclass(slots=True)
 class TakenRange:
-    """What a cycle took from one input."""
+    """The records that a cycle took from one input."""
 
     partition: Partition
     first: int
@@ -55,7 +55,7 @@ class TakenRange:
     accepted: list[Envelope[Event]] = field(default_factory=list)
 
     def range(self) -> InputRange:
-        """As a commit names it."""
+        """Return the range as a commit names it."""
         return InputRange(
             topic=self.partition.topic,
             partition=self.partition.number,
@@ -67,7 +67,7 @@ class TakenRange:
 
 
 def refused_ranges(refused: Sequence[RefusedRecord]) -> list[RefusedRange]:
-    """Neighbours refused for the same reason as one range; `refused` is in order."""
+    """Return adjacent records with the same reason as one range; `refused` is in offset order."""
     ranges: list[tuple[RefusedRecord, int]] = []
     for one in refused:
         if ranges:
@@ -95,16 +95,18 @@ def refused_ranges(refused: Sequence[RefusedRecord]) -> list[RefusedRange]:
 def check_claim(
     machine: Machine[S], state: S, key: bytes, stored: StoredRecord
 ) -> Envelope[Event] | RefusedRecord:
-    """The event that a claim holds, or why it is not believed in this state."""
+    """Return the claim's event, or the reason why this state refuses it."""
     try:
         envelope = decode(stored.record)
     except SchemaError as error:
         code = _SCHEMA_CODES.get(type(error), RefusalCode.MALFORMED)
         return RefusedRecord(stored, code, str(error))
     if stored.partition.topic not in envelope.data.TOPICS:
-        return RefusedRecord(stored, RefusalCode.WRONG_TOPIC, f"{envelope.type} has another topic")
+        return RefusedRecord(
+            stored, RefusalCode.WRONG_TOPIC, f"{envelope.type} belongs to another topic"
+        )
     if stored.record.key != key:
-        return RefusedRecord(stored, RefusalCode.WRONG_CELL, "its key is another cell's")
+        return RefusedRecord(stored, RefusalCode.WRONG_CELL, "its key names another cell")
     refusal = machine.refusal(state, envelope)
     if refusal is not None:
         return RefusedRecord(stored, refusal, f"{envelope.type} of {envelope.source}")
@@ -112,50 +114,51 @@ def check_claim(
 
 
 class MachineInput(CycleReader):
-    """Another machine's topic as an input: what it takes are whole counted cycles.
+    """Another machine's topic as an input, taken in whole counted cycles.
 
-    It may have read into a cycle that is not committed yet; the reader's `boundary` is what is
-    taken.
+    It may have read the start of a cycle that is not committed yet; only records before the
+    reader's `boundary` are taken.
     """
 
     def __init__(self, cursor: Cursor, reader: CommitReader) -> None:
         super().__init__(cursor, reader)
-        self._part: list[bytes] = []
+        #: Digests of the records after the last taken cycle.
+        self._digests: list[bytes] = []
 
     def feed(
         self, stored: StoredRecord, envelope: Envelope[Event] | None = None
     ) -> CountedCycle | None:
-        """Feed the topic's next record, and keep its digest until its cycle is taken."""
+        """Feed the topic's next record; keep its digest until its cycle is taken."""
         counted = super().feed(stored, envelope)
-        self._part.append(self.digest)
+        self._digests.append(self.digest)
         return counted
 
     def take_counted(self, limit: int) -> TakenRange | None:
-        """Whole cycles of what was read, until there are `limit` records; None when there is none.
+        """Take buffered whole cycles until they have `limit` records; None without a whole cycle.
 
-        A cycle larger than the limit is taken whole as well.
+        A cycle larger than the limit is taken too.
         """
         taken = TakenRange(self.cursor.partition, self.reader.boundary)
         while len(self.cursor) and len(taken.digests) < limit:
             counted = self.feed(self.cursor.pop())
             if counted is not None:
-                taken.digests += self._part
-                self._part = []
+                taken.digests += self._digests
+                self._digests = []
                 taken.accepted += events_of(counted)
         return taken if taken.digests else None
 
     def take_until(self, records: Sequence[StoredRecord], cycle: int) -> TakenRange:
-        """The cycles that a commit took: `records` end with the last of them.
+        """Take the cycles that a commit took; `records` are all their records.
 
         Raises:
-            ReplayDiverged: they end within a cycle.
+            ReplayDiverged: the records end within a cycle.
         """
         taken = TakenRange(self.cursor.partition, self.reader.boundary)
         for stored in records:
             counted = self.feed(stored)
             if counted is not None:
                 taken.accepted += events_of(counted)
-        taken.digests, self._part = self._part, []
+        taken.digests, self._digests = self._digests, []
         if self.reader.boundary != self.reader.next:
             raise ReplayDiverged(
                 topic=self.cursor.partition.topic,
@@ -168,7 +171,7 @@ class MachineInput(CycleReader):
 
 
 def events_of(counted: CountedCycle) -> list[Envelope[Event]]:
-    """What a cycle tells other machines: its decisions, but not its shell's own records."""
+    """Return the decisions that are inputs of other machines: all but the shell's own records."""
     return [
         envelope
         for _, envelope in counted.decisions
@@ -177,5 +180,10 @@ def events_of(counted: CountedCycle) -> list[Envelope[Event]]:
 
 
 def writer_of(topic: Topic) -> str:
-    """The machine that alone writes a topic."""
+    """The machine that is the topic's only writer."""
     return topic.writers[0]
+
+
+def cursor_of(source: Cursor | MachineInput) -> Cursor:
+    """The cursor of an input of either kind."""
+    return source.cursor if isinstance(source, MachineInput) else source

@@ -1,4 +1,4 @@
-"""What the shell observed and no lasting topic holds: it waits here for the next cycle."""
+"""Observations of the shell that no lasting topic records; they wait for the next cycle."""
 
 import asyncio
 from collections import deque
@@ -9,26 +9,26 @@ from yardmaster_runtime.telemetry.machine_metrics import RuntimeMetrics
 
 
 class Observations:
-    """A bounded queue; what a cycle recorded is let go of once the cycle counts.
+    """A bounded queue; an observation leaves it when a counted cycle has recorded it.
 
-    Whoever observes says so again while it still holds, so what is dropped, or was not recorded
-    when a leader fell, is not lost.
+    An observer repeats an observation while it holds, so nothing is lost when an observation is
+    dropped, or when a leader fails before it recorded one.
     """
 
     def __init__(self, limit: int, metrics: RuntimeMetrics) -> None:
         self._limit = limit
         self._metrics = metrics
         self._waiting: deque[Decision] = deque()
-        #: Set while something waits that calls for a cycle by itself.
+        #: Set while an urgent observation waits, which starts a cycle.
         self.urgent = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def put(self, observed: Decision, *, urgent: bool = True) -> bool:
-        """Have something recorded; False when the queue is full or holds it already.
+        """Enqueue an observation; False when the queue is full or contains it already.
 
-        What is not urgent waits for a cycle that comes anyway.
+        One that is not urgent waits for a cycle that another event starts.
         """
         if observed in self._waiting:
             return False
@@ -42,11 +42,11 @@ class Observations:
         return True
 
     def first(self, limit: int) -> Sequence[Decision]:
-        """The oldest that wait, at most `limit`; they stay until `recorded`."""
+        """Return the oldest `limit` observations; they stay queued until `recorded`."""
         return tuple(self._waiting)[:limit]
 
     def recorded(self, count: int) -> None:
-        """The oldest `count` are in a cycle that counts."""
+        """Remove the oldest `count`: a counted cycle has recorded them."""
         for _ in range(count):
             self._waiting.popleft()
         self._metrics.observations_waiting.set(len(self._waiting))
@@ -54,7 +54,7 @@ class Observations:
             self.urgent.clear()
 
     def clear(self) -> None:
-        """Forget all: a new leader observes for itself."""
+        """Remove all: a new leader makes its own observations."""
         self._waiting.clear()
         self._metrics.observations_waiting.set(0)
         self.urgent.clear()

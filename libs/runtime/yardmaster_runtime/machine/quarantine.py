@@ -1,7 +1,7 @@
-"""Copies of refused records for people to look at; nothing that decides reads them.
+"""Copies of refused records, for people; no machine reads them.
 
-The commit that refused a record names it and the log still has it, so a copy that could not be
-written is counted and no more: quarantine must not stop a cell.
+The commit names each refused record, and the log still contains it. So a copy that cannot be
+written is only counted: quarantine must not stop a cell.
 """
 
 import base64
@@ -20,26 +20,26 @@ from yardmaster_schemas.topics import QUARANTINE
 RAW_KEY_BYTES: Final = 6_000
 RAW_VALUE_BYTES: Final = 65_536
 FOUND_CHARS: Final = 256
-#: Well under what the topic takes.
+#: Well below what the topic accepts.
 BATCH_BYTES: Final = QUARANTINE.max_batch_bytes // 2
 
 
 class Quarantine:
-    """Where one term's leader puts what it refused."""
+    """Writes the copies of one term's refused records."""
 
     def __init__(
         self, log: EventLog, machine: str, source: str, term: int, metrics: RuntimeMetrics
     ) -> None:
         self._log = log
         self._machine = machine
-        #: Not the machine's own source: its `seq` must have no gaps.
+        #: Not the machine's own source, whose `seq` must have no gaps.
         self._source = f"{source}.quarantine"
         self._term = term
         self._seq = 0
         self._metrics = metrics
 
     async def put(self, refused: Sequence[RefusedRecord], now_ms: int, limit: int) -> None:
-        """Copy the first `limit` of a cycle's refused records, and say so loudly."""
+        """Copy the first `limit` refused records of a cycle, with a warning for each."""
         telemetry = self._metrics.telemetry
         for one in refused:
             self._metrics.refused.labels(one.stored.partition.topic, one.code.value).inc()

@@ -1,11 +1,10 @@
-"""Restart: the newest snapshot that fits the log, then the tail. Without a snapshot, the whole log.
+"""Restore: load the newest snapshot that matches the log, then fold the tail, or the whole log.
 
-Snapshots are a cache, and only the log is believed: a snapshot's state must have the digest that
-the log's commit names, and the cycles after it must lead to the states that their commits name. A
-snapshot that is damaged, forged, of another version, or of another log is passed over with a
-warning, and the one before it is tried. But one that knows more of the log than there is means that
-the log lost its end, and that stops the machine: what it once decided must not be decided again
-otherwise.
+Snapshots are a cache; the log is the truth. A snapshot's state must have the digest that the log's
+commit names, and the cycles after it must lead to the states that their commits name. A snapshot
+that is damaged, forged, of another version or of another log is skipped with a warning, and the one
+before it is tried. A snapshot that is ahead of the log means that the log lost its end. That stops
+the machine, because it could decide differently what it decided before.
 """
 
 from typing import Any, Final, TypeVar
@@ -26,7 +25,7 @@ from yardmaster_schemas.errors import SchemaError
 from yardmaster_schemas.events.machine import CycleCommittedV1
 
 S = TypeVar("S")
-#: What a restore from a snapshot may meet through the snapshot's fault.
+#: Errors that a bad snapshot may cause.
 SKIPPED: Final = (
     SnapshotUnreadable,
     ChainBroken,
@@ -47,12 +46,12 @@ async def restore(
     partition: int = 0,
     read_ahead: int = 1000,
 ) -> Fold[S]:
-    """A fold that has caught up with the log.
+    """Return a fold at the end of the log.
 
     Raises:
-        LogTruncated: the log ends before what a snapshot knows of it.
-        and what `Fold.catch_up` raises from the start of the log: what it meets after a snapshot
-        may be the snapshot's fault.
+        LogTruncated: a snapshot is ahead of the log.
+        and the errors of `Fold.catch_up` from the start of the log (errors after a snapshot may be
+        caused by the snapshot).
     """
     started_s = clock.monotonic_s()
     before: int | None = None
@@ -83,7 +82,7 @@ async def restore(
 async def _caught_up(
     fold: Fold[S], clock: Clock, metrics: RuntimeMetrics, started_s: float
 ) -> Fold[S]:
-    """The fold at the end of the log, and the metrics of a restore that began at `started_s`."""
+    """Fold the tail; record the metrics of a restore that began at `started_s`."""
     cycle = fold.reader.cycle
     folded = await fold.catch_up()
     took_s = clock.monotonic_s() - started_s
@@ -103,11 +102,11 @@ async def from_snapshot(
     partition: int = 0,
     read_ahead: int = 1000,
 ) -> Fold[S]:
-    """The fold where a snapshot was taken, checked against the log.
+    """Return the fold at the snapshot's cycle, checked against the log.
 
     Raises:
-        SnapshotUnreadable: not a state of this machine and version, or of another log.
-        LogTruncated: the log ends before it.
+        SnapshotUnreadable: the snapshot is of another machine, version or log.
+        LogTruncated: the snapshot is ahead of the log.
     """
     try:
         dump = from_json(snapshot.payload)
@@ -121,32 +120,32 @@ async def from_snapshot(
         end = await log.end(place)
         if end < known:
             raise LogTruncated(
-                found=f"{place} ends at {end}, but the snapshot of cycle {snapshot.cycle} knows it "
-                f"to {known} (if this is a new log, remove the old one's snapshots)"
+                found=f"{place} ends at {end}, but the snapshot of cycle {snapshot.cycle} "
+                f"covers it to {known} (if this is a new log, remove the old log's snapshots)"
             )
     last = await log.read(fold.own, fold.reader.next - 1, max_records=1)
     if not last or digest_of(last[0].record).hex() != fold.reader.head:
-        raise SnapshotUnreadable(found="it is of another log")
+        raise SnapshotUnreadable(found="it belongs to another log")
     _check_against(fold, last[0])
     return fold
 
 
 def _check_against(fold: Fold[Any], stored: StoredRecord) -> None:
-    """Compare a snapshot's state and reader with the commit after which it was taken.
+    """Compare a snapshot's state and reader with the log's commit of its cycle.
 
     Raises:
-        SnapshotUnreadable: they are not those that the log's commit names.
+        SnapshotUnreadable: they differ.
     """
     reader = fold.reader
     try:
         envelope = decode_own(stored.record, fold.cell)
     except SchemaError as error:
-        raise SnapshotUnreadable(found=f"what it was taken after: {error}") from None
+        raise SnapshotUnreadable(found=f"the record before it: {error}") from None
     commit = envelope.data
     if not isinstance(commit, CycleCommittedV1):
-        raise SnapshotUnreadable(found=f"it was taken after a {envelope.type}")
+        raise SnapshotUnreadable(found=f"the record before it is a {envelope.type}, not a commit")
     if commit.state_digest != fold.machine.digest(fold.state):
-        raise SnapshotUnreadable(found="its state is not the one that the log's commit names")
+        raise SnapshotUnreadable(found="its state differs from the log's commit")
     named = (envelope.epoch, envelope.source, envelope.seq + 1, commit.cycle, commit.rules)
     inputs = {(one.topic, one.partition): one.next for one in commit.inputs}
     if (
@@ -154,4 +153,4 @@ def _check_against(fold: Fold[Any], stored: StoredRecord) -> None:
         or (commit.now_ms, commit.complete) != (reader.now_ms, reader.complete)
         or any(reader.inputs.get(place) != end for place, end in inputs.items())
     ):
-        raise SnapshotUnreadable(found="its reader is not where the log's commit says")
+        raise SnapshotUnreadable(found="its reader differs from the log's commit")

@@ -1,4 +1,4 @@
-"""Taking snapshots: the state is dumped between two cycles, and stored while cycles go on."""
+"""Snapshots: the state is dumped between two cycles and stored while cycles continue."""
 
 import asyncio
 from typing import Any, Generic, NoReturn, TypeVar
@@ -19,10 +19,10 @@ S = TypeVar("S")
 
 
 class Snapshotter(Generic[S]):
-    """One leader's snapshots: `consider` after each cycle, `run` beside the cycles.
+    """One leader's snapshots: call `consider` after each cycle; `run` stores them concurrently.
 
-    That one was taken is recorded in a cycle that comes anyway: a snapshot calls for none, so a log
-    at rest stays at rest.
+    A SnapshotTaken is recorded in the next cycle that another event starts: a snapshot starts no
+    cycle, so an idle log does not grow.
     """
 
     def __init__(
@@ -41,15 +41,15 @@ class Snapshotter(Generic[S]):
         self._limits = limits
         self._metrics = metrics
         self._observations = observations
-        # What was folded since the snapshot of the restart counts: else one that restarts often
-        # would never take one.
+        # Cycles folded since the snapshot of the restore count too: otherwise a process that
+        # restarts often would never take a snapshot.
         self._last_cycle = 0 if fold.origin is None else int(fold.origin["cycle"])
         self._last_s = clock.monotonic_s()
         self._taken: Snapshot | None = None
         self._wake = asyncio.Event()
 
     def consider(self) -> None:
-        """Dump the state if it is time to, and the last snapshot is stored."""
+        """Dump the state if a snapshot is due and the last one is stored."""
         now_s, cycle = self._clock.monotonic_s(), self._fold.reader.cycle
         if self._taken is not None or cycle == self._last_cycle:
             return
@@ -64,7 +64,7 @@ class Snapshotter(Generic[S]):
         self._wake.set()
 
     async def run(self) -> NoReturn:
-        """Store what `consider` dumps; a store that fails is told of, and tried at the next."""
+        """Store the dumps of `consider`; after a failure, the next dump is stored instead."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -90,7 +90,7 @@ class Snapshotter(Generic[S]):
 
 
 def take(fold: Fold[Any]) -> Snapshot:
-    """A snapshot of the state after the last counted cycle."""
+    """Return a snapshot of the state after the last counted cycle."""
     return Snapshot(
         machine=fold.machine.name,
         cell=fold.cell,

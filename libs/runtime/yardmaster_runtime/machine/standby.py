@@ -1,4 +1,4 @@
-"""The standby: folds along, so that taking over costs a new term and the tail."""
+"""The standby: folds the log continuously, so that a takeover costs a new term and the tail."""
 
 import asyncio
 from typing import Any
@@ -12,9 +12,9 @@ from yardmaster_runtime.waiting import first_of, together
 async def stand_by(
     fold: Fold[Any], election: Election, metrics: RuntimeMetrics, *, idle_wait_s: float
 ) -> None:
-    """Fold along until the election is won; the fold ends between two cycles.
+    """Fold until the election is won; return between two cycles.
 
-    Raises: what `Fold.catch_up` raises.
+    Raises: the errors of `Fold.catch_up`.
     """
     won = asyncio.Event()
 
@@ -23,7 +23,7 @@ async def stand_by(
         won.set()
 
     async def follow() -> None:
-        # Never cancelled while it folds: half a cycle's inputs could not be taken back.
+        # Never cancelled within a cycle: inputs that were applied cannot be rolled back.
         while not won.is_set():
             await fold.catch_up()
             metrics.term.set(fold.reader.term)

@@ -33,7 +33,12 @@ from yardmaster_eventlog.port import EventLog, Partition, Record, StoredRecord
 from yardmaster_eventlog.reader import details_digest
 from yardmaster_runtime.cycle_reader import digest_of
 from yardmaster_runtime.errors import MachineError
-from yardmaster_runtime.machine.batch import CycleHeader, traces_of, with_observed, write_cycle
+from yardmaster_runtime.machine.cycle_records import (
+    CycleHeader,
+    traces_of,
+    with_observed,
+    write_cycle,
+)
 from yardmaster_runtime.machine.fold import Fold
 from yardmaster_runtime.machine.inputs import (
     MachineInput,

@@ -2,9 +2,9 @@
 
 A trace's context is a W3C `traceparent` in the envelope of records. A request's record and its
 details carry the context of the HTTP request; a decision carries the context of its cause, where
-the cause was an input of the same cycle (`batch.py`). Work on many records (a cycle, the relay, the
-views) is a span of its own, with links to the contexts of its records; work that follows from one
-record is a child of that record's context.
+the cause was an input of the same cycle (`cycle_records.py`). Work on many records (a cycle, the
+relay, the views) is a span of its own, with links to the contexts of its records; work that follows
+from one record is a child of that record's context.
 
 Contexts are passed explicitly: nothing here uses OpenTelemetry's current context or its global
 provider, so two services in one process do not mix. By default a service's tracer is `OFF`: every

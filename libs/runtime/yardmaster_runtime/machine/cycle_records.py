@@ -1,4 +1,4 @@
-"""A cycle's records: made here for the leader that writes them and for `verify` that checks."""
+"""A cycle's records, made by the leader that writes them and by `verify`, which compares them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,15 +31,16 @@ def _actor(machine: str) -> Actor:
 @writes_slots
 @dataclass(frozen=True, slots=True)
 class CycleHeader:
-    """Where in a machine's topic a cycle belongs: whose it is, and what it follows."""
+    """What all records of a cycle share: the writer, the term, the time, the cycle before."""
 
     machine: str
     cell: str
     source: str
     term: int
-    #: Of the cycle's first record.
+    #: Sequence number of the cycle's first record.
     seq: int
     cycle: int
+    #: Digest of the last record before the cycle.
     prev: str
     now_ms: int
 
@@ -51,7 +52,7 @@ class CycleHeader:
         cause: str | None,
         traceparent: str | None = None,
     ) -> Envelope[Event]:
-        """What surrounds the cycle's record number `index`."""
+        """Return the envelope of the cycle's record number `index`."""
         return Envelope(
             type=event.TYPE,
             version=event.VERSION,
@@ -68,7 +69,7 @@ class CycleHeader:
 
 
 def term_record(machine: str, cell: str, term: int, incarnation: str, now_ms: int) -> Record:
-    """The TermStarted of an incarnation."""
+    """Return the TermStarted record of an incarnation."""
     header = CycleHeader(
         machine=machine,
         cell=cell,
@@ -86,9 +87,9 @@ def term_record(machine: str, cell: str, term: int, incarnation: str, now_ms: in
 def with_observed(
     observed: Sequence[Decision], decisions: Sequence[Decision]
 ) -> Sequence[Decision]:
-    """A cycle's records: the observations, then what was decided.
+    """Return the decisions with the observations before them, each observation once.
 
-    A machine may give the observations back before its decisions, or leave them out.
+    A machine may return the observations before its decisions, or leave them out.
     """
     if tuple(decisions[: len(observed)]) == tuple(observed):
         return decisions
@@ -96,12 +97,12 @@ def with_observed(
 
 
 def traces_of(accepted: Iterable[Envelope[Any]]) -> dict[str, str]:
-    """The trace contexts of a cycle's inputs, by record id: those of the decisions they cause.
+    """Return the trace contexts of a cycle's inputs by record id, for the decisions they cause.
 
-    Only of inputs that this very cycle took, so that the state keeps no context and whoever has the
-    cycle's records makes the same decisions' records again. What a decision follows from may lie
-    cycles back: such a decision carries none. Nor does one of a trace that nobody keeps: without
-    tracing the log grows by nothing.
+    A decision gets the context of its cause only when the cause is an input of the same cycle: so
+    the state stores no contexts, and `verify` can make the same records from the cycle's inputs. A
+    decision whose cause was taken in an earlier cycle has no context. Contexts of traces that are
+    not kept are left out, so without tracing no record grows.
     """
     return {
         envelope.id: envelope.traceparent
@@ -112,7 +113,7 @@ def traces_of(accepted: Iterable[Envelope[Any]]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class WrittenCycle:
-    """A cycle as it is written, the CycleCommitted last: records, their digests, their events."""
+    """A cycle's records, digests and envelopes; the CycleCommitted is the last one."""
 
     records: list[Record]
     digests: list[bytes]
@@ -132,9 +133,9 @@ def write_cycle(
     limit: int | None,
     rules: int,
 ) -> WrittenCycle:
-    """The decisions' records and, last, the CycleCommitted over them.
+    """Return the decisions' records followed by the CycleCommitted over them.
 
-    `traces`: what `traces_of` gives for the cycle's inputs.
+    `traces`: the result of `traces_of` for the cycle's inputs.
     """
     cell = header.cell
     envelopes = [
@@ -173,24 +174,26 @@ def write_cycle(
     return WrittenCycle(records, digests, envelopes)
 
 
-def cut(records: Sequence[Record], wanted: int, limit: int, topic: str) -> list[list[Record]]:
-    """Consecutive batches of at most `wanted` bytes each (see `batch_bytes`), as few as may be.
+def split_batches(
+    records: Sequence[Record], wanted: int, limit: int, topic: str
+) -> list[list[Record]]:
+    """Return the fewest consecutive batches of at most `wanted` bytes each (see `batch_bytes`).
 
-    A record that alone is larger has a batch for itself, up to `limit`, what the topic takes.
+    A larger record gets a batch of its own, up to `limit`, the most that the topic accepts.
 
     Raises:
-        CycleTooLarge: one record alone is over the limit.
+        CycleTooLarge: one record is larger than the limit.
     """
     frame = batch_bytes(())
     batches: list[list[Record]] = []
-    room = 0
+    free = 0
     for index, record in enumerate(records):
         size = record.size
         if frame + size > limit:
             raise CycleTooLarge(size=frame + size, limit=limit, topic=topic, record=index)
-        if size > room:
+        if size > free:
             batches.append([])
-            room = wanted - frame
+            free = wanted - frame
         batches[-1].append(record)
-        room -= size
+        free -= size
     return batches

@@ -21,7 +21,7 @@ from yardmaster_eventlog.errors import BatchTooLarge
 from yardmaster_eventlog.port import Partition, Record
 from yardmaster_eventlog.testing import Fault, FaultKind, FaultPlan, FaultyLog
 from yardmaster_runtime.errors import CycleTooLarge, Fenced, UnwritableDecision
-from yardmaster_runtime.machine.cycle import Leader
+from yardmaster_runtime.machine.leader import Leader
 from yardmaster_runtime.waiting import together
 from yardmaster_schemas.events.admissions import CancelAcceptedV1
 from yardmaster_schemas.events.decisions import NodeLostV1, NodeSilenceObservedV1

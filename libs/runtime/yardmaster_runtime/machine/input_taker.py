@@ -1,0 +1,91 @@
+"""What a cycle takes from its inputs: read first, then check and apply in the machine's order."""
+
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+from yardmaster_eventlog.reader import Cursor
+from yardmaster_runtime.cycle_reader import digest_of
+from yardmaster_runtime.machine.fold import Fold
+from yardmaster_runtime.machine.inputs import (
+    MachineInput,
+    RefusedRecord,
+    TakenRange,
+    check_claim,
+    cursor_of,
+    refused_ranges,
+)
+from yardmaster_runtime.settings import CycleLimits
+
+S = TypeVar("S")
+
+
+class InputTaker(Generic[S]):
+    """Takes the inputs of one leader's cycles."""
+
+    def __init__(self, fold: Fold[S], limits: CycleLimits) -> None:
+        self._fold = fold
+        self._limits = limits
+
+    async def read(self) -> dict[MachineInput, TakenRange]:
+        """Read ahead; return the whole counted cycles of other machines."""
+        whole = {}
+        for source in self._fold.inputs.values():
+            filled = await cursor_of(source).fill(self._limits.max_inputs, buffered_only=True)
+            # The records read ahead may end within a cycle whose other records are buffered too.
+            while filled and isinstance(source, MachineInput):
+                taken = source.take_counted(self._limits.max_inputs)
+                if taken is not None:
+                    whole[source] = taken
+                    break
+                filled = await source.cursor.fill(1, buffered_only=True)
+        return whole
+
+    def has_claims(self) -> bool:
+        """Whether a claim was read and not taken."""
+        return any(
+            isinstance(source, Cursor) and len(source) for source in self._fold.inputs.values()
+        )
+
+    def take(self, whole: dict[MachineInput, TakenRange]) -> list[TakenRange]:
+        """Apply what was read, input by input; `whole` is the result of `read`."""
+        taken: list[TakenRange] = []
+        ranges_left = self._limits.max_refused
+        for source in self._fold.inputs.values():
+            if isinstance(source, MachineInput):
+                if source in whole:
+                    taken.append(whole[source])
+                    for envelope in whole[source].accepted:
+                        self._fold.apply(envelope)
+                continue
+            claims = self._take_claims(source, ranges_left)
+            ranges_left -= len(refused_ranges(claims.refused))
+            if claims.digests:
+                taken.append(claims)
+        return taken
+
+    def _take_claims(self, cursor: Cursor, ranges_left: int) -> TakenRange:
+        """Check and apply claims, up to `max_inputs` records and `ranges_left` refused ranges."""
+        fold = self._fold
+        taken = TakenRange(cursor.partition, cursor.offset)
+        key = fold.cell.encode()
+        while len(cursor) and len(taken.digests) < self._limits.max_inputs:
+            checked = check_claim(fold.machine, fold.state, key, cursor.peek())
+            if isinstance(checked, RefusedRecord):
+                if not _extends(taken.refused, checked):
+                    if ranges_left == 0:
+                        break
+                    ranges_left -= 1
+                taken.refused.append(checked)
+            else:
+                fold.apply(checked)
+                taken.accepted.append(checked)
+            taken.digests.append(digest_of(cursor.pop().record))
+        return taken
+
+
+def _extends(refused: Sequence[RefusedRecord], one: RefusedRecord) -> bool:
+    """Whether `one` belongs to the last refused range."""
+    if not refused:
+        return False
+    last = refused[-1]
+    return last.code is one.code and last.stored.offset + 1 == one.stored.offset

@@ -1,0 +1,275 @@
+"""The leader: takes a term, then runs cycles until another leader takes over.
+
+One cycle: read the inputs, refuse invalid claims, apply the rest, decide, append the decisions with
+their CycleCommitted, read them back, and apply them. From `begin_cycle` until the commit is read
+back, the fold's state is ahead of the log. When anything fails in between, `candidate.py` discards
+the leader with its state and its term, so nothing is ever rolled back.
+
+Pacing: a cycle starts at once when the last one started at least `min_interval_ms` ago; under load
+one cycle takes all inputs that arrived in between. A cycle without inputs, due work or unfinished
+decisions is not appended.
+"""
+
+from collections.abc import Sequence
+from typing import Generic, NoReturn, Protocol, TypeVar
+
+from yardmaster_core.commit import source_of
+from yardmaster_core.machine import Decision
+from yardmaster_eventlog.errors import LogTruncated
+from yardmaster_runtime.chance import Chance
+from yardmaster_runtime.clock import Clock
+from yardmaster_runtime.machine.cycle_records import (
+    CycleHeader,
+    term_record,
+    traces_of,
+    with_observed,
+    write_cycle,
+)
+from yardmaster_runtime.machine.cycle_writer import CycleWriter, fenced
+from yardmaster_runtime.machine.fold import Fold
+from yardmaster_runtime.machine.input_taker import InputTaker
+from yardmaster_runtime.machine.inputs import MachineInput, TakenRange, cursor_of, refused_ranges
+from yardmaster_runtime.machine.observations import Observations
+from yardmaster_runtime.machine.quarantine import Quarantine
+from yardmaster_runtime.settings import CycleLimits
+from yardmaster_runtime.telemetry.machine_metrics import RuntimeMetrics
+from yardmaster_runtime.telemetry.tracing import trace_cycle
+from yardmaster_runtime.waiting import first_of
+from yardmaster_schemas.events.machine import RulesEnabledV1
+
+S = TypeVar("S")
+
+
+class AfterCycle(Protocol):
+    """Called between two cycles, while the state equals the log's (for snapshots)."""
+
+    def __call__(self) -> None:
+        """Must not block."""
+
+
+class Leader(Generic[S]):
+    """Decides for one cell during one term; a new term needs a new leader."""
+
+    def __init__(
+        self,
+        fold: Fold[S],
+        *,
+        clock: Clock,
+        chance: Chance,
+        limits: CycleLimits,
+        metrics: RuntimeMetrics,
+        observations: Observations,
+        after_cycle: AfterCycle | None = None,
+    ) -> None:
+        self.fold = fold
+        self.term = 0
+        self.source = ""
+        self._clock = clock
+        self._chance = chance
+        self._limits = limits
+        self._metrics = metrics
+        self._observations = observations
+        self._after_cycle = after_cycle
+        self._quarantine: Quarantine | None = None
+        self._inputs = InputTaker(fold, limits)
+        self._writer = CycleWriter(fold, clock, limits, metrics)
+        self._last_start_s: float | None = None
+        #: Whether the last cycle left records of an input for the next one.
+        self._inputs_left = False
+        #: A due time that an empty cycle did not change; ignored until it moves.
+        self._idle_due: int | None = None
+
+    async def run(self) -> NoReturn:
+        """Run cycles until an error ends the term; call `take_term` first.
+
+        Raises:
+            Fenced: another leader took over.
+            AppendOutcomeUnknown: the last append may or may not count.
+            CycleTooLarge: decide in smaller cycles.
+            DecisionRefused: the next cycle has to observe that a decision cannot be written.
+            ForeignRecord, ChainBroken, ReplayDiverged, ImpossibleEvent, UnwritableDecision,
+            LogTruncated, LogCorrupt: the machine has to stop.
+        """
+        while True:
+            await self._pace()
+            if not await self.step():
+                await self._wait()
+
+    async def take_term(self) -> None:
+        """Start the next term with a new incarnation, and read the record back.
+
+        Raises:
+            Fenced: `max_lost_terms` attempts lost against other candidates.
+        """
+        fold, reader = self.fold, self.fold.reader
+        for _ in range(self._limits.max_lost_terms):
+            await fold.catch_up()
+            incarnation = self._chance.hex("incarnation", 12)
+            term = reader.term + 1
+            record = term_record(reader.machine, reader.cell, term, incarnation, self._now())
+            offset = await fold.log.append(fold.own, [record])
+            while reader.next <= offset:
+                if not await fold.cursor.fill(1):
+                    raise LogTruncated(found=f"{fold.own} has no offset {offset} any more")
+                counted = fold.feed(fold.cursor.pop())
+                if counted is not None:
+                    # A batch of the previous leader was appended before this term's record.
+                    await fold.follow(counted)
+            self.source = source_of(reader.machine, reader.cell, incarnation)
+            self._metrics.term.set(reader.term)
+            if (reader.term, reader.owner) == (term, self.source):
+                self.term = term
+                self._quarantine = Quarantine(
+                    fold.log, reader.machine, self.source, term, self._metrics
+                )
+                self._metrics.telemetry.info("term_started", term=term, source=self.source)
+                return
+            self._metrics.terms_lost.inc()
+        raise fenced(reader, self.term)
+
+    async def step(self) -> bool:
+        """Run one cycle; False when there was no work and nothing was appended."""
+        fold, limits = self.fold, self._limits
+        now_ms, started_s = self._now(), self._clock.monotonic_s()
+        trace_start_ms = self._clock.now_ms()
+        whole: dict[MachineInput, TakenRange] = {}
+        enabling = self._enabling()
+        # Observations also go into a cycle that continues the decisions of the last one: an
+        # observation may say that one of those decisions cannot be written. RulesEnabled takes no
+        # observations, so that it fits into any cycle.
+        waiting = self._observations.first(0 if enabling else max(1, limits.max_decisions // 2))
+        continuing = not fold.reader.complete
+        if not continuing:
+            whole = await self._inputs.read()
+            if not whole and not self._has_work(now_ms):
+                await self.check_fenced(buffered_only=True)
+                return False
+        self._last_start_s = started_s
+        observed = (*enabling, *waiting)
+        fold.begin_cycle(fold.reader.cycle + 1, now_ms)
+        taken = [] if continuing else self._inputs.take(whole)
+        refused = [one for each in taken for one in each.refused]
+        verdict = fold.machine.decide(fold.state, limit=limits.max_decisions, observed=observed)
+        decisions = with_observed(observed, verdict.decisions)
+        accepted = [envelope for each in taken for envelope in each.accepted]
+        records = write_cycle(
+            self._header(now_ms),
+            decisions,
+            traces_of(accepted),
+            inputs=tuple(each.range() for each in taken),
+            refused=tuple(refused_ranges(refused)),
+            policies=fold.machine.policies(fold.state),
+            state_digest=verdict.state_digest,
+            complete=verdict.complete,
+            limit=None if verdict.complete else limits.max_decisions,
+            rules=fold.machine.rules,
+        ).records
+        counted = await self._writer.write(records, decisions, self.term)
+        fold.finish(counted, accepted)
+        self._observations.recorded(len(waiting))
+        due_ms = None if taken or decisions else fold.machine.due_ms(fold.state)
+        # Only a due time in the past that did not move; a later one starts its own cycle.
+        self._idle_due = due_ms if due_ms is not None and due_ms <= now_ms else None
+        self._count(taken, len(decisions), verdict.complete)
+        if refused and self._quarantine is not None:
+            await self._quarantine.put(refused, now_ms, limits.max_quarantined)
+        self._metrics.cycle_seconds.observe(self._clock.monotonic_s() - started_s)
+        trace_cycle(self._metrics.telemetry.tracer, trace_start_ms, accepted, counted)
+        if self._after_cycle is not None:
+            self._after_cycle()
+        return True
+
+    async def check_fenced(self, *, buffered_only: bool = False) -> None:
+        """Read what other leaders appended to the own topic.
+
+        With `buffered_only`, only records that this process has received already are read.
+
+        Raises:
+            Fenced: a higher term.
+        """
+        fold = self.fold
+        while await fold.cursor.fill(1, buffered_only=buffered_only):
+            fold.feed(fold.cursor.pop())
+        self._metrics.dropped.set(fold.reader.dropped)
+        if fold.reader.term != self.term:
+            raise fenced(fold.reader, self.term)
+
+    # Pacing
+
+    async def _pace(self) -> None:
+        """Wait until a cycle may start; at once when the last one left work behind."""
+        if self._last_start_s is None or self._inputs_left or not self.fold.reader.complete:
+            return
+        since_s = self._clock.monotonic_s() - self._last_start_s
+        left_s = self._limits.min_interval_ms / 1000 - since_s
+        if left_s > 0:
+            await self._clock.sleep(left_s)
+
+    async def _wait(self) -> None:
+        """Wait for a record, an urgent observation, or the machine's due time."""
+        ends = {place: cursor_of(source).end for place, source in self.fold.inputs.items()}
+        ends[self.fold.own] = self.fold.cursor.end
+        timeout_s = self._limits.idle_wait_s
+        due_ms = self._due_ms()
+        if due_ms is not None:
+            timeout_s = min(timeout_s, max(due_ms - self._clock.now_ms(), 1) / 1000)
+        await first_of(self.fold.log.wait(ends, timeout_s), self._observations.urgent.wait())
+
+    def _due_ms(self) -> int | None:
+        due_ms = self.fold.machine.due_ms(self.fold.state)
+        return None if due_ms == self._idle_due else due_ms
+
+    def _has_work(self, now_ms: int) -> bool:
+        """Whether anything but other machines' cycles calls for a cycle."""
+        if self._observations.urgent.is_set() or self._inputs.has_claims():
+            return True
+        due_ms = self._due_ms()
+        return due_ms is not None and due_ms <= now_ms
+
+    def _now(self) -> int:
+        """The clock's time, or the log's when the clock is behind it."""
+        now_ms, log_ms = self._clock.now_ms(), self.fold.reader.now_ms
+        behind_ms = max(0, log_ms - now_ms)
+        self._metrics.clock_behind_ms.set(behind_ms)
+        if behind_ms > self._limits.clock_alarm_ms:
+            self._metrics.telemetry.warn("clock_behind_log", behind_ms=behind_ms)
+        return max(now_ms, log_ms)
+
+    # Parts of a cycle
+
+    def _enabling(self) -> tuple[Decision, ...]:
+        """The decision that switches a log with older rules to the rules of this program."""
+        reader, rules = self.fold.reader, self.fold.machine.rules
+        if reader.cycle == 0 or reader.rules == rules:
+            return ()
+        return (Decision(RulesEnabledV1(rules=rules), reader.cell),)
+
+    def _header(self, now_ms: int) -> CycleHeader:
+        reader = self.fold.reader
+        return CycleHeader(
+            machine=reader.machine,
+            cell=reader.cell,
+            source=self.source,
+            term=self.term,
+            seq=reader.seq,
+            cycle=reader.cycle + 1,
+            prev=reader.head,
+            now_ms=now_ms,
+        )
+
+    def _count(self, taken: Sequence[TakenRange], decisions: int, complete: bool) -> None:
+        metrics, limits = self._metrics, self._limits
+        metrics.cycles.inc()
+        metrics.decisions.inc(decisions)
+        metrics.dropped.set(self.fold.reader.dropped)
+        if not complete:
+            metrics.cycles_cut.inc()
+        self._inputs_left = False
+        for each in taken:
+            topic = each.partition.topic
+            metrics.inputs.labels(topic).inc(len(each.digests))
+            cursor = cursor_of(self.fold.inputs[each.partition])
+            metrics.input_lag.labels(topic).set(len(cursor))
+            if len(cursor) and len(each.digests) >= limits.max_inputs:
+                metrics.inputs_cut.labels(topic).inc()
+                self._inputs_left = True
