@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from yardmaster_core.machine import Verdict
+from yardmaster_core.machine import CycleResult
 from yardmaster_core.scheduling.machine import SchedulerMachine
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.tasks import Task
@@ -83,7 +83,7 @@ def one_gpu(**changes: object) -> AdmittedSpec:
     return admitted_spec(**changes)
 
 
-def commit(state: ClusterState, verdict: Verdict) -> None:
+def commit(state: ClusterState, verdict: CycleResult) -> None:
     """Apply what was decided and end the cycle."""
     for decision in verdict.decisions:
         MACHINE.apply(state, decision.event, "")

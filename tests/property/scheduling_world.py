@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.unit.core.scheduling.soundness import assert_sound
-from yardmaster_core.machine import Decision, Verdict
+from yardmaster_core.machine import CycleResult, Decision
 from yardmaster_core.scheduling.state.nodes import Node
 from yardmaster_core.scheduling.state.phases import NodeState, ReplicaState
 from yardmaster_core.scheduling.state.pools import Pool
@@ -43,11 +43,11 @@ class Tried(Cell):
 class Keeping(Cell):
     """The cell that decides for good."""
 
-    def decided(self, limit: int, observed: Sequence[Decision]) -> Verdict:
-        self.state, decisions, complete = self.machine.advance(
+    def decided(self, limit: int, observed: Sequence[Decision]) -> CycleResult:
+        self.state, decisions, complete = self.machine.decide_in_place(
             self.state, limit=limit, observed=observed
         )
-        return Verdict(tuple(decisions), self.machine.digest(self.state), complete)
+        return CycleResult(tuple(decisions), self.machine.digest(self.state), complete)
 
 
 class World:

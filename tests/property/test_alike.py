@@ -8,7 +8,7 @@ from unittest.mock import patch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from yardmaster_core.machine import Decision, Verdict
+from yardmaster_core.machine import CycleResult, Decision
 from yardmaster_core.scheduling.machine import SchedulerMachine
 from yardmaster_core.scheduling.planner.policy import no_equivalence
 from yardmaster_core.scheduling.policies import POLICIES
@@ -25,7 +25,7 @@ class Both(SchedulerMachine):
 
     def decide(
         self, state: ClusterState, *, limit: int, observed: Sequence[Decision] = ()
-    ) -> Verdict:
+    ) -> CycleResult:
         """What both decide."""
         found = super().decide(state, limit=limit, observed=observed)
         with patch.dict(POLICIES, ALONE):

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from yardmaster_core.errors import ImpossibleEvent, SnapshotUnreadable
-from yardmaster_core.machine import Decision, Verdict
+from yardmaster_core.machine import CycleResult, Decision
 from yardmaster_schemas.envelope import Actor, ActorKind, Auth, Envelope, Event
 from yardmaster_schemas.events.admissions import CancelAcceptedV1, TaskResumedV1
 from yardmaster_schemas.events.decisions import (
@@ -134,7 +134,9 @@ class ToyMachine:
         state.waiting.pop(0)
         state.answered[job] = state.answered.get(job, 0) + 1
 
-    def decide(self, state: ToyState, *, limit: int, observed: Sequence[Decision] = ()) -> Verdict:
+    def decide(
+        self, state: ToyState, *, limit: int, observed: Sequence[Decision] = ()
+    ) -> CycleResult:
         self.decides += 1
         draft = self.load(state.cell, self.dump(state))
         decisions: list[Decision] = []
@@ -163,7 +165,7 @@ class ToyMachine:
             decisions.append(Decision(answer, job, cause))
         for each in decisions:
             self.apply(draft, each.event, "quota/x/0/0")
-        return Verdict(decisions, self.digest(draft), not draft.waiting and not draft.silent)
+        return CycleResult(decisions, self.digest(draft), not draft.waiting and not draft.silent)
 
     def unwritable(self, event: Event) -> Decision | None:
         return None

@@ -1,26 +1,26 @@
 """Which records of a machine's topic count: terms and their owners, cycles, the chain of commits.
 
-A machine's topic holds TermStarted records and, after each, the cycles of that term: some decisions
-and a CycleCommitted that makes them valid. Every reader (leader, standby, replay, relay, views)
-feeds the records in order to a `CommitReader` and acts on the cycles it gives back, so that all of
-them agree:
+A machine's topic has TermStarted records, each followed by the cycles of that term. A cycle is a
+sequence of decisions and a CycleCommitted that makes them valid. Every reader (leader, standby,
+replay, relay, views) feeds the records in order to a `CommitReader` and acts only on the cycles
+that it returns, so that all readers agree:
 
-- A term belongs to the first incarnation that wrote its TermStarted. What comes after from a lower
-  term, or from another incarnation of the same one, is dropped: a fenced leader's late batch. Such
-  a batch that lands before the higher term starts counts, and the new leader reads it before it
-  decides.
-- A cycle may lie in several consecutive batches; without its CycleCommitted none of it counts, and
-  the next term drops it.
-- The version of the rules never falls, and a log that has begun changes to higher ones only in a
-  cycle with a RulesEnabled.
-- Each commit names the digest of the one before (`prev`), of its decisions and of its inputs. What
-  does not fit is loud (`ChainBroken`, `ForeignRecord`), with topic and offset; nothing is skipped.
+- A term belongs to the first incarnation that wrote its TermStarted. Later records of a lower term,
+  or of another incarnation in the same term, are a fenced leader's late batch and are dropped. Such
+  a batch counts if it was appended before the higher term started; the new leader reads it before
+  it decides.
+- A cycle may span several consecutive batches. Without its CycleCommitted no record of it counts,
+  and the next term drops it.
+- The version of the rules never decreases. After the first cycle it increases only in a cycle with
+  a RulesEnabled.
+- Each commit names the digests of the previous commit (`prev`), of its decisions and of its inputs.
+  A mismatch raises `ChainBroken` or `ForeignRecord` with topic and offset; no record is skipped.
 
 Digests. A record's digest is the SHA-256 of its key, the name and content of each header and its
 value, each preceded by its length (8 bytes, big endian); a record without a value has no last part.
 A range's digest is the SHA-256 of its records' digests. A mark is the first 8 bytes of a record's
 digest, in hex. The head of the chain is the digest of the last counted CycleCommitted; a new term's
-head is the SHA-256 of the head before and the digest of its TermStarted.
+head is the SHA-256 of the previous head and the digest of its TermStarted.
 """
 
 from collections.abc import Iterable, Sequence
@@ -42,12 +42,12 @@ from yardmaster_schemas.events.machine import (
 GENESIS: Final = "0" * 64
 MARK_DIGITS: Final = 16
 _length = Struct(">Q").pack
-#: The lengths that nearly all parts have, packed.
+#: Packed lengths, cached for the lengths of nearly all parts.
 _LENGTHS: Final = tuple(map(_length, range(2048)))
 
 
-class _Named(dict[str, bytes]):
-    """Headers' names after their lengths; those of our own are few, others are not kept."""
+class _FramedNames(dict[str, bytes]):
+    """Header names, each preceded by its length; keeps only the first `LIMIT` names."""
 
     LIMIT: Final = 64
 
@@ -59,27 +59,31 @@ class _Named(dict[str, bytes]):
         return framed
 
 
-_named: Final = _Named()
+_framed: Final = _FramedNames()
 
 
 def record_digest(
     key: bytes, headers: Iterable[tuple[str, bytes]] | bytes, value: bytes | None
 ) -> bytes:
-    """The 32 bytes that identify all of a record: nothing of it changes without them.
+    """The SHA-256 digest of a record (32 bytes).
 
-    Headers may come in one piece, each name and content after its length already.
+    Headers may be given as bytes in which each name and content is preceded by its length.
     """
-    few = len(_LENGTHS)
+    cached = len(_LENGTHS)
     parts = [_length(len(key)), key]
     if isinstance(headers, bytes):
         parts.append(headers)
     else:
         for name, content in headers:
             size = len(content)
-            parts += (_named[name], _LENGTHS[size] if size < few else _length(size), content)
+            parts += (
+                _framed[name],
+                _LENGTHS[size] if size < cached else _length(size),
+                content,
+            )
     if value is not None:
         size = len(value)
-        parts += (_LENGTHS[size] if size < few else _length(size), value)
+        parts += (_LENGTHS[size] if size < cached else _length(size), value)
     return sha256(b"".join(parts)).digest()
 
 
@@ -89,12 +93,12 @@ def range_digest(digests: Sequence[bytes]) -> str:
 
 
 def marks(digests: Sequence[bytes]) -> str:
-    """The first 8 bytes of each record's digest: 16 hex digits a record."""
+    """The mark of each record: 16 hex digits per record, concatenated."""
     return "".join([digest[:8].hex() for digest in digests])
 
 
 def first_unmarked(digests: Sequence[bytes], recorded: str) -> int | None:
-    """Index of the first record whose mark is not the recorded one; None when all are."""
+    """Index of the first record whose mark differs from `recorded`; None if all marks are equal."""
     for index, digest in enumerate(digests):
         at = index * MARK_DIGITS
         if digest[:8].hex() != recorded[at : at + MARK_DIGITS]:
@@ -103,24 +107,24 @@ def first_unmarked(digests: Sequence[bytes], recorded: str) -> int | None:
 
 
 def head_of_term(head: str, digest: bytes) -> str:
-    """The head of the chain once a term has begun after `head`; `digest` is its TermStarted's."""
+    """The head of the chain after a term started on `head`; `digest` is that of its TermStarted."""
     return sha256(bytes.fromhex(head) + digest).hexdigest()
 
 
 def source_of(machine: str, cell: str, incarnation: str) -> str:
-    """What a machine's incarnation calls itself in its records."""
+    """The `source` that an incarnation of a machine writes into its records."""
     return f"{machine}/{cell}.{incarnation}"
 
 
 @dataclass(frozen=True, slots=True)
 class CountedCycle:
-    """A cycle that counts: its decisions (observations included) and its commit."""
+    """A cycle that counts: its decisions, including observations, and its commit."""
 
     #: Offset of the CycleCommitted.
     offset: int
     commit: CycleCommittedV1
     record_id: str
-    #: Each with its offset, ascending.
+    #: (offset, decision), ascending.
     decisions: tuple[tuple[int, Envelope[Event]], ...]
     owner: str
     #: `seq` of the first record of the cycle.
@@ -133,27 +137,17 @@ class CountedCycle:
 
 
 class CommitReader:
-    """Reads one machine's topic in order and tells which cycles count.
+    """Reads one machine's topic in order and returns the cycles that count.
 
-    What is public is as of the last record fed, but for `cycle`, `rules`, `now_ms`, `complete`,
-    `inputs` and `boundary`, which change only with a counted commit. `dump` gives the state at
+    Public attributes are as of the last record fed. Only `cycle`, `rules`, `now_ms`, `complete`,
+    `inputs` and `boundary` change with counted commits alone. `dump` returns the state at
     `boundary`.
     """
 
     __slots__ = (
-        *("_base", "_buffer", "_digests", "actor", "boundary", "cell", "complete", "cycle"),
-        *(
-            "_ended_at",
-            "_starts",
-            "_suspect",
-            "dropped",
-            "head",
-            "inputs",
-            "machine",
-            "next",
-            "now_ms",
-            "owner",
-        ),
+        *("_at_boundary", "_buffer", "_digests", "_missing_after", "_outdone_by", "_terms"),
+        *("actor", "boundary", "cell", "complete", "cycle", "dropped", "head", "inputs"),
+        *("machine", "next", "now_ms", "owner"),
         *("prefix", "rules", "seq", "state_digest", "term", "topic"),
     )
 
@@ -163,7 +157,7 @@ class CommitReader:
         self.topic = topic
         self.prefix = source_of(machine, cell, "")
         self.actor = Actor(kind=ActorKind.SERVICE, id=machine)
-        #: Offset of the record to be fed next.
+        #: Offset of the record to feed next.
         self.next = 0
         self.term = 0
         #: Source of the incarnation that owns `term`; empty before the first.
@@ -171,44 +165,43 @@ class CommitReader:
         #: `seq` that the owner's next record must have.
         self.seq = 0
         self.head = GENESIS
-        #: Records that do not count: of fenced leaders, and of cycles never committed.
+        #: Number of records that do not count: from fenced leaders and uncommitted cycles.
         self.dropped = 0
-        #: The last counted cycle, its rules, its time, and whether it decided all there was to
-        #: decide.
+        #: The last counted cycle, its rules and time, and whether its decisions were complete.
         self.cycle = 0
         self.rules = 0
         self.now_ms = 0
         self.complete = True
         self.state_digest = ""
-        #: The offset each input is taken up to, by (topic, partition).
+        #: (topic, partition) -> the next offset to consume from this input.
         self.inputs: dict[tuple[str, int], int] = {}
         #: Offset after the last counted CycleCommitted.
         self.boundary = 0
-        #: Since the last commit: where a term began, best one that dropped decisions, and whether
-        #: it did. A commit that is missed was there.
-        self._ended_at: tuple[int, bool] | None = None
-        #: Since the last commit: where which terms began, and the one that outdid a commit of the
-        #: cycle that should have been next, if one did. A cycle that is missed was dropped for it.
-        self._starts: list[tuple[int, int]] = []
-        self._suspect: int | None = None
+        #: Since the last commit: the offset at which a term started, preferably one that dropped
+        #: decisions, and whether it did. If a commit is missing, it is missing there.
+        self._missing_after: tuple[int, bool] | None = None
+        #: Since the last commit: (offset, term) of each term started, and the offset of the term
+        #: because of which a commit of the next cycle was dropped, if there was one.
+        self._terms: list[tuple[int, int]] = []
+        self._outdone_by: int | None = None
         self._buffer: list[tuple[int, Envelope[Event]]] = []
         self._digests: list[bytes] = []
-        self._base: tuple[int, str, int, str, int] = (0, "", 0, GENESIS, 0)
+        self._at_boundary: tuple[int, str, int, str, int] = (0, "", 0, GENESIS, 0)
 
     @property
     def pending(self) -> int:
-        """Records since the last commit that count only if one follows."""
+        """Number of records since the last commit; they count only if a commit follows."""
         return len(self._buffer)
 
     def feed(self, offset: int, digest: bytes, envelope: Envelope[Event]) -> CountedCycle | None:
-        """Take the topic's next record; returns a cycle when the record is a commit that counts.
+        """Consume the topic's next record; return a cycle if the record is a commit that counts.
 
         Raises:
-            ForeignRecord: the record is not this machine's to write.
-            ChainBroken: the record contradicts those before it.
+            ForeignRecord: this machine may not write such a record.
+            ChainBroken: the record contradicts earlier records.
         """
         if offset != self.next:
-            raise self._broken(self.next, f"no record; the next one is at offset {offset}")
+            raise self._broken(self.next, f"no record; the next one has offset {offset}")
         data = envelope.data
         self._check_author(offset, envelope)
         if isinstance(data, TermStartedV1) and envelope.epoch > self.term:
@@ -220,16 +213,16 @@ class CommitReader:
             self.next = offset + 1
             self.dropped += 1
             if isinstance(data, CycleCommittedV1) and data.cycle == self.cycle + 1:
-                self._suspect = self._suspect or self._outdone(envelope.epoch)
+                self._outdone_by = self._outdone_by or self._first_term_above(envelope.epoch)
             return None
         if envelope.epoch > self.term:
             raise self._broken(
                 offset, f"term {envelope.epoch} has not started; the newest is {self.term}"
             )
         if envelope.seq != self.seq:
-            raise self._broken(offset, f"has seq {envelope.seq} where {self.seq} must follow")
+            raise self._broken(offset, f"its seq is {envelope.seq}, expected {self.seq}")
         if isinstance(data, TermStartedV1):
-            raise self._broken(offset, f"starts term {self.term} again")
+            raise self._broken(offset, f"it starts term {self.term} a second time")
         counted = None
         if isinstance(data, CycleCommittedV1):
             counted = self._commit(offset, digest, envelope, data)
@@ -244,10 +237,10 @@ class CommitReader:
         if not envelope.source.startswith(self.prefix) or envelope.actor != self.actor:
             raise self._foreign(
                 offset,
-                f"written by {envelope.source} for {envelope.actor.kind} {envelope.actor.id}",
+                f"it is written by {envelope.source} for {envelope.actor.kind} {envelope.actor.id}",
             )
         if self.topic not in envelope.data.TOPICS:
-            raise self._foreign(offset, f"{envelope.type} does not belong in this topic")
+            raise self._foreign(offset, f"{envelope.type} does not belong to this topic")
 
     def _start_term(
         self, offset: int, digest: bytes, envelope: Envelope[Event], data: TermStartedV1
@@ -258,23 +251,23 @@ class CommitReader:
             raise self._foreign(offset, "body and envelope of TermStarted disagree")
         if data.term != self.term + 1 or envelope.seq != 0:
             raise self._broken(
-                offset, f"starts term {data.term} (seq {envelope.seq}) after term {self.term}"
+                offset, f"it starts term {data.term} (seq {envelope.seq}) after term {self.term}"
             )
         self.term = data.term
-        self._starts.append((offset, data.term))
+        self._terms.append((offset, data.term))
         self.owner = envelope.source
         self.seq = 1
         self.head = head_of_term(self.head, digest)
-        if self._ended_at is None or (self._buffer and not self._ended_at[1]):
-            self._ended_at = (offset, bool(self._buffer))
+        if self._missing_after is None or (self._buffer and not self._missing_after[1]):
+            self._missing_after = (offset, bool(self._buffer))
         self.dropped += len(self._buffer)
         self._buffer.clear()
         self._digests.clear()
         self.next = offset + 1
 
-    def _outdone(self, term: int) -> int | None:
-        """Where the first higher term since the last commit began."""
-        return next((offset for offset, started in self._starts if started > term), None)
+    def _first_term_above(self, term: int) -> int | None:
+        """The offset at which the first term above `term` started since the last commit."""
+        return next((offset for offset, started in self._terms if started > term), None)
 
     def _commit(
         self, offset: int, digest: bytes, envelope: Envelope[Event], data: CycleCommittedV1
@@ -293,8 +286,8 @@ class CommitReader:
         )
         self._buffer.clear()
         self._digests.clear()
-        self._ended_at = self._suspect = None
-        self._starts.clear()
+        self._missing_after = self._outdone_by = None
+        self._terms.clear()
         self.next = self.boundary = offset + 1
         self.seq += 1
         self.head = digest.hex()
@@ -305,58 +298,58 @@ class CommitReader:
         self.state_digest = data.state_digest
         for taken in data.inputs:
             self.inputs[taken.topic, taken.partition] = taken.next
-        self._base = (self.term, self.owner, self.seq, self.head, self.dropped)
+        self._at_boundary = (self.term, self.owner, self.seq, self.head, self.dropped)
         return counted
 
     def _check_commit(self, offset: int, envelope: Envelope[Event], data: CycleCommittedV1) -> None:
         if (data.cell, data.machine, data.term) != (self.cell, self.machine, self.term):
             raise self._broken(
-                offset, f"commits for {data.machine} of {data.cell}, term {data.term}"
+                offset, f"it commits for {data.machine} of {data.cell}, term {data.term}"
             )
         if data.now_ms != envelope.time_ms:
-            raise self._broken(offset, "its time and its now_ms differ")
-        missed = data.cycle > self.cycle + 1 and data.prev != self.head
-        if missed and self._ended_at is not None:
+            raise self._broken(offset, "its envelope's time and its now_ms differ")
+        missing = data.cycle > self.cycle + 1 and data.prev != self.head
+        if missing and self._missing_after is not None:
             raise self._broken(
-                self._ended_at[0] if self._suspect is None else self._suspect,
-                f"a term begins without a commit of cycle {self.cycle + 1}, "
-                f"though cycle {data.cycle} follows it",
+                self._missing_after[0] if self._outdone_by is None else self._outdone_by,
+                f"a term starts without a commit of cycle {self.cycle + 1}, "
+                f"although cycle {data.cycle} follows",
             )
         if data.cycle != self.cycle + 1:
             raise self._broken(offset, f"cycle {data.cycle} follows cycle {self.cycle}")
         if data.now_ms < self.now_ms:
-            raise self._broken(offset, f"now_ms falls from {self.now_ms} to {data.now_ms}")
+            raise self._broken(offset, f"now_ms decreases from {self.now_ms} to {data.now_ms}")
         if data.prev != self.head:
-            raise self._broken(offset, "prev is not the digest of what it follows")
+            raise self._broken(offset, "prev is not the digest of the previous commit")
 
     def _check_inputs(self, offset: int, inputs: Sequence[InputRange]) -> None:
         seen = set()
         for taken in inputs:
-            place = (taken.topic, taken.partition)
-            where = f"the input {taken.topic}/{taken.partition}"
-            if place in seen:
-                raise self._broken(offset, f"{where} is taken twice")
-            seen.add(place)
-            if taken.first != self.inputs.get(place, 0):
+            partition = (taken.topic, taken.partition)
+            name = f"the input {taken.topic}/{taken.partition}"
+            if partition in seen:
+                raise self._broken(offset, f"{name} is listed twice")
+            seen.add(partition)
+            expected = self.inputs.get(partition, 0)
+            if taken.first != expected:
                 raise self._broken(
-                    offset,
-                    f"{where} goes on at {taken.first}, not at {self.inputs.get(place, 0)}",
+                    offset, f"{name} continues at {taken.first}, expected {expected}"
                 )
             count = taken.next - taken.first
             if count <= 0 or len(taken.marks) != count * MARK_DIGITS:
-                raise self._broken(offset, f"the range of {where} does not fit its marks")
+                raise self._broken(offset, f"the range of {name} does not match its marks")
 
     def _check_decisions(self, offset: int, data: CycleCommittedV1) -> None:
         if range_digest(self._digests) != data.decisions_digest:
             index = first_unmarked(self._digests, data.decision_marks)
             if index is None:
-                raise self._broken(offset, "the digest of its decisions is another")
+                raise self._broken(offset, "the digest of its decisions does not match")
             at = self._buffer[index][0] if index < len(self._buffer) else offset
-            raise self._broken(at, f"is not decision {index + 1} of cycle {data.cycle}")
+            raise self._broken(at, f"it is not decision {index + 1} of cycle {data.cycle}")
         if marks(self._digests) != data.decision_marks or data.decisions != len(self._digests):
-            raise self._broken(offset, "count and marks of its decisions are others")
+            raise self._broken(offset, "the count or the marks of its decisions do not match")
         if any(decision.time_ms != data.now_ms for _, decision in self._buffer):
-            raise self._broken(offset, "its decisions were made at another time")
+            raise self._broken(offset, "its decisions have another time")
 
     def _check_rules(self, offset: int, data: CycleCommittedV1) -> None:
         enabled = [
@@ -364,7 +357,7 @@ class CommitReader:
         ]
         changed = self.cycle > 0 and data.rules != self.rules
         if data.rules < self.rules:
-            raise self._broken(offset, f"its rules fall from {self.rules} to {data.rules}")
+            raise self._broken(offset, f"its rules decrease from {self.rules} to {data.rules}")
         if enabled != ([data.rules] if changed else []):
             raise self._broken(
                 offset,
@@ -378,8 +371,8 @@ class CommitReader:
         return ForeignRecord(topic=self.topic, offset=offset, found=found)
 
     def dump(self) -> dict[str, Any]:
-        """The reader as of `boundary`, as plain JSON; what was fed after it is to be fed again."""
-        term, owner, seq, head, dropped = self._base
+        """The reader at `boundary` as plain JSON; records after it must be fed again."""
+        term, owner, seq, head, dropped = self._at_boundary
         return {
             "machine": self.machine,
             "cell": self.cell,
@@ -400,10 +393,10 @@ class CommitReader:
 
     @classmethod
     def load(cls, dump: Any) -> "CommitReader":
-        """The reader that `dump` gave.
+        """The reader that `dump` returned.
 
         Raises:
-            SnapshotUnreadable: it is no such dump.
+            SnapshotUnreadable: the value is not such a dump.
         """
         try:
             reader = cls(str(dump["machine"]), str(dump["cell"]), str(dump["topic"]))
@@ -418,5 +411,5 @@ class CommitReader:
             reader.inputs = {(str(t), int(n)): int(at) for t, n, at in dump["inputs"]}
         except (KeyError, TypeError, ValueError) as error:
             raise SnapshotUnreadable(found=f"reader: {type(error).__name__} {error}") from None
-        reader._base = (reader.term, reader.owner, reader.seq, reader.head, reader.dropped)
+        reader._at_boundary = (reader.term, reader.owner, reader.seq, reader.head, reader.dropped)
         return reader

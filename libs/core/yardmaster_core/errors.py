@@ -1,4 +1,4 @@
-"""What the core raises: log and state disagree, or a name is not known.
+"""The errors of the core: log and state disagree, or a name is unknown.
 
 ```
 CoreError   ImpossibleEvent  UnknownPolicy  UnknownPlacement  BadPolicyOptions  SnapshotUnreadable
@@ -10,13 +10,13 @@ from yardmaster_schemas.errors import YardmasterError
 
 
 class CoreError(YardmasterError):
-    """The core refused: {found}."""
+    """The core failed: {found}."""
 
     code = "core"
 
 
 class ImpossibleEvent(CoreError):
-    """{event} cannot have happened: {found}. The log and the state folded from it disagree; run
+    """{event} contradicts the state: {found}. The log and the state folded from it disagree; run
     `yard replay verify`.
     """
 
@@ -36,22 +36,22 @@ class UnknownPlacement(CoreError):
 
 
 class BadPolicyOptions(CoreError):
-    """Policy {name} does not take these options: {found}."""
+    """Policy {name} does not accept these options: {found}."""
 
     code = "bad_policy_options"
 
 
 class SnapshotUnreadable(CoreError):
-    """The snapshot's content is not a state of this version: {found}. It is skipped; the log has
-    everything.
+    """The snapshot is not a state of this version: {found}. It is skipped and the log is read
+    instead.
     """
 
     code = "snapshot_unreadable"
 
 
 class ForeignRecord(CoreError):
-    """{topic} offset {offset} holds a record that is not its machine's to write: {found}. The
-    reader stops here.
+    """The record at {topic} offset {offset} is not from the topic's machine: {found}. The reader
+    stops here.
     """
 
     code = "foreign_record"

@@ -1,38 +1,39 @@
-"""How long an agent may be cut off before it kills: what `fence: kill` means in seconds.
+"""The fence: after how many seconds without contact an agent kills its tasks (`fence: kill`).
 
-A task of such a pool never runs twice at once, because two clocks are started by one heartbeat and
-the agent's runs out first:
+No task of a pool with a fence runs twice at the same time, because one heartbeat starts two timers
+and the agent's timer expires first:
 
-- The *agent* (and, should it be dead or stopped, the runner of each task) kills what it runs
-  `fence_s` after it *sent* the last heartbeat that the log acknowledged; see its `lease`.
-- The *leader* counts a node as lost when it heard nothing of it for `node_timeout_s`, from the
-  moment in which it *read* the last heartbeat, and only for as long as it was seen to read the
-  topic to its end; see the scheduler's `silence`. A new leader begins to count anew.
+- The *agent* (or the runner of each task, if the agent is dead or stopped) kills its tasks
+  `fence_s` after it *sent* the last heartbeat that the log acknowledged; see the agent's `lease`.
+- The *leader* declares a node lost `node_timeout_s` after it *read* the node's last heartbeat. It
+  counts only time in which it read the topic to its end; see the scheduler's `silence`. A new
+  leader starts to count from zero.
 
-A heartbeat is sent before it is read, both measure elapsed time (never the time of day, which may
-jump), so what is left for the agent between the two is at least the difference. That pays for the
-runner, which fires a second after the agent (`runner.LATER_S`), for killing, and for clocks that
-run at rates up to 1 % apart (crystals differ by 0.01 %, time daemons slew by 0.05 %).
+A heartbeat is sent before it is read, and both timers measure elapsed time, never the time of day,
+which may jump. So the agent has at least the difference of the two timeouts to kill its tasks. That
+covers the runner, which kills one second after the agent (`runner.LATER_S`), the kill itself, and
+clocks whose rates differ by up to 1 % (crystals differ by 0.01 %, time daemons slew by 0.05 %).
 
-Not covered: a machine that was suspended, and what survives SIGKILL because it hangs in the kernel.
+The fence does not cover a suspended machine, or a process that survives SIGKILL because it hangs in
+the kernel.
 """
 
 from typing import Final
 
 from yardmaster_schemas.events.requests import Fence, PoolConfig
 
-#: Between the agent's kill and the loss of its node, clock rates aside.
+#: Seconds between the agent's kill and the loss of its node, without the clocks' difference.
 MARGIN_S: Final = 5
-#: What clocks may differ by, in percent of the timeout.
+#: How much clocks may differ, in percent of the timeout.
 RATE_PERCENT: Final = 1
-#: A shorter fence would kill for a heartbeat or two that came late.
+#: A shorter fence would kill tasks because of one or two late heartbeats.
 LEAST_FENCE_S: Final = 5
 
 
 def fence_of(config: PoolConfig) -> int | None:
-    """After how long without an acknowledged heartbeat a pool's attempts are killed; None: never.
+    """Seconds without an acknowledged heartbeat after which attempts are killed; None: never.
 
-    At most 0 where the timeout is too short for a fence: such a configuration is not admitted.
+    At most 0 if the timeout is too short for a fence; quota does not admit such a pool.
     """
     if config.fence is not Fence.KILL:
         return None
@@ -40,7 +41,7 @@ def fence_of(config: PoolConfig) -> int | None:
 
 
 def least_timeout_s(fence_s: int) -> int:
-    """The shortest time after which a node that runs attempts with this fence may be lost."""
+    """The shortest `node_timeout_s` for a node whose attempts have this fence."""
     return MARGIN_S - (-fence_s * 100 // (100 - RATE_PERCENT))
 
 

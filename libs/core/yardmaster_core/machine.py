@@ -1,9 +1,10 @@
-"""What a state machine is: pure functions over a state, driven by a shell that alone does I/O.
+"""The protocol of a state machine: pure functions over a state. The shell does all I/O.
 
-The shell (libs/runtime) takes records from the machine's input topics, refuses claims the machine
-does not accept, applies the rest in the catalogue's order, asks it to decide, appends the decisions
-with their CycleCommitted as one batch, reads that back and applies the decisions. Any reader of the
-log does the same minus the deciding, and gets the same state.
+The shell (libs/runtime) consumes records from the machine's input topics, refuses claims that the
+machine does not accept, and applies the others in the order of topics. Then the machine decides,
+and the shell appends the decisions with their CycleCommitted as one batch, reads the batch back and
+applies the decisions. Any other reader of the log does the same without deciding, and gets the same
+state.
 
 Every reader runs a cycle as `begin_cycle`, `apply` for each input, `apply` for each decision,
 `end_cycle`.
@@ -25,7 +26,7 @@ S = TypeVar("S")
 @writes_slots
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """An event to append, what it is about, and the record it follows from (None: time alone)."""
+    """An event to append, its subject, and the id of the record that caused it (None: time)."""
 
     event: Event
     subject: str
@@ -34,12 +35,12 @@ class Decision:
 
 @writes_slots
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What one cycle decided.
+class CycleResult:
+    """The decisions of one cycle.
 
-    `state_digest` is of the state with the decisions applied (64 hex digits). `complete` is false
-    when the limit on decisions cut the cycle and more is to be decided from what is already
-    applied. The observations it was given may come first among the decisions, or be left out.
+    `state_digest` is the digest of the state after the decisions (64 hex digits). `complete` is
+    false if the limit cut the cycle, so that the next cycle decides the rest from the same inputs.
+    The given observations either come first among the decisions or are left out.
     """
 
     decisions: Sequence[Decision]
@@ -48,90 +49,88 @@ class Verdict:
 
 
 class Machine(Protocol[S]):
-    """One kind of state machine: quota's or the scheduler's. Holds no state itself."""
+    """A state machine, quota's or the scheduler's. It keeps no state itself."""
 
     @property
     def name(self) -> str:
-        """quota, scheduler: the first part of its records' `source`."""
+        """`quota` or `scheduler`: the first part of the `source` of its records."""
 
     @property
     def output(self) -> Topic:
-        """The topic it alone writes."""
+        """The topic of which this machine is the sole writer."""
 
     @property
     def inputs(self) -> tuple[Topic, ...]:
-        """What it reads, in the order in which a cycle applies it."""
+        """The topics it reads, in the order in which a cycle applies them."""
 
     @property
     def observations(self) -> tuple[type[Event], ...]:
-        """Event classes of `output` that its shell observes; no input leads to them."""
+        """Event classes of `output` that the shell observes; no machine decides them."""
 
     @property
     def rules(self) -> int:
-        """The version of the rules by which it decides (`core.rules`)."""
+        """The version of the rules by which it decides (see `yardmaster_core.rules`)."""
 
     def initial(self, cell: str) -> S:
         """The state before any record."""
 
     def begin_cycle(self, state: S, cycle: int, now_ms: int) -> S:
-        """Start a cycle: time goes on to `now_ms`, never back; what was due by then happens."""
+        """Start a cycle: apply the deadlines up to `now_ms`. The time never goes backwards."""
 
     def refusal(self, state: S, envelope: Envelope[Event]) -> RefusalCode | None:
-        """Why a claim cannot be believed in this state, or None; a machine's own records are never
-        refused.
-        """
+        """Why this claim is refused, or None. A machine's record is never refused."""
 
     def apply(self, state: S, event: Event, record_id: str) -> S:
-        """The state after an event; the state given is used up.
+        """The state after `event`; the given state must not be used any more.
 
         Raises:
-            ImpossibleEvent: log and state disagree (never for a claim that `refusal` let pass).
+            ImpossibleEvent: log and state disagree (never for a claim that `refusal` accepted).
         """
 
-    def decide(self, state: S, *, limit: int, observed: Sequence[Decision] = ()) -> Verdict:
-        """What follows from the state as it is, after the observations; the state is left
-        unchanged.
+    def decide(self, state: S, *, limit: int, observed: Sequence[Decision] = ()) -> CycleResult:
+        """The decisions that follow from the state and the observations; changes no state.
 
-        `limit` bounds the decisions, observations included.
+        `limit` is the most decisions, including observations.
         """
 
     def unwritable(self, event: Event) -> Decision | None:
-        """What to observe in the next cycle after a decision was larger than a record may be, so
-        that the machine decides otherwise; None: there is no other way, the machine stops.
+        """The observation for a decision that is larger than a record may be.
+
+        With it the next cycle decides otherwise. None: the machine has no alternative and stops.
         """
 
     def end_cycle(self, state: S, *, complete: bool) -> S:
-        """End a cycle: what was considered and still waits sleeps until an event wakes it."""
+        """End a cycle: what was considered without a decision waits until an event concerns it."""
 
     def policies(self, state: S) -> tuple[PolicyInUse, ...]:
-        """The policies that decide, by pool name."""
+        """The policies of all pools, by pool name."""
 
     def digest(self, state: S) -> str:
-        """64 hex digits that any reader of the same records gets."""
+        """64 hex digits, the same for every reader of the same records."""
 
     def due_ms(self, state: S) -> int | None:
-        """When time alone next calls for a cycle; None when it never does."""
+        """When a cycle is due without an input, in ms since the epoch; None: never."""
 
     def dump(self, state: S) -> Any:
         """The state as plain JSON, for a snapshot."""
 
     def load(self, cell: str, dump: Any) -> S:
-        """The state that `dump` gave.
+        """The state that `dump` returned.
 
         Raises:
-            SnapshotUnreadable: another version's, or not a dump.
+            SnapshotUnreadable: the value is from another version, or not a dump.
         """
 
 
-class Advancing(Machine[S], Protocol[S]):
-    """A machine that can decide for good, for whoever is sure of the log that he writes."""
+class InPlaceMachine(Machine[S], Protocol[S]):
+    """A machine that can decide in place; only for a process that is the log's sole writer."""
 
-    def advance(
+    def decide_in_place(
         self, state: S, *, limit: int, observed: Sequence[Decision] = ()
     ) -> tuple[S, Sequence[Decision], bool]:
-        """The state after `apply` of each of the decisions that `decide` gives, the decisions, and
-        whether they are all, at the cost of deciding alone; the state given is used up.
+        """The state after the decisions of `decide`, the decisions, and whether they are complete.
 
-        The records in which the decisions are written are not known to the state: their repeats are
-        not, either. What the state hashes to, `digest` tells whoever writes it down.
+        Costs the deciding alone, without a draft; the given state must not be used any more. The
+        state does not know the ids of the decisions' records, so it does not recognize repeats of
+        them. It computes no digest; call `digest` for it.
         """

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-from yardmaster_core.machine import Decision, Verdict
+from yardmaster_core.machine import CycleResult, Decision
 from yardmaster_core.scheduling.machine import SchedulerMachine
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.tasks import Task
@@ -407,7 +407,7 @@ class Cell:
         self.complete = verdict.complete
         return [decision.event for decision in verdict.decisions]
 
-    def decided(self, limit: int, observed: Sequence[Decision]) -> Verdict:
+    def decided(self, limit: int, observed: Sequence[Decision]) -> CycleResult:
         """Decide, and apply what was decided."""
         before = self.machine.dump(self.state)
         verdict = self.machine.decide(self.state, limit=limit, observed=observed)

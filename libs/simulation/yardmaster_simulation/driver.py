@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, Generic, Protocol, TypeVar
 
 from yardmaster_core.commit import GENESIS, head_of_term, source_of
-from yardmaster_core.machine import Advancing, Decision
+from yardmaster_core.machine import Decision, InPlaceMachine
 from yardmaster_eventlog.codec import encode
 from yardmaster_eventlog.port import Partition, Record
 from yardmaster_runtime.cycle_reader import digest_of
@@ -141,7 +141,7 @@ class Claims:
 class Driver(Generic[S]):
     """One machine, its state, and where its chain of commits is."""
 
-    def __init__(self, machine: Advancing[S], tape: Tape | None, now_ms: int) -> None:
+    def __init__(self, machine: InPlaceMachine[S], tape: Tape | None, now_ms: int) -> None:
         self.machine = machine
         self.state = machine.initial(CELL)
         self.cycles = 0
@@ -171,7 +171,9 @@ class Driver(Generic[S]):
             for event, record_id in told.events:
                 state = machine.apply(state, event, record_id)
         # Nobody else writes here, so what is decided counts.
-        state, decisions, complete = machine.advance(state, limit=MAX_DECISIONS, observed=observed)
+        state, decisions, complete = machine.decide_in_place(
+            state, limit=MAX_DECISIONS, observed=observed
+        )
         decisions = with_observed(observed, decisions)
         output, digests = self._output, [UNWRITTEN] * (len(decisions) + 1)
         if self._tape is not None:

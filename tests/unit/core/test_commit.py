@@ -56,7 +56,7 @@ def feed_all(entries: list[tuple[int, Entry]]) -> None:
         feed(reader, entry, offset)
 
 
-def test_a_cycle_counts_with_its_commit_and_not_before() -> None:
+def test_a_cycle_counts_only_with_its_commit() -> None:
     log = log_of(lambda it: it.quota.cycle(cancelled(1), cancelled(2)))
     reader = CommitReader("quota", "main", "admissions")
     entries = log.of("admissions")
@@ -93,7 +93,7 @@ def test_a_late_batch_of_a_lower_term_is_dropped() -> None:
     assert reader.dropped == 1
 
 
-def test_a_late_batch_that_lands_before_the_next_term_starts_counts() -> None:
+def test_a_late_batch_that_is_appended_before_the_next_term_counts() -> None:
     log = log_of(
         lambda it: it.quota.start_term(ONE),
         lambda it: it.quota.cycle(cancelled(1)),
@@ -103,7 +103,7 @@ def test_a_late_batch_that_lands_before_the_next_term_starts_counts() -> None:
     assert [cycle.commit.cycle for cycle in read(log)] == [1, 2]
 
 
-def test_decisions_that_were_never_committed_are_dropped_by_the_next_term() -> None:
+def test_the_next_term_drops_uncommitted_decisions() -> None:
     log = LogBuilder()
     log.quota.cycle(cancelled(1), cancelled(2), keep=[0, 1])
     log.quota.cycles -= 1
@@ -115,7 +115,7 @@ def test_decisions_that_were_never_committed_are_dropped_by_the_next_term() -> N
     assert reader.dropped == 2
 
 
-def test_a_dump_is_of_the_last_commit_and_what_came_after_is_fed_again() -> None:
+def test_a_dump_is_of_the_last_commit_and_later_records_are_fed_again() -> None:
     log = log_of(lambda it: it.quota.cycle(cancelled(1)))
     reader = CommitReader("quota", "main", "admissions")
     read(log, reader)
@@ -135,7 +135,7 @@ def test_a_dump_is_of_the_last_commit_and_what_came_after_is_fed_again() -> None
 
 
 @pytest.mark.parametrize("dump", [None, {}, {"machine": "quota"}, [], "x"])
-def test_what_is_no_dump_is_not_loaded(dump: Any) -> None:
+def test_a_value_that_is_no_reader_dump_is_not_loaded(dump: Any) -> None:
     with pytest.raises(SnapshotUnreadable):
         CommitReader.load(dump)
 
@@ -149,16 +149,16 @@ def altered(**changes: Any) -> Callable[[LogBuilder], object]:
     [
         ({"cycle": 3}, "cycle 3 follows cycle 1"),
         ({"prev": GENESIS}, "prev is not the digest"),
-        ({"now_ms": 1}, "its time and its now_ms differ"),
-        ({"decisions": 2}, "count and marks"),
-        ({"decision_marks": "0" * 16}, "count and marks"),
+        ({"now_ms": 1}, "time and its now_ms differ"),
+        ({"decisions": 2}, "the count or the marks"),
+        ({"decision_marks": "0" * 16}, "the count or the marks"),
         ({"decisions_digest": "0" * 64}, "the digest of its decisions"),
         ({"decisions_digest": "0" * 64, "decision_marks": "0" * 16}, "is not decision 1"),
         ({"cell": "other"}, "commits for quota of other"),
         ({"term": 2}, "term 2"),
     ],
 )
-def test_a_commit_that_does_not_fit_breaks_the_chain(changes: dict[str, Any], found: str) -> None:
+def test_a_commit_that_does_not_match_breaks_the_chain(changes: dict[str, Any], found: str) -> None:
     log = log_of(lambda it: it.quota.cycle(cancelled(1)), altered(**changes))
     with pytest.raises(ChainBroken) as error:
         read(log)
@@ -166,14 +166,14 @@ def test_a_commit_that_does_not_fit_breaks_the_chain(changes: dict[str, Any], fo
     assert error.value.fields["offset"] in (3, 4)
 
 
-def test_now_never_falls() -> None:
+def test_the_time_never_goes_backwards() -> None:
     log = log_of(lambda it: it.quota.cycle(), lambda it: it.quota.cycle(after_ms=-5000))
-    with pytest.raises(ChainBroken, match="now_ms falls"):
+    with pytest.raises(ChainBroken, match="now_ms decreases"):
         read(log)
 
 
 @pytest.mark.parametrize("skip", [1, 2, 3])
-def test_a_record_taken_out_is_missed_where_it_was(skip: int) -> None:
+def test_a_removed_record_is_reported_at_its_offset(skip: int) -> None:
     log = log_of(lambda it: it.quota.cycle(cancelled(1), cancelled(2)), lambda it: it.quota.cycle())
     entries = [entry for entry in log.of("admissions") if entry.offset != skip]
     with pytest.raises(ChainBroken) as error:
@@ -184,7 +184,7 @@ def test_a_record_taken_out_is_missed_where_it_was(skip: int) -> None:
     assert error.value.fields["offset"] == skip
 
 
-def test_inputs_go_on_where_they_stopped() -> None:
+def test_inputs_continue_where_the_last_cycle_ended() -> None:
     log = LogBuilder()
     log.raw("requests")
     log.raw("requests")
@@ -192,7 +192,7 @@ def test_inputs_go_on_where_they_stopped() -> None:
     assert read(log)[0].commit.inputs[0].next == 1
     log.quota.taken["requests"] = 0
     log.quota.cycle()
-    with pytest.raises(ChainBroken, match="goes on at 0, not at 1"):
+    with pytest.raises(ChainBroken, match="continues at 0, expected 1"):
         read(log)
 
 
@@ -208,7 +208,7 @@ def record_of(log: LogBuilder, **changes: Any) -> Envelope[Any]:
         {"source": f"scheduler/main.{ONE}"},
     ],
 )
-def test_what_another_wrote_is_foreign(changes: dict[str, Any]) -> None:
+def test_a_record_of_another_writer_is_foreign(changes: dict[str, Any]) -> None:
     log = log_of(lambda it: it.quota.start_term(ONE))
     log.append("admissions", record_of(log, **changes))
     with pytest.raises(ForeignRecord) as error:
@@ -216,7 +216,7 @@ def test_what_another_wrote_is_foreign(changes: dict[str, Any]) -> None:
     assert error.value.fields["offset"] == 1
 
 
-def test_a_type_of_another_topic_is_foreign() -> None:
+def test_an_event_type_of_another_topic_is_foreign() -> None:
     log = log_of(lambda it: it.scheduler.start_term(ONE))
     reader = CommitReader("scheduler", "main", "decisions")
     entry = log.append("decisions", log.scheduler.writer.envelope(cancelled(1), "x"))
@@ -226,7 +226,7 @@ def test_a_type_of_another_topic_is_foreign() -> None:
         feed(reader, entry)
 
 
-def test_a_term_that_skips_one_breaks_the_chain() -> None:
+def test_a_skipped_term_breaks_the_chain() -> None:
     log = log_of(lambda it: it.quota.start_term(ONE), lambda it: it.quota.start_term(OTHER, term=3))
     with pytest.raises(ChainBroken, match="starts term 3"):
         read(log)
@@ -239,7 +239,7 @@ def test_a_record_of_a_term_that_never_started_breaks_the_chain() -> None:
         read(log)
 
 
-def test_digests_tell_apart_what_concatenation_would_not() -> None:
+def test_digests_differ_where_concatenated_parts_are_equal() -> None:
     digests = {
         record_digest(b"ab", [("c", b"d")], b"e"),
         record_digest(b"a", [("bc", b"d")], b"e"),
@@ -250,13 +250,13 @@ def test_digests_tell_apart_what_concatenation_would_not() -> None:
     assert len(digests) == 5
 
 
-def test_headers_in_one_piece_are_digested_as_they_are_one_by_one() -> None:
+def test_headers_given_as_bytes_have_the_same_digest() -> None:
     given: list[Headers] = [(), (("ce_id", b"x" * 3000),), (("grün", b""), ("b", b"\x00"))]
     for headers in given:
         assert record_digest(b"k", frame(headers), b"v") == record_digest(b"k", headers, b"v")
 
 
-def test_marks_tell_which_record_changed() -> None:
+def test_marks_show_which_record_changed() -> None:
     digests = [record_digest(b"k", [], bytes([n])) for n in range(5)]
     recorded = marks(digests)
     assert first_unmarked(digests, recorded) is None
@@ -266,7 +266,7 @@ def test_marks_tell_which_record_changed() -> None:
     assert range_digest(digests) != range_digest(changed)
 
 
-def test_a_term_start_that_was_moved_before_cycles_is_named_itself() -> None:
+def test_a_term_start_moved_before_cycles_is_reported_itself() -> None:
     log = LogBuilder()
     log.quota.start_term(ONE)
     for number in range(3):
@@ -280,7 +280,7 @@ def test_a_term_start_that_was_moved_before_cycles_is_named_itself() -> None:
     assert caught.value.fields["offset"] == 1
 
 
-def test_a_wrong_number_in_a_terms_first_commit_is_that_commits_fault() -> None:
+def test_a_wrong_number_in_a_terms_first_commit_is_reported_at_that_commit() -> None:
     log = LogBuilder()
     log.quota.cycle(cancelled(1))
     log.quota.start_term(OTHER)

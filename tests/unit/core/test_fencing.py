@@ -29,7 +29,7 @@ def config(timeout_s: int, fence: Fence = Fence.KILL) -> PoolConfig:
 
 
 @given(st.integers(fencing.LEAST_TIMEOUT_S, 86_400))
-def test_a_node_is_lost_after_its_fence_whatever_the_clocks(timeout_s: int) -> None:
+def test_a_node_is_lost_after_its_fence_at_any_clock_rates(timeout_s: int) -> None:
     fence_s = fencing.fence_of(config(timeout_s))
     assert fence_s is not None
     assert fence_s >= fencing.LEAST_FENCE_S
@@ -38,7 +38,7 @@ def test_a_node_is_lost_after_its_fence_whatever_the_clocks(timeout_s: int) -> N
     assert fencing.least_timeout_s(fence_s) <= timeout_s
 
 
-def test_figures() -> None:
+def test_fence_and_timeout_of_the_default_configuration() -> None:
     fences = [fencing.fence_of(config(s)) for s in (11, 15, 60, 3600)]
     assert fences == [5, 9, 54, 3559]
     assert fencing.fence_of(config(60, Fence.NONE)) is None
@@ -84,7 +84,7 @@ def test_attempts_carry_the_fence_of_their_pool() -> None:
 
 
 @pytest.mark.parametrize("fence", list(Fence))
-def test_a_timeout_made_shorter_does_not_overtake_the_fence_of_what_runs(fence: Fence) -> None:
+def test_a_shortened_timeout_does_not_undercut_the_fence_of_running_tasks(fence: Fence) -> None:
     cell = fenced_cell(600)
     configure(cell, 60, fence)
     cell.cycle()
@@ -95,7 +95,7 @@ def test_a_timeout_made_shorter_does_not_overtake_the_fence_of_what_runs(fence: 
     assert "NodeLost" in kinds(cell.cycle(silent={"n1": heard_ms}))
 
 
-def test_without_a_fence_the_timeout_that_holds_now_counts() -> None:
+def test_without_a_fence_the_current_timeout_counts() -> None:
     cell = Cell(node_timeout_s=600)
     cell.node("n1", gpus=2)
     cell.submit("job")

@@ -13,7 +13,7 @@ import pytest
 from tests.support.toy_cell import CELL, ToyCell, answers, until
 from tests.support.toy_machine import INCARNATION, ToyMachine, ToyState, job_id, progress
 from yardmaster_core.errors import ChainBroken, ForeignRecord
-from yardmaster_core.machine import Decision, Verdict
+from yardmaster_core.machine import CycleResult, Decision
 from yardmaster_eventlog.errors import LogTruncated
 from yardmaster_eventlog.port import Partition, Record
 from yardmaster_eventlog.snapshots import Snapshot, SnapshotStore
@@ -194,10 +194,12 @@ async def test_a_machine_that_comes_to_another_state_stops_by_name(cell: ToyCell
 class Stubborn(ToyMachine):
     """Decides what cannot be written, until that was observed."""
 
-    def decide(self, state: ToyState, *, limit: int, observed: Sequence[Decision] = ()) -> Verdict:
+    def decide(
+        self, state: ToyState, *, limit: int, observed: Sequence[Decision] = ()
+    ) -> CycleResult:
         if observed or not state.waiting:
             return super().decide(state, limit=limit, observed=observed)
-        return Verdict([Decision(CancelAcceptedV1(job_id="NOT A JOB"), "x")], "0" * 64)
+        return CycleResult([Decision(CancelAcceptedV1(job_id="NOT A JOB"), "x")], "0" * 64)
 
     def unwritable(self, event: Event) -> Decision | None:
         assert isinstance(event, CancelAcceptedV1)

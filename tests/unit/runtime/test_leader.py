@@ -15,7 +15,7 @@ from tests.support.toy_machine import (
     progress,
     request,
 )
-from yardmaster_core.machine import Decision, Verdict
+from yardmaster_core.machine import CycleResult, Decision
 from yardmaster_eventlog.codec import encode
 from yardmaster_eventlog.errors import BatchTooLarge
 from yardmaster_eventlog.port import Partition, Record
@@ -298,8 +298,8 @@ async def test_a_candidate_that_keeps_losing_terms_gives_up(cell: ToyCell) -> No
 class Illegible(ToyMachine):
     """Decides what no reader could decode."""
 
-    def decide(self, state: ToyState, **kwargs: Any) -> Verdict:
-        return Verdict([Decision(CancelAcceptedV1(job_id="NOT A JOB"), "x")], "0" * 64)
+    def decide(self, state: ToyState, **kwargs: Any) -> CycleResult:
+        return CycleResult([Decision(CancelAcceptedV1(job_id="NOT A JOB"), "x")], "0" * 64)
 
 
 async def test_a_decision_that_readers_could_not_decode_is_not_written(cell: ToyCell) -> None:

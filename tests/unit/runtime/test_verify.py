@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support.toy_cell import CELL, ToyCell
 from tests.support.toy_machine import INCARNATION, ToyMachine, ToyState, job_id, progress, request
-from yardmaster_core.machine import Decision, Verdict
+from yardmaster_core.machine import CycleResult, Decision
 from yardmaster_eventlog.codec import encode
 from yardmaster_eventlog.errors import LogCorrupt
 from yardmaster_eventlog.memory import MemoryLog
@@ -292,9 +292,9 @@ async def test_details_that_no_request_names_are_not_called_proved(untouched: Re
 class Reordering(ToyMachine):
     """Decides the same in another order."""
 
-    def decide(self, state: ToyState, *, limit: int, observed: object = ()) -> Verdict:
+    def decide(self, state: ToyState, *, limit: int, observed: object = ()) -> CycleResult:
         verdict = super().decide(state, limit=limit, observed=observed)  # type: ignore[arg-type]
-        return Verdict(verdict.decisions[::-1], verdict.state_digest, verdict.complete)
+        return CycleResult(verdict.decisions[::-1], verdict.state_digest, verdict.complete)
 
 
 async def test_decisions_that_the_core_does_not_make_are_named_with_the_field(

@@ -1,1 +1,4 @@
-"""The admission machine: quota's judgement of every request. Start at `machine`, then `decide`."""
+"""The quota service's machine, which judges every request.
+
+Start reading at `machine`, then `decide`. Must not import the scheduler's machine.
+"""

@@ -1,9 +1,9 @@
-"""What an event does to quota's state: one applier an event type, and nobody else writes.
+"""The appliers of quota's state, one per event type; no other code changes the state.
 
-A request goes onto the worklist. A verdict takes the request that is first on it, which it must be
-about, and changes rows. That order is the link between the two: a verdict names its request in the
-envelope's `cause`, which no applier sees, and the machine writes one verdict a request in the order
-it took them.
+A request is added to the worklist. A verdict removes the first request of the worklist, which it
+must answer, and changes rows. The order alone links the two: a verdict names its request in the
+envelope's `cause`, which appliers do not see, and the machine writes one verdict per request in the
+order of the requests.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,8 +16,8 @@ from yardmaster_core.admission.state import (
     Department,
     Enrolled,
     Job,
+    LastRecord,
     Log,
-    Mark,
     Node,
     Pending,
     Pool,
@@ -35,20 +35,20 @@ from yardmaster_schemas.events.machine import (
     TermStartedV1,
 )
 
-Verdict = Callable[[AdmissionState, Any, Any], None]
+VerdictApplier = Callable[[AdmissionState, Any, Any], None]
 
-#: Records of quota's own topic that change nothing here: they are the shell's.
+#: Records of quota's own topic that only the shell uses.
 IGNORED: Final[frozenset[type[Event]]] = frozenset(
     {TermStartedV1, CycleCommittedV1, CycleCommittedV2, RulesEnabledV1, SnapshotTakenV1}
 )
-#: Published events to which no request leads in this version: one in the log is another version's.
+#: Published events that this version never writes; one in the log is from another version.
 UNWRITTEN: Final[frozenset[type[Event]]] = frozenset(
     {
         *(a.UsageRecordedV1, a.RoleGrantedV1, a.RoleRevokedV1, a.TokenIssuedV1),
         *(a.TokenRevokedV1, a.AccessRevokedV1, a.RunAsBoundV1),
     }
 )
-#: Requests that are judged.
+#: Requests that quota judges.
 JUDGED: Final[frozenset[type[Event]]] = frozenset(
     {
         *(r.TaskSubmittedV1, r.CancelRequestedV1, r.PauseRequestedV1, r.ResumeRequestedV1),
@@ -63,14 +63,14 @@ JUDGED: Final[frozenset[type[Event]]] = frozenset(
 )
 
 
-def parts(record_id: str) -> tuple[str, int, int]:
-    """Source, epoch and seq of a record."""
+def parse_record_id(record_id: str) -> tuple[str, int, int]:
+    """The source, epoch and seq in a record id."""
     source, epoch, seq = record_id.rsplit("/", 2)
     return source, int(epoch), int(seq)
 
 
 def apply_event(state: AdmissionState, event: Event, record_id: str) -> None:
-    """Change the state by a record; a record that was taken already changes nothing.
+    """Apply a record to the state; a repeated record changes nothing.
 
     Raises:
         ImpossibleEvent: log and state disagree; only for records of quota's own topic.
@@ -82,20 +82,20 @@ def apply_event(state: AdmissionState, event: Event, record_id: str) -> None:
     if kind not in VERDICTS and kind not in IGNORED:
         found = "no request leads to it" if kind in UNWRITTEN else "quota never writes it"
         raise ImpossibleEvent(event=event.TYPE, found=f"{found} in this version")
-    _, epoch, seq = parts(record_id)
-    if state.own is not None and not state.own.below(epoch, seq):
+    _, epoch, seq = parse_record_id(record_id)
+    if state.own is not None and not state.own.precedes(epoch, seq):
         return
     if kind in VERDICTS:
         apply_verdict(state, event)
-    state.own = Mark(epoch, seq)
+    state.own = LastRecord(epoch, seq)
 
 
 def _apply_request(state: AdmissionState, event: Event, record_id: str) -> None:
-    source, epoch, seq = parts(record_id)
-    mark = state.sources.get(source)
-    if mark is not None and not mark.below(epoch, seq):
+    source, epoch, seq = parse_record_id(record_id)
+    last = state.sources.get(source)
+    if last is not None and not last.precedes(epoch, seq):
         return
-    state.put_mark(source, epoch, seq)
+    state.put_last_record(source, epoch, seq)
     if isinstance(event, r.LogCreatedV1):
         if state.logs.get(state.cell) is None:
             state.logs.put(state.cell, Log(event.log_id, event.mode.value))
@@ -105,15 +105,15 @@ def _apply_request(state: AdmissionState, event: Event, record_id: str) -> None:
 
 
 def apply_verdict(state: AdmissionState, verdict: Event) -> None:
-    """Take the first waiting request off the worklist and do what its verdict says.
+    """Remove the first request from the worklist and apply its verdict.
 
     Raises:
-        ImpossibleEvent: the verdict is not about that request, or cannot be true in this state.
+        ImpossibleEvent: the verdict does not answer that request, or contradicts the state.
     """
     request_type, subject, applier = VERDICTS[type(verdict)]
     pending: Pending | None = state.work[0] if state.work else None
     if pending is None:
-        raise ImpossibleEvent(event=verdict.TYPE, found="no request waits to be judged")
+        raise ImpossibleEvent(event=verdict.TYPE, found="no request is pending")
     request = pending.event
     if request_type is None:
         fits = getattr(verdict, "request_type", None) == request.TYPE
@@ -122,7 +122,7 @@ def apply_verdict(state: AdmissionState, verdict: Event) -> None:
             getattr(request, name) == getattr(verdict, name) for name in subject
         )
     if not fits:
-        found = f"the request to be judged is {request.TYPE} {pending.record_id}"
+        found = f"the request to judge next is {request.TYPE} {pending.record_id}"
         raise ImpossibleEvent(event=verdict.TYPE, found=found)
     applier(state, verdict, request)
     state.work.popleft()
@@ -151,7 +151,7 @@ def _task_admitted_v1(
     _require(not known, verdict, f"job {name} was judged before")
     spec = verdict.spec
     body = bytes.fromhex(request.body_digest)
-    pools = state.shared(spec.pools)
+    pools = state.interned(spec.pools)
     state.put_job(name, Job(intern(verdict.project), pools, spec.tasks, spec.priority, 1, body))
 
 
@@ -165,7 +165,7 @@ def _task_rejected_v1(
 
 
 def _request_refused_v1(state: AdmissionState, verdict: a.RequestRefusedV1, request: Event) -> None:
-    """A refusal changes nothing but the worklist."""
+    """A refusal changes only the worklist."""
 
 
 def _cancel_accepted_v1(
@@ -225,19 +225,19 @@ def _entitlements_changed_v1(
     state: AdmissionState, verdict: a.EntitlementsChangedV1, request: Any
 ) -> None:
     name = verdict.name
-    about_project = isinstance(request, r.ProjectChangeRequestedV1 | r.ProjectDeletionRequestedV1)
-    asked = request.project if about_project else request.department
-    level = a.Level.PROJECT if about_project else a.Level.DEPARTMENT
-    right = (verdict.level, verdict.name) == (level, asked)
-    _require(right, verdict, f"the request is about {level.value} {asked}")
+    is_project = isinstance(request, r.ProjectChangeRequestedV1 | r.ProjectDeletionRequestedV1)
+    requested = request.project if is_project else request.department
+    level = a.Level.PROJECT if is_project else a.Level.DEPARTMENT
+    right = (verdict.level, verdict.name) == (level, requested)
+    _require(right, verdict, f"the request is about {level.value} {requested}")
     deletion = verdict.department is None and verdict.project is None
-    asked_deletion = isinstance(
+    deletion_requested = isinstance(
         request, r.ProjectDeletionRequestedV1 | r.DepartmentDeletionRequestedV1
     )
-    _require(deletion == asked_deletion, verdict, "the request is of another kind")
+    _require(deletion == deletion_requested, verdict, "only one of the two is a deletion")
     used = deletion and state.in_use(level.value, name) > 0
     _require(not used, verdict, f"{level.value} {name} is in use")
-    if about_project:
+    if is_project:
         _require(verdict.department is None, verdict, "a project has a department's configuration")
         _follows(verdict, verdict.revision, state.projects.get(name))
         project = verdict.project
@@ -265,7 +265,11 @@ def _node_cordoned_v1(
 def _node_uncordoned_v1(
     state: AdmissionState, verdict: a.NodeUncordonedV1, request: r.NodeUncordonRequestedV1
 ) -> None:
-    _require(state.nodes.get(verdict.node) is not None, verdict, "the node takes tasks already")
+    _require(
+        state.nodes.get(verdict.node) is not None,
+        verdict,
+        "the node is not cordoned",
+    )
     state.nodes.put(verdict.node, None)
 
 
@@ -294,13 +298,13 @@ def _node_revoked_v1(
 def _details_erased_v1(
     state: AdmissionState, verdict: a.DetailsErasedV1, request: r.EraseRequestedV1
 ) -> None:
-    """Quota keeps nothing of what was erased but a digest that is keyed."""
+    """Quota keeps only a keyed digest of the erased details."""
 
 
 def _node_slots_changed_v1(
     state: AdmissionState, verdict: a.NodeSlotsChangedV1, request: r.NodeSlotsChangeRequestedV1
 ) -> None:
-    """Nothing that quota judges rests on a node's slots."""
+    """No verdict depends on the slots of a node."""
 
 
 _ENTITLEMENTS = (
@@ -311,9 +315,9 @@ _ENTITLEMENTS = (
 )
 _TASK = ("job_id", "index")
 
-#: Verdict -> the request it answers (None: the one it names), the fields both must agree on, its
-#: applier.
-VERDICTS: Final[Mapping[type[Event], tuple[Any, tuple[str, ...], Verdict]]] = {
+#: Verdict -> the request type it answers (None: the verdict names it), the fields in which both
+#: must agree, and the applier.
+VERDICTS: Final[Mapping[type[Event], tuple[Any, tuple[str, ...], VerdictApplier]]] = {
     a.TaskAdmittedV1: (r.TaskSubmittedV1, ("job_id", "project"), _task_admitted_v1),
     a.TaskRejectedV1: (r.TaskSubmittedV1, ("job_id",), _task_rejected_v1),
     a.RequestRefusedV1: (None, (), _request_refused_v1),

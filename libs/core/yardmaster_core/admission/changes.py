@@ -1,7 +1,8 @@
-"""Whether a change is accepted: of a job, a pool, a department, a project, a node.
+"""Verdicts on requests to change a job, a pool, a department, a project or a node.
 
-Each function gives the verdict on one request. A guard (`if_revision`) is judged after existence: a
-race's loser is told version_mismatch with both numbers, and revision 0 stands for "must not exist".
+Each function judges one type of request; its docstring names the conditions for acceptance. The
+precondition `if_revision` is checked after existence: the loser of a race gets version_mismatch
+with both numbers, and revision 0 means "must not exist".
 """
 
 from collections.abc import Iterable
@@ -16,17 +17,14 @@ from yardmaster_schemas.reasons import AdmissionCode
 
 
 class PolicyCheck(Protocol):
-    """Whether a pool can be scheduled as configured."""
+    """Checks whether a pool can be scheduled with its configuration."""
 
     def __call__(self, config: r.PoolConfig, /) -> AdmissionCode | None:
-        """policy_unknown, policy_options_invalid, policy_for_simulations, or None.
-
-        Raises nothing.
-        """
+        """policy_unknown, policy_options_invalid, policy_for_simulations, or None; never raises."""
 
 
 def any_policy(config: r.PoolConfig, /) -> AdmissionCode | None:
-    """A check that lets every policy pass."""
+    """A check that accepts every policy."""
     return None
 
 
@@ -60,7 +58,7 @@ def _revision(row: Pool | Department | Project | Enrolled | None) -> int:
 def _live(
     state: AdmissionState, request: Event, job_id: str, index: int | None = None
 ) -> Job | a.RequestRefusedV1:
-    """The job, if it (and the task of it, if one is named) can still be changed."""
+    """The job if it, or the named task, can still be changed; otherwise the refusal."""
     job = state.jobs.get(job_id)
     if job is None:
         known = state.rejected.get(job_id) is not None
@@ -76,7 +74,7 @@ def _live(
 
 
 def judge_cancel(state: AdmissionState, request: r.CancelRequestedV1) -> Event:
-    """A job or task can be cancelled once; `immediate` may follow, to end its grace."""
+    """A job or task can be cancelled once; `immediate` may follow to end its grace period."""
     job = _live(state, request, request.job_id, request.index)
     cancelled = (
         isinstance(job, a.RequestRefusedV1)
@@ -91,7 +89,7 @@ def judge_cancel(state: AdmissionState, request: r.CancelRequestedV1) -> Event:
 
 
 def judge_pause(state: AdmissionState, request: r.PauseRequestedV1) -> Event:
-    """Something of what is named must not be paused yet."""
+    """At least one of the named tasks is neither paused nor cancelled."""
     job = _live(state, request, request.job_id, request.index)
     if not isinstance(job, Job):
         return job
@@ -101,7 +99,7 @@ def judge_pause(state: AdmissionState, request: r.PauseRequestedV1) -> Event:
 
 
 def judge_resume(state: AdmissionState, request: r.ResumeRequestedV1) -> Event:
-    """Something of what is named must be paused."""
+    """At least one of the named tasks is paused."""
     job = _live(state, request, request.job_id, request.index)
     if not isinstance(job, Job):
         return job
@@ -111,7 +109,7 @@ def judge_resume(state: AdmissionState, request: r.ResumeRequestedV1) -> Event:
 
 
 def judge_priority(state: AdmissionState, request: r.PriorityChangeRequestedV1) -> Event:
-    """The project's best priority holds for changes too, as it is now."""
+    """The priority is one that the job's project allows now."""
     job = _live(state, request, request.job_id)
     if not isinstance(job, Job):
         return job
@@ -129,7 +127,7 @@ def judge_priority(state: AdmissionState, request: r.PriorityChangeRequestedV1) 
 
 
 def judge_weight(state: AdmissionState, request: r.WeightChangeRequestedV1) -> Event:
-    """Any weight is allowed within a project."""
+    """Any weight is allowed."""
     job = _live(state, request, request.job_id)
     if not isinstance(job, Job):
         return job
@@ -139,7 +137,7 @@ def judge_weight(state: AdmissionState, request: r.WeightChangeRequestedV1) -> E
 
 
 def judge_max_slots(state: AdmissionState, request: r.MaxSlotsChangeRequestedV1) -> Event:
-    """Any bound is allowed; limits of project and department stay above it."""
+    """Any value is allowed; the limits of project and department apply in addition."""
     job = _live(state, request, request.job_id)
     if not isinstance(job, Job):
         return job
@@ -151,10 +149,10 @@ def judge_max_slots(state: AdmissionState, request: r.MaxSlotsChangeRequestedV1)
 
 
 def judge_erasure(state: AdmissionState, request: r.EraseRequestedV1) -> Event:
-    """Any job that was judged, refused ones too; again, as often as it is asked for.
+    """The job was judged, even if it was rejected; the request may be repeated.
 
-    Whether it has ended is the gateway's to check: quota does not hear of ends, and an end is for
-    good, so a view of it cannot be out of date.
+    The gateway checks that the job has ended, because quota does not receive ends of jobs. An end
+    is final, so the gateway's view of it cannot be out of date.
     """
     known = state.jobs.get(request.job_id) is not None
     if not known and state.rejected.get(request.job_id) is None:
@@ -168,10 +166,10 @@ def judge_erasure(state: AdmissionState, request: r.EraseRequestedV1) -> Event:
 def judge_pool(
     state: AdmissionState, request: r.PoolChangeRequestedV1, check: PolicyCheck
 ) -> Event:
-    """A pool's policy and placement must be known and take the options given.
+    """Policy and placement are known and accept the given options.
 
-    Some policies only simulations may use. A fence must leave the agent time to kill before the
-    node is lost.
+    Some policies are only for simulations. With a fence, the node timeout must leave the agent time
+    to kill its tasks before the node is lost.
     """
     revision = _revision(state.pools.get(request.pool))
     if stale := _stale(request, request.if_revision, revision):
@@ -190,7 +188,7 @@ def judge_pool(
 
 
 def judge_pool_deletion(state: AdmissionState, request: r.PoolDeletionRequestedV1) -> Event:
-    """No project, quota or job that may still run names it."""
+    """No project, quota, enrollment or unfinished job names the pool."""
     pool = state.pools.get(request.pool)
     return _undeletable(state, request, "pool", request.pool, pool) or a.PoolDeletedV1(
         pool=request.pool
@@ -234,7 +232,7 @@ def _unknown_pool(
 
 
 def judge_department(state: AdmissionState, request: r.DepartmentChangeRequestedV1) -> Event:
-    """Its quotas name pools that exist."""
+    """All pools in its quotas exist."""
     revision = _revision(state.departments.get(request.department))
     return (
         _stale(request, request.if_revision, revision)
@@ -251,7 +249,7 @@ def judge_department(state: AdmissionState, request: r.DepartmentChangeRequested
 def judge_department_deletion(
     state: AdmissionState, request: r.DepartmentDeletionRequestedV1
 ) -> Event:
-    """No project belongs to it."""
+    """The department has no project."""
     row = state.departments.get(request.department)
     return _undeletable(
         state, request, "department", request.department, row
@@ -261,7 +259,7 @@ def judge_department_deletion(
 
 
 def judge_project(state: AdmissionState, request: r.ProjectChangeRequestedV1) -> Event:
-    """Its department and pools exist, and its default priority is one its jobs may ask for."""
+    """Its department and pools exist, and its default priority is allowed by `best_priority`."""
     config = request.config
     revision = _revision(state.projects.get(request.project))
     if stale := _stale(request, request.if_revision, revision):
@@ -280,7 +278,7 @@ def judge_project(state: AdmissionState, request: r.ProjectChangeRequestedV1) ->
 
 
 def judge_project_deletion(state: AdmissionState, request: r.ProjectDeletionRequestedV1) -> Event:
-    """It has no job that may still run."""
+    """The project has no unfinished job."""
     row = state.projects.get(request.project)
     return _undeletable(state, request, "project", request.project, row) or a.EntitlementsChangedV1(
         level=a.Level.PROJECT, name=request.project, revision=_revision(row) + 1
@@ -291,29 +289,29 @@ def judge_project_deletion(state: AdmissionState, request: r.ProjectDeletionRequ
 
 
 def judge_cordon(state: AdmissionState, request: r.NodeCordonRequestedV1) -> Event:
-    """Any name: a node may be cordoned before it joins. A draining node stops draining."""
+    """Any node, even before it joins. A draining node stops draining."""
     return a.NodeCordonedV1(node=request.node)
 
 
 def judge_uncordon(state: AdmissionState, request: r.NodeUncordonRequestedV1) -> Event:
-    """It is cordoned or draining."""
+    """The node is cordoned or draining."""
     if state.nodes.get(request.node) is None:
         return refused(request, AdmissionCode.WRONG_PHASE, about=request.node)
     return a.NodeUncordonedV1(node=request.node)
 
 
 def judge_drain(state: AdmissionState, request: r.NodeDrainRequestedV1) -> Event:
-    """Any name; a second drain sets another deadline."""
+    """Any node; a second drain replaces the deadline."""
     return a.NodeDrainingV1(node=request.node, deadline_at_ms=request.deadline_at_ms)
 
 
 def judge_slots(state: AdmissionState, request: r.NodeSlotsChangeRequestedV1) -> Event:
-    """Any node and slots: quota does not hear what a node has, and it may join with more."""
+    """Any node and slots: quota does not know a node's slots, and it may join with more."""
     return a.NodeSlotsChangedV1(node=request.node, disabled=request.disabled, stop=request.stop)
 
 
-def judge_enrolment(state: AdmissionState, request: r.NodeEnrolRequestedV1) -> Event:
-    """Its pool exists. A revoked node is as one that was never enrolled, but for its revision."""
+def judge_enrollment(state: AdmissionState, request: r.NodeEnrolRequestedV1) -> Event:
+    """Its pool exists. A revoked node counts as never enrolled, but its revision goes on."""
     row = state.enrolled.get(request.node)
     known = 0 if row is None or row.revoked else row.revision
     return (
@@ -326,7 +324,7 @@ def judge_enrolment(state: AdmissionState, request: r.NodeEnrolRequestedV1) -> E
 
 
 def judge_revocation(state: AdmissionState, request: r.NodeRevokeRequestedV1) -> Event:
-    """It is enrolled."""
+    """The node is enrolled."""
     row = state.enrolled.get(request.node)
     if row is None or row.revoked:
         return refused(request, AdmissionCode.NODE_UNKNOWN, about=request.node)

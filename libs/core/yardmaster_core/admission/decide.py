@@ -1,8 +1,8 @@
-"""One verdict for each request that waits, in the order in which the log has them.
+"""One verdict for each pending request, in log order.
 
-Requests are judged one after the other on a draft, each on what the ones before it made of the
-state, so it does not matter how they were spread over cycles. The draft is written by the appliers
-that fold the log, so the digest decided on is the one that every reader gets.
+Requests are judged one after the other on a draft, each after the verdicts on the earlier ones, so
+their division into cycles does not matter. The appliers that fold the log also change the draft, so
+the digest of the decision is the one that every reader gets.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,11 +13,11 @@ from yardmaster_core.admission.apply import apply_verdict
 from yardmaster_core.admission.changes import PolicyCheck
 from yardmaster_core.admission.state import AdmissionState, Pending
 from yardmaster_core.admission.submission import judge_submission
-from yardmaster_core.machine import Decision, Verdict
+from yardmaster_core.machine import CycleResult, Decision
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events import requests as r
 
-#: Request -> what judges it from the state alone.
+#: Request -> its judge, for requests that are judged from the state alone.
 JUDGES: Final[Mapping[type[Event], Callable[[AdmissionState, Any], Event]]] = {
     r.CancelRequestedV1: changes.judge_cancel,
     r.PauseRequestedV1: changes.judge_pause,
@@ -34,16 +34,16 @@ JUDGES: Final[Mapping[type[Event], Callable[[AdmissionState, Any], Event]]] = {
     r.NodeUncordonRequestedV1: changes.judge_uncordon,
     r.NodeDrainRequestedV1: changes.judge_drain,
     r.NodeSlotsChangeRequestedV1: changes.judge_slots,
-    r.NodeEnrolRequestedV1: changes.judge_enrolment,
+    r.NodeEnrolRequestedV1: changes.judge_enrollment,
     r.NodeRevokeRequestedV1: changes.judge_revocation,
     r.EraseRequestedV1: changes.judge_erasure,
 }
-#: In which field a request names what it is about.
+#: The fields in which a request names its subject.
 _SUBJECTS: Final = ("pool", "department", "project", "node")
 
 
 def judge(state: AdmissionState, pending: Pending, check: PolicyCheck) -> Event:
-    """The verdict on one request in this state."""
+    """The verdict on one request."""
     request = pending.event
     if isinstance(request, r.TaskSubmittedV1):
         return judge_submission(state, request, pending)
@@ -52,15 +52,17 @@ def judge(state: AdmissionState, pending: Pending, check: PolicyCheck) -> Event:
     return JUDGES[type(request)](state, request)
 
 
-def decide(state: AdmissionState, limit: int, check: PolicyCheck) -> Verdict:
-    """Verdicts on the first `limit` requests that wait; the state is left as it was."""
+def decide(state: AdmissionState, limit: int, check: PolicyCheck) -> CycleResult:
+    """Verdicts on the first `limit` pending requests; changes no state."""
     draft = state.draft(max(0, limit))
-    decisions, complete = advance(draft, limit, check)
-    return Verdict(decisions, draft.digest(), complete)
+    decisions, complete = decide_in_place(draft, limit, check)
+    return CycleResult(decisions, draft.digest(), complete)
 
 
-def advance(state: AdmissionState, limit: int, check: PolicyCheck) -> tuple[list[Decision], bool]:
-    """The same decisions, and whether they are all; the state is left as they make it."""
+def decide_in_place(
+    state: AdmissionState, limit: int, check: PolicyCheck
+) -> tuple[list[Decision], bool]:
+    """Decide and apply the same verdicts; return them and whether all requests are judged."""
     decisions: list[Decision] = []
     while state.work and len(decisions) < limit:
         pending = state.work[0]
@@ -71,7 +73,7 @@ def advance(state: AdmissionState, limit: int, check: PolicyCheck) -> tuple[list
 
 
 def subject(request: Event) -> str:
-    """What a request is about: a task, a job, or the name of what it configures."""
+    """The subject of a request: a task, a job, or the name of the configured entity."""
     job_id: str | None = getattr(request, "job_id", None)
     if job_id is not None:
         index: int | None = getattr(request, "index", None)

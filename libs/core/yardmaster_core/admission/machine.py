@@ -1,4 +1,4 @@
-"""Quota's machine: what the runtime drives, on the protocol that the scheduler's shares."""
+"""Quota's machine, which the runtime drives through the same protocol as the scheduler's."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -6,9 +6,9 @@ from typing import Any, Final
 from yardmaster_core.admission import snapshot
 from yardmaster_core.admission.apply import JUDGED, apply_event
 from yardmaster_core.admission.changes import PolicyCheck, any_policy
-from yardmaster_core.admission.decide import advance, decide
+from yardmaster_core.admission.decide import decide, decide_in_place
 from yardmaster_core.admission.state import AdmissionState
-from yardmaster_core.machine import Decision, Verdict
+from yardmaster_core.machine import CycleResult, Decision
 from yardmaster_core.rules import RULES
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.events.machine import PolicyInUse, RulesEnabledV1, SnapshotTakenV1
@@ -17,16 +17,16 @@ from yardmaster_schemas.reasons import RefusalCode
 from yardmaster_schemas.topics import ADMISSIONS, REQUESTS, Topic
 
 GATEWAY: Final = "gateway"
-#: Who writes to topics of its own only. LogCreated may come from anyone else: it is the first
-#: record, written by what sets the log up, before any gateway runs.
-_OTHERS: Final = frozenset({"quota", "scheduler", "node"})
+#: Services that write only to topics of their own. Any other writer may append LogCreated: it is
+#: the first record, appended by the tool that creates the log, before any gateway runs.
+_OTHER_SERVICES: Final = frozenset({"quota", "scheduler", "node"})
 
 
 class QuotaMachine:
-    """Judges every request once. Pure: it has no clock, no chance and no I/O, and keeps no state.
+    """Judges every request once. It has no clock, no randomness and no I/O, and keeps no state.
 
-    `check_policy` says whether a pool's policy is known and takes its options; without it all are
-    let pass, and the scheduler's machine meets them first.
+    `check_policy` checks whether a pool's policy is known and accepts its options. By default every
+    policy is accepted, and the scheduler stops at an unknown one.
     """
 
     name: str = "quota"
@@ -43,25 +43,25 @@ class QuotaMachine:
         return AdmissionState(cell)
 
     def begin_cycle(self, state: AdmissionState, cycle: int, now_ms: int) -> AdmissionState:
-        """Start a cycle; `now_ms` becomes the submission time of jobs that this cycle takes."""
+        """Start a cycle; `now_ms` becomes the submission time of jobs in its inputs."""
         state.cycle = cycle
         state.now_ms = max(state.now_ms, now_ms)
         return state
 
     def refusal(self, state: AdmissionState, envelope: Envelope[Event]) -> RefusalCode | None:
-        """Why a request's record cannot be believed; what was asked in it is judged by `decide`."""
+        """Why a record is not a valid request, or None; `decide` judges its content."""
         event = envelope.data
         if type(event) not in JUDGED and not isinstance(event, LogCreatedV1):
             return RefusalCode.WRONG_TOPIC
-        mark = state.sources.get(envelope.source)
-        if mark is not None and not mark.below(envelope.epoch, envelope.seq):
+        last = state.sources.get(envelope.source)
+        if last is not None and not last.precedes(envelope.epoch, envelope.seq):
             return RefusalCode.REPEATED
         service = envelope.source.partition("/")[0]
         log = state.logs.get(state.cell)
         if isinstance(event, LogCreatedV1):
             if event.cell != state.cell:
                 return RefusalCode.WRONG_CELL
-            if service in _OTHERS:
+            if service in _OTHER_SERVICES:
                 return RefusalCode.NOT_ITS_AUTHOR
             return RefusalCode.CONTRADICTION if log is not None else None
         if service != GATEWAY or log is None:
@@ -69,43 +69,43 @@ class QuotaMachine:
         return None
 
     def apply(self, state: AdmissionState, event: Event, record_id: str) -> AdmissionState:
-        """The state after a request or a verdict; one that was taken before changes nothing.
+        """The state after a request or a verdict; a repeat changes nothing.
 
         Raises:
-            ImpossibleEvent: a verdict that does not fit the state.
+            ImpossibleEvent: the verdict contradicts the state.
         """
         apply_event(state, event, record_id)
         return state
 
     def decide(
         self, state: AdmissionState, *, limit: int, observed: Sequence[Decision] = ()
-    ) -> Verdict:
-        """A verdict on each request that waits, up to `limit`; observations decide nothing."""
+    ) -> CycleResult:
+        """A verdict on each pending request, up to `limit`; observations change no verdict."""
         return decide(state, limit - len(observed), self._check_policy)
 
-    def advance(
+    def decide_in_place(
         self, state: AdmissionState, *, limit: int, observed: Sequence[Decision] = ()
     ) -> tuple[AdmissionState, Sequence[Decision], bool]:
-        """See `core.machine.Advancing.advance`."""
-        return state, *advance(state, limit - len(observed), self._check_policy)
+        """See `core.machine.InPlaceMachine.decide_in_place`."""
+        return state, *decide_in_place(state, limit - len(observed), self._check_policy)
 
     def unwritable(self, _: Event) -> None:
         """See `core.machine.Machine.unwritable`: no verdict is larger than its request."""
 
     def end_cycle(self, state: AdmissionState, *, complete: bool) -> AdmissionState:
-        """Nothing sleeps: what was not judged waits in order."""
+        """Return the state unchanged: requests without a verdict stay pending in order."""
         return state
 
     def policies(self, state: AdmissionState) -> tuple[PolicyInUse, ...]:
-        """None: admission follows no pool's policy."""
+        """No policies: admission does not depend on a pool's policy."""
         return ()
 
     def digest(self, state: AdmissionState) -> str:
-        """64 hex digits; does not depend on how requests were spread over cycles."""
+        """64 hex digits, independent of how requests are divided into cycles."""
         return state.digest()
 
     def due_ms(self, state: AdmissionState) -> int | None:
-        """At once while requests wait (a cycle was cut at its limit); time calls for nothing."""
+        """Now while requests are pending (a cycle was cut at its limit), else None."""
         return state.now_ms if state.work else None
 
     def dump(self, state: AdmissionState) -> Any:
@@ -113,9 +113,9 @@ class QuotaMachine:
         return snapshot.dump(state)
 
     def load(self, cell: str, dump: Any) -> AdmissionState:
-        """The state that `dump` gave.
+        """The state that `dump` returned.
 
         Raises:
-            SnapshotUnreadable: another version's, or not a dump.
+            SnapshotUnreadable: the value is from another version, or not a dump.
         """
         return snapshot.load(cell, dump)

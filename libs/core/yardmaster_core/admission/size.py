@@ -1,4 +1,4 @@
-"""How large the allocation of a job may become: a job is admitted only if it can be written."""
+"""The largest possible allocation of a job, because a job is admitted only if it fits a record."""
 
 import json
 from typing import Final
@@ -10,10 +10,10 @@ from yardmaster_schemas.events.requests import Layout
 from yardmaster_schemas.fields import MAX_INT, MAX_REPLICAS, MAX_SLOTS
 from yardmaster_schemas.topics import DECISIONS
 
-#: Bytes of a SlotsAllocated besides its placements: envelope, headers, details, checkpoint (a URI
+#: Bytes of a SlotsAllocated without its placements: envelope, headers, details, checkpoint (a URI
 #: of at most 1,024 characters), rule with at most 24 numbers.
 REST_BYTES: Final = 8 * 1024
-#: A placement with everything of the greatest length, and without slots.
+#: A placement without slots in which every field has its greatest length.
 _LONGEST: Final = Placement(
     replica=MAX_REPLICAS - 1,
     node="n" * 63,
@@ -25,17 +25,17 @@ _LONGEST: Final = Placement(
     memory_mib=MAX_INT,
 )
 PLACEMENT_BYTES: Final = 1 + len(json.dumps(plain.dump(_LONGEST), separators=(",", ":")))
-#: The most that a record of `decisions` may take.
+#: The largest record of the topic `decisions`.
 MAX_BYTES: Final = DECISIONS.max_batch_bytes
-#: A slot's index with its comma.
+#: Bytes of a slot's index with its comma.
 SLOT_BYTES: Final = 1 + len(str(MAX_SLOTS - 1))
 
 
 def allocation_bytes(spec: AdmittedSpec) -> int:
-    """The most bytes that the record of a SlotsAllocated of one task takes."""
+    """An upper bound in bytes for the SlotsAllocated record of one task."""
     gpus = spec.resources.gpus
     if spec.layout is Layout.WHOLE_NODES:
-        # At worst each of its GPUs is on another node.
+        # In the worst case each of its GPUs is on another node.
         replicas, slots = max(1, gpus), gpus
     else:
         replicas, slots = spec.replicas_max, spec.replicas_max * gpus

@@ -1,6 +1,6 @@
 """Quota's state as plain JSON and back, for snapshots.
 
-A snapshot is a cache: one of another form is not converted but refused, and the log is folded
+A snapshot is a cache: one of another format is not converted but refused, and the log is folded
 instead.
 """
 
@@ -13,8 +13,8 @@ from yardmaster_core.admission.state import (
     Department,
     Enrolled,
     Job,
+    LastRecord,
     Log,
-    Mark,
     Node,
     Pending,
     Pool,
@@ -32,14 +32,14 @@ from yardmaster_schemas.events.requests import (
     ProjectConfig,
 )
 
-#: The form of the dump; a change of it, or of a digest's text, counts up.
-FORM: Final = 2
+#: The version of the format. Increase it when the dump or the text of a digest changes.
+FORMAT: Final = 2
 
 
 def dump(state: AdmissionState) -> dict[str, Any]:
-    """The whole state; equal states (their position in the log included) give equal dumps."""
+    """The whole state; equal states at the same position of the log give equal dumps."""
     return {
-        "form": FORM,
+        "form": FORMAT,
         "cell": state.cell,
         "cycle": state.cycle,
         "now_ms": state.now_ms,
@@ -63,14 +63,14 @@ def dump(state: AdmissionState) -> dict[str, Any]:
 
 
 def load(cell: str, dumped: Any) -> AdmissionState:
-    """The state that `dump` gave.
+    """The state that `dump` returned.
 
     Raises:
-        SnapshotUnreadable: of another form or cell, or no dump.
+        SnapshotUnreadable: the value is of another format or cell, or not a dump.
     """
     try:
-        if (dumped["form"], dumped["cell"]) != (FORM, cell):
-            found = f"form {dumped['form']} of {dumped['cell']}, not form {FORM} of {cell}"
+        if (dumped["form"], dumped["cell"]) != (FORMAT, cell):
+            found = f"format {dumped['form']} of {dumped['cell']}, not format {FORMAT} of {cell}"
             raise SnapshotUnreadable(found=found)
         return _load(cell, dumped)
     except SnapshotUnreadable:
@@ -85,7 +85,7 @@ def _load(cell: str, dumped: dict[str, Any]) -> AdmissionState:
     state.now_ms = int(dumped["now_ms"])
     state.taken = int(dumped["taken"])
     state.judged = int(dumped["judged"])
-    state.own = None if dumped["own"] is None else Mark(*map(int, dumped["own"]))
+    state.own = None if dumped["own"] is None else LastRecord(*map(int, dumped["own"]))
     for log_id, mode in dumped["logs"]:
         state.logs.put(cell, Log(log_id, mode))
     for name, (config, revision) in dumped["pools"].items():
@@ -104,10 +104,12 @@ def _load(cell: str, dumped: dict[str, Any]) -> AdmissionState:
     for name, body in dumped["rejected"].items():
         state.rejected.put(name, bytes.fromhex(body))
     for name, (epoch, seq) in dumped["sources"].items():
-        state.sources.put(name, Mark(int(epoch), int(seq)))
+        state.sources.put(name, LastRecord(int(epoch), int(seq)))
     state.work.extend(_load_pending(row) for row in dumped["work"])
     if len(state.work) != state.taken - state.judged:
-        raise ValueError(f"{len(state.work)} requests wait, not {state.taken - state.judged}")
+        raise ValueError(
+            f"{len(state.work)} requests are pending, not {state.taken - state.judged}"
+        )
     return state
 
 
@@ -129,7 +131,7 @@ def _load_job(state: AdmissionState, row: list[Any]) -> Job:
     project, pools, tasks, priority, revision, body, paused, cancelled = row
     return Job(
         project=intern(project),
-        pools=state.shared(tuple(pools)),
+        pools=state.interned(tuple(pools)),
         tasks=int(tasks),
         priority=int(priority),
         revision=int(revision),

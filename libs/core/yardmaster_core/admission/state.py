@@ -1,8 +1,8 @@
-"""What quota knows of a cell: pools, departments, projects, jobs, nodes it was asked about.
+"""Quota's state of a cell: pools, departments, projects, jobs, and nodes named in requests.
 
-Immutable rows in tables. A row is small and keeps no event; the requests that wait to be judged are
-the exception, they are the input of a decision. Quota reads no `decisions`, so it does not hear
-that a job ended: every job stays known, in a few integers and strings.
+Immutable rows in tables. A row is small and keeps no event; only pending requests are kept, as the
+input of a decision. Quota does not receive ends of jobs, so it keeps a row of a few integers and
+strings for every job.
 """
 
 import json
@@ -24,11 +24,11 @@ from yardmaster_schemas.events.requests import (
     ProjectConfig,
 )
 
-#: The pool that comes first where a job and its project name none.
+#: The pool that comes first for a job that names no pool, in a project that names none.
 DEFAULT_POOL: Final = "default"
-#: Starts of gateways whose marks are kept. One more replaces the one that started first by its own
-#: clock: a record of that one could be mistaken for a new one only if the log took it again, late,
-#: after so many other starts.
+#: Number of gateway starts whose last record is kept. A further start replaces the earliest one by
+#: the gateways' clocks. A record of that start could pass as new only if the log received it again
+#: after this many later starts.
 MAX_STARTS: Final = 1_000
 #: The source of one start of a gateway: `gateway/<name>.<12 hex digits>`.
 _ONE_START: Final = re.compile(r"gateway/.+\.[0-9a-f]{12}")
@@ -68,19 +68,19 @@ class Project:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node that takes nothing new; one that is emptied has a deadline (milliseconds)."""
+    """A cordoned node; a draining one also has a deadline in ms since the epoch."""
 
     deadline_at_ms: int | None = None
 
     @property
     def word(self) -> str:
-        """cordoned or draining."""
+        """`cordoned` or `draining`."""
         return "cordoned" if self.deadline_at_ms is None else "draining"
 
 
 @dataclass(frozen=True, slots=True)
 class Enrolled:
-    """What a node may claim; `revision` counts from 1, and goes on after it was `revoked`."""
+    """What a node may offer; `revision` counts from 1, also across revocations."""
 
     config: Enrolment
     revision: int
@@ -92,8 +92,8 @@ class Job:
     """An admitted job.
 
     `paused` and `cancelled` are sets of task indexes as the bits of an integer: a job has up to
-    10,000 tasks, and one of them changes at a time. `body` is the digest that tells a repeat from a
-    clash.
+    10,000 tasks, and one of them changes at a time. `body` is the digest of the request, by which a
+    repeated submission differs from another one with the same id.
     """
 
     project: str
@@ -106,49 +106,49 @@ class Job:
     cancelled: int = 0
 
     def bits(self, index: int | None) -> int:
-        """The task of an index, or all of them."""
+        """The set of one task, or of all tasks."""
         return (1 << self.tasks) - 1 if index is None else 1 << index
 
     @property
     def live(self) -> bool:
-        """Whether a task of it may still run."""
+        """Whether a task is not cancelled."""
         return self.cancelled != self.bits(None)
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """The last record taken from a source; what is not above it is a repeat."""
+class LastRecord:
+    """The last record applied from a source; a record that is not after it is a repeat."""
 
     epoch: int
     seq: int
 
-    def below(self, epoch: int, seq: int) -> bool:
-        """Whether a record comes after this one."""
+    def precedes(self, epoch: int, seq: int) -> bool:
+        """Whether the record (`epoch`, `seq`) comes after this one."""
         return (self.epoch, self.seq) < (epoch, seq)
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A request that waits to be judged, and the `now` of the cycle that took it (milliseconds)."""
+    """A request without a verdict, and the time in ms of the cycle that consumed it."""
 
     event: Event
     record_id: str
     taken_ms: int
 
 
-#: What a configuration could not say at first, and what it then meant: where it means that still,
-#: the digest is the one that older logs have.
-_SINCE: Final = {"unequal_gangs": False, "gpuless_per_node": None, "seed": 0}
+#: Fields that were added to configurations later, with their defaults. A field with its default is
+#: left out of the digest, so that older logs keep their digests.
+_ADDED_FIELDS: Final = {"unequal_gangs": False, "gpuless_per_node": None, "seed": 0}
 
 
 def _config_line(row: Pool | Department | Project | Enrolled) -> str:
-    """Canonical JSON: the same whichever way the configuration's keys came."""
-    said = {
+    """Canonical JSON, independent of the order of keys."""
+    fields = {
         key: value
         for key, value in plain.dump(row.config).items()
-        if key not in _SINCE or value != _SINCE[key]
+        if key not in _ADDED_FIELDS or value != _ADDED_FIELDS[key]
     }
-    config = json.dumps(said, sort_keys=True, separators=(",", ":"))
+    config = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return f"{row.revision}|{config}"
 
 
@@ -166,30 +166,20 @@ def _job_line(job: Job) -> str:
 class AdmissionState:
     """Quota's state of one cell, or a draft of it.
 
-    The `put_*` methods are called by `apply` alone; `decide` calls it on a draft.
+    Only the appliers call the `put_*` methods.
     """
 
     __slots__ = (
         *("cell", "cycle", "departments", "enrolled", "jobs", "judged", "lists", "logs", "nodes"),
-        *(
-            "now_ms",
-            "own",
-            "pool_names",
-            "pools",
-            "projects",
-            "rejected",
-            "sources",
-            "taken",
-            "uses",
-        ),
-        "work",
+        *("now_ms", "own", "pool_names", "pools", "projects", "rejected", "sources", "taken"),
+        *("uses", "work"),
     )
 
     def __init__(self, cell: str) -> None:
         self.cell = cell
         self.cycle = 0
         self.now_ms = 0
-        #: At most one row, named by the cell.
+        #: At most one row, under the name of the cell.
         self.logs: Table[Log] = Table("log", lambda row: f"{row.log_id}|{row.mode}")
         self.pools: Table[Pool] = Table("pool", _config_line)
         self.departments: Table[Department] = Table("department", _config_line)
@@ -198,31 +188,32 @@ class AdmissionState:
         self.jobs: Table[Job] = Table("job", _job_line)
         #: Nodes that were ever enrolled.
         self.enrolled: Table[Enrolled] = Table("enrolled", _enrolled_line)
-        #: Jobs that were refused: their ids are used up. Name -> body digest.
+        #: Rejected jobs, whose ids cannot be used again: id -> digest of the request.
         self.rejected: Table[bytes] = Table("rejected", bytes.hex)
-        self.sources: Table[Mark] = Table("source", lambda row: f"{row.epoch}|{row.seq}")
-        #: How many rows name a pool, department or project ("pool/h100"). Derived, so not digested.
+        self.sources: Table[LastRecord] = Table("source", lambda row: f"{row.epoch}|{row.seq}")
+        #: Number of rows that name a pool, department or project ("pool/h100"). Derived, so the
+        #: digest does not cover it.
         self.uses: Table[int] = Table("uses", str)
-        #: Derived: all pools, in the order in which a job without pools tries them.
+        #: All pools in the order of preference of a job that names none (derived).
         self.pool_names: tuple[str, ...] = ()
-        #: Pool lists seen, so that a million jobs share a few.
+        #: One object for each distinct list of pools, shared by all jobs with that list.
         self.lists: dict[tuple[str, ...], tuple[str, ...]] = {}
-        #: Requests not judged yet, in input order; `taken` - `judged` of them.
+        #: The `taken` - `judged` pending requests, in input order.
         self.work: deque[Pending] = deque()
         self.taken = 0
         self.judged = 0
-        #: The last record of quota's own that was applied. Which one it is, is the shell's affair
-        #: (incarnation, numbering of a batch), so it is no part of the digest.
-        self.own: Mark | None = None
+        #: The last applied record of quota's own topic. It depends on the shell (incarnation,
+        #: division into batches), so the digest does not cover it.
+        self.own: LastRecord | None = None
 
     @property
     def simulated(self) -> bool:
-        """Whether the log says that all of it was simulated."""
+        """Whether the log is marked as simulated."""
         log = self.logs.get(self.cell)
         return log is not None and log.mode == LogMode.SIMULATED
 
     def draft(self, requests: int) -> "AdmissionState":
-        """An overlay that has the first `requests` requests still to judge; changes stay in it."""
+        """An overlay with the first `requests` pending requests; its changes do not show here."""
         other = AdmissionState.__new__(AdmissionState)
         other.cell = self.cell
         other.cycle = self.cycle
@@ -246,9 +237,9 @@ class AdmissionState:
         return other
 
     def digest(self) -> str:
-        """64 hex digits; costs what changed since it was last asked for.
+        """64 hex digits; the cost depends on the changes since the last call.
 
-        Requests that wait count by number: which they are, the digests of the inputs say.
+        Of pending requests only the number counts, since the digests of inputs cover their content.
         """
         own = f"cell\0{self.cell}\0{self.taken}|{self.judged}"
         total = row_hash(own)
@@ -260,20 +251,20 @@ class AdmissionState:
         return f"{total % MODULUS:064x}"
 
     def in_use(self, kind: str, name: str) -> int:
-        """How many rows name a pool, department or project."""
+        """Number of rows that name this pool, department or project."""
         return self.uses.get(f"{kind}/{name}") or 0
 
-    def put_mark(self, source: str, epoch: int, seq: int) -> None:
-        """Set the last record taken from a source; keeps `MAX_STARTS` starts of gateways."""
+    def put_last_record(self, source: str, epoch: int, seq: int) -> None:
+        """Set the last record of a source; keep at most `MAX_STARTS` gateway starts."""
         if self.sources.get(source) is None and _ONE_START.fullmatch(source):
             starts = [
-                (mark.epoch, name)
-                for name, mark in self.sources.items()
+                (last.epoch, name)
+                for name, last in self.sources.items()
                 if _ONE_START.fullmatch(name)
             ]
             if len(starts) >= MAX_STARTS:
                 self.sources.put(min(starts)[1], None)
-        self.sources.put(source, Mark(epoch, seq))
+        self.sources.put(source, LastRecord(epoch, seq))
 
     def put_pool(self, name: str, pool: Pool | None) -> None:
         """Set or remove a pool."""
@@ -297,22 +288,22 @@ class AdmissionState:
         self.projects.put(name, project)
 
     def put_enrolled(self, name: str, row: Enrolled) -> None:
-        """Set what a node may claim; a node that was revoked stands in no pool's way."""
+        """Set an enrollment; a revoked one no longer counts as a use of its pool."""
         old = self.enrolled.get(name)
-        self._count(-1, () if old is None else _named_by_enrolment(old))
-        self._count(+1, _named_by_enrolment(row))
+        self._count(-1, () if old is None else _named_by_enrollment(old))
+        self._count(+1, _named_by_enrollment(row))
         self.enrolled.put(name, row)
 
     def put_job(self, name: str, job: Job) -> None:
-        """Set a job; one with all tasks cancelled stands in nobody's way any more."""
+        """Set a job; with all tasks cancelled it no longer counts as a use of project and pools."""
         old = self.jobs.get(name)
         if (old is not None and old.live) != job.live:
             named = (f"project/{job.project}", *(f"pool/{pool}" for pool in job.pools))
             self._count(+1 if job.live else -1, named)
         self.jobs.put(name, job)
 
-    def shared(self, pools: tuple[str, ...]) -> tuple[str, ...]:
-        """The same list of pools as one object."""
+    def interned(self, pools: tuple[str, ...]) -> tuple[str, ...]:
+        """The object that all equal lists of pools share."""
         return self.lists.setdefault(pools, pools)
 
     def _count(self, by: int, named: tuple[str, ...]) -> None:
@@ -329,5 +320,5 @@ def _named_by_project(config: ProjectConfig) -> tuple[str, ...]:
     return own + _named_by_quotas(config)
 
 
-def _named_by_enrolment(row: Enrolled) -> tuple[str, ...]:
+def _named_by_enrollment(row: Enrolled) -> tuple[str, ...]:
     return () if row.revoked else (f"pool/{row.config.pool}",)

@@ -1,8 +1,8 @@
-"""Whether a job is admitted, and by what it will be scheduled: every default resolved.
+"""Verdicts on submitted jobs; an admitted job has every default resolved.
 
-A default comes from the nearest that has one: the job, its project, its first pool, the cell. What
-is resolved here is in the log once and for all, so a later change of a project or pool does not
-move jobs that were admitted before it.
+A default comes from the first of these that sets it: the job, its project, its first pool, the
+cell. The log has the resolved values, so a later change of a project or pool does not affect jobs
+that were admitted before.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from yardmaster_schemas.events.requests import (
 from yardmaster_schemas.fields import MAX_NAMES
 from yardmaster_schemas.reasons import AdmissionCode
 
-#: How long a task has to save its work where the job does not say, in seconds.
+#: The grace period of a job that sets none, in seconds.
 DEFAULT_GRACE_S: Final = 120
 DEFAULT_WEIGHT: Final = 1
 
@@ -36,8 +36,8 @@ DEFAULT_WEIGHT: Final = 1
 def judge_submission(state: AdmissionState, request: TaskSubmittedV1, pending: Pending) -> Event:
     """TaskAdmitted, TaskRejected, or RequestRefused for an id that was used before.
 
-    The first check that fails gives the code. A job that was rejected keeps its id: the same key
-    gets the same answer for as long as the log lasts, so a second try needs a key of its own.
+    The first failed check gives the code. A rejected job keeps its id: the same idempotency key
+    gets the same answer as long as the log exists, so a second try needs a new key.
     """
     job_id = request.job_id
     job = state.jobs.get(job_id)
@@ -120,21 +120,21 @@ def _over_limit(
     pools: Sequence[str],
     config: ProjectConfig,
 ) -> TaskRejectedV1 | None:
-    """Whether one task alone is over what its project or department may ever use, in all its pools.
+    """The rejection of a job of which one task alone exceeds a limit in each of its pools.
 
-    What others use at the moment is the scheduler's affair (at_limit). `max_pending` bounds a
-    single job here: quota does not hear which tasks have started or ended, and a count of all it
-    ever admitted would close a project for good.
+    The limits are those of its project and department. The scheduler compares limits with current
+    use (at_limit). `max_pending` limits a single job here: quota does not receive starts or ends of
+    tasks, and a count of all tasks ever admitted would close a project forever.
     """
     spec = request.spec
     code = AdmissionCode.LIMIT_EXCEEDED
     if spec.tasks > config.max_pending:
         numbers = {"tasks": spec.tasks, "max_pending": config.max_pending}
         return _rejected(request.job_id, code, about=request.project, numbers=numbers)
-    asked = spec.replicas_min * spec.resources.gpu_total_milli
+    requested = spec.replicas_min * spec.resources.gpu_total_milli
     limit = config.limit_milli
-    if limit is not None and asked > limit:
-        numbers = {"asked_milli": asked, "limit_milli": limit}
+    if limit is not None and requested > limit:
+        numbers = {"asked_milli": requested, "limit_milli": limit}
         return _rejected(request.job_id, code, about=request.project, numbers=numbers)
     department = state.departments.get(config.department)
     widest: tuple[int, str] | None = None
@@ -148,17 +148,17 @@ def _over_limit(
             if quota is not None and quota.limit_milli is not None:
                 bounds.append((quota.limit_milli, name))
         lowest = min(bounds, default=None)
-        if lowest is None or asked <= lowest[0]:
+        if lowest is None or requested <= lowest[0]:
             return None
         widest = max(widest or lowest, lowest)
     if widest is None:
         return None
-    numbers = {"asked_milli": asked, "limit_milli": widest[0]}
+    numbers = {"asked_milli": requested, "limit_milli": widest[0]}
     return _rejected(request.job_id, code, about=widest[1], numbers=numbers)
 
 
 def _too_large(job_id: str, spec: AdmittedSpec) -> TaskRejectedV1 | None:
-    """Whether the allocation of one task could be more than a record holds."""
+    """The rejection of a job if the allocation of one task may exceed a record."""
     size = allocation_bytes(spec)
     if size <= MAX_BYTES:
         return None
@@ -170,7 +170,7 @@ def _resolved(
     state: AdmissionState, spec: SubmittedSpec, pools: tuple[str, ...], config: ProjectConfig
 ) -> AdmittedSpec:
     configs = [pool.config for name in pools if (pool := state.pools.get(name)) is not None]
-    # A default that is better than the project may have is cut to the best it may have.
+    # A default of higher priority than the project allows is cut to the allowed one.
     default = config.default_priority or configs[0].default_priority
     priority = spec.priority or max(default, config.best_priority)
     grace_s = DEFAULT_GRACE_S if spec.grace_s is None else spec.grace_s
@@ -186,7 +186,7 @@ def _resolved(
         topology=spec.topology,
         resources=spec.resources,
         replicas_min=spec.replicas_min,
-        # A gang that is at most smaller than it is at least is as large as it is at least.
+        # A maximum below the minimum means the minimum.
         replicas_max=max(spec.replicas_min, spec.replicas_max),
         tasks=spec.tasks,
         max_concurrent=spec.max_concurrent,
@@ -194,12 +194,12 @@ def _resolved(
         time_limit_s=spec.time_limit_s,
         max_restarts=spec.max_restarts or 0,
         unschedulable=spec.unschedulable or Unschedulable.WAIT,
-        # One number for all its pools, so the strictest of them sets it.
+        # One value for all pools, so the lowest maximum applies.
         grace_s=min(grace_s, *(pool.max_grace_s for pool in configs)),
         exit_zero=spec.exit_zero or ExitZero.STOPPED,
         checkpoint_uri=spec.checkpoint_uri,
         layout=spec.layout,
-        # In one order, so that jobs that avoid the same nodes are equal.
+        # Sorted, so that jobs that avoid the same nodes are equal.
         avoid_nodes=tuple(sorted(set(spec.avoid_nodes))),
         runtime_estimate_s=spec.runtime_estimate_s,
         image=spec.image,

@@ -1,10 +1,10 @@
-"""Rows of one kind by name, with a running digest, and drafts of them that cost what they change.
+"""Tables of rows by name, with an incremental digest, and drafts that cost only their changes.
 
-Admission tries its verdicts out before they are appended: each request is judged after the ones
-before it, on a state that the log does not know yet. That draft is an overlay. A copy of the state
-would cost what the cell has ever admitted, every cycle; an undo log would change the state in place
-and rest on every path taking its steps back. Rows are immutable, so an overlay holds the rows that
-differ and no more.
+Quota decides its verdicts before they are appended: each request is judged after the verdicts on
+earlier ones, on a state that is not in the log yet. That draft is an overlay. A copy of the state
+would cost as much as all jobs ever admitted, in every cycle; an undo log would change the state in
+place and depend on each code path undoing its changes. Rows are immutable, so an overlay holds only
+the rows that differ.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,11 +16,11 @@ R = TypeVar("R")
 
 
 class Table(Generic[R]):
-    """Immutable rows by name; a draft shows the rows below it until it changes them itself.
+    """Immutable rows by name; a draft shows the rows of its base except those it changed.
 
     `line` gives a row's canonical text. The digest is a sum of hashes of (kind, name, line) modulo
-    2^256, so neither the order of changes nor how they were spread over cycles matters. It is
-    brought up to date when it is asked for: a row that changed many times is hashed once.
+    2^256, so neither the order of changes nor their division into cycles matters. It is updated
+    only on request, so a row that changed many times is hashed once.
     """
 
     __slots__ = ("_base", "_changed", "_line", "_rows", "_sum", "kind")
@@ -37,7 +37,7 @@ class Table(Generic[R]):
         self._sum = total
 
     def draft(self) -> "Table[R]":
-        """An overlay whose changes do not show here; this table must not change meanwhile."""
+        """An overlay whose changes do not show here; do not change this table while it is used."""
         return Table(self.kind, self._line, self, self.total())
 
     def get(self, name: str) -> R | None:

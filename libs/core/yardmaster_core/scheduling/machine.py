@@ -1,9 +1,9 @@
-"""The scheduler's state machine: what the runtime drives. Start reading at `_decide`."""
+"""The scheduler's state machine, which the runtime drives. Start reading at `_decide`."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
-from yardmaster_core.machine import Decision, Verdict
+from yardmaster_core.machine import CycleResult, Decision
 from yardmaster_core.rules import RULES
 from yardmaster_core.scheduling.planner import cycle_boundaries as cycling
 from yardmaster_core.scheduling.planner.draft import CycleFull, Draft
@@ -28,23 +28,22 @@ from yardmaster_schemas.topics import ADMISSIONS, DECISIONS, NODE_EVENTS, Topic
 
 def _decide(
     state: ClusterState, limit: int, observed: Sequence[Decision], policies: PolicyRegistry
-) -> Verdict:
-    """What follows from the state: ends and losses first, then pool by pool who starts, stops and
-    waits.
+) -> CycleResult:
+    """The decisions that follow from the state; changes no state.
 
-    The state is left as it was. At most `limit` decisions, but never fewer than one step that
-    belongs together (the victims of one task).
+    First ends of tasks and losses of nodes, then the starts, stops and waits of each pool. At most
+    `limit` decisions, but at least one step that cannot be divided (the victims of one task).
     """
-    # Hashes what the inputs changed, and keeps it: the draft's digest then hashes only what the
-    # draft changed, which is forgotten with it.
+    # Hash the changes of the inputs now: then the draft's digest, which is not kept, hashes only
+    # the changes of the draft.
     state.digest()
     with Draft(state, limit) as draft:
         complete = _fill(draft, observed, policies)
-        return Verdict(tuple(draft.decisions), state.digest(), complete)
+        return CycleResult(tuple(draft.decisions), state.digest(), complete)
 
 
 def _fill(draft: Draft, observed: Sequence[Decision], policies: PolicyRegistry) -> bool:
-    """Decide all there is to decide; whether the draft took all of it."""
+    """Decide on `draft`; return whether all decisions fitted into it."""
     try:
         for decision in observed:
             draft.record(decision.event, decision.subject, decision.cause)
@@ -90,14 +89,14 @@ class SchedulerMachine:
 
     def decide(
         self, state: ClusterState, *, limit: int, observed: Sequence[Decision] = ()
-    ) -> Verdict:
+    ) -> CycleResult:
         """See `core.machine.Machine.decide`."""
         return _decide(state, limit, observed, self._policies)
 
-    def advance(
+    def decide_in_place(
         self, state: ClusterState, *, limit: int, observed: Sequence[Decision] = ()
     ) -> tuple[ClusterState, Sequence[Decision], bool]:
-        """See `core.machine.Advancing.advance`."""
+        """See `core.machine.InPlaceMachine.decide_in_place`."""
         with Draft(state, limit, keep=True) as draft:
             complete = _fill(draft, observed, self._policies)
         return state, draft.decisions, complete
@@ -113,7 +112,7 @@ class SchedulerMachine:
         return cycling.end_cycle(state, complete=complete)
 
     def policies(self, state: ClusterState) -> tuple[PolicyInUse, ...]:
-        """The policy of each configured pool, by pool name."""
+        """The policy of each configured pool, in order of pool names."""
         return tuple(
             PolicyInUse(pool=name, name=pool.config.policy.name, version=pool.config.policy.version)
             for name, pool in sorted(state.pools.items())
@@ -125,7 +124,7 @@ class SchedulerMachine:
         return state.digest()
 
     def due_ms(self, state: ClusterState) -> int | None:
-        """The next deadline that still holds, in milliseconds since the epoch."""
+        """See `core.machine.Machine.due_ms`."""
         return cycling.due_ms(state)
 
     def dump(self, state: ClusterState) -> Any:

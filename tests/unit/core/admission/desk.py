@@ -6,7 +6,7 @@ from typing import Any
 
 from yardmaster_core.admission.machine import QuotaMachine
 from yardmaster_core.admission.state import AdmissionState
-from yardmaster_core.machine import Decision, Verdict
+from yardmaster_core.machine import CycleResult, Decision
 from yardmaster_schemas.envelope import Actor, ActorKind, Envelope, Event
 from yardmaster_schemas.events.requests import (
     DepartmentChangeRequestedV1,
@@ -145,8 +145,8 @@ class Desk:
         verdict = self.machine.decide(self.state, limit=limit)
         assert self.dumped() == before, "decide changed the state"
         kept = self.machine.load(CELL, json.loads(before))
-        kept, decisions, complete = self.machine.advance(kept, limit=limit)
-        same = Verdict(decisions, self.machine.digest(kept), complete)
+        kept, decisions, complete = self.machine.decide_in_place(kept, limit=limit)
+        same = CycleResult(decisions, self.machine.digest(kept), complete)
         assert same == verdict, "decided otherwise for good"
         assert len(verdict.decisions) <= limit, "the limit was not kept"
         for decision in verdict.decisions:

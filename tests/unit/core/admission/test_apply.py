@@ -31,13 +31,13 @@ def published(topic):
     return {cls for cls in EVENTS.values() if topic.name in cls.TOPICS}
 
 
-def test_every_request_that_is_published_is_judged():
+def test_every_published_request_is_judged():
     assert published(REQUESTS) == JUDGED | {r.LogCreatedV1}
     apart = {r.TaskSubmittedV1, r.PoolChangeRequestedV1}
     assert set(JUDGES) | apart == JUDGED, "a request has no judge"
 
 
-def test_every_admission_that_is_published_has_an_applier_or_is_named_as_having_none():
+def test_every_published_admission_has_an_applier_or_is_listed_without_one():
     assert published(ADMISSIONS) == set(VERDICTS) | IGNORED | UNWRITTEN
     assert not set(VERDICTS) & (IGNORED | UNWRITTEN)
 
@@ -63,7 +63,7 @@ def refusal_of(cls):
 
 def test_a_verdict_without_a_request_is_impossible():
     message = impossible(Desk(), a.NodeCordonedV1(node="gpu-07"))
-    assert "no request waits" in message
+    assert "no request is pending" in message
     assert "yard replay verify" in message
 
 
@@ -92,7 +92,7 @@ def test_a_verdict_without_a_request_is_impossible():
     ],
     ids=lambda e: type(e).__name__,
 )
-def test_a_verdict_on_something_else_than_the_first_request_is_impossible(request_, verdict):
+def test_a_verdict_that_does_not_answer_the_first_request_is_impossible(request_, verdict):
     assert "the request" in impossible(waiting(Desk(*CELL_SETUP, job()), request_), verdict)
 
 
@@ -151,7 +151,7 @@ def test_an_admission_that_this_version_never_writes_stops_the_reader(event):
     assert "no request leads to it" in impossible(Desk(), event)
 
 
-def test_the_shells_own_records_change_nothing_that_is_digested():
+def test_the_shells_records_do_not_change_the_digest():
     desk = Desk(*CELL_SETUP)
     before = desk.state.digest()
     for event in (

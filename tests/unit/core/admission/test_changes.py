@@ -47,25 +47,25 @@ REQUESTS_OF_A_JOB = [
 
 
 @pytest.mark.parametrize("request_", REQUESTS_OF_A_JOB, ids=lambda e: e.TYPE)
-def test_what_is_asked_of_an_unknown_job_is_refused(request_):
+def test_a_request_about_an_unknown_job_is_refused(request_):
     verdict = refused(Desk(*CELL_SETUP).one(request_), AdmissionCode.JOB_UNKNOWN)
     assert (verdict.about, verdict.request_type) == (JOB, request_.TYPE)
 
 
 @pytest.mark.parametrize("request_", REQUESTS_OF_A_JOB, ids=lambda e: e.TYPE)
-def test_nothing_is_accepted_after_a_whole_job_was_cancelled(request_):
+def test_no_change_is_accepted_after_a_whole_job_was_cancelled(request_):
     desk = with_job()
     desk.one(r.CancelRequestedV1(job_id=JOB))
     refused(desk.one(request_), AdmissionCode.WRONG_PHASE)
 
 
 @pytest.mark.parametrize("request_", REQUESTS_OF_A_JOB, ids=lambda e: e.TYPE)
-def test_nothing_is_accepted_for_a_rejected_job(request_):
+def test_no_change_is_accepted_for_a_rejected_job(request_):
     desk = Desk(*CELL_SETUP, job(project="ghost"))
     refused(desk.one(request_), AdmissionCode.WRONG_PHASE)
 
 
-def test_a_cancel_is_accepted_as_it_was_asked():
+def test_a_cancel_is_accepted_with_the_requested_fields():
     verdict = with_job(tasks=3).one(r.CancelRequestedV1(job_id=JOB, index=2, immediate=True))
     assert verdict == a.CancelAcceptedV1(job_id=JOB, index=2, immediate=True)
 
@@ -84,7 +84,7 @@ def test_a_job_whose_tasks_were_cancelled_one_by_one_is_cancelled():
     refused(desk.one(r.CancelRequestedV1(job_id=JOB)), AdmissionCode.WRONG_PHASE)
 
 
-def test_a_cancelled_job_may_still_be_denied_the_rest_of_its_grace():
+def test_an_immediate_cancel_may_follow_a_cancel():
     desk = with_job(tasks=2)
     desk.one(r.CancelRequestedV1(job_id=JOB))
     refused(desk.one(r.CancelRequestedV1(job_id=JOB)), AdmissionCode.WRONG_PHASE)
@@ -92,7 +92,7 @@ def test_a_cancelled_job_may_still_be_denied_the_rest_of_its_grace():
     assert desk.one(at_once) == a.CancelAcceptedV1(job_id=JOB, immediate=True)
 
 
-def test_a_cancelled_task_leaves_the_others_alone():
+def test_a_cancelled_task_does_not_affect_the_others():
     desk = with_job(tasks=2)
     desk.one(r.CancelRequestedV1(job_id=JOB, index=0))
     verdict = refused(desk.one(r.PauseRequestedV1(job_id=JOB, index=0)), AdmissionCode.WRONG_PHASE)
@@ -120,7 +120,7 @@ def test_tasks_are_paused_and_resumed_one_by_one_within_a_job():
     refused(desk.one(r.ResumeRequestedV1(job_id=JOB, index=1)), AdmissionCode.WRONG_PHASE)
 
 
-def test_each_change_of_a_job_counts_its_revision_up():
+def test_each_change_of_a_job_increments_its_revision():
     desk = with_job()
     assert desk.ask(
         r.PriorityChangeRequestedV1(job_id=JOB, priority=10, if_revision=1),
@@ -144,12 +144,12 @@ def test_each_change_of_a_job_counts_its_revision_up():
     ],
     ids=lambda e: e.TYPE,
 )
-def test_the_loser_of_a_race_is_told_both_revisions(request_):
+def test_the_loser_of_a_race_gets_both_revisions(request_):
     verdict = with_job().one(request_)
     refused(verdict, AdmissionCode.VERSION_MISMATCH, revision=1, if_revision=2)
 
 
-def test_a_priority_better_than_the_projects_best_is_refused_as_the_project_is_now():
+def test_a_priority_above_the_projects_current_best_is_refused():
     desk = with_job(priority=5)
     desk.one(project(best_priority=20))
     refused(
@@ -177,7 +177,7 @@ KINDS: list[tuple[Any, str, Any, str, AdmissionCode]] = [
 
 
 @pytest.mark.parametrize(("make", "name", "_d", "_f", "_c"), KINDS, ids=[k[3] for k in KINDS])
-def test_what_is_configured_counts_its_revisions_from_one(make, name, _d, _f, _c):
+def test_revisions_of_a_configuration_count_from_one(make, name, _d, _f, _c):
     desk = Desk(*CELL_SETUP)
     assert desk.one(make(name)).revision == 2
     assert desk.one(make(name, if_revision=2)).revision == 3
@@ -185,7 +185,7 @@ def test_what_is_configured_counts_its_revisions_from_one(make, name, _d, _f, _c
 
 
 @pytest.mark.parametrize(("make", "name", "_d", "_f", "_c"), KINDS, ids=[k[3] for k in KINDS])
-def test_revision_0_means_that_it_must_not_exist(make, name, _d, _f, _c):
+def test_revision_0_means_that_the_entity_must_not_exist(make, name, _d, _f, _c):
     desk = Desk(*CELL_SETUP)
     refused(desk.one(make(name, 0)), AdmissionCode.VERSION_MISMATCH, revision=1, if_revision=0)
     assert desk.one(make("fresh", 0)).revision == 1
@@ -195,7 +195,7 @@ def test_revision_0_means_that_it_must_not_exist(make, name, _d, _f, _c):
 @pytest.mark.parametrize(
     ("make", "_n", "delete", "field", "code"), KINDS, ids=[k[3] for k in KINDS]
 )
-def test_what_nothing_uses_is_deleted_once_and_may_come_back(make, _n, delete, field, code):
+def test_an_unused_entity_is_deleted_once_and_may_be_created_again(make, _n, delete, field, code):
     desk = Desk(*CELL_SETUP, make("fresh"))
     refused(
         desk.one(delete(**{field: "fresh"}, if_revision=2)),
@@ -222,7 +222,7 @@ def test_what_nothing_uses_is_deleted_once_and_may_come_back(make, _n, delete, f
     ],
     ids=["project pools", "project quota", "department quota", "job"],
 )
-def test_a_pool_that_something_names_cannot_be_deleted(user):
+def test_a_pool_in_use_cannot_be_deleted(user):
     desk = Desk(pool("h100"), *CELL_SETUP, user)
     refused(desk.one(r.PoolDeletionRequestedV1(pool="h100")), AdmissionCode.IN_USE, uses=1)
     free = r.CancelRequestedV1(job_id=JOB), department(), project()
@@ -238,7 +238,7 @@ def test_a_department_with_projects_cannot_be_deleted():
     assert isinstance(desk.one(deletion), a.EntitlementsChangedV1)
 
 
-def test_a_project_with_jobs_that_may_still_run_cannot_be_deleted():
+def test_a_project_with_unfinished_jobs_cannot_be_deleted():
     desk = Desk(*CELL_SETUP, job(tasks=2), job(OTHER))
     deletion = r.ProjectDeletionRequestedV1(project="nlp")
     refused(desk.one(deletion), AdmissionCode.IN_USE, uses=2)
@@ -259,7 +259,7 @@ def test_a_pool_whose_policy_does_not_pass_the_check_is_refused(code):
     assert isinstance(desk.one(pool("h100")), a.PoolConfiguredV1)
 
 
-def test_a_policy_for_simulations_is_taken_in_a_log_that_says_it_is_one():
+def test_a_policy_for_simulations_is_accepted_in_a_simulated_log():
     code = AdmissionCode.POLICY_FOR_SIMULATIONS
     asked = pool("h100", policy=r.PolicyRef(name="sjf"))
     refused(Desk(*CELL_SETUP, machine=QuotaMachine(check)).one(asked), code)
@@ -289,7 +289,7 @@ def test_entitlements_to_an_unknown_pool_are_refused(request_):
     assert refused(verdict, AdmissionCode.POOL_UNKNOWN).about == "moon"
 
 
-def test_a_project_whose_default_is_better_than_its_best_priority_is_refused():
+def test_a_project_whose_default_is_above_its_best_priority_is_refused():
     refused(
         Desk(*CELL_SETUP).one(project(best_priority=20, default_priority=10)),
         AdmissionCode.PRIORITY_NOT_ALLOWED,
@@ -323,7 +323,7 @@ def test_a_node_is_cordoned_drained_and_uncordoned_by_name():
     ]
 
 
-def test_a_node_that_takes_tasks_cannot_be_uncordoned():
+def test_a_node_that_is_not_cordoned_cannot_be_uncordoned():
     desk = Desk()
     uncordon = r.NodeUncordonRequestedV1(node="gpu-07")
     assert refused(desk.one(uncordon), AdmissionCode.WRONG_PHASE).about == "gpu-07"
@@ -331,7 +331,7 @@ def test_a_node_that_takes_tasks_cannot_be_uncordoned():
     refused(desk.one(uncordon), AdmissionCode.WRONG_PHASE)
 
 
-def test_slots_of_any_node_are_put_out_of_use_as_it_was_asked():
+def test_slots_of_any_node_are_disabled_as_requested():
     desk = Desk()
     for disabled, stop in (((0, 3), True), ((), False)):
         verdict = desk.one(
@@ -354,7 +354,7 @@ def revoke(node: str = "gpu-07", if_revision: int | None = None) -> r.NodeRevoke
     return r.NodeRevokeRequestedV1(node=node, if_revision=if_revision)
 
 
-def test_a_node_is_enrolled_as_it_was_asked_and_each_time_with_the_next_revision():
+def test_a_node_is_enrolled_as_requested_with_the_next_revision():
     desk = Desk(*CELL_SETUP)
     request = enrol(labels={"rack": "r1"}, keys=("ab" * 32,), address="10.0.0.7")
     assert desk.one(request) == a.NodeEnrolledV1(
@@ -363,12 +363,12 @@ def test_a_node_is_enrolled_as_it_was_asked_and_each_time_with_the_next_revision
     assert desk.one(enrol(gpus=4)).revision == 2
 
 
-def test_a_node_is_enrolled_into_a_pool_that_exists_alone():
+def test_a_node_is_enrolled_only_into_an_existing_pool():
     verdict = refused(Desk(*CELL_SETUP).one(enrol(pool="h100")), AdmissionCode.POOL_UNKNOWN)
     assert verdict.about == "h100"
 
 
-def test_of_two_who_enrol_a_node_on_one_revision_the_second_is_refused():
+def test_the_second_enrollment_on_the_same_revision_is_refused():
     desk = Desk(*CELL_SETUP)
     assert desk.one(enrol(if_revision=0)).revision == 1
     refused(
@@ -380,7 +380,7 @@ def test_of_two_who_enrol_a_node_on_one_revision_the_second_is_refused():
     )
 
 
-def test_a_node_is_revoked_once_and_may_be_enrolled_again_as_if_it_were_new():
+def test_a_node_is_revoked_once_and_may_be_enrolled_again():
     desk = Desk(*CELL_SETUP, enrol())
     assert desk.one(revoke()) == a.NodeRevokedV1(node="gpu-07")
     refused(desk.one(revoke()), AdmissionCode.NODE_UNKNOWN)
@@ -392,7 +392,7 @@ def test_a_node_that_was_never_enrolled_cannot_be_revoked():
     refused(Desk(*CELL_SETUP).one(revoke()), AdmissionCode.NODE_UNKNOWN)
 
 
-def test_a_pool_that_a_node_is_enrolled_in_is_in_use_until_the_node_is_revoked_or_moved():
+def test_a_pool_is_in_use_until_its_enrolled_nodes_are_revoked_or_moved():
     desk = Desk(*CELL_SETUP, pool("a"), pool("b"), enrol(pool="a"))
     delete_a, delete_b = (r.PoolDeletionRequestedV1(pool=name) for name in "ab")
     refused(desk.one(delete_a), AdmissionCode.IN_USE, uses=1)
@@ -410,16 +410,16 @@ def erase(job_id: str = JOB) -> r.EraseRequestedV1:
     return r.EraseRequestedV1(job_id=job_id, tombstone=9)
 
 
-def test_the_details_of_a_judged_job_are_erased_as_often_as_it_is_asked_for():
+def test_the_details_of_a_judged_job_are_erased_at_each_request():
     desk = with_job()
     assert desk.one(erase()) == a.DetailsErasedV1(job_id=JOB)
     assert desk.one(erase()) == a.DetailsErasedV1(job_id=JOB)
 
 
-def test_the_details_of_a_refused_job_are_erased_too():
+def test_the_details_of_a_rejected_job_are_erased_too():
     desk = Desk(*CELL_SETUP, job(project="ghost"))
     assert desk.one(erase()) == a.DetailsErasedV1(job_id=JOB)
 
 
-def test_an_unknown_job_has_nothing_to_erase():
+def test_erasure_of_an_unknown_job_is_refused():
     refused(Desk(*CELL_SETUP).one(erase()), AdmissionCode.JOB_UNKNOWN)

@@ -48,13 +48,13 @@ def test_quota_is_a_machine_that_reads_requests_and_writes_admissions():
 # Claims ----------------------------------------------------------------------------------------
 
 
-def test_a_record_that_is_no_request_is_refused():
+def test_a_record_that_is_not_a_request_is_refused():
     desk = Desk()
     assert refusal(desk, envelope(NodeCordonedV1(node="gpu-07"))) is RefusalCode.WRONG_TOPIC
 
 
 @pytest.mark.parametrize("source", ["node/gpu-07", "quota/main.0123456789ab", "cli/ada"])
-def test_a_request_that_no_gateway_wrote_is_refused(source):
+def test_a_request_from_another_service_than_a_gateway_is_refused(source):
     assert refusal(Desk(), envelope(CORDON, source=source)) is RefusalCode.NOT_ITS_AUTHOR
 
 
@@ -80,7 +80,7 @@ def test_a_log_created_for_another_cell_is_refused():
     assert refusal(desk, envelope(LOG)) is None
 
 
-def test_a_record_that_does_not_rise_above_its_sources_last_is_a_repeat():
+def test_a_record_that_is_not_after_its_sources_last_is_a_repeat():
     desk = Desk()
     assert desk.take([envelope(CORDON, epoch=3, seq=5)])
     for epoch, seq in [(3, 5), (3, 4), (2, 99)]:
@@ -103,7 +103,7 @@ def test_gateways_may_interleave():
     assert (len(verdicts), desk.refusals) == (4, [])
 
 
-def test_a_start_of_a_gateway_whose_clock_stepped_back_is_believed():
+def test_a_gateway_start_whose_clock_stepped_back_is_accepted():
     desk = Desk()
     before = envelope(CORDON, source="gateway/gw-1.0123456789ab", epoch=9, seq=5)
     after = envelope(CORDON, source="gateway/gw-1.ba9876543210", epoch=3, seq=0)
@@ -112,7 +112,7 @@ def test_a_start_of_a_gateway_whose_clock_stepped_back_is_believed():
     assert refusal(desk, after) is RefusalCode.REPEATED
 
 
-def test_the_marks_of_gateways_do_not_grow_with_their_starts():
+def test_last_records_do_not_accumulate_with_gateway_starts():
     desk = Desk(*CELL_SETUP)
     named = dict(desk.state.sources.items())
     starts = [f"gateway/gw-1.{start:012x}" for start in range(MAX_STARTS + 20)]
@@ -135,7 +135,7 @@ def test_a_repeat_within_one_cycle_is_refused_and_judged_once():
     assert desk.refusals == [RefusalCode.REPEATED]
 
 
-def test_a_request_applied_twice_waits_once():
+def test_a_request_applied_twice_is_pending_once():
     desk = Desk()
     record = envelope(CORDON)
     for _ in range(2):
@@ -156,7 +156,7 @@ def test_a_verdict_applied_twice_changes_the_state_once():
 # Cycles ----------------------------------------------------------------------------------------
 
 
-def test_each_verdict_names_its_request_and_what_it_is_about():
+def test_each_verdict_names_its_request_and_its_subject():
     desk = Desk(*CELL_SETUP, job(tasks=3))
     record = envelope(PauseRequestedV1(job_id=JOB, index=2), seq=77)
     desk.state = desk.machine.apply(desk.state, record.data, record.id)
@@ -164,7 +164,7 @@ def test_each_verdict_names_its_request_and_what_it_is_about():
     assert decision == Decision(decision.event, f"{JOB}.2", "gateway/gw-1/1/77")
 
 
-def test_a_cut_cycle_goes_on_where_it_stopped():
+def test_the_next_cycle_continues_where_a_cut_cycle_stopped():
     whole, cut = Desk(), Desk()
     requests = [*CELL_SETUP, job(), job(OTHER), CORDON]
     assert whole.ask(*requests) == cut.ask(*requests, limit=1)
@@ -183,7 +183,7 @@ def test_observations_count_against_the_limit():
     assert (len(verdict.decisions), verdict.complete) == (0, False)
 
 
-def test_a_job_is_dated_by_the_cycle_that_took_it_not_by_the_one_that_judged_it():
+def test_the_submission_time_is_that_of_the_cycle_that_consumed_the_request():
     desk = Desk(*CELL_SETUP)
     first, second = envelope(job(), seq=100), envelope(job(OTHER), seq=101)
     desk.state = desk.machine.begin_cycle(desk.state, 9, START_MS + 5)
@@ -196,13 +196,13 @@ def test_a_job_is_dated_by_the_cycle_that_took_it_not_by_the_one_that_judged_it(
     assert decision.event.submitted_at_ms == START_MS + 5
 
 
-def test_now_never_falls():
+def test_the_time_never_goes_backwards():
     desk = Desk()
     desk.state = desk.machine.begin_cycle(desk.state, 5, START_MS - 1000)
     assert desk.state.now_ms == START_MS
 
 
-def test_time_alone_calls_for_no_cycle_but_a_waiting_request_does():
+def test_a_cycle_is_due_only_for_a_pending_request():
     desk = Desk()
     assert desk.machine.due_ms(desk.state) is None
     record = envelope(CORDON)
@@ -221,7 +221,7 @@ def busy_desk():
     return desk
 
 
-def test_a_snapshot_gives_the_state_back_with_what_waits_in_it():
+def test_a_snapshot_restores_the_state_with_its_pending_requests():
     desk = busy_desk()
     loaded = desk.machine.load(CELL, json.loads(desk.dumped()))
     assert desk.machine.digest(loaded) == desk.machine.digest(desk.state)
@@ -246,19 +246,19 @@ def test_a_snapshot_gives_the_state_back_with_what_waits_in_it():
     ],
     ids=str,
 )
-def test_what_is_no_dump_of_this_form_is_refused_by_name(damage):
+def test_a_dump_of_another_format_is_refused_with_a_reason(damage):
     desk = busy_desk()
     with pytest.raises(SnapshotUnreadable):
         desk.machine.load(CELL, {**json.loads(desk.dumped()), **damage})
 
 
 @pytest.mark.parametrize("dump", [None, [], "x", {}, 7], ids=str)
-def test_what_is_no_dump_at_all_is_refused_by_name(dump):
+def test_a_value_that_is_no_dump_is_refused_with_a_reason(dump):
     with pytest.raises(SnapshotUnreadable):
         QuotaMachine().load(CELL, dump)
 
 
-def test_what_a_pool_could_not_say_at_first_counts_in_the_digest_where_it_is_said():
+def test_fields_added_later_count_in_the_digest_unless_they_have_their_default():
     digests = {
         Desk(pool("default", **said)).state.digest()
         for said in ({}, {"unequal_gangs": True}, {"gpuless_per_node": 0})
@@ -266,7 +266,7 @@ def test_what_a_pool_could_not_say_at_first_counts_in_the_digest_where_it_is_sai
     assert len(digests) == 3
 
 
-def test_the_digest_of_a_known_history_is_what_it_was():
+def test_the_digest_of_a_known_history_does_not_change():
     """Logs outlive versions: a digest that changes makes every log written before look touched."""
     known = "77e812ec2f581f59359b0a029a81607d7068d4c3ec19f4e12c2ec63c3c59d825"
     assert busy_desk().state.digest() == known

@@ -63,7 +63,7 @@ def worst(replicas: int, slots: int) -> int:
 
 
 @pytest.mark.parametrize(("replicas", "each"), [(1, 0), (1, 8), (100, 1), (2000, 8), (2199, 0)])
-def test_no_allocation_is_larger_than_was_reckoned(replicas: int, each: int) -> None:
+def test_no_allocation_is_larger_than_its_upper_bound(replicas: int, each: int) -> None:
     verdict = Desk(*CELL_SETUP).one(
         job(resources=gpus(each) if each else NO_GPU, replicas_min=replicas, replicas_max=replicas)
     )
@@ -71,7 +71,7 @@ def test_no_allocation_is_larger_than_was_reckoned(replicas: int, each: int) -> 
     assert worst(replicas, each) <= allocation_bytes(verdict.spec) <= MAX_BYTES
 
 
-def test_a_gang_whose_allocation_one_record_may_not_hold_is_refused() -> None:
+def test_a_gang_whose_allocation_exceeds_a_record_is_refused() -> None:
     verdict = Desk(*CELL_SETUP).one(
         job(resources=NO_GPU, replicas_min=2200, replicas_max=MAX_REPLICAS)
     )
@@ -81,7 +81,7 @@ def test_a_gang_whose_allocation_one_record_may_not_hold_is_refused() -> None:
     assert verdict.numbers["bytes"] > verdict.numbers["limit_bytes"] == MAX_BYTES
 
 
-def test_a_task_on_whole_nodes_is_reckoned_with_one_node_for_each_gpu() -> None:
+def test_the_bound_of_a_task_on_whole_nodes_assumes_one_node_for_each_gpu() -> None:
     verdict = Desk(*CELL_SETUP).one(job(resources=gpus(1024), layout=Layout.WHOLE_NODES))
     assert isinstance(verdict, TaskAdmittedV1)
     assert worst(1024, 1) <= allocation_bytes(verdict.spec)

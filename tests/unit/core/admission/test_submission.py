@@ -57,7 +57,7 @@ def test_an_admitted_job_has_every_default_resolved():
     assert spec.resources == gpus(2)
 
 
-def test_where_a_job_is_laid_is_as_it_asked_and_nodes_to_avoid_are_in_one_order():
+def test_layout_is_as_requested_and_avoided_nodes_are_sorted():
     desk = Desk(*CELL_SETUP)
     spec = admitted(desk, job(layout=Layout.WHOLE_NODES, avoid_nodes=("n2", "n10", "n2")))
     assert (spec.layout, spec.avoid_nodes) == (Layout.WHOLE_NODES, ("n10", "n2"))
@@ -65,7 +65,7 @@ def test_where_a_job_is_laid_is_as_it_asked_and_nodes_to_avoid_are_in_one_order(
     assert (spec.layout, spec.avoid_nodes) == (Layout.REPLICAS, ())
 
 
-def test_an_estimate_of_the_run_time_is_as_the_job_says():
+def test_the_runtime_estimate_is_as_requested():
     desk = Desk(*CELL_SETUP)
     assert admitted(desk, job(runtime_estimate_s=60)).runtime_estimate_s == 60
     assert admitted(desk, job(OTHER)).runtime_estimate_s is None
@@ -76,13 +76,13 @@ def test_only_training_is_preemptible_by_default(kind):
     assert admitted(Desk(*CELL_SETUP), job(kind=kind)).preemptible == (kind is Kind.TRAINING)
 
 
-def test_a_job_that_says_whether_it_is_preemptible_is_believed():
+def test_a_job_may_set_whether_it_is_preemptible():
     desk = Desk(*CELL_SETUP)
     assert not admitted(desk, job(preemptible=False)).preemptible
     assert admitted(desk, job(OTHER, kind=Kind.INFERENCE, preemptible=True)).preemptible
 
 
-def test_pools_default_to_the_projects_and_then_to_all_with_default_first():
+def test_pools_default_to_the_projects_then_to_all_with_default_first():
     desk = Desk(pool("a100"), pool("zeta"), pool("default"), department(), project())
     assert admitted(desk, job()).pools == ("default", "a100", "zeta")
     desk.one(project(pools=("zeta", "a100")))
@@ -95,19 +95,19 @@ def test_a_pool_that_is_named_twice_counts_once():
     assert admitted(desk, job(pools=("default", "b", "default"))).pools == ("default", "b")
 
 
-def test_priority_defaults_to_the_projects_and_then_to_the_first_pools():
+def test_priority_defaults_to_the_projects_then_to_the_first_pools():
     desk = Desk(pool("slow", default_priority=70), *CELL_SETUP)
     assert admitted(desk, job(pools=("slow", "default"))).priority == 70
     desk.one(project(default_priority=30))
     assert admitted(desk, job(OTHER, pools=("slow",))).priority == 30
 
 
-def test_a_pools_default_priority_is_cut_to_the_best_the_project_may_have():
+def test_a_pools_default_priority_is_cut_to_what_the_project_allows():
     desk = Desk(pool("default"), department(), project(best_priority=50))
     assert admitted(desk, job()).priority == 50
 
 
-def test_grace_is_capped_by_the_strictest_of_its_pools():
+def test_grace_is_capped_by_the_lowest_maximum_of_its_pools():
     desk = Desk(pool("strict", max_grace_s=30), *CELL_SETUP)
     assert admitted(desk, job(pools=("default", "strict"))).grace_s == 30
     assert admitted(desk, job(OTHER, pools=("default",), grace_s=9000)).grace_s == 3600
@@ -125,12 +125,12 @@ def test_node_types_default_to_the_projects():
     assert admitted(desk, job(OTHER, node_types=("pcie",))).node_types == ("pcie",)
 
 
-def test_a_gang_is_never_smaller_at_most_than_at_least():
+def test_the_largest_gang_size_is_at_least_the_smallest():
     spec = admitted(Desk(*CELL_SETUP), job(replicas_min=4, replicas_max=1))
     assert (spec.replicas_min, spec.replicas_max) == (4, 4)
 
 
-def test_what_is_resolved_stays_when_the_project_changes():
+def test_resolved_defaults_stay_when_the_project_changes():
     desk = Desk(*CELL_SETUP)
     before = admitted(desk, job())
     desk.one(project(default_priority=1))
@@ -153,7 +153,7 @@ def test_a_job_in_a_cell_without_pools_is_rejected():
     assert rejected(Desk(department(), project()), job()).code is AdmissionCode.POOL_UNKNOWN
 
 
-def test_a_job_for_a_pool_that_is_not_its_projects_is_rejected():
+def test_a_job_for_a_pool_that_its_project_may_not_use_is_rejected():
     desk = Desk(pool("h100"), pool("default"), department(), project(pools=("default",)))
     verdict = rejected(desk, job(pools=("h100",)))
     assert (verdict.code, verdict.about) == (AdmissionCode.POOL_NOT_ALLOWED, "h100")
@@ -165,13 +165,13 @@ def test_a_job_of_a_kind_its_project_may_not_run_is_rejected():
     assert (verdict.code, verdict.about) == (AdmissionCode.KIND_NOT_ALLOWED, "interactive")
 
 
-def test_a_job_for_a_node_type_that_is_not_its_projects_is_rejected():
+def test_a_job_for_a_node_type_that_its_project_may_not_use_is_rejected():
     desk = Desk(pool("default"), department(), project(node_types=("pcie",)))
     verdict = rejected(desk, job(node_types=("pcie", "sxm")))
     assert (verdict.code, verdict.about) == (AdmissionCode.NODE_TYPE_NOT_ALLOWED, "sxm")
 
 
-def test_a_job_more_urgent_than_its_project_may_be_is_rejected():
+def test_a_job_of_higher_priority_than_its_project_allows_is_rejected():
     desk = Desk(pool("default"), department(), project(best_priority=20))
     verdict = rejected(desk, job(priority=19))
     assert verdict.code is AdmissionCode.PRIORITY_NOT_ALLOWED
@@ -187,12 +187,12 @@ def test_a_task_over_the_projects_limit_is_rejected():
     admitted(desk, job(OTHER, tasks=100, resources=gpus(4)))
 
 
-def test_an_elastic_task_is_measured_by_the_least_it_takes():
+def test_limits_apply_to_the_smallest_size_of_an_elastic_task():
     desk = Desk(pool("default"), department(), project(limit_milli=4000))
     admitted(desk, job(replicas_min=4, replicas_max=8, resources=gpus(1)))
 
 
-def test_a_task_over_a_pools_limit_is_admitted_while_another_of_its_pools_can_hold_it():
+def test_a_task_over_the_limit_of_one_pool_is_admitted_for_another():
     quotas = {"h100": Quota(limit_milli=2000), "default": Quota(limit_milli=8000)}
     desk = Desk(pool("h100"), pool("default"), department(), project(quotas=quotas))
     admitted(desk, job(resources=gpus(4)))
@@ -201,7 +201,7 @@ def test_a_task_over_a_pools_limit_is_admitted_while_another_of_its_pools_can_ho
     admitted(desk, job("x7t1v9ga3wde", resources=gpus(2), pools=("h100",)))
 
 
-def test_a_task_over_every_pools_limit_is_told_the_widest_and_whose_it_is():
+def test_a_task_over_every_pools_limit_gets_the_highest_limit_and_its_owner():
     desk = Desk(
         pool("h100"),
         pool("default"),
@@ -213,13 +213,13 @@ def test_a_task_over_every_pools_limit_is_told_the_widest_and_whose_it_is():
     assert verdict.numbers == {"asked_milli": 4000, "limit_milli": 3000}
 
 
-def test_a_limit_of_nothing_lets_tasks_without_gpus_pass():
+def test_a_limit_of_zero_admits_tasks_without_gpus():
     desk = Desk(pool("default"), department(), project(limit_milli=0))
     admitted(desk, job())
     rejected(desk, job(OTHER, resources=gpus(1, 500)))
 
 
-def test_a_job_of_more_tasks_than_may_wait_is_rejected():
+def test_a_job_with_more_tasks_than_max_pending_is_rejected():
     desk = Desk(pool("default"), department(), project(max_pending=10))
     verdict = rejected(desk, job(tasks=11))
     assert verdict.numbers == {"tasks": 11, "max_pending": 10}
@@ -227,7 +227,7 @@ def test_a_job_of_more_tasks_than_may_wait_is_rejected():
 
 
 @pytest.mark.parametrize(("body", "same"), [(BODY, 1), (OTHER_BODY, 0)])
-def test_a_job_id_is_admitted_once_and_the_repeat_is_told_from_the_clash(body, same):
+def test_a_job_id_is_admitted_once_and_a_repeat_differs_from_a_conflict(body, same):
     desk = Desk(*CELL_SETUP)
     admitted(desk, job())
     verdict = desk.one(job(body=body))
@@ -237,7 +237,7 @@ def test_a_job_id_is_admitted_once_and_the_repeat_is_told_from_the_clash(body, s
     assert verdict.request_type == "TaskSubmitted"
 
 
-def test_a_rejected_job_id_is_used_up_too():
+def test_a_rejected_job_id_cannot_be_used_again():
     desk = Desk(pool("default"), department())
     rejected(desk, job())
     desk.one(project())
@@ -246,14 +246,14 @@ def test_a_rejected_job_id_is_used_up_too():
     assert verdict.code is AdmissionCode.DUPLICATE_ID
 
 
-def test_a_cancelled_job_id_is_used_up_too():
+def test_a_cancelled_job_id_cannot_be_used_again():
     desk = Desk(*CELL_SETUP)
     admitted(desk, job())
     desk.one(CancelRequestedV1(job_id=JOB))
     assert desk.one(job()).code is AdmissionCode.DUPLICATE_ID
 
 
-def test_requests_of_one_cycle_are_judged_on_what_the_ones_before_them_made():
+def test_requests_of_one_cycle_are_judged_after_the_earlier_ones():
     desk = Desk()
     verdicts = desk.ask(*CELL_SETUP, job(), job(), job(OTHER, project="ghost"))
     assert [type(v).__name__ for v in verdicts[3:]] == [

@@ -10,7 +10,7 @@ def table(**rows):
     return made
 
 
-def test_a_draft_shows_the_rows_below_it_until_it_changes_them():
+def test_a_draft_shows_the_rows_of_its_base_until_it_changes_them():
     below = table(a=1, b=2)
     draft = below.draft()
     draft.put("a", 10)
@@ -28,7 +28,7 @@ def test_a_drafts_digest_is_that_of_a_table_with_the_same_rows():
     assert draft.total() == table(a=10, c=3).total()
 
 
-def test_a_draft_leaves_the_digest_below_it_alone():
+def test_a_draft_does_not_change_the_digest_of_its_base():
     below = table(a=1)
     before = below.total()
     draft = below.draft()
@@ -37,7 +37,7 @@ def test_a_draft_leaves_the_digest_below_it_alone():
     assert below.total() == before
 
 
-def test_the_digest_does_not_depend_on_the_way_there():
+def test_the_digest_does_not_depend_on_the_order_of_changes():
     one, other = table(a=1, b=2), table()
     for name, row in [("b", 7), ("c", 1), ("a", 1), ("c", None), ("b", 2)]:
         other.put(name, row)
@@ -45,14 +45,14 @@ def test_the_digest_does_not_depend_on_the_way_there():
     assert one.total() == other.total()
 
 
-def test_an_empty_table_has_nothing_to_add():
+def test_the_sum_of_an_empty_table_is_zero():
     gone = table(a=1)
     gone.total()
     gone.put("a", None)
     assert (gone.total(), table().total()) == (0, 0)
 
 
-def test_a_row_is_told_from_the_same_row_of_another_kind_or_name():
+def test_equal_rows_of_another_kind_or_name_have_another_hash():
     other = Table("other", str)
     other.put("a", 1)
     assert len({table(a=1).total(), table(b=1).total(), table(a=2).total(), other.total()}) == 4
