@@ -276,7 +276,7 @@ def explain_lines(out: Output, why: Row, position: str | None) -> list[str]:
         ]
         lines += out.table(["POOL", "CODE", "ASKED", "NUMBERS"], rows, right="ASKED")
     if why.get("unblock"):
-        lines.append(_labelled("Unblocks", plain(why["unblock"])))
+        lines.append(_unblock_line(why))
     if why.get("start_rule") and why["phase"] in ("starting", "running", "stopping"):
         shown = numbers(why.get("start_numbers") or {})
         lines.append(
@@ -292,6 +292,19 @@ def explain_lines(out: Output, why: Row, position: str | None) -> list[str]:
     if why.get("refusal"):
         lines.append(_labelled("Refused", refusal_words(why["refusal"])))
     return lines
+
+
+def _unblock_line(why: Row) -> str:
+    """When the task can start: the time of the retry, the command, or the condition."""
+    pools = why.get("pools") or []
+    codes = {wait["code"] for wait in pools}
+    if codes == {"paused"}:
+        return _labelled("Starts when", f"someone runs: yard resume {why['task_id']}")
+    retries = [wait["numbers"].get("until_at_ms") for wait in pools]
+    if codes and codes <= {"restart_backoff", "start_backoff"} and None not in retries:
+        other_node = ", on another node if possible" if codes == {"start_backoff"} else ""
+        return _labelled("Retries", f"at {_utc(min(retries))}{other_node}")
+    return _labelled("Starts when", plain(why["unblock"]))
 
 
 def _pool_numbers(wait: Row) -> str:

@@ -30,29 +30,29 @@ from yardmaster_schemas.instants import rfc3339
 from yardmaster_schemas.position import Position
 from yardmaster_schemas.reasons import WaitClass, WaitCode
 
-#: What would let a task start that waits for this.
+#: The condition under which a task that waits for this reason can start.
 _UNBLOCK: Final[Mapping[str, str]] = {
     WaitCode.NO_MATCHING_NODE: "a node of an allowed type joins the pool",
-    WaitCode.EXCEEDS_EVERY_NODE: "a larger node joins, or a replica asks for less",
-    WaitCode.EXCEEDS_POOL: "the pool grows, or the gang shrinks",
+    WaitCode.EXCEEDS_EVERY_NODE: "a larger node joins, or a replica requests less",
+    WaitCode.EXCEEDS_POOL: "the pool grows, or the gang gets smaller",
     WaitCode.NO_EXECUTOR: "a node that runs containers joins the pool",
-    WaitCode.EXCEEDS_LIMIT: "the limit is raised, or the task asks for less",
+    WaitCode.EXCEEDS_LIMIT: "the limit is raised, or the task requests less",
     WaitCode.EXCEEDS_MAX_SLOTS: "the job's max_slots is raised",
-    WaitCode.PAUSED: "somebody resumes it",
-    WaitCode.NOT_CONSIDERED: "the next cycle looks at it",
+    WaitCode.PAUSED: "someone resumes it",
+    WaitCode.NOT_CONSIDERED: "the next cycle considers it",
     WaitCode.INSUFFICIENT_FREE: "running tasks end",
-    WaitCode.FRAGMENTED: "tasks end on the same node",
-    WaitCode.NODES_UNAVAILABLE: "cordoned or lost nodes come back",
-    WaitCode.WAITING_FOR_VICTIMS: "tasks that were asked to stop release their slots",
-    WaitCode.BEHIND_TASK: "the more urgent task ahead starts",
-    WaitCode.OVER_FAIR_SHARE: "tasks of the same party end, or others ask for less",
+    WaitCode.FRAGMENTED: "tasks on the same node end",
+    WaitCode.NODES_UNAVAILABLE: "cordoned or lost nodes become available",
+    WaitCode.WAITING_FOR_VICTIMS: "preempted tasks release their slots",
+    WaitCode.BEHIND_TASK: "the task ahead of it in the queue starts",
+    WaitCode.OVER_FAIR_SHARE: "tasks of the same claimant end, or other claimants request less",
     WaitCode.AT_LIMIT: "tasks under the same limit end",
     WaitCode.AT_MAX_SLOTS: "tasks of the same job end",
     WaitCode.AT_MAX_CONCURRENT: "earlier tasks of the same job end",
-    WaitCode.VICTIMS_PROTECTED: "tasks that could be stopped have run their min_runtime",
-    WaitCode.RESTART_BACKOFF: "the pause after a failure is over",
+    WaitCode.VICTIMS_PROTECTED: "running tasks reach their min_runtime and can be preempted",
+    WaitCode.RESTART_BACKOFF: "the back-off after a failure is over",
     WaitCode.START_BACKOFF: (
-        "the pause after a failed start is over; the next attempt avoids the node where it can"
+        "the back-off after a failed start is over; the next attempt avoids the node if possible"
     ),
 }
 _RANK: Final = {WaitClass.NOT_NOW: 0, WaitClass.HELD: 1, WaitClass.NEVER: 2}

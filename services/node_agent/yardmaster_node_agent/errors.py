@@ -29,7 +29,7 @@ class StartFailed(AgentError):
 
 
 class ExecutorFailed(StartFailed):
-    """Nothing of {replica} was started, and nothing will be: {found}."""
+    """Not started: {found}."""
 
     code = "executor_failed"
 

@@ -214,9 +214,10 @@ class ProcessExecutor:
         """Start the runner and wait until the command's process is known."""
         key = launch.key
         if launch.run.image is not None:
+            node = launch.env.get("YARD_NODE", "the node")
             raise ExecutorFailed(
                 replica=key,
-                found="its image needs a container executor",
+                found=f"the job needs a container image, and {node} runs plain processes only",
                 failure=StartFailure.NO_EXECUTOR,
             )
         directory = self._directory(key)

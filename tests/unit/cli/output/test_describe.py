@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from yardmaster_cli.output.columns import reason
 from yardmaster_cli.output.describe import END_TEXTS, explain_lines, needs, numbers, task_lines
 from yardmaster_cli.output.formats import Output
@@ -110,6 +112,30 @@ def test_explain_has_a_line_for_each_pool_with_its_numbers() -> None:
         "Last stop   priority, rule worse_priority, for k5w0p3xz8rta.0, until 2026-01-01T10:30:41Z",
         "            priority 42, for priority 5, held 16",
     ]
+
+
+@pytest.mark.parametrize(
+    ("code", "numbers", "line"),
+    [
+        ("paused", {"since_at_ms": 0}, "Starts when someone runs: yard resume 9b3xd0h5t6vn.0"),
+        ("restart_backoff", {"until_at_ms": 77_353_000, "restarts": 1}, "Retries     at 21:29:13Z"),
+        (
+            "start_backoff",
+            {"until_at_ms": 77_353_000, "failed_starts": 1, "limit": 6},
+            "Retries     at 21:29:13Z, on another node if possible",
+        ),
+        ("at_limit", {"limit_milli": 1}, "Starts when tasks under the same limit end"),
+    ],
+)
+def test_explain_tells_when_a_task_can_start(code: str, numbers: dict[str, int], line: str) -> None:
+    wait = {**WAIT, "pool": "h100", "asked_milli": 1000, "about": None, "cycle": 1}
+    why = {
+        "task_id": "9b3xd0h5t6vn.0",
+        "phase": "pending",
+        "pools": [{**wait, "code": code, "numbers": numbers}],
+        "unblock": "tasks under the same limit end",
+    }
+    assert explain_lines(out(), why, None)[-1] == line
 
 
 def test_explain_names_the_resource_that_is_short_in_its_own_unit() -> None:
