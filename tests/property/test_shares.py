@@ -81,7 +81,7 @@ def test_what_nobody_was_offered_nobody_could_use(
     offers = divide(capacity, asked)
     left = capacity - sum(offers)
     for claim, offer in zip(asked, offers, strict=True):
-        if offer - claim.fixed >= claim.least:  # who has room for a task is not passed over
+        if offer - claim.fixed >= claim.smallest_task:  # who has room for a task is not passed over
             assert left <= 0 or offer == claim.demand
 
 
@@ -93,7 +93,7 @@ def test_who_is_offered_more_than_he_has_can_start_something(
     if sum(offers) < min(capacity, sum(claim.demand for claim in asked)):
         return
     for claim, offer in zip(asked, offers, strict=True):
-        stuck = claim.fixed < offer < claim.demand and offer - claim.fixed < claim.least
+        stuck = claim.fixed < offer < claim.demand and offer - claim.fixed < claim.smallest_task
         assert not stuck
 
 
@@ -108,7 +108,7 @@ def test_by_max_min_nobody_keeps_more_than_he_has_whose_whole_offer_is_less_than
     if sum(offers) < min(capacity, sum(claim.demand for claim in asked)):
         return
     for claim, offer in zip(asked, offers, strict=True):
-        stuck = claim.fixed < offer < claim.demand and offer < claim.least
+        stuck = claim.fixed < offer < claim.demand and offer < claim.smallest_task
         assert not stuck
 
 
@@ -169,10 +169,10 @@ def test_demand_proportional_leaves_nobody_a_whole_task_behind_his_exact_share(
 ) -> None:
     """What others cannot use comes on top: less than two of the largest tasks."""
     # `size` is what all task sizes are multiples of; the smallest task may be larger.
-    largest = max((max(claim.size, claim.least) for claim in asked), default=0)
+    largest = max((max(claim.multiple_of, claim.smallest_task) for claim in asked), default=0)
     offers = demand_proportional(capacity, asked)
     for claim, offer, exact in zip(asked, offers, exact_parts(capacity, asked), strict=True):
-        assert not claim.size or exact - offer < max(claim.size, claim.least)
+        assert not claim.multiple_of or exact - offer < max(claim.multiple_of, claim.smallest_task)
         assert offer - exact < 2 * max(largest, 1000)
 
 
@@ -181,7 +181,7 @@ def test_whole_slots_stay_whole_and_parts_are_multiples_of_what_is_asked_for(
     divide: Division, capacity: int, asked: list[Claim]
 ) -> None:
     assert all(offer % 250 == 0 for offer in divide(capacity, asked))
-    whole = [Claim(c.weight, c.demand * 4, c.fixed * 4, c.least * 4) for c in asked]
+    whole = [Claim(c.weight, c.demand * 4, c.fixed * 4, c.smallest_task * 4) for c in asked]
     assert all(offer % 1000 == 0 for offer in divide(capacity, whole))
 
 
@@ -200,7 +200,7 @@ def test_what_is_offered_above_what_is_fixed_is_whole_tasks(
     capacity: int, asked: list[Claim]
 ) -> None:
     for claim, offer in zip(asked, demand_proportional(capacity, asked), strict=True):
-        assert not claim.size or (offer - claim.fixed) % claim.size == 0
+        assert not claim.multiple_of or (offer - claim.fixed) % claim.multiple_of == 0
 
 
 @given(
@@ -237,7 +237,7 @@ def test_divided_by_kinds_everybody_gets_what_he_gets_divided_claim_by_claim(
 ) -> None:
     if variant == "demand_proportional":
         # A claimant asks for a task above what is fixed, or for nothing.
-        asked = [c for c in asked if c.demand == c.fixed or c.demand >= c.fixed + c.least]
+        asked = [c for c in asked if c.demand == c.fixed or c.demand >= c.fixed + c.smallest_task]
     capacity = sum(claim.demand for claim in asked) * part // 10_000 * 1000 + rest
     assert VARIANTS[variant](capacity, asked) == REFERENCE[variant](capacity, asked)
 

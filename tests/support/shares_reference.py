@@ -46,7 +46,7 @@ def max_min(capacity: int, claims: Sequence[Claim]) -> list[int]:
         while not filling.left and filling.give_one_up():
             pass
     # Whole slots that make no task of several stay where they are, as Determined leaves them.
-    sizes = [gcd(WHOLE, c.size) if c.size else 0 for c in claims]
+    sizes = [gcd(WHOLE, c.multiple_of) if c.multiple_of else 0 for c in claims]
     return _in_whole_tasks([offer * grain for offer in filling.offers], claims, sizes)
 
 
@@ -58,7 +58,7 @@ class _Filling:
         self.claims = claims
         self.fixed = [c.fixed // grain for c in claims]
         self.demands = [max(c.demand, c.fixed) // grain for c in claims]
-        self.leasts = [c.least // grain for c in claims]
+        self.smallest_tasks = [c.smallest_task // grain for c in claims]
         self.offers = list(self.fixed)
         #: What is fixed and was not counted as part of a share yet.
         self.ahead = list(self.fixed)
@@ -122,7 +122,7 @@ class _Filling:
             self._oldest_asked -= 1
             i = self._oldest_asked
             part = self.offers[i] - self.fixed[i]
-            if self.offers[i] < self.demands[i] and self.offers[i] < self.leasts[i]:
+            if self.offers[i] < self.demands[i] and self.offers[i] < self.smallest_tasks[i]:
                 self._close(i)
                 self.offers[i] = self.fixed[i]
                 self.left += part
@@ -144,7 +144,7 @@ def demand_proportional(capacity: int, claims: Sequence[Claim]) -> list[int]:
     stuck = [
         i
         for i, c in enumerate(claims)
-        if offers[i] * grain < c.demand and offers[i] * grain - c.fixed < c.least
+        if offers[i] * grain < c.demand and offers[i] * grain - c.fixed < c.smallest_task
     ]
     pot = 0
     while stuck:
@@ -154,7 +154,7 @@ def demand_proportional(capacity: int, claims: Sequence[Claim]) -> list[int]:
         # The oldest of them first, until he can start one task.
         while stuck and pot:
             first = stuck[0]
-            wanted = (claims[first].fixed + claims[first].least) // grain - offers[first]
+            wanted = (claims[first].fixed + claims[first].smallest_task) // grain - offers[first]
             part = min(pot, wanted)
             offers[first] += part
             pot -= part
@@ -163,11 +163,13 @@ def demand_proportional(capacity: int, claims: Sequence[Claim]) -> list[int]:
             stuck.pop(0)
     # Whoever can use more of what nobody else can.
     for i, c in enumerate(claims):
-        if offers[i] * grain - c.fixed >= max(c.least, grain):
+        if offers[i] * grain - c.fixed >= max(c.smallest_task, grain):
             part = min(pot, c.demand // grain - offers[i])
             offers[i] += part
             pot -= part
-    return _in_whole_tasks([offer * grain for offer in offers], claims, [c.size for c in claims])
+    return _in_whole_tasks(
+        [offer * grain for offer in offers], claims, [c.multiple_of for c in claims]
+    )
 
 
 def _in_whole_tasks(offers: list[int], claims: Sequence[Claim], sizes: list[int]) -> list[int]:
@@ -191,7 +193,7 @@ def _in_whole_tasks(offers: list[int], claims: Sequence[Claim], sizes: list[int]
         for i in order:
             claim = claims[i]
             size = sizes[i] or 1
-            least = max(size, claim.least - (offers[i] - claim.fixed))
+            least = max(size, claim.smallest_task - (offers[i] - claim.fixed))
             part = min(max(least, share - share % size), claim.demand - offers[i])
             if part <= pot:
                 offers[i] += part
@@ -235,7 +237,10 @@ def _proportional(capacity: int, claims: Sequence[Claim], grain: int) -> list[in
             offers[i] = left * pulls[i] // pull
         rest = left - sum(offers[i] for i in free)
         # First who would get nothing, then who can start his first task with it, then the oldest.
-        firsts = [c.fixed + c.least == (o + 1) * grain for c, o in zip(claims, offers, strict=True)]
+        firsts = [
+            c.fixed + c.smallest_task == (o + 1) * grain
+            for c, o in zip(claims, offers, strict=True)
+        ]
         more = [i for i in free if left * pulls[i] % pull]
         for i in sorted(more, key=lambda i: (offers[i] > 0, not firsts[i]))[:rest]:
             offers[i] += 1
@@ -245,7 +250,7 @@ def _proportional(capacity: int, claims: Sequence[Claim], grain: int) -> list[in
 def _grain(claims: Sequence[Claim]) -> int:
     grain = WHOLE
     for claim in claims:
-        grain = gcd(grain, claim.demand, claim.fixed, claim.least)
+        grain = gcd(grain, claim.demand, claim.fixed, claim.smallest_task)
     return grain
 
 
@@ -269,8 +274,8 @@ class Share:
     #: that can (0: none); all that can are multiples of `size`.
     demand: int = 0
     fixed: int = 0
-    least: int = 0
-    size: int = 0
+    smallest_task: int = 0
+    multiple_of: int = 0
     held: int = 0
     offer: int = 0
 
@@ -282,24 +287,30 @@ class Share:
     @property
     def claim(self) -> Claim:
         """What it asks for, for a division."""
-        return Claim(self.weight, self.demand, self.fixed, self.least, self.size, self.held)
+        return Claim(
+            self.weight, self.demand, self.fixed, self.smallest_task, self.multiple_of, self.held
+        )
 
     def add(self, other: "Share") -> None:
         """Count something more that it holds or could have."""
         self.age = min(self.age, other.age)
         self.demand += other.demand
         self.fixed += other.fixed
-        self.size = gcd(self.size, other.size)
-        if other.least:
-            self.least = min(self.least, other.least) if self.least else other.least
+        self.multiple_of = gcd(self.multiple_of, other.multiple_of)
+        if other.smallest_task:
+            self.smallest_task = (
+                min(self.smallest_task, other.smallest_task)
+                if self.smallest_task
+                else other.smallest_task
+            )
 
     def cut(self, most: int, *, whole_tasks: bool) -> None:
         """Let it ask for no more than that, above what is fixed perhaps for whole tasks only."""
         if self.demand <= most:
             return
         above = max(0, most - self.fixed)
-        if whole_tasks and self.size:
-            above = above - above % self.size if above >= self.least else 0
+        if whole_tasks and self.multiple_of:
+            above = above - above % self.multiple_of if above >= self.smallest_task else 0
         self.demand = self.fixed + above
 
 

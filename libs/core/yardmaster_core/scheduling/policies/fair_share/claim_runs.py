@@ -1,9 +1,9 @@
-"""Equal claims, oldest first: what a division of a pool works on, so that it costs a step for each
-kind of claim and not one for each claimant.
+"""Equal claims, oldest first. A division works on them, so that it costs one step for each kind of
+claim and not one for each claimant.
 
-Those who claim the same are of one kind. Whatever is done to them is done in the order of their
-age, so equals that come to differ are split at one age: a `ClaimRun` is those of a kind between two
-ages, who have the same offer so far.
+Equal claims are of one kind. They are served in the order of their age. When equal claims get
+different shares, they are split at one age: a `ClaimRun` contains the claims of one kind between
+two ages, which have equal shares so far.
 """
 
 from bisect import bisect_left, bisect_right
@@ -11,33 +11,34 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-#: So many are gone through one by one.
+#: Up to this number, claims are processed one by one.
 FEW: Final = 32
 
-#: When somebody's first task was submitted, and the order of admission: nobody's is another's.
+#: The submission time (ms) of a claimant's first task, and its order of admission; unique. A
+#: smaller value is older.
 Age = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What somebody asks for: `demand`, of which `fixed` cannot be taken away again.
+    """What a claimant demands, in gpu_milli: `demand`, of which `fixed` cannot be preempted.
 
-    `least` is the size of the smallest task that is not fixed (0: there is none, or any part of a
-    share is of use).
+    `smallest_task` is the size of the smallest task that is not fixed (0: there is none, or any
+    amount is useful).
     """
 
     weight: int
     demand: int
     fixed: int = 0
-    least: int = 0
-    #: What is not fixed is of use in multiples of this (0: any part is).
-    size: int = 0
-    #: What he holds now: it is not taken from him to round somebody else up.
+    smallest_task: int = 0
+    #: Amounts above `fixed` are useful in multiples of this (0: any amount is).
+    multiple_of: int = 0
+    #: What the claimant holds now; it does not change the shares.
     held: int = 0
 
 
 class ClaimKind:
-    """Those with one claim, by age; `retained` is what each of them holds that is not stopping."""
+    """Equal claims, by age; `retained` is what each claimant holds without stopping tasks."""
 
     __slots__ = ("ages", "claim", "retained")
 
@@ -48,10 +49,11 @@ class ClaimKind:
 
 
 class ClaimRun:
-    """Some of a kind next to one another: from the `first` on, before the `end`.
+    """Consecutive claims of one kind, from index `first` to before `end`.
 
-    Their `claim` is that of the kind, or what a limit leaves of it. `fixed_left` is what `max_min`
-    has yet to count.
+    `claim` is that of the kind, or what a limit leaves of it. `share` is the share of each
+    claimant: in grains during a division, in gpu_milli after it. `fixed_left` is the part of
+    `fixed` that `max_min` has not counted yet.
     """
 
     __slots__ = ("ages", "claim", "end", "first", "fixed_left", "kind", "share")
@@ -66,29 +68,31 @@ class ClaimRun:
 
     @property
     def count(self) -> int:
-        """How many they are."""
+        """The number of claims."""
         return self.end - self.first
 
     def split(self, first: int) -> "ClaimRun":
-        """Let those from `first` on be a run of their own."""
+        """Split off the claims from index `first` on; return them as a run of their own."""
         rest = ClaimRun(self.kind, self.claim, first, self.end)
         rest.share, rest.fixed_left = self.share, self.fixed_left
         self.end = first
         return rest
 
 
-#: From what there is and who asks for it to the same with offers, perhaps in more runs.
+#: From a capacity (gpu_milli) and runs of claims to runs with shares, possibly more of them.
 Division = Callable[[int, Sequence[ClaimRun]], list[ClaimRun]]
 
 
 def runs_of(kinds: Sequence[ClaimKind]) -> list[ClaimRun]:
-    """All of these kinds."""
+    """Return one run for each kind."""
     return [ClaimRun(kind, kind.claim, 0, len(kind.ages)) for kind in kinds]
 
 
 def oldest_within(runs: Sequence[ClaimRun], sizes: Sequence[int], most: int) -> list[int]:
-    """Where each run ends if they are taken one by one, the oldest first, each of the size that its
-    run's has, until the next would make it more than `most` in all.
+    """Return where each run ends if claims are taken one by one, oldest first, until the next claim
+    would make their sizes more than `most` together.
+
+    `sizes` is the size of each claim, by run. Returns one index per run.
     """
     if len(runs) == 1:
         run, size = runs[0], sizes[0]
@@ -96,12 +100,12 @@ def oldest_within(runs: Sequence[ClaimRun], sizes: Sequence[int], most: int) -> 
     if sum(size * run.count for run, size in zip(runs, sizes, strict=True)) <= most:
         return [run.end for run in runs]
     low = [run.first for run in runs]
-    # No more of a run than would be enough alone.
+    # At most as many claims of a run as would suffice alone.
     high = [
         min(run.end, run.first + max(0, most) // size + 1) if size else run.end
         for run, size in zip(runs, sizes, strict=True)
     ]
-    # A pivot near the middle of all that is open settles at least a quarter of it.
+    # A pivot near the middle decides at least a quarter of the open claims.
     while (left := sum(high) - sum(low)) > 2 * len(runs) + FEW:
         middles = sorted(
             (run.ages[(one + other) // 2], other - one)

@@ -1,4 +1,4 @@
-"""What somebody asks for of a pool, and sums of it."""
+"""What a claimant demands of a pool, and sums of demands."""
 
 from bisect import bisect_left, insort
 from collections import Counter
@@ -10,78 +10,83 @@ from yardmaster_core.scheduling.policies.fair_share.claim_runs import Age, Claim
 
 @dataclass(slots=True)
 class Demand:
-    """What is demand for, in gpu_milli; `age` is that of the oldest task."""
+    """A demand in gpu_milli; `age` is the age of the oldest task."""
 
     age: Age
-    #: What is demand for capped all bounds, of that what cannot be taken away, and the smallest
-    #: task that can (0: none); all that can are multiples of `size`.
+    #: `demand` is what is requested within all limits. Of it, `fixed` cannot be preempted.
+    #: `smallest_task` is the smallest preemptible or pending task (0: none); all of those tasks are
+    #: multiples of `multiple_of`.
     demand: int
     fixed: int = 0
-    least: int = 0
-    size: int = 0
+    smallest_task: int = 0
+    multiple_of: int = 0
 
     def add(self, other: "Demand | None") -> None:
-        """Count something more."""
+        """Add another demand."""
         if other is None:
             return
         self.age = min(self.age, other.age)
         self.demand += other.demand
         self.fixed += other.fixed
-        self.size = gcd(self.size, other.size)
-        if other.least:
-            self.least = min(self.least, other.least) if self.least else other.least
+        self.multiple_of = gcd(self.multiple_of, other.multiple_of)
+        if other.smallest_task:
+            self.smallest_task = (
+                min(self.smallest_task, other.smallest_task)
+                if self.smallest_task
+                else other.smallest_task
+            )
 
     def cap(self, most: int | None, *, whole_tasks: bool) -> None:
-        """Ask for no more than that."""
+        """Reduce the demand to at most `most`."""
         if most is not None and self.demand > most:
-            claim = Claim(0, self.demand, self.fixed, self.least, self.size)
+            claim = Claim(0, self.demand, self.fixed, self.smallest_task, self.multiple_of)
             self.demand = capped(claim, most, whole_tasks=whole_tasks)
 
 
 def capped(claim: Claim, most: int, *, whole_tasks: bool) -> int:
-    """What is demand for if it is to be no more than `most`, above what is fixed perhaps for whole
-    tasks only.
+    """Return the demand if it must be at most `most`; with `whole_tasks`, the part above `fixed` is
+    a number of whole tasks.
     """
     if claim.demand <= most:
         return claim.demand
     above = max(0, most - claim.fixed)
-    if whole_tasks and claim.size:
-        above = above - above % claim.size if above >= claim.least else 0
+    if whole_tasks and claim.multiple_of:
+        above = above - above % claim.multiple_of if above >= claim.smallest_task else 0
     return claim.fixed + above
 
 
 class DemandSum:
-    """The sum of what pieces ask for, from which some can be taken again."""
+    """A sum of demands from which single demands can be subtracted."""
 
-    __slots__ = ("ages", "demand", "fixed", "leasts")
+    __slots__ = ("ages", "demand", "fixed", "smallest_tasks")
 
     def __init__(self) -> None:
         self.ages: list[Age] = []
         self.demand = self.fixed = 0
-        #: How many pieces have tasks of a size.
-        self.leasts: Counter[int] = Counter()
+        #: Number of demands by their `smallest_task`.
+        self.smallest_tasks: Counter[int] = Counter()
 
     def add(self, demand: Demand) -> None:
-        """Count a piece."""
+        """Add one demand."""
         insort(self.ages, demand.age)
         self.demand += demand.demand
         self.fixed += demand.fixed
-        if demand.least:
-            self.leasts[demand.least] += 1
+        if demand.smallest_task:
+            self.smallest_tasks[demand.smallest_task] += 1
 
     def remove(self, demand: Demand) -> None:
-        """Count a piece no more."""
+        """Subtract one demand."""
         del self.ages[bisect_left(self.ages, demand.age)]
         self.demand -= demand.demand
         self.fixed -= demand.fixed
-        if demand.least:
-            self.leasts[demand.least] -= 1
-            if not self.leasts[demand.least]:
-                del self.leasts[demand.least]
+        if demand.smallest_task:
+            self.smallest_tasks[demand.smallest_task] -= 1
+            if not self.smallest_tasks[demand.smallest_task]:
+                del self.smallest_tasks[demand.smallest_task]
 
     def total(self) -> Demand | None:
-        """All of it; None: there is no piece."""
+        """Return the sum, or None if it has no parts."""
         if not self.ages:
             return None
-        least = min(self.leasts, default=0)
-        return Demand(self.ages[0], self.demand, self.fixed, least, gcd(*self.leasts))
+        least = min(self.smallest_tasks, default=0)
+        return Demand(self.ages[0], self.demand, self.fixed, least, gcd(*self.smallest_tasks))

@@ -1,17 +1,20 @@
-"""What each claimant of a pool asks for, kept from cycle to cycle: who is marked is counted again,
-and who asks for the same as others is one of a kind (`runs.py`).
+"""The demand of each claimant of a pool, updated from cycle to cycle.
 
-A claimant asks for what its running tasks hold and what its pending tasks could have: those that
-would fit were every preemptible task of the pool gone, so that somebody who comes to a full pool
-counts; but not those whose last starts failed, for which nothing may be stopped. No more than its
-bounds let it hold: where the jobs of a project or the projects of a department ask for more than a
-limit above them, the limit is divided among them first, as the pool is.
+Only claimants that were marked are counted again. Claimants with equal demands and limits share one
+`ClaimantKind` (`claim_runs.py`).
 
-Whatever changes what a job holds or waits for marks it (`ClusterState.recount`), also when a draft
-is taken back, so that what was brought up to date capped a draft is so again after it.
-Two answers depend on others and are looked at each time: whether something of that kind would fit,
-and what limits leave; whose answer is another than it was is marked. All of it follows from the
-state: made anew it says the same.
+A claimant's demand is what its running tasks hold plus what its pending tasks could get. Pending
+tasks count if they would fit with every preemptible task of the pool gone, so that a claimant that
+arrives at a full pool counts. Tasks whose last starts failed do not count, because no task may be
+preempted for them. A demand is at most what the claimant's limits allow. If the jobs of a project
+or the projects of a department demand more than a limit above them, that limit is divided among
+them first, in the same way as the pool.
+
+Whatever changes what a job holds or waits for marks the job (`ClusterState.recount`), also when a
+draft is rolled back: so demands updated within a draft are updated again after it. Two results
+depend on other claimants and are checked at each update: whether a shape could fit, and what the
+limits leave. Claimants whose result changed are marked. All of this follows from the state: a new
+tracker computes the same.
 """
 
 from bisect import bisect_left, insort
@@ -45,16 +48,17 @@ from yardmaster_core.scheduling.state.projects import Department, Project
 from yardmaster_core.scheduling.state.shapes import Fit, Shape
 from yardmaster_core.scheduling.state.tasks import Group, Job
 
-#: What is counted by itself: a job, or a group of tasks that are equal to those of other jobs.
+#: Counted separately: a job, or a group whose tasks are equal to tasks of other jobs.
 DemandSource = Job | Group
-#: The project and the department of a claimant, each if it has a limit that is to be divided.
+#: The project and the department of a claimant, each only if it has a limit to divide.
 LimitedOwners = tuple[Project | None, Department | None]
-#: More changes of one kind than this are made at once.
+#: Above this number of changes of one kind, its list is sorted again instead of changed entry by
+#: entry.
 MANY: Final = 256
 
 
 class ShapeFit:
-    """Who waits for tasks of which one fits where another does."""
+    """Whether tasks of one fit could run, and the sources of demand that wait for such tasks."""
 
     __slots__ = ("fits", "shape", "sources")
 
@@ -65,7 +69,7 @@ class ShapeFit:
 
 
 class ClaimantKind(ClaimKind):
-    """Parties that ask for the same and are bounded by the same."""
+    """Claimants with equal demands and equal limits."""
 
     __slots__ = ("key", "owners")
 
@@ -78,10 +82,10 @@ class ClaimantKind(ClaimKind):
 
 
 class DemandTracker:
-    """What the claimants of one pool ask for.
+    """The demands of the claimants of one pool.
 
-    With `whole_tasks` a limit lets a claimant ask for as many tasks as it holds, else for all of
-    it.
+    With `whole_tasks`, a limit reduces a demand to a number of whole tasks; else to the whole
+    limit.
     """
 
     def __init__(self, pool: Pool, among: str, *, whole_tasks: bool) -> None:
@@ -91,23 +95,23 @@ class DemandTracker:
         self.rows: dict[Claimant, tuple[Age, ClaimantKind]] = {}
         self.claimants: dict[Age, Claimant] = {}
         self.kinds: dict[tuple[Any, ...], ClaimantKind] = {}
-        #: Who holds more than its own limit.
+        #: Claimants that hold more than their own limit.
         self.above_limit: dict[Claimant, None] = {}
         self._fits_checked_at: tuple[int, int] | None = None
         self._shape_fits: dict[Fit, ShapeFit] = {}
         self._pending: dict[DemandSource, tuple[ShapeFit, Project]] = {}
-        #: Whether it has a limit, and its department has; what these limits are.
+        #: Project -> itself and its department if they have limits; and these limits.
         self._owners: dict[Project, LimitedOwners] = {}
         self._limits: dict[Project, tuple[int | None, int | None]] = {}
-        #: Of projects: what each source asks for, and the sums of sources with and without a limit
-        #: of their own.
+        #: For projects: the demand of each source and whether the source has a limit of its own;
+        #: and the sums of sources without and with a limit.
         self._by_source: dict[DemandSource, tuple[Demand, bool]] = {}
         self._sums: dict[Project, tuple[DemandSum, DemandSum]] = {}
         self._removals: dict[ClaimantKind, list[Age]] = {}
         self._insertions: dict[ClaimantKind, list[Age]] = {}
 
     def update(self, state: ClusterState) -> None:
-        """Count again whatever changed."""
+        """Count the marked claimants again."""
         pool = self.pool
         self._recheck_fits()
         self._recheck_limits(state.pools)
@@ -125,7 +129,7 @@ class DemandTracker:
         self._move()
 
     def divide(self, pools: Pools, divide: Division) -> Shares:
-        """What each claimant is offered; `pools` are all that there are."""
+        """Return the share of each claimant; `pools` are all pools of the cell."""
         runs = runs_of(list(self.kinds.values()))
         for level in (0, 1):
             runs = self._divide_limits(level, runs, pools, divide)
@@ -133,7 +137,7 @@ class DemandTracker:
         return Shares(self.rows, self.claimants, divide(capacity, runs))
 
     def groups_of(self, claimant: Claimant) -> Iterator[Group]:
-        """Who of a claimant waits for GPUs."""
+        """Yield the claimant's groups that wait for GPUs and count as demand."""
         if isinstance(claimant, Job):
             if claimant in self._pending:
                 yield self.pool.groups[claimant.shape.id, claimant.priority]
@@ -148,7 +152,7 @@ class DemandTracker:
     # Who asks for what
 
     def _job_demand(self, job: Job, pools: Pools) -> Demand | None:
-        """What a job asks for that is equal to no other."""
+        """Return the demand of a job whose tasks are equal to no other job's."""
         shape = job.shape
         group = self.pool.groups.get((shape.id, job.priority))
         pending = group.queue.live if group is not None else 0
@@ -173,7 +177,7 @@ class DemandTracker:
         if holding is None:
             return None
         task_milli = job.shape.total_gpu_milli
-        # Whole tasks also where a gang is half gone: it is to come back.
+        # Whole tasks, even if a gang has released some replicas: its task needs all of them again.
         demand = len(holding.tasks) * task_milli
         age = (job.submitted_ms, job.seq)
         if job.spec.preemptible:
@@ -187,7 +191,7 @@ class DemandTracker:
         return self._pending_demand(next(group.queue.in_order()).job, pending)
 
     def _recount(self, source: DemandSource, state: ClusterState) -> Project:
-        """Count a source of a project again."""
+        """Count a source of a project's demand again; return the project."""
         if isinstance(source, Group):
             project = state.projects[source.shape.project]
             demand, bounded = self._group_demand(source, project, state.pools), False
@@ -235,7 +239,10 @@ class DemandTracker:
         limit: int | None,
         pools: Pools,
     ) -> bool:
-        """Whether what waits counts; it is looked at again when that may change."""
+        """Whether the pending tasks of a source count as demand.
+
+        The source is marked again when that may change.
+        """
         known = self._pending.pop(source, None)
         if known is not None:
             self._forget(source, *known)
@@ -249,7 +256,7 @@ class DemandTracker:
         self._pending[source] = shape_fit, project
         if not shape_fit.fits or not self.whole_tasks:
             return shape_fit.fits
-        # It cannot run, or not as long as what they hold elsewhere does.
+        # A task above a limit cannot run, or not while its owners hold as much in other pools.
         task_milli = shape.total_gpu_milli
         self._owners_of(project, pools)
         limits = (limit, *self._limits.get(project, ()))
@@ -305,7 +312,7 @@ class DemandTracker:
     # Kinds
 
     def _set(self, claimant: Claimant, demand: Demand | None, pools: Pools) -> None:
-        """Let a claimant ask for that from now on; it is moved with all others."""
+        """Set a claimant's demand. The lists of kinds are changed later, all together."""
         known = self.rows.get(claimant)
         if demand is None:
             self.above_limit.pop(claimant, None)
@@ -325,7 +332,13 @@ class DemandTracker:
         else:
             owners = (None, self._owners_of(claimant, pools)[1])
         numbers = (
-            *(weight_of(claimant), demand.demand, demand.fixed, demand.least, demand.size),
+            *(
+                weight_of(claimant),
+                demand.demand,
+                demand.fixed,
+                demand.smallest_task,
+                demand.multiple_of,
+            ),
             held_by(pool, claimant),
         )
         key = (*numbers, retained, owners)
@@ -394,7 +407,7 @@ def _exceeds_any(milli: int, limits: Iterable[int | None]) -> bool:
 def current_demands(
     state: ClusterState, pool: Pool, among: str, *, whole_tasks: bool
 ) -> DemandTracker:
-    """What the claimants of a pool ask for, up to date."""
+    """Return the updated demands of a pool's claimants."""
     demands: DemandTracker | None = pool.demands
     if demands is None:
         demands = pool.demands = DemandTracker(pool, among, whole_tasks=whole_tasks)

@@ -1,15 +1,16 @@
-"""How a pool is divided among those who ask for it: pure functions from claims to shares.
+"""How a pool is divided: pure functions from claims to shares.
 
-Amounts are gpu_milli. They are divided in whole slots as long as everybody asks for whole slots,
-else in the largest grain that all they ask for is made of. Claims come in runs of equals
-(`runs.py`) and age settles ties, the oldest first; a step costs what there are runs, however many
-claim.
+Amounts are in gpu_milli. They are divided in whole slots while all demands are whole slots, else in
+the largest grain of which all demands are multiples. Claims come in runs of equal claims
+(`claim_runs.py`), and age breaks ties, oldest first. A step costs as many operations as there are
+runs, however many claims there are.
 
-Both variants share nobody more than he asks for, and nobody less than what is `fixed` (held by
-tasks that cannot be stopped); what is fixed counts as part of the share. And both know that a share
-in which not one task fits helps nobody (a gang of 8 that is offered 5, while another gets the other
-3): once all is given out, whoever was offered less than his smallest task returns it, the youngest
-first, until the others can use theirs. `max_min` counts what is fixed as part of that share.
+Neither variant gives a claimant more than its demand, or less than its `fixed` part (held by tasks
+that cannot be preempted); the fixed part counts as part of the share. Both know that a share
+smaller than one task is useless (a gang of 8 with a share of 5, while another claimant gets the
+other 3). So a claimant whose share is smaller than its smallest task gets no share: it returns it,
+the youngest first, until the others can use theirs. `max_min` counts the fixed part as part of that
+share.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,12 +28,12 @@ from yardmaster_core.scheduling.state.shapes import WHOLE
 
 
 def max_min(capacity: int, runs: Sequence[ClaimRun]) -> list[ClaimRun]:
-    """Shares by weight, of which whoever needs less leaves the rest to the others.
+    """Return shares by weight; what a claimant does not need goes to the others.
 
-    Progressive water_fill: those who are not satisfied get of what is left by their weights, in
-    rounds and the smallest demand first, but at least one grain while there is one.
+    Progressive filling, in rounds: each claimant that is not satisfied gets a part of what is left
+    by its weight, the smallest demand first, but at least one grain while there is one.
 
-    Source: Determined 0.38, `fair_share.go`, without its slips (docs/reference/policies.md).
+    Source: Determined 0.38, `fair_share.go`, with corrections (docs/policies.md).
     """
     grain = _grain(runs)
     fixed = sum(run.claim.fixed * run.count for run in runs)
@@ -40,19 +41,19 @@ def max_min(capacity: int, runs: Sequence[ClaimRun]) -> list[ClaimRun]:
     water_fill.fill()
     for run in water_fill.runs:
         run.share *= grain
-    # Whole slots that make no task of several stay where they are, as Determined leaves them.
+    # Whole slots that do not make a whole task stay with their claimant, as in Determined.
     return _round_to_whole_tasks(water_fill.runs, most=WHOLE)
 
 
 def demand_proportional(capacity: int, runs: Sequence[ClaimRun]) -> list[ClaimRun]:
-    """Shares proportional to demand times weight.
+    """Return shares proportional to demand times weight.
 
-    Who would get more than he asks for leaves the rest to the others; what is left after rounding
-    down goes to those who would get nothing, then to the others, the oldest first. So what is
-    offered depends on what is asked for alone, and not on who holds what.
+    What exceeds a claimant's demand goes to the others. What is left after rounding down goes to
+    the claimants without a share first, then to the others, oldest first. So the shares depend only
+    on the demands, and not on which claimant holds what.
 
-    Source: Determined's documentation (demands 10 and 30 on 8 GPUs: 2 and 6; with weights 3 and 1,
-    4 and 4).
+    Source: Determined's documentation (demands of 10 and 30 on 8 GPUs: 2 and 6; with weights 3 and
+    1: 4 and 4).
     """
     grain = _grain(runs)
     found = _proportional(capacity // grain, runs, grain)
@@ -74,55 +75,56 @@ def _proportional(capacity: int, runs: Sequence[ClaimRun], grain: int) -> list[C
             run.share = most
         return found
     shares = list(low)
-    pulls = [h * run.claim.weight for h, run in zip(high, found, strict=True)]
-    free = [i for i in range(len(found)) if low[i] < high[i] and pulls[i]]
+    weighted = [h * run.claim.weight for h, run in zip(high, found, strict=True)]
+    free = [i for i in range(len(found)) if low[i] < high[i] and weighted[i]]
     left = capacity - sum(low[i] * counts[i] for i in range(len(found)) if low[i] >= high[i])
     left = max(0, left)
-    # Bounds on both sides: what the lower ones add is weighed against what the upper ones cut, and
-    # the heavier side is settled first, so that no bound has to be taken back.
+    # Shares are bounded on both sides. What the lower bounds add is compared with what the upper
+    # bounds cut, and the larger side is decided first, so that no bound has to be undone.
     while free:
-        pull = sum(pulls[i] * counts[i] for i in free)
-        below = [i for i in free if left * pulls[i] < low[i] * pull]
-        above = [i for i in free if left * pulls[i] > high[i] * pull]
-        added = sum((low[i] * pull - left * pulls[i]) * counts[i] for i in below)
-        cut = sum((left * pulls[i] - high[i] * pull) * counts[i] for i in above)
+        weighted_sum = sum(weighted[i] * counts[i] for i in free)
+        below = [i for i in free if left * weighted[i] < low[i] * weighted_sum]
+        above = [i for i in free if left * weighted[i] > high[i] * weighted_sum]
+        added = sum((low[i] * weighted_sum - left * weighted[i]) * counts[i] for i in below)
+        cut = sum((left * weighted[i] - high[i] * weighted_sum) * counts[i] for i in above)
         if not below and not above:
             break
-        settled = below if added >= cut else above
+        decided = below if added >= cut else above
         bounds = low if added >= cut else high
-        for i in settled:
+        for i in decided:
             shares[i] = bounds[i]
             left = max(0, left - bounds[i] * counts[i])
-        done = set(settled)
+        done = set(decided)
         free = [i for i in free if i not in done]
     rest = 0
-    tied: dict[tuple[bool, bool], list[ClaimRun]] = {}
+    by_order: dict[tuple[bool, bool], list[ClaimRun]] = {}
     if free:
-        pull = sum(pulls[i] * counts[i] for i in free)
+        weighted_sum = sum(weighted[i] * counts[i] for i in free)
         for i in free:
-            shares[i] = left * pulls[i] // pull
+            shares[i] = left * weighted[i] // weighted_sum
         rest = left - sum(shares[i] * counts[i] for i in free)
-        # First who would get nothing: else a small demand beside a large one would wait for as
-        # long as that lasts. Then who can start his first task with it. Else age, not the
-        # largest fraction: those change with whoever comes, and tasks would be stopped for them.
+        # Claimants without a share come first: else a small demand would wait as long as a large
+        # one lasts. Then claimants that can start their first task with one more grain. Then age,
+        # and not the largest fraction: fractions change with each new claimant, and tasks would be
+        # preempted for that.
         for i in free:
             claim, more = found[i].claim, (shares[i] + 1) * grain
-            order = (shares[i] > 0, claim.fixed + claim.least != more)
-            if left * pulls[i] % pull:
-                tied.setdefault(order, []).append(found[i])
+            order = (shares[i] > 0, claim.fixed + claim.smallest_task != more)
+            if left * weighted[i] % weighted_sum:
+                by_order.setdefault(order, []).append(found[i])
     for run, share in zip(found, shares, strict=True):
         run.share = share
-    for order in sorted(tied):
+    for order in sorted(by_order):
         if not rest:
             break
-        equal = tied[order]
+        equal = by_order[order]
         for run, end in zip(equal, oldest_within(equal, [1] * len(equal), rest), strict=True):
             rest -= _raise_shares(found, run, end, run.share + 1)
     return found
 
 
 def _raise_shares(found: list[ClaimRun], run: ClaimRun, end: int, share: int) -> int:
-    """Offer so much to those of a run before `end`; how many they are."""
+    """Set the share of the claims before `end`; return their number."""
     taken = end - run.first
     if not taken:
         return 0
@@ -133,22 +135,24 @@ def _raise_shares(found: list[ClaimRun], run: ClaimRun, end: int, share: int) ->
 
 
 def _return_too_small(found: list[ClaimRun], grain: int) -> int:
-    """Let who cannot start one task with what is above what is fixed return that, the youngest
-    first, and the oldest of them have it, until each can start one; returns what is left.
+    """Take shares too small for one task back, youngest first, and give them to the oldest such
+    claimants until each of them can start one; return what is left.
     """
-    stuck = [
+    too_small = [
         run
         for run in found
         if run.share * grain < run.claim.demand
-        and run.share * grain - run.claim.fixed < run.claim.least
+        and run.share * grain - run.claim.fixed < run.claim.smallest_task
     ]
-    leftover = sum((run.share - run.claim.fixed // grain) * run.count for run in stuck)
+    leftover = sum((run.share - run.claim.fixed // grain) * run.count for run in too_small)
     if not leftover:
         return 0
-    # One comes to have what all together were offered when it is enough for him and all who are
-    # older: what each of them lacks is then what the younger ones had.
-    leasts = [run.claim.least // grain for run in stuck]
-    for run, least, end in zip(stuck, leasts, oldest_within(stuck, leasts, leftover), strict=True):
+    # A claimant gets a task's worth if the sum suffices for it and for all older ones: what each of
+    # them lacks is what the younger ones had.
+    leasts = [run.claim.smallest_task // grain for run in too_small]
+    for run, least, end in zip(
+        too_small, leasts, oldest_within(too_small, leasts, leftover), strict=True
+    ):
         fixed = run.claim.fixed // grain
         if end < run.end:
             rest = run.split(end) if end > run.first else run
@@ -162,11 +166,13 @@ def _return_too_small(found: list[ClaimRun], grain: int) -> int:
 
 
 def _give_to_usable(found: list[ClaimRun], grain: int, leftover: int) -> None:
-    """Let whoever has a task's worth have more of what nobody else can use, the oldest first."""
+    """Give what no other claimant can use to claimants that have at least a task's worth, oldest
+    first.
+    """
     users = [
         run
         for run in found
-        if run.share * grain - run.claim.fixed >= max(run.claim.least, grain)
+        if run.share * grain - run.claim.fixed >= max(run.claim.smallest_task, grain)
         and run.share < run.claim.demand // grain
     ]
     if not users:
@@ -189,10 +195,12 @@ def _give_to_usable(found: list[ClaimRun], grain: int, leftover: int) -> None:
 
 
 def _round_to_whole_tasks(found: list[ClaimRun], most: int = 0) -> list[ClaimRun]:
-    """What of each share above what is fixed makes no whole size of his goes to those who can make
-    one of it; with `most` a size counts as what it has in common with that.
+    """Round each share, above its fixed part, down to a multiple of `multiple_of`; give the rest to
+    claimants that can complete a multiple with it.
+
+    With `most`, the greatest common divisor of `multiple_of` and `most` counts as the size.
     """
-    sizes = [gcd(most, run.claim.size) if run.claim.size else 0 for run in found]
+    sizes = [gcd(most, run.claim.multiple_of) if run.claim.multiple_of else 0 for run in found]
     parts = [
         (run.share - run.claim.fixed) % size if size and run.share < run.claim.demand else 0
         for run, size in zip(found, sizes, strict=True)
@@ -200,23 +208,23 @@ def _round_to_whole_tasks(found: list[ClaimRun], most: int = 0) -> list[ClaimRun
     leftover = sum(part * run.count for run, part in zip(found, parts, strict=True))
     if not leftover:
         return found
-    tied: dict[tuple[bool, Fraction], list[ClaimRun]] = {}
+    by_order: dict[tuple[bool, Fraction], list[ClaimRun]] = {}
     for run, part, size in zip(list(found), parts, sizes, strict=True):
         run.share -= part
         if run.share < run.claim.demand:
-            # First who would get nothing, then the largest part of a task.
+            # Claimants without a share come first, then the largest fraction of a task.
             order = (run.share > 0, -Fraction(part, size or WHOLE))
-            tied.setdefault(order, []).append(run)
-    lines = [tied[order] for order in sorted(tied)]
-    while lines:
-        share = leftover // sum(run.count for line in lines for run in line)
+            by_order.setdefault(order, []).append(run)
+    by_order_runs = [by_order[order] for order in sorted(by_order)]
+    while by_order_runs:
+        share = leftover // sum(run.count for line in by_order_runs for run in line)
         given = []
-        for line in lines:
+        for line in by_order_runs:
             served: list[ClaimRun] = []
             leftover = _serve(found, line, served, share, leftover, most)
             if served:
                 given.append(served)
-        lines = given
+        by_order_runs = given
     return found
 
 
@@ -228,18 +236,19 @@ def _serve(
     leftover: int,
     most: int,
 ) -> int:
-    """Let those who come at the same time have whole tasks, the oldest first; returns what is left.
-    In `served` are then those who got some and want more.
+    """Give whole tasks to claimants of equal order, oldest first; return what is left.
+
+    Adds the runs that got some and want more to `served`.
     """
-    wanting = []
+    unserved = []
     for run in line:
         claim = run.claim
-        size = (gcd(most, claim.size) if claim.size else 0) or 1
-        least = max(size, claim.least - (run.share - claim.fixed))
-        wanting.append((run, min(max(least, share - share % size), claim.demand - run.share)))
-    # Whose part is more than there is lets others pass.
-    while wanting := [(run, part) for run, part in wanting if part <= leftover]:
-        runs, parts = [run for run, _ in wanting], [part for _, part in wanting]
+        size = (gcd(most, claim.multiple_of) if claim.multiple_of else 0) or 1
+        least = max(size, claim.smallest_task - (run.share - claim.fixed))
+        unserved.append((run, min(max(least, share - share % size), claim.demand - run.share)))
+    # A claimant that needs more than is left lets others pass.
+    while unserved := [(run, part) for run, part in unserved if part <= leftover]:
+        runs, parts = [run for run, _ in unserved], [part for _, part in unserved]
         left = []
         for run, part, end in zip(runs, parts, oldest_within(runs, parts, leftover), strict=True):
             if end == run.first:
@@ -253,18 +262,18 @@ def _serve(
             leftover -= part * run.count
             if run.share < run.claim.demand:
                 served.append(run)
-        wanting = left
+        unserved = left
     return leftover
 
 
 def _grain(runs: Sequence[ClaimRun]) -> int:
     grain = WHOLE
     for run in runs:
-        grain = gcd(grain, run.claim.demand, run.claim.fixed, run.claim.least)
+        grain = gcd(grain, run.claim.demand, run.claim.fixed, run.claim.smallest_task)
     return grain
 
 
-#: By the name of the option `variant`.
+#: By the value of the option `variant`.
 VARIANTS: Final[Mapping[str, Division]] = {
     "demand_proportional": demand_proportional,
     "max_min": max_min,

@@ -1,4 +1,4 @@
-"""What each claimant of a pool is offered, in one cycle."""
+"""The share of each claimant of a pool, in one cycle."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,8 +14,8 @@ _age = attrgetter("age")
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A claimant's part of a pool: what it asks for within its bounds, what it held when that was
-    divided, and what it is offered.
+    """A claimant's share of a pool: its demand within its limits, what it held at the division, and
+    its share. Amounts are in gpu_milli.
     """
 
     claimant: Claimant
@@ -27,8 +27,8 @@ class Share:
 
 
 class Shares:
-    """The result of a division: who is above or below his share is found without looking at all
-    others.
+    """The result of a division. Claimants above or below their share are found without a loop over
+    all others.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Shares:
         self._below: list[Share] | None = None
 
     def of(self, claimant: Claimant) -> Share | None:
-        """A claimant's share; None: it asks for nothing."""
+        """Return a claimant's share; None: it has no demand."""
         if claimant not in self._found:
             row = self._rows.get(claimant)
             share = None
@@ -60,20 +60,22 @@ class Shares:
 
     @property
     def any_above(self) -> bool:
-        """Whether anybody holds more than his share, what is stopping not counted."""
+        """Whether any claimant holds more than its share, stopping tasks not counted."""
         return any(run.kind.retained > run.share for run in self._all())
 
     def above(self) -> list[Share]:
-        """Who does, the oldest first."""
+        """Return the shares of those claimants, oldest first."""
         return self._of([run for run in self._all() if run.kind.retained > run.share])
 
     def above_of(self, claimants: Iterable[Claimant]) -> list[Share]:
-        """Of some those who hold more than their share with what is stopping, the oldest first."""
+        """Of `claimants`, return the shares of those that hold more than their share, stopping
+        tasks counted, oldest first.
+        """
         some = [share for claimant in claimants if (share := self.of(claimant)) is not None]
         return sorted((share for share in some if share.held > share.share_milli), key=_age)
 
     def below(self) -> list[Share]:
-        """Who holds less than his share, the oldest first."""
+        """Return the shares of claimants that hold less than their share, oldest first."""
         if self._below is None:
             self._below = self._of([run for run in self._all() if run.claim.held < run.share])
         return self._below

@@ -1,5 +1,7 @@
-"""The rounds of `max_min`, one member at a time: for the end of a filling (`filling.py`) in which
-so many different parts change hands that serving equals together saves nothing any more.
+"""The rounds of `max_min`, one member at a time.
+
+`water_fill.py` uses it when so many different amounts are returned and redistributed that serving
+equal claims together saves nothing any more.
 """
 
 from collections.abc import Sequence
@@ -9,51 +11,51 @@ from itertools import pairwise
 
 @dataclass(slots=True)
 class Member:
-    """Somebody who wants more, in grains: what he has, wants, needs for one task; what is fixed of
-    it, and of that not counted yet (`fixed_left`).
+    """A claim that is not satisfied, in grains: its share, its cap, the size of its smallest task,
+    its fixed part, and what of that is not counted yet (`fixed_left`).
     """
 
     weight: int
     share: int
     cap: int
-    least: int
+    smallest_task: int
     fixed: int
     fixed_left: int
 
 
 class WaterFillOneByOne:
-    """What is left, and who wants more of it: `members` by age, the oldest first."""
+    """What is left, and the members to which it is given, by age, oldest first."""
 
     def __init__(self, left: int, members: Sequence[Member]) -> None:
         self.left = left
         self.members = members
         self.weight = sum(member.weight for member in members)
-        #: By demand and age: leaving it costs nothing.
-        self._end = len(members)
+        #: A linked list by demand and age: removing a member costs one step.
+        self._list_end = len(members)
         self._next = [-1] * (len(members) + 1)
-        self._last = [-1] * (len(members) + 1)
+        self._previous = [-1] * (len(members) + 1)
         order = sorted(range(len(members)), key=lambda i: members[i].cap)
-        for one, other in pairwise((self._end, *order, self._end)):
-            self._next[one], self._last[other] = other, one
-        #: Those older than this were not asked yet whether they can use their offer.
+        for one, other in pairwise((self._list_end, *order, self._list_end)):
+            self._next[one], self._previous[other] = other, one
+        #: Members before this index were not checked yet for an unusable share.
         self._next_checked = len(members)
 
     def fill(self) -> None:
-        """Offer all that is left, until nobody wants more or can use it."""
-        while self.left and self._next[self._end] != self._end:
-            at_first = self.left
+        """Give out all that is left, until no member wants more or can use it."""
+        while self.left and self._next[self._list_end] != self._list_end:
+            round_start = self.left
             self._one_round()
-            if self.left == at_first:
+            if self.left == round_start:
                 self._skip_fixed_rounds()
             while not self.left and self._return_one():
                 pass
 
     def _one_round(self) -> None:
-        at_first = self.left
-        i = self._next[self._end]
-        while i != self._end and self.left:
+        round_start = self.left
+        i = self._next[self._list_end]
+        while i != self._list_end and self.left:
             member = self.members[i]
-            part = min(self._part(member, at_first), self.left)
+            part = min(self._part(member, round_start), self.left)
             counted = min(part, member.fixed_left)
             member.fixed_left -= counted
             member.share += part - counted
@@ -62,15 +64,15 @@ class WaterFillOneByOne:
                 self._exclude(i)
             i = self._next[i]
 
-    def _part(self, member: Member, at_first: int) -> int:
-        part = max(1, at_first * member.weight // self.weight) if self.weight else 1
+    def _part(self, member: Member, round_start: int) -> int:
+        part = max(1, round_start * member.weight // self.weight) if self.weight else 1
         return min(part, member.cap - member.share)
 
     def _skip_fixed_rounds(self) -> None:
-        """Skip the rounds like the last one, in which all that was offered was fixed already."""
+        """Skip the rounds that repeat the last one, in which only fixed parts were counted."""
         parts: list[tuple[Member, int]] = []
-        i = self._next[self._end]
-        while i != self._end:
+        i = self._next[self._list_end]
+        while i != self._list_end:
             member = self.members[i]
             parts.append((member, min(self._part(member, self.left), self.left)))
             i = self._next[i]
@@ -79,18 +81,20 @@ class WaterFillOneByOne:
             member.fixed_left -= rounds * part
 
     def _exclude(self, i: int) -> None:
-        before, after = self._last[i], self._next[i]
-        self._next[before], self._last[after] = after, before
+        before, after = self._previous[i], self._next[i]
+        self._next[before], self._previous[after] = after, before
         self.weight -= self.members[i].weight
 
     def _return_one(self) -> bool:
-        """Take back what the youngest was offered who can start no task with all he has; whether
-        there is one. Offers only grow, so nobody is asked twice.
+        """Take the share of the youngest member that can start no task with it; return whether
+        there is one.
+
+        Shares only grow, so no member is checked twice.
         """
         while self._next_checked:
             self._next_checked -= 1
             member = self.members[self._next_checked]
-            if member.share < member.cap and member.share < member.least:
+            if member.share < member.cap and member.share < member.smallest_task:
                 self._exclude(self._next_checked)
                 self.left += member.share - member.fixed
                 member.share = member.fixed
