@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from yardmaster_cli.errors import CliError, Exit
+from yardmaster_cli.errors import BadUsage, CliError, Exit
 from yardmaster_cli.session import YardGroup, global_options
 
 if TYPE_CHECKING:
@@ -186,15 +186,42 @@ def run(args: Sequence[str]) -> int:
         # What is still buffered must not fail at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
-    except Exception as error:  # noqa: BLE001 the last stop before a traceback at a user
+    except ModuleNotFoundError as error:
         if verbose:
-            import traceback
-
-            traceback.print_exc()
+            _print_traceback()
+        missing = _missing_extra(error)
+        _say(missing.lines())
+        return missing.exit_code
+    except Exception as error:  # noqa: BLE001 the last handler: users see no traceback
+        if verbose:
+            _print_traceback()
         known = _known(error)
         _say(known.lines())
         return known.exit_code
     return result if isinstance(result, int) else int(Exit.DONE)
+
+
+def _print_traceback() -> None:
+    import traceback
+
+    traceback.print_exc()
+
+
+def _missing_extra(error: ModuleNotFoundError) -> CliError:
+    """The error for a command whose libraries are not installed.
+
+    The distribution contains all modules of Yardmaster: a third-party module is missing.
+    """
+    if (error.name or "yardmaster").startswith("yardmaster"):
+        return CliError(
+            f"internal: {error}",
+            exit_code=Exit.INTERNAL,
+            hint="the installation is incomplete; reinstall yardmaster",
+        )
+    return BadUsage(
+        f"this command needs the extra `all`: the module {error.name} is not installed",
+        hint="pip install 'yardmaster[all]'",
+    )
 
 
 def _known(error: Exception) -> CliError:

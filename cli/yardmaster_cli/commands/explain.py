@@ -1,116 +1,34 @@
-"""`yard explain`: why a task waits, was stopped, ended or was refused.
+"""`yard explain`: why a task is pending, was stopped, ended or was refused.
 
-The gateway answers for now; for any other moment the log itself does (`--at`).
+The gateway answers for the present; the log itself answers for any other moment (`--at`).
 """
-
-import re
-from typing import Any, Final
 
 import click
 
-from yardmaster_cli.log.moments import parse_moment
-from yardmaster_cli.log.source import LogSource, log_options, log_source, on_log
+from yardmaster_cli.log.options import log_options
 from yardmaster_cli.output.describe import explain_lines
 from yardmaster_cli.server.remote import plain
 from yardmaster_cli.session import Session, command
-from yardmaster_cli.times import now_ms
-from yardmaster_eventlog.port import EventLog
-from yardmaster_projections.units import with_units
-from yardmaster_runtime.replay.explain import AttemptSummary, Explanation, PoolWait, explain_at
-from yardmaster_schemas.instants import rfc3339
-
-_WHOLE: Final = re.compile(r"^[0-9a-z]{12}(\.[0-9]{1,4})?$")
 
 
 @command("explain")
 @click.argument("ref", metavar="REF")
-@click.option("--at", "moment", metavar="T", help="Then: a time, 2h (ago), a position or cycle:N.")
+@click.option("--at", "moment", metavar="T", help="As of a time, 2h (ago), a position or cycle:N.")
 @log_options
 def explain(
     session: Session, ref: str, moment: str | None, file: str | None, cell: str | None
 ) -> None:
-    """Say why a task is where it is: each pool's reason with its numbers, the last stop.
+    """Show why a task is pending, was stopped or was refused, with the numbers of each pool.
 
-    With --log, or --at for another moment, the log itself answers instead of a server.
+    With --log, or --at for another moment, the answer comes from the log instead of a server.
     """
     out = session.out
     if moment is None and file is None:
         remote = session.remote
         why = plain(remote.client.explain(remote.one_task(ref)))
-        out.one(why, lambda: explain_lines(out, why, None), "task_id")
-        return
-    then = _then(session, log_source(session, file, cell), ref, moment)
-    out.one(then, lambda: explain_lines(out, then, None), "task_id")
-
-
-def _then(session: Session, where: LogSource, ref: str, moment: str | None) -> dict[str, Any]:
-    """What the log says of a task at a moment; without one, at its end."""
-    if _WHOLE.match(ref):
-        task_id = ref if "." in ref else f"{ref}.0"
     else:
-        task_id = session.remote.one_task(ref)
-    bounds: dict[str, Any] = {}
-    if moment is not None:
-        asked = parse_moment(moment, now_ms(), "--at")
-        bounds = {"position": asked.position, "time_ms": asked.at_ms, "cycle": asked.cycle}
+        # Imported here: reading a log needs libraries that only extras install.
+        from yardmaster_cli.log.explanation import explain_from_log
 
-    async def work(log: EventLog) -> Explanation:
-        return await explain_at(log, where.cell, task_id, partition=where.partition, **bounds)
-
-    return _as_answer(on_log(where, work))
-
-
-def _as_answer(found: Explanation) -> dict[str, Any]:
-    """An explanation in the form in which the gateway gives one."""
-    newest = found.attempts[-1] if found.attempts else None
-    stopping = newest is not None and newest.stop is not None and not newest.ended
-    start = newest.start if newest is not None else None
-    end = None
-    if found.outcome:
-        end = {"outcome": found.phase, "code": found.outcome, "exit_code": None, "signal": None}
-    return {
-        "task_id": found.task_id,
-        "phase": found.phase,
-        "wait_class": found.wait_class,
-        "pools": [_wait(found, wait) for wait in found.waits],
-        "unblock": None,
-        "attempt": newest.number if newest is not None else 0,
-        "start_rule": start.rule if start is not None else None,
-        "start_numbers": dict(start.numbers) if start is not None else {},
-        "stop": _stop(newest) if stopping and newest is not None else None,
-        "last_stop": _stop(found.last_stop) if found.last_stop is not None else None,
-        "end": end,
-        "refusal": None,
-        "cycle": found.cycle,
-        "cycle_at": rfc3339(found.at_ms),
-    }
-
-
-def _wait(found: Explanation, wait: PoolWait) -> dict[str, Any]:
-    return {
-        "pool": wait.pool,
-        "code": wait.wait.code.value,
-        "wait_class": wait.wait_class.value,
-        "asked_milli": found.requested_gpu_milli,
-        "numbers": with_units(
-            wait.wait.code, wait.wait.about, wait.wait.numbers, found.asked, found.replicas
-        ),
-        "about": wait.wait.about,
-        "since_at": None if wait.since_ms is None else rfc3339(wait.since_ms),
-        "cycle": wait.cycle,
-    }
-
-
-def _stop(attempt: AttemptSummary) -> dict[str, Any] | None:
-    stop = attempt.stop
-    if stop is None:
-        return None
-    return {
-        "code": stop.code.value,
-        "rule": stop.rule,
-        "for_task": stop.for_task,
-        "numbers": dict(stop.numbers),
-        "about": stop.about,
-        "deadline_at": None if attempt.deadline_ms is None else rfc3339(attempt.deadline_ms),
-        "requested_at": None if attempt.stopped_ms is None else rfc3339(attempt.stopped_ms),
-    }
+        why = explain_from_log(session, ref, moment, file, cell)
+    out.one(why, lambda: explain_lines(out, why, None), "task_id")

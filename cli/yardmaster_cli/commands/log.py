@@ -10,8 +10,9 @@ import click
 
 from yardmaster_cli.errors import BadUsage, CliError, Exit
 from yardmaster_cli.log.moments import Moment, parse_moment
+from yardmaster_cli.log.options import log_options
 from yardmaster_cli.log.order import PAGE, Entry, LogOrder, decoded
-from yardmaster_cli.log.source import LogSource, log_options, log_source, on_log
+from yardmaster_cli.log.source import LogSource, log_source, on_log
 from yardmaster_cli.output.cells import When
 from yardmaster_cli.output.formats import Column, Output
 from yardmaster_cli.server.remote import REF, REF_HINT

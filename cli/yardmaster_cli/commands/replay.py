@@ -12,8 +12,9 @@ import click
 
 from yardmaster_cli.errors import CliError, Exit
 from yardmaster_cli.log.moments import parse_moment
+from yardmaster_cli.log.options import log_options
 from yardmaster_cli.log.order import PAGE, decoded
-from yardmaster_cli.log.source import LogSource, log_options, log_source, on_log
+from yardmaster_cli.log.source import LogSource, log_source, on_log
 from yardmaster_cli.output.cells import Gpus, When
 from yardmaster_cli.output.formats import Column, Output
 from yardmaster_cli.session import Session, YardCommand, YardGroup

@@ -14,7 +14,8 @@ import click
 from pydantic import ValidationError
 
 from yardmaster_cli.errors import BadUsage, CliError, Exit
-from yardmaster_cli.log.source import LogSource, log_options, log_source, opened
+from yardmaster_cli.log.options import log_options
+from yardmaster_cli.log.source import LogSource, log_source, opened
 from yardmaster_cli.output.formats import Output
 from yardmaster_cli.session import Session, YardGroup
 from yardmaster_eventlog.codec import decode

@@ -10,9 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import click
 from pydantic import ValidationError
 
 from yardmaster_cli.errors import BadUsage
@@ -23,7 +22,6 @@ from yardmaster_runtime.service import open_log
 from yardmaster_runtime.settings import SharedSettings
 
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +36,6 @@ class LogSource:
     def at(self, topic: str) -> Partition:
         """Where the cell's records of a topic lie."""
         return Partition(topic, self.partition)
-
-
-def log_options(command: F) -> F:
-    """Give a command `--log` and `--cell`; it gets them as `file` and `cell`."""
-    cell = click.option("--cell", metavar="CELL", help="Which cell of the log (also: YARD_CELL).")
-    log = click.option(
-        "--log",
-        "file",
-        metavar="FILE|URL",
-        help="The log's file, or kafka://HOST:PORT,... (also: YARD_LOG).",
-    )
-    return log(cell(command))
 
 
 def log_source(session: Session, given: str | None, cell: str | None) -> LogSource:

@@ -1,5 +1,6 @@
 """The command as a whole: help, nearest names, exit codes of errors, modules imported late."""
 
+import json
 import os
 import subprocess
 import sys
@@ -200,3 +201,57 @@ def test_a_bare_noun_lists(noun: str) -> None:
     group = yard.get_command(click.Context(yard), noun)
     assert isinstance(group, click.Group)
     assert "ls" in group.commands
+
+
+#: Third-party modules that only extras install.
+EXTRAS = (
+    *("aiokafka", "fastapi", "faust", "fsspec", "msgspec", "opentelemetry", "plotly"),
+    *("prometheus_client", "pyarrow", "pydantic_settings", "redis", "starlette", "uvicorn"),
+)
+#: Runs each command of a JSON list, with the exit codes as JSON on stdout.
+WITHOUT_EXTRAS = """
+import json, sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in sys.argv[1].split(","):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+from yardmaster_cli.main import run
+print(json.dumps([run(words) for words in json.loads(sys.argv[2])]))
+"""
+
+
+def without_extras(*commands: tuple[str, ...]) -> tuple[list[int], list[str]]:
+    """Exit codes, and lines on stderr, of commands of a `yardmaster` that has no extra."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith("YARD_")}
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_EXTRAS, ",".join(EXTRAS), json.dumps(commands)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env={**env, "XDG_CONFIG_HOME": "/nonexistent", "XDG_DATA_HOME": "/nonexistent"},
+    )
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr.splitlines()
+
+
+def test_a_command_whose_extra_is_not_installed_names_the_extra(tmp_path: Path) -> None:
+    local = (("dev", "--port", "0", "--data", str(tmp_path)), ("replay", "verify"), ("simulate",))
+    codes, lines = without_extras(*local, ("views", "rebuild"), ("setup",), ("log", "stat"))
+    assert codes == [Exit.USAGE] * 6
+    for error, hint in zip(lines[::2], lines[1::2], strict=True):
+        assert error.startswith("error: this command needs the extra `all`: the module ")
+        assert hint == "hint: pip install 'yardmaster[all]'"
+
+
+def test_commands_that_call_a_server_need_no_extra() -> None:
+    job, at = "4kq7w2mz9c1f", ("--server", "http://127.0.0.1:9")
+    codes, lines = without_extras(
+        *(("ls", *at), ("show", job, *at), ("whoami", *at), ("nodes", *at), ("pools", *at)),
+        *(("usage", *at), ("submit", "-p", "nlp", *at, "--", "true"), ("cancel", job, *at)),
+        *(("logs", job, *at), ("wait", job, *at), ("set", "weight", job, "2", *at)),
+        ("explain", f"{job}.0", *at),
+    )
+    assert codes == [Exit.UNREACHABLE] * 12, lines

@@ -1,0 +1,91 @@
+"""What a log says of a task at a moment, in the form of a gateway's answer."""
+
+import re
+from typing import Any, Final
+
+from yardmaster_cli.log.moments import parse_moment
+from yardmaster_cli.log.source import log_source, on_log
+from yardmaster_cli.session import Session
+from yardmaster_cli.times import now_ms
+from yardmaster_eventlog.port import EventLog
+from yardmaster_projections.units import with_units
+from yardmaster_runtime.replay.explain import AttemptSummary, Explanation, PoolWait, explain_at
+from yardmaster_schemas.instants import rfc3339
+
+_WHOLE: Final = re.compile(r"^[0-9a-z]{12}(\.[0-9]{1,4})?$")
+
+
+def explain_from_log(
+    session: Session, ref: str, moment: str | None, file: str | None, cell: str | None
+) -> dict[str, Any]:
+    """Explain a task as of `moment`; None: as of the end of the log."""
+    where = log_source(session, file, cell)
+    if _WHOLE.match(ref):
+        task_id = ref if "." in ref else f"{ref}.0"
+    else:
+        task_id = session.remote.one_task(ref)
+    bounds: dict[str, Any] = {}
+    if moment is not None:
+        bound = parse_moment(moment, now_ms(), "--at")
+        bounds = {"position": bound.position, "time_ms": bound.at_ms, "cycle": bound.cycle}
+
+    async def work(log: EventLog) -> Explanation:
+        return await explain_at(log, where.cell, task_id, partition=where.partition, **bounds)
+
+    return _as_answer(on_log(where, work))
+
+
+def _as_answer(found: Explanation) -> dict[str, Any]:
+    """An explanation in the form of a gateway's answer."""
+    newest = found.attempts[-1] if found.attempts else None
+    stopping = newest is not None and newest.stop is not None and not newest.ended
+    start = newest.start if newest is not None else None
+    end = None
+    if found.outcome:
+        end = {"outcome": found.phase, "code": found.outcome, "exit_code": None, "signal": None}
+    return {
+        "task_id": found.task_id,
+        "phase": found.phase,
+        "wait_class": found.wait_class,
+        "pools": [_wait(found, wait) for wait in found.waits],
+        "unblock": None,
+        "attempt": newest.number if newest is not None else 0,
+        "start_rule": start.rule if start is not None else None,
+        "start_numbers": dict(start.numbers) if start is not None else {},
+        "stop": _stop(newest) if stopping and newest is not None else None,
+        "last_stop": _stop(found.last_stop) if found.last_stop is not None else None,
+        "end": end,
+        "refusal": None,
+        "cycle": found.cycle,
+        "cycle_at": rfc3339(found.at_ms),
+    }
+
+
+def _wait(found: Explanation, wait: PoolWait) -> dict[str, Any]:
+    return {
+        "pool": wait.pool,
+        "code": wait.wait.code.value,
+        "wait_class": wait.wait_class.value,
+        "asked_milli": found.requested_gpu_milli,
+        "numbers": with_units(
+            wait.wait.code, wait.wait.about, wait.wait.numbers, found.asked, found.replicas
+        ),
+        "about": wait.wait.about,
+        "since_at": None if wait.since_ms is None else rfc3339(wait.since_ms),
+        "cycle": wait.cycle,
+    }
+
+
+def _stop(attempt: AttemptSummary) -> dict[str, Any] | None:
+    stop = attempt.stop
+    if stop is None:
+        return None
+    return {
+        "code": stop.code.value,
+        "rule": stop.rule,
+        "for_task": stop.for_task,
+        "numbers": dict(stop.numbers),
+        "about": stop.about,
+        "deadline_at": None if attempt.deadline_ms is None else rfc3339(attempt.deadline_ms),
+        "requested_at": None if attempt.stopped_ms is None else rfc3339(attempt.stopped_ms),
+    }

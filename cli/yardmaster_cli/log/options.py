@@ -1,0 +1,20 @@
+"""The options of commands that read the log itself."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def log_options(command: F) -> F:
+    """Give a command `--log` and `--cell`; it gets them as `file` and `cell`."""
+    cell = click.option("--cell", metavar="CELL", help="Which cell of the log (also: YARD_CELL).")
+    log = click.option(
+        "--log",
+        "file",
+        metavar="FILE|URL",
+        help="The log's file, or kafka://HOST:PORT,... (also: YARD_LOG).",
+    )
+    return log(cell(command))
