@@ -1,8 +1,9 @@
-"""The bodies of the REST API, as the gateway answers and the client reads them.
+"""The bodies of the REST API, used by the gateway and the client.
 
-`snake_case`; integers with their unit in the name (`gpu_milli`, `memory_mib`, `grace_s`); `*_at`
-is RFC 3339 in UTC. Requests are closed: an unknown field is refused. Answers may grow: a client
-ignores fields it does not know. `JobSpec`, the body of `POST /v1/jobs`, is in `job_file`.
+Names are in `snake_case`. Integers have their unit in the name (`gpu_milli`, `memory_mib`,
+`grace_s`); `*_at` is RFC 3339 in UTC. An unknown field of a request is refused. Later versions may
+add fields to answers, so a client ignores unknown ones. `JobSpec`, the body of `POST /v1/jobs`, is
+defined in `job_file`.
 """
 
 from enum import StrEnum
@@ -103,30 +104,30 @@ Reason = Annotated[str, Field(pattern=r"^[^\x00-\x08\x0b-\x1f\x7f]*$", max_lengt
 
 
 class Answer(BaseModel):
-    """A part of an answer; fields may be added in later versions."""
+    """An answer or a part of one; later versions may add fields."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class NodeState(StrEnum):
-    """What may be expected of a node."""
+    """The state of a node."""
 
-    #: It may join, and has not.
+    #: It is enrolled and has not joined yet.
     ENROLLED = "enrolled"
     READY = "ready"
     CORDONED = "cordoned"
     DRAINING = "draining"
-    #: It offers more than it is enrolled for, or is not enrolled where others are: nothing new.
+    #: It offers more than it is enrolled for, or is not enrolled while others are: no new tasks.
     BARRED = "barred"
-    #: Its enrolment was revoked: what it holds is taken from it.
+    #: Its enrollment was revoked; its tasks are killed.
     REVOKED = "revoked"
-    #: The agent left in good order.
+    #: The agent shut down normally.
     GONE = "gone"
     LOST = "lost"
 
 
 class NodeWish(StrEnum):
-    """What an operator may ask of a node."""
+    """The state of a node that an operator can request."""
 
     READY = "ready"
     CORDONED = "cordoned"
@@ -134,7 +135,7 @@ class NodeWish(StrEnum):
 
 
 class WatchKind(StrEnum):
-    """What a watch may follow."""
+    """The kinds of objects that can be watched."""
 
     TASK = "task"
     JOB = "job"
@@ -148,20 +149,20 @@ class WatchKind(StrEnum):
 
 
 class CancelBody(Closed):
-    """Why a job or task is to end; `immediate` leaves it no grace."""
+    """Cancel a job or task, with an optional reason; `immediate` skips the grace period."""
 
     reason: Reason | None = None
     immediate: bool = False
 
 
 class HoldBody(Closed):
-    """Why a job or task is held."""
+    """Pause or resume a job or task, with an optional reason."""
 
     reason: Reason | None = None
 
 
 class JobPatch(Closed):
-    """What to change of a job; a `max_slots` of null lifts the bound."""
+    """The fields of a job to change; `max_slots: null` removes the limit."""
 
     priority: Priority | None = None
     weight: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
@@ -172,15 +173,15 @@ class JobPatch(Closed):
     @model_validator(mode="after")
     def _something(self) -> "JobPatch":
         if not self.model_fields_set:
-            raise ValueError("nothing to change; give priority, weight or max_slots")
+            raise ValueError("there is nothing to change; set priority, weight or max_slots")
         for name in ("priority", "weight"):
             if name in self.model_fields_set and getattr(self, name) is None:
-                raise ValueError(f"{name} cannot be null; leave it out to keep it")
+                raise ValueError(f"{name} must not be null; omit it to keep the value")
         return self
 
 
 class NodePatch(Closed):
-    """What an operator wants of a node; draining needs `deadline_at` (RFC 3339)."""
+    """The requested state of a node; `draining` requires `deadline_at` (RFC 3339)."""
 
     state: NodeWish
     reason: Reason | None = None
@@ -191,14 +192,15 @@ class NodePatch(Closed):
     @model_validator(mode="after")
     def _deadline(self) -> "NodePatch":
         if (self.state is NodeWish.DRAINING) != (self.deadline_at is not None):
-            raise ValueError("draining, and only draining, needs deadline_at")
+            raise ValueError("deadline_at is required for draining, and not allowed otherwise")
         return self
 
 
 class NodeSlots(Closed):
-    """The slots of a node on which nothing new is to start, all of them; on its others it may.
+    """All disabled slots of a node: no task starts on them. All other slots are enabled.
 
-    `stop`: what runs on them is stopped, with grace; else it runs on.
+    With `stop`, running tasks on the disabled slots are preempted with their grace period;
+    otherwise they continue.
     """
 
     disabled: Annotated[list[SlotIndex], Field(max_length=MAX_SLOTS)]
@@ -210,9 +212,9 @@ class NodeSlots(Closed):
 
 
 class Submitted(Answer):
-    """A job was recorded, not yet judged; read with `position` as `min_position` to see it.
+    """A job was recorded and not yet admitted; read with `position` as `min_position` to see it.
 
-    `warnings`: why it can never fit on the nodes that there are now, and what would.
+    `warnings`: why the job can never fit on the present nodes, and what would fit.
     """
 
     job_id: JobId
@@ -222,14 +224,14 @@ class Submitted(Answer):
 
 
 class Accepted(Answer):
-    """Requests were recorded, not yet judged; `GET /v1/requests/{id}` says what becomes of each."""
+    """Requests were recorded and not yet decided on; `GET /v1/requests/{id}` shows the decision."""
 
     request_ids: Annotated[list[str], Field(min_length=1)]
     position: PositionText
 
 
 class RequestState(StrEnum):
-    """How far a request has come."""
+    """Whether a request is still waiting for quota, was accepted, or was refused."""
 
     RECORDED = "recorded"
     ACCEPTED = "accepted"
@@ -245,7 +247,7 @@ class Refusal(Answer):
 
 
 class Request(Answer):
-    """A request and what quota made of it."""
+    """A request, and the decision of quota."""
 
     request_id: str
     type: str
@@ -260,9 +262,9 @@ class Request(Answer):
 
 
 class Wait(Answer):
-    """Why a task waits: of its pools, the one that is nearest to taking it.
+    """Why a task waits, for the pool in which it is closest to starting.
 
-    `numbers` are of `cycle`, in which the reason was recorded, and may have changed since.
+    `numbers` are those of `cycle`, in which the reason was recorded; they may have changed since.
     """
 
     code: str
@@ -275,7 +277,7 @@ class Wait(Answer):
 
 
 class StopShown(Answer):
-    """Why an attempt was asked to stop, for whom, by which rule."""
+    """Why an attempt must stop: the rule, and the task that preempts it."""
 
     code: str
     rule: str | None
@@ -287,7 +289,7 @@ class StopShown(Answer):
 
 
 class End(Answer):
-    """How a task ended, for good."""
+    """How a task ended."""
 
     outcome: str
     code: str
@@ -304,7 +306,7 @@ class CheckpointShown(Answer):
 
 
 class Task(Answer):
-    """The unit that is scheduled; `gpu_milli` is of all its replicas."""
+    """The unit of scheduling; `gpu_milli` is the sum over all replicas."""
 
     task_id: TaskId
     job_id: JobId
@@ -345,7 +347,7 @@ class Task(Answer):
 
 
 class TaskGroup(Answer):
-    """Tasks of one job in one phase: the first of them by index, the last one's index, how many."""
+    """Tasks of one job in one phase: the first one, the index of the last one, and their number."""
 
     first: Task
     last_index: int
@@ -353,7 +355,7 @@ class TaskGroup(Answer):
 
 
 class TaskGroups(Answer):
-    """A page of groups, and how many tasks match in each phase, up to `counted_most` a phase."""
+    """A page of groups, and the number of matching tasks per phase, at most `counted_most`."""
 
     items: list[TaskGroup]
     next_cursor: str | None
@@ -363,7 +365,7 @@ class TaskGroups(Answer):
 
 
 class Job(Answer):
-    """What a user submitted: `asked` as submitted, `spec` with all defaults once admitted."""
+    """A job: `asked` is the submitted spec; `spec` has all defaults, once the job is admitted."""
 
     job_id: JobId
     name: str
@@ -423,7 +425,7 @@ class Attempt(Answer):
 class PoolWait(Answer):
     """Why a task is not placed in one of its pools.
 
-    `numbers` are of `cycle`, in which the reason was recorded, and may have changed since.
+    `numbers` are those of `cycle`, in which the reason was recorded; they may have changed since.
     """
 
     pool: str
@@ -437,7 +439,7 @@ class PoolWait(Answer):
 
 
 class Explain(Answer):
-    """Why a task is where it is: what was recorded of it, pool by pool."""
+    """Why a task is in its phase: the recorded reasons, pool by pool."""
 
     task_id: TaskId
     phase: Phase
@@ -459,7 +461,7 @@ class Explain(Answer):
 
 
 class Slot(Answer):
-    """One GPU of a node: how much of it is held, and by which tasks."""
+    """One GPU of a node: how much of it is allocated, and to which tasks."""
 
     index: int
     gpu_milli_used: int
@@ -476,7 +478,7 @@ class NodeEnrolment(Answer):
 
 
 class Node(Answer):
-    """A machine with slots, CPU and memory: as it joined, or what it may be (`enrolled`)."""
+    """A machine with slots, CPU and memory, as it joined; if `enrolled`, as it may join."""
 
     name: str
     pool: str
@@ -518,7 +520,7 @@ class Pool(Answer):
 
 
 class PoolUse(Answer):
-    """What a project or department has of one pool, in gpu_milli; `pending_milli` waits for it."""
+    """The quota and use of a project or department in one pool, in gpu_milli."""
 
     pool: str
     deserved_milli: int
@@ -529,7 +531,7 @@ class PoolUse(Answer):
 
 
 class Project(Answer):
-    """A project: what it is entitled to, and what it has."""
+    """A project: its limits and quotas, and what it uses."""
 
     name: str
     department: str
@@ -543,7 +545,7 @@ class Project(Answer):
 
 
 class Department(Answer):
-    """A department: what it is entitled to, and what its projects have together."""
+    """A department: its quotas, and what its projects use together."""
 
     name: str
     revision: int
@@ -558,7 +560,7 @@ class Department(Answer):
 
 
 class EventRecord(Answer):
-    """One record of the log; `position` resumes after it."""
+    """One record of the log; reading after `position` continues behind it."""
 
     topic: str
     partition: int
@@ -578,7 +580,7 @@ class EventRecord(Answer):
 
 
 class CycleInput(Answer):
-    """What a cycle took from an input topic: offsets `first` to before `next`."""
+    """The offsets that a cycle consumed from an input topic: from `first` up to before `next`."""
 
     topic: str
     partition: int
@@ -588,7 +590,7 @@ class CycleInput(Answer):
 
 
 class Cycle(Answer):
-    """One committed pass of a cell's scheduler."""
+    """One committed cycle of the scheduler."""
 
     cell: str
     cycle: int
@@ -605,7 +607,7 @@ class Cycle(Answer):
 
 
 class RoleBinding(Answer):
-    """A role, and what it is bound to (`name` of the cell, department or project)."""
+    """A role, and its scope: the `name` of the cell, department or project."""
 
     role: RoleName
     scope: Scope
@@ -613,7 +615,7 @@ class RoleBinding(Answer):
 
 
 class WhoAmI(Answer):
-    """Who the caller is, as far as the gateway knows."""
+    """The authenticated user, and its roles."""
 
     user: str
     method: str
@@ -623,7 +625,7 @@ class WhoAmI(Answer):
 
 
 class Version(Answer):
-    """What serves, and which log."""
+    """The version of the gateway, and the log that it serves."""
 
     version: str
     api: str
@@ -634,16 +636,16 @@ class Version(Answer):
 
 
 class UsageBy(StrEnum):
-    """What usage is summed up by."""
+    """What usage is grouped by."""
 
     PROJECT = "project"
-    #: As authenticated.
+    #: The authenticated user.
     USER = "user"
     POOL = "pool"
 
 
 class UsageBucket(StrEnum):
-    """How usage is cut into times, in UTC."""
+    """The length of the buckets of usage, in UTC."""
 
     HOUR = "hour"
     DAY = "day"
@@ -651,7 +653,7 @@ class UsageBucket(StrEnum):
 
 
 class UsageSum(Answer):
-    """What one project, user or pool held in one bucket: gpu_milli x seconds."""
+    """What one project, user or pool used in one bucket, in gpu_milli x seconds."""
 
     start_at: str
     name: str
@@ -659,7 +661,7 @@ class UsageSum(Answer):
 
 
 class Usage(Answer):
-    """GPU time held between two moments, by bucket, then name."""
+    """GPU time in a period, sorted by bucket, then by name."""
 
     from_at: str
     to_at: str
@@ -673,7 +675,7 @@ T = TypeVar("T", bound=BaseModel)
 
 
 class List(Answer, Generic[T]):
-    """A page; `next_cursor` is null on the last one."""
+    """A page of a list; `next_cursor` is null on the last page."""
 
     items: list[T]
     next_cursor: str | None
@@ -681,7 +683,7 @@ class List(Answer, Generic[T]):
 
 
 class FieldError(Answer):
-    """What is wrong in one place of a body; `pointer` is a JSON pointer."""
+    """An error in one field of a body; `pointer` is a JSON pointer."""
 
     pointer: str
     code: str
@@ -689,7 +691,7 @@ class FieldError(Answer):
 
 
 class Problem(Answer):
-    """An error as RFC 9457 has it; `code` is stable, `hint` says what to do."""
+    """A problem document (RFC 9457); `code` is stable, `hint` tells what to do."""
 
     type: str
     title: str

@@ -1,8 +1,8 @@
-"""Why a task waits, was stopped, ended or was refused: closed codes and their numbers.
+"""Why a task waits, was stopped, ended or was refused: closed sets of codes, and their numbers.
 
-The codes are those of the public interface. `NUMBERS` says which numbers go with a code; a decision
-carries no others. Numbers named `*_milli` are gpu_milli, `*_at_ms` are milliseconds since the
-epoch; `size` and `score` of a task that FitGpp stops are thousandths.
+The codes are part of the public interface. `NUMBERS` lists the numbers of each code; a decision
+carries no others. Numbers named `*_milli` are in gpu_milli, `*_at_ms` in milliseconds since the
+epoch. `size` and `score` of a task that FitGpp preempts are in thousandths.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from yardmaster_schemas.members import plain_members
 
 @plain_members
 class WaitClass(StrEnum):
-    """What would have to change for a waiting task to start."""
+    """What has to change before a waiting task can start."""
 
     NEVER = "never"
     HELD = "held"
@@ -27,7 +27,7 @@ class WaitClass(StrEnum):
 
 @plain_members
 class WaitCode(StrEnum):
-    """Why a task that is pending was not placed: the first check that failed."""
+    """Why a pending task was not placed: the first check that failed."""
 
     NO_MATCHING_NODE = "no_matching_node"
     EXCEEDS_EVERY_NODE = "exceeds_every_node"
@@ -60,7 +60,10 @@ class WaitCode(StrEnum):
 
     @property
     def wait_class(self) -> WaitClass:
-        """What would have to change: spec, quota or cluster; someone's mind; time alone."""
+        """What has to change before a task with this code can start.
+
+        `never`: the job, a quota or the cluster; `held`: a user must act; `not_now`: only time.
+        """
         return _CLASSES.get(self, WaitClass.NOT_NOW)
 
 
@@ -104,7 +107,7 @@ class StopCode(StrEnum):
 
 @plain_members
 class EndCode(StrEnum):
-    """Why a task ended, or an attempt of it was put back into the queue."""
+    """Why a task ended, or why it was requeued after an attempt."""
 
     EXIT = "exit"
     SIGNAL = "signal"
@@ -144,9 +147,9 @@ class EndCode(StrEnum):
 class StartFailure(StrEnum):
     """Why an agent could not start a replica.
 
-    All but `other` hold on every node, so the task ends with the end code of the same name:
-    `no_executor` (`run.image` is set and the agent runs no containers), `secret_missing`,
-    `details_missing` (erased, or not readable), `directory_missing` (the working directory),
+    Every cause except `other` applies to all nodes, so the task ends with the end code of the same
+    name: `no_executor` (`run.image` is set, and the agent runs no containers), `secret_missing`,
+    `details_missing` (erased or unreadable), `directory_missing` (the working directory),
     `reserved_variable` (the job sets a variable that the agent sets itself).
     """
 
@@ -159,7 +162,7 @@ class StartFailure(StrEnum):
 
     @property
     def end_code(self) -> EndCode | None:
-        """The end of a task whose start failed for this reason; None: try again."""
+        """The end code of a task whose start failed for this reason; None: the start is retried."""
         return None if self is StartFailure.OTHER else EndCode(self.value)
 
 
@@ -191,7 +194,7 @@ class AdmissionCode(StrEnum):
 
 @plain_members
 class RefusalCode(StrEnum):
-    """Why a claim was refused: it changes nothing and goes to quarantine."""
+    """Why a claim was refused. A refused claim has no effect and is copied to quarantine."""
 
     MALFORMED = "malformed"
     UNKNOWN_TYPE = "unknown_type"
@@ -212,7 +215,7 @@ class RefusalCode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """Why a task waits; `about`: the task ahead, a limit's level or the resource short."""
+    """Why a task waits; `about` is the task ahead, the level of a limit, or the short resource."""
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
@@ -223,7 +226,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """Why an attempt is asked to end: for whom, by which rule, on which numbers of both sides."""
+    """Why an attempt must stop: the rule, the task that preempts it, and the numbers of both."""
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
@@ -236,7 +239,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Why a task starts now: the rule that let it, and the numbers it rests on."""
+    """Why a task starts now: the rule that allowed it, and the numbers of that decision."""
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
@@ -244,7 +247,7 @@ class Start:
     numbers: Numbers = field(default_factory=dict)
 
 
-#: Which numbers a wait or stop code may carry.
+#: The numbers that each wait or stop code may carry.
 NUMBERS: Final[Mapping[WaitCode | StopCode, tuple[str, ...]]] = {
     WaitCode.NO_MATCHING_NODE: ("nodes", "left_by_pool", "left_by_type", "left_by_avoid"),
     WaitCode.EXCEEDS_EVERY_NODE: ("asked", "largest", "blocked"),
