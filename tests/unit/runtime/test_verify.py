@@ -205,7 +205,7 @@ class Holed:
         return found
 
 
-async def test_a_hole_in_the_log_is_found_and_what_lies_before_it_comes_first(
+async def test_a_hole_in_the_log_is_found_and_earlier_findings_come_first(
     untouched: Records,
 ) -> None:
     inner = await put_in(untouched)
@@ -218,7 +218,7 @@ async def test_a_hole_in_the_log_is_found_and_what_lies_before_it_comes_first(
     assert first_of(await proof(both)) == ("requests", 3)  # type: ignore[arg-type]
 
 
-async def test_a_pair_that_changed_places_and_a_record_that_is_gone_are_called_so(
+async def test_swapped_missing_and_inserted_records_are_named_as_such(
     untouched: Records,
 ) -> None:
     claims = untouched["node-events"]
@@ -228,7 +228,7 @@ async def test_a_pair_that_changed_places_and_a_record_that_is_gone_are_called_s
     report = await proof(await put_in(untouched | {"node-events": claims[1:]}))
     assert "is missing" in str(report.first)
     report = await proof(await put_in(untouched | {"node-events": [claims[4], *claims]}))
-    assert "put in" in str(report.first)
+    assert "inserted" in str(report.first)
 
 
 # Details
