@@ -10,7 +10,8 @@ from yardmaster_core.scheduling.machine import SchedulerMachine
 from yardmaster_core.scheduling.policies import check
 from yardmaster_eventlog.port import Partition, Record
 from yardmaster_eventlog.sqlite.writer import SqliteWriter
-from yardmaster_runtime.replay.verify import Report, verify
+from yardmaster_runtime.replay.report import Report
+from yardmaster_runtime.replay.verify import verify
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.requests import PolicyRef, PoolConfig, SubmittedSpec
 from yardmaster_schemas.resources import Resources

@@ -29,7 +29,7 @@ from yardmaster_core.scheduling.state.phases import NodeState
 from yardmaster_core.scheduling.state.tasks import Task
 from yardmaster_eventlog.port import EventLog
 from yardmaster_runtime.replay import rebuild
-from yardmaster_runtime.replay.verify import Report, RulesRange
+from yardmaster_runtime.replay.report import Report, RulesRange
 from yardmaster_runtime.replay.verify import verify as verify_log
 from yardmaster_schemas.events.machine import CycleCommittedV1
 from yardmaster_schemas.instants import rfc3339

@@ -16,7 +16,8 @@ from yardmaster_eventlog.port import Partition
 from yardmaster_runtime.clock import ManualClock
 from yardmaster_runtime.cycle_reader import digest_of
 from yardmaster_runtime.errors import UnknownRules
-from yardmaster_runtime.replay.verify import RulesRange, verify
+from yardmaster_runtime.replay.report import RulesRange
+from yardmaster_runtime.replay.verify import verify
 from yardmaster_schemas.events.admissions import CancelAcceptedV1, TaskResumedV1
 from yardmaster_schemas.events.machine import (
     CycleCommittedV2,

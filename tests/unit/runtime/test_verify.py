@@ -16,7 +16,8 @@ from yardmaster_eventlog.errors import LogCorrupt
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import EventLog, Partition, Record
 from yardmaster_runtime.clock import ManualClock
-from yardmaster_runtime.replay.verify import Report, verify
+from yardmaster_runtime.replay.report import Report
+from yardmaster_runtime.replay.verify import verify
 from yardmaster_schemas.events.decisions import NodeSilenceObservedV1
 from yardmaster_schemas.events.details import JobDetailedV1, Run
 from yardmaster_schemas.events.requests import CancelRequestedV1, DetailsRef
@@ -269,13 +270,13 @@ async def test_changed_removed_and_swapped_details_are_found(untouched: Records)
 
 
 @pytest.mark.parametrize("value", [None, b"{}"], ids=["tombstone", "replaced"])
-async def test_details_that_are_gone_without_an_erasure_are_found(
+async def test_details_that_are_missing_without_an_erasure_are_found(
     untouched: Records, value: bytes | None
 ) -> None:
     gone = [*untouched["details"], Record(job_id(3).encode(), value)]
     report = await proof(await put_in(with_details(untouched, gone)))
     assert [(one.topic, one.offset) for one in report.findings][:1] == [("details", 3)]
-    assert "no DetailsErased says why" in str(report.first)
+    assert "missing without a DetailsErased" in str(report.first)
     assert (report.details_checked, report.details_gone) == (19, 0)
 
 

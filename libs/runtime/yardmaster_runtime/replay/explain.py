@@ -1,8 +1,8 @@
-"""Why a task is in its phase at a moment: from the scheduler's state, and the task's own history.
+"""Explains a task's phase at a moment, from the scheduler's state and the task's history.
 
-The state knows why a task waits (one recorded reason per pool, shared by all tasks of its shape and
-priority); why earlier attempts were stopped is in the log, which `TaskHistory` picks up while it is
-folded.
+The state contains why a task is pending: one recorded reason per pool, shared by all tasks with the
+same shape and priority. Only the log contains why earlier attempts were stopped; `TaskHistory`
+collects that while the log is folded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ from yardmaster_schemas.resources import Resources
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolWait:
-    """Why a task waits in one pool: since when, and which cycle said so (None: no cycle has)."""
+    """Why a task is pending in one pool, since when, and the cycle that recorded it, if any."""
 
     pool: str
     wait: Wait
@@ -48,9 +48,9 @@ class PoolWait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptSummary:
-    """One attempt: where and why it started, why it was asked to stop, what became of it.
+    """One attempt: where and why it started, why it was stopped, how it ended.
 
-    `ended` is the code of TaskRequeued or TaskEnded; empty while it lasts.
+    `ended` is the code of TaskRequeued or TaskEnded; empty before.
     """
 
     number: int
@@ -67,7 +67,7 @@ class AttemptSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """A task at a moment. `waits` are of a pending task only, in the order of its pools."""
+    """A task at a moment; `waits` has the reasons of a pending task, in the order of its pools."""
 
     task_id: str
     at_ms: int
@@ -77,22 +77,22 @@ class Explanation:
     priority: int
     submitted_ms: int
     requested_gpu_milli: int
-    #: What one replica asks for, and how many replicas there are.
-    asked: Resources
+    #: The request of one replica, and the number of replicas.
+    requested: Resources
     replicas: int
-    #: The class of all its waits together: `never` only when it is so in every pool.
+    #: The class of all `waits` together: `never` only when every pool is `never`.
     wait_class: WaitClass | None
     waits: tuple[PoolWait, ...]
     restarts: int
     attempts: tuple[AttemptSummary, ...]
-    #: The attempt that was last asked to stop.
+    #: The last attempt that was stopped.
     last_stop: AttemptSummary | None
-    #: Why it ended; empty before.
+    #: The code of the task's end; empty before.
     outcome: str
 
 
 class TaskHistory:
-    """Follows the decisions on one task; a listener of a fold of the scheduler."""
+    """Collects the attempts of one task; a listener of the scheduler's fold."""
 
     def __init__(self, task_id: str) -> None:
         self.task_id = task_id
@@ -104,7 +104,7 @@ class TaskHistory:
         return tuple(self._attempts.values())
 
     def __call__(self, accepted: Sequence[Envelope[Event]], counted: CountedCycle) -> None:
-        """Note what a cycle decided on the task."""
+        """Take a cycle's decisions about the task."""
         for _, envelope in counted.decisions:
             if getattr(envelope.data, "task_id", None) == self.task_id:
                 self._note(envelope.data, counted.commit.now_ms)
@@ -137,7 +137,7 @@ class TaskHistory:
 
 
 def explain(state: ClusterState, task_id: str, history: TaskHistory | None = None) -> Explanation:
-    """Why a task is in its phase; with `history`, why its earlier attempts were.
+    """Explain a task's phase; with `history`, also its earlier attempts.
 
     Raises:
         UnknownTask.
@@ -157,7 +157,7 @@ def explain(state: ClusterState, task_id: str, history: TaskHistory | None = Non
         priority=task.job.priority,
         submitted_ms=task.job.submitted_ms,
         requested_gpu_milli=task.job.shape.total_gpu_milli,
-        asked=task.job.spec.resources,
+        requested=task.job.spec.resources,
         replicas=task.job.shape.replicas,
         wait_class=_class_of(waits),
         waits=waits,
@@ -184,8 +184,8 @@ def _current(task: Task) -> tuple[AttemptSummary, ...]:
 
 
 def _waits(state: ClusterState, task: Task) -> tuple[PoolWait, ...]:
-    """One for each pool; what holds the task itself back comes before what its equals wait for."""
-    own = _held_back(state, task)
+    """One reason per pool: the task's own reason, or else the one of its shape and priority."""
+    own = _own_wait(state, task)
     recorded: Mapping[str, tuple[Wait, int, int]] = task.group.waits if task.group else {}
     waits = []
     for pool in task.job.shape.pools:
@@ -200,7 +200,7 @@ def _waits(state: ClusterState, task: Task) -> tuple[PoolWait, ...]:
     return tuple(waits)
 
 
-def _held_back(state: ClusterState, task: Task) -> Wait | None:
+def _own_wait(state: ClusterState, task: Task) -> Wait | None:
     if task.paused:
         return Wait(code=WaitCode.PAUSED)
     if task.held_until_ms > state.now_ms and task.failed_starts:
@@ -240,11 +240,11 @@ async def explain_at(
     cycle: int | None = None,
     partition: int = 0,
 ) -> Explanation:
-    """Why a task was in its phase at a moment of the log (`state_at` says how to name one).
+    """Explain a task's phase at a moment of the log (see `state_at`).
 
     Raises:
-        UnknownTask: it was not known then.
-        and what `state_at` raises.
+        UnknownTask: the task did not exist then.
+        and the errors of `state_at`.
     """
     history = TaskHistory(task_id)
     found = await state_at(

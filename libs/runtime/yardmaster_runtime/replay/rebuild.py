@@ -1,4 +1,4 @@
-"""The state at any moment of the log, rebuilt by the fold that production uses."""
+"""Rebuilds the state at any moment of the log with the fold of production."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class Replayed(Generic[S]):
-    """A machine's state after a cycle (0: before any), and how far into the log it goes."""
+    """A machine's state after a cycle (0: before the first one), and its position in the log."""
 
     state: S
     cycle: int
@@ -35,15 +35,14 @@ async def state_at(
     partition: int = 0,
     listeners: Sequence[Listener] = (),
 ) -> Replayed[S]:
-    """The state after the last cycle that each given bound allows; without one, after the last.
+    """Return the state after the last cycle within all bounds; without bounds, the last state.
 
-    `listeners` are told of each cycle on the way.
-
-    `position`: the cycle and all it took lie before it. `time_ms`: the cycle's `now` is not after
-    it. Built from the start of the log, so that it does not rest on a snapshot.
+    `position`: the cycle and all its inputs are before it. `time_ms`: the cycle's `now_ms` is not
+    later. `listeners` are called for each cycle. The log is folded from its start, without
+    snapshots.
 
     Raises:
-        ForeignRecord, ChainBroken, ReplayDiverged, ImpossibleEvent: the log does not lead there.
+        ForeignRecord, ChainBroken, ReplayDiverged, ImpossibleEvent: the log contradicts itself.
     """
     fold = Fold(log, machine, cell, partition=partition)
     reached = [0, 0]
@@ -61,7 +60,7 @@ async def state_at(
 def _after(
     topic: str, position: Position | None, time_ms: int | None, cycle: int | None
 ) -> Callable[[CountedCycle], bool]:
-    """Whether a cycle lies after one of the bounds."""
+    """Return a predicate: whether a cycle is beyond one of the bounds."""
     bounds = dict(position.parts()) if position is not None else {}
 
     def beyond(counted: CountedCycle) -> bool:

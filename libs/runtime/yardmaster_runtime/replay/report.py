@@ -1,0 +1,77 @@
+"""What `verify` reports about a log."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from yardmaster_core import audit
+from yardmaster_eventlog.port import Partition
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A record that contradicts the rest of the log, and how it differs."""
+
+    topic: str
+    partition: int
+    offset: int
+    found: str
+    #: The machine whose proof ended here; empty for `details`.
+    machine: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.topic} partition {self.partition} offset {self.offset}: {self.found}"
+
+
+@dataclass(frozen=True, slots=True)
+class RulesRange:
+    """Consecutive cycles decided by the same rules (0: before rules had a version)."""
+
+    rules: int
+    first_cycle: int
+    last_cycle: int
+    #: Whether the decisions were derived again; if not, chain, digests and states were proved.
+    derived: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MachineProof:
+    """The proved part of one machine's topic."""
+
+    machine: str
+    ranges: tuple[RulesRange, ...]
+    terms: int
+    cycles: int
+    decisions: int
+    inputs: int
+    refused: int
+    #: Records of fenced leaders; they do not count.
+    dropped: int
+    last_cycle: int
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The result of `verify`; `ok` when the whole log is proved."""
+
+    findings: tuple[Finding, ...]
+    #: Broken guarantees, found by the audit.
+    promises: tuple[audit.Finding, ...]
+    proved: tuple[MachineProof, ...]
+    #: By partition: the first unproved offset and the end; only partitions with such records.
+    unproved: Mapping[Partition, tuple[int, int]]
+    details_checked: int
+    #: Details that a request names and that were erased, or belonged to a refused repeat.
+    details_gone: int
+    #: Details that no proved request names, so that nothing proves their content.
+    details_unnamed: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing differs and no guarantee is broken."""
+        return not self.findings and not self.promises
+
+    @property
+    def first(self) -> Finding | None:
+        """The first finding."""
+        return self.findings[0] if self.findings else None
