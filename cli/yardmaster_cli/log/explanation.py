@@ -68,7 +68,7 @@ def _wait(found: Explanation, wait: PoolWait) -> dict[str, Any]:
         "wait_class": wait.wait_class.value,
         "asked_milli": found.requested_gpu_milli,
         "numbers": with_units(
-            wait.wait.code, wait.wait.about, wait.wait.numbers, found.asked, found.replicas
+            wait.wait.code, wait.wait.about, wait.wait.numbers, found.requested, found.replicas
         ),
         "about": wait.wait.about,
         "since_at": None if wait.since_ms is None else rfc3339(wait.since_ms),
