@@ -255,7 +255,7 @@ def test_topics_may_be_fed_in_any_order(log: LogBuilder) -> None:
         assert auditor.finish() == as_written
 
 
-def test_findings_are_there_as_soon_as_the_record_that_breaks_a_promise(log: LogBuilder) -> None:
+def test_a_finding_is_reported_with_the_record_that_breaks_the_guarantee(log: LogBuilder) -> None:
     admit(log, JOB)
     log.scheduler.cycle(allocated(A, placed("n1", 0), attempt=2))
     auditor = Audit()
@@ -267,7 +267,7 @@ def test_findings_are_there_as_soon_as_the_record_that_breaks_a_promise(log: Log
     assert [f.predicate for f in auditor.findings] == ["S4"]
 
 
-def test_what_a_fenced_leader_wrote_is_nothing(log: LogBuilder) -> None:
+def test_records_of_a_fenced_leader_do_not_count(log: LogBuilder) -> None:
     admit(log, JOB)
     run(log, A, placed("n1", 0))
     admit(log, OTHER)
@@ -323,19 +323,19 @@ def test_both_ends_compute_the_same_digests() -> None:
         ({"term": 7}, "was written in term 1"),
     ],
 )
-def test_s1_a_commit_that_does_not_fit(log: LogBuilder, commit: Any, word: str) -> None:
+def test_s1_a_commit_that_does_not_match(log: LogBuilder, commit: Any, word: str) -> None:
     admit(log, JOB)
     log.scheduler.cycle(allocated(A, placed("n1", 0)), commit=commit)
     expect_one(log, "S1", word)
 
 
-def test_s1_a_decision_that_is_missing(log: LogBuilder) -> None:
+def test_s1_a_missing_decision(log: LogBuilder) -> None:
     admit(log, JOB, OTHER)
     log.scheduler.cycle(allocated(A, placed("n1", 0)), allocated(B, placed("n1", 1)), keep=[1, 2])
     expect_one(log, "S1", "expected seq")
 
 
-def test_s1_a_batch_that_is_there_twice(log: LogBuilder) -> None:
+def test_s1_a_batch_that_is_appended_twice(log: LogBuilder) -> None:
     admit(log, JOB)
     for entry in log.scheduler.cycle(allocated(A, placed("n1", 0)))[-1:]:
         assert entry.envelope is not None
@@ -349,7 +349,7 @@ def test_s1_a_term_that_skips_a_number(log: LogBuilder) -> None:
     expect_one(log, "S1", "expected term 2 to start, found 5")
 
 
-def test_s1_a_term_nobody_started(log: LogBuilder) -> None:
+def test_s1_a_term_that_never_started(log: LogBuilder) -> None:
     entry = log.scheduler.cycle()[0]
     assert entry.envelope is not None
     log.append("decisions", dataclasses.replace(entry.envelope, epoch=8))
@@ -361,7 +361,7 @@ def test_s1_a_foreign_record(log: LogBuilder) -> None:
     expect_one(log, "S1", "found TaskSubmitted")
 
 
-def test_s1_bytes_that_are_no_record(log: LogBuilder) -> None:
+def test_s1_undecodable_bytes(log: LogBuilder) -> None:
     log.raw("admissions")
     expect_one(log, "S1", "undecodable", topic="admissions")
 
@@ -372,15 +372,15 @@ def test_s1_bytes_that_are_no_record(log: LogBuilder) -> None:
 def test_s2_inputs_taken_twice(log: LogBuilder) -> None:
     log.scheduler.taken["node-events"] = 0
     log.scheduler.cycle()
-    expect_one(log, "S2", "node-events 0 to before 2", "expected to go on at 2")
+    expect_one(log, "S2", "node-events 0 to before 2", "expected to continue at 2")
 
 
-def test_s2_inputs_left_out(log: LogBuilder) -> None:
+def test_s2_inputs_skipped(log: LogBuilder) -> None:
     log.claim(joined("n3"))
     log.claim(joined("n4"))
     log.scheduler.taken["node-events"] = 3
     log.scheduler.cycle()
-    expect_one(log, "S2", "expected to go on at 2")
+    expect_one(log, "S2", "expected to continue at 2")
 
 
 def test_s2_an_input_that_changed_after_it_was_taken(log: LogBuilder) -> None:
@@ -393,7 +393,7 @@ def test_s2_an_input_that_changed_after_it_was_taken(log: LogBuilder) -> None:
     assert (finding.predicate, finding.topic, finding.offset) == ("S2", "node-events", 2)
 
 
-def test_s2_inputs_that_are_not_there(log: LogBuilder) -> None:
+def test_s2_inputs_that_do_not_exist(log: LogBuilder) -> None:
     log.claim(joined("n3"))
     log.scheduler.cycle()
     fed = [r for r in log.fed() if not (r[0] == "node-events" and r[2] == 2)]
@@ -402,7 +402,7 @@ def test_s2_inputs_that_are_not_there(log: LogBuilder) -> None:
     assert "took node-events to 3 (ends at 2)" in finding.message
 
 
-def test_s2_a_record_that_is_gone(log: LogBuilder) -> None:
+def test_s2_a_missing_record(log: LogBuilder) -> None:
     log.claim(joined("n3"))
     log.claim(joined("n4"))
     log.scheduler.cycle()
@@ -418,25 +418,25 @@ def test_s2_a_cycle_of_quota_taken_in_part(log: LogBuilder) -> None:
     expect_one(log, "S2", "part of a cycle")
 
 
-def test_s2_nonsense_that_was_believed(log: LogBuilder) -> None:
+def test_s2_an_undecodable_record_that_was_accepted(log: LogBuilder) -> None:
     log.raw("node-events")
     log.scheduler.cycle()
     expect_one(log, "S2", "undecodable: expected it refused", topic="node-events")
 
 
-def test_s2_nonsense_that_was_refused_is_fine(log: LogBuilder) -> None:
+def test_s2_a_refused_undecodable_record_is_correct(log: LogBuilder) -> None:
     log.raw("node-events")
     log.scheduler.cycle(refused=[("node-events", 2, RefusalCode.MALFORMED)])
     assert found(log) == ()
 
 
-def test_s2_another_nodes_word_believed(log: LogBuilder) -> None:
+def test_s2_a_claim_about_another_node_that_was_accepted(log: LogBuilder) -> None:
     log.claim(NodeDrainedV1(node="n1", incarnation=incarnation()), node="n2")
     log.scheduler.cycle()
     expect_one(log, "S2", "node/n2 is not its author", topic="node-events")
 
 
-def test_s2_refusals_of_what_was_not_taken(log: LogBuilder) -> None:
+def test_s2_refusals_of_records_that_were_not_taken(log: LogBuilder) -> None:
     log.scheduler.cycle(refused=[("node-events", 77, RefusalCode.MALFORMED)])
     expect_one(log, "S2", "node-events/77")
 
@@ -495,7 +495,7 @@ def test_s3_more_than_the_node_has(log: LogBuilder, resources: Any, unit: str) -
         (placed("n1", 9), "has 4 slots"),
     ],
 )
-def test_s3_a_place_that_is_not_there(log: LogBuilder, where: Any, word: str) -> None:
+def test_s3_a_placement_that_does_not_exist(log: LogBuilder, where: Any, word: str) -> None:
     admit(log, JOB)
     log.scheduler.cycle(allocated(A, where))
     expect_one(log, "S3", word)
@@ -522,16 +522,16 @@ def test_s3_a_lost_node_that_leaves_a_replica_open(log: LogBuilder) -> None:
     expect_one(log, "S3", "closed and open replicas differ", A)
 
 
-def test_s3_a_lost_incarnation_that_was_let_back_in(log: LogBuilder) -> None:
+def test_s3_a_lost_incarnation_that_was_accepted_again(log: LogBuilder) -> None:
     log.scheduler.cycle(silent("n1"), lost("n1"), after_ms=70_000)
     log.claim(joined("n1"))
     log.scheduler.cycle()
     expect_one(log, "S3", "was lost", topic="node-events")
 
 
-def test_s3_a_node_replaced_by_nobody(log: LogBuilder) -> None:
+def test_s3_a_replaced_node_without_a_successor(log: LogBuilder) -> None:
     log.scheduler.cycle(lost("n1", cause=LossCause.REPLACED))
-    expect_one(log, "S3", "no other has joined")
+    expect_one(log, "S3", "no other incarnation joined")
 
 
 def test_s3_a_replaced_node_frees_its_slots(log: LogBuilder) -> None:
@@ -566,30 +566,28 @@ def revoke(log: LogBuilder, node: str) -> None:
         ({"address": "10.0.0.9"}, "address n9.example, enrolled with 10.0.0.9"),
     ],
 )
-def test_s3_a_join_beyond_its_enrolment_that_was_believed(
-    log: LogBuilder, bounds: Any, word: str
-) -> None:
+def test_s3_an_accepted_join_beyond_its_enrollment(log: LogBuilder, bounds: Any, word: str) -> None:
     enrol(log, "n9", **bounds)
     log.claim(joined("n9"))
     log.scheduler.cycle()
     expect_one(log, "S3", word, topic="node-events")
 
 
-def test_s3_an_unknown_nodes_join_believed_in_a_closed_cell(log: LogBuilder) -> None:
+def test_s3_an_accepted_join_of_an_unknown_node_in_a_closed_cell(log: LogBuilder) -> None:
     enrol(log, "n1")
     log.claim(joined("n9"))
     log.scheduler.cycle()
     expect_one(log, "S3", "n9 is not enrolled: expected its join refused", topic="node-events")
 
 
-def test_s3_a_place_on_a_node_that_its_enrolment_does_not_cover(log: LogBuilder) -> None:
+def test_s3_a_placement_on_a_node_that_its_enrollment_does_not_cover(log: LogBuilder) -> None:
     enrol(log, "n1")
     admit(log, JOB)
     log.scheduler.cycle(allocated(A, placed("n2", 0)))
     expect_one(log, "S3", "node n2 is not enrolled")
 
 
-def test_s3_a_node_that_its_enrolment_covers_is_like_any_other(log: LogBuilder) -> None:
+def test_s3_a_node_that_its_enrollment_covers_is_correct(log: LogBuilder) -> None:
     enrol(log, "n1")
     admit(log, JOB)
     run(log, A, placed("n1", 0))
@@ -598,18 +596,18 @@ def test_s3_a_node_that_its_enrolment_covers_is_like_any_other(log: LogBuilder) 
     assert not found(log)
 
 
-def test_s3_a_revoked_node_is_lost_and_one_that_is_not_is_not(log: LogBuilder) -> None:
+def test_s3_only_a_revoked_node_is_lost_as_revoked(log: LogBuilder) -> None:
     for name in ("n1", "n2"):
         enrol(log, name)
     revoke(log, "n1")
     log.scheduler.cycle(lost("n1", cause=LossCause.REVOKED))
     assert not found(log)
     log.scheduler.cycle(lost("n2", cause=LossCause.REVOKED))
-    expect_one(log, "S3", "counts as revoked, but its enrolment was not")
+    expect_one(log, "S3", "is lost as revoked, but its enrollment is not")
 
 
 @pytest.mark.parametrize("fence", list(Fence))
-def test_s4_a_revoked_node_is_not_lost_while_what_it_runs_has_a_fence(
+def test_s4_a_revoked_node_is_not_lost_while_its_tasks_have_a_fence(
     log: LogBuilder, fence: Fence
 ) -> None:
     for name in ("n1", "n2"):
@@ -624,10 +622,10 @@ def test_s4_a_revoked_node_is_not_lost_while_what_it_runs_has_a_fence(
     if fence_s is None:
         assert not found(log)
     else:
-        expect_one(log, "S4", f"while {A} may run on there for 54 s")
+        expect_one(log, "S4", f"while {A} may run there for 54 s")
 
 
-def test_s10_what_a_revoked_node_runs_is_stopped_at_once(log: LogBuilder) -> None:
+def test_s10_tasks_of_a_revoked_node_are_stopped_at_once(log: LogBuilder) -> None:
     for name in ("n1", "n2"):
         enrol(log, name)
     admit(log, JOB, preemptible=False)
@@ -665,7 +663,7 @@ def test_s4_a_requeue_while_slots_are_held(log: LogBuilder) -> None:
     expect_one(log, "S4", "found replicas [0] open")
 
 
-def test_s4_a_stop_of_what_is_not_open(log: LogBuilder) -> None:
+def test_s4_a_stop_of_an_attempt_that_is_not_open(log: LogBuilder) -> None:
     admit(log, JOB)
     log.scheduler.cycle(stopped(log, A, StopCode.CANCELLED, "n1"))
     expect_one(log, "S4", "is not open")
@@ -679,7 +677,7 @@ def test_s4_a_replica_that_started_twice(log: LogBuilder) -> None:
     expect_one(log, "S4", "pid 100", "pid 999", topic="node-events")
 
 
-def test_s4_holds_honest_agents_to_what_was_refused_too(log: LogBuilder) -> None:
+def test_s4_covers_refused_records_of_honest_agents(log: LogBuilder) -> None:
     admit(log, JOB)
     run(log, A, placed("n1", 0))
     at = log.claim(started(A, "n1", pid=999)).offset
@@ -688,7 +686,7 @@ def test_s4_holds_honest_agents_to_what_was_refused_too(log: LogBuilder) -> None
     assert found(log, honest_agents=False) == ()
 
 
-def test_s4_the_same_start_told_twice_is_one(log: LogBuilder) -> None:
+def test_s4_a_repeated_start_report_counts_once(log: LogBuilder) -> None:
     admit(log, JOB)
     run(log, A, placed("n1", 0))
     at = log.claim(started(A, "n1")).offset
@@ -705,13 +703,13 @@ def test_s5_half_a_gang(log: LogBuilder) -> None:
     expect_one(log, "S5", "expected 2 to 2 replicas", "found [0]")
 
 
-def test_s5_less_than_a_replica_asked_for(log: LogBuilder) -> None:
+def test_s5_less_than_the_requested_resources(log: LogBuilder) -> None:
     admit(log, JOB, resources=Resources(gpus=2, gpu_milli=1000, cpu_milli=1000, memory_mib=1024))
     log.scheduler.cycle(allocated(A, placed("n1", 0)))
     expect_one(log, "S5", "expected (slots, gpu_milli, cpu_milli, memory_mib) (2, 1000")
 
 
-def test_s5_a_torn_gang_that_goes_on(log: LogBuilder) -> None:
+def test_s5_a_broken_gang_that_keeps_running(log: LogBuilder) -> None:
     admit(log, JOB, **GANG)
     run(log, A, *PAIR)
     log.scheduler.cycle(silent("n2"), lost("n2", (A, 1)), after_ms=70_000)
@@ -753,7 +751,7 @@ def test_s4_failed_starts_are_counted_one_by_one(log: LogBuilder) -> None:
     log.scheduler.cycle(allocated(A, placed("n1", 0)))
     log.claim(released(A, "n1", never_started=True))
     log.scheduler.cycle(replace(requeued(A), failed_starts=2))
-    expect_one(log, "S4", "requeued after 2 failed starts in a row, there were 0")
+    expect_one(log, "S4", "requeued after 2 failed starts, after 0 before")
 
 
 # S6
@@ -762,12 +760,12 @@ def test_s4_failed_starts_are_counted_one_by_one(log: LogBuilder) -> None:
 @pytest.mark.parametrize(
     ("level", "word"),
     [
-        (project(limit_milli=1000), "project nlp limit 1000, used 1000, asked 1000"),
+        (project(limit_milli=1000), "project nlp limit 1000, used 1000, requested 1000"),
         (project(quotas={"default": Quota(limit_milli=1500)}), "project nlp limit in default"),
         (department(quotas={"default": Quota(limit_milli=1999)}), "department research limit"),
     ],
 )
-def test_s6_a_limit_passed(log: LogBuilder, level: Any, word: str) -> None:
+def test_s6_a_limit_exceeded(log: LogBuilder, level: Any, word: str) -> None:
     log.judged(ProjectChangeRequestedV1(project="nlp", config=project().project), level)  # type: ignore[arg-type]
     admit(log, JOB, OTHER)
     run(log, A, placed("n1", 0))
@@ -780,7 +778,7 @@ def test_s6_a_limit_passed(log: LogBuilder, level: Any, word: str) -> None:
     ("spec", "word"),
     [({"max_slots_milli": 1000}, "max_slots 1000"), ({"max_concurrent": 1}, "max_concurrent 1")],
 )
-def test_s6_a_jobs_own_bounds(log: LogBuilder, spec: Any, word: str) -> None:
+def test_s6_a_jobs_own_limits(log: LogBuilder, spec: Any, word: str) -> None:
     admit(log, JOB, tasks=2, **spec)
     run(log, A, placed("n1", 0))
     log.scheduler.cycle(allocated(f"{JOB}.1", placed("n1", 1)))
@@ -798,9 +796,7 @@ def test_s6_lowering_a_limit_stops_nothing(log: LogBuilder) -> None:
 
 
 @pytest.mark.parametrize("policy", ["quota", "priority"])
-def test_s6_deserved_binds_what_is_not_preemptible_under_quota(
-    log: LogBuilder, policy: str
-) -> None:
+def test_s6_deserved_limits_non_preemptible_tasks_under_quota(log: LogBuilder, policy: str) -> None:
     pool = pool_configured(policy=policy)
     log.judged(PoolChangeRequestedV1(pool="default", config=pool.config), pool)
     level = project(quotas={"default": Quota(deserved_milli=1000)})
@@ -812,7 +808,7 @@ def test_s6_deserved_binds_what_is_not_preemptible_under_quota(
     assert found(log) == ()
     log.scheduler.cycle(allocated(C, placed("n1", 2)))
     if policy == "quota":
-        expect_one(log, "S6", "deserved in default", "used 1000, asked 1000")
+        expect_one(log, "S6", "deserved in default", "used 1000, requested 1000")
     else:
         assert found(log) == ()
 
@@ -825,11 +821,11 @@ def test_s6_deserved_binds_what_is_not_preemptible_under_quota(
     [
         ({"for_task": None}, "without naming a beneficiary"),
         ({"rule": None}, "without naming a rule"),
-        ({"for_task": "zzzzzzzzzzzz.0"}, "cannot gain"),
-        ({"for_task": A}, "cannot gain"),
+        ({"for_task": "zzzzzzzzzzzz.0"}, "cannot use its slots"),
+        ({"for_task": A}, "cannot use its slots"),
     ],
 )
-def test_s7_a_stop_for_nobody(log: LogBuilder, stop: Any, word: str) -> None:
+def test_s7_a_preemption_without_a_beneficiary(log: LogBuilder, stop: Any, word: str) -> None:
     admit(log, JOB, OTHER)
     run(log, A, placed("n1", 0))
     log.scheduler.cycle(preempted(log, A, **stop))
@@ -853,7 +849,7 @@ def test_s7_a_victim_before_its_min_runtime(log: LogBuilder) -> None:
 
 
 @pytest.mark.parametrize("reordered", [False, True])
-def test_s7_no_pair_stops_each_other(log: LogBuilder, reordered: bool) -> None:
+def test_s7_no_two_tasks_preempt_each_other(log: LogBuilder, reordered: bool) -> None:
     admit(log, JOB, OTHER)
     run(log, A, placed("n1", 0))
     log.scheduler.cycle(preempted(log, A))
@@ -882,19 +878,19 @@ def fails_to_start(log: LogBuilder, times: int) -> None:
         log.scheduler.cycle(replace(requeued(B, attempt), failed_starts=attempt))
 
 
-def test_s7_a_task_whose_last_starts_failed_preempts_no_other(log: LogBuilder) -> None:
+def test_s7_a_task_whose_last_starts_failed_preempts_no_task(log: LogBuilder) -> None:
     fails_to_start(log, 2)
     log.scheduler.cycle(preempted(log, A))
     expect_one(log, "S7", f"{A} attempt 1 is stopped for {B}, whose last 2 starts failed")
 
 
-def test_s7_after_one_failed_start_it_may(log: LogBuilder) -> None:
+def test_s7_a_task_may_preempt_after_one_failed_start(log: LogBuilder) -> None:
     fails_to_start(log, 1)
     log.scheduler.cycle(preempted(log, A))
     assert found(log) == ()
 
 
-def test_s7_once_it_started_it_may(log: LogBuilder) -> None:
+def test_s7_a_task_may_preempt_after_it_started(log: LogBuilder) -> None:
     fails_to_start(log, 2)
     run(log, B, placed("n1", 1), attempt=3)
     log.claim(exited(B, "n1", attempt=3, exit_code=1))
@@ -907,7 +903,7 @@ def test_s7_once_it_started_it_may(log: LogBuilder) -> None:
 # S8
 
 
-def test_s8_a_request_that_nobody_judged(log: LogBuilder) -> None:
+def test_s8_a_request_without_a_verdict(log: LogBuilder) -> None:
     request = log.request(submitted(JOB))
     log.quota.cycle()
     expect_one(log, "S8", request, "found none", topic="admissions")
@@ -933,14 +929,14 @@ def test_s8_a_job_admitted_twice(log: LogBuilder) -> None:
     expect_one(log, "S8", "expected one TaskAdmitted", topic="admissions")
 
 
-def test_s8_an_admission_that_nobody_asked_for(log: LogBuilder) -> None:
+def test_s8_an_admission_without_a_request(log: LogBuilder) -> None:
     log.quota.cycle((admitted(JOB), "gateway/gw-9/1/1"))
     expect_one(log, "S8", "expected a consumed request as cause", topic="admissions")
 
 
 def test_s8_a_verdict_of_another_kind(log: LogBuilder) -> None:
     log.judged(CancelRequestedV1(job_id=JOB), TaskPausedV1(job_id=JOB))
-    expect_one(log, "S8", "TaskPaused is no verdict on CancelRequested", topic="admissions")
+    expect_one(log, "S8", "TaskPaused is not a verdict on CancelRequested", topic="admissions")
 
 
 def test_s8_a_refusal_that_names_another_request(log: LogBuilder) -> None:
@@ -957,7 +953,7 @@ def test_s8_a_refused_record_needs_no_verdict(log: LogBuilder) -> None:
 
 
 @pytest.mark.parametrize("task", [A, f"{JOB}.1"])
-def test_s8_an_allocation_of_what_was_not_admitted(log: LogBuilder, task: str) -> None:
+def test_s8_an_allocation_of_a_task_that_was_not_admitted(log: LogBuilder, task: str) -> None:
     if task != A:
         admit(log, JOB)
     log.scheduler.cycle(allocated(task, placed("n1", 0)))
@@ -998,7 +994,7 @@ def test_s9_a_start_after_a_cancel(log: LogBuilder) -> None:
     log.scheduler.cycle(allocated(f"{JOB}.1", placed("n1", 1)))
     assert found(log) == ()
     log.scheduler.cycle(allocated(A, placed("n1", 0)))
-    expect_one(log, "S9", "after its cancel was taken")
+    expect_one(log, "S9", "after its cancellation")
 
 
 def test_s9_a_start_after_the_details_were_erased(log: LogBuilder) -> None:
@@ -1018,9 +1014,9 @@ def test_s9_a_start_while_paused(log: LogBuilder) -> None:
 # S10
 
 
-def test_s10_now_falls(log: LogBuilder) -> None:
+def test_s10_time_decreases(log: LogBuilder) -> None:
     log.scheduler.cycle(after_ms=-60_000)
-    expect_one(log, "S10", "now falls from")
+    expect_one(log, "S10", "time decreases from")
 
 
 def test_s10_a_start_before_its_time(log: LogBuilder) -> None:
@@ -1044,11 +1040,11 @@ def test_s10_a_time_limit_that_is_not_reached(log: LogBuilder) -> None:
     admit(log, JOB, time_limit_s=3600)
     run(log, A, placed("n1", 0))
     log.scheduler.cycle(stopped(log, A, StopCode.TIME_LIMIT, "n1"))
-    expect_one(log, "S10", "over its time limit of 3600 s after 1000 ms")
+    expect_one(log, "S10", "exceeds its time limit of 3600 s: 1000 ms")
 
 
 @pytest.mark.parametrize("preemptible", [True, False])
-def test_s10_a_drain_waits_for_what_is_not_preemptible(log: LogBuilder, preemptible: bool) -> None:
+def test_s10_a_drain_waits_for_non_preemptible_tasks(log: LogBuilder, preemptible: bool) -> None:
     admit(log, JOB, preemptible=preemptible)
     run(log, A, placed("n1", 0))
     when = log.now_ms + 600_000
@@ -1130,7 +1126,7 @@ class _Held:
         ]
 
 
-async def test_the_audit_of_a_log_reads_decodes_and_shows_what_it_found(log: LogBuilder) -> None:
+async def test_the_audit_reads_and_decodes_a_log_and_reports_findings(log: LogBuilder) -> None:
     whole_life(log)
     await assert_audit_clean(_Held(log))  # type: ignore[arg-type]
     log.raw("node-events")

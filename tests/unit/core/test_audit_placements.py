@@ -48,13 +48,13 @@ def configure(log: LogBuilder, **config: Any) -> None:
     log.judged(PoolChangeRequestedV1(pool="default", config=configured.config), configured)
 
 
-def test_whole_nodes_and_a_single_one_are_fine(log: LogBuilder) -> None:
+def test_whole_nodes_and_a_single_node_are_correct(log: LogBuilder) -> None:
     admit(log, JOB, **eight())
     log.scheduler.cycle(allocated(A, *BOTH))
     assert found(log) == ()
 
 
-def test_a_part_of_one_node_is_fine(log: LogBuilder) -> None:
+def test_a_part_of_one_node_is_correct(log: LogBuilder) -> None:
     admit(log, JOB, **eight(3))
     log.scheduler.cycle(allocated(A, placed("n1", 0, 2, 3)))
     assert found(log) == ()
@@ -75,7 +75,9 @@ def test_a_part_of_one_node_is_fine(log: LogBuilder) -> None:
         ((BOTH[0], placed("n2", 0, 1, 2, 3, replica=2)), "replicas from 0 on"),
     ],
 )
-def test_s5_a_task_on_whole_nodes_laid_otherwise(log: LogBuilder, places: Any, word: str) -> None:
+def test_s5_a_task_on_whole_nodes_that_is_placed_otherwise(
+    log: LogBuilder, places: Any, word: str
+) -> None:
     admit(log, JOB, **eight())
     log.scheduler.cycle(allocated(A, *places))
     expect_one(log, "S5", word)
@@ -91,7 +93,7 @@ def test_s5_a_gang_on_a_node_that_is_in_use(log: LogBuilder) -> None:
     expect_one(log, "S5", "idle nodes, each whole", "n3")
 
 
-def test_nodes_of_unequal_size_are_fine_where_the_pool_says_so(log: LogBuilder) -> None:
+def test_nodes_of_unequal_size_are_correct_if_the_pool_allows_them(log: LogBuilder) -> None:
     places = (placed("n3", 0, 1, 2, 3, 4, 5), placed("n1", 0, 1, 2, 3, replica=1))
     log.claim(joined("n3", gpus=6))
     log.scheduler.cycle()
@@ -101,7 +103,7 @@ def test_nodes_of_unequal_size_are_fine_where_the_pool_says_so(log: LogBuilder) 
     assert found(log) == ()
 
 
-def test_s5_a_torn_gang_on_whole_nodes_that_was_not_stopped(log: LogBuilder) -> None:
+def test_s5_a_broken_gang_on_whole_nodes_that_was_not_stopped(log: LogBuilder) -> None:
     admit(log, JOB, **eight())
     log.scheduler.cycle(allocated(A, *BOTH))
     log.claim(released(A, "n2", replica=1, never_started=True))
@@ -110,20 +112,20 @@ def test_s5_a_torn_gang_on_whole_nodes_that_was_not_stopped(log: LogBuilder) -> 
     expect_one(log, "S5", "replica 1 never started")
 
 
-def test_s3_a_node_that_is_avoided(log: LogBuilder) -> None:
+def test_s3_an_avoided_node(log: LogBuilder) -> None:
     admit(log, JOB, avoid_nodes=("n1",))
     log.scheduler.cycle(allocated(A, placed("n1", 0)))
-    expect_one(log, "S3", "n1 is one to avoid")
+    expect_one(log, "S3", "n1 is in the job's avoid_nodes")
 
 
-def test_s3_a_slot_that_is_disabled(log: LogBuilder) -> None:
+def test_s3_a_disabled_slot(log: LogBuilder) -> None:
     slots(log, "n1", 0, 2)
     admit(log, JOB)
     log.scheduler.cycle(allocated(A, placed("n1", 2)))
     expect_one(log, "S3", "slots [2] are disabled")
 
 
-def test_a_slot_that_was_enabled_again_is_like_any_other(log: LogBuilder) -> None:
+def test_a_slot_that_was_enabled_again_may_be_used(log: LogBuilder) -> None:
     slots(log, "n1", 0, 2)
     slots(log, "n1", 0)
     admit(log, JOB)
@@ -139,7 +141,7 @@ def test_a_node_is_whole_without_its_disabled_slots(log: LogBuilder) -> None:
     assert found(log) == ()
 
 
-def test_s3_more_tasks_without_gpus_than_the_pool_lets_a_node_have(log: LogBuilder) -> None:
+def test_s3_more_tasks_without_gpus_than_the_pool_allows_on_a_node(log: LogBuilder) -> None:
     configure(log, gpuless_per_node=1)
     none = Resources(cpu_milli=1000, memory_mib=1024)
     admit(log, JOB, resources=none, **GANG)
@@ -148,7 +150,7 @@ def test_s3_more_tasks_without_gpus_than_the_pool_lets_a_node_have(log: LogBuild
 
 
 @pytest.mark.parametrize(("asked", "clean"), [(True, True), (False, False)])
-def test_s10_a_stop_for_a_slot_that_was_not_to_be_emptied(
+def test_s10_a_stop_for_a_slot_that_need_not_be_emptied(
     log: LogBuilder, asked: bool, clean: bool
 ) -> None:
     admit(log, JOB)
@@ -158,10 +160,10 @@ def test_s10_a_stop_for_a_slot_that_was_not_to_be_emptied(
     if clean:
         assert found(log) == ()
     else:
-        expect_one(log, "S10", "holds no slot that is to be emptied")
+        expect_one(log, "S10", "holds no disabled slot that must be emptied")
 
 
-def test_s3_a_job_with_an_image_runs_where_containers_run(log: LogBuilder) -> None:
+def test_s3_a_job_with_an_image_needs_a_node_that_runs_containers(log: LogBuilder) -> None:
     admit(log, JOB, image=True)
     log.scheduler.cycle(allocated(A, placed("n1", 0)))
     expect_one(log, "S3", "node n1 runs no containers, which the job's image needs")

@@ -118,7 +118,7 @@ def test_the_audit_finds_a_node_that_was_lost_within_a_fence(log: LogBuilder) ->
     short: dict[str, Any] = {"node_timeout_s": 60}
     log.judged(quota.pool("default", **short), pool_configured(revision=3, **short))
     log.scheduler.cycle(silent("n1"), node_lost("n1", (A, 0)), after_ms=70_000)
-    expect_one(log, "S4", "may run on there for 193 s")
+    expect_one(log, "S4", "may run there for 193 s")
 
 
 @pytest.mark.parametrize("fence_s", [None, 60])

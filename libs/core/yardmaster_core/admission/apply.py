@@ -234,7 +234,11 @@ def _entitlements_changed_v1(
     deletion_requested = isinstance(
         request, r.ProjectDeletionRequestedV1 | r.DepartmentDeletionRequestedV1
     )
-    _require(deletion == deletion_requested, verdict, "only one of the two is a deletion")
+    _require(
+        deletion == deletion_requested,
+        verdict,
+        "the request and it are not both deletions",
+    )
     used = deletion and state.in_use(level.value, name) > 0
     _require(not used, verdict, f"{level.value} {name} is in use")
     if is_project:

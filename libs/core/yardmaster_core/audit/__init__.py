@@ -1,12 +1,12 @@
-"""The auditor: folds the log alone, with plain dicts, and says which promises it breaks.
+"""The auditor: folds the log into plain dicts and reports which guarantees the log breaks.
 
-It imports the schemas and nothing of the machines, not even which of their batches count: a bug
-shared with what it checks would hide. The predicates: S1 terms and the chain, S2 inputs, S3 slots,
-S4 attempts, S5 gangs, S6 quotas, S7 stops, S8 requests, S9 ends, S10 time, S11 folds. `chain.py`
-has S1, this file S2, `verdicts.py` S8, `cluster.py` the fold, `decisions.py` the rest.
+It imports the schemas and no code of the machines, not even the code that selects their valid
+batches, because a shared bug would stay hidden. The predicates: S1 terms and the chain, S2 inputs,
+S3 slots, S4 attempts, S5 gangs, S6 quotas, S7 stops, S8 requests, S9 ends, S10 time, S11 folds.
+`chain.py` has S1, this file S2, `verdicts.py` S8, `cluster.py` the fold, `decisions.py` the rest.
 
-Topics may be fed in any order, or all at once; each by itself in order from its start. A cycle is
-judged when its inputs are there, so that the audit can run at every append.
+Topics may be fed in any order; the records of one topic in order from its start. A cycle is checked
+as soon as its inputs were fed, so that the audit can run at every append.
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ from typing import Any, Final
 from yardmaster_core.audit.chain import Batch, Chain, range_digest, record_digest, unmarked
 from yardmaster_core.audit.cluster import Cluster
 from yardmaster_core.audit.decisions import Decisions
-from yardmaster_core.audit.findings import Finding, Report, Seen
+from yardmaster_core.audit.findings import FedRecord, Finding, Report
 from yardmaster_core.audit.verdicts import Verdicts
 from yardmaster_schemas.envelope import Envelope
 from yardmaster_schemas.events.machine import InputRange
@@ -26,7 +26,7 @@ from yardmaster_schemas.topics import ADMISSIONS, DECISIONS, INPUT_ORDER, NODE_E
 
 __all__ = ["Audit", "Finding", "audit", "record_digest"]
 
-#: What each machine's topic may take in.
+#: The input topics of each machine's topic.
 INPUTS: Final[Mapping[str, tuple[str, ...]]] = {
     ADMISSIONS.name: (REQUESTS.name, DECISIONS.name),
     DECISIONS.name: (ADMISSIONS.name, NODE_EVENTS.name),
@@ -34,18 +34,18 @@ INPUTS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 class Audit:
-    """Follows one cell's log.
+    """Audits the log of one cell.
 
-    `honest_agents` holds agents to S4 even in records that the scheduler refused; a test with
-    hostile ones sets it to False.
+    With `honest_agents` S4 also covers records that the scheduler refused; a test with hostile
+    agents sets it to False.
     """
 
     def __init__(self, *, honest_agents: bool = True) -> None:
         self._report = Report()
-        self._records: dict[str, list[Seen]] = {topic: [] for topic in INPUT_ORDER}
+        self._records: dict[str, list[FedRecord]] = {topic: [] for topic in INPUT_ORDER}
         self._chains = {topic: Chain(topic, self._report) for topic in INPUTS}
         self._waiting: dict[str, deque[Batch]] = {topic: deque() for topic in INPUTS}
-        #: (machine's topic, input topic) -> the next offset it takes.
+        #: (machine's topic, input topic) -> the next offset to consume.
         self._taken = {(to, of): 0 for to, inputs in INPUTS.items() for of in inputs}
         self._verdicts = Verdicts(self._report)
         self._cluster = Cluster(self._report, honest_agents=honest_agents)
@@ -53,44 +53,46 @@ class Audit:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What was found so far."""
+        """The findings so far."""
         return tuple(self._report.findings)
 
     def feed(
         self, topic: str, partition: int, offset: int, envelope: Envelope[Any] | None, digest: bytes
     ) -> None:
-        """Take the next record of a topic; `envelope` is None when it cannot be decoded.
+        """Consume the next record of a topic; `envelope` is None if it cannot be decoded.
 
-        `digest` is what `record_digest` makes of the raw record. `partition` is for messages: an
-        audit follows one cell. Topics that decide nothing are passed over.
+        `digest` is the `record_digest` of the raw record. `partition` is only for messages, since
+        an audit covers one cell. Topics without effect on decisions are skipped.
         """
         records = self._records.get(topic)
         if records is None:
             return
-        seen = Seen(topic, offset, envelope, digest)
+        fed = FedRecord(topic, offset, envelope, digest)
         if offset != len(records):
             self._report.add(
-                "S2", seen, f"expected offset {len(records)} of {topic}/{partition}, found {offset}"
+                "S2", fed, f"expected offset {len(records)} of {topic}/{partition}, found {offset}"
             )
             if offset < len(records):
                 return
-            records += [Seen(topic, missing, None, b"") for missing in range(len(records), offset)]
-        records.append(seen)
+            records += [
+                FedRecord(topic, missing, None, b"") for missing in range(len(records), offset)
+            ]
+        records.append(fed)
         chain = self._chains.get(topic)
-        batch = chain.feed(seen) if chain is not None else None
+        batch = chain.feed(fed) if chain is not None else None
         if batch is not None:
             self._waiting[topic].append(batch)
             self._not_split(batch)
         self._advance()
 
     def finish(self) -> tuple[Finding, ...]:
-        """All findings, once everything was fed: cycles still waiting took what is not there."""
+        """All findings after the last record, with those about inputs that do not exist."""
         for waiting in self._waiting.values():
             for batch in waiting:
                 missing = [
                     f"{r.topic} to {r.next} (ends at {len(self._records.get(r.topic, ()))})"
                     for r in batch.body.inputs
-                    if not self._there(r)
+                    if not self._is_fed(r)
                 ]
                 if missing:
                     self._report.add(
@@ -101,10 +103,10 @@ class Audit:
             waiting.clear()
         return self.findings
 
-    def differing(self, topic: str, digests: Mapping[int, str], who: str) -> tuple[Finding, ...]:
-        """S11: where the state digests, by cycle, of `who` are not those committed in `topic`.
+    def differing(self, topic: str, digests: Mapping[int, str], fold: str) -> tuple[Finding, ...]:
+        """S11: the cycles whose state digest in `digests` is not the one committed in `topic`.
 
-        `who` is a standby, a replay, a snapshot with its tail.
+        `fold` names their origin for messages: a standby, a replay, a snapshot with its tail.
         """
         committed = self._chains[topic].digests
         return tuple(
@@ -113,27 +115,27 @@ class Audit:
                 topic,
                 -1,
                 f"cycle {cycle}: expected state {committed.get(cycle, 'of no counted cycle')}, "
-                f"{who} has {found}",
+                f"{fold} has {found}",
             )
             for cycle, found in sorted(digests.items())
             if committed.get(cycle) != found
         )
 
-    # Cycles, once their inputs are there
+    # Cycles whose inputs were fed
 
-    def _there(self, taken: InputRange) -> bool:
+    def _is_fed(self, taken: InputRange) -> bool:
         return taken.next <= len(self._records.get(taken.topic, ()))
 
     def _advance(self) -> None:
-        moved = True
-        while moved:
-            moved = False
+        progress = True
+        while progress:
+            progress = False
             for topic, waiting in self._waiting.items():
-                while waiting and all(map(self._there, waiting[0].body.inputs)):
-                    self._judge(topic, waiting.popleft())
-                    moved = True
+                while waiting and all(map(self._is_fed, waiting[0].body.inputs)):
+                    self._check(topic, waiting.popleft())
+                    progress = True
 
-    def _judge(self, topic: str, batch: Batch) -> None:
+    def _check(self, topic: str, batch: Batch) -> None:
         body = batch.body
         scheduling = topic == DECISIONS.name
         if scheduling:
@@ -143,15 +145,17 @@ class Audit:
         for taken in sorted(body.inputs, key=_input_order):
             if (topic, taken.topic) not in self._taken:
                 self._report.add(
-                    "S2", batch.commit, f"cycle {body.cycle} took {taken.topic}, no input of its"
+                    "S2",
+                    batch.commit,
+                    f"cycle {body.cycle} took {taken.topic}, which is not an input",
                 )
                 continue
-            for seen in self._take(topic, batch, taken):
-                denied = (seen.topic, seen.offset) in refused
-                refused.discard((seen.topic, seen.offset))
-                self._consume(scheduling, seen, denied)
-                if seen.topic != ADMISSIONS.name:
-                    seen.envelope = None  # nobody asks again; a long log need not be kept
+            for fed in self._take(topic, batch, taken):
+                refused_here = (fed.topic, fed.offset) in refused
+                refused.discard((fed.topic, fed.offset))
+                self._consume(scheduling, fed, refused_here)
+                if fed.topic != ADMISSIONS.name:
+                    fed.envelope = None  # not needed again; saves memory with a long log
         if refused:
             where = ", ".join(f"{t}/{o}" for t, o in sorted(refused)[:8])
             self._report.add(
@@ -166,13 +170,13 @@ class Audit:
         if body.complete:
             (self._decisions.end if scheduling else self._verdicts.end)(batch.commit)
 
-    def _take(self, topic: str, batch: Batch, taken: InputRange) -> list[Seen]:
-        """The records of a range, which follows the last and is as it was when it was taken."""
+    def _take(self, topic: str, batch: Batch, taken: InputRange) -> list[FedRecord]:
+        """The records of a range; checks that it follows the last one and has not changed."""
         expected = self._taken[topic, taken.topic]
         where = f"cycle {batch.body.cycle}: {taken.topic} {taken.first} to before {taken.next}"
         self._taken[topic, taken.topic] = taken.next
         if taken.first != expected:
-            self._report.add("S2", batch.commit, f"{where}, expected to go on at {expected}")
+            self._report.add("S2", batch.commit, f"{where}, expected to continue at {expected}")
         first = max(taken.first, expected)
         records = self._records[taken.topic][first : taken.next]
         if first == taken.first:
@@ -180,15 +184,15 @@ class Audit:
             changed = unmarked(digests, taken.marks)
             if changed is not None:
                 at = records[changed] if changed < len(records) else batch.commit
-                self._report.add("S2", at, f"{where}, not as they were when they were taken")
+                self._report.add("S2", at, f"{where}, changed since they were taken")
             elif range_digest(digests) != taken.digest:
-                self._report.add("S2", batch.commit, f"{where}, the digest is another")
+                self._report.add("S2", batch.commit, f"{where}, the digest does not match")
         if records and records[-1].batch_end is not None and records[-1].batch_end >= taken.next:
             self._report.add("S2", batch.commit, f"{where}, part of a cycle")
         return records
 
     def _not_split(self, batch: Batch) -> None:
-        """A cycle that was completed only now was not taken in part before."""
+        """Check that no cycle took only a part of `batch`."""
         at = batch.commit
         for (to, of), taken in self._taken.items():
             if of == at.topic and batch.records and batch.records[0].offset < taken <= at.offset:
@@ -196,27 +200,27 @@ class Audit:
                     "S2", at, f"{to} took {of} to before {taken}, part of cycle {batch.body.cycle}"
                 )
 
-    def _consume(self, scheduling: bool, seen: Seen, denied: bool) -> None:
-        envelope = seen.envelope
-        claim = seen.topic in (REQUESTS.name, NODE_EVENTS.name)
-        if denied and not claim:
-            self._report.add("S2", seen, "refused, but a machine's record is never refused")
+    def _consume(self, scheduling: bool, fed: FedRecord, refused_here: bool) -> None:
+        envelope = fed.envelope
+        claim = fed.topic in (REQUESTS.name, NODE_EVENTS.name)
+        if refused_here and not claim:
+            self._report.add("S2", fed, "refused, but a machine's record is never refused")
         if envelope is None:
-            if claim and not denied:
-                self._report.add("S2", seen, "undecodable: expected it refused")
-        elif claim and not denied and seen.topic not in envelope.data.TOPICS:
-            self._report.add("S2", seen, f"{envelope.type} in {seen.topic}: expected it refused")
-        elif denied:
+            if claim and not refused_here:
+                self._report.add("S2", fed, "undecodable: expected it refused")
+        elif claim and not refused_here and fed.topic not in envelope.data.TOPICS:
+            self._report.add("S2", fed, f"{envelope.type} in {fed.topic}: expected it refused")
+        elif refused_here:
             body = envelope.data
             if isinstance(body, TaskStartedV1) and written_by_agent(
                 envelope.source, body.node, body.incarnation
             ):
-                self._cluster.started(seen, body, refused=True)
+                self._cluster.started(fed, body, refused=True)
         elif not scheduling:
             if claim:
-                self._verdicts.consume(seen, envelope)
-        elif claim or seen.batch_end is not None:
-            self._cluster.consume(seen, envelope)
+                self._verdicts.consume(fed, envelope)
+        elif claim or fed.batch_end is not None:
+            self._cluster.consume(fed, envelope)
 
 
 def _input_order(taken: InputRange) -> tuple[int, int]:
@@ -229,7 +233,7 @@ def audit(
     *,
     honest_agents: bool = True,
 ) -> tuple[Finding, ...]:
-    """Findings over a log, each record (topic, partition, offset, envelope or None, digest)."""
+    """The findings in a log of records (topic, partition, offset, envelope or None, digest)."""
     auditor = Audit(honest_agents=honest_agents)
     for record in records:
         auditor.feed(*record)

@@ -1,9 +1,9 @@
-"""Which batches of a machine's topic count (S1); that its time never falls (S10).
+"""Which batches of a machine's topic count (S1); that its time never decreases (S10).
 
-A batch counts when it is whole, from the owner of the highest term before it, and its `prev` is the
-chain's head. Records of a lower term, or of another incarnation's, are dropped without a word: that
-is what terms are for. A batch of the owner that is not whole or not chained is a finding, and
-counts all the same, so that one fault is told once and not again at every later record.
+A batch counts if it is complete, comes from the owner of the highest term before it, and its `prev`
+is the chain's head. Records of a lower term or of another incarnation are dropped without a
+finding, as terms intend. An incomplete or unchained batch of the owner is a finding, but counts
+nevertheless, so that one fault is reported once and not again at each later record.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from yardmaster_core.audit.findings import Report, Seen
+from yardmaster_core.audit.findings import FedRecord, Report
 from yardmaster_schemas.envelope import Envelope
 from yardmaster_schemas.events.machine import (
     CycleCommittedV1,
@@ -25,7 +25,7 @@ NO_HEAD: Final = "0" * 64
 
 
 def record_digest(key: bytes, headers: Iterable[tuple[str, bytes]], value: bytes | None) -> bytes:
-    """32 bytes: sha256 of key, each header's name and content, and value, each after its length."""
+    """The SHA-256 of key, header names and contents, and value, each preceded by its length."""
     parts = [key]
     for name, content in headers:
         parts += (name.encode(), content)
@@ -38,12 +38,12 @@ def record_digest(key: bytes, headers: Iterable[tuple[str, bytes]], value: bytes
 
 
 def range_digest(digests: Iterable[bytes]) -> str:
-    """64 hex digits for consecutive records, from the digest of each."""
+    """64 hex digits for consecutive records with these digests."""
     return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 def unmarked(digests: Sequence[bytes], marks: str) -> int | None:
-    """Index of the first record that is not as `marks` (16 hex digits each) says, or None."""
+    """Index of the first record whose mark (16 hex digits) differs from `marks`, or None."""
     for index, digest in enumerate(digests):
         if marks[16 * index : 16 * index + 16] != digest[:8].hex():
             return index
@@ -52,15 +52,15 @@ def unmarked(digests: Sequence[bytes], marks: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A cycle that counts: its commit, and what it decided and observed."""
+    """A cycle that counts: its commit, decisions and observations."""
 
-    commit: Seen
+    commit: FedRecord
     body: CycleCommittedV1
-    records: tuple[Seen, ...]
+    records: tuple[FedRecord, ...]
 
 
 class Chain:
-    """One machine's topic, record by record."""
+    """The chain of commits of one machine's topic."""
 
     def __init__(self, topic: str, report: Report) -> None:
         self.topic = topic
@@ -73,124 +73,126 @@ class Chain:
         #: The version of the rules of the last cycle.
         self.rules = 0
         self.now_ms = 0
-        self.pending: list[Seen] = []
-        #: Whether a fault of the cycle at hand was told already.
-        self.told = False
+        self.pending: list[FedRecord] = []
+        #: Whether a fault of the current cycle was reported.
+        self.reported = False
         #: The state's digest after each cycle.
         self.digests: dict[int, str] = {}
 
-    def feed(self, seen: Seen) -> Batch | None:
-        """Take the next record; returns the cycle that it completes, if that counts."""
-        envelope = seen.envelope
+    def feed(self, fed: FedRecord) -> Batch | None:
+        """Consume the next record; return the cycle that it completes, if the cycle counts."""
+        envelope = fed.envelope
         if envelope is None:
-            self._broken(seen, "expected a record of the machine, found undecodable bytes")
+            self._broken(fed, "expected a record of the machine, found undecodable bytes")
             return None
         if self.topic not in envelope.data.TOPICS:
-            self._broken(seen, f"expected a record of the machine, found {envelope.type}")
+            self._broken(fed, f"expected a record of the machine, found {envelope.type}")
             return None
         body = envelope.data
         if isinstance(body, TermStartedV1) and envelope.epoch > self.term:
-            self._start_term(seen, envelope, body)
+            self._start_term(fed, envelope, body)
             return None
         if envelope.epoch > self.term:
-            self._broken(seen, f"written in term {envelope.epoch}, but {self.term} is the newest")
+            self._broken(fed, f"written in term {envelope.epoch}, but {self.term} is the newest")
             return None
         if envelope.epoch < self.term or envelope.source != self.owner:
             return None
         if envelope.seq != self.seq:
-            self._broken(seen, f"expected seq {self.seq} of term {self.term}, found {envelope.seq}")
+            self._broken(fed, f"expected seq {self.seq} of term {self.term}, found {envelope.seq}")
         self.seq = envelope.seq + 1
         if isinstance(body, CycleCommittedV1):
-            return self._commit(seen, body)
+            return self._commit(fed, body)
         if isinstance(body, TermStartedV1):
-            self._broken(seen, f"term {self.term} starts a second time")
+            self._broken(fed, f"term {self.term} starts a second time")
             return None
-        self.pending.append(seen)
+        self.pending.append(fed)
         return None
 
-    def _broken(self, seen: Seen, message: str) -> None:
-        if not self.told:
-            self.report.add("S1", seen, message)
-        self.told = True
+    def _broken(self, fed: FedRecord, message: str) -> None:
+        if not self.reported:
+            self.report.add("S1", fed, message)
+        self.reported = True
 
-    def _start_term(self, seen: Seen, envelope: Envelope[Any], body: TermStartedV1) -> None:
+    def _start_term(self, fed: FedRecord, envelope: Envelope[Any], body: TermStartedV1) -> None:
         source = f"{body.machine}/{body.cell}.{body.incarnation}"
         if envelope.source != source or envelope.epoch != body.term:
             self._broken(
-                seen, f"expected {source} to start term {body.term}, found {envelope.id} doing it"
+                fed, f"expected {source} to start term {body.term}, found {envelope.id} doing it"
             )
         elif body.term != self.term + 1:
-            self._broken(seen, f"expected term {self.term + 1} to start, found {body.term}")
+            self._broken(fed, f"expected term {self.term + 1} to start, found {body.term}")
         self.term = envelope.epoch
         self.owner = envelope.source
         self.seq = envelope.seq + 1
-        self.head = hashlib.sha256(bytes.fromhex(self.head) + seen.digest).hexdigest()
+        self.head = hashlib.sha256(bytes.fromhex(self.head) + fed.digest).hexdigest()
         self.pending.clear()
-        self.told = False
+        self.reported = False
 
-    def _commit(self, seen: Seen, body: CycleCommittedV1) -> Batch:
+    def _commit(self, fed: FedRecord, body: CycleCommittedV1) -> Batch:
         records = tuple(self.pending)
         self.pending.clear()
-        self._check(seen, body, records)
-        self.told = False
+        self._check(fed, body, records)
+        self.reported = False
         if body.now_ms < self.now_ms:
             self.report.add(
-                "S10", seen, f"cycle {body.cycle}: now falls from {self.now_ms} to {body.now_ms} ms"
+                "S10",
+                fed,
+                f"cycle {body.cycle}: time decreases from {self.now_ms} to {body.now_ms} ms",
             )
         for record in records:
-            record.batch_end = seen.offset
+            record.batch_end = fed.offset
             if record.envelope is not None and isinstance(record.envelope.data, SnapshotTakenV1):
                 self._snapshot(record, record.envelope.data)
-        seen.batch_end = seen.offset
+        fed.batch_end = fed.offset
         self.digests[body.cycle] = body.state_digest
-        self.head = seen.digest.hex()
+        self.head = fed.digest.hex()
         self.cycle = body.cycle
         self.rules = body.rules
         self.now_ms = max(self.now_ms, body.now_ms)
-        return Batch(seen, body, records)
+        return Batch(fed, body, records)
 
-    def _check(self, seen: Seen, body: CycleCommittedV1, records: tuple[Seen, ...]) -> None:
+    def _check(
+        self, fed: FedRecord, body: CycleCommittedV1, records: tuple[FedRecord, ...]
+    ) -> None:
         where = f"cycle {body.cycle} of term {body.term}"
         digests = [record.digest for record in records]
         changed = unmarked(digests, body.decision_marks)
         if body.term != self.term:
-            self._broken(seen, f"{where} was written in term {self.term}")
+            self._broken(fed, f"{where} was written in term {self.term}")
         elif body.cycle != self.cycle + 1:
-            self._broken(seen, f"expected cycle {self.cycle + 1}, found {where}")
+            self._broken(fed, f"expected cycle {self.cycle + 1}, found {where}")
         elif body.decisions != len(records):
-            self._broken(
-                seen, f"{where}: expected {body.decisions} decisions, found {len(records)}"
-            )
+            self._broken(fed, f"{where}: expected {body.decisions} decisions, found {len(records)}")
         elif changed is not None:
-            at = records[changed] if changed < len(records) else seen
-            self._broken(at, f"not decision {changed + 1} of {where} as it was committed")
+            at = records[changed] if changed < len(records) else fed
+            self._broken(at, f"it is not decision {changed + 1} of {where} as committed")
         elif body.decisions_digest != range_digest(digests):
-            self._broken(seen, f"{where}: decisions_digest is not that of its decisions")
+            self._broken(fed, f"{where}: decisions_digest is not that of its decisions")
         elif body.prev != self.head:
             self._broken(
-                seen, f"{where}: expected prev {self.head[:16]}..., found {body.prev[:16]}..."
+                fed, f"{where}: expected prev {self.head[:16]}..., found {body.prev[:16]}..."
             )
         elif body.rules != self.rules and self.cycle > 0 and not _enables(records, body.rules):
             self._broken(
-                seen,
-                f"{where}: rules change from {self.rules} to {body.rules}, which nothing enables",
+                fed,
+                f"{where}: rules change from {self.rules} to {body.rules} without a RulesEnabled",
             )
         elif body.rules < self.rules:
-            self._broken(seen, f"{where}: rules fall from {self.rules} to {body.rules}")
+            self._broken(fed, f"{where}: rules decrease from {self.rules} to {body.rules}")
 
-    def _snapshot(self, seen: Seen, body: SnapshotTakenV1) -> None:
+    def _snapshot(self, fed: FedRecord, body: SnapshotTakenV1) -> None:
         expected = self.digests.get(body.cycle, "of no counted cycle")
         if expected != body.state_digest:
             self.report.add(
                 "S11",
-                seen,
+                fed,
                 f"snapshot of cycle {body.cycle}: expected state {expected[:20]}, "
                 f"found {body.state_digest[:20]}",
             )
 
 
-def _enables(records: Iterable[Seen], rules: int) -> bool:
-    """Whether a cycle's records switch the log to this version of the rules."""
+def _enables(records: Iterable[FedRecord], rules: int) -> bool:
+    """Whether a cycle's records enable this version of the rules."""
     return any(
         one.envelope is not None and one.envelope.data == RulesEnabledV1(rules=rules)
         for one in records

@@ -1,15 +1,15 @@
-"""The cluster as the log tells it: jobs, nodes, attempts and the slots they hold, in plain dicts.
+"""The cluster folded from the log: jobs, nodes, attempts and the slots they hold, in plain dicts.
 
-Inputs that a counted cycle took (and did not refuse) are applied here; `decisions.py` checks what
-the scheduler made of them. A claim that fits nothing open changes nothing: if the scheduler
-believed it, a promise breaks later and is found there.
+Inputs that a counted cycle consumed and did not refuse are applied here; `decisions.py` checks the
+decisions. A claim about no open replica changes nothing here: if the scheduler accepted it, a later
+decision breaks a guarantee and is reported there.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from yardmaster_core.audit.findings import Report, Seen
+from yardmaster_core.audit.findings import FedRecord, Report
 from yardmaster_schemas.envelope import Envelope
 from yardmaster_schemas.events.admissions import (
     AdmittedSpec,
@@ -50,7 +50,7 @@ from yardmaster_schemas.topics import NODE_EVENTS
 
 @dataclass(slots=True)
 class Job:
-    """A job as admitted; `cancelled` and `paused` are indexes of its tasks."""
+    """An admitted job; `cancelled` and `paused` are indexes of its tasks."""
 
     project: str
     department: str
@@ -63,7 +63,7 @@ class Job:
 
 @dataclass(slots=True)
 class Node:
-    """A node's present incarnation."""
+    """The current incarnation of a node."""
 
     incarnation: str
     pool: str
@@ -79,7 +79,7 @@ class Node:
 
 @dataclass(slots=True)
 class Attempt:
-    """An attempt with replicas open; `running_ms` is when the last of them had started."""
+    """An attempt with open replicas; `running_ms` is when the last of them started."""
 
     task_id: str
     number: int
@@ -94,30 +94,30 @@ class Attempt:
     processes: dict[int, tuple[str, int, int]] = field(default_factory=dict)
     running_ms: int | None = None
     stopped: bool = False
-    #: The cycle in which a replica was lost, and what happened to it.
-    torn: tuple[int, str] | None = None
+    #: The cycle in which the gang lost a replica, and how.
+    broken: tuple[int, str] | None = None
 
     @property
     def gpu_milli(self) -> int:
-        """What its open replicas hold."""
+        """The sum over its open replicas."""
         return sum(len(p.slots) * p.gpu_milli for p in self.open.values())
 
 
 @dataclass(slots=True)
 class Task:
-    """What is kept of a task between its attempts."""
+    """The facts about a task that outlive its attempts."""
 
     last: int = 0
     attempt: Attempt | None = None
     ran_ms: int = 0
     not_before_ms: int = 0
-    #: Starts in a row that failed, as the last TaskRequeued says; 0 once it started.
+    #: Consecutive failed starts by the last TaskRequeued; 0 after a successful start.
     failed_starts: int = 0
     ended: str | None = None
 
 
 class Cluster:
-    """The fold of what the scheduler took."""
+    """The fold of the scheduler's inputs."""
 
     def __init__(self, report: Report, *, honest_agents: bool) -> None:
         self.report = report
@@ -128,9 +128,9 @@ class Cluster:
         self.tasks: dict[str, Task] = {}
         self.nodes: dict[str, Node] = {}
         self.drains: dict[str, int] = {}
-        #: Slots of a node on which nothing new starts; of them those whose tasks are to stop.
+        #: Disabled slots of a node; and those of them whose tasks must stop.
         self.disabled: dict[str, tuple[int, ...]] = {}
-        self.emptied: dict[str, tuple[int, ...]] = {}
+        self.stopping_slots: dict[str, tuple[int, ...]] = {}
         #: Nodes that were ever enrolled; None: revoked. While there is none, any node may join.
         self.enrolled: dict[str, Enrolment | None] = {}
         self.pools: dict[str, PoolConfig] = {}
@@ -142,42 +142,42 @@ class Cluster:
         self.memory: dict[str, int] = {}
         #: Open replicas of each node.
         self.on_node: dict[str, dict[tuple[str, int], str]] = {}
-        #: gpu_milli held, by (project, pool), and of that by attempts that are not preemptible.
+        #: gpu_milli held, by (project, pool): by all attempts, and by non-preemptible attempts.
         self.used: dict[tuple[str, str], int] = {}
-        self.used_firm: dict[tuple[str, str], int] = {}
+        self.used_non_preemptible: dict[tuple[str, str], int] = {}
         self.job_used: dict[str, int] = {}
         self.job_running: dict[str, int] = {}
         self.silences: dict[tuple[str, str], int] = {}
         self.lost: set[tuple[str, str]] = set()
-        #: Attempts that lost a replica and were not seen to stop.
-        self.torn: dict[str, Attempt] = {}
-        #: Counts what changes who should run: admissions, nodes, ends; not a stop's consequences.
+        #: Attempts that lost a replica and are not stopped yet, by task.
+        self.broken: dict[str, Attempt] = {}
+        #: Number of changes to which tasks should run: admissions, nodes, ends of tasks.
         self.changes = 0
 
     def task(self, task_id: str) -> Task:
-        """What is kept of a task."""
+        """The facts about a task, created on first use."""
         return self.tasks.setdefault(task_id, Task())
 
     def attempt(self, task_id: str, number: int) -> Attempt | None:
-        """The attempt, if it is open."""
+        """The attempt if it is open, else None."""
         found = self.task(task_id).attempt
         return found if found is not None and found.number == number else None
 
     # Inputs
 
-    def consume(self, seen: Seen, envelope: Envelope[Any]) -> None:
-        """Apply an input that a counted cycle took and did not refuse."""
+    def consume(self, fed: FedRecord, envelope: Envelope[Any]) -> None:
+        """Apply an input that a counted cycle consumed and did not refuse."""
         body = envelope.data
-        if seen.topic == NODE_EVENTS.name:
+        if fed.topic == NODE_EVENTS.name:
             if not written_by_agent(envelope.source, body.node, body.incarnation):
                 self.report.add(
                     "S2",
-                    seen,
+                    fed,
                     f"{envelope.type} about node {body.node}: expected it refused, "
                     f"{envelope.source} is not its author",
                 )
                 return
-            self._claim(seen, body)
+            self._claim(fed, body)
         else:
             self._admission(body)
 
@@ -206,16 +206,16 @@ class Cluster:
             case PoolDeletedV1():
                 self.pools.pop(body.pool, None)
             case EntitlementsChangedV1(level=Level.DEPARTMENT):
-                _keep(self.departments, body.name, body.department)
+                _set_config(self.departments, body.name, body.department)
             case EntitlementsChangedV1():
-                _keep(self.projects, body.name, body.project)
+                _set_config(self.projects, body.name, body.project)
             case NodeDrainingV1():
                 self.drains[body.node] = body.deadline_at_ms
             case NodeUncordonedV1():
                 self.drains.pop(body.node, None)
             case NodeSlotsChangedV1():
                 self.disabled[body.node] = body.disabled
-                self.emptied[body.node] = body.disabled if body.stop else ()
+                self.stopping_slots[body.node] = body.disabled if body.stop else ()
             case NodeEnrolledV1():
                 self.enrolled[body.node] = body.enrolment
             case NodeRevokedV1():
@@ -227,52 +227,52 @@ class Cluster:
             case _:
                 pass
 
-    def _claim(self, seen: Seen, body: Any) -> None:
+    def _claim(self, fed: FedRecord, body: Any) -> None:
         match body:
             case NodeJoinedV1():
                 self.changes += 1
                 if (body.node, body.incarnation) in self.lost:
                     self.report.add(
                         "S3",
-                        seen,
+                        fed,
                         f"node {body.node}: incarnation {body.incarnation} was lost, "
                         "expected its return refused",
                     )
                 known = self.nodes.get(body.node)
                 if known is not None and known.up and known.incarnation == body.incarnation:
-                    # Its agent started again, perhaps a newer one; what the node offers stays what
-                    # it was.
+                    # Its agent restarted, perhaps in a newer version; only its executors may
+                    # differ.
                     known.executors = body.executors
                     return
                 self.nodes[body.node] = Node(
                     *(body.incarnation, body.pool, body.gpus, body.cpu_milli, body.memory_mib),
                     *(body.node_type, dict(body.labels), body.address, body.executors),
                 )
-                beyond = self.beyond_enrolment(body.node)
+                beyond = self.beyond_enrollment(body.node)
                 if beyond is not None:
-                    self.report.add("S3", seen, f"{beyond}: expected its join refused")
+                    self.report.add("S3", fed, f"{beyond}: expected its join refused")
             case NodeDrainedV1():
                 self.changes += 1
                 node = self.nodes.get(body.node)
                 if node is not None and node.incarnation == body.incarnation:
                     node.up = False
             case TaskStartedV1():
-                self.started(seen, body)
+                self.started(fed, body)
             case TaskExitedV1():
                 attempt = self._placed(body)
                 if attempt is not None and body.exit_code != 0:
-                    self.tear(attempt, f"replica {body.replica} failed")
+                    self.break_gang(attempt, f"replica {body.replica} failed")
             case SlotsReleasedV1():
                 attempt = self._placed(body)
                 if attempt is not None:
                     if body.never_started:
-                        self.tear(attempt, f"replica {body.replica} never started")
+                        self.break_gang(attempt, f"replica {body.replica} never started")
                     self.close(attempt, body.replica)
             case _:
                 pass
 
-    def beyond_enrolment(self, name: str) -> str | None:
-        """What of a node's present incarnation is beyond what was enrolled; None: nothing."""
+    def beyond_enrollment(self, name: str) -> str | None:
+        """How the current incarnation of a node exceeds its enrollment, or None."""
         if not self.enrolled:
             return None
         node, enrolment = self.nodes[name], self.enrolled.get(name)
@@ -291,7 +291,7 @@ class Cluster:
         return f"node {name}: labels {labels[:8]} are not enrolled" if labels else None
 
     def _placed(self, body: Any) -> Attempt | None:
-        """The attempt whose open replica a claim is about, if it lies on the claim's node."""
+        """The attempt of the claim's replica, if the replica is open on the claim's node."""
         attempt = self.attempt(body.task_id, body.attempt)
         if attempt is None:
             return None
@@ -301,8 +301,8 @@ class Cluster:
         here = (placement.node, placement.incarnation) == (body.node, body.incarnation)
         return attempt if here else None
 
-    def started(self, seen: Seen, body: TaskStartedV1, *, refused: bool = False) -> None:
-        """A replica's process; from honest agents even a refused record tells of one."""
+    def started(self, fed: FedRecord, body: TaskStartedV1, *, refused: bool = False) -> None:
+        """Note a replica's process; with honest agents a refused record proves one too."""
         attempt = self._placed(body)
         if attempt is None or (refused and not self.honest_agents):
             return
@@ -311,7 +311,7 @@ class Cluster:
         if known != process:
             self.report.add(
                 "S4",
-                seen,
+                fed,
                 f"{body.task_id} attempt {body.attempt} replica {body.replica}: expected one "
                 f"process, found {_process(known)} and {_process(process)}",
             )
@@ -326,7 +326,7 @@ class Cluster:
     # Slots
 
     def open(self, attempt: Attempt) -> None:
-        """Hold what an attempt was given."""
+        """Count the slots of an attempt as held."""
         for replica, placement in attempt.open.items():
             self._hold(placement, 1)
             self.on_node.setdefault(placement.node, {})[attempt.task_id, replica] = (
@@ -337,7 +337,7 @@ class Cluster:
         self.job_running[job_id] = self.job_running.get(job_id, 0) + 1
 
     def close(self, attempt: Attempt, replica: int) -> None:
-        """Free what one replica held; with the last the attempt is over."""
+        """Free the slots of one replica; with the last replica the attempt ends."""
         placement = attempt.open.pop(replica)
         self._hold(placement, -1)
         self.on_node[placement.node].pop((attempt.task_id, replica), None)
@@ -348,7 +348,7 @@ class Cluster:
         task.attempt = None
         if attempt.running_ms is not None:
             task.ran_ms += self.now_ms - attempt.running_ms
-        self.torn.pop(attempt.task_id, None)
+        self.broken.pop(attempt.task_id, None)
         self.job_running[attempt.task_id.partition(".")[0]] -= 1
 
     def _hold(self, placement: Placement, sign: int) -> None:
@@ -362,20 +362,20 @@ class Cluster:
         key = (attempt.project, attempt.pool)
         self.used[key] = self.used.get(key, 0) + milli
         if not attempt.preemptible:
-            self.used_firm[key] = self.used_firm.get(key, 0) + milli
+            self.used_non_preemptible[key] = self.used_non_preemptible.get(key, 0) + milli
         job_id = attempt.task_id.partition(".")[0]
         self.job_used[job_id] = self.job_used.get(job_id, 0) + milli
 
-    def tear(self, attempt: Attempt, what: str) -> None:
-        """A replica is gone while others of its gang may go on."""
-        if attempt.torn is None and attempt.replicas > 1 and not attempt.stopped:
-            attempt.torn = (self.cycle, what)
-            self.torn[attempt.task_id] = attempt
+    def break_gang(self, attempt: Attempt, how: str) -> None:
+        """Note that a gang lost a replica while its other replicas may still run."""
+        if attempt.broken is None and attempt.replicas > 1 and not attempt.stopped:
+            attempt.broken = (self.cycle, how)
+            self.broken[attempt.task_id] = attempt
 
     # Levels of quota
 
     def department_of(self, project: str, job: Job) -> str:
-        """The department a project belongs to now."""
+        """The current department of a project."""
         config = self.projects.get(project)
         return config.department if config is not None else job.department
 
@@ -392,7 +392,7 @@ def _indexes(job: Job, index: int | None) -> Iterator[int]:
     return iter(range(job.spec.tasks)) if index is None else iter((index,))
 
 
-def _keep(configs: dict[str, Any], name: str, config: object) -> None:
+def _set_config(configs: dict[str, Any], name: str, config: object) -> None:
     if config is None:
         configs.pop(name, None)
     else:

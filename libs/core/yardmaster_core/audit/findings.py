@@ -1,4 +1,4 @@
-"""What the audit says: findings, and where they were made."""
+"""Findings of the audit and the records that they refer to."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,7 @@ from yardmaster_schemas.envelope import Envelope
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A promise that the log breaks: which (`S1` to `S11`), at which record, expected and found."""
+    """A broken guarantee: predicate (`S1` to `S11`), record, and the expected and found values."""
 
     predicate: str
     topic: str
@@ -20,10 +20,10 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Seen:
-    """A record as it was fed; `envelope` is None when it could not be decoded.
+class FedRecord:
+    """A record of the log; `envelope` is None if it could not be decoded.
 
-    `batch_end` is the offset of the commit that makes it count; None while there is none.
+    `batch_end` is the offset of the commit that makes it count; None: no such commit yet.
     """
 
     topic: str
@@ -39,6 +39,6 @@ class Report:
     def __init__(self) -> None:
         self.findings: list[Finding] = []
 
-    def add(self, predicate: str, seen: Seen, message: str) -> None:
-        """Note that `seen` breaks a predicate."""
-        self.findings.append(Finding(predicate, seen.topic, seen.offset, message))
+    def add(self, predicate: str, fed: FedRecord, message: str) -> None:
+        """Add a finding at the record `fed`."""
+        self.findings.append(Finding(predicate, fed.topic, fed.offset, message))

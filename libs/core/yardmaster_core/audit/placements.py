@@ -1,4 +1,4 @@
-"""Whether a start is whole, and each of its replicas where it may be (S5, S3)."""
+"""Checks of an allocation: the gang is complete (S5), and each replica may be on its node (S3)."""
 
 from typing import Final
 
@@ -11,15 +11,15 @@ SLOT_MILLI: Final = 1000
 
 
 def gang_fault(cluster: Cluster, body: SlotsAllocatedV1, job: Job) -> str | None:
-    """How a start is not what its job asked for, to stand behind its name; it is not counted yet.
+    """How an allocation differs from its job's request, as text after the attempt's name; or None.
 
-    Of a task on whole nodes that no single one held: it has all of each node's GPUs, and the nodes
-    are of one size unless its pool lets them differ.
+    The allocation is not in `cluster` yet. A task on several whole nodes must have all GPUs of each
+    node, and equally many on each node unless its pool allows unequal gangs.
     """
     spec = job.spec
     replicas = [p.replica for p in body.placements]
     if spec.layout is Layout.WHOLE_NODES and len(replicas) > 1:
-        return _laid_fault(cluster, body, job)
+        return _whole_nodes_fault(cluster, body, job)
     if replicas != list(range(len(replicas))) or not (
         spec.replicas_min <= len(replicas) <= spec.replicas_max
     ):
@@ -27,11 +27,14 @@ def gang_fault(cluster: Cluster, body: SlotsAllocatedV1, job: Job) -> str | None
             f": expected {spec.replicas_min} to {spec.replicas_max} replicas from 0 on, "
             f"found {replicas[:16]}"
         )
-    asked = spec.resources
+    requested = spec.resources
     for p in body.placements:
         given = (len(set(p.slots)), p.gpu_milli, p.cpu_milli, p.memory_mib)
-        wanted = (asked.gpus, asked.gpu_milli, asked.cpu_milli, asked.memory_mib)
-        if given != wanted or len(p.slots) != asked.gpus:
+        wanted = (
+            *(requested.gpus, requested.gpu_milli),
+            *(requested.cpu_milli, requested.memory_mib),
+        )
+        if given != wanted or len(p.slots) != requested.gpus:
             return (
                 f" replica {p.replica}: expected (slots, gpu_milli, cpu_milli, "
                 f"memory_mib) {wanted}, found {given}"
@@ -39,29 +42,32 @@ def gang_fault(cluster: Cluster, body: SlotsAllocatedV1, job: Job) -> str | None
     return None
 
 
-def _laid_fault(cluster: Cluster, body: SlotsAllocatedV1, job: Job) -> str | None:
-    asked, placed = job.spec.resources, body.placements
+def _whole_nodes_fault(cluster: Cluster, body: SlotsAllocatedV1, job: Job) -> str | None:
+    requested, placed = job.spec.resources, body.placements
     gpus = [len(set(p.slots)) for p in placed]
     config = cluster.pools.get(body.pool)
     replicas = [p.replica for p in placed]
     if replicas != list(range(len(placed))):
         return f": expected replicas from 0 on, found {replicas[:16]}"
-    if sum(gpus) != asked.gpus or any(p.gpu_milli != SLOT_MILLI for p in placed):
-        return f": expected {asked.gpus} whole GPUs in all, found {gpus[:16]}"
+    if sum(gpus) != requested.gpus or any(p.gpu_milli != SLOT_MILLI for p in placed):
+        return f": expected {requested.gpus} whole GPUs in all, found {gpus[:16]}"
     if len(set(gpus)) > 1 and not (config is not None and config.unequal_gangs):
         return f": expected the same number of GPUs on each node, found {gpus[:16]}"
     for p in placed:
-        given, wanted = (p.cpu_milli, p.memory_mib), (asked.cpu_milli, asked.memory_mib)
+        given, wanted = (
+            (p.cpu_milli, p.memory_mib),
+            (requested.cpu_milli, requested.memory_mib),
+        )
         if given != wanted:
             return f" replica {p.replica}: expected (cpu_milli, memory_mib) {wanted}, found {given}"
-    used = [p.node for p in placed if not _all_of(cluster, p)]
+    used = [p.node for p in placed if not _has_whole_node(cluster, p)]
     return f": expected idle nodes, each whole, found {sorted(used)[:16]}" if used else None
 
 
-def _all_of(cluster: Cluster, p: Placement) -> bool:
+def _has_whole_node(cluster: Cluster, p: Placement) -> bool:
     node = cluster.nodes.get(p.node)
     if node is None:
-        return True  # found as a node that is not there
+        return True  # reported by `place_fault` as an unknown node
     every = range(node.gpus)
     return set(p.slots) == set(every).difference(cluster.disabled.get(p.node, ())) and not any(
         cluster.slots.get((p.node, slot)) for slot in every
@@ -69,13 +75,13 @@ def _all_of(cluster: Cluster, p: Placement) -> bool:
 
 
 def place_fault(cluster: Cluster, job: Job, pool: str, p: Placement) -> str | None:
-    """Why a replica may not be where it was placed, with the placement counted; or None."""
+    """Why a replica may not be on its node, or None; `cluster` has the placement already."""
     node = cluster.nodes.get(p.node)
     if node is None or not node.up or node.incarnation != p.incarnation or node.pool != pool:
         found = "unknown" if node is None else f"{node.incarnation} of pool {node.pool}"
         state = "" if node is None or node.up else ", gone"
         return f"node {p.node}: expected {p.incarnation} of pool {pool}, is {found}{state}"
-    if beyond := cluster.beyond_enrolment(p.node):
+    if beyond := cluster.beyond_enrollment(p.node):
         return beyond
     if any(slot >= node.gpus for slot in p.slots):
         return f"node {p.node} has {node.gpus} slots, given are {list(p.slots)[:16]}"
@@ -84,7 +90,7 @@ def place_fault(cluster: Cluster, job: Job, pool: str, p: Placement) -> str | No
     if job.spec.image and ExecutorKind.CONTAINER not in node.executors:
         return f"node {p.node} runs no containers, which the job's image needs"
     if p.node in job.spec.avoid_nodes:
-        return f"node {p.node} is one to avoid"
+        return f"node {p.node} is in the job's avoid_nodes"
     if over := [s for s in p.slots if cluster.slots[p.node, s] > SLOT_MILLI]:
         held = cluster.slots[p.node, over[0]]
         others = sorted(

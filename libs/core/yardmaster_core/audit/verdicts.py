@@ -1,10 +1,10 @@
-"""Quota's promises: every request it took is judged exactly once (S8)."""
+"""Quota's guarantee: every consumed request gets exactly one verdict (S8)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from yardmaster_core.audit.findings import Report, Seen
+from yardmaster_core.audit.findings import FedRecord, Report
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.events.admissions import (
     CancelAcceptedV1,
@@ -51,7 +51,7 @@ from yardmaster_schemas.events.requests import (
 )
 from yardmaster_schemas.reasons import AdmissionCode
 
-#: What a granted request leads to. A refused one: TaskRejected for a job, else RequestRefused.
+#: Request -> the verdict that grants it. Refusals: TaskRejected for a job, else RequestRefused.
 GRANTS: Final[Mapping[str, str]] = {
     request.TYPE: granted.TYPE
     for request, granted in (
@@ -83,29 +83,29 @@ _VERDICTS: Final = frozenset(GRANTS.values()) | {TaskRejectedV1.TYPE, RequestRef
 @dataclass(slots=True)
 class _Request:
     type: str
-    seen: Seen
+    fed: FedRecord
     verdict: str | None = None
 
 
 class Verdicts:
-    """Requests that were taken, and what was said to them."""
+    """Consumed requests and their verdicts."""
 
     def __init__(self, report: Report) -> None:
         self.report = report
         self.requests: dict[str, _Request] = {}
-        #: Taken and not judged yet, by id.
+        #: Requests without a verdict, by id.
         self.waiting: dict[str, _Request] = {}
         self.admitted: dict[str, str] = {}
 
-    def consume(self, seen: Seen, envelope: Envelope[Any]) -> None:
-        """A request was taken and not refused."""
+    def consume(self, fed: FedRecord, envelope: Envelope[Any]) -> None:
+        """Note a request that was consumed and not refused."""
         if envelope.type not in GRANTS or envelope.id in self.requests:
-            return  # LogCreated asks for nothing; a repeat changes nothing
-        request = _Request(envelope.type, seen)
+            return  # LogCreated gets no verdict; a repeat changes nothing
+        request = _Request(envelope.type, fed)
         self.requests[envelope.id] = self.waiting[envelope.id] = request
 
-    def decide(self, seen: Seen, envelope: Envelope[Any]) -> None:
-        """Quota wrote a record of a cycle that counts."""
+    def decide(self, fed: FedRecord, envelope: Envelope[Any]) -> None:
+        """Check one record of a counted cycle of quota."""
         if envelope.type not in _VERDICTS:
             return
         request = self.requests.get(envelope.cause or "")
@@ -113,7 +113,7 @@ class Verdicts:
             if isinstance(envelope.data, TaskAdmittedV1 | TaskRejectedV1 | RequestRefusedV1):
                 self.report.add(
                     "S8",
-                    seen,
+                    fed,
                     f"{envelope.type} {envelope.subject}: expected a consumed request as cause, "
                     f"found {envelope.cause}",
                 )
@@ -121,26 +121,26 @@ class Verdicts:
         if request.verdict is not None:
             self.report.add(
                 "S8",
-                seen,
+                fed,
                 f"request {envelope.cause}: expected one verdict, "
                 f"found {request.verdict} and {envelope.type}",
             )
         elif not _is_verdict(request.type, envelope.data):
             self.report.add(
-                "S8", seen, f"{envelope.type} is no verdict on {request.type} {envelope.cause}"
+                "S8", fed, f"{envelope.type} is not a verdict on {request.type} {envelope.cause}"
             )
         request.verdict = envelope.type
         self.waiting.pop(envelope.cause or "", None)
         match envelope.data:
             case RequestRefusedV1(request_type=named) if named != request.type:
                 self.report.add(
-                    "S8", seen, f"refuses a {named}, but {envelope.cause} is a {request.type}"
+                    "S8", fed, f"refuses a {named}, but {envelope.cause} is a {request.type}"
                 )
             case TaskAdmittedV1(job_id=job_id):
                 if job_id in self.admitted:
                     self.report.add(
                         "S8",
-                        seen,
+                        fed,
                         f"job {job_id}: expected one TaskAdmitted, found a second after "
                         f"that for {self.admitted[job_id]}",
                     )
@@ -148,13 +148,13 @@ class Verdicts:
             case _:
                 pass
 
-    def end(self, commit: Seen) -> None:
-        """A cycle that was not cut ended: all that was taken is judged."""
+    def end(self, commit: FedRecord) -> None:
+        """Check after a complete cycle that every consumed request has a verdict."""
         for id_, request in self.waiting.items():
             self.report.add(
                 "S8",
                 commit,
-                f"request {id_} ({request.type}, requests/{request.seen.offset}): "
+                f"request {id_} ({request.type}, requests/{request.fed.offset}): "
                 "expected one verdict, found none",
             )
         self.waiting.clear()
@@ -162,7 +162,7 @@ class Verdicts:
 
 def _is_verdict(request_type: str, event: Event) -> bool:
     if isinstance(event, RequestRefusedV1):
-        # A job is refused by TaskRejected, but for one whose id was taken before.
+        # A job is refused by TaskRejected, except if its id was used before.
         repeat = event.code is AdmissionCode.DUPLICATE_ID
         return request_type != TaskSubmittedV1.TYPE or repeat
     if isinstance(event, TaskRejectedV1):
