@@ -20,7 +20,7 @@ from yardmaster_projections.rows import (
     SeenRow,
     WaitRow,
 )
-from yardmaster_projections.store import Change, Delete, Put, Query, ViewStore, Wanted
+from yardmaster_projections.store import Change, Delete, Put, Query, RowKey, ViewStore
 from yardmaster_runtime.clock import SystemClock
 from yardmaster_schemas.events.requests import PolicyRef, PoolConfig, ProjectConfig, SubmittedSpec
 from yardmaster_schemas.position import Position
@@ -291,7 +291,7 @@ async def test_a_writer_that_is_wrong_about_where_the_store_is_changes_nothing(
 async def test_many_rows_are_found_at_once_in_the_order_asked_for(store: ViewStore) -> None:
     await put(store, 1, project("nlp"), project("ads"))
     await store.note([Put(SeenRow(node="n1", at_ms=5))], {})
-    wanted: list[Wanted] = [
+    wanted: list[RowKey] = [
         *((ProjectRow, "nlp"), (SeenRow, "n1"), (ProjectRow, "none")),
         *((ProjectRow, "ads"), (ProjectRow, "nlp")),
     ]
@@ -337,7 +337,7 @@ async def test_what_an_erased_job_was_called_is_told_to_no_watch_any_more(
         name="of-ana",
         actor="ana",
         submitted_at_ms=1,
-        asked=SubmittedSpec(),
+        requested=SubmittedSpec(),
     )
     await put(store, 1, project("nlp"))
     await store.apply([Put(JobRow(facts=facts, body_digest="0" * 64, offset=1))], at(2), {})

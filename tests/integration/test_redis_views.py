@@ -382,7 +382,7 @@ def facts(*, size: int = 0, priority: int = 1) -> JobFacts:
         name="train",
         actor="ana",
         submitted_at_ms=priority,
-        asked=SubmittedSpec(priority=priority),
+        requested=SubmittedSpec(priority=priority),
         params=({"text": "x" * size},) if size else (),
     )
 

@@ -50,7 +50,7 @@ FACTS = st.builds(
     name=TEXTS,
     actor=st.just("ana"),
     submitted_at_ms=st.integers(0, 3),
-    asked=st.just(SubmittedSpec(pools=("h100", "a100"))),
+    requested=st.just(SubmittedSpec(pools=("h100", "a100"))),
     labels=st.dictionaries(st.sampled_from(["team", "team.a"]), TEXTS, max_size=2),
     params=st.sampled_from([(), ({"lr": 0.1, "list": [1, None]}, {}), ({"text": "x" * 900},)]),
 )

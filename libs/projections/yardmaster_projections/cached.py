@@ -16,7 +16,7 @@ from typing import Final, cast
 
 from yardmaster_projections.errors import NotLoaded
 from yardmaster_projections.rows import Facet, R, Row
-from yardmaster_projections.store import Change, Put, Query, ViewStore, Wanted
+from yardmaster_projections.store import Change, Put, Query, RowKey, ViewStore
 
 #: Rows kept at hand; those used longest ago go first. Over it for the length of one write at most.
 MAX_ROWS: Final = 200_000
@@ -98,7 +98,7 @@ class CachedReader:
         for kind, facet in missing.facets:
             await self._load_having(kind, facet)
 
-    async def want(self, wanted: Iterable[Wanted]) -> None:
+    async def want(self, wanted: Iterable[RowKey]) -> None:
         """Take rows to hand that a step will ask for, as far as they are not.
 
         Raises: ViewsUnavailable.

@@ -76,7 +76,7 @@ class NotLoaded(Exception):
         self.facets = facets
 
     @classmethod
-    def together(cls, several: "Iterable[NotLoaded]") -> "NotLoaded":
+    def merged(cls, several: "Iterable[NotLoaded]") -> "NotLoaded":
         """One that names all that several name."""
         wanted: dict[tuple[type[Row], str], None] = {}
         facets: dict[tuple[type[Row], Facet], None] = {}

@@ -4,9 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from yardmaster_projections import project, rows, usage
+from yardmaster_projections import rows, usage
+from yardmaster_projections.projection import step
+from yardmaster_projections.projection.details import Details
 from yardmaster_projections.rows import Row
-from yardmaster_projections.store import Change, ViewReader, Wanted
+from yardmaster_projections.store import Change, RowKey, ViewReader
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.events.machine import CycleCommittedV1
 
@@ -22,7 +24,7 @@ class FoldStep(Protocol):
         topic: str,
         offset: int,
         envelope: Envelope[Event],
-        details: project.Details = None,
+        details: Details = None,
         /,
     ) -> None:
         """Add what an event changes."""
@@ -57,26 +59,26 @@ class Fold:
     name: str
     step: StepMaker
     #: Rows that a step with an event most likely reads; a hint.
-    likely_read: Callable[[Envelope[Event]], Sequence[Wanted]]
+    likely_read: Callable[[Envelope[Event]], Sequence[RowKey]]
     #: All kinds of its rows that positions count.
     kinds: tuple[type[Row], ...]
     #: It shows what `details` says.
     details: bool = False
     #: It shows heartbeats and where output lies.
-    beside: bool = False
+    soft_state: bool = False
 
 
 VIEWS: Final[Fold] = Fold(
     name="views",
-    step=project.Step,
-    likely_read=project.likely_read,
+    step=step.Step,
+    likely_read=step.likely_read,
     kinds=(
         *(rows.LogRow, rows.PoolRow, rows.DepartmentRow, rows.ProjectRow, rows.NodeRow),
         *(rows.JobRow, rows.TaskRow, rows.AttemptRow, rows.CountersRow, rows.WaitRow),
         *(rows.RequestRow, rows.CycleRow, rows.HistoryRow),
     ),
     details=True,
-    beside=True,
+    soft_state=True,
 )
 USAGE: Final[Fold] = Fold(
     name="usage",

@@ -23,7 +23,7 @@ from yardmaster_projections.store import (
     Page,
     Put,
     Query,
-    Wanted,
+    RowKey,
     erases,
 )
 from yardmaster_schemas.position import Position
@@ -261,7 +261,7 @@ class MemoryViewStore:
         """The row of a key."""
         return self.find(kind, key)
 
-    async def get_all(self, wanted: Sequence[Wanted]) -> Found:
+    async def get_all(self, wanted: Sequence[RowKey]) -> Found:
         """The rows of many keys."""
         return Found(tuple(self.find(kind, key) for kind, key in wanted), self._position)
 

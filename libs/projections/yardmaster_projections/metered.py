@@ -1,4 +1,4 @@
-"""What is asked of metered usage: GPU time by project, user or pool, in hours, days or months.
+"""Queries of metered usage: GPU time by project, user or pool, in hours, days or months.
 
 Windows are whole hours in UTC: `from` is rounded down to one, `to` up. What is held still counts up
 to the end of the window, or to now.
@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from typing import Final
 
 from yardmaster_projections.errors import TooMuchUsage, ViewsUnavailable
-from yardmaster_projections.queries import Sight
+from yardmaster_projections.queries import Visibility
 from yardmaster_projections.rows import R
-from yardmaster_projections.store import Query, ViewStore, Wanted
+from yardmaster_projections.store import Query, RowKey, ViewStore
 from yardmaster_projections.usage import HOUR_MS, HeldRow, UsageRow, held
 from yardmaster_schemas.api import UsageBucket, UsageBy
 from yardmaster_schemas.position import Position
@@ -25,7 +25,7 @@ MAX_TRIES: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class UsageQuery:
     """A question; the window's ends are whole hours."""
 
     from_ms: int
@@ -35,7 +35,9 @@ class Asked:
     bucket: UsageBucket | None = None
 
     @classmethod
-    def window(cls, from_ms: int, to_ms: int, by: UsageBy, bucket: UsageBucket | None) -> "Asked":
+    def window(
+        cls, from_ms: int, to_ms: int, by: UsageBy, bucket: UsageBucket | None
+    ) -> "UsageQuery":
         """A question about whole hours around two moments."""
         start = from_ms - from_ms % HOUR_MS
         return cls(from_ms=start, to_ms=to_ms + -to_ms % HOUR_MS, by=by, bucket=bucket)
@@ -65,7 +67,9 @@ def bucket_of(at_ms: int, bucket: UsageBucket | None, window_ms: int) -> int:
     return int(day.timestamp()) * 1000
 
 
-async def metered(store: ViewStore, asked: Asked, sight: Sight, now_ms: int) -> Metered:
+async def metered(
+    store: ViewStore, query: UsageQuery, visibility: Visibility, now_ms: int
+) -> Metered:
     """Usage as a caller may see it.
 
     Rows lie on several pages, and what is given back meanwhile moves from what is held to what is
@@ -77,15 +81,15 @@ async def metered(store: ViewStore, asked: Asked, sight: Sight, now_ms: int) -> 
         ViewsUnavailable: too much was given back during each of `MAX_TRIES` looks; or the store is
             away.
     """
-    held_rows, position = await _all(store, HeldRow, sight, 0, None)
-    used_rows, _ = await _all(store, UsageRow, sight, asked.from_ms, asked.to_ms)
+    held_rows, position = await _all(store, HeldRow, visibility, 0, None)
+    used_rows, _ = await _all(store, UsageRow, visibility, query.from_ms, query.to_ms)
     used = {row.key: row for row in used_rows}
     # The log's time may be ahead of this clock, by less than an hour.
-    until_ms = min(asked.to_ms, now_ms + HOUR_MS)
+    until_ms = min(query.to_ms, now_ms + HOUR_MS)
     gone: list[HeldRow] = []
     for _ in range(MAX_TRIES):
-        hours = {row.key: None for one in gone for row in held(one, asked.from_ms, until_ms)}
-        wanted: list[Wanted] = [(HeldRow, one.key) for one in held_rows]
+        hours = {row.key: None for one in gone for row in held(one, query.from_ms, until_ms)}
+        wanted: list[RowKey] = [(HeldRow, one.key) for one in held_rows]
         found = (await store.get_all([*wanted, *((UsageRow, key) for key in hours)])).rows
         used |= {row.key: row for row in found if isinstance(row, UsageRow)}
         there = {row.key for row in found if isinstance(row, HeldRow)}
@@ -98,25 +102,25 @@ async def metered(store: ViewStore, asked: Asked, sight: Sight, now_ms: int) -> 
         raise ViewsUnavailable(found=f"usage changed during each of {MAX_TRIES} looks at it")
     sums: dict[tuple[int, str], int] = {}
     for one in held_rows:
-        for row in held(one, asked.from_ms, min(asked.to_ms, now_ms)):
-            _add(sums, row, asked)
+        for row in held(one, query.from_ms, min(query.to_ms, now_ms)):
+            _add(sums, row, query)
     for row in used.values():
-        _add(sums, row, asked)
+        _add(sums, row, query)
     ordered = sorted((start, name, count) for (start, name), count in sums.items())
     return Metered(tuple(ordered), position)
 
 
-def _add(sums: dict[tuple[int, str], int], row: UsageRow, asked: Asked) -> None:
-    start = bucket_of(row.hour_ms, asked.bucket, asked.from_ms)
-    at = (start, str(getattr(row, asked.by)))
+def _add(sums: dict[tuple[int, str], int], row: UsageRow, query: UsageQuery) -> None:
+    start = bucket_of(row.hour_ms, query.bucket, query.from_ms)
+    at = (start, str(getattr(row, query.by)))
     sums[at] = sums.get(at, 0) + row.gpu_milli_ms
 
 
 async def _all(
-    store: ViewStore, kind: type[R], sight: Sight, since_ms: int, until_ms: int | None
+    store: ViewStore, kind: type[R], visibility: Visibility, since_ms: int, until_ms: int | None
 ) -> tuple[list[R], Position]:
     """All rows of a kind that may be seen, from a time on up to another, and what all cover."""
-    facets = {} if sight.projects is None else {"project": sight.projects}
+    facets = {} if visibility.projects is None else {"project": visibility.projects}
     rows: list[R] = []
     first: Position | None = None
     query = Query(facets=facets, since_ms=since_ms, limit=_PAGE)

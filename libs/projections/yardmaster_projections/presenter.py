@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from yardmaster_projections import queries
-from yardmaster_projections.queries import EVERYTHING, Sight, WaitFinder, Waits
+from yardmaster_projections.queries import ALL_PROJECTS, Visibility, WaitFinder, Waits
 from yardmaster_projections.rows import (
     AttemptRow,
     CountersRow,
@@ -102,19 +102,23 @@ def _checkpoint(checkpoint: Checkpoint | None, at_ms: int) -> api.CheckpointShow
 class Presenter:
     """Shows rows for one answer, as one caller may see them."""
 
-    def __init__(self, store: ViewStore, now_ms: int, sight: Sight = EVERYTHING) -> None:
+    def __init__(
+        self, store: ViewStore, now_ms: int, visibility: Visibility = ALL_PROJECTS
+    ) -> None:
         self._store = store
-        self._sight = sight
+        self._visibility = visibility
         self._finder = WaitFinder(store, now_ms)
 
     async def task(self, row: TaskRow) -> api.Task:
         """A task, with why it waits."""
         job = row.job
         spec = job.spec
-        asked = job.asked
+        requested = job.requested
         params = dict(job.params[row.index]) if row.index < len(job.params) else None
         preemptible = (
-            asked.preemptible if asked.preemptible is not None else asked.kind == "training"
+            requested.preemptible
+            if requested.preemptible is not None
+            else requested.kind == "training"
         )
         return api.Task(
             task_id=row.task_id,
@@ -125,20 +129,20 @@ class Presenter:
             department=job.department,
             user=job.user,
             labels=dict(job.labels),
-            kind=asked.kind,
+            kind=requested.kind,
             phase=row.phase,
             paused=row.paused and not row.phase.final,
             preemptible=spec.preemptible if spec is not None else preemptible,
-            priority=spec.priority if spec is not None else asked.priority,
-            weight=spec.weight if spec is not None else asked.weight,
+            priority=spec.priority if spec is not None else requested.priority,
+            weight=spec.weight if spec is not None else requested.weight,
             pools=list(job.pools),
             pool=row.pool,
             nodes=list(row.nodes),
-            resources=asked.resources,
-            replicas_min=asked.replicas_min,
-            replicas_max=asked.replicas_max,
-            layout=asked.layout,
-            avoid_nodes=list(asked.avoid_nodes),
+            resources=requested.resources,
+            replicas_min=requested.replicas_min,
+            replicas_max=requested.replicas_max,
+            layout=requested.layout,
+            avoid_nodes=list(requested.avoid_nodes),
             gpu_milli=row.gpu_milli,
             attempt=row.attempt,
             restarts=row.restarts,
@@ -210,8 +214,8 @@ class Presenter:
                 wait.wait.code,
                 wait.wait.about,
                 wait.wait.numbers,
-                row.job.asked.resources,
-                row.job.asked.replicas_min,
+                row.job.requested.resources,
+                row.job.requested.replicas_min,
             ),
             about=wait.wait.about,
             since_at=rfc3339(since),
@@ -272,17 +276,17 @@ class Presenter:
             department=facts.department,
             user=facts.user,
             labels=dict(facts.labels),
-            kind=facts.asked.kind,
-            tasks=facts.asked.tasks,
+            kind=facts.requested.kind,
+            tasks=facts.requested.tasks,
             phases=dict(row.phases),
-            priority=spec.priority if spec is not None else facts.asked.priority,
-            weight=spec.weight if spec is not None else facts.asked.weight,
-            max_slots_milli=(spec or facts.asked).max_slots_milli,
+            priority=spec.priority if spec is not None else facts.requested.priority,
+            weight=spec.weight if spec is not None else facts.requested.weight,
+            max_slots_milli=(spec or facts.requested).max_slots_milli,
             paused=row.paused,
             revision=row.revision,
             submitted_at=rfc3339(facts.submitted_at_ms),
             admitted_at=moment(facts.admitted_at_ms),
-            asked=facts.asked,
+            asked=facts.requested,
             spec=spec,
             run=row.run,
             stop_signal=row.stop_signal,
@@ -334,7 +338,7 @@ class Presenter:
         used = [0] * gpus
         holders: list[list[str]] = [[] for _ in range(gpus)]
         for (task_id, _), placement in row.held.items():
-            task = await queries.task(self._store, task_id, self._sight)
+            task = await queries.task(self._store, task_id, self._visibility)
             for index in placement.slots:
                 if index < gpus:
                     used[index] += placement.gpu_milli
@@ -408,7 +412,7 @@ class Presenter:
 
     async def department(self, row: DepartmentRow) -> api.Department:
         """A department and what those of its projects have that the caller may see."""
-        projects = await queries.projects_of(self._store, row.name, self._sight)
+        projects = await queries.projects_of(self._store, row.name, self._visibility)
         all_counters = [
             await queries.counters(self._store, f"project/{one.name}") for one in projects
         ]

@@ -1,6 +1,6 @@
 """What the gateway and the command line ask of the views.
 
-One parameter decides what a caller may see, in every question alike: `Sight`. What it does not
+One parameter decides what a caller may see, in every question alike: `Visibility`. What it does not
 cover is not there.
 """
 
@@ -42,17 +42,17 @@ MAX_ATTEMPTS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class Visibility:
     """The projects that a caller may see; None: all."""
 
     projects: frozenset[str] | None = None
 
-    def of(self, project: str) -> bool:
+    def includes(self, project: str) -> bool:
         """Whether a project's things may be seen."""
         return self.projects is None or project in self.projects
 
 
-EVERYTHING: Final = Sight()
+ALL_PROJECTS: Final = Visibility()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ def order_of(cursor: str | None) -> Order | None:
     return (number, name, index)
 
 
-def _query(kind: type[Row], filters: Filters, sight: Sight) -> Query:
+def _query(kind: type[Row], filters: Filters, visibility: Visibility) -> Query:
     named = (
         ("phase", frozenset(str(phase) for phase in filters.phases)),
         *(("pool", filters.pools), ("node", filters.nodes), ("user", filters.users)),
@@ -118,8 +118,8 @@ def _query(kind: type[Row], filters: Filters, sight: Sight) -> Query:
     )
     facets = {name: values for name, values in named if values}
     projects = filters.projects
-    if kind in (TaskRow, JobRow, ProjectRow) and sight.projects is not None:
-        projects = projects & sight.projects if projects else sight.projects
+    if kind in (TaskRow, JobRow, ProjectRow) and visibility.projects is not None:
+        projects = projects & visibility.projects if projects else visibility.projects
         facets["project"] = projects
     elif projects:
         facets["project"] = projects
@@ -136,14 +136,14 @@ def _query(kind: type[Row], filters: Filters, sight: Sight) -> Query:
 
 
 async def rows(
-    store: ViewStore, kind: type[R], filters: Filters, sight: Sight = EVERYTHING
+    store: ViewStore, kind: type[R], filters: Filters, visibility: Visibility = ALL_PROJECTS
 ) -> Page[R]:
     """One page of a kind.
 
     Raises:
         BadCursor: the filter's cursor is none.
     """
-    return await store.page(kind, _query(kind, filters, sight))
+    return await store.page(kind, _query(kind, filters, visibility))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,9 @@ class TaskGroups:
     next: Order | None
 
 
-async def task_groups(store: ViewStore, filters: Filters, sight: Sight = EVERYTHING) -> TaskGroups:
+async def task_groups(
+    store: ViewStore, filters: Filters, visibility: Visibility = ALL_PROJECTS
+) -> TaskGroups:
     """The tasks of a page of jobs, those of a job in the same phase together.
 
     Costs two short reads a group, however many tasks it has; `filters.limit` is of jobs.
@@ -172,7 +174,7 @@ async def task_groups(store: ViewStore, filters: Filters, sight: Sight = EVERYTH
         BadCursor: the filter's cursor is none.
     """
     of_jobs = replace(filters, job_id=None, ref=filters.job_id or filters.ref)
-    page = await rows(store, JobRow, of_jobs, sight)
+    page = await rows(store, JobRow, of_jobs, visibility)
     found: list[TaskGroup] = []
     for job in page.rows:
         for phase in Phase:
@@ -190,48 +192,58 @@ async def task_groups(store: ViewStore, filters: Filters, sight: Sight = EVERYTH
 
 
 async def task_counts(
-    store: ViewStore, filters: Filters, sight: Sight = EVERYTHING
+    store: ViewStore, filters: Filters, visibility: Visibility = ALL_PROJECTS
 ) -> dict[Phase, int]:
     """How many tasks are in each phase, up to `MAX_COUNTED` each; `filters.phases` is ignored."""
     found: dict[Phase, int] = {}
     for phase in Phase:
-        query = _query(TaskRow, replace(filters, phases=frozenset({phase}), cursor=None), sight)
+        query = _query(
+            TaskRow, replace(filters, phases=frozenset({phase}), cursor=None), visibility
+        )
         number = (await store.count(TaskRow, replace(query, limit=MAX_COUNTED))).number
         if number:
             found[phase] = number
     return found
 
 
-async def task(store: ViewStore, task_id: str, sight: Sight = EVERYTHING) -> TaskRow | None:
+async def task(
+    store: ViewStore, task_id: str, visibility: Visibility = ALL_PROJECTS
+) -> TaskRow | None:
     """A task, if it is there and may be seen."""
     row = await store.get(TaskRow, task_id)
-    return row if row is not None and sight.of(row.job.project) else None
+    return row if row is not None and visibility.includes(row.job.project) else None
 
 
-async def job(store: ViewStore, job_id: str, sight: Sight = EVERYTHING) -> JobRow | None:
+async def job(
+    store: ViewStore, job_id: str, visibility: Visibility = ALL_PROJECTS
+) -> JobRow | None:
     """A job, if it is there and may be seen."""
     row = await store.get(JobRow, job_id)
-    return row if row is not None and sight.of(row.facts.project) else None
+    return row if row is not None and visibility.includes(row.facts.project) else None
 
 
-async def project(store: ViewStore, name: str, sight: Sight = EVERYTHING) -> ProjectRow | None:
+async def project(
+    store: ViewStore, name: str, visibility: Visibility = ALL_PROJECTS
+) -> ProjectRow | None:
     """A project, if it is there and may be seen."""
     row = await store.get(ProjectRow, name)
-    return row if row is not None and sight.of(name) else None
+    return row if row is not None and visibility.includes(name) else None
 
 
-async def resolve(store: ViewStore, ref: str, sight: Sight = EVERYTHING) -> tuple[str, ...]:
+async def resolve(
+    store: ViewStore, ref: str, visibility: Visibility = ALL_PROJECTS
+) -> tuple[str, ...]:
     """The ids that a REF means: a job or task id, or the beginnings of some; two of many at most.
 
     A beginning without a dot is of jobs, one with a dot of tasks.
     """
     if "." in ref:
-        exact = await task(store, ref, sight)
+        exact = await task(store, ref, visibility)
         if exact is not None:
             return (exact.key,)
-        page: Page[Any] = await rows(store, TaskRow, Filters(ref=ref, limit=2), sight)
+        page: Page[Any] = await rows(store, TaskRow, Filters(ref=ref, limit=2), visibility)
     else:
-        page = await rows(store, JobRow, Filters(ref=ref, limit=2), sight)
+        page = await rows(store, JobRow, Filters(ref=ref, limit=2), visibility)
     return tuple(row.key for row in page.rows)
 
 
@@ -253,16 +265,16 @@ async def pools(store: ViewStore) -> tuple[PoolRow, ...]:
 
 
 async def projects_of(
-    store: ViewStore, department: str, sight: Sight = EVERYTHING
+    store: ViewStore, department: str, visibility: Visibility = ALL_PROJECTS
 ) -> tuple[ProjectRow, ...]:
     """A department's projects that may be seen, by name."""
     filters = Filters(departments=frozenset({department}), newest_first=False, limit=MAX_LIMIT)
-    return (await rows(store, ProjectRow, filters, sight)).rows
+    return (await rows(store, ProjectRow, filters, visibility)).rows
 
 
-async def department_visible(store: ViewStore, row: DepartmentRow, sight: Sight) -> bool:
+async def department_visible(store: ViewStore, row: DepartmentRow, visibility: Visibility) -> bool:
     """Whether a caller sees a department: one of its projects is enough."""
-    return sight.projects is None or bool(await projects_of(store, row.name, sight))
+    return visibility.projects is None or bool(await projects_of(store, row.name, visibility))
 
 
 async def seen_ms(store: ViewStore, node: str) -> int | None:

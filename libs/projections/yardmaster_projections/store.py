@@ -106,7 +106,7 @@ class Count:
 
 
 #: A row's kind and key.
-Wanted = tuple[type[Row], str]
+RowKey = tuple[type[Row], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class ViewStore(Protocol):
     async def get(self, kind: type[R], key: str) -> R | None:
         """The row of a key."""
 
-    async def get_all(self, wanted: Sequence[Wanted]) -> Found:
+    async def get_all(self, wanted: Sequence[RowKey]) -> Found:
         """The rows of many keys of any kinds, as they are at one position."""
 
     async def page(self, kind: type[R], query: Query) -> Page[R]:

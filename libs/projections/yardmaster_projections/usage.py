@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
 from yardmaster_core.errors import ImpossibleEvent
-from yardmaster_projections.draft import Asking
-from yardmaster_projections.project import Details
+from yardmaster_projections.projection.details import Details
+from yardmaster_projections.projection.draft import MissingRows
 from yardmaster_projections.rows import Facet, Order, R, Row
-from yardmaster_projections.store import Change, Delete, Put, ViewReader, Wanted
+from yardmaster_projections.store import Change, Delete, Put, RowKey, ViewReader
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.events.admissions import RequestRefusedV1, TaskAdmittedV1, TaskRejectedV1
 from yardmaster_schemas.events.decisions import NodeLostV1, SlotsAllocatedV1, TaskEndedV1
@@ -169,14 +169,14 @@ class UsageStep:
         self._view = view
         self._now_ms = now_ms
         self._rows: dict[tuple[str, str], Change] = {}
-        self._asking = Asking()
+        self._missing_rows = MissingRows()
 
     def take(
         self, topic: str, offset: int, envelope: Envelope[Event], details: Details = None
     ) -> None:
         """Add what an event changes; most change nothing."""
         data: Any = envelope.data
-        with self._asking:
+        with self._missing_rows:
             match data:
                 case TaskSubmittedV1():
                     self._submitted(offset, envelope)
@@ -200,7 +200,7 @@ class UsageStep:
         for one in commit.refused:
             if one.topic == REQUESTS.name:
                 for offset in range(one.first, one.last + 1):
-                    with self._asking:
+                    with self._missing_rows:
                         for row in self._view.having(SubmissionRow, ("offset", str(offset))):
                             self._drop(row)
 
@@ -213,7 +213,7 @@ class UsageStep:
         Raises:
             NotLoaded: rows that it reads are not at hand.
         """
-        self._asking.end()
+        self._missing_rows.end()
         return list(self._rows.values())
 
     def _find(self, kind: type[R], key: str) -> R | None:
@@ -277,28 +277,28 @@ class UsageStep:
                 )
 
     def _lost(self, data: NodeLostV1) -> None:
-        asking = Asking()
+        missing = MissingRows()
         for closed in data.closed:
-            with asking:
+            with missing:
                 self._close(held_key(closed.task_id, closed.attempt, closed.replica))
-        asking.end()
+        missing.end()
 
     def _close(self, key: str) -> None:
         """A replica holds its slots no more; said twice, it is closed once."""
         row = self._find(HeldRow, key)
         if row is None:
             return
-        asking = Asking()
+        missing = MissingRows()
         for used in held(row, row.since_ms, self._now_ms):
-            with asking:
+            with missing:
                 before = self._find(UsageRow, used.key)
                 milli_ms = used.gpu_milli_ms + (before.gpu_milli_ms if before is not None else 0)
                 self._put(replace(used, gpu_milli_ms=milli_ms))
-        asking.end()
+        missing.end()
         self._drop(row)
 
 
-def likely_read(envelope: Envelope[Event]) -> list[Wanted]:
+def likely_read(envelope: Envelope[Event]) -> list[RowKey]:
     """Rows that a step with this event most likely reads."""
     data: Any = envelope.data
     match data:

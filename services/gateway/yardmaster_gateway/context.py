@@ -30,7 +30,7 @@ from yardmaster_gateway.request_writer import RequestWriter
 from yardmaster_gateway.settings import GatewaySettings
 from yardmaster_projections import queries
 from yardmaster_projections.presenter import Presenter
-from yardmaster_projections.queries import Sight
+from yardmaster_projections.queries import Visibility
 from yardmaster_projections.store import ViewStore
 from yardmaster_runtime.chance import Chance
 from yardmaster_runtime.clock import Clock
@@ -140,15 +140,15 @@ class Gateway:
         """The end offset of the cell's partition of a topic."""
         return await self.ports.log.end(Partition(topic, self.settings.partition))
 
-    async def sight(self, caller: Caller) -> Sight:
+    async def visibility(self, caller: Caller) -> Visibility:
         """The projects that a caller may see."""
         if sees_all_projects(caller.bindings):
-            return queries.EVERYTHING
+            return queries.ALL_PROJECTS
         seen = set(names_in_scope(caller.bindings, Scope.PROJECT))
         for department in sorted(names_in_scope(caller.bindings, Scope.DEPARTMENT)):
             for row in await queries.projects_of(self.ports.views, department):
                 seen.add(row.name)
-        return Sight(frozenset(seen))
+        return Visibility(frozenset(seen))
 
     async def wait_for_position(
         self, wanted: Position | None, store: MonotonicViews | None = None
@@ -309,7 +309,7 @@ class ReadContext:
 
     gateway: Gateway
     caller: Caller
-    sight: Sight
+    visibility: Visibility
     position: Position
 
     @property
@@ -320,7 +320,7 @@ class ReadContext:
     @property
     def presenter(self) -> Presenter:
         """A presenter that shows only what the caller may see."""
-        return Presenter(self.store, self.gateway.ports.clock.now_ms(), self.sight)
+        return Presenter(self.store, self.gateway.ports.clock.now_ms(), self.visibility)
 
 
 def parse_position(position: str | None) -> Position | None:
@@ -352,7 +352,7 @@ async def read_context(
     wanted = parse_position(min_position if min_position is not None else yard_min_position)
     position = await gateway.wait_for_position(wanted)
     response.headers["Yard-Position"] = str(position)
-    return ReadContext(gateway, caller, await gateway.sight(caller), position)
+    return ReadContext(gateway, caller, await gateway.visibility(caller), position)
 
 
 Read = Annotated[ReadContext, Depends(read_context)]

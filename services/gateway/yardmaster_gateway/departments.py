@@ -43,7 +43,7 @@ class Departments(ObjectKind[DepartmentRow, DepartmentConfig, Department]):
             items=[
                 await read.presenter.department(row)
                 for row in page.rows
-                if await queries.department_visible(read.store, row, read.sight)
+                if await queries.department_visible(read.store, row, read.visibility)
             ],
             next_cursor=queries.cursor_of(page.next),
             position=str(read.position),
@@ -52,7 +52,7 @@ class Departments(ObjectKind[DepartmentRow, DepartmentConfig, Department]):
     async def find(self, read: ReadContext, name: str) -> DepartmentRow | None:
         """The department, if the caller may see one of its projects."""
         row = await read.store.get(DepartmentRow, name)
-        if row is None or not await queries.department_visible(read.store, row, read.sight):
+        if row is None or not await queries.department_visible(read.store, row, read.visibility):
             return None
         return row
 

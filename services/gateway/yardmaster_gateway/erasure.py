@@ -23,7 +23,7 @@ from yardmaster_gateway.context import Read, ReadContext, authorize
 from yardmaster_gateway.jobs import find_job
 from yardmaster_gateway.problems import problem_responses
 from yardmaster_gateway.writes import Key, Origin, ensure_key, record_requests
-from yardmaster_projections.project import details_of
+from yardmaster_projections.projection.details import details_of
 from yardmaster_projections.rows import JobRow, RequestRow
 from yardmaster_projections.store import Query
 from yardmaster_schemas.api import Accepted

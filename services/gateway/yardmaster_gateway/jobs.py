@@ -161,7 +161,7 @@ async def _submitted_before(gateway: Gateway, id_: str) -> Submission | None:
 
 
 def _as_submitted(row: JobRow) -> Submission:
-    return Submission(row.body_digest, row.offset, row.facts.asked.tasks)
+    return Submission(row.body_digest, row.offset, row.facts.requested.tasks)
 
 
 async def _record(
@@ -209,7 +209,7 @@ async def find_job(read: ReadContext, job_id: str) -> JobRow:
     Raises:
         NotFound.
     """
-    row = await queries.job(read.store, job_id, read.sight)
+    row = await queries.job(read.store, job_id, read.visibility)
     if row is None:
         raise errors.NotFound(what=f"job {job_id[:64]}")
     return row

@@ -22,8 +22,8 @@ from yardmaster_projections.store import (
     Found,
     Page,
     Query,
+    RowKey,
     ViewStore,
-    Wanted,
 )
 from yardmaster_schemas.errors import SchemaError
 from yardmaster_schemas.events.machine import CycleCommittedV1
@@ -143,7 +143,7 @@ class MonotonicViews:
         row = (await self.get_all([(kind, key)])).rows[0]
         return row if isinstance(row, kind) else None
 
-    async def get_all(self, wanted: Sequence[Wanted]) -> Found:
+    async def get_all(self, wanted: Sequence[RowKey]) -> Found:
         required = await self._required_position()
         found = await self.store.get_all(wanted)
         await self._check(found.position, required)

@@ -24,7 +24,7 @@ async def page_of(
         BadCursor.
     """
     try:
-        page = await queries.rows(read.store, kind, filters, read.sight)
+        page = await queries.rows(read.store, kind, filters, read.visibility)
     except queries.BadCursor:
         raise errors.BadCursor() from None
     return List(

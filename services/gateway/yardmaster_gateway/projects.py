@@ -50,7 +50,7 @@ class Projects(ObjectKind[ProjectRow, ProjectConfig, Project]):
 
     async def find(self, read: ReadContext, name: str) -> ProjectRow | None:
         """The project, if the caller may see it."""
-        return await queries.project(read.store, name, read.sight)
+        return await queries.project(read.store, name, read.visibility)
 
     def presenter(self, read: ReadContext) -> Callable[[ProjectRow], Awaitable[Project]]:
         return read.presenter.project

@@ -70,7 +70,7 @@ async def list_task_groups(
     `limit` is the number of jobs. `phase` filters the groups, not the counts.
     """
     try:
-        found = await queries.task_groups(read.store, filters, read.sight)
+        found = await queries.task_groups(read.store, filters, read.visibility)
     except queries.BadCursor:
         raise errors.BadCursor() from None
     presenter = read.presenter
@@ -82,7 +82,7 @@ async def list_task_groups(
             for one in found.groups
         ],
         next_cursor=queries.cursor_of(found.next),
-        phases=await queries.task_counts(read.store, filters, read.sight),
+        phases=await queries.task_counts(read.store, filters, read.visibility),
         counted_most=queries.MAX_COUNTED,
         position=str(read.position),
     )
@@ -94,7 +94,7 @@ async def find_task(read: ReadContext, task_id: str) -> TaskRow:
     Raises:
         NotFound.
     """
-    row = await queries.task(read.store, task_id, read.sight)
+    row = await queries.task(read.store, task_id, read.visibility)
     if row is None:
         raise errors.NotFound(what=f"task {task_id[:64]}")
     return row

@@ -14,7 +14,7 @@ from yardmaster_gateway.context import (
 )
 from yardmaster_gateway.problems import problem_responses
 from yardmaster_projections.errors import TooMuchUsage
-from yardmaster_projections.metered import Asked, metered
+from yardmaster_projections.metered import UsageQuery, metered
 from yardmaster_projections.usage import HOUR_MS
 from yardmaster_schemas.api import Usage, UsageBucket, UsageBy, UsageSum
 from yardmaster_schemas.instants import parse_rfc3339, rfc3339
@@ -57,9 +57,9 @@ async def read_usage(
     from_ms = max(0, to_ms - DEFAULT_WINDOW_MS) if begin is None else _moment("from", begin)
     if not 0 <= to_ms - from_ms <= MAX_WINDOW_MS:
         raise errors.Malformed(found="`to` must be after `from`, by at most 400 days")
-    asked = Asked.window(from_ms, to_ms, by, bucket)
+    asked = UsageQuery.window(from_ms, to_ms, by, bucket)
     try:
-        found = await metered(store, asked, await gateway.sight(caller), now_ms)
+        found = await metered(store, asked, await gateway.visibility(caller), now_ms)
     except TooMuchUsage as error:
         raise errors.Malformed(found=str(error)) from None
     response.headers["Yard-Position"] = str(found.position)

@@ -29,7 +29,7 @@ from yardmaster_gateway.sse import SSE, encode_event, event_schema
 from yardmaster_projections import queries
 from yardmaster_projections.errors import ViewsUnavailable
 from yardmaster_projections.presenter import Presenter
-from yardmaster_projections.queries import LIVE, Filters, Sight
+from yardmaster_projections.queries import LIVE, Filters, Visibility
 from yardmaster_projections.rows import (
     DepartmentRow,
     JobRow,
@@ -57,18 +57,18 @@ KINDS: Final[dict[str, type[Row]]] = {
 SNAPSHOT_ITEMS: Final = 200
 
 
-def _visible(row: Row, sight: Sight) -> bool:
+def _visible(row: Row, visibility: Visibility) -> bool:
     match row:
         case TaskRow():
-            return sight.of(row.job.project)
+            return visibility.includes(row.job.project)
         case JobRow():
-            return sight.of(row.facts.project)
+            return visibility.includes(row.facts.project)
         case ProjectRow():
-            return sight.of(row.name)
+            return visibility.includes(row.name)
         case NodeRow():
             return row.offer is not None
         case DepartmentRow():
-            return sight.projects is None
+            return visibility.projects is None
         case _:
             return True
 
@@ -99,10 +99,10 @@ class Watcher:
         self._store = read.store
         self._kinds = kinds
         self._token = token
-        self._sight = read.sight
+        self._visibility = read.visibility
 
     def _presenter(self) -> Presenter:
-        return Presenter(self._store, self._gateway.ports.clock.now_ms(), self._sight)
+        return Presenter(self._store, self._gateway.ports.clock.now_ms(), self._visibility)
 
     async def events(self, after: Position | None) -> AsyncIterator[bytes]:
         """The events, until the stream's lifetime is over or its client is too slow.
@@ -147,7 +147,7 @@ class Watcher:
         caller = await self._gateway.ports.identity.identify(self._token)
         if caller is None:
             return False
-        self._sight = await self._gateway.sight(caller)
+        self._visibility = await self._gateway.visibility(caller)
         return True
 
     async def _snapshot(self, position: Position) -> AsyncIterator[bytes]:
@@ -164,12 +164,12 @@ class Watcher:
                     limit=SNAPSHOT_ITEMS,
                     cursor=cursor,
                 )
-                page = await queries.rows(self._store, KINDS[kind], filters, self._sight)
+                page = await queries.rows(self._store, KINDS[kind], filters, self._visibility)
                 presenter = self._presenter()
                 items = [
                     await _presented(presenter, row)
                     for row in page.rows
-                    if _visible(row, self._sight)
+                    if _visible(row, self._visibility)
                 ]
                 cursor = queries.cursor_of(page.next)
                 body = {"kind": kind, "items": items, "complete": cursor is None}
@@ -183,7 +183,7 @@ class Watcher:
         wanted = [
             change
             for change in step.changes
-            if change.kind in self._kinds and _visible(change.row, self._sight)
+            if change.kind in self._kinds and _visible(change.row, self._visibility)
         ]
         presenter = self._presenter()
         for number, change in enumerate(wanted, 1):

@@ -10,12 +10,12 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from yardmaster_eventlog.port import EventLog
-from yardmaster_projections.draft import MAX_HISTORY
 from yardmaster_projections.errors import ViewsMoved
 from yardmaster_projections.fold import Fold
 from yardmaster_projections.memory import MemoryViewStore
+from yardmaster_projections.projection.draft import MAX_HISTORY
 from yardmaster_projections.rows import HistoryRow, Order, Row
-from yardmaster_projections.store import Query, ViewStore, Wanted
+from yardmaster_projections.store import Query, RowKey, ViewStore
 from yardmaster_runtime.clock import Clock
 from yardmaster_schemas.position import Position
 from yardmaster_views.follower import Follower, Metrics, Views
@@ -68,7 +68,7 @@ class Comparison:
     clock: Clock
     metrics: Metrics
 
-    async def run(self, tell: Callable[[Compared], None] = lambda _: None) -> Compared:
+    async def run(self, report: Callable[[Compared], None] = lambda _: None) -> Compared:
         """Compare every row; `tell` is called as it goes on.
 
         Raises:
@@ -77,16 +77,16 @@ class Comparison:
         """
         for _ in range(MAX_STARTS - 1):
             try:
-                return await _Run(self, tell).run()
+                return await _Run(self, report).run()
             except ViewsMoved:
                 continue
-        return await _Run(self, tell).run()
+        return await _Run(self, report).run()
 
 
 class _Run:
-    def __init__(self, asked: Comparison, tell: Callable[[Compared], None]) -> None:
+    def __init__(self, asked: Comparison, report: Callable[[Compared], None]) -> None:
         self._asked = asked
-        self._tell = tell
+        self._report = report
         self._memory = MemoryViewStore(asked.cell, asked.clock, max_kept=0)
         self._follower = Follower(
             asked.log,
@@ -94,7 +94,7 @@ class _Run:
             asked.cell,
             asked.partition,
             asked.metrics,
-            fold=replace(asked.fold, beside=False),
+            fold=replace(asked.fold, soft_state=False),
         )
         self._done = Compared(asked.fold.name, Position.start(asked.cell))
         self._short: dict[Position, None] = {}
@@ -132,17 +132,17 @@ class _Run:
                     doubted.append((kind, row.key))
             self._done.rows += len(page.rows)
             await self._look_again(doubted)
-            self._tell(self._done)
+            self._report(self._done)
             if page.next is None:
                 return seen
             after = page.next
 
-    async def _compare_missing(self, wanted: Sequence[Wanted]) -> None:
+    async def _compare_missing(self, wanted: Sequence[RowKey]) -> None:
         """What the fold has and no page showed: it may have come after its page."""
         for start in range(0, len(wanted), PAGE):
             await self._look_again(wanted[start : start + PAGE])
 
-    async def _look_again(self, wanted: Sequence[Wanted]) -> None:
+    async def _look_again(self, wanted: Sequence[RowKey]) -> None:
         """Rows that seem to differ, each read at one position; what differs then, does."""
         for _ in range(LOOKS):
             if not wanted:

@@ -28,7 +28,7 @@ from yardmaster_eventlog.reader import Cursor, read_details
 from yardmaster_projections.cached import CachedReader
 from yardmaster_projections.errors import NotLoaded
 from yardmaster_projections.fold import VIEWS, Fold, FoldStep
-from yardmaster_projections.project import Details, details_of
+from yardmaster_projections.projection.details import Details, details_of
 from yardmaster_projections.store import Change, ViewReader, ViewStore
 from yardmaster_runtime.cycle_reader import CycleReader
 from yardmaster_runtime.telemetry.port import Telemetry
@@ -39,7 +39,7 @@ from yardmaster_schemas.events.details import JobDetailedV1, RequestNotedV1
 from yardmaster_schemas.events.requests import DetailsRef, TaskSubmittedV1
 from yardmaster_schemas.position import Position
 from yardmaster_schemas.topics import ADMISSIONS, DECISIONS, NODE_EVENTS, REQUESTS
-from yardmaster_views.soft_state import Beside
+from yardmaster_views.soft_state import SoftState
 
 #: Records read at once, and the most that one step of `requests` takes.
 MAX_READ: Final = 500
@@ -107,8 +107,10 @@ class Follower:
         self._claims = self._cursor(NODE_EVENTS.name, 0)
         #: Trace contexts of what was projected since the last step's span.
         self._linked: list[str] = []
-        self._beside = (
-            Beside(log, views.store, partition, metrics.skipped, MAX_READ) if fold.beside else None
+        self._soft_state = (
+            SoftState(log, views.store, partition, metrics.skipped, MAX_READ)
+            if fold.soft_state
+            else None
         )
 
     @property
@@ -132,8 +134,8 @@ class Follower:
                 CommitReader(machine, self.cell, topic) if dump is None else CommitReader.load(dump)
             )
             self._machines[topic] = CycleReader(self._cursor(topic, reader.next), reader)
-        if self._beside is not None:
-            self._beside.start(notes)
+        if self._soft_state is not None:
+            self._soft_state.start(notes)
         return position
 
     async def catch_up(
@@ -179,8 +181,8 @@ class Follower:
             attributes={"yard.cell": self.cell},
         ).end()
         self._linked = []
-        if self._beside is not None:
-            await self._beside.catch_up(self._saved, buffered_only=buffered_only)
+        if self._soft_state is not None:
+            await self._soft_state.catch_up(self._saved, buffered_only=buffered_only)
         return self._saved
 
     async def check(self) -> None:
@@ -197,7 +199,7 @@ class Follower:
         ends = {self._requests.partition: self._requests.offset}
         for machine in self._machines.values():
             ends[machine.cursor.partition] = machine.cursor.offset
-        return ends if self._beside is None else {**ends, **self._beside.ends()}
+        return ends if self._soft_state is None else {**ends, **self._soft_state.ends()}
 
     async def measure(self) -> int:
         """Set the metrics that need to be asked for; the records not projected yet."""

@@ -26,7 +26,7 @@ MAX_TRIES: Final = 50
 #: Rows of one write; nobody waits for them one by one.
 MAX_UNSAVED: Final = 8_000
 #: Between two reports of progress.
-TELL_S: Final = 1.0
+REPORT_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Rebuild:
     clock: Clock
     metrics: Metrics
 
-    async def run(self, tell: Callable[[Rebuilt], None]) -> Rebuilt:
+    async def run(self, report: Callable[[Rebuilt], None]) -> Rebuilt:
         """Build, switch, drop what was read before; `tell` is called about once a second.
 
         Raises:
@@ -82,7 +82,7 @@ class Rebuild:
                 )
                 await first_of(
                     self._build(follower, generations, generation),
-                    self._tell(follower, generation, tell),
+                    self._report(follower, generation, report),
                 )
                 dropped = await generations.drop_older()
                 done = await self._reached(follower, generation)
@@ -116,12 +116,12 @@ class Rebuild:
                 await generations.drop(generation)
             raise
 
-    async def _tell(
-        self, follower: Follower, generation: int, tell: Callable[[Rebuilt], None]
+    async def _report(
+        self, follower: Follower, generation: int, report: Callable[[Rebuilt], None]
     ) -> None:
         while True:
-            await self.clock.sleep(TELL_S)
-            tell(await self._reached(follower, generation))
+            await self.clock.sleep(REPORT_S)
+            report(await self._reached(follower, generation))
 
     async def _reached(self, follower: Follower, generation: int) -> Rebuilt:
         position = follower.position

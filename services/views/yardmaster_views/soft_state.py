@@ -14,7 +14,7 @@ from yardmaster_eventlog.codec import decode
 from yardmaster_eventlog.errors import OffsetGone
 from yardmaster_eventlog.port import EventLog, Partition, StoredRecord
 from yardmaster_projections.rows import JobRow, OutputRow, SeenRow
-from yardmaster_projections.store import Change, Put, ViewStore, Wanted
+from yardmaster_projections.store import Change, Put, RowKey, ViewStore
 from yardmaster_schemas.errors import SchemaError
 from yardmaster_schemas.events.expiring import NodeHeartbeatV1, TaskOutputV1
 from yardmaster_schemas.position import Position
@@ -25,7 +25,7 @@ TOPICS: Final = (HEARTBEATS.name, TASK_LOGS.name)
 Said = NodeHeartbeatV1 | TaskOutputV1
 
 
-class Beside:
+class SoftState:
     """Notes one partition's heartbeats and output; `start`, then `take` again and again."""
 
     def __init__(
@@ -119,7 +119,7 @@ class Beside:
 
     async def _outputs(self, said: Iterator[Said]) -> tuple[dict[str, OutputRow], frozenset[str]]:
         """The rows, as they are, of the output that some records hold; jobs that are erased."""
-        wanted: dict[Wanted, None] = {}
+        wanted: dict[RowKey, None] = {}
         for one in said:
             if isinstance(one, TaskOutputV1):
                 wanted[OutputRow, f"{one.task_id}/{one.attempt}"] = None

@@ -11,7 +11,7 @@ from yardmaster_core.scheduling.state.shapes import shape_id
 from yardmaster_projections import queries
 from yardmaster_projections.memory import MemoryViewStore
 from yardmaster_projections.presenter import Presenter
-from yardmaster_projections.queries import BadCursor, Filters, Sight, WaitFinder
+from yardmaster_projections.queries import BadCursor, Filters, Visibility, WaitFinder
 from yardmaster_projections.rows import JobRow, NodeRow, ProjectRow, TaskRow
 from yardmaster_schemas.api import Phase
 from yardmaster_schemas.events import decisions as d
@@ -42,9 +42,9 @@ async def populated() -> tuple[LogBuilder, MemoryViewStore]:
 
 
 async def listed(
-    store: MemoryViewStore, filters: Filters, sight: Sight = queries.EVERYTHING
+    store: MemoryViewStore, filters: Filters, visibility: Visibility = queries.ALL_PROJECTS
 ) -> list[str]:
-    return [row.key for row in (await queries.rows(store, TaskRow, filters, sight)).rows]
+    return [row.key for row in (await queries.rows(store, TaskRow, filters, visibility)).rows]
 
 
 async def test_tasks_are_filtered_by_phase_project_pool_node_and_job() -> None:
@@ -85,15 +85,17 @@ def test_a_made_up_cursor_is_refused(cursor: str) -> None:
 
 async def test_a_caller_sees_the_projects_of_its_sight_and_nothing_else() -> None:
     _, store = await populated()
-    sight = Sight(frozenset({"vision"}))
-    assert await listed(store, Filters(newest_first=False), sight) == [f"{B}.{i}" for i in range(3)]
-    assert await listed(store, Filters(projects=frozenset({"nlp"})), sight) == []
-    assert await queries.task(store, f"{A}.0", sight) is None
-    assert await queries.job(store, A, sight) is None
-    assert await queries.project(store, "nlp", sight) is None
-    projects = await queries.rows(store, ProjectRow, Filters(), sight)
+    visibility = Visibility(frozenset({"vision"}))
+    assert await listed(store, Filters(newest_first=False), visibility) == [
+        f"{B}.{i}" for i in range(3)
+    ]
+    assert await listed(store, Filters(projects=frozenset({"nlp"})), visibility) == []
+    assert await queries.task(store, f"{A}.0", visibility) is None
+    assert await queries.job(store, A, visibility) is None
+    assert await queries.project(store, "nlp", visibility) is None
+    projects = await queries.rows(store, ProjectRow, Filters(), visibility)
     assert [row.name for row in projects.rows] == ["vision"]
-    nobody = Sight(frozenset())
+    nobody = Visibility(frozenset())
     assert await listed(store, Filters(), nobody) == []
     jobs = await queries.rows(store, JobRow, Filters(), nobody)
     assert jobs.rows == ()
@@ -106,7 +108,7 @@ async def test_a_node_shows_no_task_that_the_caller_may_not_see() -> None:
     everything = await Presenter(store, 0).node(row)
     assert everything.tasks == [f"{A}.0"]
     assert everything.slots[0].tasks == [f"{A}.0"]
-    others = await Presenter(store, 0, Sight(frozenset({"vision"}))).node(row)
+    others = await Presenter(store, 0, Visibility(frozenset({"vision"}))).node(row)
     assert others.tasks == []
     assert others.slots[0].tasks == []
     assert others.slots[0].gpu_milli_used == 1000, "that a slot is taken is no secret"
@@ -121,7 +123,7 @@ async def test_a_ref_is_a_whole_id_or_the_beginning_of_one() -> None:
     assert await queries.resolve(store, "zz") == ()
     everything = await queries.resolve(store, "")
     assert len(everything) == 2, "two are enough to say that it is ambiguous"
-    assert await queries.resolve(store, "a", Sight(frozenset({"vision"}))) == ()
+    assert await queries.resolve(store, "a", Visibility(frozenset({"vision"}))) == ()
 
 
 async def waits(store: MemoryViewStore, task_id: str, now_ms: int = 0) -> queries.Waits | None:

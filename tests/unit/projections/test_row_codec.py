@@ -82,7 +82,7 @@ def facts(**more: object) -> JobFacts:
         name="train",
         actor="ana",
         submitted_at_ms=1,
-        asked=SubmittedSpec(),
+        requested=SubmittedSpec(),
         params=({"lr": 0.1},),
     )
     return replace(plain, **more)  # type: ignore[arg-type]

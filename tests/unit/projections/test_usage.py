@@ -14,10 +14,10 @@ from tests.support.views import Followed
 from yardmaster_projections.errors import ViewsUnavailable
 from yardmaster_projections.fold import USAGE
 from yardmaster_projections.memory import MemoryViewStore
-from yardmaster_projections.metered import MAX_TRIES, Asked, Metered, bucket_of, metered
-from yardmaster_projections.queries import EVERYTHING, Sight
+from yardmaster_projections.metered import MAX_TRIES, Metered, UsageQuery, bucket_of, metered
+from yardmaster_projections.queries import ALL_PROJECTS, Visibility
 from yardmaster_projections.rows import R
-from yardmaster_projections.store import Found, Page, Query, Wanted
+from yardmaster_projections.store import Found, Page, Query, RowKey
 from yardmaster_projections.usage import HOUR_MS, HeldRow, OwnerRow, SubmissionRow, UsageRow, hours
 from yardmaster_schemas.api import UsageBucket, UsageBy
 from yardmaster_schemas.envelope import ActorKind
@@ -275,8 +275,8 @@ async def test_all_that_is_metered_is_all_that_was_held(
 ) -> None:
     store = await counted(log, cached=cached)
     now_ms = log.now_ms + later_ms
-    asked = Asked.window(START, now_ms, UsageBy.PROJECT, UsageBucket.HOUR)
-    found = await metered(store, asked, EVERYTHING, now_ms)
+    asked = UsageQuery.window(START, now_ms, UsageBy.PROJECT, UsageBucket.HOUR)
+    found = await metered(store, asked, ALL_PROJECTS, now_ms)
     assert sum(count for _, _, count in found.sums) == naively(log, now_ms)
 
 
@@ -311,11 +311,11 @@ async def test_what_is_held_counts_up_to_now_or_to_the_end_of_the_window() -> No
     log.scheduler.cycle(logs.allocated(TASK, logs.placed("n1", 0)), after_ms=HOUR_MS)
     store = await counted(log)
     now_ms = START + HOUR_MS + 30_000
-    asked = Asked.window(START, now_ms, UsageBy.USER, None)
-    assert total(await metered(store, asked, EVERYTHING, now_ms)) == {"gw-1": 30_000}
+    asked = UsageQuery.window(START, now_ms, UsageBy.USER, None)
+    assert total(await metered(store, asked, ALL_PROJECTS, now_ms)) == {"gw-1": 30_000}
     later = now_ms + 10 * HOUR_MS
-    two_hours = Asked.window(START, START + 2 * HOUR_MS, UsageBy.POOL, None)
-    found = await metered(store, two_hours, EVERYTHING, later)
+    two_hours = UsageQuery.window(START, START + 2 * HOUR_MS, UsageBy.POOL, None)
+    found = await metered(store, two_hours, ALL_PROJECTS, later)
     assert total(found) == {"default": HOUR_MS}
 
 
@@ -329,7 +329,7 @@ class Busy(MemoryViewStore):
             await self.next()
         return await super().page(kind, query)
 
-    async def get_all(self, wanted: Sequence[Wanted]) -> Found:
+    async def get_all(self, wanted: Sequence[RowKey]) -> Found:
         await self.next()
         return await super().get_all(wanted)
 
@@ -365,8 +365,8 @@ async def test_what_is_given_back_while_it_is_counted_counts_once(quiet: int) ->
         """Nobody gives anything back."""
 
     store.happens = iter([nothing] * quiet + [partial(release, job) for job in jobs])
-    asked = Asked.window(START, now_ms, UsageBy.PROJECT, None)
-    found = await metered(store, asked, EVERYTHING, now_ms)
+    asked = UsageQuery.window(START, now_ms, UsageBy.PROJECT, None)
+    found = await metered(store, asked, ALL_PROJECTS, now_ms)
     assert total(found) == {"nlp": 3 * (HOUR_MS + 5)}
     assert (await store.position()).covers(found.position)
 
@@ -384,9 +384,9 @@ async def test_usage_that_never_holds_still_is_said_to_be_unavailable() -> None:
         await followed.catch_up()
 
     store.happens = iter([partial(release, job) for job in jobs])
-    asked = Asked.window(START, log.now_ms, UsageBy.PROJECT, None)
+    asked = UsageQuery.window(START, log.now_ms, UsageBy.PROJECT, None)
     with pytest.raises(ViewsUnavailable):
-        await metered(store, asked, EVERYTHING, log.now_ms)
+        await metered(store, asked, ALL_PROJECTS, log.now_ms)
 
 
 async def test_only_projects_that_may_be_seen_are_counted() -> None:
@@ -395,11 +395,11 @@ async def test_only_projects_that_may_be_seen_are_counted() -> None:
     log.claim(logs.released(TASK, "n1"))
     log.scheduler.cycle()
     store = await counted(log)
-    asked = Asked.window(START, log.now_ms, UsageBy.PROJECT, None)
-    assert total(await metered(store, asked, Sight(frozenset({"nlp"})), log.now_ms)) == {
+    asked = UsageQuery.window(START, log.now_ms, UsageBy.PROJECT, None)
+    assert total(await metered(store, asked, Visibility(frozenset({"nlp"})), log.now_ms)) == {
         "nlp": 1_000
     }
-    assert total(await metered(store, asked, Sight(frozenset({"vision"})), log.now_ms)) == {}
+    assert total(await metered(store, asked, Visibility(frozenset({"vision"})), log.now_ms)) == {}
 
 
 def test_buckets_start_where_people_expect() -> None:

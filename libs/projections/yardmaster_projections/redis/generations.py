@@ -26,7 +26,7 @@ class RedisGenerations:
     def __init__(
         self, settings: RedisSettings, cell: str, *, space: str = redis_keys.VIEWS
     ) -> None:
-        self.cell = cell = redis_keys.place(cell, space)
+        self.cell = cell = redis_keys.namespace(cell, space)
         self._client = Client(settings)
         self._pointer = redis_keys.current(cell)
         self._last = redis_keys.last(cell)

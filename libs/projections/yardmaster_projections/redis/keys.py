@@ -75,19 +75,19 @@ class Keys:
         return f"{self.prefix}by:{kind.KIND}:{facet}"
 
 
-def place(cell: str, space: str) -> str:
+def namespace(cell: str, space: str) -> str:
     """Names a cell's views, or what else is kept of the cell beside them (`space`)."""
     return cell if space == VIEWS else f"{cell}/{space}"
 
 
-def cell_of(place: str) -> str:
+def cell_of(namespace: str) -> str:
     """The cell that a place is of."""
-    return place.partition("/")[0]
+    return namespace.partition("/")[0]
 
 
-def root(place: str) -> str:
+def root(namespace: str) -> str:
     """What all keys of a place begin with."""
-    cell, _, space = place.partition("/")
+    cell, _, space = namespace.partition("/")
     return f"yard:{{{cell}}}:{space}:" if space else f"yard:{{{cell}}}:"
 
 

@@ -33,7 +33,7 @@ from yardmaster_projections.redis.write import (
 )
 from yardmaster_projections.row_codec import RowCodec
 from yardmaster_projections.rows import R, Row
-from yardmaster_projections.store import Change, ChangeSet, Count, Found, Page, Query, Wanted
+from yardmaster_projections.store import Change, ChangeSet, Count, Found, Page, Query, RowKey
 from yardmaster_schemas.position import Position
 
 #: Changes that are kept for watches to resume from; a set is kept or dropped whole.
@@ -61,7 +61,7 @@ class RedisViewStore:
         space: str = redis_keys.VIEWS,
         max_kept: int = MAX_KEPT_CHANGES,
     ) -> None:
-        self.cell = redis_keys.place(cell, space)
+        self.cell = redis_keys.namespace(cell, space)
         self._max_kept = max_kept
         self._client = Client(settings)
         self._script = self._client.script("write.lua")
@@ -263,7 +263,7 @@ class RedisViewStore:
         row = found.rows[0]
         return row if isinstance(row, kind) else None
 
-    async def get_all(self, wanted: Sequence[Wanted]) -> Found:
+    async def get_all(self, wanted: Sequence[RowKey]) -> Found:
         """The rows of many keys, at one position.
 
         Raises: ViewsUnavailable, ViewsDamaged.

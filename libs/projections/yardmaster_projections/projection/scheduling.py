@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from yardmaster_core.errors import ImpossibleEvent
 from yardmaster_core.scheduling.state.enrollment import covers
-from yardmaster_projections.draft import ENROLLED, Draft
+from yardmaster_projections.projection.draft import ENROLLED, Draft
 from yardmaster_projections.rows import (
     AttemptRow,
     CountersRow,

@@ -37,11 +37,11 @@ ACTIVE: Final = frozenset({Phase.STARTING, Phase.RUNNING, Phase.STOPPING})
 ENROLLED: Final = "enrolled"
 
 
-class Asking:
-    """Gathers what parts of a step miss of the views, so that it is asked for together.
+class MissingRows:
+    """Collects the rows that the parts of a step miss, so that they are loaded together.
 
-    Each part runs in `with asking:`. Once something is missing, what contradicts the views may only
-    seem to, and is passed over: the step will run again.
+    Each part runs in `with missing:`. Once a row is missing, a contradiction with the views may be
+    apparent only, so it is ignored: the step will run again.
     """
 
     __slots__ = ("_missing",)
@@ -70,7 +70,7 @@ class Asking:
             NotLoaded: something was missing.
         """
         if self._missing:
-            raise NotLoaded.together(self._missing)
+            raise NotLoaded.merged(self._missing)
 
 
 class _Sums:
@@ -124,12 +124,12 @@ class Draft:
         Raises:
             ImpossibleEvent: one of them is not there.
         """
-        asking = Asking()
+        missing = MissingRows()
         found: list[R] = []
         for key in keys:
-            with asking:
+            with missing:
                 found.append(self.need(kind, key, event))
-        asking.end()
+        missing.end()
         return found
 
     def request(self, record_id: str) -> RequestRow | None:
@@ -189,20 +189,20 @@ class Draft:
 
     def changes(self) -> list[Change]:
         """All of the step, in a defined order; the draft is used up."""
-        asking = Asking()
+        missing = MissingRows()
         for job_id, phases in self._phases.items():
-            with asking:
+            with missing:
                 job = self.find(JobRow, job_id)
                 if job is not None:
                     self.put(replace(job, phases=_in_phases(job.phases, phases)))
         for name, sums in self._sums.items():
-            with asking:
+            with missing:
                 self.put(_added(self.find(CountersRow, name) or CountersRow(name=name), sums))
         for subject, records in self._histories.items():
-            with asking:
+            with missing:
                 before = self.find(HistoryRow, subject) or HistoryRow(subject=subject)
                 self.put(replace(before, records=(*before.records, *records)[-MAX_HISTORY:]))
-        asking.end()
+        missing.end()
         return list(self._rows.values())
 
     def _of(self, name: str) -> _Sums:

@@ -10,7 +10,7 @@ from tests.support.logs import LogBuilder
 from tests.support.views import Followed, viewed
 from yardmaster_core.errors import ImpossibleEvent
 from yardmaster_projections.memory import MemoryViewStore
-from yardmaster_projections.project import IGNORED, PROJECTED, project
+from yardmaster_projections.projection.step import IGNORED, PROJECTED, project
 from yardmaster_projections.rows import (
     AttemptRow,
     CountersRow,

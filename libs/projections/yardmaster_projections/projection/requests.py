@@ -1,0 +1,154 @@
+"""What requests change of the views: they show at once, as phase `submitted`."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from yardmaster_projections.projection.details import Details, Projector
+from yardmaster_projections.projection.draft import Draft
+from yardmaster_projections.rows import JobFacts, JobRow, LogRow, Refused, RequestRow, TaskRow
+from yardmaster_schemas.api import Phase, RequestState
+from yardmaster_schemas.envelope import Envelope, Event
+from yardmaster_schemas.events import requests as r
+from yardmaster_schemas.events.details import JobDetailedV1, RequestNotedV1
+from yardmaster_schemas.reasons import RefusalCode
+
+#: Submissions of one id that are kept while none is judged. Who got no answer tries a few times,
+#: and a gateway knows those that it sees in the log.
+MAX_AGAIN: Final = 64
+
+
+def record_request(draft: Draft, offset: int, envelope: Envelope[Event], details: Details) -> None:
+    """Add a request, and the job and tasks that it submits."""
+    if isinstance(envelope.data, r.LogCreatedV1):
+        return
+    draft.put(
+        RequestRow(
+            offset=offset,
+            record_id=envelope.id,
+            type=envelope.type,
+            subject=envelope.subject,
+            actor=envelope.actor.id,
+            at_ms=envelope.time_ms,
+            note=details.text if isinstance(details, RequestNotedV1) else None,
+        )
+    )
+    if isinstance(envelope.data, r.TaskSubmittedV1):
+        _task_submitted_v1(draft, offset, envelope.data, envelope, details)
+
+
+def refuse(draft: Draft, offset: int, code: RefusalCode) -> None:
+    """Mark a request as refused by quota as a record; withdraw the job that it submitted."""
+    row = draft.find(RequestRow, str(offset))
+    if row is None:
+        return  # it could not even be decoded
+    draft.put(replace(row, state=RequestState.REFUSED, refusal=Refused(code=code)))
+    job = draft.find(JobRow, row.subject)
+    if row.type == r.TaskSubmittedV1.TYPE and job is not None and job.offset == offset:
+        _withdraw(draft, job)
+
+
+def _withdraw(draft: Draft, job: JobRow) -> None:
+    """A submission did not count (it landed late, say): the next one of its id takes its place."""
+    for task in job_tasks(draft, job):
+        draft.drop_task(task)
+    if job.again is None:
+        draft.drop(job)
+    else:
+        # The counts stay what they were before this step, which takes the tasks off them.
+        _appear(draft, replace(job.again, phases=job.phases))
+
+
+def _appear(draft: Draft, job: JobRow) -> None:
+    draft.put(job)
+    for index in range(job.facts.requested.tasks):
+        draft.add_task(TaskRow(job=job.facts, index=index, phase=Phase.SUBMITTED))
+
+
+def _log_created_v1(draft: Draft, envelope: Envelope[r.LogCreatedV1], _: Details) -> None:
+    data = envelope.data
+    if draft.find(LogRow, data.cell) is None:
+        draft.put(
+            LogRow(cell=data.cell, log_id=data.log_id, mode=data.mode, created_ms=envelope.time_ms)
+        )
+
+
+def _task_submitted_v1(
+    draft: Draft,
+    offset: int,
+    data: r.TaskSubmittedV1,
+    envelope: Envelope[Event],
+    details: Details,
+) -> None:
+    known = details if isinstance(details, JobDetailedV1) else None
+    facts = JobFacts(
+        job_id=data.job_id,
+        project=data.project,
+        user=known.user if known else envelope.actor.id,
+        name=known.name if known else data.job_id,
+        actor=envelope.actor.id,
+        submitted_at_ms=envelope.time_ms,
+        requested=data.spec,
+        labels=dict(known.labels) if known else {},
+        params=known.params if known else (),
+    )
+    job = JobRow(
+        facts=facts,
+        body_digest=data.body_digest,
+        offset=offset,
+        run=known.run if known else None,
+    )
+    if known is not None:
+        job = replace(job, stop_signal=known.stop_signal)
+    first = draft.find(JobRow, data.job_id)
+    if first is None:
+        _appear(draft, job)
+    elif first.facts.spec is None:
+        # The same key again: only the first counts, unless it turns out to be no valid record.
+        draft.put(_followed_by(first, job, MAX_AGAIN))
+
+
+def _followed_by(job: JobRow, last: JobRow, room: int) -> JobRow:
+    """The job with one more submission of its id behind those that wait for its verdict."""
+    if job.again is None:
+        return replace(job, again=last)
+    return job if room == 1 else replace(job, again=_followed_by(job.again, last, room - 1))
+
+
+def nothing(draft: Draft, envelope: Envelope[Any], details: Details) -> None:
+    """A request shows as a request; what it asks for shows when it is accepted."""
+
+
+def job_tasks(draft: Draft, job: JobRow, index: int | None = None) -> list[TaskRow]:
+    """The tasks of a job, or its task of an index.
+
+    Raises:
+        ImpossibleEvent: one of them does not exist.
+    """
+    wanted = range(job.facts.requested.tasks) if index is None else (index,)
+    return draft.need_each(TaskRow, [f"{job.key}.{each}" for each in wanted], "a verdict")
+
+
+PROJECTED: Final[Mapping[type[Event], Projector]] = {
+    r.LogCreatedV1: _log_created_v1,
+    r.TaskSubmittedV1: nothing,
+    r.CancelRequestedV1: nothing,
+    r.PauseRequestedV1: nothing,
+    r.ResumeRequestedV1: nothing,
+    r.PriorityChangeRequestedV1: nothing,
+    r.WeightChangeRequestedV1: nothing,
+    r.MaxSlotsChangeRequestedV1: nothing,
+    r.PoolChangeRequestedV1: nothing,
+    r.PoolDeletionRequestedV1: nothing,
+    r.DepartmentChangeRequestedV1: nothing,
+    r.DepartmentDeletionRequestedV1: nothing,
+    r.ProjectChangeRequestedV1: nothing,
+    r.ProjectDeletionRequestedV1: nothing,
+    r.NodeCordonRequestedV1: nothing,
+    r.NodeUncordonRequestedV1: nothing,
+    r.NodeDrainRequestedV1: nothing,
+    r.NodeSlotsChangeRequestedV1: nothing,
+    r.NodeEnrolRequestedV1: nothing,
+    r.NodeRevokeRequestedV1: nothing,
+    r.EraseRequestedV1: nothing,
+}

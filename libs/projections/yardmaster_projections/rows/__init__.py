@@ -1,0 +1,55 @@
+"""The rows of the views: frozen and flat, one kind for each thing that a reader asks for.
+
+A row has a `key`, an `order` by which lists of its kind are sorted, and `facets` by which they are
+filtered; a store reads nothing else of a row. Times are milliseconds since the epoch.
+"""
+
+from yardmaster_projections.rows.cell import (
+    CountersRow,
+    DepartmentRow,
+    NodeRow,
+    PoolRow,
+    ProjectRow,
+    SeenRow,
+    WaitRow,
+)
+from yardmaster_projections.rows.jobs import (
+    AttemptRow,
+    Ended,
+    JobFacts,
+    JobRow,
+    OutputRow,
+    Refused,
+    ReplicaRow,
+    Stopping,
+    TaskRow,
+)
+from yardmaster_projections.rows.records import CycleRow, HistoryRow, LogRow, RequestRow
+from yardmaster_projections.rows.row import Facet, Order, R, Row
+
+__all__ = [
+    "AttemptRow",
+    "CountersRow",
+    "CycleRow",
+    "DepartmentRow",
+    "Ended",
+    "Facet",
+    "HistoryRow",
+    "JobFacts",
+    "JobRow",
+    "LogRow",
+    "NodeRow",
+    "Order",
+    "OutputRow",
+    "PoolRow",
+    "ProjectRow",
+    "R",
+    "Refused",
+    "ReplicaRow",
+    "RequestRow",
+    "Row",
+    "SeenRow",
+    "Stopping",
+    "TaskRow",
+    "WaitRow",
+]

@@ -1,0 +1,248 @@
+"""Rows of jobs, tasks, their attempts and their output."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
+
+from yardmaster_projections.rows.row import Facet, Order, Row
+from yardmaster_projections.wire_types import Shared
+from yardmaster_schemas.api import Phase
+from yardmaster_schemas.events.admissions import AdmittedSpec
+from yardmaster_schemas.events.decisions import Checkpoint, Outcome, Placement
+from yardmaster_schemas.events.details import Run, StopSignal
+from yardmaster_schemas.events.requests import (
+    SubmittedSpec,
+)
+from yardmaster_schemas.reasons import EndCode, Start, Stop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """Why quota refused, in its words."""
+
+    code: str
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    about: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopping:
+    """A stop that was asked for, and when."""
+
+    stop: Stop
+    at_ms: int
+    deadline_at_ms: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a task ended."""
+
+    outcome: Outcome
+    code: EndCode
+    exit_code: int | None
+    signal: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFacts:
+    """What a job and its tasks have in common; one object for all of them."""
+
+    job_id: str
+    project: str
+    #: As the details name them; the actor's id where the details are erased.
+    user: str
+    name: str
+    #: The user's id, as authenticated.
+    actor: str
+    submitted_at_ms: int
+    requested: SubmittedSpec
+    labels: Mapping[str, str] = field(default_factory=dict)
+    params: tuple[Mapping[str, Any], ...] = ()
+    department: str | None = None
+    admitted_at_ms: int | None = None
+    #: As admitted, later changes of priority, weight and max_slots included.
+    spec: AdmittedSpec | None = None
+    shape: str | None = None
+    #: Name, labels, owner and what it runs are gone for good.
+    erased: bool = False
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """Where it may run, in order of preference."""
+        return self.spec.pools if self.spec is not None else self.requested.pools
+
+    @property
+    def facets(self) -> tuple[Facet, ...]:
+        """What jobs and tasks alike are filtered by."""
+        return (
+            ("project", self.project),
+            ("user", self.user),
+            ("kind", self.requested.kind),
+            ("name", self.name),
+            *((f"label.{key}", value) for key, value in self.labels.items()),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRow(Row):
+    """A job as submitted and as admitted; `phases` counts its tasks."""
+
+    KIND: ClassVar[str] = "job"
+    WATCHED: ClassVar[bool] = True
+
+    facts: Annotated[JobFacts, Shared("facts")]
+    body_digest: str
+    #: Offset of its TaskSubmitted in `requests`.
+    offset: int
+    run: Annotated[Run | None, Shared("run")] = None
+    stop_signal: StopSignal = StopSignal.TERM
+    revision: int = 1
+    refusal: Refused | None = None
+    phases: Mapping[Phase, int] = field(default_factory=dict)
+    paused: bool = False
+    #: The next submission under the same id, while this one is not judged.
+    again: "JobRow | None" = None
+
+    @property
+    def key(self) -> str:
+        """The job's id."""
+        return self.facts.job_id
+
+    @property
+    def order(self) -> Order:
+        """By submission."""
+        return (self.facts.submitted_at_ms, self.facts.job_id, 0)
+
+    @property
+    def facets(self) -> tuple[Facet, ...]:
+        """The job's, the pools it may use and the phases its tasks are in."""
+        return (
+            *self.facts.facets,
+            *(("pool", pool) for pool in self.facts.pools),
+            *(("phase", phase) for phase, count in self.phases.items() if count),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRow(Row):
+    """A task where it is now; what it shares with its job is the job's."""
+
+    KIND: ClassVar[str] = "task"
+    WATCHED: ClassVar[bool] = True
+
+    job: Annotated[JobFacts, Shared("facts")]
+    index: int
+    phase: Phase
+    paused: bool = False
+    attempt: int = 0
+    restarts: int = 0
+    not_before_ms: int = 0
+    #: Starts in a row that failed.
+    failed_starts: int = 0
+    pool: str | None = None
+    nodes: tuple[str, ...] = ()
+    started_at_ms: int | None = None
+    ended_at_ms: int | None = None
+    stopping: Stopping | None = None
+    checkpoint: Checkpoint | None = None
+    checkpoint_at_ms: int = 0
+    progress_permille: int | None = None
+    end: Ended | None = None
+
+    @property
+    def task_id(self) -> str:
+        """The task's id, `job.index`."""
+        return f"{self.job.job_id}.{self.index}"
+
+    @property
+    def key(self) -> str:
+        """The task's id."""
+        return self.task_id
+
+    @property
+    def order(self) -> Order:
+        """By submission, then index."""
+        return (self.job.submitted_at_ms, self.job.job_id, self.index)
+
+    @property
+    def gpu_milli(self) -> int:
+        """What its replicas ask for together."""
+        return self.job.requested.replicas_min * self.job.requested.resources.gpu_total_milli
+
+    @property
+    def facets(self) -> tuple[Facet, ...]:
+        """Phase, nodes and the job's; the pool is where it runs, else all it may use."""
+        return (
+            ("phase", self.phase),
+            ("job", self.job.job_id),
+            *self.job.facets,
+            *(("pool", p) for p in ((self.pool,) if self.pool is not None else self.job.pools)),
+            *(("node", node) for node in self.nodes),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaRow:
+    """One replica of an attempt."""
+
+    placement: Placement
+    started_at_ms: int | None = None
+    exited_at_ms: int | None = None
+    released_at_ms: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptRow(Row):
+    """One run of a task."""
+
+    KIND: ClassVar[str] = "attempt"
+
+    task_id: str
+    project: str
+    attempt: int
+    pool: str
+    allocated_at_ms: int
+    start: Start
+    replicas: tuple[ReplicaRow, ...]
+    started_at_ms: int | None = None
+    ended_at_ms: int | None = None
+    stopping: Stopping | None = None
+    checkpoint: Checkpoint | None = None
+    checkpoint_at_ms: int = 0
+    #: Requeued or ended for this reason.
+    end: EndCode | None = None
+
+    @property
+    def key(self) -> str:
+        """Task and attempt."""
+        return f"{self.task_id}/{self.attempt}"
+
+    @property
+    def order(self) -> Order:
+        """By task, then number."""
+        return (0, self.task_id, self.attempt)
+
+    @property
+    def facets(self) -> tuple[Facet, ...]:
+        """The task."""
+        return (("task", self.task_id),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputRow(Row):
+    """Between which offsets of `task-logs` an attempt's output lies."""
+
+    KIND: ClassVar[str] = "output"
+
+    task_id: str
+    attempt: int
+    first: int
+    last: int
+
+    @property
+    def key(self) -> str:
+        """Task and attempt."""
+        return f"{self.task_id}/{self.attempt}"

@@ -1,0 +1,124 @@
+"""Rows of records of the log: requests, cycles, histories of jobs, the log itself."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from yardmaster_projections.rows.jobs import Refused
+from yardmaster_projections.rows.row import Facet, Order, Row
+from yardmaster_schemas.api import RequestState
+from yardmaster_schemas.events.machine import CycleCommittedV1, CycleCommittedV2
+from yardmaster_schemas.events.requests import (
+    CancelRequestedV1,
+    LogMode,
+    PauseRequestedV1,
+    TaskSubmittedV1,
+)
+
+#: Requests about a job or task of it that may come with a note.
+_ABOUT_JOBS: Final = (CancelRequestedV1.TYPE, PauseRequestedV1.TYPE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRow(Row):
+    """A request and what quota made of it."""
+
+    KIND: ClassVar[str] = "request"
+
+    offset: int
+    record_id: str
+    type: str
+    subject: str
+    actor: str
+    at_ms: int
+    state: RequestState = RequestState.RECORDED
+    refusal: Refused | None = None
+    note: str | None = None
+
+    @property
+    def key(self) -> str:
+        """Its offset in `requests`."""
+        return str(self.offset)
+
+    @property
+    def order(self) -> Order:
+        """In the log's order."""
+        return (self.offset, "", 0)
+
+    @property
+    def facets(self) -> tuple[Facet, ...]:
+        """The record's identity, while a verdict may still name it; the job that is described.
+
+        By a note, or by the details of a submission that was refused, as a repeat is.
+        """
+        recorded = self.state is RequestState.RECORDED
+        repeat = self.type == TaskSubmittedV1.TYPE and self.state is RequestState.REFUSED
+        noted = repeat or (self.note is not None and self.type in _ABOUT_JOBS)
+        return (
+            *((("record", self.record_id),) if recorded else ()),
+            *((("noted", self.subject.partition(".")[0]),) if noted else ()),
+        )
+
+    @property
+    def settled(self) -> bool:
+        """It was judged."""
+        return self.state is not RequestState.RECORDED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CycleRow(Row):
+    """A counted cycle of the scheduler: where its commit lies, and what it took."""
+
+    KIND: ClassVar[str] = "cycle"
+
+    offset: int
+    #: By its own version: of version 1 alone, the rules' version would not be stored.
+    commit: CycleCommittedV2 | CycleCommittedV1
+
+    @property
+    def key(self) -> str:
+        """Its number."""
+        return str(self.commit.cycle)
+
+    @property
+    def order(self) -> Order:
+        """By number."""
+        return (self.commit.cycle, "", 0)
+
+    @property
+    def settled(self) -> bool:
+        """It never changes."""
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryRow(Row):
+    """Where the records about a job or task lie: (topic, offset), the newest `MAX_HISTORY`."""
+
+    KIND: ClassVar[str] = "history"
+
+    subject: str
+    records: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def key(self) -> str:
+        """The job's or task's id."""
+        return self.subject
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogRow(Row):
+    """The log's identity; one row, keyed by the cell."""
+
+    KIND: ClassVar[str] = "log"
+
+    cell: str
+    log_id: str
+    mode: LogMode
+    created_ms: int
+    now_ms: int = 0
+    cycle: int = 0
+
+    @property
+    def key(self) -> str:
+        """The cell."""
+        return self.cell
