@@ -67,7 +67,7 @@ def _cycles(cell: Cell, verb: str) -> list[Event]:
     silent.clear()
     decided = cell.cycle(silent=heard)
     assert not cell.refused, f"the cell did not believe {cell.refused}"
-    return decided + cell.settled() if verb == "settle" else decided
+    return decided + cell.run_until_idle() if verb == "settle" else decided
 
 
 def _command(cell: Cell, verb: str, words: list[str]) -> None:
@@ -217,7 +217,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "cordon": lambda cell, node: cell.cordon(node),
     "uncordon": lambda cell, node: cell.uncordon(node),
     "drain": lambda cell, node, within: cell.drain(node, within_s=within),
-    "enrol": lambda cell, node, **bounds: cell.enrol(node, **bounds),
+    "enrol": lambda cell, node, **bounds: cell.enroll(node, **bounds),
     "revoke": lambda cell, node: cell.revoke(node),
     "erase": lambda cell, job: cell.erase(job),
     "leaves": lambda cell, node: cell.leaves(node),

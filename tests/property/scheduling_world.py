@@ -19,7 +19,7 @@ from yardmaster_core.scheduling.state.pools import Pool
 from yardmaster_core.scheduling.state.shapes import SEPARATE_AFTER
 from yardmaster_core.scheduling.state.tasks import Task
 from yardmaster_core.scheduling.state.wait_codes import BLOCKING
-from yardmaster_core.testing import Apply, Cell, Settle
+from yardmaster_core.testing import Cell, CycleEnded, EventApplied
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events import decisions as dec
 from yardmaster_schemas.events import node_events as nev
@@ -32,7 +32,7 @@ HOSTILE_SEQ = 10**9
 class Tried(Cell):
     """The cell that is treated badly."""
 
-    def applied(self, decision: Event) -> None:
+    def on_decision(self, decision: Event) -> None:
         """Every decision again: a repeat changes nothing."""
         before = self.machine.digest(self.state)
         self.state = self.machine.apply(self.state, decision, "")
@@ -43,7 +43,7 @@ class Tried(Cell):
 class Keeping(Cell):
     """The cell that decides for good."""
 
-    def decided(self, limit: int, observed: Sequence[Decision]) -> CycleResult:
+    def decide_and_apply(self, limit: int, observed: Sequence[Decision]) -> CycleResult:
         self.state, decisions, complete = self.machine.decide_in_place(
             self.state, limit=limit, observed=observed
         )
@@ -159,7 +159,7 @@ class World:
         ours, theirs = (cell.machine.dump(cell.state) for cell in (self.keeping, self.twin))
         assert ours == theirs, "what was kept is not what was applied"
         for step in self.cell.steps[start:]:
-            if isinstance(step, Apply) and step.record_id:
+            if isinstance(step, EventApplied) and step.record_id:
                 seq = int(step.record_id.rpartition("/")[2])
                 assert seq < HOSTILE_SEQ, f"a lie was believed: {step.event}"
         self._within_limits(decided)
@@ -335,6 +335,6 @@ class World:
 
 def counts(steps: Sequence[Any]) -> Counter[str]:
     """How often each event type was applied, and how many cycles were cut short."""
-    kinds = Counter(s.event.TYPE for s in steps if isinstance(s, Apply))
-    kinds["cut"] = sum(1 for s in steps if isinstance(s, Settle) and not s.complete)
+    kinds = Counter(s.event.TYPE for s in steps if isinstance(s, EventApplied))
+    kinds["cut"] = sum(1 for s in steps if isinstance(s, CycleEnded) and not s.complete)
     return kinds

@@ -29,7 +29,7 @@ nodes = st.lists(st.integers(1, 4), min_size=1, max_size=3)
 def come_to_rest(cell: Cell) -> None:
     """Agents do as they are told until nothing moves any more."""
     for _ in range(40):
-        moved = bool(cell.settled())
+        moved = bool(cell.run_until_idle())
         for task in cell.state.tasks.values():
             run, name = task.run, task.job.id.rstrip("0")
             if run is None:

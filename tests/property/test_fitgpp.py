@@ -61,7 +61,7 @@ def test_whom_the_paper_would_stop_is_stopped(seed: int, s_milli: int, p: int | 
     for number in range(chance.randint(3, 25)):
         asked = _resources(chance, 8)
         cell.submit(f"b{number:02}x", resources=asked, grace_s=chance.randint(0, 600))
-    cell.settled()
+    cell.run_until_idle()
     for task in cell.state.tasks.values():
         task.preemptions = chance.choice([0, 0, 1, 2])
     asked = _resources(chance, 8)

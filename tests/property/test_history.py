@@ -11,7 +11,7 @@ from tests.property.test_scheduling import Histories
 from tests.support.histories import history_of
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.phases import NodeState, Phase, ReplicaState
-from yardmaster_core.testing import START_MS, Apply, Begin, Cell
+from yardmaster_core.testing import START_MS, Cell, CycleBegun, EventApplied
 from yardmaster_schemas.envelope import Event
 from yardmaster_simulation.history import History
 from yardmaster_simulation.metrics import summary
@@ -119,9 +119,9 @@ def assert_order_at_one_time_is_of_no_account(cell: Cell, history: History) -> N
     now_ms = 0
     for step in cell.steps:
         match step:
-            case Begin(_, now_ms):
+            case CycleBegun(_, now_ms):
                 pass
-            case Apply(event, _):
+            case EventApplied(event, _):
                 events.append((now_ms, event))
     chance = Random(len(events))
     other = History()

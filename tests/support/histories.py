@@ -1,6 +1,6 @@
 """What a `Cell` went through, as a `History`."""
 
-from yardmaster_core.testing import Apply, Begin, Cell
+from yardmaster_core.testing import Cell, CycleBegun, EventApplied
 from yardmaster_simulation.history import History
 
 
@@ -10,9 +10,9 @@ def history_of(cell: Cell) -> History:
     now_ms = 0
     for step in cell.steps:
         match step:
-            case Begin(_, now_ms):
+            case CycleBegun(_, now_ms):
                 pass
-            case Apply(event, _):
+            case EventApplied(event, _):
                 history.see(now_ms, event)
     history.settle()
     return history

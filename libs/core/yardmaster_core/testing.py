@@ -1,8 +1,8 @@
-"""`Cell`: drives the scheduler's machine in tests as a shell would, without a log.
+"""`Cell`: drives the scheduler's machine in tests, without a log.
 
-Events are applied as inputs of the next cycle; `cycle` decides, checks that deciding left the state
-alone and that applying the decisions gives the digest they promised, and returns them. Claims of
-agents pass through `refusal` first, as in production.
+Events are applied as inputs of the next cycle. `cycle` decides, checks that deciding left the state
+unchanged and that applying the decisions gives the promised digest, and returns the decisions.
+Claims of agents pass through `refusal` first, as in production.
 """
 
 import itertools
@@ -29,8 +29,10 @@ POOL_SETTINGS: Final = {field.name for field in fields(req.PoolConfig)} - {"poli
 
 
 def admitted_spec(**changes: Any) -> adm.AdmittedSpec:
-    """A training job of one whole GPU in pool `main`, with every default resolved; `changes`
-    replace fields.
+    """Return the spec of a training job of one whole GPU in pool `main`, with every default
+    resolved.
+
+    `changes` replace fields.
     """
     spec = adm.AdmittedSpec(
         kind=req.Kind.TRAINING,
@@ -59,13 +61,13 @@ def admitted_spec(**changes: Any) -> adm.AdmittedSpec:
 
 
 def job_id(name: str) -> str:
-    """A job id that reads like `name`."""
+    """Return a job id made from `name`."""
     kept = "".join(c for c in name.lower() if c.isalnum())
     return kept[:12].ljust(12, "0")
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class CycleBegun:
     """A cycle began."""
 
     cycle: int
@@ -73,7 +75,7 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class Apply:
+class EventApplied:
     """An input or a decision was applied."""
 
     event: Event
@@ -81,32 +83,32 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True)
-class Settle:
+class CycleEnded:
     """A cycle ended."""
 
     complete: bool
 
 
-Step = Begin | Apply | Settle
+Step = CycleBegun | EventApplied | CycleEnded
 
 
 def fold(steps: Iterable[Step], name: str = "main") -> ClusterState:
-    """The state that the steps give from nothing, without deciding: what a standby does."""
+    """Return the state after `steps`, without deciding, as a standby computes it."""
     machine = SchedulerMachine()
     state = machine.initial(name)
     for step in steps:
         match step:
-            case Begin(cycle, now_ms):
+            case CycleBegun(cycle, now_ms):
                 state = machine.begin_cycle(state, cycle, now_ms)
-            case Apply(event, record_id):
+            case EventApplied(event, record_id):
                 state = machine.apply(state, event, record_id)
-            case Settle(complete):
+            case CycleEnded(complete):
                 state = machine.end_cycle(state, complete=complete)
     return state
 
 
 class Cell:
-    """A cell with one scheduler; time goes on only when told to."""
+    """A cell with one scheduler; its time advances only when a test says so."""
 
     def __init__(self, name: str = "main", **policy_options: Any) -> None:
         self.machine = SchedulerMachine()
@@ -115,13 +117,13 @@ class Cell:
         self.cycles = 0
         self.seq = 0
         self.submitted = 0
-        #: All inputs and decisions, in the order applied.
+        #: All inputs and decisions, in the order in which they were applied.
         self.history: list[Event] = []
-        #: The same with the cycles around them, as `fold` reads them.
+        #: The same, with the begin and end of each cycle, as `fold` reads them.
         self.steps: list[Step] = []
-        #: Claims of the last cycle that were not believed.
+        #: Claims that the last cycle refused.
         self.refused: list[tuple[Event, RefusalCode]] = []
-        #: Whether the last cycle decided all there was to decide.
+        #: Whether the last cycle decided everything, or was cut at its limit.
         self.complete = True
         self._inputs: list[tuple[Event, str]] = []
         self._revisions: dict[str, Iterator[int]] = {}
@@ -130,7 +132,7 @@ class Cell:
     # Inputs
 
     def pool(self, name: str, *, policy: str = "priority", **options: Any) -> None:
-        """Configure a pool; what is no setting of the pool is an option of its policy."""
+        """Configure a pool; options that are no setting of a pool are options of its policy."""
         own = {key: options.pop(key) for key in POOL_SETTINGS & options.keys()}
         known = self.state.pools.get(name)
         config = req.PoolConfig(policy=req.PolicyRef(name=policy, options=options), **own)
@@ -138,17 +140,17 @@ class Cell:
         self.admission(adm.PoolConfiguredV1(pool=name, revision=revision, config=config))
 
     def admission(self, event: Event) -> None:
-        """An event of `admissions`, for the next cycle."""
+        """Add an event of `admissions` to the next cycle."""
         self.seq += 1
         self._inputs.append((event, f"quota/main.000000000000/1/{self.seq}"))
 
     def claim(self, event: Any, *, source: str | None = None) -> None:
-        """An event of `node-events`, for the next cycle; refused there if it cannot be believed."""
+        """Add an event of `node-events` to the next cycle, which may refuse it."""
         self.seq += 1
         self._inputs.append((event, f"{source or f'node/{event.node}'}/1/{self.seq}"))
 
     def node(self, name: str, gpus: int = 8, **changes: Any) -> None:
-        """A node joins pool `main` (or `pool=`)."""
+        """Let a node join pool `main` (or `pool=`)."""
         fields: dict[str, Any] = {
             "incarnation": "0" * 12,
             "boot_id": "00000000",
@@ -165,7 +167,7 @@ class Cell:
         self.claim(nev.NodeJoinedV1(node=name, **{**fields, **changes}))
 
     def submit(self, name: str, *, project: str = "p", **changes: Any) -> str:
-        """A job is admitted; returns its id. `gpus=` is short for whole GPUs of a replica."""
+        """Admit a job; return its id. `gpus=` is short for whole GPUs of a replica."""
         self.submitted += 1
         gpus = changes.pop("gpus", None)
         if gpus is not None:
@@ -187,7 +189,7 @@ class Cell:
         return id_
 
     def task(self, name: str, index: int = 0) -> Task:
-        """A task by its job's name."""
+        """Return a task by its job's name."""
         return self.state.task(f"{job_id(name)}.{index}")
 
     def _about(self, task: Task, replica: int) -> dict[str, Any]:
@@ -209,12 +211,12 @@ class Cell:
         return [self._about(task, r) for r in (every if replica is None else [replica])]
 
     def starts(self, name: str, index: int = 0, *, replica: int | None = None) -> None:
-        """The agents report that every replica of the task runs (or that one)."""
+        """Report that every replica of the task runs (or that one)."""
         for about in self._replicas(name, index, replica):
             self.claim(nev.TaskStartedV1(**about, boot_id="00000000", pid=1, process_started=1))
 
     def checkpoints(self, name: str, step: int, index: int = 0) -> None:
-        """The task saved its state."""
+        """Report a checkpoint of the task."""
         about = self._about(self.task(name, index), 0)
         self.claim(nev.CheckpointDoneV1(**about, uri=f"file:///c/{name}-{step}", step=step))
 
@@ -229,7 +231,9 @@ class Cell:
         out_of_memory: bool = False,
         done: bool = False,
     ) -> None:
-        """The processes of every replica (or that one) end; the slots are still held."""
+        """Report that the processes of every replica (or that one) ended; the slots are still
+        held.
+        """
         code = None if signal is not None else exit_code
         for about in self._replicas(name, index, replica):
             self.claim(
@@ -239,12 +243,14 @@ class Cell:
             )
 
     def releases(self, name: str, index: int = 0, *, replica: int | None = None) -> None:
-        """Nothing is left of every replica (or that one)."""
+        """Report that every replica (or that one) released its slots."""
         for about in self._replicas(name, index, replica):
             self.claim(nev.SlotsReleasedV1(**about))
 
     def ends(self, name: str, index: int = 0, *, replica: int | None = None, **how: Any) -> None:
-        """Every replica (or that one) exits and its slots are released; `how` as of `exits`."""
+        """Report that every replica (or that one) exited and released its slots; `how` as in
+        `exits`.
+        """
         task = self.task(name, index)
         assert task.run is not None, f"{task.id} has no attempt"
         every = range(len(task.run.placements))
@@ -260,28 +266,28 @@ class Cell:
         *,
         failure: StartFailure | None = None,
     ) -> None:
-        """An agent gives a replica's slots back without having started it."""
+        """Report that an agent released a replica's slots without having started it."""
         about = self._about(self.task(name, index), replica)
         self.claim(nev.SlotsReleasedV1(**about, never_started=True, failure=failure))
 
     def cancel(self, name: str, index: int | None = None, *, immediate: bool = False) -> None:
-        """Quota accepted a cancel."""
+        """Cancel a job, or one of its tasks."""
         self.admission(adm.CancelAcceptedV1(job_id=job_id(name), index=index, immediate=immediate))
 
     def pause(self, name: str, index: int | None = None) -> None:
-        """Quota accepted a pause."""
+        """Pause a job, or one of its tasks."""
         self.admission(adm.TaskPausedV1(job_id=job_id(name), index=index))
 
     def resume(self, name: str, index: int | None = None) -> None:
-        """Quota accepted a resumption."""
+        """Resume a job, or one of its tasks."""
         self.admission(adm.TaskResumedV1(job_id=job_id(name), index=index))
 
     def _revision(self, name: str) -> int:
-        """The next revision of a job, counting changes that no cycle took yet."""
+        """Return the next revision of a job, including changes that no cycle has applied yet."""
         return next(self._revisions.setdefault(job_id(name), itertools.count(2)))
 
     def set_priority(self, name: str, priority: int) -> None:
-        """A job has another priority."""
+        """Change a job's priority."""
         self.admission(
             adm.PriorityChangedV1(
                 job_id=job_id(name), priority=priority, revision=self._revision(name)
@@ -289,13 +295,13 @@ class Cell:
         )
 
     def set_weight(self, name: str, weight: int) -> None:
-        """A job has another weight."""
+        """Change a job's weight."""
         self.admission(
             adm.WeightChangedV1(job_id=job_id(name), weight=weight, revision=self._revision(name))
         )
 
     def set_max_slots(self, name: str, gpus: int | None) -> None:
-        """A job has another bound on its GPUs (None: no bound)."""
+        """Change the limit on a job's GPUs (None: no limit)."""
         milli = None if gpus is None else gpus * 1000
         self.admission(
             adm.MaxSlotsChangedV1(
@@ -304,7 +310,7 @@ class Cell:
         )
 
     def entitle(self, project: str, *, department: str = "d", **config: Any) -> None:
-        """A project has this configuration; limits are in gpu_milli."""
+        """Configure a project; limits are in gpu_milli."""
         self.admission(
             adm.EntitlementsChangedV1(
                 level=adm.Level.PROJECT,
@@ -315,7 +321,7 @@ class Cell:
         )
 
     def entitle_department(self, department: str, **limits_milli: int | None) -> None:
-        """A department's projects may hold so much (gpu_milli) of each pool together."""
+        """Limit what a department's projects hold together of each pool (gpu_milli)."""
         quotas = {pool: req.Quota(limit_milli=milli) for pool, milli in limits_milli.items()}
         self.admission(
             adm.EntitlementsChangedV1(
@@ -327,38 +333,38 @@ class Cell:
         )
 
     def cordon(self, node: str) -> None:
-        """Nothing new starts on a node."""
+        """Cordon a node: no new task starts on it."""
         self.admission(adm.NodeCordonedV1(node=node))
 
     def uncordon(self, node: str) -> None:
-        """A node takes tasks again."""
+        """Uncordon a node."""
         self.admission(adm.NodeUncordonedV1(node=node))
 
     def drain(self, node: str, *, within_s: int) -> None:
-        """A node is to be empty by a deadline."""
+        """Drain a node by a deadline."""
         deadline_ms = self.now_ms + within_s * 1000
         self.admission(adm.NodeDrainingV1(node=node, deadline_at_ms=deadline_ms))
 
     def disable(self, node: str, *slots: int, stop: bool = False) -> None:
-        """Nothing new starts on these slots of a node, and on all its others it may."""
+        """Disable these slots of a node and enable all others."""
         self.admission(adm.NodeSlotsChangedV1(node=node, disabled=slots, stop=stop))
 
-    def enrol(self, node: str, gpus: int = 8, *, pool: str = "main", **more: Any) -> None:
-        """A node may join a pool with so many GPUs; from the first one on no others may."""
+    def enroll(self, node: str, gpus: int = 8, *, pool: str = "main", **more: Any) -> None:
+        """Enroll a node; after the first enrollment, nodes without one are refused."""
         revisions = self._revisions.setdefault(f"node/{node}", itertools.count(1))
         enrolment = req.Enrolment(pool=pool, gpus=gpus, **more)
         self.admission(adm.NodeEnrolledV1(node=node, enrolment=enrolment, revision=next(revisions)))
 
     def revoke(self, node: str) -> None:
-        """A node that was enrolled is trusted no more."""
+        """Revoke a node's enrollment."""
         self.admission(adm.NodeRevokedV1(node=node))
 
     def erase(self, name: str) -> None:
-        """Nothing says any more what a job runs."""
+        """Erase a job's details."""
         self.admission(adm.DetailsErasedV1(job_id=job_id(name)))
 
     def leaves(self, node: str) -> None:
-        """A node's agent leaves in good order."""
+        """Let a node's agent leave in an orderly way."""
         incarnation = self.state.nodes[node].incarnation
         self.claim(nev.NodeDrainedV1(node=node, incarnation=incarnation))
 
@@ -372,18 +378,20 @@ class Cell:
         silent: dict[str, int] | None = None,
         unwritable: Sequence[str] = (),
     ) -> list[Event]:
-        """Run one cycle `after_s` seconds later; `silent` maps nodes to when (ms) they were last
-        heard, `unwritable` names jobs whose allocation was too large to write.
+        """Run one cycle `after_s` seconds later; return its decisions.
+
+        `silent` maps nodes to when (ms) they were last heard. `unwritable` names jobs whose
+        allocation was too large for a record.
         """
         self.now_ms += int(after_s * 1000)
         self.cycles += 1
         machine = self.machine
         self.state = machine.begin_cycle(self.state, self.cycles, self.now_ms)
-        self.steps.append(Begin(self.cycles, self.now_ms))
+        self.steps.append(CycleBegun(self.cycles, self.now_ms))
         self.refused = []
         inputs, self._inputs = self._inputs, []
         for event, record_id in inputs:
-            self._take(event, record_id)
+            self._apply_input(event, record_id)
         observed = [
             Decision(
                 dec.NodeSilenceObservedV1(
@@ -399,47 +407,47 @@ class Cell:
             Decision(dec.AllocationUnwritableV1(task_id=self.task(name).id), self.task(name).id)
             for name in unwritable
         ]
-        verdict = self.decided(limit, observed)
+        verdict = self.decide_and_apply(limit, observed)
         digest = machine.digest(self.state)
-        assert digest == verdict.state_digest, "decisions did not give the state they promised"
+        assert digest == verdict.state_digest, "decisions give another digest than promised"
         self.state = machine.end_cycle(self.state, complete=verdict.complete)
-        self.steps.append(Settle(verdict.complete))
+        self.steps.append(CycleEnded(verdict.complete))
         self.complete = verdict.complete
         return [decision.event for decision in verdict.decisions]
 
-    def decided(self, limit: int, observed: Sequence[Decision]) -> CycleResult:
-        """Decide, and apply what was decided."""
+    def decide_and_apply(self, limit: int, observed: Sequence[Decision]) -> CycleResult:
+        """Decide, and apply the decisions."""
         before = self.machine.dump(self.state)
         verdict = self.machine.decide(self.state, limit=limit, observed=observed)
         assert self.machine.dump(self.state) == before, "deciding changed the state"
         for decision in verdict.decisions:
             self._apply(decision.event)
-            self.applied(decision.event)
+            self.on_decision(decision.event)
         return verdict
 
-    def recorded(self, decisions: Iterable[Event]) -> None:
-        """Take the inputs so far, and `decisions` as what a cycle, cut at its limit, decided.
+    def record_cycle(self, decisions: Iterable[Event]) -> None:
+        """Apply the inputs so far and `decisions`, as a cycle that was cut at its limit.
 
-        Puts a cell into a state that a leader left behind: who runs where, and who still has to be
-        considered.
+        Puts a cell into a state that an earlier leader left: running tasks, and groups still to
+        consider.
         """
         self.cycles += 1
         self.state = self.machine.begin_cycle(self.state, self.cycles, self.now_ms)
-        self.steps.append(Begin(self.cycles, self.now_ms))
+        self.steps.append(CycleBegun(self.cycles, self.now_ms))
         inputs, self._inputs = self._inputs, []
         for event, record_id in inputs:
-            self._take(event, record_id)
+            self._apply_input(event, record_id)
         for event in decisions:
             self._apply(event)
         self.state = self.machine.end_cycle(self.state, complete=False)
-        self.steps.append(Settle(False))
+        self.steps.append(CycleEnded(False))
 
     def _apply(self, decision: Event) -> None:
         self.state = self.machine.apply(self.state, decision, "")
         self.history.append(decision)
-        self.steps.append(Apply(decision, ""))
+        self.steps.append(EventApplied(decision, ""))
 
-    def _take(self, event: Event, record_id: str) -> None:
+    def _apply_input(self, event: Event, record_id: str) -> None:
         if "node-events" in event.TOPICS:
             source, epoch, seq = record_id.rsplit("/", 2)
             envelope = Envelope(
@@ -459,21 +467,21 @@ class Cell:
                 return
         self.state = self.machine.apply(self.state, event, record_id)
         self.history.append(event)
-        self.steps.append(Apply(event, record_id))
+        self.steps.append(EventApplied(event, record_id))
 
-    def applied(self, decision: Event) -> None:
-        """Called after each decision was applied; for a test's own checks."""
+    def on_decision(self, decision: Event) -> None:
+        """Called after each applied decision; tests override it for their own checks."""
 
     def restart(self) -> None:
-        """Go on from a snapshot of the state, as after a restart."""
+        """Continue from a snapshot of the state, as after a restart."""
         dump = json.loads(json.dumps(self.machine.dump(self.state)))
         self.state = self.machine.load(self.state.cell, dump)
 
-    def settled(self, most: int = 100) -> list[Event]:
-        """Cycles until nothing more is decided; returns all decisions.
+    def run_until_idle(self, most: int = 100) -> list[Event]:
+        """Run cycles until one decides nothing; return all decisions.
 
         Raises:
-            AssertionError: it does not settle within `most` cycles.
+            AssertionError: `most` cycles were not enough.
         """
         decided: list[Event] = []
         for _ in range(most):
@@ -485,16 +493,16 @@ class Cell:
         raise AssertionError(f"still deciding after {most} cycles: {decided[-3:]}")
 
     def phase(self, name: str, index: int = 0) -> str:
-        """The phase of a task, by name."""
+        """Return the phase of a task, by name."""
         return self.task(name, index).phase.name.lower()
 
-    def wait(self, name: str, pool: str = "main") -> str | None:
-        """The code under which a task's equals wait in a pool."""
+    def wait_code(self, name: str, pool: str = "main") -> str | None:
+        """Return the wait code of a task's group in a pool, or None."""
         group = self.task(name).group
         record = group.waits.get(pool) if group is not None else None
         return str(record[0].code) if record is not None else None
 
-    def where(self, name: str, index: int = 0) -> list[tuple[str, tuple[int, ...]]]:
-        """Node and slots of each replica; empty when the task holds nothing."""
+    def slots_of(self, name: str, index: int = 0) -> list[tuple[str, tuple[int, ...]]]:
+        """Return node and slots of each replica; empty if the task holds none."""
         run = self.task(name, index).run
         return [(p.node, p.slots) for p in run.placements] if run is not None else []

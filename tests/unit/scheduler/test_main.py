@@ -117,7 +117,7 @@ def test_a_relay_that_starts_makes_topics_for_who_joined_and_who_may() -> None:
     cell.node("n1")
     cell.cycle()
     for name in ("n1", "n2", "n3"):
-        cell.enrol(name)
+        cell.enroll(name)
     cell.revoke("n3")
     cell.cycle()
     assert known_nodes(cell.state) == {"n1", "n2"}

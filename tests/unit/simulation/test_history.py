@@ -48,7 +48,7 @@ def preempted(*, saved_after_s: int | None = None, saves_when_asked: bool = Fals
         cell.cycle()
     cell.now_ms = START_MS + 100_000
     cell.submit("te", gpus=8, priority=1, preemptible=False)
-    cell.settled()
+    cell.run_until_idle()
     cell.now_ms = START_MS + 130_000
     if saves_when_asked:
         cell.checkpoints("be", step=2)

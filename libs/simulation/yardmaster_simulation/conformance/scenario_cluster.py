@@ -154,7 +154,7 @@ class Stage:
     def decide(self) -> Decided:
         """What the next cycle decides."""
         cell = self.cell
-        cell.recorded(self._allocated)
+        cell.record_cycle(self._allocated)
         for allocated in self._allocated:
             for placement in allocated.placements:
                 cell.claim(

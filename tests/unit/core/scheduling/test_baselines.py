@@ -41,7 +41,7 @@ def test_nobody_passes_who_comes_first_in_line(policy: str) -> None:
     cell.submit("big", gpus=2)
     cell.submit("tiny")
     assert started(cell.cycle()) == ["one"]
-    assert (cell.wait("big"), cell.wait("tiny")) == ("insufficient_free", "behind_task")
+    assert (cell.wait_code("big"), cell.wait_code("tiny")) == ("insufficient_free", "behind_task")
 
 
 @pytest.mark.parametrize("policy", STRICT)
@@ -69,7 +69,7 @@ def test_tasks_without_gpus_wait_in_the_same_line(policy: str) -> None:
     cell.submit("two")
     cell.submit("cpus", gpus=0)
     assert started(cell.cycle()) == ["one"]
-    assert cell.wait("cpus") == "behind_task"
+    assert cell.wait_code("cpus") == "behind_task"
 
 
 @pytest.mark.parametrize("policy", STRICT)
@@ -85,7 +85,7 @@ def test_one_after_another_starts_when_room_comes(policy: str) -> None:
     assert started(cell.cycle()) == ["b0x", "b1x", "b2x"]
     cell.restart()
     assert cell.cycle() == []
-    assert [cell.wait(f"b{number}x") for number in (3, 4, 5)] == [
+    assert [cell.wait_code(f"b{number}x") for number in (3, 4, 5)] == [
         "insufficient_free",
         "behind_task",
         "behind_task",
@@ -111,7 +111,7 @@ def test_what_can_never_fit_holds_nobody_up(policy: str) -> None:
     cell.submit("huge", gpus=3)
     cell.submit("tiny", gpus=1)
     assert started(cell.cycle()) == ["tiny"]
-    assert cell.wait("huge") == "exceeds_every_node"
+    assert cell.wait_code("huge") == "exceeds_every_node"
     cell.node("n2", gpus=4)
     assert started(cell.cycle()) == ["huge"]
 
@@ -146,8 +146,8 @@ def test_fifo_stops_nobody() -> None:
     cell.submit("be")
     cell.cycle()
     cell.submit("te", preemptible=False)
-    assert stopped(cell.settled()) == []
-    assert cell.wait("te") == "insufficient_free"
+    assert stopped(cell.run_until_idle()) == []
+    assert cell.wait_code("te") == "insufficient_free"
 
 
 def test_lrtp_stops_who_runs_longest_from_now() -> None:
@@ -211,7 +211,7 @@ def test_under_baselines_too_only_what_is_preemptible_is_stopped(policy: str) ->
     cell.submit("te1", preemptible=False)
     cell.submit("te2", preemptible=False)
     assert stopped(cell.cycle()) == ["be"]
-    assert cell.wait("te2") == "behind_task" or cell.wait("te2") == "waiting_for_victims"
+    assert cell.wait_code("te2") == "behind_task" or cell.wait_code("te2") == "waiting_for_victims"
 
 
 def test_sjf_takes_the_shortest_estimate_first_and_those_without_last() -> None:

@@ -102,7 +102,7 @@ def test_thousands_that_move_at_once_are_where_each_would_have_moved_alone() -> 
 def test_only_who_changed_is_counted_again() -> None:
     cell = shared(4)
     many(cell, 8)
-    cell.settled()
+    cell.run_until_idle()
     kept(cell)
     assert stale(cell) == []
     cell.submit("late")
@@ -128,10 +128,10 @@ def test_only_who_changed_is_counted_again() -> None:
 def test_what_changes_a_claim_marks_it(change: Any, expected: list[str]) -> None:
     cell = shared(4)
     many(cell, 8)
-    cell.settled()
+    cell.run_until_idle()
     if expected == ["a"]:
         cell.starts("a")
-        cell.settled()
+        cell.run_until_idle()
     kept(cell)
     change(cell)
     for event, record in cell._inputs:
@@ -160,7 +160,7 @@ def test_what_a_draft_stops_is_counted_again_once_it_is_taken_back() -> None:
     cell.cycle()
     for index in range(4):
         cell.starts("old", index)
-    cell.settled()
+    cell.run_until_idle()
     cell.submit("new", tasks=4)
     state = cell.machine.begin_cycle(cell.state, 9, cell.now_ms)
     for event, record in cell._inputs:
@@ -226,14 +226,14 @@ def test_a_bound_over_two_pools_is_looked_at_again_when_the_other_pool_frees_som
     cell.pool("spare", policy="fair_share")
     cell.node("s1", gpus=2, pool="spare")
     cell.submit("both", tasks=8, max_slots_milli=4000, pools=("spare", "main"))
-    cell.settled()
+    cell.run_until_idle()
     assert (demands(cell), demands(cell, "spare")) == ({"both": 2}, {"both": 2})
     for index in range(2):
         cell.starts("both", index)
-    cell.settled()
+    cell.run_until_idle()
     cell.ends("both", 0)
     cell.cordon("s1")
-    cell.settled()
+    cell.run_until_idle()
     assert demands(cell) == {"both": 3}
     assert_sound(cell.state)
 
@@ -261,7 +261,7 @@ def test_a_project_asks_for_what_its_groups_and_its_bounded_jobs_do(variant: str
     cell.cycle()
     assert demands(cell, among="project") == {"p": 3 + 4 + 2}
     cell.cancel("bound")
-    cell.settled()
+    cell.run_until_idle()
     assert demands(cell, among="project") == {"p": 3 + 4 + 1}, "one of the bounded stops"
     assert_sound(cell.state)
 
@@ -269,18 +269,18 @@ def test_a_project_asks_for_what_its_groups_and_its_bounded_jobs_do(variant: str
 def test_what_a_project_could_give_back_is_kept_once_it_had_to_give_something() -> None:
     cell = shared(4, among="project")
     cell.submit("old", tasks=4)
-    cell.settled()
+    cell.run_until_idle()
     pool = cell.state.pools["main"]
     assert not pool.reclaimable
     for index in range(4):
         cell.starts("old", index)
     cell.submit("new", tasks=4, project="q")
-    cell.settled()
+    cell.run_until_idle()
     (line,) = pool.reclaimable.values()
     assert [task.index for task in line.in_order()] == [0, 1], "the youngest were told to stop"
     for index in (2, 3):
         cell.ends("old", index)
-    cell.settled()
+    cell.run_until_idle()
     assert_sound(cell.state)
 
 
@@ -292,7 +292,7 @@ def test_a_restored_cell_asks_for_what_one_that_lived_on_does(among: str) -> Non
     cell = shared(4, among=among)
     cell.submit("old", tasks=4)
     cell.submit("fixed", tasks=2, preemptible=False)
-    cell.settled()
+    cell.run_until_idle()
     cell.submit("new", tasks=4, weight=2, max_slots_milli=3000)
     cell.cycle()
     lived = kept(cell, among=among)

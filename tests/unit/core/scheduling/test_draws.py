@@ -69,8 +69,8 @@ def _where(seed: int, *, restarts: bool) -> list[Any]:
         cell.submit(f"job{number}", resources=ONE, replicas=1 + number % 3)
         if restarts:
             cell.restart()
-        cell.settled()
-        found.append(cell.where(f"job{number}"))
+        cell.run_until_idle()
+        found.append(cell.slots_of(f"job{number}"))
     return found
 
 
@@ -94,10 +94,10 @@ def test_an_attempt_is_drawn_anew() -> None:
     cell.submit("job", resources=ONE, max_restarts=5)
     seen = set()
     for _ in range(4):
-        cell.settled()
-        seen.add(cell.where("job")[0][0])
+        cell.run_until_idle()
+        seen.add(cell.slots_of("job")[0][0])
         cell.starts("job")
-        cell.settled()
+        cell.run_until_idle()
         cell.ends("job", exit_code=1)
         cell.cycle(after_s=1)
         cell.cycle(after_s=400)

@@ -18,7 +18,7 @@ def closed(*nodes: str, **bounds: Any) -> Cell:
     """A cell in which these nodes are enrolled and have joined."""
     cell = Cell(node_timeout_s=60)
     for name in nodes:
-        cell.enrol(name, gpus=2, **bounds)
+        cell.enroll(name, gpus=2, **bounds)
         cell.node(name, gpus=2)
     cell.cycle()
     assert not cell.refused
@@ -46,7 +46,7 @@ def test_a_node_that_is_not_enrolled_does_not_join_a_closed_cell() -> None:
 
 def test_an_enrolment_of_the_same_cycle_counts() -> None:
     cell = Cell()
-    cell.enrol("n1")
+    cell.enroll("n1")
     cell.node("n2")
     cell.cycle()
     assert refusals(cell) == [RefusalCode.NOT_ENROLLED]
@@ -66,7 +66,7 @@ def test_an_enrolment_of_the_same_cycle_counts() -> None:
 )
 def test_a_node_joins_with_no_more_than_it_is_enrolled_for(offer: dict[str, Any]) -> None:
     cell = closed("n1")
-    cell.enrol("n2", gpus=2, node_type="any", address="127.0.0.1", labels={"rack": "r1"})
+    cell.enroll("n2", gpus=2, node_type="any", address="127.0.0.1", labels={"rack": "r1"})
     cell.node("n2", **{"gpus": 2, **offer})
     cell.cycle()
     assert refusals(cell) == [RefusalCode.BEYOND_ENROLMENT]
@@ -81,52 +81,52 @@ def test_a_node_that_was_here_before_keeps_what_it_runs_and_gets_nothing_new() -
     cell.node("n1", gpus=2)
     cell.submit("old")
     running(cell, "old")
-    cell.enrol("n2")
+    cell.enroll("n2")
     cell.submit("new")
     cell.cycle()
     assert cell.phase("old") == "running"
     assert waits(cell, "new").numbers == {"nodes": 1, "cordoned": 1, "lost": 0}
     cell.ends("old")
     assert kinds(cell.cycle()) == ["TaskEnded"]
-    cell.enrol("n1", gpus=2)
+    cell.enroll("n1", gpus=2)
     assert kinds(cell.cycle()) == ["SlotsAllocated"]
     assert_sound(cell.state)
 
 
 def test_a_node_enrolled_for_less_than_it_has_is_barred_until_it_joins_with_less() -> None:
     cell = closed("n1")
-    cell.enrol("n1", gpus=1)
+    cell.enroll("n1", gpus=1)
     cell.submit("job")
     cell.cycle()
-    assert cell.wait("job") == "nodes_unavailable"
+    assert cell.wait_code("job") == "nodes_unavailable"
     cell.node("n1", gpus=1, incarnation=SECOND)
-    assert "SlotsAllocated" in kinds(cell.settled())
+    assert "SlotsAllocated" in kinds(cell.run_until_idle())
 
 
 def test_an_uncordon_does_not_let_a_barred_node_work() -> None:
     cell = closed("n1")
-    cell.enrol("n1", gpus=1)
+    cell.enroll("n1", gpus=1)
     cell.cordon("n1")
     cell.cycle()
     cell.uncordon("n1")
     cell.submit("job")
     cell.cycle()
-    assert cell.wait("job") == "nodes_unavailable"
+    assert cell.wait_code("job") == "nodes_unavailable"
 
 
 def test_a_restart_keeps_who_is_enrolled_revoked_and_barred() -> None:
     cell = closed("n1", "n2")
     cell.submit("job", preemptible=False)
     running(cell, "job")
-    ((name, _),) = cell.where("job")
+    ((name, _),) = cell.slots_of("job")
     cell.revoke(name)
-    cell.enrol("n2" if name == "n1" else "n1", gpus=1)
+    cell.enroll("n2" if name == "n1" else "n1", gpus=1)
     cell.cycle()
     digest = cell.state.digest()
     cell.restart()
     assert cell.state.digest() == digest
     assert_sound(cell.state)
-    assert cell.settled() == []
+    assert cell.run_until_idle() == []
     lost = only(cell.cycle(after_s=60), dec.NodeLostV1)
     assert (lost.node, lost.cause) == (name, "revoked")
 
@@ -136,7 +136,7 @@ def test_a_revoked_node_that_holds_nothing_is_lost_at_once() -> None:
     cell.revoke("n1")
     lost = only(cell.cycle(), dec.NodeLostV1)
     assert (lost.node, lost.cause, lost.closed) == ("n1", "revoked", ())
-    assert cell.settled() == []
+    assert cell.run_until_idle() == []
 
 
 def test_a_node_that_was_revoked_while_it_was_away_is_refused_when_it_is_back() -> None:
@@ -144,7 +144,7 @@ def test_a_node_that_was_revoked_while_it_was_away_is_refused_when_it_is_back() 
     cell.leaves("n1")
     cell.cycle()
     cell.revoke("n1")
-    assert cell.settled() == []
+    assert cell.run_until_idle() == []
     cell.node("n1", incarnation=SECOND)
     cell.cycle()
     assert refusals(cell) == [RefusalCode.NOT_ENROLLED]
@@ -157,15 +157,15 @@ def test_a_join_that_waits_for_the_old_life_to_end_is_forgotten_with_the_revocat
     cell.node("n1", gpus=2, incarnation=SECOND)
     cell.revoke("n1")
     cell.cycle()
-    assert kinds(cell.settled()) == []
+    assert kinds(cell.run_until_idle()) == []
     assert only(cell.cycle(after_s=60), dec.NodeLostV1).cause == "revoked"
-    cell.settled()
+    cell.run_until_idle()
     assert cell.state.nodes["n1"].incarnation == "0" * 12
 
 
 def test_a_revoked_node_may_hold_on_for_as_long_as_its_pool_says_now() -> None:
     cell = Cell(node_timeout_s=60)
-    cell.enrol("n1", gpus=1)
+    cell.enroll("n1", gpus=1)
     cell.node("n1", gpus=1)
     cell.submit("job", preemptible=False)
     running(cell, "job")
@@ -281,7 +281,7 @@ def test_a_node_revoked_while_it_was_away_is_the_same_after_a_restart(how: str) 
     digest = cell.state.digest()
     cell.restart()
     assert cell.state.digest() == digest
-    assert cell.settled() == []
+    assert cell.run_until_idle() == []
 
 
 def test_a_silence_that_passed_does_not_lose_a_node_that_is_revoked_later() -> None:
@@ -296,7 +296,7 @@ def test_a_silence_that_passed_does_not_lose_a_node_that_is_revoked_later() -> N
 def test_the_last_revocation_does_not_open_the_cell_again() -> None:
     cell = closed("n1")
     cell.revoke("n1")
-    cell.settled()
+    cell.run_until_idle()
     cell.node("n2")
     cell.cycle()
     assert refusals(cell) == [RefusalCode.NOT_ENROLLED]
@@ -313,7 +313,7 @@ def test_a_task_whose_details_are_gone_ends_instead_of_being_started() -> None:
     ended = [e for e in cell.cycle() if isinstance(e, dec.TaskEndedV1)]
     assert [(e.outcome, e.code, e.attempt) for e in ended] == [("failed", "details_erased", 0)] * 2
     cell.node("n1")
-    assert cell.settled() == []
+    assert cell.run_until_idle() == []
     assert_sound(cell.state)
 
 
@@ -349,4 +349,4 @@ def test_erasing_what_was_never_admitted_or_has_ended_changes_nothing() -> None:
     cell.cycle()
     cell.erase("job")
     cell.erase("nobody")
-    assert cell.settled() == []
+    assert cell.run_until_idle() == []

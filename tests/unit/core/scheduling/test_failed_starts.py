@@ -130,7 +130,7 @@ def test_a_start_that_takes_too_long_is_a_failed_start() -> None:
     cell.node("n2", gpus=1)
     cell.submit("job")
     cell.cycle()
-    assert cell.where("job")[0][0] == "n1"
+    assert cell.slots_of("job")[0][0] == "n1"
     for number in range(1, MAX_FAILED_STARTS):
         revoked = only(cell.cycle(after_s=10), dec.AllocationRevokedV1)
         assert revoked.late == revoked.nodes
@@ -140,7 +140,7 @@ def test_a_start_that_takes_too_long_is_a_failed_start() -> None:
         assert waited_s(cell, requeued) == 2**number
         cell.cycle(after_s=2**number)
         assert cell.phase("job") == "starting"
-        assert number > 1 or cell.where("job")[0][0] == "n2"
+        assert number > 1 or cell.slots_of("job")[0][0] == "n2"
     cell.cycle(after_s=10)
     cell.never_starts("job")
     assert only(cell.cycle(), dec.TaskEndedV1).code == "start_failed"
@@ -157,7 +157,7 @@ def test_the_next_attempt_avoids_the_nodes_on_which_the_start_failed() -> None:
     cell.cycle()
     nodes = []
     for _ in range(4):
-        nodes.append(cell.where("job")[0][0])
+        nodes.append(cell.slots_of("job")[0][0])
         cell.cycle(after_s=waited_s(cell, fails_to_start(cell, "job")))
     assert sorted(nodes[:3]) == ["n1", "n2", "n3"]
     assert nodes[3] in nodes[:3], "where no other node is left, one of them will do"
@@ -170,7 +170,7 @@ def test_a_node_on_which_the_start_failed_is_used_again_when_no_other_fits() -> 
     cell.submit("job", gpus=2)
     cell.cycle()
     assert started(cell.cycle(after_s=waited_s(cell, fails_to_start(cell, "job")))) == ["job"]
-    assert cell.where("job")[0][0] == "n1"
+    assert cell.slots_of("job")[0][0] == "n1"
 
 
 def test_a_gang_avoids_only_the_nodes_on_which_a_replica_did_not_start() -> None:
@@ -179,7 +179,7 @@ def test_a_gang_avoids_only_the_nodes_on_which_a_replica_did_not_start() -> None
         cell.node(name, gpus=1)
     cell.submit("gang", replicas=2)
     cell.cycle()
-    assert [node for node, *_ in cell.where("gang")] == ["n1", "n2"]
+    assert [node for node, *_ in cell.slots_of("gang")] == ["n1", "n2"]
     cell.starts("gang", replica=0)
     cell.never_starts("gang", replica=1, failure=OTHER)
     cell.cycle()
@@ -187,7 +187,7 @@ def test_a_gang_avoids_only_the_nodes_on_which_a_replica_did_not_start() -> None
     requeued = only(cell.cycle(), dec.TaskRequeuedV1)
     assert requeued.failed_nodes == ("n2",)
     cell.cycle(after_s=2)
-    assert sorted(node for node, *_ in cell.where("gang")) == ["n1", "n3"]
+    assert sorted(node for node, *_ in cell.slots_of("gang")) == ["n1", "n3"]
 
 
 def test_a_task_on_whole_nodes_avoids_them_too() -> None:
@@ -196,13 +196,13 @@ def test_a_task_on_whole_nodes_avoids_them_too() -> None:
         cell.node(name, gpus=2)
     cell.submit("wide", gpus=4, layout=Layout.WHOLE_NODES)
     cell.cycle()
-    first = [node for node, *_ in cell.where("wide")]
+    first = [node for node, *_ in cell.slots_of("wide")]
     cell.never_starts("wide", replica=0, failure=OTHER)
     cell.cycle()
     cell.never_starts("wide", replica=1)
     cell.cycle()
     cell.cycle(after_s=2)
-    assert first[0] not in [node for node, *_ in cell.where("wide")]
+    assert first[0] not in [node for node, *_ in cell.slots_of("wide")]
 
 
 def test_no_more_than_some_nodes_are_remembered_the_newest() -> None:
@@ -230,7 +230,7 @@ def test_whether_a_task_fits_does_not_depend_on_where_its_start_failed() -> None
     assert waits(cell, "job").code == "insufficient_free"
     cell.ends("equal") if cell.phase("equal") == "running" else cell.never_starts("equal")
     cell.cycle()
-    assert started(cell.settled()) == [] or cell.phase("job") == "starting"
+    assert started(cell.run_until_idle()) == [] or cell.phase("job") == "starting"
     assert cell.phase("job") == "starting"
     assert_sound(cell.state)
 
@@ -289,7 +289,7 @@ def test_a_job_with_an_image_waits_as_never_until_a_node_that_runs_containers_jo
     assert (wait.code, wait.code.wait_class, wait.numbers) == ("no_executor", "never", {"nodes": 1})
     cell.node("n2", executors=(PROCESS, CONTAINER))
     assert started(cell.cycle()) == ["job"]
-    assert cell.where("job")[0][0] == "n2"
+    assert cell.slots_of("job")[0][0] == "n2"
     assert_sound(cell.state)
 
 
@@ -332,10 +332,10 @@ def preempting(policy: str, failed_starts: int = SEPARATE_AFTER) -> Cell:
 @pytest.mark.parametrize("policy", PREEMPTING)
 def test_a_task_whose_last_starts_failed_preempts_no_other(policy: str) -> None:
     cell = preempting(policy)
-    decided = cell.settled()
+    decided = cell.run_until_idle()
     assert stops(decided) == [], "nor in its pause"
     cell.now_ms += 4000
-    decided = cell.settled()
+    decided = cell.run_until_idle()
     assert stops(decided) == []
     assert cell.phase("new") == "pending"
     assert_sound(cell.state)
@@ -345,9 +345,9 @@ def test_a_task_whose_last_starts_failed_preempts_no_other(policy: str) -> None:
 def test_it_starts_on_free_capacity_and_may_preempt_once_it_started(policy: str) -> None:
     cell = preempting(policy)
     cell.cycle(after_s=4)
-    cell.settled()
+    cell.run_until_idle()
     cell.ends("old", 0)
-    assert "new" in started(cell.settled())
+    assert "new" in started(cell.run_until_idle())
     cell.starts("new")
     cell.cycle()
     assert (cell.task("new").failed_starts, cell.phase("new")) == (0, "running")
@@ -357,7 +357,7 @@ def test_it_starts_on_free_capacity_and_may_preempt_once_it_started(policy: str)
 @pytest.mark.parametrize("policy", PREEMPTING)
 def test_one_failed_start_takes_neither_its_place_nor_its_right_to_preempt(policy: str) -> None:
     cell = preempting(policy, failed_starts=1)
-    assert stops([*cell.cycle(after_s=2), *cell.settled()]) != []
+    assert stops([*cell.cycle(after_s=2), *cell.run_until_idle()]) != []
     assert_sound(cell.state)
 
 
@@ -378,7 +378,7 @@ def test_a_gang_with_one_failed_start_does_not_wait_behind_what_came_after_it() 
     assert {stop.stop.for_task for stop in stopped} == {cell.task("high").id}
     cell.ends("low", 0, signal=15)
     cell.ends("low", 1, signal=15)
-    assert "high" in started(cell.settled())
+    assert "high" in started(cell.run_until_idle())
     assert_sound(cell.state)
 
 
@@ -394,7 +394,7 @@ def test_without_the_failed_start_it_preempts(policy: str) -> None:
     cell.cycle()
     strict = name in ("fitgpp", "lrtp", "rand")
     cell.submit("new", project="q", gpus=1, priority=1, preemptible=not strict)
-    assert stops(cell.settled()) != []
+    assert stops(cell.run_until_idle()) != []
 
 
 def test_an_equal_behind_it_preempts_for_itself_and_gets_what_it_preempted_for() -> None:
@@ -419,7 +419,7 @@ def test_in_a_strict_line_those_behind_it_still_preempt(policy: str) -> None:
     cell = preempting(policy)
     cell.cycle(after_s=4)
     cell.submit("behind", project="r", gpus=1, preemptible=False)
-    decided = cell.settled()
+    decided = cell.run_until_idle()
     victims = all_of(decided, dec.PreemptionRequestedV1)
     assert [stop.stop.for_task for stop in victims] == [cell.task("behind").id]
 
@@ -467,7 +467,7 @@ def test_what_older_agents_and_logs_say_leaves_the_digest_as_it_was() -> None:
     cell.cycle()
     cell.never_starts("one")
     task = cell.task("one")
-    cell.recorded(
+    cell.record_cycle(
         [
             dec.TaskRequeuedV1(
                 task_id=task.id,
@@ -508,7 +508,7 @@ def test_a_gang_of_which_a_replica_failed_fails_though_another_ones_node_is_lost
     decided = cell.cycle(after_s=61, silent={"n2": heard_ms})
     assert "SlotsAllocated" not in kinds(decided)
     cell.releases("gang", replica=0)
-    ended = only(cell.settled(), dec.TaskEndedV1)
+    ended = only(cell.run_until_idle(), dec.TaskEndedV1)
     assert (ended.code, ended.exit_code) == ("exit", 3)
 
 

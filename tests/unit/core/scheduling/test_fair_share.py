@@ -45,7 +45,7 @@ def obeyed(cell: Cell) -> list[Event]:
     """What is told to stop stops; the decisions until nothing more is decided."""
     decided: list[Event] = []
     for _ in range(20):
-        decided += cell.settled()
+        decided += cell.run_until_idle()
         stopping = [t for t in cell.state.tasks.values() if t.run and t.run.stop and t.run.open]
         if not stopping:
             assert_sound(cell.state)
@@ -161,7 +161,7 @@ def test_nobody_is_stopped_for_what_is_more_than_its_bound(most: int) -> None:
     all_start(cell)
     cell.cycle()
     cell.submit("huge", gpus=8, max_slots_milli=most * 1000)
-    assert stopped(cell.settled()) == []
+    assert stopped(cell.run_until_idle()) == []
     assert waits(cell, "huge").code == "exceeds_max_slots"
 
 
@@ -203,7 +203,7 @@ def test_nothing_is_given_back_for_who_is_at_a_limit_elsewhere() -> None:
     all_start(cell)
     cell.cycle()
     cell.submit("gang", project="p", gpus=4)
-    assert stopped(cell.settled()) == []
+    assert stopped(cell.run_until_idle()) == []
     assert waits(cell, "gang").code == "at_limit"
 
 
@@ -252,7 +252,7 @@ def test_a_newcomer_gets_his_share_of_a_full_pool(variant: str) -> None:
     obeyed(cell)
     assert (held(cell, "first"), held(cell, "second")) == (2, 2)
     assert waits(cell, "first").code == "over_fair_share"
-    assert cell.settled() == []
+    assert cell.run_until_idle() == []
 
 
 def test_the_youngest_of_a_party_is_stopped_first() -> None:
@@ -301,7 +301,7 @@ def test_a_stopped_task_goes_on_when_its_share_has_room_again() -> None:
     cell.cycle()
     cell.cancel("second", 1)
     cell.ends("second")
-    assert "first.1" in started(cell.settled())
+    assert "first.1" in started(cell.run_until_idle())
 
 
 def test_nothing_is_given_back_that_nobody_waits_for() -> None:
@@ -309,11 +309,11 @@ def test_nothing_is_given_back_that_nobody_waits_for() -> None:
     cell.submit("first", tasks=8)
     cell.cycle()
     all_start(cell)
-    assert cell.settled() == []
+    assert cell.run_until_idle() == []
     cell.set_weight("first", 5)
-    assert cell.settled() == []
+    assert cell.run_until_idle() == []
     cell.cordon("n1")
-    assert stopped(cell.settled()) == []
+    assert stopped(cell.run_until_idle()) == []
 
 
 def test_what_cannot_be_stopped_is_not_and_counts_as_part_of_the_share() -> None:
@@ -323,7 +323,7 @@ def test_what_cannot_be_stopped_is_not_and_counts_as_part_of_the_share() -> None
     all_start(cell)
     cell.cycle()
     cell.submit("other", tasks=4)
-    assert stopped(cell.settled()) == []
+    assert stopped(cell.run_until_idle()) == []
     assert waits(cell, "other").code == "insufficient_free"
 
 
@@ -377,7 +377,7 @@ def test_what_is_above_a_bound_is_given_back_also_within_its_minimum_run_time() 
     all_start(cell)
     cell.cycle()
     cell.set_max_slots("job", 4)
-    assert len(stopped(cell.settled())) == 4
+    assert len(stopped(cell.run_until_idle())) == 4
 
 
 def test_a_bound_over_two_shared_pools_is_enforced_once() -> None:
@@ -390,7 +390,7 @@ def test_a_bound_over_two_shared_pools_is_enforced_once() -> None:
     cell.cycle()
     assert held(cell, "job") == 8
     cell.set_max_slots("job", 4)
-    assert len(stopped(cell.settled())) == 4
+    assert len(stopped(cell.run_until_idle())) == 4
     obeyed(cell)
     assert held(cell, "job") == 4
 
@@ -415,16 +415,16 @@ def test_what_is_given_back_makes_those_fit_who_get_it(gangs: int) -> None:
     cell = scattered("demand_proportional")
     cell.submit("pairs", gpus=2, tasks=gangs, weight=gangs)
     obeyed(cell)
-    cell.settled()
+    cell.run_until_idle()
     assert held(cell, "pairs") == 2 * gangs
     assert held(cell, "singles") == 8 - 2 * gangs
-    assert cell.settled() == []
+    assert cell.run_until_idle() == []
 
 
 def test_as_the_code_does_it_the_oldest_go_whether_or_not_that_makes_room() -> None:
     cell = scattered("max_min")
     cell.submit("pairs", gpus=2, tasks=2)
-    assert stopped(cell.settled()) == ["singles", "singles.1", "singles.2", "singles.3"]
+    assert stopped(cell.run_until_idle()) == ["singles", "singles.1", "singles.2", "singles.3"]
 
 
 def test_as_the_code_does_it_what_is_above_a_share_is_given_back_though_nobody_can_take_it() -> (
@@ -436,13 +436,13 @@ def test_as_the_code_does_it_what_is_above_a_share_is_given_back_though_nobody_c
     all_start(cell)
     cell.cycle()
     cell.submit("huge", gpus=8, max_slots_milli=3000)
-    decided = cell.settled()
+    decided = cell.run_until_idle()
     assert stopped(decided) == ["free", "free.1", "free.2"]
     stops = [each.stop for each in all_of(decided, dec.StopRequestedV1)]
     assert {(stop.rule, stop.for_task) for stop in stops} == {("over_fair_share", None)}
     obeyed(cell)
     assert held(cell, "free") == 5
-    assert cell.settled() == []
+    assert cell.run_until_idle() == []
 
 
 def scattered(variant: str) -> Cell:
@@ -465,7 +465,7 @@ def test_a_gang_on_unequal_nodes_counts_where_it_fits_but_would_not_on_all_of_th
     cell.node("n4", gpus=4)
     cell.node("n3", gpus=3)
     cell.submit("seven", gpus=7, layout=req.Layout.WHOLE_NODES)
-    assert started(cell.settled()) == ["seven"]
+    assert started(cell.run_until_idle()) == ["seven"]
 
 
 def test_a_party_does_not_start_what_it_gives_back() -> None:
@@ -544,7 +544,7 @@ def test_who_fails_because_he_can_never_start_is_counted_no_more() -> None:
     assert cell.phase("never") == "failed"
     obeyed(cell)
     assert (held(cell, "ten"), held(cell, "thirty")) == (2, 6)
-    assert cell.settled() == []
+    assert cell.run_until_idle() == []
 
 
 def test_no_task_is_stopped_to_move_what_is_left_of_rounding() -> None:
@@ -556,7 +556,7 @@ def test_no_task_is_stopped_to_move_what_is_left_of_rounding() -> None:
     cell.cycle()
     for number in range(6):
         cell.submit(f"more{number}x", project="qp"[number % 2], tasks=2)
-        assert stopped(cell.settled()) == []
+        assert stopped(cell.run_until_idle()) == []
 
 
 def test_a_node_that_joins_or_goes_moves_shares() -> None:
@@ -593,7 +593,7 @@ def test_a_task_that_does_not_fit_lets_others_pass() -> None:
     cell.submit("first", tasks=2)
     cell.submit("second", tasks=1, gpus=2)
     cell.cycle()
-    assert sorted(started(cell.settled())) == []
+    assert sorted(started(cell.run_until_idle())) == []
     assert held(cell, "first") == 2
     assert held(cell, "second") == 2
 
@@ -609,7 +609,7 @@ def test_a_task_that_cannot_be_stopped_counts_as_fixed_from_the_next_cycle_on() 
     cell.restart()
     assert cell.state.restless
     assert cell.state.pools["main"].reshare
-    assert cell.settled() == []
+    assert cell.run_until_idle() == []
     assert not cell.state.restless
 
 
@@ -723,7 +723,9 @@ def test_pools_share_nothing_and_a_task_of_two_counts_in_both() -> None:
     cell.submit("here", tasks=4)
     cell.cycle()
     assert (held(cell, "both"), held(cell, "here")) == (2, 1)
-    assert started(cell.settled()) == ["here.1"], "the other asks for nothing more of this pool"
+    assert started(cell.run_until_idle()) == ["here.1"], (
+        "the other asks for nothing more of this pool"
+    )
     assert_sound(cell.state)
 
 

@@ -277,7 +277,7 @@ def test_what_is_not_preemptible_is_never_stopped() -> None:
     cell.cycle()
     urgent(cell, "te2")
     assert stopped(cell.cycle()) == []
-    assert cell.wait("te2") == "insufficient_free"
+    assert cell.wait_code("te2") == "insufficient_free"
 
 
 def test_a_preemptible_task_has_nobody_stopped() -> None:
@@ -287,7 +287,7 @@ def test_a_preemptible_task_has_nobody_stopped() -> None:
     cell.cycle()
     best_effort(cell, "two", priority=1)
     assert stopped(cell.cycle()) == []
-    assert cell.wait("two") == "insufficient_free"
+    assert cell.wait_code("two") == "insufficient_free"
 
 
 def test_one_behind_a_waiting_task_of_its_kind_waits_and_has_nobody_stopped() -> None:
@@ -299,7 +299,7 @@ def test_one_behind_a_waiting_task_of_its_kind_waits_and_has_nobody_stopped() ->
     urgent(cell, "te1")
     urgent(cell, "te2")
     assert len(stopped(cell.cycle())) == 1
-    assert cell.wait("te1") == "waiting_for_victims"
+    assert cell.wait_code("te1") == "waiting_for_victims"
     leaves(cell, "be1")
     decided = cell.cycle()
     assert (started(decided), stopped(decided)) == (["te1"], ["be2"])
@@ -319,8 +319,8 @@ def test_a_preemptible_task_goes_on_with_what_nobody_was_promised() -> None:
     leaves(cell, "be1")
     # It was promised three of the four.
     assert started(cell.cycle()) == ["te"]
-    assert cell.wait("be1") == "insufficient_free"
-    assert cell.wait("be3") == "behind_task"
+    assert cell.wait_code("be1") == "insufficient_free"
+    assert cell.wait_code("be3") == "behind_task"
 
 
 def test_a_stopped_task_comes_back_to_the_top_of_its_line() -> None:
@@ -364,7 +364,7 @@ def test_what_already_stops_is_waited_for_before_anybody_else_is_stopped() -> No
     urgent(cell, "te2")
     decided = cell.cycle()
     assert (started(decided), stopped(decided)) == (["te1"], [])
-    assert cell.wait("te2") == "waiting_for_victims"
+    assert cell.wait_code("te2") == "waiting_for_victims"
 
 
 def test_nobody_is_stopped_within_his_minimum_run_time() -> None:
@@ -375,7 +375,7 @@ def test_nobody_is_stopped_within_his_minimum_run_time() -> None:
     cell.starts("be")
     urgent(cell, "te")
     assert stopped(cell.cycle()) == []
-    assert cell.wait("te") == "victims_protected"
+    assert cell.wait_code("te") == "victims_protected"
     assert stopped(cell.cycle(after_s=61)) == ["be"]
 
 
@@ -434,7 +434,7 @@ def test_nobody_is_stopped_for_what_would_not_fit_even_then() -> None:
     cell.cycle()
     urgent(cell, "te2", gpus=2)
     assert stopped(cell.cycle()) == []
-    assert cell.wait("te2") == "insufficient_free"
+    assert cell.wait_code("te2") == "insufficient_free"
 
 
 def test_nodes_that_a_task_may_not_use_are_not_emptied_for_it() -> None:

@@ -87,13 +87,13 @@ def test_a_share_goes_where_it_leaves_room_for_those_who_ask_for_more() -> None:
     for name in ("a", "b"):
         cell.node(name, gpus=1)
     cell.submit("two_thirds", resources=Resources(gpus=1, gpu_milli=660))
-    cell.settled()
+    cell.run_until_idle()
     cell.submit("often", resources=Resources(gpus=1, gpu_milli=500), tasks=20, max_concurrent=1)
-    cell.settled()
+    cell.run_until_idle()
     cell.submit("third", resources=Resources(gpus=1, gpu_milli=340))
-    cell.settled()
-    (full,), (other,) = cell.where("two_thirds"), cell.where("often")
-    assert cell.where("third") == [full], "half a GPU is still free for those who ask for halves"
+    cell.run_until_idle()
+    (full,), (other,) = cell.slots_of("two_thirds"), cell.slots_of("often")
+    assert cell.slots_of("third") == [full], "half a GPU is still free for those who ask for halves"
     assert other[0] != full[0]
 
 
@@ -104,12 +104,12 @@ def test_a_task_without_gpus_goes_where_it_strands_none() -> None:
         cell.node("large", gpus=4, cpu_milli=64_000)
         needs_cpu = Resources(gpus=1, gpu_milli=1000, cpu_milli=4_000)
         cell.submit("often", resources=needs_cpu, tasks=10, max_concurrent=1)
-        cell.settled()
+        cell.run_until_idle()
         cell.submit("filler", resources=Resources(gpus=1, gpu_milli=1000))
         cell.submit("plain", resources=Resources(cpu_milli=4_000))
-        cell.settled()
-        assert cell.where("often")[0][0] == "small", "whole nodes are kept"
-        assert cell.where("plain")[0][0] == expected
+        cell.run_until_idle()
+        assert cell.slots_of("often")[0][0] == "small", "whole nodes are kept"
+        assert cell.slots_of("plain")[0][0] == expected
 
 
 def test_each_replica_of_a_gang_is_placed_by_itself() -> None:
@@ -118,8 +118,8 @@ def test_each_replica_of_a_gang_is_placed_by_itself() -> None:
         cell.node(name, gpus=2)
     share = Resources(gpus=1, gpu_milli=500)
     cell.submit("gang", resources=share, replicas=3)
-    cell.settled()
-    assert cell.where("gang") == [("a", (0,)), ("a", (0,)), ("a", (1,))]
+    cell.run_until_idle()
+    assert cell.slots_of("gang") == [("a", (0,)), ("a", (0,)), ("a", (1,))]
 
 
 @settings(max_examples=40)
@@ -191,7 +191,7 @@ def test_a_pool_that_comes_to_fgd_late_counts_what_was_admitted_before() -> None
         cell.node("a", gpus=4)
         for number in range(5):
             cell.submit(f"job{number}", resources=Resources(gpus=1, gpu_milli=100 * number + 100))
-        cell.settled()
+        cell.run_until_idle()
     assert late.state.pools["main"].workload is None
     late.pool("main", placement="fgd")
     late.cycle()

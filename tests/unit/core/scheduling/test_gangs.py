@@ -48,7 +48,7 @@ def test_replicas_share_a_node_where_they_fit() -> None:
     cell.node("n2", gpus=4)
     cell.submit("gang", replicas=2, gpus=2)
     cell.cycle()
-    assert cell.where("gang") == [("n2", (0, 1)), ("n2", (2, 3))]
+    assert cell.slots_of("gang") == [("n2", (0, 1)), ("n2", (2, 3))]
 
 
 def test_a_gang_starts_when_its_last_replica_fits() -> None:
@@ -191,7 +191,7 @@ def test_a_gang_is_stopped_whole_for_a_better_task_and_goes_on_whole() -> None:
     assert kinds(cell.cycle()) == ["TaskRequeued", "TaskUnschedulable"]
     cell.starts("top")
     cell.ends("top")
-    again = only(cell.settled(), dec.SlotsAllocatedV1)
+    again = only(cell.run_until_idle(), dec.SlotsAllocatedV1)
     assert (again.attempt, len(again.placements)) == (2, 2)
 
 

@@ -398,7 +398,7 @@ def test_an_attempt_that_has_not_started_in_time_is_revoked_and_keeps_its_slots(
     assert revoked.stop.numbers == {"active": 0, "needed": 1, "limit_s": 10}
     assert revoked.nodes == ("n1",)
     assert cell.phase("job") == "pending"
-    assert started(cell.settled()) == [], "the slot is free when it is said to be free"
+    assert started(cell.run_until_idle()) == [], "the slot is free when it is said to be free"
     cell.never_starts("job")
     decided = cell.cycle()
     assert only(decided, dec.TaskRequeuedV1).code == "start_timeout"

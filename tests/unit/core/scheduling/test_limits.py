@@ -265,7 +265,7 @@ def test_an_array_fails_whole_though_most_of_it_was_held_back() -> None:
     cell = Cell()
     cell.node("n1", gpus=2)
     cell.submit("array", gpus=4, tasks=5, max_concurrent=2, unschedulable=req.Unschedulable.FAIL)
-    cell.settled()
+    cell.run_until_idle()
     assert [cell.phase("array", i) for i in range(5)] == ["failed"] * 5
     assert_sound(cell.state)
 
@@ -290,7 +290,7 @@ def test_no_more_is_stopped_than_the_bounds_let_start(bounded_by: str) -> None:
     cell.cycle()
     cell.submit("top", project="q", gpus=4, tasks=2, priority=1, **bound)
     assert kinds(cell.cycle()) == ["PreemptionRequested", "TaskUnschedulable"]
-    assert cell.settled() == []
+    assert cell.run_until_idle() == []
     assert_sound(cell.state)
 
 

@@ -129,7 +129,7 @@ def test_a_preempted_task_whose_node_is_lost_makes_way_all_the_same() -> None:
     cell.cycle()
     silent(cell, "n1", 60)
     cell.node("n2", gpus=2)
-    assert started(cell.settled()) == ["top"]
+    assert started(cell.run_until_idle()) == ["top"]
     assert_sound(cell.state)
 
 

@@ -69,7 +69,7 @@ def test_the_victims_of_one_task_are_decided_together_or_not_at_all() -> None:
     assert kinds(cell.cycle(limit=2)) == ["PreemptionRequested"] * 3
     assert not cell.complete
     assert kinds(cell.cycle(limit=2)) == ["TaskUnschedulable"]
-    assert kinds(cell.settled()) == []
+    assert kinds(cell.run_until_idle()) == []
 
 
 def test_those_who_wait_sleep_until_something_wakes_them() -> None:
@@ -100,7 +100,7 @@ def test_a_group_that_waits_for_its_victims_stays_awake_until_it_has_its_slots()
     assert [group.priority for group in cell.state.pools["main"].awake] == [1]
     cell.never_starts("low")
     assert started(cell.cycle()) == ["top"]
-    cell.settled()
+    cell.run_until_idle()
     assert not cell.state.pools["main"].awake
 
 
@@ -119,7 +119,7 @@ def test_one_that_no_longer_waits_for_its_victims_lets_others_pass() -> None:
     cell.never_starts("held")
     cell.cycle()
     cell.never_starts("low")
-    assert "mid" in started(cell.settled())
+    assert "mid" in started(cell.run_until_idle())
     assert_sound(cell.state)
 
 

@@ -64,7 +64,7 @@ def test_a_task_that_does_not_fit_has_the_worst_priority_stopped_for_it() -> Non
     )
     assert stop.numbers["priority"] == 60
     assert stop.numbers["for_priority"] == 1
-    assert cell.wait("top") == "waiting_for_victims"
+    assert cell.wait_code("top") == "waiting_for_victims"
 
 
 def test_of_one_priority_the_youngest_is_stopped_first() -> None:
@@ -110,7 +110,7 @@ def test_nobody_is_stopped_for_a_task_that_would_not_fit_even_then() -> None:
     cell.cycle()
     cell.submit("top", gpus=4, priority=1)
     assert stopped(cell.cycle()) == []
-    assert cell.wait("top") == "exceeds_every_node"
+    assert cell.wait_code("top") == "exceeds_every_node"
 
 
 def test_what_is_not_preemptible_is_never_stopped() -> None:
@@ -120,7 +120,7 @@ def test_what_is_not_preemptible_is_never_stopped() -> None:
     cell.cycle()
     cell.submit("top", priority=1)
     assert stopped(cell.cycle()) == []
-    assert cell.wait("top") == "insufficient_free"
+    assert cell.wait_code("top") == "insufficient_free"
 
 
 def test_without_preemption_nobody_is_stopped() -> None:
@@ -146,10 +146,10 @@ def test_without_backfilling_nothing_lower_starts_while_something_higher_waits(
     cell.submit("pair", gpus=2, priority=10)
     cell.submit("low", priority=50)
     assert started(cell.cycle()) == []
-    assert cell.wait("low") == code
+    assert cell.wait_code("low") == code
     cell.starts("held")
     cell.ends("held")
-    assert started(cell.settled()) == ["pai"]
+    assert started(cell.run_until_idle()) == ["pai"]
 
 
 def test_a_preemptible_task_may_use_room_that_the_first_in_line_cannot() -> None:
@@ -164,7 +164,7 @@ def test_a_preemptible_task_may_use_room_that_the_first_in_line_cannot() -> None
     assert started(decided) == ["low"]
     start = next(e for e in decided if isinstance(e, SlotsAllocatedV1)).start
     assert start.rule == "backfill"
-    assert cell.wait("shell") == "backfill_not_allowed"
+    assert cell.wait_code("shell") == "backfill_not_allowed"
 
 
 def test_nothing_lower_starts_while_slots_are_being_freed_for_a_better_task() -> None:
@@ -181,9 +181,9 @@ def test_nothing_lower_starts_while_slots_are_being_freed_for_a_better_task() ->
     cell.ends("hold")
     cell.submit("next", priority=50)
     assert started(cell.cycle()) == []
-    assert cell.wait("next") == "behind_task"
+    assert cell.wait_code("next") == "behind_task"
     cell.ends("low")
-    decided = cell.settled()
+    decided = cell.run_until_idle()
     assert started(decided)[0] == "top"
     assert "nex" in started(decided), "room is there once nobody better waits"
 
@@ -216,11 +216,11 @@ def test_what_a_cancel_frees_is_kept_for_whom_it_was_promised_in_later_cycles_to
     cell.cycle()
     cell.cancel("held")
     cell.cycle()
-    assert cell.wait("pair") == "waiting_for_victims", "one GPU is idle, one is being freed"
+    assert cell.wait_code("pair") == "waiting_for_victims", "one GPU is idle, one is being freed"
     cell.submit("late", priority=42)
     assert started(cell.cycle()) == []
     cell.ends("held")
-    assert started(cell.settled()) == ["pai"]
+    assert started(cell.run_until_idle()) == ["pai"]
 
 
 def test_a_preempted_task_keeps_its_place_in_the_queue_and_its_checkpoint() -> None:
@@ -265,7 +265,7 @@ def test_a_task_is_not_stopped_within_its_minimum_run_time() -> None:
     cell.cycle()
     cell.submit("top", priority=1)
     assert stopped(cell.cycle()) == []
-    assert cell.wait("top") == "victims_protected"
+    assert cell.wait_code("top") == "victims_protected"
     assert stopped(cell.cycle(after_s=59)) == []
     assert cell.machine.due_ms(cell.state) == cell.now_ms + 1000
     assert stopped(cell.cycle(after_s=1)) == ["low"]
@@ -297,7 +297,7 @@ def test_all_of_one_priority_that_fit_start_before_others_are_stopped_for_the_re
     cell.node("n2", gpus=1)
     cell.submit("low", priority=90)
     cell.cycle()
-    assert cell.where("low") == [("n2", (0,))]
+    assert cell.slots_of("low") == [("n2", (0,))]
     cell.node("n3", gpus=2)
     cell.submit("full", gpus=2, preemptible=False)
     cell.cycle()
@@ -350,7 +350,7 @@ def test_what_may_not_start_yet_may_have_others_stopped_meanwhile() -> None:
     cell.submit("mid", gpus=2, priority=40)
     decided = cell.cycle()
     assert (started(decided), stopped(decided)) == ([], ["wor", "bad"])
-    assert [cell.wait(name) for name in ("top", "mid")] == ["waiting_for_victims"] * 2
+    assert [cell.wait_code(name) for name in ("top", "mid")] == ["waiting_for_victims"] * 2
     cell.never_starts("bad")
     assert started(cell.cycle()) == ["top"], "whichever is free first"
     cell.never_starts("worst")
@@ -368,8 +368,8 @@ def test_what_is_kept_for_one_that_may_not_start_yet_is_not_asked_for_twice() ->
     cell.submit("late", gpus=1, priority=40)
     decided = cell.cycle()
     assert stopped(decided) == ["bad", "low"]
-    assert cell.wait("mid") == "waiting_for_victims"
-    assert cell.settled() == []
+    assert cell.wait_code("mid") == "waiting_for_victims"
+    assert cell.run_until_idle() == []
 
 
 @pytest.mark.parametrize("options", [{"preemption": False}, {"backfill": False}])
@@ -379,7 +379,7 @@ def test_what_no_node_can_hold_goes_first_all_the_same(options: dict[str, Any]) 
     cell.submit("huge", gpus=4, priority=10)
     cell.submit("low", priority=50)
     assert started(cell.cycle()) == []
-    assert [cell.wait(name) for name in ("huge", "low")] == [
+    assert [cell.wait_code(name) for name in ("huge", "low")] == [
         "exceeds_every_node",
         "behind_task" if options == {"preemption": False} else "backfill_not_allowed",
     ]

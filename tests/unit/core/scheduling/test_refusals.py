@@ -29,8 +29,8 @@ def cell() -> Cell:
     cell.node("n2", gpus=1)
     cell.submit("next")
     cell.cycle()
-    assert cell.where("job") == [("n1", (0,))]
-    assert cell.where("next") == [("n2", (0,))]
+    assert cell.slots_of("job") == [("n1", (0,))]
+    assert cell.slots_of("next") == [("n2", (0,))]
     return cell
 
 

@@ -56,14 +56,14 @@ def eventful() -> Cell:
 class Stuttering(Cell):
     """Applies each of its decisions twice."""
 
-    def applied(self, decision: Event) -> None:
+    def on_decision(self, decision: Event) -> None:
         before = self.machine.digest(self.state)
         self.state = self.machine.apply(self.state, decision, "")
         assert self.machine.digest(self.state) == before, decision
 
 
 def test_every_decision_may_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Cell, "applied", Stuttering.applied)
+    monkeypatch.setattr(Cell, "on_decision", Stuttering.on_decision)
     eventful()
 
 

@@ -29,11 +29,11 @@ def test_nothing_new_starts_on_a_disabled_slot() -> None:
     cell.disable("n1", 0, 2)
     cell.submit("job", tasks=3, preemptible=False)
     cell.cycle()
-    assert [cell.where("job", i) for i in range(3)] == [[("n1", (1,))], [("n1", (3,))], []]
+    assert [cell.slots_of("job", i) for i in range(3)] == [[("n1", (1,))], [("n1", (3,))], []]
     assert waits(cell, "job").code == "insufficient_free"
     cell.disable("n1", 0)
     assert started(cell.cycle()) == ["job.2"]
-    assert cell.where("job", 2) == [("n1", (2,))]
+    assert cell.slots_of("job", 2) == [("n1", (2,))]
     assert_sound(cell.state)
 
 
@@ -53,7 +53,7 @@ def test_what_runs_on_a_slot_runs_on_and_leaves_nothing_free_behind() -> None:
     cell.never_starts("job", 1)
     cell.pause("job")
     assert started(cell.cycle()) == ["next"]
-    assert cell.where("next") == [("n1", (1,))]
+    assert cell.slots_of("next") == [("n1", (1,))]
 
 
 @pytest.mark.parametrize("preemptible", [True, False])
@@ -77,7 +77,7 @@ def test_with_stop_what_runs_there_is_stopped_with_grace_and_goes_on_elsewhere(
     cell.ends("one")
     decided = cell.cycle()
     assert only(decided, dec.TaskRequeuedV1).code == "slot_disabled"
-    assert cell.where("one") == [("n2", (0,))]
+    assert cell.slots_of("one") == [("n2", (0,))]
     assert cell.phase("two") == "running"
 
 
@@ -110,14 +110,14 @@ def test_slots_stay_disabled_when_their_node_joins_anew_and_after_a_restart() ->
     cell.node("n1", gpus=2)
     cell.submit("job", tasks=4, preemptible=False)
     cell.cycle()
-    assert cell.where("job", 0) == [("n1", (0,))]
+    assert cell.slots_of("job", 0) == [("n1", (0,))]
     cell.restart()
     assert_sound(cell.state)
     cell.node("n1", gpus=8, incarnation="1" * 12)
     cell.cycle()
     cell.cycle()
-    assert sum(len(cell.where("job", i)) for i in range(4)) == 4
-    held = {slot for i in range(4) for _, slots in cell.where("job", i) for slot in slots}
+    assert sum(len(cell.slots_of("job", i)) for i in range(4)) == 4
+    held = {slot for i in range(4) for _, slots in cell.slots_of("job", i) for slot in slots}
     assert held.isdisjoint({1, 7})
     assert_sound(cell.state)
 
@@ -136,7 +136,7 @@ def test_shares_of_a_disabled_slot_are_freed_one_by_one_and_to_nobody() -> None:
         assert_sound(cell.state)
     cell.submit("pair", tasks=3, resources=HALF)
     cell.cycle()
-    assert [cell.where("pair", i) for i in range(3)] == [[("n1", (1,))], [("n1", (1,))], []]
+    assert [cell.slots_of("pair", i) for i in range(3)] == [[("n1", (1,))], [("n1", (1,))], []]
 
 
 def test_a_gang_that_fits_is_not_kept_from_starting_by_what_a_disabled_slot_still_holds() -> None:
@@ -147,7 +147,7 @@ def test_a_gang_that_fits_is_not_kept_from_starting_by_what_a_disabled_slot_stil
     cell.disable("n1", 0)
     cell.submit("gang", replicas=2)
     cell.cycle()
-    assert cell.where("gang") == [("n2", (0,)), ("n2", (1,))]
+    assert cell.slots_of("gang") == [("n2", (0,)), ("n2", (1,))]
 
 
 def test_a_node_is_as_large_as_the_slots_that_are_not_disabled() -> None:
@@ -157,7 +157,7 @@ def test_a_node_is_as_large_as_the_slots_that_are_not_disabled() -> None:
     cell.disable("n1", 2)
     cell.submit("job", gpus=9, **WHOLE_NODES)
     cell.cycle()
-    assert cell.where("job") == [("n1", (0, 1, 3)), ("n2", (0, 1, 2)), ("n3", (0, 1, 2))]
+    assert cell.slots_of("job") == [("n1", (0, 1, 3)), ("n2", (0, 1, 2)), ("n3", (0, 1, 2))]
     assert_sound(cell.state)
 
 
@@ -212,7 +212,7 @@ def test_a_state_without_disabled_slots_has_the_digest_it_always_had() -> None:
 
 
 def places(cell: Cell, name: str, count: int) -> list[str]:
-    return [node for i in range(count) for node, _ in cell.where(name, i)]
+    return [node for i in range(count) for node, _ in cell.slots_of(name, i)]
 
 
 def test_tasks_without_gpus_are_bounded_on_each_node() -> None:
@@ -318,7 +318,7 @@ def test_worst_fit_goes_by_the_part_of_a_nodes_gpus_that_is_free() -> None:
     cell.cycle()
     cell.submit("job")
     cell.cycle()
-    assert cell.where("job") == [("n2", (1,))], "one of two is more than two of five"
+    assert cell.slots_of("job") == [("n2", (1,))], "one of two is more than two of five"
 
 
 def test_a_node_takes_512_tasks_without_gpus_where_the_pool_does_not_say() -> None:

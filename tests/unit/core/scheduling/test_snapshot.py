@@ -117,7 +117,7 @@ def test_a_node_to_be_taken_in_and_a_cycle_cut_short_are_kept() -> None:
     cell.cycle(limit=1)
     assert not cell.complete
     restarted(cell)
-    decided = cell.settled()
+    decided = cell.run_until_idle()
     assert kinds(decided).count("TaskRequeued") == 2
     assert started(decided) == ["job", "job.1"]
 

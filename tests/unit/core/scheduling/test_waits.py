@@ -300,7 +300,7 @@ def test_node_types_are_kept_to() -> None:
     cell.node("n3", gpus=1, node_type="nvl")
     cell.submit("job", tasks=3, node_types=("sxm", "nvl"), preemptible=False)
     cell.cycle()
-    assert [cell.where("job", i) for i in range(3)] == [[("n2", (0,))], [("n3", (0,))], []]
+    assert [cell.slots_of("job", i) for i in range(3)] == [[("n2", (0,))], [("n3", (0,))], []]
 
 
 def test_cpus_and_memory_bound_what_fits_as_gpus_do() -> None:
@@ -310,7 +310,7 @@ def test_cpus_and_memory_bound_what_fits_as_gpus_do() -> None:
     asked = Resources(gpus=1, gpu_milli=1000, cpu_milli=2000, memory_mib=1000)
     cell.submit("job", tasks=10, resources=asked, preemptible=False)
     cell.cycle()
-    nodes = [cell.where("job", i)[0][0] for i in range(10) if cell.where("job", i)]
+    nodes = [cell.slots_of("job", i)[0][0] for i in range(10) if cell.slots_of("job", i)]
     assert (nodes.count("n1"), nodes.count("n2")) == (2, 3)
     assert_sound(cell.state)
 
@@ -322,11 +322,11 @@ def test_shares_of_gpus_are_packed_onto_one_and_leave_the_others_whole() -> None
     for name, milli in (("one", 300), ("two", 500), ("three", 500), ("four", 200)):
         cell.submit(name, resources=Resources(gpus=1, gpu_milli=milli), preemptible=False)
         cell.cycle()
-    places = [cell.where(name) for name in ("one", "two", "three", "four")]
+    places = [cell.slots_of(name) for name in ("one", "two", "three", "four")]
     assert places == [[("n1", (0,))], [("n1", (0,))], [("n1", (1,))], [("n1", (0,))]]
     cell.submit("whole", gpus=2)
     cell.cycle()
-    assert cell.where("whole") == [("n2", (0, 1))]
+    assert cell.slots_of("whole") == [("n2", (0, 1))]
     assert_sound(cell.state)
 
 
@@ -355,7 +355,7 @@ def test_best_fit_fills_nodes_and_worst_fit_spreads_over_them() -> None:
         for name in ("one", "two"):
             cell.submit(name)
             cell.cycle()
-            nodes.append(cell.where(name)[0][0])
+            nodes.append(cell.slots_of(name)[0][0])
         assert nodes == expected
 
 
@@ -434,7 +434,7 @@ def test_a_pool_that_was_passed_over_is_asked_when_the_preferred_one_breaks_its_
     assert waits(cell, "job").code == "nodes_unavailable"
     cell.starts("other")
     cell.ends("other")
-    assert "job" in started(cell.settled())
+    assert "job" in started(cell.run_until_idle())
     assert_sound(cell.state)
 
 
@@ -447,7 +447,7 @@ def test_no_more_are_stopped_than_there_are_tasks_over_all_pools() -> None:
     cell.submit("two", gpus=4, priority=60, pools=("side",), tasks=2)
     cell.cycle()
     cell.submit("job", gpus=4, priority=1, tasks=2, pools=("main", "side"))
-    decided = cell.settled()
+    decided = cell.run_until_idle()
     assert len({e.stop.for_task for e in all_of(decided, dec.PreemptionRequestedV1)}) == 2
     assert len(all_of(decided, dec.PreemptionRequestedV1)) == 2
     assert_sound(cell.state)

@@ -31,7 +31,7 @@ def cell_of(*sizes: int, **options: Any) -> Cell:
 
 def laid(cell: Cell, name: str) -> list[tuple[str, int]]:
     """Node and number of GPUs of each replica."""
-    return [(node, len(slots)) for node, slots in cell.where(name)]
+    return [(node, len(slots)) for node, slots in cell.slots_of(name)]
 
 
 # One node, or several
