@@ -20,7 +20,12 @@ from tests.support.kafka_broker import KafkaBroker
 from tests.support.stalls import TRIES, Stalls
 from yardmaster_eventlog.errors import LogClosed
 from yardmaster_eventlog.kafka.log import KafkaLog, KafkaSettings
-from yardmaster_eventlog.kafka.membership import KafkaMembership, Told, _Consumer, _Listener
+from yardmaster_eventlog.kafka.membership import (
+    KafkaMembership,
+    StatusListener,
+    _Consumer,
+    _Listener,
+)
 from yardmaster_eventlog.membership import Assignment
 from yardmaster_runtime.clock import SystemClock
 
@@ -65,16 +70,16 @@ class Place:
 
     @asynccontextmanager
     async def member(
-        self, *offers: int, told: Told | None = None
+        self, *offers: int, on_status: StatusListener | None = None
     ) -> AsyncIterator[KafkaMembership]:
-        """A member for whose news somebody waits; each assignment is in `told`."""
+        """A member whose news a task awaits; `on_status`, or else `reasons`, gets each status."""
         member = KafkaMembership(
             self.settings,
             self.group,
             self.topic.name,
             SystemClock(),
             session_timeout_s=SESSION_S,
-            told=told or self.reasons.append,
+            on_status=on_status or self.reasons.append,
         )
         for partition in offers:
             member.offer(partition)
@@ -113,17 +118,17 @@ async def place(kafka_broker: KafkaBroker) -> Place:
     return await Place(kafka_broker).create()
 
 
-async def test_what_a_member_offers_as_it_is_told_of_its_share_counts(
+async def test_an_offer_made_while_an_assignment_arrives_counts(
     kafka_broker: KafkaBroker,
 ) -> None:
     place = await Place(kafka_broker).create()
 
-    def told(reason: str | None) -> None:
-        # In the middle of aiokafka's own work: whoever is told may change its mind at once.
+    def on_status(reason: str | None) -> None:
+        # In the middle of aiokafka's own work, the listener may change the offers at once.
         place.reasons.append(reason)
         member.offer(len(place.reasons) % 2)
 
-    async with place.member(told=told) as member:
+    async with place.member(on_status=on_status) as member:
         member.offer(0)
         await has_exactly(member, {0, 1})
 

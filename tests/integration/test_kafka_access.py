@@ -109,7 +109,7 @@ async def test_a_group_is_joined_with_the_same_settings(
     await log.close()
     member = KafkaMembership(
         *(broker.settings(password=password), own.name, own.name, SystemClock()),
-        told=told.put_nowait,
+        on_status=told.put_nowait,
     )
     member.offer(0)
     try:

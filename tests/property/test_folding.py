@@ -240,7 +240,7 @@ async def tell(plan: Plan) -> Told:
         cell.clock.advance(plan.pauses[tick % len(plan.pauses)])
         world.pen.now_ms = cell.clock.now_ms()
         world.act()
-    await faults.settle()
+    await faults.write_late()
     faults.faults = ()
     for _ in range(500):
         if not any([await racer.step() for racer in racers.values()]):

@@ -111,10 +111,10 @@ async def race(plan_faults: list[Fault], steps: list[int], limits: dict[str, int
         else:
             await together(*(racer.move() for racer in (quotas, schedulers)[step - 7]))
     await racers[0].finish()
-    await plan.settle()
+    await plan.write_late()
     await racers[0].finish()
     await racers[2].finish()
-    await plan.settle()
+    await plan.write_late()
 
     wanted = {job_id(n): 1 for n in range(asked)}
     quota, scheduler = await cell.fold(), await cell.fold(ToyMachine.scheduler())
@@ -245,7 +245,7 @@ def test_a_late_batch_counts_exactly_when_it_lands_before_the_next_term(after: i
         racer = Racer(cell, log, ToyMachine.quota(), {})
         await cell.ask(3)
         await racer.finish()
-        await plan.settle()
+        await plan.write_late()
         await cell.ask(2)
         await racer.finish()
         fold = await cell.fold()

@@ -1,5 +1,5 @@
 """The event log: its port, its adapters for memory, SQLite and Kafka, the codec, and snapshots.
 
-Start reading at `port`, then `errors`. Must not know what an event means; only `kafka` imports
+Start reading at `port`, then `errors`. Must not depend on what an event means; only `kafka` imports
 aiokafka.
 """

@@ -1,7 +1,7 @@
-"""Events to records and back.
+"""Encodes events as records and decodes them.
 
-The value is the whole envelope as JSON, the headers repeat its CloudEvents attributes; a record
-whose headers say something else is refused. Decoding is one pass of the validator compiled for the
+The value is the whole envelope as JSON; the headers repeat its CloudEvents attributes. A record
+whose headers and value disagree is refused. Decoding is one pass of the validator compiled for the
 event's type; only bodies of old versions are parsed twice, to be upcast before validation.
 """
 
@@ -23,21 +23,21 @@ from yardmaster_schemas.events.details import JobDetailedV1
 from yardmaster_schemas.instants import rfc3339
 from yardmaster_schemas.upcasters import UPCASTERS, upcast
 
-#: No record is larger than a batch may be; what is larger is refused before it is parsed.
+#: The largest batch; a larger value is refused before it is parsed.
 MAX_VALUE_BYTES: Final = 1024 * 1024
 MAX_TYPE_CHARACTERS: Final = 64
-#: The names of those headers that differ from record to record.
+#: The names of the headers whose values differ from record to record.
 _ID: Final = sized(b"ce_id")
 _SUBJECT: Final = sized(b"ce_subject")
 _TIME: Final = sized(b"ce_time")
-#: Writes what pydantic writes, in half the time.
+#: Writes the same bytes as pydantic, in half the time.
 _ENCODER: Final = msgspec.json.Encoder()
 _length = Struct(">Q").pack
 
 
 @cache
 def adapter(type_: str, version: int) -> TypeAdapter[Envelope[Any]]:
-    """The compiled validator of an event's envelope.
+    """Return the compiled validator of an event's envelope.
 
     Raises:
         UnknownEventType, UnknownVersion.
@@ -65,9 +65,9 @@ def _dump(type_: str, version: int) -> Callable[[Envelope[Any]], bytes]:
 
 
 def _dump_without(left_out: Sequence[bytes], envelope: Envelope[Any]) -> bytes:
-    """An event without the fields that were added later, where they have their defaults.
+    """Encode an event without the fields that were added later, if they have their defaults.
 
-    They are the last of their objects; within strings a quotation mark is escaped.
+    These fields are the last of their objects; within strings a quotation mark is escaped.
     """
     value = _ENCODER.encode(envelope)
     for added in left_out:
@@ -77,22 +77,22 @@ def _dump_without(left_out: Sequence[bytes], envelope: Envelope[Any]) -> bytes:
 
 def _dump_details(envelope: Envelope[JobDetailedV1]) -> bytes:
     if envelope.data.params:
-        # JSON of others, with any number in it: large ones and fractions only pydantic writes as
-        # it always has.
+        # Users' JSON may hold any number; only pydantic writes large numbers and fractions as in
+        # earlier versions.
         return adapter(envelope.type, envelope.version).dump_json(envelope)
     return _ENCODER.encode(envelope)
 
 
 @lru_cache(maxsize=4096)
 def _author(type_: str, source: str) -> tuple[Header, Header, bytes]:
-    """The headers between id and subject; these as they are framed, and the subject's name."""
+    """Return the headers between id and subject, and these framed, with the subject's name."""
     of_type, of_source = ("ce_type", type_.encode()), ("ce_source", source.encode())
     return of_type, of_source, frame((of_type, of_source)) + _SUBJECT
 
 
 @lru_cache(maxsize=256)
 def _moment(time_ms: int, version: int) -> tuple[Header, Header, Header, bytes]:
-    """The headers after the subject, and as they are framed."""
+    """Return the headers after the subject, and these framed."""
     time = rfc3339(time_ms).encode()
     spec, of_version, framed = _conforms(version)
     return ("ce_time", time), spec, of_version, _TIME + sized(time) + framed
@@ -108,7 +108,7 @@ def _conforms(version: int) -> tuple[Header, Header, bytes]:
 def _headers(envelope: Envelope[Any]) -> Headers:
     type_, source, _ = _author(envelope.type, envelope.source)
     time, spec, version, _ = _moment(envelope.time_ms, envelope.version)
-    # As `Envelope.id` has it, without the call.
+    # The same as `Envelope.id`, without the call.
     id_ = ("ce_id", f"{envelope.source}/{envelope.epoch}/{envelope.seq}".encode())
     fixed = (id_, type_, source, ("ce_subject", envelope.subject.encode()), time, spec, version)
     if envelope.traceparent is None:
@@ -117,12 +117,12 @@ def _headers(envelope: Envelope[Any]) -> Headers:
 
 
 def encode(envelope: Envelope[Any], key: str) -> Record:
-    """The record of an event; `key` is what its topic's entry in the catalogue says: cell, job."""
+    """Return the record of an event; the topic's entry in the catalog defines `key` (cell, job)."""
     value = _dump(envelope.type, envelope.version)(envelope)
     headers = _headers(envelope)
     record = Record(key.encode(), value, headers)
     if envelope.traceparent is None:
-        # Most of it is the same from record to record.
+        # Most of the framed headers are the same from record to record.
         id_, subject = headers[0][1], headers[3][1]
         _, _, author = _author(envelope.type, envelope.source)
         _, _, _, moment = _moment(envelope.time_ms, envelope.version)
@@ -132,11 +132,11 @@ def encode(envelope: Envelope[Any], key: str) -> Record:
 
 
 def decode(record: Record) -> Envelope[Event]:
-    """The event of a record.
+    """Return the event of a record.
 
     Raises:
-        UnknownEventType, UnknownVersion: a newer writer's.
-        MalformedRecord: not ours, damaged, or headers and value disagree.
+        UnknownEventType, UnknownVersion: a newer program wrote the record.
+        MalformedRecord: it is not an event, it is damaged, or its headers and value disagree.
     """
     headers = dict(record.headers)
     value = record.value
@@ -159,7 +159,7 @@ def decode(record: Record) -> Envelope[Event]:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        # A hostile record's own keys are part of the place: what is said of it stays short.
+        # A hostile record's own keys are part of the location, so the message is cut.
         raise MalformedRecord(found=f"{type_}.{where[:120]}: {first['msg'][:200]}") from None
     except (RecursionError, ValueError) as error:
         raise MalformedRecord(found=f"{type_}: {type(error).__name__}") from None

@@ -1,4 +1,4 @@
-"""All that an event log may raise.
+"""The errors of event logs.
 
 ```
 LogError   BatchTooLarge  UnknownTopic  LogClosed  ReadPastEnd  OffsetGone  LogTruncated
@@ -18,7 +18,7 @@ class LogError(YardmasterError):
 
 
 class BatchTooLarge(LogError):
-    """A batch of {size} bytes is over the {limit} bytes that {topic} takes; nothing was
+    """A batch of {size} bytes exceeds the limit of {limit} bytes of topic {topic}. Nothing was
     written. Decide in smaller cycles.
     """
 
@@ -26,9 +26,7 @@ class BatchTooLarge(LogError):
 
 
 class UnknownTopic(LogError):
-    """There is no topic {topic} (partition {partition}) in this log. Create it, or check the
-    name.
-    """
+    """The log has no topic {topic} with partition {partition}. Create it, or check the name."""
 
     code = "unknown_topic"
 
@@ -40,29 +38,27 @@ class LogClosed(LogError):
 
 
 class ReadPastEnd(LogError):
-    """Offset {offset} of {topic} was asked for, but it ends at {end}: the reader knows a longer
-    log than this one.
+    """Offset {offset} of {topic} was requested, but the topic ends at {end}: the reader has read
+    a longer log than this one.
     """
 
     code = "read_past_end"
 
 
 class OffsetGone(LogError):
-    """Offset {offset} of {topic} is no longer kept; it starts at {start}."""
+    """Offset {offset} of {topic} is no longer stored; the topic starts at {start}."""
 
     code = "offset_gone"
 
 
 class LogTruncated(LogError):
-    """The log lost its end: {found}. Restore it from a backup; nothing was decided since."""
+    """The log lost its end: {found}. Restore it from a backup. Nothing was decided since."""
 
     code = "log_truncated"
 
 
 class NotOurLog(LogError):
-    """{path} is not a Yardmaster log: {found}. Give the path of a log, or of a file that does
-    not exist yet.
-    """
+    """{path} is not a Yardmaster log: {found}. Give the path of a log, or a path that is free."""
 
     code = "not_our_log"
 
@@ -74,7 +70,7 @@ class LogCorrupt(LogError):
 
 
 class LogUnavailable(LogError):
-    """The log cannot be reached: {found}. Nothing was written; try again."""
+    """The log cannot be reached: {found}. Nothing was written. Try again."""
 
     code = "log_unavailable"
 
@@ -88,7 +84,7 @@ class LogNotTrusted(LogError):
 
 
 class LogAccessRefused(LogError):
-    """Kafka's broker {broker} does not let user {user} in with {mechanism}: {found}. Check
+    """Kafka's broker {broker} refuses user {user} with {mechanism}: {found}. Check
     YARD_KAFKA__SASL_USERNAME, _SASL_MECHANISM and the password or its file.
     """
 
@@ -96,16 +92,16 @@ class LogAccessRefused(LogError):
 
 
 class TlsUnusable(LogError):
-    """TLS to Kafka cannot be set up with {path}: {found}. Give PEM files that this service may
-    read, of a key that nobody else may.
+    """TLS to Kafka cannot be set up with {path}: {found}. Give PEM files that this service can
+    read; only this service may read the key.
     """
 
     code = "tls_unusable"
 
 
 class AppendOutcomeUnknown(LogError):
-    """Whether a batch was written to {topic} is not known ({found}). Re-read its tail before
-    deciding again.
+    """It is unknown whether a batch was written to {topic} ({found}). Re-read the topic's tail
+    before deciding again.
     """
 
     code = "append_outcome_unknown"
@@ -118,13 +114,15 @@ class DetailsUnreadable(LogError):
 
 
 class SnapshotCorrupt(LogError):
-    """Snapshot {name} cannot be used: {found}. The one before it is; the log has everything."""
+    """Snapshot {name} cannot be used: {found}. The snapshot before it is used instead; the log
+    has everything.
+    """
 
     code = "snapshot_corrupt"
 
 
 class SnapshotsUnavailable(LogError):
-    """The snapshots at {url} cannot be reached: {found}. The log has everything; restoring
+    """The snapshots at {url} cannot be reached: {found}. The log has everything, but restoring
     takes longer.
     """
 

@@ -1,12 +1,12 @@
-"""Who of several replicas leads which cell: the port of a group, and the group in memory.
+"""Which replica leads which cell: the port of a group of replicas, and the group in memory.
 
-A replica offers to lead partitions (cells) as soon as it could; the group gives each partition to
-one of those that offer. This is for convenience only: that no two leaders of a cell count is in the
-log's terms. So a member that hears nothing keeps what it has, and a leader is not deposed for
-nothing.
+A replica offers to lead partitions (cells) as soon as it can; the group assigns each partition to
+one of the members that offer it. This is a convenience only: the terms in the log ensure that the
+records of one leader count. So a member without news keeps its partitions, and no leader is deposed
+without need.
 
-How partitions are shared out is `spread`, a pure function that both adapters use: as evenly as can
-be, and moving as few as can be.
+`spread` assigns the partitions, a pure function that both adapters use: as evenly as possible, with
+as few moves as possible.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ NOTHING: Final[frozenset[int]] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What the group has given to a member.
+    """The partitions that the group has assigned to a member.
 
     Attributes:
-        number: rises with each assignment that this member is told of; 0 before the first.
-        partitions: those that the member leads.
+        number: increases with each assignment that this member receives; 0 before the first.
+        partitions: the partitions that the member leads.
     """
 
     number: int = 0
@@ -33,43 +33,43 @@ class Assignment:
 
 
 class Membership(Protocol):
-    """One replica's part in a group; it is a member once it has offered something."""
+    """One replica's membership in a group; it joins when it first offers a partition."""
 
     @property
     def assigned(self) -> Assignment:
-        """The newest assignment; it stands until another one is known."""
+        """The newest assignment; valid until the next one arrives."""
 
     def offer(self, partition: int) -> None:
-        """From now on this member can lead the partition."""
+        """Offer to lead a partition from now on."""
 
     def withdraw(self, partition: int) -> None:
-        """From now on it cannot; the group gives the partition to another."""
+        """Withdraw the offer; the group assigns the partition to another member."""
 
     async def changed(self, seen: Assignment) -> Assignment:
-        """Wait until there is another assignment than `seen`; it may have the same partitions.
+        """Wait for an assignment other than `seen`; it may have the same partitions.
 
         Raises:
             LogClosed: `close` was called.
         """
 
     async def confirmed(self, partition: int) -> bool:
-        """Whether the group says now that this member has the partition.
+        """Ask the group now whether the partition is assigned to this member.
 
-        False also when the group cannot be asked.
+        Returns False also when the group does not answer.
         """
 
     async def close(self) -> None:
-        """Leave the group at once, so that others need not wait for the session's end."""
+        """Leave the group at once, so that other members need not wait for the session timeout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a member says when it joins.
+    """What a member sends when it joins.
 
     Attributes:
         offers: the partitions that it can lead.
-        holds: those that it leads, with the round in which each was given to it.
-        round: the newest round that it knows of.
+        holds: the partitions that it leads, with the round in which each was assigned to it.
+        round: the newest round that it knows.
     """
 
     offers: frozenset[int] = NOTHING
@@ -78,12 +78,13 @@ class Claim:
 
 
 def spread(claims: Mapping[str, Claim]) -> dict[str, dict[int, int]]:
-    """What each member gets: partitions, with the round in which each was given to it.
+    """Return the partitions of each member, with the round in which each was assigned to it.
 
-    A partition stays where it was given last: a member that slept through a round claims by an
-    older one than the member that got its partitions meanwhile. What nobody holds goes to who has
-    least; then partitions move from who has most to who has least, those held shortest first,
-    until no two differ by more than one. Ties fall to the lower name and the lower number.
+    A partition stays with the member that got it last: a member that missed a round claims with an
+    older round than the member that got its partitions meanwhile. A partition without a holder goes
+    to the member with the fewest; then partitions move from the member with the most to the member
+    with the fewest, most recently assigned first, until no two members differ by more than one.
+    Ties go to the lower name and the lower number.
     """
     now = max((claim.round for claim in claims.values()), default=0) + 1
     given: dict[str, dict[int, int]] = {member: {} for member in sorted(claims)}
@@ -91,7 +92,7 @@ def spread(claims: Mapping[str, Claim]) -> dict[str, dict[int, int]]:
         able = [member for member in given if number in claims[member].offers]
         holders = [member for member in able if number in claims[member].holds]
         if holders:
-            # max takes the first, so the lower name, of equals.
+            # Of equals max returns the first, which has the lower name.
             last = max(holders, key=lambda member: claims[member].holds[number])
             given[last][number] = claims[last].holds[number]
         else:
@@ -112,7 +113,7 @@ def _least(given: Mapping[str, Mapping[int, int]], members: Iterable[str]) -> st
 def _next_move(
     given: Mapping[str, Mapping[int, int]], claims: Mapping[str, Claim]
 ) -> tuple[str, int, str] | None:
-    """A partition that should move: its holder, its number, its next holder."""
+    """Return a partition that should move: its holder, its number, its next holder."""
     for giver in sorted(given, key=lambda member: -len(given[member])):
         held = given[giver]
         for number in sorted(held, key=lambda each: (-held[each], -each)):
@@ -131,37 +132,37 @@ class MemoryGroup:
         self._count = 0
 
     def member(self) -> "MemoryMembership":
-        """One that may become a member."""
+        """Return a replica that may become a member."""
         self._count += 1
         return MemoryMembership(self, f"member-{self._count:04}")
 
-    def share_out(self, joining: "MemoryMembership | None" = None) -> None:
-        """Let a member in, for the first time or again, and share out anew."""
+    def rebalance(self, joining: "MemoryMembership | None" = None) -> None:
+        """Add a member, for the first time or again, and assign all partitions."""
         if joining is not None:
             self._members[joining.name] = joining
         claims = {name: member.claim for name, member in self._members.items()}
         now = max((claim.round for claim in claims.values()), default=0) + 1
         for name, given in spread(claims).items():
-            self._members[name].give(given, now)
+            self._members[name].assign(given, now)
 
     def expire(self, member: "MemoryMembership") -> None:
-        """Drop a member that was not heard; it is not told, as one that was stopped is not."""
+        """Drop a member without a heartbeat; like a stopped process, it is not notified."""
         if self._members.pop(member.name, None) is not None:
-            self.share_out()
+            self.rebalance()
 
-    def has(self, member: "MemoryMembership") -> bool:
-        """Whether it is a member now."""
+    def is_member(self, member: "MemoryMembership") -> bool:
+        """Tell whether a replica is a member now."""
         return member.name in self._members
 
 
 class MemoryMembership:
-    """A member of a MemoryGroup; see `Membership` for what its methods promise."""
+    """A member of a MemoryGroup; see `Membership` for its contract."""
 
     def __init__(self, group: MemoryGroup, name: str) -> None:
         self.name = name
         self.claim = Claim()
         self._group = group
-        self._news = News()
+        self._news = AssignmentNews()
 
     @property
     def assigned(self) -> Assignment:
@@ -169,57 +170,57 @@ class MemoryMembership:
         return self._news.assigned
 
     def offer(self, partition: int) -> None:
-        """From now on this member can lead the partition."""
+        """Offer to lead a partition from now on."""
         self._offer(self.claim.offers | {partition})
 
     def withdraw(self, partition: int) -> None:
-        """From now on it cannot."""
+        """Withdraw the offer."""
         self._offer(self.claim.offers - {partition})
 
     async def changed(self, seen: Assignment) -> Assignment:
-        """Wait until there is another assignment than `seen`."""
+        """Wait for an assignment other than `seen`."""
         return await self._news.other_than(seen)
 
     async def confirmed(self, partition: int) -> bool:
-        """Whether the group says now that this member has the partition."""
-        return self._group.has(self) and partition in self.assigned.partitions
+        """Tell whether the partition is assigned to this member now."""
+        return self._group.is_member(self) and partition in self.assigned.partitions
 
     async def close(self) -> None:
         """Leave the group at once."""
         self._group.expire(self)
         self._news.close()
 
-    def give(self, partitions: Mapping[int, int], now: int) -> None:
-        """The group's word: partitions with the rounds in which they were given, and this round."""
+    def assign(self, partitions: Mapping[int, int], now: int) -> None:
+        """Take the group's assignment: partitions with their rounds, and the current round."""
         self.claim = Claim(self.claim.offers, dict(partitions), now)
-        self._news.tell(frozenset(partitions))
+        self._news.publish(frozenset(partitions))
 
     def _offer(self, partitions: frozenset[int]) -> None:
         if partitions != self.claim.offers and not self._news.closed:
             self.claim = Claim(partitions, self.claim.holds, self.claim.round)
-            self._group.share_out(self)
+            self._group.rebalance(self)
 
 
-class News:
-    """A member's newest assignment, and who waits for the next."""
+class AssignmentNews:
+    """A member's newest assignment, and the calls that wait for the next one."""
 
     def __init__(self) -> None:
         self.assigned = Assignment()
         self.closed = False
         self._next = asyncio.Event()
 
-    def tell(self, partitions: frozenset[int]) -> None:
-        """There is a new assignment."""
+    def publish(self, partitions: frozenset[int]) -> None:
+        """Publish a new assignment."""
         self.assigned = Assignment(self.assigned.number + 1, partitions)
         self._wake()
 
     def close(self) -> None:
-        """There will be no more."""
+        """End all waiting calls with LogClosed."""
         self.closed = True
         self._wake()
 
     async def other_than(self, seen: Assignment) -> Assignment:
-        """The newest assignment, once it is another than `seen`.
+        """Return the newest assignment, as soon as it is not `seen`.
 
         Raises: LogClosed.
         """
@@ -231,6 +232,6 @@ class News:
             await self._next.wait()
 
     def _wake(self) -> None:
-        # One event for each piece of news: who wakes finds out what it was.
+        # Each assignment gets an event of its own; a waiting call compares when it wakes.
         self._next.set()
         self._next = asyncio.Event()

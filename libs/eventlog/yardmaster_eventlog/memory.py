@@ -1,8 +1,8 @@
-"""The log in memory: plain objects, for tests, the simulator and reading along.
+"""The log in memory: plain objects, for tests and the simulator.
 
-It keeps the port's promises as the others do (limits, retention, compaction), and forgets all when
-the process ends. `handle()` gives another handle on the same records, as a second process would
-open: closing one leaves the others open.
+It implements limits, retention and compaction like the other adapters, and is lost when the process
+ends. `handle()` returns another handle on the same records, as a second process would open one:
+closing one handle leaves the others open.
 """
 
 from bisect import bisect_left
@@ -34,7 +34,7 @@ class _Sequence:
         self.first = 0
         self.next = 0
         self.records: list[StoredRecord] = []
-        #: In a compacted topic, where the newest record of a key lies.
+        #: Of a compacted topic: the offset of the newest record of each key.
         self.newest: dict[bytes, int] = {}
 
     def append(self, batch: Sequence[Record], now_ms: int) -> int:
@@ -76,7 +76,7 @@ class _Sequence:
 
 
 class _Shared:
-    """What all handles on one log have in common."""
+    """What all handles on one log share."""
 
     def __init__(self) -> None:
         self.sequences: dict[Partition, _Sequence] = {}
@@ -85,7 +85,7 @@ class _Shared:
 
 
 class MemoryLog:
-    """A log in this process; see `EventLog` for what its methods promise."""
+    """A log in this process; see `EventLog` for its contract."""
 
     def __init__(self, clock: Clock, _shared: _Shared | None = None) -> None:
         self._clock = clock
@@ -94,12 +94,12 @@ class MemoryLog:
         self._closed = False
 
     def handle(self) -> "MemoryLog":
-        """Another handle on the same records."""
+        """Return another handle on the same records."""
         return MemoryLog(self._clock, self._shared)
 
     async def create_topics(self, topics: Sequence[Topic], partitions: int = 1) -> None:
-        """Make topics that are not there yet."""
-        self._open()
+        """Create missing topics."""
+        self._check_open()
         for topic in topics:
             if Partition(topic.name) in self._shared.sequences:
                 continue
@@ -108,7 +108,7 @@ class MemoryLog:
                 self._shared.sequences[partition] = _Sequence(partition, topic)
 
     async def append(self, partition: Partition, batch: Sequence[Record]) -> int:
-        """Append `batch` whole; return the offset of its first record."""
+        """Append `batch` atomically; return the offset of its first record."""
         sequence = self._sequence(partition)
         if not batch:
             raise ValueError("a batch without records")
@@ -120,7 +120,8 @@ class MemoryLog:
         offset = sequence.append(batch, self._clock.now_ms())
         for waiter in self._shared.waiters.values():
             waiter.see(partition, sequence.next)
-        # Every other log lets others run here; who relies on running on must fail here too.
+        # Every other adapter yields to other tasks here; a caller that relies on not being
+        # interrupted must fail with this one too.
         await self._clock.sleep(0)
         return offset
 
@@ -132,7 +133,7 @@ class MemoryLog:
         max_records: int = 1000,
         buffered_only: bool = False,
     ) -> Sequence[StoredRecord]:
-        """Records from `offset` on."""
+        """Return records from `offset` on."""
         sequence = self._sequence(partition)
         if offset > sequence.next:
             raise ReadPastEnd(topic=partition.topic, offset=offset, end=sequence.next)
@@ -141,14 +142,14 @@ class MemoryLog:
         return sequence.read(offset, max_records)
 
     async def end(self, partition: Partition) -> int:
-        """The offset that the next record will get."""
+        """Return the offset that the next record will get."""
         return self._sequence(partition).next
 
     async def newest(
         self, partitions: Sequence[Partition]
     ) -> Mapping[Partition, StoredRecord | None]:
-        """The newest record of each partition."""
-        self._open()
+        """Return the newest record of each partition."""
+        self._check_open()
         sequences = ((place, self._shared.sequences.get(place)) for place in partitions)
         return {
             place: sequence.records[-1] if sequence is not None and sequence.records else None
@@ -157,12 +158,12 @@ class MemoryLog:
 
     async def wait(self, ends: Mapping[Partition, int], timeout_s: float) -> bool:
         """Wait until a partition has a record at or after the offset given for it."""
-        self._open()
+        self._check_open()
         waiter = Waiter(ends)
         for partition in ends:
             waiter.see(partition, self._sequence(partition).next)
         if waiter.grown:
-            # Not at once: a caller that loops on a log which always has more would run alone.
+            # A caller that loops on a log with ever more records must not block other tasks.
             await self._clock.sleep(0)
             return True
         number = next(self._shared.count)
@@ -173,17 +174,17 @@ class MemoryLog:
             del self._shared.waiters[number], self._waiters[number]
 
     async def close(self) -> None:
-        """Close this handle; calls that wait end with LogClosed."""
+        """Close this handle; waiting calls end with LogClosed."""
         self._closed = True
         for waiter in self._waiters.values():
             waiter.fail(LogClosed())
 
-    def _open(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise LogClosed()
 
     def _sequence(self, partition: Partition) -> _Sequence:
-        self._open()
+        self._check_open()
         sequence = self._shared.sequences.get(partition)
         if sequence is None:
             raise UnknownTopic(topic=partition.topic, partition=partition.number)

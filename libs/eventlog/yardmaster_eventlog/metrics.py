@@ -1,4 +1,4 @@
-"""What a log is seen to do: `MeteredLog` around any adapter, and what Kafka's tells of itself."""
+"""Metrics of logs: `MeteredLog` around any adapter, and the internal events of Kafka's adapter."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
@@ -9,68 +9,68 @@ from yardmaster_schemas.topics import Topic
 
 
 class LogMetrics(Protocol):
-    """Told of each call; must not wait."""
+    """Receives the events of a log; must not block."""
 
     def waiting(self, change: int) -> None:
-        """So many more (or fewer) batches wait for their acknowledgement."""
+        """The number of batches without an acknowledgment changed by `change`."""
 
     def appended(self, topic: str, records: int, seconds: float) -> None:
-        """A batch was acknowledged, so long after it was asked for."""
+        """A batch was acknowledged, `seconds` after the call."""
 
     def refused(self, topic: str, code: str) -> None:
-        """A batch was not written, for sure; the error's code says why."""
+        """A batch was certainly not written; `code` is the error's."""
 
     def unknown(self, topic: str) -> None:
-        """Whether a batch was written is not known."""
+        """It is unknown whether a batch was written."""
 
     def read(self, topic: str, records: int) -> None:
-        """Records were given to a reader."""
+        """Records were returned to a reader."""
 
     def connected(self) -> None:
-        """A producer or a consumer was connected: at first use, and again after it was lost."""
+        """A producer or a consumer connected: at its first use, or after a lost connection."""
 
     def retried(self) -> None:
-        """A call was made again within its deadline: the brokers did not answer."""
+        """A call was retried within its deadline, because the brokers did not answer."""
 
     def abandoned(self) -> None:
-        """A producer was thrown away, with all that it still held."""
+        """A producer was discarded, with all batches that it had not sent."""
 
 
 class NoMetrics:
-    """Nobody looks."""
+    """Ignores all events."""
 
     __slots__ = ()
 
     def waiting(self, change: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def appended(self, topic: str, records: int, seconds: float) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def refused(self, topic: str, code: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def unknown(self, topic: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def read(self, topic: str, records: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def connected(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def retried(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def abandoned(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 NO_METRICS: Final = NoMetrics()
 
 
 class MeteredLog:
-    """Any log, its calls counted; it changes nothing about them."""
+    """Counts the calls of any log, and otherwise passes them on unchanged."""
 
     def __init__(self, log: EventLog, clock: Clock, metrics: LogMetrics) -> None:
         self._log = log
@@ -78,11 +78,11 @@ class MeteredLog:
         self._metrics = metrics
 
     async def create_topics(self, topics: Sequence[Topic], partitions: int = 1) -> None:
-        """Make topics that are not there yet."""
+        """Create missing topics."""
         await self._log.create_topics(topics, partitions)
 
     async def append(self, partition: Partition, batch: Sequence[Record]) -> int:
-        """Append `batch`, timed."""
+        """Append `batch`, and measure the time."""
         metrics, started_s = self._metrics, self._clock.monotonic_s()
         metrics.waiting(1)
         try:
@@ -107,7 +107,7 @@ class MeteredLog:
         max_records: int = 1000,
         buffered_only: bool = False,
     ) -> Sequence[StoredRecord]:
-        """Records from `offset` on."""
+        """Return records from `offset` on."""
         found = await self._log.read(
             partition, offset, max_records=max_records, buffered_only=buffered_only
         )
@@ -116,13 +116,13 @@ class MeteredLog:
         return found
 
     async def end(self, partition: Partition) -> int:
-        """The offset that the next record will get."""
+        """Return the offset that the next record will get."""
         return await self._log.end(partition)
 
     async def newest(
         self, partitions: Sequence[Partition]
     ) -> Mapping[Partition, StoredRecord | None]:
-        """The newest record of each partition."""
+        """Return the newest record of each partition."""
         return await self._log.newest(partitions)
 
     async def wait(self, ends: Mapping[Partition, int], timeout_s: float) -> bool:

@@ -1,9 +1,9 @@
-"""Snapshots of a machine's state: a cache at an fsspec URL that spares a restart the whole log.
+"""Snapshots of a machine's state at an fsspec URL, so that a restart need not read the whole log.
 
-A snapshot is a file named for its cycle. It is whole and as written, or it is not used: its last
-32 bytes are the SHA-256 of all before them. What cannot be used is reported and passed over for the
-one before; losing all of them loses time, never state. No pickle: the header is JSON, and what the
-payload means is its machine's business.
+A snapshot is a file named after its cycle. It is used only if it is complete and unchanged: its
+last 32 bytes are the SHA-256 of all bytes before them. A snapshot that cannot be used is reported,
+and the one before it is used. Losing all snapshots costs time, never state. There is no pickle: the
+header is JSON, and the machine defines the payload.
 
 ```
 b"YARDSNAP"  format: 2 bytes  header length: 4 bytes  header: JSON  payload: zlib  SHA-256: 32 bytes
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 MAGIC: Final = b"YARDSNAP"
 FORMAT: Final = 1
-#: The state of the largest cell is a tenth of this; a header that says more is not ours.
+#: Ten times the state of the largest cell; a header with a larger size is refused.
 MAX_PAYLOAD_BYTES: Final = 4 * 1024**3
 MAX_HEADER_BYTES: Final = 4096
 _DIGEST_BYTES: Final = 32
@@ -43,8 +43,8 @@ _TEMPORARY: Final = re.compile(r"(\d{16})\.[0-9a-f]{32}\.new")
 class Snapshot:
     """A machine's state after a cycle.
 
-    `payload` is opaque here; `state_digest` is what the machine says of the state, and the cycle's
-    CycleCommitted too, so that a snapshot of other content is noticed by its reader.
+    `payload` is opaque here. `state_digest` is the machine's digest of the state; the cycle's
+    CycleCommitted holds the same digest, so that a reader detects other content.
     """
 
     machine: str
@@ -56,14 +56,14 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """The newest snapshot that can be used, if any, and the newer ones that cannot."""
+    """The newest usable snapshot, if any, and the newer ones that cannot be used."""
 
     snapshot: Snapshot | None
     bad: tuple[SnapshotCorrupt, ...] = ()
 
 
 class SnapshotStore:
-    """Snapshots below a URL: a folder's path, `memory://...`, or whatever fsspec knows.
+    """Snapshots below a URL: a folder's path, `memory://...`, or any other URL of fsspec.
 
     `options` go to fsspec (credentials, endpoints). Every method raises SnapshotsUnavailable when
     the store cannot be reached.
@@ -77,26 +77,26 @@ class SnapshotStore:
             raise SnapshotsUnavailable(url=url, found=str(error)) from error
 
     async def save(self, snapshot: Snapshot) -> None:
-        """Keep a snapshot; one of the same cycle is replaced. It is there whole or not at all."""
+        """Store a snapshot atomically; a snapshot of the same cycle is replaced."""
         await self._do(lambda: self._save(snapshot))
 
     async def cycles(self, machine: str, cell: str) -> tuple[int, ...]:
-        """The cycles of which there are snapshots, newest first."""
+        """Return the cycles that have snapshots, newest first."""
         return await self._do(lambda: self._cycles(machine, cell))
 
     async def load(self, machine: str, cell: str, cycle: int) -> Snapshot:
-        """The snapshot of a cycle.
+        """Return the snapshot of a cycle.
 
-        Raises: SnapshotCorrupt when it is gone, damaged, or of a format not known.
+        Raises: SnapshotCorrupt when it is gone, damaged, or of an unknown format.
         """
         return await self._do(lambda: self._load(machine, cell, cycle))
 
     async def newest(self, machine: str, cell: str, *, before: int | None = None) -> Newest:
-        """The newest snapshot (of a cycle below `before`) that can be used, and what cannot."""
+        """Return the newest usable snapshot (of a cycle below `before`), and the unusable ones."""
         return await self._do(lambda: self._newest(machine, cell, before))
 
     async def prune(self, machine: str, cell: str, *, keep: int) -> tuple[int, ...]:
-        """Remove all but the newest `keep`, and what savers that died left; the cycles removed."""
+        """Remove all but the newest `keep` and abandoned files; return the removed cycles."""
         if keep < 1:
             raise ValueError("at least one snapshot is kept")
         return await self._do(lambda: self._prune(machine, cell, keep))
@@ -113,7 +113,7 @@ class SnapshotStore:
         content = encode(snapshot)
         self._fs.makedirs(folder, exist_ok=True)
         if not isinstance(self._fs, LocalFileSystem):
-            # An object store shows an object when it has all of it, and moves one by copying it.
+            # An object store publishes an object when it is complete, and moves one by copying it.
             self._fs.pipe_file(path, content)
             return
         new = f"{folder}/{snapshot.cycle:016d}.{uuid.uuid4().hex}.new"
@@ -134,7 +134,7 @@ class SnapshotStore:
         if (snapshot.machine, snapshot.cell, snapshot.cycle) != (machine, cell, cycle):
             raise SnapshotCorrupt(
                 name=name,
-                found=f"it is of {snapshot.machine}/{snapshot.cell} cycle {snapshot.cycle}",
+                found=f"it belongs to {snapshot.machine}/{snapshot.cell} cycle {snapshot.cycle}",
             )
         return snapshot
 
@@ -156,13 +156,13 @@ class SnapshotStore:
             self._remove(f"{folder}/{_file(cycle)}")
         for name in self._names(machine, cell):
             temporary = _TEMPORARY.fullmatch(name)
-            # One of a newer cycle may be another process's that is being written.
+            # Another process may be writing a file of a newer cycle now.
             if temporary and cycles and int(temporary[1]) < cycles[0]:
                 self._remove(f"{folder}/{name}")
         return cycles[keep:]
 
     def _names(self, machine: str, cell: str) -> list[str]:
-        # Some file systems keep listings, which hide what another process has saved.
+        # Some file systems cache listings, which hide snapshots of another process.
         folder = self._folder(machine, cell)
         self._fs.invalidate_cache(folder)
         try:
@@ -174,12 +174,12 @@ class SnapshotStore:
         try:
             self._fs.rm_file(path)
         except FileNotFoundError:
-            return  # another process prunes too
+            return  # another process prunes as well
 
     def _folder(self, machine: str, cell: str) -> str:
         for name in (machine, cell):
             if not _NAME.fullmatch(name):
-                raise ValueError(f"{name!r} is no name of a machine or cell")
+                raise ValueError(f"{name!r} is not a name of a machine or cell")
         return f"{self._root.rstrip('/')}/{machine}/{cell}"
 
 
@@ -188,7 +188,7 @@ def _file(cycle: int) -> str:
 
 
 def encode(snapshot: Snapshot) -> bytes:
-    """The bytes of a snapshot's file."""
+    """Return the bytes of a snapshot's file."""
     header = json.dumps(
         {
             "machine": snapshot.machine,
@@ -211,7 +211,7 @@ def encode(snapshot: Snapshot) -> bytes:
 
 
 def decode(name: str, content: bytes) -> Snapshot:
-    """The snapshot of a file's bytes.
+    """Return the snapshot of a file's bytes.
 
     Raises: SnapshotCorrupt.
     """
@@ -220,28 +220,28 @@ def decode(name: str, content: bytes) -> Snapshot:
         return SnapshotCorrupt(name=name, found=found)
 
     if not content.startswith(MAGIC):
-        raise bad("it does not start as a snapshot does")
+        raise bad("it does not start like a snapshot")
     if len(content) < _PREFIX_BYTES + _DIGEST_BYTES:
-        raise bad("it is cut short")
+        raise bad("it is truncated")
     version = int.from_bytes(content[len(MAGIC) : len(MAGIC) + 2], "big")
     if version != FORMAT:
-        raise bad(f"it has format {version}, and this Yardmaster knows {FORMAT}")
+        raise bad(f"it has format {version}, but this Yardmaster knows only {FORMAT}")
     body = memoryview(content)[:-_DIGEST_BYTES]
     if hashlib.sha256(body).digest() != content[-_DIGEST_BYTES:]:
-        raise bad("its checksum is another: it was cut short or changed")
+        raise bad("its checksum does not match: it was truncated or changed")
     start = _PREFIX_BYTES + int.from_bytes(content[_PREFIX_BYTES - 4 : _PREFIX_BYTES], "big")
-    # The checksum finds damage, not malice: what the header says of sizes is checked all the same.
+    # The checksum detects damage, not malice, so the sizes in the header are checked as well.
     if start > min(len(body), _PREFIX_BYTES + MAX_HEADER_BYTES):
         raise bad("its header is too long")
     try:
         header = json.loads(bytes(body[_PREFIX_BYTES:start]))
         size = header["payload_bytes"]
         if not isinstance(size, int) or not 0 <= size <= MAX_PAYLOAD_BYTES:
-            raise bad("its header says no size")
+            raise bad("its header has no valid size")
         unpacker = zlib.decompressobj()
         payload = unpacker.decompress(body[start:], size + 1)
         if len(payload) != size or not unpacker.eof:
-            raise bad("its payload has another size than its header says")
+            raise bad("its payload does not have the size in its header")
         return Snapshot(
             machine=str(header["machine"]),
             cell=str(header["cell"]),
@@ -250,4 +250,4 @@ def decode(name: str, content: bytes) -> Snapshot:
             payload=payload,
         )
     except (ValueError, KeyError, TypeError, RecursionError, zlib.error) as error:
-        raise bad(f"its content is not a snapshot's: {type(error).__name__}") from error
+        raise bad(f"its content is not a snapshot: {type(error).__name__}") from error

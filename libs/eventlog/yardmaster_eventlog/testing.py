@@ -1,8 +1,8 @@
-"""A log that fails as asked, for tests and the simulator: `FaultyLog` over any other.
+"""A log with planned faults, for tests and the simulator: `FaultyLog` around any other log.
 
-What a real log does seldom and never on time is done here by a script: the second append to
-`decisions` is lost, the third lands though its writer is told that nobody knows. A plan is shared
-by the handles of all writers, so that a batch which lands late does so whoever is looking.
+Faults that a real log shows rarely and at unpredictable times are scripted here: the second append
+to `decisions` is lost, the third is written although its writer gets AppendOutcomeUnknown. The
+handles of all writers share one plan, so that a late batch is written whichever handle is used.
 """
 
 from collections import Counter
@@ -17,27 +17,27 @@ from yardmaster_schemas.topics import Topic
 
 
 class FaultKind(StrEnum):
-    """What becomes of an append."""
+    """The outcome of an append."""
 
-    #: Not written, and its writer is told that nobody knows.
+    #: Not written; the writer gets AppendOutcomeUnknown.
     LOST = "lost"
-    #: Written, and its writer is told that nobody knows.
+    #: Written; the writer gets AppendOutcomeUnknown.
     LANDED = "landed"
-    #: Its writer is told that nobody knows; it is written later.
+    #: The writer gets AppendOutcomeUnknown; the batch is written later.
     LATE = "late"
-    #: Written, but only after a while.
+    #: Written after a delay.
     STALLED = "stalled"
-    #: Not written, and its writer is told so.
+    #: Not written; the writer gets LogUnavailable.
     UNAVAILABLE = "unavailable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One fault: what happens to the `nth` append (from 1) to a topic, counted over the whole plan.
+    """One fault: the outcome of the `nth` append (from 1) to a topic, counted over the whole plan.
 
-    A LATE batch lands when `after_operations` more operations (of anyone, on any topic) have begun,
-    or at the first one after `after_s` seconds, whichever is first of those given; with neither,
-    when the plan is told to `settle`. A STALLED one waits `after_s` seconds.
+    A LATE batch is written when `after_operations` more operations (of any handle, on any topic)
+    have begun, or at the first operation after `after_s` seconds, whichever of those given comes
+    first; with neither, by `write_late`. A STALLED append waits `after_s` seconds.
     """
 
     topic: str
@@ -50,14 +50,14 @@ class Fault:
         if self.nth < 1:
             raise ValueError("appends are counted from 1")
         if self.kind is FaultKind.STALLED and self.after_s is None:
-            raise ValueError("a stall has after_s seconds")
+            raise ValueError("a stall needs after_s")
 
 
-class Names(Protocol):
-    """What a drawn plan asks of chance; `yardmaster_runtime.chance` has the real ones."""
+class Digits(Protocol):
+    """The source of random digits for a drawn plan; see `yardmaster_runtime.chance`."""
 
     def hex(self, purpose: str, digits: int) -> str:
-        """`digits` hexadecimal digits; `purpose` says what for."""
+        """Return `digits` hexadecimal digits; `purpose` names their use."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class _Late:
 
 @dataclass(slots=True)
 class FaultPlan:
-    """The script of faults, and how far it is; one for all handles on a log."""
+    """The script of faults and its progress; one for all handles on a log."""
 
     clock: Clock
     faults: Sequence[Fault] = ()
@@ -83,11 +83,12 @@ class FaultPlan:
 
     @classmethod
     def drawn(
-        cls, clock: Clock, chance: Names, *, topics: Sequence[str], appends: int, permille: int
+        cls, clock: Clock, chance: Digits, *, topics: Sequence[str], appends: int, permille: int
     ) -> "FaultPlan":
-        """A plan in which each of the first `appends` appends to each topic fails with a chance.
+        """Return a plan in which each of the first `appends` appends to each topic may fail.
 
-        Each is drawn for itself, so that leaving one fault out of the plan moves no other.
+        An append fails with a probability of `permille` / 1000. Each is drawn independently, so
+        that removing one fault from the plan does not move another.
         """
         kinds = tuple(FaultKind)
         faults = []
@@ -111,14 +112,14 @@ class FaultPlan:
                 )
         return cls(clock, faults)
 
-    async def settle(self) -> None:
-        """Let every late batch land now, the oldest first."""
+    async def write_late(self) -> None:
+        """Write every late batch now, the oldest first."""
         due, self._late = self._late, []
         for late in due:
-            await _land(late)
+            await _write(late)
 
     async def step(self) -> None:
-        """Count an operation, and let land what is due before it."""
+        """Count an operation, and first write the batches that are due."""
         now_s = self.clock.monotonic_s()
         due = [
             late
@@ -129,10 +130,10 @@ class FaultPlan:
         self._operations += 1
         self._late = [late for late in self._late if late not in due]
         for late in due:
-            await _land(late)
+            await _write(late)
 
     def next_fault(self, topic: str) -> Fault | None:
-        """The fault of this append to the topic, or None."""
+        """Return the fault of this append to the topic, or None."""
         self._appends[topic] += 1
         nth = self._appends[topic]
         for fault in self.faults:
@@ -144,7 +145,7 @@ class FaultPlan:
     def postpone(
         self, log: EventLog, partition: Partition, batch: Sequence[Record], fault: Fault
     ) -> None:
-        """Keep a batch that lands late."""
+        """Keep a batch to write it later."""
         operations, seconds = fault.after_operations, fault.after_s
         self._late.append(
             _Late(
@@ -157,22 +158,22 @@ class FaultPlan:
         )
 
 
-async def _land(late: _Late) -> None:
+async def _write(late: _Late) -> None:
     try:
         await late.log.append(late.partition, late.batch)
     except LogError:
-        return  # its log was closed meanwhile, say: late became lost, which was possible all along
+        return  # the log may have been closed: the batch is lost, which is a valid outcome
 
 
 class FaultyLog:
-    """`inner`, but for what the plan says; see `EventLog` for what its methods promise."""
+    """`inner` with the plan's faults; see `EventLog` for the contract."""
 
     def __init__(self, inner: EventLog, plan: FaultPlan) -> None:
         self._inner = inner
         self._plan = plan
 
     async def create_topics(self, topics: Sequence[Topic], partitions: int = 1) -> None:
-        """Make topics that are not there yet."""
+        """Create missing topics."""
         await self._inner.create_topics(topics, partitions)
 
     async def append(self, partition: Partition, batch: Sequence[Record]) -> int:
@@ -181,7 +182,7 @@ class FaultyLog:
         fault = self._plan.next_fault(partition.topic)
         if fault is None:
             return await self._inner.append(partition, batch)
-        # What the caller did wrong, the log would have said before anything could fail.
+        # A wrong call is reported before a fault, as a real log does.
         await self._inner.end(partition)
         match fault.kind:
             case FaultKind.UNAVAILABLE:
@@ -205,21 +206,21 @@ class FaultyLog:
         max_records: int = 1000,
         buffered_only: bool = False,
     ) -> Sequence[StoredRecord]:
-        """Records from `offset` on."""
+        """Return records from `offset` on."""
         await self._plan.step()
         return await self._inner.read(
             partition, offset, max_records=max_records, buffered_only=buffered_only
         )
 
     async def end(self, partition: Partition) -> int:
-        """The offset that the next record will get."""
+        """Return the offset that the next record will get."""
         await self._plan.step()
         return await self._inner.end(partition)
 
     async def newest(
         self, partitions: Sequence[Partition]
     ) -> Mapping[Partition, StoredRecord | None]:
-        """The newest record of each partition."""
+        """Return the newest record of each partition."""
         await self._plan.step()
         return await self._inner.newest(partitions)
 

@@ -1,4 +1,4 @@
-"""Waiting for a record, alike in every log: what is waited for, and waking up in time."""
+"""`EventLog.wait` for every adapter: which records wake a call, and the timeout."""
 
 import asyncio
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from yardmaster_eventlog.port import Clock, Partition
 
 
 class Waiter:
-    """One call of `EventLog.wait`: it wakes when one of its partitions grows past what it knows."""
+    """One call of `EventLog.wait`: it wakes when one of its partitions grows past a given end."""
 
     __slots__ = ("_ends", "_wake", "error", "grown")
 
@@ -19,35 +19,35 @@ class Waiter:
         self.grown = False
         self.error: LogError | None = None
 
-    def waits_below(self, partition: Partition, end: int) -> bool:
-        """Whether `end` is news; may be asked from any thread."""
+    def is_news(self, partition: Partition, end: int) -> bool:
+        """Tell whether `end` is beyond the end that the call waits for."""
         return self._ends.get(partition, end) < end
 
     def see(self, partition: Partition, end: int) -> None:
-        """Wake if `end` is news."""
-        if self.waits_below(partition, end):
+        """Wake the call if `end` is beyond the end that it waits for."""
+        if self.is_news(partition, end):
             self.grown = True
             self._wake.set()
 
     def fail(self, error: LogError) -> None:
-        """Wake, and end with an error."""
+        """Wake the call, which then raises `error`."""
         self.error = error
         self._wake.set()
 
     async def woken(self, clock: Clock, timeout_s: float) -> bool:
-        """Whether a partition has grown; False after `timeout_s` seconds of the clock without.
+        """Wait until a partition has grown; return False after `timeout_s` seconds of the clock.
 
-        Raises: what it was told to fail with.
+        Raises: the error given to `fail`.
         """
         if timeout_s > 0 and not self._wake.is_set():
             async with asyncio.TaskGroup() as group:
-                alarm = group.create_task(self._ring(clock, timeout_s))
+                alarm = group.create_task(self._wake_after(clock, timeout_s))
                 await self._wake.wait()
                 alarm.cancel()
         if self.error is not None:
             raise self.error
         return self.grown
 
-    async def _ring(self, clock: Clock, timeout_s: float) -> None:
+    async def _wake_after(self, clock: Clock, timeout_s: float) -> None:
         await clock.sleep(timeout_s)
         self._wake.set()

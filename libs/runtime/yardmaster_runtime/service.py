@@ -201,7 +201,7 @@ def open_membership(
         return None
     from yardmaster_eventlog.kafka.membership import KafkaMembership
 
-    def told(reason: str | None) -> None:
+    def on_status(reason: str | None) -> None:
         process.health.report("group", reason)
         if reason is not None:
             process.telemetry.warn("group_unavailable", found=reason)
@@ -212,7 +212,7 @@ def open_membership(
         own.name,
         process.clock,
         session_timeout_s=settings.session_timeout_s,
-        told=told,
+        on_status=on_status,
     )
 
 

@@ -15,18 +15,18 @@ from yardmaster_schemas.topics import ADMISSIONS, ASSIGNED, DECISIONS, TOPICS, T
 ASSIGNMENTS: Final = "assignments"
 KEYS: Final[Mapping[str, str]] = {
     "cell": "The cell's name; all records of a cell lie in one partition, in one order.",
-    "job": "The job's id; a tombstone erases what the job's records said.",
+    "job": "The job's id; a tombstone erases the content of the job's records.",
     "node": "The node's name.",
     "task": "The task's id.",
     "topic": "The topic that the refused record came from.",
 }
 PURPOSE: Final[Mapping[str, str]] = {
-    "details": "What no decision reads: commands, environments, names of people. Erasable.",
-    "requests": "What users and operators asked for. LogCreated comes first.",
+    "details": "Content that no decision reads: commands, environments, names of people. Erasable.",
+    "requests": "Requests of users and operators. LogCreated comes first.",
     "admissions": "Quota's verdict on every request, and its own terms and cycles.",
-    "node-events": "What node agents report; believed only from the node itself.",
-    "decisions": "What the scheduler decided, its terms and cycles.",
-    "heartbeats": "Signs of life of nodes.",
+    "node-events": "Reports of node agents; a report is accepted only from the node itself.",
+    "decisions": "The decisions of the scheduler, its terms and cycles.",
+    "heartbeats": "Heartbeats of nodes.",
     "task-logs": "Output of tasks.",
     "quarantine": "Copies of records that were refused.",
     ASSIGNMENTS: "The decisions that one node's agent acts on, copied from `decisions`.",
@@ -35,7 +35,7 @@ Json = dict[str, Any]
 
 
 def document(files: Mapping[tuple[str, int], str]) -> Json:
-    """The whole document; `files` says where the JSON Schema of an event version lies."""
+    """Return the document; `files` has the path of each event version's JSON Schema."""
     topics = {**TOPICS, ASSIGNMENTS: assignments("{node}")}
     return {
         "asyncapi": "3.0.0",
@@ -45,7 +45,7 @@ def document(files: Mapping[tuple[str, int], str]) -> Json:
             "description": (
                 "Immutable events in ordered partitions, the only source of truth. A record's "
                 "value is the whole envelope as JSON; its headers repeat the CloudEvents "
-                "attributes, and a record whose headers say something else is refused. Events are "
+                "attributes, and a record whose headers and value disagree is refused. Events are "
                 "closed: an unknown field, type or version is refused in claims, and stops the "
                 "reader of a machine's own topic."
             ),

@@ -1,4 +1,4 @@
-"""How people write durations (`90s`, `1h30m`). Imports nothing heavy: commands read them first."""
+"""Durations as people write them (`90s`, `1h30m`). Imports nothing heavy, for quick commands."""
 
 import re
 from typing import Final
@@ -15,7 +15,7 @@ _MILLIS: Final = {
 
 
 def duration_s(text: str) -> int:
-    """Seconds, rounded up, of `90s`, `20m`, `12h`, `1h30m`, `7d` or `500ms`.
+    """Return the seconds, rounded up, of `90s`, `20m`, `12h`, `1h30m`, `7d` or `500ms`.
 
     Raises: ValueError with what to write instead.
     """

@@ -1,4 +1,4 @@
-"""What surrounds every event: who wrote it, when, on whose behalf and after what.
+"""The envelope of every event: its writer, time, actor and cause.
 
 The attributes of CloudEvents 1.0 go into the record's headers; the value holds the whole envelope,
 so that a record is complete without its headers (and one whose headers differ is refused).
@@ -38,7 +38,7 @@ class Event:
 
 
 class ActorKind(StrEnum):
-    """Who asked."""
+    """The kind of an actor."""
 
     USER = "user"
     SERVICE = "service"
@@ -47,7 +47,7 @@ class ActorKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actor:
-    """Who asked for what the record says; ids are opaque, names of people are in `details`."""
+    """The actor that requested the recorded change; ids are opaque, names are in `details`."""
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
@@ -57,7 +57,7 @@ class Actor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Auth:
-    """How the actor of a request was authenticated, when (`at_ms`), and in which `groups`."""
+    """How the actor of a request was authenticated, when (`at_ms`), and with which `groups`."""
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
@@ -74,11 +74,11 @@ E_co = TypeVar("E_co", bound=Event, covariant=True)
 @writes_slots
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope(Generic[E_co]):
-    """One record of the log: an event and what surrounds it.
+    """One record of the log: an event in its envelope.
 
     `source`, `epoch` (how often the source has started; a machine's term) and `seq` identify it, so
-    that a repeat is seen. `cause` is the record it follows from; a decision that only time called
-    for has none. `subject` is the job, task, node, pool, project or cell it is about.
+    that a repeat is detected. `cause` is the record that caused it; a decision that only time has
+    caused has none. `subject` is the job, task, node, pool, project or cell that it concerns.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED

@@ -5,7 +5,7 @@ YardmasterError
   SchemaError   UnknownEventType  UnknownVersion  MalformedRecord
 ```
 
-The docstring of an error is its message, with its fields filled in: what happened, and what to do.
+The docstring of an error is its message, with its fields filled in: what was wrong, and what to do.
 """
 
 from typing import Any, ClassVar
@@ -19,40 +19,42 @@ class YardmasterError(Exception):
 
     def __init__(self, **fields: object) -> None:
         self.fields = fields
-        super().__init__(" ".join((self.__doc__ or "").split()).format_map(_Shown(fields)))
+        super().__init__(" ".join((self.__doc__ or "").split()).format_map(_Fields(fields)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Pickle calls the class of an exception with its message, which these do not take. Without
-        # it an error of another process would not come back, and nobody learn what it was.
-        return _made_again, (type(self), self.args), self.__dict__
+        # Pickle calls the class of an exception with its message, which these classes refuse.
+        # Without this method an error in a worker process could not be reported.
+        return _restored, (type(self), self.args), self.__dict__
 
 
-def _made_again(cls: type[YardmasterError], args: tuple[object, ...]) -> YardmasterError:
-    """An error that says what it said; its fields are put back after."""
+def _restored(cls: type[YardmasterError], args: tuple[object, ...]) -> YardmasterError:
+    """Return an error with its message; pickle restores the fields after that."""
     return cls.__new__(cls, *args)
 
 
-class _Shown(dict[str, object]):
-    """Fields for a message; one that was not given shows as `?` instead of hiding the error."""
+class _Fields(dict[str, object]):
+    """Fields for a message; a missing field is shown as `?` instead of hiding the error."""
 
     def __missing__(self, key: str) -> object:
         return "?"
 
 
 class SchemaError(YardmasterError):
-    """A record does not hold what the schemas allow: {found}."""
+    """A record does not conform to its schema: {found}."""
 
     code = "schema"
 
 
 class UnknownEventType(SchemaError):
-    """Event type {type} is not known to this version of Yardmaster. Upgrade the reader first."""
+    """Event type {type} is unknown to this version of Yardmaster. Upgrade the reader first."""
 
     code = "unknown_type"
 
 
 class UnknownVersion(SchemaError):
-    """Event {type} has version {version}, unknown to this reader. Upgrade the reader first."""
+    """Event {type} has version {version}, which is unknown to this reader. Upgrade the reader
+    first.
+    """
 
     code = "unknown_version"
 

@@ -1,7 +1,8 @@
-"""The kinds of value a schema may hold: bounded, patterned, closed.
+"""The field types of schemas; all are bounded, and names match patterns.
 
-Topics kept forever hold nothing else, so that no free text (and no person's data) lasts: names are
-patterned, integers stay below 2^53 (exact in every JSON reader), sequences have lengths.
+Topics that are kept forever contain only these types, so that they store no free text and no
+personal data: names match patterns, integers stay below 2^53 (exact in every JSON reader),
+sequences have maximum lengths.
 """
 
 import re
@@ -16,8 +17,7 @@ from yardmaster_schemas.instants import LAST_MS
 CLOSED: Final = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
 
 MAX_INT: Final = 2**53 - 1
-#: A gang has at most this many replicas, a job this many tasks (interface.md), a node this many
-#: slots.
+#: The most replicas of a gang, tasks of a job and slots of a node.
 MAX_REPLICAS: Final = 4096
 MAX_TASKS: Final = 10_000
 MAX_SLOTS: Final = 1024
@@ -44,7 +44,7 @@ ReplicaIndex = Annotated[int, Field(ge=0, lt=MAX_REPLICAS)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$")]
 JobId = Annotated[str, Field(pattern=r"^[0-9a-z]{12}$")]
 TaskId = Annotated[str, Field(pattern=r"^[0-9a-z]{12}\.(0|[1-9][0-9]{0,3})$")]
-#: Who wrote a record: `gateway/gw-1`, `scheduler/main.5f0c1e2d3a4b`, `node/gpu-07.90c1d2e3f4a5`.
+#: A record's writer: `gateway/gw-1`, `scheduler/main.5f0c1e2d3a4b`, `node/gpu-07.90c1d2e3f4a5`.
 Source = Annotated[str, Field(pattern=r"^[a-z_]{1,20}/[a-z0-9][a-z0-9._-]{0,90}$")]
 #: A record's identity: source, epoch, seq.
 RecordId = Annotated[
@@ -55,8 +55,8 @@ Incarnation = Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 #: An Ed25519 signature.
 Signature = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
-#: The first 8 bytes of each record's digest, one after another: tells which record of a range
-#: changed. A batch of 1 MiB has no more records than this has marks.
+#: The first 8 bytes of each record's digest, one after another: they show which record of a range
+#: was changed. The limit is above the number of records in a batch of 1 MiB.
 RecordMarks = Annotated[str, Field(pattern=r"^([0-9a-f]{16})*$", max_length=16 * 65_536)]
 ShapeId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 Code = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,40}$")]
@@ -65,7 +65,7 @@ TraceParent = Annotated[str, Field(pattern=r"^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a
 PrincipalId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@:-]{0,127}$")]
 #: A host name or address, without a port.
 Address = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.:-]{0,253}$")]
-#: Where a checkpoint lies. Never opened by Yardmaster; no user part, query or fragment.
+#: The location of a checkpoint. Yardmaster never opens it; no user part, query or fragment.
 CheckpointUri = Annotated[
     str,
     Field(
@@ -93,7 +93,7 @@ def _bounded(value: JsonValue, depth: int = 1) -> JsonValue:
             raise ValueError(f"more than {MAX_OPTIONS} options")
         for key, inner in value.items():
             if _OPTION_NAME.fullmatch(key) is None:
-                raise ValueError(f"{key[:64]!r} is no option name")
+                raise ValueError(f"{key[:64]!r} is not an option name")
             _bounded(inner, depth + 1)
     elif isinstance(value, list):
         if len(value) > MAX_OPTION_ITEMS:
@@ -101,7 +101,7 @@ def _bounded(value: JsonValue, depth: int = 1) -> JsonValue:
         for inner in value:
             _bounded(inner, depth + 1)
     elif isinstance(value, str) and _OPTION_TEXT.fullmatch(value) is None:
-        raise ValueError("a string that is no name of at most 64 characters")
+        raise ValueError("a string that is not a name of at most 64 characters")
     elif isinstance(value, float):
         raise ValueError("options hold integers, not floats")
     elif isinstance(value, int) and abs(value) > MAX_INT:
@@ -111,11 +111,11 @@ def _bounded(value: JsonValue, depth: int = 1) -> JsonValue:
 
 def _ascending(slots: tuple[int, ...]) -> tuple[int, ...]:
     if any(a >= b for a, b in pairwise(slots)):
-        raise ValueError("slots are given ascending, each once")
+        raise ValueError("slots must be in ascending order, each once")
     return slots
 
 
-#: Plain JSON that a policy's own closed model parses; bounded here, meant there.
+#: Plain JSON, bounded here; the policy's own closed model parses it.
 PolicyOptions = Annotated[
     dict[Code, JsonValue], Field(max_length=MAX_OPTIONS), AfterValidator(lambda v: _bounded(v))
 ]

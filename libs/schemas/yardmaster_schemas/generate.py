@@ -1,18 +1,18 @@
-"""JSON Schemas of every event version and the AsyncAPI document, made from the models.
+"""Generates the JSON Schema of every event version and the AsyncAPI document from the models.
 
 `python -m yardmaster_schemas.generate` writes them into `libs/schemas/schemas/`; with `--check` it
-writes nothing and exits 1 when the tree differs. What is there:
+writes nothing and exits 1 when the tree differs. The files:
 
     events/<Type>.v<N>.json   the whole envelope with its body, JSON Schema 2020-12
     reasons.json              every code with the numbers it carries
     index.json                topics, and the events of each
-    asyncapi.json             channels, messages, who sends and who receives (AsyncAPI 3)
+    asyncapi.json             channels, messages, senders and receivers (AsyncAPI 3)
     published.json            a digest of each schema's meaning, descriptions apart
 
-An event that is in `published.json` cannot change: models are closed, so any change of a schema
-(but its descriptions) would make readers and writers of the same version disagree. Make a new
-version. One that was never released may still be mended: delete its line from `published.json` by
-hand, and say why in the commit.
+An event in `published.json` cannot change: models are closed, so any change of a schema (except its
+descriptions) would make readers and writers of the same version disagree. Make a new version. A
+version that was never released may be changed: delete its line from `published.json` by hand, and
+give the reason in the commit.
 """
 
 import argparse
@@ -41,12 +41,12 @@ Json = dict[str, Any]
 
 
 def file_of(cls: type[Event]) -> str:
-    """Where an event version's schema lies, from the folder of all."""
+    """Return the path of an event version's schema, relative to the folder."""
     return f"events/{cls.TYPE}.v{cls.VERSION}.json"
 
 
 def event_schema(cls: type[Event]) -> Json:
-    """The JSON Schema of an event's envelope: what the value of a record is."""
+    """Return the JSON Schema of an event's envelope, which is the value of a record."""
     adapter: TypeAdapter[Any] = TypeAdapter(Envelope[cls])  # type: ignore[valid-type]
     schema = adapter.json_schema(ref_template="#/$defs/{model}")
     definitions = schema.pop("$defs", {})
@@ -72,7 +72,7 @@ def event_schema(cls: type[Event]) -> Json:
 
 
 def _describe_fields(schema: Json) -> None:
-    """Give each field what its class's docstring says of it: the sentences that name it."""
+    """Describe each field with the sentences of its class's docstring that name it."""
     text = " ".join(schema.get("description", "").split())
     sentences = re.split(r"(?<=[.;:?])\s+(?=[A-Z`])", text)
     for name, field in schema.get("properties", {}).items():
@@ -82,7 +82,7 @@ def _describe_fields(schema: Json) -> None:
 
 
 def _plain(schema: Any) -> Any:
-    """Without the titles that are only the field's name again."""
+    """Remove the titles, which only repeat the fields' names."""
     if isinstance(schema, list):
         return [_plain(each) for each in schema]
     if not isinstance(schema, dict):
@@ -94,12 +94,12 @@ def _plain(schema: Any) -> Any:
         elif key != "title":
             kept[key] = value if key in ("default", "enum", "const") else _plain(value)
     if "patternProperties" in kept:
-        kept["additionalProperties"] = False  # what the models do with any other key
+        kept["additionalProperties"] = False  # the models refuse any other key
     return kept
 
 
 def meaning(schema: Any, *, names: bool = False) -> Any:
-    """A schema without what only people read; `names`: the keys are names of fields or models."""
+    """Remove titles and descriptions; `names`: the keys are names of fields or models."""
     if isinstance(schema, list):
         return [meaning(each) for each in schema]
     if not isinstance(schema, dict):
@@ -112,13 +112,13 @@ def meaning(schema: Any, *, names: bool = False) -> Any:
 
 
 def digest(schema: Json) -> str:
-    """64 hex digits of a schema's meaning."""
+    """Return the digest of a schema's meaning, 64 hex digits."""
     text = json.dumps(meaning(schema), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def reasons_document() -> Json:
-    """Every code of `reasons.py`, and the numbers that waits and stops carry."""
+    """Return every code of `reasons.py`, with the numbers of waits and stops."""
     numbers = {type(code): {} for code in reasons.NUMBERS}  # type: dict[type[Any], Json]
     for code, names in reasons.NUMBERS.items():
         numbers[type(code)][code.value] = list(names)
@@ -142,7 +142,7 @@ def reasons_document() -> Json:
 
 
 def index() -> Json:
-    """Topics with their events, and where each event's schema lies."""
+    """Return the topics with their events and the paths of the events' schemas."""
     return {
         name: {
             f"{cls.TYPE}.v{cls.VERSION}": file_of(cls)
@@ -155,12 +155,12 @@ def index() -> Json:
 
 @cache
 def _schemas() -> dict[str, Json]:
-    """The schema of every event version, by `<Type>.v<N>`, made once."""
+    """Return the schema of every event version, by `<Type>.v<N>`."""
     return {f"{t}.v{v}": event_schema(cls) for (t, v), cls in sorted(EVENTS.items())}
 
 
 def documents() -> dict[str, str]:
-    """All files, by their path from the folder, but `published.json`."""
+    """Return all files except `published.json`, by their path in the folder."""
     everything: dict[str, Json] = {
         **{f"events/{name}.json": schema for name, schema in _schemas().items()},
         "reasons.json": reasons_document(),
@@ -175,18 +175,18 @@ def _text(content: Any) -> str:
 
 
 def broken(published: Mapping[str, str]) -> list[str]:
-    """Versions whose meaning is not what was published; one that is gone is one of them."""
+    """Return the versions whose published meaning has changed, or that were removed."""
     now = digests()
     return sorted(name for name, known in published.items() if now.get(name) != known)
 
 
 def digests() -> dict[str, str]:
-    """The digest of every event version's meaning, by `<Type>.v<N>`."""
+    """Return the digest of every event version's meaning, by `<Type>.v<N>`."""
     return {name: digest(schema) for name, schema in _schemas().items()}
 
 
 def published_in(folder: Path) -> dict[str, str]:
-    """What was published so far: a digest by `<Type>.v<N>`."""
+    """Return the published digests, by `<Type>.v<N>`."""
     path = folder / PUBLISHED
     if not path.exists():
         return {}
@@ -195,18 +195,18 @@ def published_in(folder: Path) -> dict[str, str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the files, or check them; 0, or 1 when something is not as it should be."""
+    """Write or check the files; return 1 when a version changed or a file differs."""
     parser = argparse.ArgumentParser(prog="python -m yardmaster_schemas.generate")
     parser.add_argument("--check", action="store_true", help="write nothing; 1 when files differ")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the schemas lie")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="the folder of the schemas")
     options = parser.parse_args(argv)
     folder: Path = options.folder
     published = published_in(folder)
     if changed := broken(published):
         print(
-            f"published schemas changed: {', '.join(changed)}. What was written must stay "
-            "readable: make a new version of the event. (Never released? Delete its line from "
-            f"{PUBLISHED}.)",
+            f"published schemas changed: {', '.join(changed)}. Existing records must stay "
+            "readable: make a new version of the event. (If it was never released, delete its "
+            f"line from {PUBLISHED}.)",
             file=sys.stderr,
         )
         return 1
@@ -219,7 +219,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.check:
         if differing:
             print(
-                f"not as the models say: {', '.join(differing)}; run `make schemas`",
+                f"out of date: {', '.join(differing)}; run `make schemas`",
                 file=sys.stderr,
             )
         return 1 if differing else 0

@@ -1,15 +1,15 @@
-"""Moments as people and REST bodies write them (RFC 3339, UTC), and as the log holds them (ms)."""
+"""Times as people and REST bodies write them (RFC 3339, UTC), and as the log stores them (ms)."""
 
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Final
 
-#: The last moment that RFC 3339 can write (year 9999), in milliseconds since the epoch.
+#: The last time that RFC 3339 can express (year 9999), in milliseconds since the epoch.
 LAST_MS: Final = 253_402_300_799_999
 
 
 def rfc3339(time_ms: int) -> str:
-    """`2026-01-31T12:00:00.123Z` for milliseconds since the epoch, `LAST_MS` at most."""
+    """Return `2026-01-31T12:00:00.123Z` for milliseconds since the epoch, at most `LAST_MS`."""
     minute, left = divmod(min(time_ms, LAST_MS), 60_000)
     return f"{_minute(minute)}{left // 1000:02d}.{left % 1000:03d}Z"
 
@@ -20,15 +20,15 @@ def _minute(minute: int) -> str:
 
 
 def parse_rfc3339(text: str) -> int:
-    """Milliseconds since the epoch of `2026-01-31T12:00:00Z`; the offset from UTC must be named.
+    """Return milliseconds since the epoch of `2026-01-31T12:00:00Z`, with any offset from UTC.
 
-    Raises: ValueError when it is no such moment.
+    Raises: ValueError when `text` is not such a time, or lacks its offset.
     """
     try:
         moment = datetime.fromisoformat(text)
     except (ValueError, OverflowError):
         raise ValueError(
-            f"{text[:40]!r} is no RFC 3339 time; one is 2026-01-31T12:00:00Z"
+            f"{text[:40]!r} is not an RFC 3339 time; write 2026-01-31T12:00:00Z"
         ) from None
     if moment.tzinfo is None or len(text) < len("2026-01-31T12:00Z"):
         raise ValueError(f"{text[:40]!r} lacks its offset from UTC; append Z")

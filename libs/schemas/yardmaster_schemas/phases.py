@@ -1,11 +1,11 @@
-"""The phases of a task, as the API names them."""
+"""The phases of a task, with their names in the API."""
 
 from enum import StrEnum
 from typing import Final
 
 
 class Phase(StrEnum):
-    """Where a task is in its life."""
+    """A task's phase in its life cycle."""
 
     SUBMITTED = "submitted"
     PENDING = "pending"
@@ -19,7 +19,7 @@ class Phase(StrEnum):
 
     @property
     def final(self) -> bool:
-        """Whether nothing follows."""
+        """The task has ended; no other phase follows."""
         return self in ENDED
 
 

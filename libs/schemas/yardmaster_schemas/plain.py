@@ -1,4 +1,4 @@
-"""Schema values to plain JSON and back, for snapshots and policy options."""
+"""Converts schema values to plain JSON and back, for snapshots and policy options."""
 
 from functools import cache
 from typing import Any, TypeVar, cast
@@ -16,15 +16,15 @@ def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
 
 
 def dump(value: object) -> Any:
-    """`value`, an instance of a schema dataclass, as JSON-ready dicts, lists and scalars."""
+    """Return an instance of a schema dataclass as JSON-ready dicts, lists and scalars."""
     return _adapter(cast(Any, type(value))).dump_python(value, mode="json")
 
 
 def load(cls: type[T], plain: Any) -> T:
-    """The instance of `cls` that `plain` describes, checked as strictly as a record.
+    """Return the instance of `cls` that `plain` describes, checked as strictly as a record.
 
     Raises:
-        MalformedRecord: naming the field at fault.
+        MalformedRecord: it names the wrong field.
     """
     adapter: TypeAdapter[T] = _adapter(cast(Any, cls))
     try:

@@ -1,4 +1,4 @@
-"""Positions: how far into a cell's log an answer reaches, `main@r4711.a4709.n1892.d3021`."""
+"""Positions: how much of a cell's log an answer covers, `main@r4711.a4709.n1892.d3021`."""
 
 import re
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ _FIELDS: Final = {"r": "requests", "a": "admissions", "n": "node_events", "d": "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """Next offsets of a cell's topics: what lies before is covered. None: not said."""
+    """The next offset of each of a cell's topics; earlier records are covered. None: unknown."""
 
     cell: str
     requests: int | None = None
@@ -32,33 +32,33 @@ class Position:
 
     @classmethod
     def parse(cls, text: str) -> "Position":
-        """The position that `text` names.
+        """Parse a position.
 
-        Raises: ValueError when it is none.
+        Raises: ValueError when `text` is not a position.
         """
         if re.fullmatch(POSITION_PATTERN, text) is None:
-            raise ValueError(f"{text[:64]!r} is no position; one looks like main@r12.a11.n4.d9")
+            raise ValueError(f"{text[:64]!r} is not a position; write one like main@r12.a11.n4.d9")
         cell, _, parts = text.partition("@")
         offsets = {_FIELDS[part[0]]: int(part[1:]) for part in parts.split(".") if part}
         return cls(cell=cell, **offsets)
 
     @classmethod
     def start(cls, cell: str) -> "Position":
-        """Before every record of the cell."""
+        """Return the position before every record of the cell."""
         return cls(cell=cell, requests=0, admissions=0, node_events=0, decisions=0)
 
     def of(self, topic: str) -> int | None:
-        """The next offset of a topic; None when the position does not say."""
+        """Return the next offset of a topic; None when unknown."""
         value: int | None = getattr(self, _FIELDS[LETTERS[topic]])
         return value
 
     def parts(self) -> list[tuple[str, int]]:
-        """Each topic that the position names, with its next offset."""
+        """Return each topic with a known next offset, and that offset."""
         found = ((topic, self.of(topic)) for topic in LETTERS)
         return [(topic, offset) for topic, offset in found if offset is not None]
 
     def at(self, topic: str, offset: int) -> "Position":
-        """The same position but for one topic's next offset."""
+        """Return the position with one topic's next offset replaced."""
         match LETTERS[topic]:
             case "r":
                 return replace(self, requests=offset)
@@ -70,12 +70,12 @@ class Position:
                 return replace(self, decisions=offset)
 
     def covers(self, other: "Position") -> bool:
-        """Whether everything that `other` covers is covered here too; another cell's never is."""
+        """Tell whether this position covers `other`; one of another cell is never covered."""
         if self.cell != other.cell:
             return False
         for topic in LETTERS:
-            asked, reached = other.of(topic), self.of(topic)
-            if asked is not None and (reached or 0) < asked:
+            wanted, reached = other.of(topic), self.of(topic)
+            if wanted is not None and (reached or 0) < wanted:
                 return False
         return True
 

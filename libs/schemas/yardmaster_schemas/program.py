@@ -1,4 +1,4 @@
-"""What a job is called after: the program that its command runs, rather than the interpreter."""
+"""The default name of a job: the program that its command runs, rather than the interpreter."""
 
 import re
 from collections.abc import Sequence
@@ -6,11 +6,11 @@ from typing import Final
 
 _PYTHON: Final = re.compile(r"^(python|pypy)[0-9.]*$")
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
-#: Options of Python that have a value in the next word.
+#: Options of Python whose value is the next word.
 _PYTHON_VALUES: Final = frozenset({"-W", "-X", "--check-hash-based-pycs"})
-#: Options of shells that have a value in the next word.
+#: Options of shells whose value is the next word.
 _SHELL_VALUES: Final = frozenset({"-o", "-O", "+o", "+O", "--rcfile", "--init-file"})
-#: Programs whose own options are many: the script is the first word that looks like one.
+#: Programs with many options of their own: the script is the first word that looks like one.
 _LAUNCHERS: Final = frozenset(
     {
         *("torchrun", "accelerate", "deepspeed", "colossalai", "horovodrun", "mpirun", "mpiexec"),
@@ -19,15 +19,15 @@ _LAUNCHERS: Final = frozenset(
 )
 #: Modules of Python that launch another script.
 _LAUNCHER_MODULES: Final = frozenset({"torch.distributed.run", "torch.distributed.launch"})
-#: The next word is the program itself.
+#: Options whose next word is the program text.
 _AS_TEXT: Final = re.compile(r"^-[A-Za-z]{0,3}c$")
 _SCRIPT: Final = re.compile(r"^[^-=][^=]*\.(py|sh|pyz)$")
 
 
 def program_of(command: Sequence[str]) -> str:
-    """`train.py` of `python3 train.py --lr 1`, `pkg.mod` of `python3 -m pkg.mod`, `sh` of `sh -c`.
+    """Return `train.py` for `python3 train.py --lr 1`, `pkg.mod` for `python3 -m pkg.mod`.
 
-    The last part of the first word where nothing better is known.
+    Otherwise the last part of the first word, for example `sh` for `sh -c`.
     """
     words = list(command)
     first = _base(words[0])
@@ -61,7 +61,7 @@ def _of_python(words: Sequence[str]) -> str | None:
 
 
 def _first_argument(words: Sequence[str], with_values: frozenset[str]) -> str | None:
-    """The first word that is no option; None before a program given as text (`-c`)."""
+    """Return the first word that is not an option; None if the program is given as text (`-c`)."""
     left = iter(words)
     for word in left:
         if word in with_values:
@@ -74,7 +74,7 @@ def _first_argument(words: Sequence[str], with_values: frozenset[str]) -> str | 
 
 
 def _launched(words: Sequence[str]) -> str | None:
-    """The script or module that a launcher starts."""
+    """Return the script or module that a launcher starts."""
     for at, word in enumerate(words):
         if word in ("-m", "--module") and at + 1 < len(words):
             return words[at + 1]

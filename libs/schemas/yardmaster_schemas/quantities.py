@@ -1,4 +1,4 @@
-"""How people write amounts (`256Gi`, `20m`, `0.5`) and the log holds them: integers with a unit."""
+"""Amounts as people write them (`256Gi`, `20m`, `0.5`) and as the log stores them: integers."""
 
 import math
 import re
@@ -32,7 +32,7 @@ _BYTES: Final = {
 
 
 def memory_mib(text: str) -> int:
-    """MiB, rounded up, of `256Gi`, `512Mi`, `1.5Ti` or `64G` (10^9).
+    """Return the MiB, rounded up, of `256Gi`, `512Mi`, `1.5Ti` or `64G` (10^9).
 
     Raises: ValueError with what to write instead.
     """
@@ -46,12 +46,12 @@ def memory_mib(text: str) -> int:
     amount = thousandths * _BYTES[text[len(digits) :]]
     mib = -(-amount // (1000 * 2**20))
     if mib > MAX_INT:
-        raise ValueError(f"{text[:32]!r} is more memory than there is")
+        raise ValueError(f"{text[:32]!r} is too much memory")
     return mib
 
 
 def milli(amount: int | float, what: str) -> int:
-    """Thousandths of `amount`; `what` names it in the error.
+    """Return the thousandths of `amount`; `what` names it in the error.
 
     Raises: ValueError when it has more than three decimals, or is out of range.
     """
@@ -59,14 +59,14 @@ def milli(amount: int | float, what: str) -> int:
         raise ValueError(f"{what} is out of range")
     thousandths = round(amount * 1000)
     if abs(amount * 1000 - thousandths) > 1e-6 * max(1.0, abs(amount)):
-        raise ValueError(f"{what}: {amount} is no multiple of 0.001")
+        raise ValueError(f"{what}: {amount} is not a multiple of 0.001")
     return thousandths
 
 
 def gpu_slots(amount: int | float) -> Resources:
-    """The slots of one number of GPUs: 8 is eight whole ones, 0.5 is half of one.
+    """Return the slots of a number of GPUs: 8 is eight whole GPUs, 0.5 is half a GPU.
 
-    Raises: ValueError for 1.5 and its like, which several placements could mean.
+    Raises: ValueError for an ambiguous number such as 1.5, which can be split in several ways.
     """
     total = milli(amount, "gpus")
     if total <= 1000:

@@ -1,9 +1,9 @@
 """The header `yard_offset`, which the relay adds to a decision that it copies to a node's topic.
 
-`<offset>`: where the decision is in `decisions`. For a decision that stops an attempt,
+`<offset>` is the decision's offset in `decisions`. For a decision that stops an attempt,
 `<offset> <incarnation> <replica>,<replica>...` also names the attempt's replicas on this node that
 have not started: an agent that does not know them missed their assignment. Agents of earlier
-versions read the second form as an offset that the relay did not give.
+versions treat the second form like a missing header.
 """
 
 import re
@@ -16,26 +16,26 @@ _FORM: Final = re.compile(rb"([0-9]{1,16})(?: ([0-9a-f]{12}) ([0-9]{1,4}(?:,[0-9
 
 @dataclass(frozen=True, slots=True)
 class RelayedFrom:
-    """Where a copy comes from; the replicas that have not started, in the node's incarnation."""
+    """The origin of a copy, and the replicas of the node's incarnation that have not started."""
 
     offset: int
     incarnation: str = ""
     unstarted: tuple[int, ...] = ()
 
     def header(self) -> tuple[str, bytes]:
-        """The header that says this."""
+        """Return the header."""
         if not self.unstarted:
             return OFFSET_HEADER, str(self.offset).encode()
         replicas = ",".join(map(str, self.unstarted))
         return OFFSET_HEADER, f"{self.offset} {self.incarnation} {replicas}".encode()
 
 
-#: Without the header, or with one that nothing can be read from.
+#: The origin of a record without the header, or with a malformed one.
 NOWHERE: Final = RelayedFrom(-1)
 
 
 def relayed_from(value: bytes) -> RelayedFrom:
-    """What the header's value says; NOWHERE for a value of another form."""
+    """Parse the header's value; return NOWHERE for a value of another form."""
     found = _FORM.fullmatch(value)
     if found is None:
         return NOWHERE

@@ -1,4 +1,4 @@
-"""What a replica asks for and a node offers, in integers."""
+"""The resources of replicas, in integers."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -10,7 +10,7 @@ from yardmaster_schemas.fields import CLOSED, MAX_SLOTS, Count
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What one replica asks for.
+    """The resources that one replica requests.
 
     `gpus` slots of `gpu_milli` each: 8 whole GPUs are (8, 1000), half a GPU is (1, 500), two halves
     on different GPUs are (2, 500), no GPU is (0, 0).
@@ -29,5 +29,5 @@ class Resources:
 
     @property
     def gpu_total_milli(self) -> int:
-        """GPU of the replica in gpu_milli."""
+        """GPUs of the replica, in gpu_milli."""
         return self.gpus * self.gpu_milli

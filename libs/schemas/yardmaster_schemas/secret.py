@@ -1,4 +1,4 @@
-"""Secrets in settings: given as they are, or as a file that only the service may read."""
+"""Secrets in settings: given as a value, or as a file that only the service may read."""
 
 import stat
 from pathlib import Path
@@ -15,18 +15,20 @@ class SecretUnreadable(YardmasterError):
 
 
 def read_secret(name: str, value: SecretStr | None, path: Path | None) -> str | None:
-    """The secret `value`, or the first line of the file `path`; None when neither is given.
+    """Return `value`, or the first line of the file `path`; None when neither is given.
 
     Raises:
-        SecretUnreadable: both are given, the file cannot be read, is empty, or anybody may read it.
+        SecretUnreadable: both are given, or the file cannot be read, is empty or readable by all.
     """
     if path is None:
         return None if value is None else value.get_secret_value()
     if value is not None:
-        raise SecretUnreadable(name=name, path=path, found="it is given as a value as well")
+        raise SecretUnreadable(name=name, path=path, found="the secret is also given as a value")
     try:
         if path.stat().st_mode & stat.S_IROTH:
-            raise SecretUnreadable(name=name, path=path, found="anybody may read it; chmod o-r it")
+            raise SecretUnreadable(
+                name=name, path=path, found="all users may read it; chmod o-r it"
+            )
         text = path.read_text().partition("\n")[0].strip()
     except (OSError, UnicodeDecodeError) as error:
         found = error.strerror if isinstance(error, OSError) else "it is not text"

@@ -1,9 +1,9 @@
 """The `source` of agents' records: `node/<node>.<incarnation>`.
 
-A source's records are numbered by `(epoch, seq)`, and a record is a repeat when its number does not
-rise. A new ledger is a new incarnation and hence a new source, so that its records are not held
-against the numbers of an earlier ledger, whatever the clock says. Agents of earlier versions write
-as `node/<node>` in all their incarnations.
+A source's records are numbered by `(epoch, seq)`; a record whose number does not increase is a
+repeat. A new ledger is a new incarnation and hence a new source, so that its records are not
+compared with the numbers of an earlier ledger, whatever the clock shows. Agents of earlier versions
+use the source `node/<node>` in all their incarnations.
 """
 
 import re
@@ -13,14 +13,14 @@ _INCARNATION: Final = re.compile(r"[0-9a-f]{12}")
 
 
 def agent_source(node: str, incarnation: str) -> str:
-    """The source of a node's agent in one incarnation."""
+    """Return the source of a node's agent in one incarnation."""
     return f"node/{node}.{incarnation}"
 
 
 def written_by_agent(source: str, node: str, incarnation: str | None = None) -> bool:
-    """Whether a node's agent wrote a record: in that incarnation, or in any when it is not given.
+    """Tell whether a node's agent wrote a record, in the given incarnation or else in any.
 
-    A record of `node/<node>` does not say in which incarnation it was written.
+    A record with the source `node/<node>` matches every incarnation.
     """
     plain = f"node/{node}"
     if source == plain:

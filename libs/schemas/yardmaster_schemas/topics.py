@@ -1,4 +1,4 @@
-"""The catalogue of topics: key, retention, bounds, and who writes and reads each."""
+"""The catalog of topics: key, retention, limits, writers and readers of each."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -14,14 +14,14 @@ class Topic:
     """One topic.
 
     Attributes:
-        key: what a record's key is: cell, job, node, task, or topic (quarantine).
+        key: the meaning of a record's key: cell, job, node, task, or topic (quarantine).
         retention_ms: how long records are kept; None is forever.
-        compacted: only the newest record of a key lasts; a tombstone erases it.
-        max_batch_bytes: the largest batch (and so the largest cycle's part) that is taken.
-        compression: what brokers keep; agents' topics stay uncompressed so that a record costs its
-            reader no more than its size.
-        claims: written by others than the state machines: a record in it is refused, never fatal.
-        writers, readers: the services that may.
+        compacted: only the newest record of a key is kept; a tombstone erases it.
+        max_batch_bytes: the largest batch (and so the largest part of a cycle) that is accepted.
+        compression: the brokers' compression; agents' topics stay uncompressed, so that a record
+            costs its reader no more memory than its size.
+        claims: not written by a state machine: a wrong record in it is refused, never fatal.
+        writers, readers: the services that may write and read it.
     """
 
     name: str
@@ -100,7 +100,7 @@ QUARANTINE: Final = Topic(
 )
 
 ASSIGNMENTS_PREFIX: Final = "assignments."
-#: Types of the decisions that agents act on, and that are copied to them.
+#: Types of the decisions that agents execute, and that the relay copies to them.
 ASSIGNED: Final = (
     "SlotsAllocated",
     "PreemptionRequested",
@@ -111,7 +111,7 @@ ASSIGNED: Final = (
 
 
 def assignments(node: str) -> Topic:
-    """The topic of the decisions that one node's agent acts on."""
+    """Return the topic of the decisions that one node's agent executes."""
     return Topic(
         name=f"{ASSIGNMENTS_PREFIX}{node}",
         key="cell",
@@ -139,7 +139,7 @@ INPUT_ORDER: Final = (REQUESTS.name, ADMISSIONS.name, NODE_EVENTS.name, DECISION
 
 
 def topic(name: str) -> Topic | None:
-    """The catalogue's entry for a topic's name, or None when there is none."""
+    """Return the catalog's entry for a topic's name, or None."""
     if name.startswith(ASSIGNMENTS_PREFIX):
         return assignments(name.removeprefix(ASSIGNMENTS_PREFIX))
     return TOPICS.get(name)

@@ -1,7 +1,7 @@
-"""Old bodies made new, one function a step, before validation.
+"""Converts bodies of old event versions to new ones before validation, one function per step.
 
-A step takes the body (plain JSON) of version n of an event and gives the body of version n + 1, for
-a change of form. A change of meaning is no step: both versions stay, each with its own applier.
+A step takes the body (plain JSON) of version n of an event and returns the body of version n + 1.
+It is for a change of form. After a change of meaning both versions stay, each with its applier.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ UPCASTERS: Final[Mapping[tuple[str, int], Step]] = {}
 def upcast(
     type_: str, version: int, body: Body, steps: Mapping[tuple[str, int], Step] = UPCASTERS
 ) -> tuple[int, Body]:
-    """Apply every step from `version` on; returns the version reached and its body."""
+    """Apply every step from `version` on; return the resulting version and its body."""
     while (step := steps.get((type_, version))) is not None:
         body = step(body)
         version += 1

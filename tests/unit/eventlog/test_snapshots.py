@@ -89,9 +89,9 @@ async def test_pruning_keeps_the_newest(store: SnapshotStore) -> None:
 
 @pytest.mark.parametrize("name", ["..", "a/b", "", "Main", "/etc", "a\n"])
 async def test_a_name_leads_to_no_other_place(store: SnapshotStore, name: str) -> None:
-    with pytest.raises(ValueError, match="no name"):
+    with pytest.raises(ValueError, match="is not a name"):
         await store.save(snapshot(1, cell=name))
-    with pytest.raises(ValueError, match="no name"):
+    with pytest.raises(ValueError, match="is not a name"):
         await store.cycles(name, "main")
 
 
@@ -115,7 +115,7 @@ async def test_one_in_anothers_place_is_not_used(tmp_path: Path) -> None:
     store = SnapshotStore(str(tmp_path))
     await store.save(snapshot(1))
     path_of(tmp_path, 1).rename(path_of(tmp_path, 5))
-    with pytest.raises(SnapshotCorrupt, match="of scheduler/main cycle 1"):
+    with pytest.raises(SnapshotCorrupt, match="belongs to scheduler/main cycle 1"):
         await store.load("scheduler", "main", 5)
 
 
@@ -175,17 +175,17 @@ def sealed(header: object, payload: bytes, version: int = 1) -> bytes:
 
 
 def test_a_format_that_is_not_known_is_named() -> None:
-    with pytest.raises(SnapshotCorrupt, match="format 2, and this Yardmaster knows 1"):
+    with pytest.raises(SnapshotCorrupt, match="format 2, but this Yardmaster knows only 1"):
         decode("x", sealed({}, b"", version=2))
 
 
 def test_a_header_that_lies_of_its_size_unpacks_no_bomb(monkeypatch: pytest.MonkeyPatch) -> None:
     header = {"machine": "m", "cell": "c", "cycle": 1, "state_digest": "", "payload_bytes": 10}
     bomb = b"\x00" * 50_000_000
-    with pytest.raises(SnapshotCorrupt, match="another size"):
+    with pytest.raises(SnapshotCorrupt, match="does not have the size in its header"):
         decode("x", sealed(header, bomb))
     monkeypatch.setattr(snapshots, "MAX_PAYLOAD_BYTES", 1000)
-    with pytest.raises(SnapshotCorrupt, match="no size"):
+    with pytest.raises(SnapshotCorrupt, match="no valid size"):
         decode("x", sealed({**header, "payload_bytes": 1001}, b"\x00" * 1001))
     for size in (-1, "10", None, 1.5):
         with pytest.raises(SnapshotCorrupt):

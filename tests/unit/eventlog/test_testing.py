@@ -78,7 +78,7 @@ async def test_a_late_append_lands_after_its_writer_was_closed() -> None:
     with pytest.raises(AppendOutcomeUnknown):
         await scene.append("late")
     assert await scene.there() == []
-    await scene.plan.settle()
+    await scene.plan.write_late()
     assert await scene.there() == ["late"]
 
 

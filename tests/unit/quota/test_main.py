@@ -236,7 +236,7 @@ async def test_an_append_of_unknown_outcome_loses_no_request_and_judges_none_twi
         for _ in range(50):  # and what the service makes of its last append
             cell.clock.advance(0.1)
             await asyncio.sleep(0)
-    await plan.settle()
+    await plan.write_late()
     assert plan.happened
     assert await admitted(cell) == [job_id(n) for n in range(3)]
     await cell.proved()

@@ -85,7 +85,7 @@ async def test_after_an_unknown_outcome_a_new_term_goes_on_with_nothing_lost_or_
                 ),
                 cell.clock,
             )
-    await plan.settle()
+    await plan.write_late()
     assert answers(await cell.fold()) == {job_id(n): 1 for n in range(4)}
     assert metrics.outcomes_unknown._value.get() == len(plan.happened)
 

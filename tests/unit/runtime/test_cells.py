@@ -201,7 +201,7 @@ async def test_a_batch_that_lands_after_the_takeover_is_dropped_and_its_leader_i
             assert "main" not in slow.leads()
             assert other.leads() == set(CELLS)
             # Back in the group it shares again.
-            world.group.share_out(slow.member)
+            world.group.rebalance(slow.member)
             await until(lambda: len(slow.leads()) == len(other.leads()) == 1, world.clock)
             for cell in CELLS:
                 await world.ask(cell)
@@ -218,7 +218,7 @@ async def test_a_fenced_leader_leads_again_when_the_other_is_gone(world: World) 
             await until(lambda: first.leads() == set(), world.clock)
         # Both were killed as far as the group knows; then the first is heard again.
         world.group.expire(second.member)
-        world.group.share_out(first.member)
+        world.group.rebalance(first.member)
         await led(world, (first, set(CELLS)))
         await world.ask("east")
         await world.until_answered("east")

@@ -122,7 +122,7 @@ async def test_who_was_fenced_and_is_out_of_the_group_does_not_win_again() -> No
             await settle()
         assert not again.done()
         # Back in the group it is told that the cell is another's, and wins it when that one goes.
-        group.share_out(first.member)
+        group.rebalance(first.member)
         await settle()
         assert not again.done()
         assert first.member.assigned.partitions == frozenset()

@@ -90,11 +90,11 @@ def test_kafkas_secrets_come_from_files(tmp_path: Path, monkeypatch: pytest.Monk
     assert kafka_settings(settings).bootstrap == "a:1,b:2"
     assert "hunter2" not in repr(kafka_settings(settings))
     secret.chmod(0o644)
-    with pytest.raises(SecretUnreadable, match="anybody may read it"):
+    with pytest.raises(SecretUnreadable, match="all users may read it"):
         kafka_settings(settings)
     secret.chmod(0o600)
     monkeypatch.setenv("YARD_KAFKA__SASL_PASSWORD", "hunter3")
-    with pytest.raises(SecretUnreadable, match="given as a value as well"):
+    with pytest.raises(SecretUnreadable, match="also given as a value"):
         kafka_settings(RuntimeSettings())
 
 

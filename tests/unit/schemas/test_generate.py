@@ -129,7 +129,7 @@ def test_every_model_is_described_and_closed(cls: type[Event]) -> None:
 
 def test_docstrings_describe_the_fields_they_name() -> None:
     fields = schema(EVENTS["TaskRequeued", 1])["$defs"]["TaskRequeued"]["properties"]
-    assert fields["restarts"]["description"] == "`restarts` counts failures so far"
+    assert fields["restarts"]["description"] == "`restarts` counts the failures so far"
     assert "title" not in fields["restarts"]
 
 

@@ -211,11 +211,11 @@ for _ in range(MAX_OPTION_DEPTH):
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({"a": "please run mine first"}, "no name"),
-        ({"a": "x" * 65}, "no name"),
-        ({"a": "ünïcode"}, "no name"),
+        ({"a": "please run mine first"}, "not a name"),
+        ({"a": "x" * 65}, "not a name"),
+        ({"a": "ünïcode"}, "not a name"),
         ({"a b": 1}, "pattern"),
-        ({"a": {"b c": 1}}, "no option name"),
+        ({"a": {"b c": 1}}, "not an option name"),
         ({"a": {f"k{i}": i for i in range(MAX_OPTIONS + 1)}}, "more than"),
         ({f"k{i}": i for i in range(MAX_OPTIONS + 1)}, "at most 64"),
         ({"a": list(range(MAX_OPTION_ITEMS + 1))}, "a list of more"),

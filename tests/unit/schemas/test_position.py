@@ -35,7 +35,7 @@ def test_the_parts_are_next_offsets_by_topic() -> None:
     ["", "main", "@r1", "main@x1", "main@d1.r1", "main@r1\n", "main@r-1", "Main@r1", "main@r1.r2"],
 )
 def test_what_is_no_position_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no position"):
+    with pytest.raises(ValueError, match="is not a position"):
         Position.parse(text)
 
 

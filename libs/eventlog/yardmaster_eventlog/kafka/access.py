@@ -1,8 +1,8 @@
-"""Why Kafka's brokers do not let this client in, or this client does not trust them.
+"""Why Kafka's brokers refuse this client, or why this client does not trust the brokers.
 
-aiokafka says of every broker that it cannot use only that it could not connect. So when it says
-that at the start, one connection is made to learn the reason: what somebody has to set right gets
-an error of its own at once, instead of a service that waits for brokers that are there.
+For every broker that it cannot use, aiokafka reports only that it could not connect. If this
+happens at the start, one more connection is made to find the reason: a wrong setting then gets an
+error of its own at once, instead of a service that waits for brokers that are available.
 """
 
 import ssl
@@ -31,11 +31,11 @@ _REFUSALS: Final = (
 
 
 async def check_access(settings: KafkaSettings) -> None:
-    """Connect to the first broker that answers; returns also when none does.
+    """Connect to the first broker that answers; return also when none does.
 
     Raises:
-        LogNotTrusted: its certificate is not good, or it speaks another TLS than 1.3.
-        LogAccessRefused: user, password or mechanism are not right.
+        LogNotTrusted: the broker's certificate is not valid, or it does not support TLS 1.3.
+        LogAccessRefused: user, password or mechanism are wrong.
     """
     client = settings.client()
     for host, port, _ in collect_hosts(client.pop("bootstrap_servers")):
@@ -48,7 +48,7 @@ async def check_access(settings: KafkaSettings) -> None:
             found = f"no TLS 1.3 with it ({error.reason})"
             raise LogNotTrusted(broker=broker, found=found) from None
         except _REFUSALS as error:
-            # What the broker says names the mechanism at most; never what was sent.
+            # The broker's message names at most the mechanism, never the credentials.
             raise LogAccessRefused(
                 broker=broker,
                 user=settings.sasl_username,
@@ -56,10 +56,10 @@ async def check_access(settings: KafkaSettings) -> None:
                 found=type(error).__name__,
             ) from None
         except ValueError:
-            # SCRAM proves both sides: this one does not know the password, whoever it is.
+            # SCRAM authenticates both sides: this broker does not know the password.
             found = "it could not prove that it knows the user's password"
             raise LogNotTrusted(broker=broker, found=found) from None
         except (OSError, KafkaError, TimeoutError):
-            continue  # also a listener without TLS: it hangs up, as one does that is starting
+            continue  # also a listener without TLS: it closes the connection, like a starting one
         connection.close()
         return

@@ -1,4 +1,4 @@
-"""aiokafka's clients as `kafka` needs them: a producer to throw away, a consumer at one offset."""
+"""aiokafka's clients as `log` needs them: a discardable producer, a consumer at one offset."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -14,36 +14,37 @@ from yardmaster_eventlog.kafka.records import UnreadableBatch, records
 from yardmaster_eventlog.port import Partition, StoredRecord, stored_record
 from yardmaster_schemas.topics import MIB
 
-#: How long a broker holds a fetch that finds nothing; it answers at once when something comes.
+#: How long a broker delays an empty fetch response; it answers at once when a record arrives.
 FETCH_WAIT_MS: Final = 500
-#: Bytes that a cursor fetches ahead.
+#: Bytes that a cursor reads ahead.
 FETCH_BYTES: Final = 2 * MIB
-#: How long the client's own tasks get to end when it is thrown away.
+#: How long a discarded client's own tasks may take to end.
 ABANDON_S: Final = 2.0
 
 
 @asynccontextmanager
-async def heeded() -> AsyncIterator[None]:
-    """Whoever closes a client in here is cancelled at the end of it, if cancelled meanwhile.
+async def cancel_safe() -> AsyncIterator[None]:
+    """Keep a cancellation that arrives while a client is closed, and raise it at the end.
 
-    aiokafka (0.14) cancels its own tasks as it closes, and takes a cancellation that comes while it
-    waits for them for theirs. It would be lost: who tries again what failed would do so for ever.
+    aiokafka (0.14) cancels its own tasks as it closes, and mistakes a cancellation of its caller
+    for theirs. The cancellation would be lost, and a caller that retries would never end.
     """
     task = asyncio.current_task()
     assert task is not None, "coroutines run in tasks"
-    asked = task.cancelling()
+    before = task.cancelling()
     try:
         yield
     finally:
-        if task.cancelling() > asked:
+        if task.cancelling() > before:
             raise asyncio.CancelledError
 
 
 class Producer(AIOKafkaProducer):  # type: ignore[misc]
-    """aiokafka's producer, which can also be thrown away.
+    """aiokafka's producer, which can also be discarded.
 
-    Its `stop` waits until all is sent, for ever if need be. Nothing public does less, so `abandon`
-    reaches into aiokafka, whose version the lock holds; a test kills a broker under it.
+    Its `stop` waits until all batches are sent, possibly forever. aiokafka has no public method
+    that does less, so `abandon` uses its internals; the lock file fixes its version, and a test
+    kills a broker under it.
     """
 
     def __init__(self, **arguments: Any) -> None:
@@ -64,7 +65,7 @@ class Producer(AIOKafkaProducer):  # type: ignore[misc]
         self._sender._send_produce_req = tracked
 
     async def abandon(self) -> None:
-        """Close all connections and forget what was not acknowledged; its futures fail."""
+        """Close all connections and drop unacknowledged batches; their futures fail."""
         if self._abandoned:
             return
         self._closed = self._abandoned = True
@@ -73,7 +74,7 @@ class Producer(AIOKafkaProducer):  # type: ignore[misc]
         batches += accumulator._pending_batches
         accumulator.fail_all(ProducerClosed())
         for batch in batches:
-            batch.future.exception()  # who waits has a future of their own; this one is seen now
+            batch.future.exception()  # callers have futures of their own; mark this one as read
         tasks = [*self._requests]
         if self._sender.sender_task is not None:
             tasks.append(self._sender.sender_task)
@@ -82,14 +83,14 @@ class Producer(AIOKafkaProducer):  # type: ignore[misc]
         if tasks:
             await asyncio.wait(tasks, timeout=ABANDON_S)
         with suppress(KafkaError, OSError, TimeoutError):
-            async with asyncio.timeout(ABANDON_S), heeded():
+            async with asyncio.timeout(ABANDON_S), cancel_safe():
                 await self.client.close()
 
 
 async def newest_records(
     partitions: Sequence[Partition], client: Mapping[str, Any]
 ) -> dict[Partition, StoredRecord]:
-    """The newest record of each partition that has one, all by one consumer; each has a leader.
+    """Return the newest record of each non-empty partition, with one consumer; all have leaders.
 
     Raises: KafkaError.
     """
@@ -111,7 +112,7 @@ async def newest_records(
                 wanted.discard(at)
     finally:
         with suppress(KafkaError, OSError, TimeoutError):
-            async with asyncio.timeout(ABANDON_S), heeded():
+            async with asyncio.timeout(ABANDON_S), cancel_safe():
                 await consumer.stop()
     return found
 
@@ -128,24 +129,24 @@ def _stored(partition: Partition, record: ConsumerRecord) -> StoredRecord:
 
 
 class Cursor:
-    """One consumer at one offset; `position` is the offset of the next record it gives."""
+    """One consumer at one offset; `position` is the offset of the next record to return."""
 
     def __init__(self, partition: Partition, consumer: AIOKafkaConsumer) -> None:
         self.partition = partition
         self.position = -1
-        #: It was at its position before: what comes there, or why nothing can, is on its way.
+        #: The cursor was at this position before, so a fetch from there is under way.
         self.followed = False
         self._at = TopicPartition(partition.topic, partition.number)
         self._consumer = consumer
         self._ahead: list[StoredRecord] = []
 
     async def start(self) -> None:
-        """Connect; then `seek`."""
+        """Connect; call `seek` next."""
         await self._consumer.start()
         self._consumer.assign([self._at])
 
     def seek(self, offset: int) -> None:
-        """Go to `offset`; whether it exists, fetching will show (OffsetOutOfRangeError)."""
+        """Go to `offset`; a fetch raises OffsetOutOfRangeError if it does not exist."""
         self.followed = offset == self.position
         if not self.followed:
             self._consumer.seek(self._at, offset)
@@ -153,7 +154,7 @@ class Cursor:
             self._ahead = []
 
     async def fill(self, max_records: int, timeout_s: float) -> bool:
-        """Whether it has records at hand; if not yet, fetch for up to `timeout_s`."""
+        """Tell whether records are buffered; if not, fetch for up to `timeout_s` first."""
         if not self._ahead:
             try:
                 found = await self._consumer.getmany(
@@ -187,7 +188,7 @@ class Cursor:
             self._consumer.seek(self._at, self._ahead[-1].offset + 1)
 
     def take(self, max_records: int) -> Sequence[StoredRecord]:
-        """The records at hand, and go on behind them."""
+        """Return the buffered records, and move past them."""
         taken, self._ahead = self._ahead[:max_records], self._ahead[max_records:]
         if taken:
             self.position = taken[-1].offset + 1
@@ -195,9 +196,10 @@ class Cursor:
 
     @property
     def behind(self) -> bool:
-        """There is more than it has given, so it can be sent elsewhere without a wait.
+        """The partition has more records, so the cursor can seek without a delay.
 
-        At the end its fetch lies with the broker, which answers a connection's requests in turn.
+        At the end of the partition a fetch is pending at the broker, which answers the requests of
+        a connection in order.
         """
         end = self._consumer.highwater(self._at)
         return end is not None and self.position < end
@@ -205,5 +207,5 @@ class Cursor:
     async def close(self) -> None:
         """Close its connections."""
         with suppress(KafkaError, OSError, TimeoutError):
-            async with asyncio.timeout(ABANDON_S), heeded():
+            async with asyncio.timeout(ABANDON_S), cancel_safe():
                 await self._consumer.stop()

@@ -1,19 +1,19 @@
 """The log on Apache Kafka.
 
-A batch is one record batch, which a broker appends whole or not at all, so no transaction is
-needed. `send_batch` to an explicit partition sends exactly what it was given (`send` may split what
-belongs together); the producer is idempotent, so that its own retries write nothing twice.
+A batch is one record batch, which a broker appends atomically, so no transaction is needed.
+`send_batch` to an explicit partition sends exactly the given records (`send` may split them); the
+producer is idempotent, so its own retries write nothing twice.
 
-Appends to one partition that wait at the same time go out in one record batch, each still whole or
-not at all. (The client sends one batch at a time, and lets those that wait for their turn starve.)
+Appends to one partition that are pending at the same time are sent in one record batch, and each
+stays atomic. (aiokafka sends one batch at a time, and batches that wait for their turn starve.)
 
-An idempotent producer retries for ever. The bound on an append is therefore ours: at its end the
-outcome is unknown, and the producer with all that it still holds is thrown away, so that nothing of
-it can land later than a request that is on its way.
+An idempotent producer retries forever, so this module bounds an append: when the time is up, the
+outcome is unknown, and the producer is discarded with all its unsent batches, so that none of them
+is written later, except by a request that is already under way.
 
-A *cursor* is a consumer without a group at one offset of one partition. A reader that goes on where
-it stopped gets the same cursor, which has fetched ahead; waiting for records is fetching them and
-keeping them for the read that follows, so it takes no polling.
+A *cursor* is a consumer without a group at one offset of one partition. A reader that continues
+where it stopped gets the same cursor, which has read ahead. To wait for records is to fetch them
+and to keep them for the read that follows, so there is no polling.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ from yardmaster_eventlog.kafka.clients import (
     FETCH_WAIT_MS,
     Cursor,
     Producer,
-    heeded,
+    cancel_safe,
     newest_records,
 )
 from yardmaster_eventlog.kafka.settings import KafkaSettings, topic_settings
@@ -65,37 +65,37 @@ from yardmaster_eventlog.metrics import NO_METRICS, LogMetrics
 from yardmaster_eventlog.port import Clock, Partition, Record, StoredRecord, batch_bytes
 from yardmaster_eventlog.waiting import Waiter
 from yardmaster_schemas.topics import MIB, Topic
-from yardmaster_schemas.topics import topic as catalogued
+from yardmaster_schemas.topics import topic as topic_of
 
 T = TypeVar("T")
 
 __all__ = ["KafkaLog", "KafkaSettings"]
 
-#: What the client takes in one batch; every topic's own limit is lower.
+#: The client's limit of one batch; the limit of every topic is lower.
 MAX_BATCH_BYTES: Final = 16 * MIB
-#: Cursors kept for readers to come back to: at all, and of one partition.
+#: The most idle cursors that are kept for later reads: in total, and of one partition.
 IDLE_CURSORS: Final = 32
 IDLE_CURSORS_OF_PARTITION: Final = 3
 RETRY_S: Final = 0.1
-#: Topics asked for in one request; controllers refuse those that make 10,000 records of their own.
+#: Topics created by one request; a controller refuses one that causes 10,000 of its own records.
 TOPICS_AT_ONCE: Final = 200
 
 
 @dataclass(slots=True, eq=False)
 class _Append:
-    """A batch on its way. Once `taken`, it may be written; when it was `sent`, it was tried."""
+    """A pending batch. Once `taken`, it may be written; `sent` is set when the producer has it."""
 
     batch: Sequence[Record]
     size: int
     taken: bool = False
-    #: Which record of what is sent together is its first.
+    #: Index of its first record in the record batch.
     first: int = 0
     sent: "_Sent | None" = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """One record batch that the producer has taken: its size, and of how many appends it is."""
+    """One record batch that the producer has accepted: its size, and its number of appends."""
 
     producer: Producer
     done: asyncio.Future[RecordMetadata]
@@ -105,14 +105,14 @@ class _Sent:
 
 @dataclass(slots=True)
 class _Queue:
-    """Appends to one partition; whoever has the lock sends for all that wait."""
+    """Appends to one partition; the holder of the lock sends all pending appends."""
 
-    waiting: list[_Append] = field(default_factory=list)
+    pending: list[_Append] = field(default_factory=list)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class KafkaLog:
-    """A log on Kafka; see `EventLog` for what its methods promise. Made by `open`."""
+    """A log on Kafka; see `EventLog` for its contract. Made by `open`."""
 
     def __init__(
         self, settings: KafkaSettings, clock: Clock, metrics: LogMetrics = NO_METRICS
@@ -122,11 +122,11 @@ class KafkaLog:
         self._metrics = metrics
         self._client = settings.client()
         self._admin = AIOKafkaAdminClient(**self._client)
-        # Asks for offsets. A cursor would answer when the fetch that it has with the broker ends.
+        # For offsets: a cursor would get an answer only when its pending fetch ends.
         self._offsets = AIOKafkaConsumer(group_id=None, enable_auto_commit=False, **self._client)
         self._producer: Producer | None = None
         self._producer_lock = asyncio.Lock()
-        #: Partitions of each topic that was seen.
+        #: Number of partitions of each known topic.
         self._topics: dict[str, int] = {}
         self._limits: dict[str, int] = {}
         self._queues: dict[Partition, _Queue] = {}
@@ -159,8 +159,8 @@ class KafkaLog:
             raise
 
     async def create_topics(self, topics: Sequence[Topic], partitions: int = 1) -> None:
-        """Make topics that are not there yet, and wait until each partition has a leader."""
-        self._open()
+        """Create missing topics, and wait until each partition has a leader."""
+        self._check_open()
         for first in range(0, len(topics), TOPICS_AT_ONCE):
             await self._create_topics(topics[first : first + TOPICS_AT_ONCE], partitions)
 
@@ -187,8 +187,8 @@ class KafkaLog:
         self._limits |= {topic.name: topic.max_batch_bytes for topic in topics}
 
     async def append(self, partition: Partition, batch: Sequence[Record]) -> int:
-        """Append `batch` whole; return the offset of its first record when all replicas have it."""
-        self._open()
+        """Append `batch` atomically; return its first offset when all replicas have it."""
+        self._check_open()
         if not batch:
             raise ValueError("a batch without records")
         size, limit = batch_bytes(batch), self._limit(partition.topic)
@@ -198,27 +198,27 @@ class KafkaLog:
         await self._require(partition)
         append = _Append(tuple(batch), size)
         queue = self._queues.setdefault(partition, _Queue())
-        queue.waiting.append(append)
+        queue.pending.append(append)
         try:
             async with asyncio.timeout_at(deadline), queue.lock:
                 if append.sent is None:
-                    await self._send(partition, queue.waiting)
+                    await self._send(partition, queue.pending)
         except (TimeoutError, KafkaError, LogUnavailable) as error:
             if not append.taken:
-                raise LogUnavailable(found=_said(error)) from error
+                raise LogUnavailable(found=_described(error)) from error
         finally:
-            if append in queue.waiting:
-                queue.waiting.remove(append)
+            if append in queue.pending:
+                queue.pending.remove(append)
         return await self._outcome(partition, append, deadline)
 
-    async def _send(self, partition: Partition, waiting: list[_Append]) -> None:
-        """Hand what waits, as much as one batch holds, to the producer: one batch, sent whole."""
+    async def _send(self, partition: Partition, pending: list[_Append]) -> None:
+        """Give pending appends to the producer, as many as fit into one record batch."""
         producer = await self._bounded(self._running_producer)
         builder = producer.create_batch()
         now_ms = self._clock.now_ms()
         group: list[_Append] = []
         size, limit = 0, self._limit(partition.topic)
-        for append in waiting:
+        for append in pending:
             if group and size + append.size > limit:
                 break
             size += append.size
@@ -238,14 +238,14 @@ class KafkaLog:
             sent = await producer.send_batch(builder, partition.topic, partition=partition.number)
         except BaseException:
             for append in group:
-                append.taken = False  # an earlier batch is in the way: nothing has left
+                append.taken = False  # the producer is busy: nothing was sent
             raise
         sent.add_done_callback(lambda done: done.cancelled() or done.exception())
         for append in group:
             append.sent = _Sent(producer, sent, size, len(group))
-            # Who has given up has taken theirs out.
-            if append in waiting:
-                waiting.remove(append)
+            # An append that has timed out has removed itself.
+            if append in pending:
+                pending.remove(append)
 
     async def _outcome(self, partition: Partition, append: _Append, deadline: float) -> int:
         topic, sent = partition.topic, append.sent
@@ -255,7 +255,7 @@ class KafkaLog:
         await asyncio.wait([sent.done], timeout=max(0.0, left_s))
         if not sent.done.done():
             await self._abandon(sent.producer)
-            # It may have been deleted, or have no leader: the next call asks.
+            # The topic may be deleted, or have no leader: the next call checks.
             self._topics.pop(topic, None)
             waited = f"not acknowledged within {self._settings.append_timeout_s:g} s"
             raise AppendOutcomeUnknown(topic=topic, found=waited)
@@ -263,20 +263,20 @@ class KafkaLog:
             base = int(sent.done.result().offset)
         except (MessageSizeTooLargeError, RecordListTooLargeError) as error:
             await self._abandon(sent.producer)
-            # The topic was made elsewhere, with a lower limit than this handle knows.
+            # Another program created the topic, with a lower limit than this handle knows.
             self._limits[topic] = limit = min(self._limit(topic), sent.size - 1)
             if sent.appends > 1:
-                raise LogUnavailable(found="too much was sent at once") from error
+                raise LogUnavailable(found="too many appends were sent at once") from error
             raise BatchTooLarge(size=append.size, limit=limit, topic=topic) from error
         except (TopicAuthorizationFailedError, ClusterAuthorizationFailedError) as error:
             await self._abandon(sent.producer)
-            raise LogUnavailable(found=_said(error)) from error
+            raise LogUnavailable(found=_described(error)) from error
         except KafkaError as error:
             await self._abandon(sent.producer)
-            raise AppendOutcomeUnknown(topic=topic, found=_said(error)) from error
+            raise AppendOutcomeUnknown(topic=topic, found=_described(error)) from error
         if base < 0:
-            # A repeat of what the broker had taken, but no longer knows where.
-            raise AppendOutcomeUnknown(topic=topic, found="written, nobody knows where")
+            # The broker has written the batch before, but no longer knows its offset.
+            raise AppendOutcomeUnknown(topic=topic, found="written at an unknown offset")
         return base + append.first
 
     async def read(
@@ -287,8 +287,8 @@ class KafkaLog:
         max_records: int = 1000,
         buffered_only: bool = False,
     ) -> Sequence[StoredRecord]:
-        """Records from `offset` on."""
-        self._open()
+        """Return records from `offset` on."""
+        self._check_open()
         await self._require(partition)
         if offset < 0:
             raise OffsetGone(topic=partition.topic, offset=offset, start=0)
@@ -314,13 +314,13 @@ class KafkaLog:
                 first = await self._first(partition)
                 if offset < first:
                     raise OffsetGone(topic=partition.topic, offset=offset, start=first) from None
-                return await read()  # it lies past the end, or did when it was fetched
+                return await read()  # the offset is past the end, or was when it was fetched
 
         return await self._bounded(read_what_is_kept)
 
     async def end(self, partition: Partition) -> int:
-        """The offset that the next record will get."""
-        self._open()
+        """Return the offset that the next record will get."""
+        self._check_open()
         await self._require(partition)
 
         return await self._bounded(lambda: self._end(partition))
@@ -328,13 +328,13 @@ class KafkaLog:
     async def newest(
         self, partitions: Sequence[Partition]
     ) -> Mapping[Partition, StoredRecord | None]:
-        """The newest record of each partition."""
-        self._open()
+        """Return the newest record of each partition."""
+        self._check_open()
         return await self._bounded(lambda: self._newest(partitions))
 
     async def wait(self, ends: Mapping[Partition, int], timeout_s: float) -> bool:
         """Wait until a partition has a record at or after the offset given for it."""
-        self._open()
+        self._check_open()
         for partition in ends:
             await self._require(partition)
         waiter = Waiter(ends)
@@ -345,7 +345,7 @@ class KafkaLog:
                     group.create_task(self._fetch(partition, offset, waiter))
                     for partition, offset in ends.items()
                 ]
-                with suppress(LogError):  # a group wraps what its body raises: it is raised below
+                with suppress(LogError):  # a task group would wrap it; it is raised below
                     await waiter.woken(self._clock, timeout_s)
                 for task in fetching:
                     task.cancel()
@@ -356,7 +356,7 @@ class KafkaLog:
         return waiter.grown
 
     async def close(self) -> None:
-        """Close all connections; calls that wait end with LogClosed."""
+        """Close all connections; waiting calls end with LogClosed."""
         if self._closed:
             return
         self._closed = True
@@ -365,7 +365,7 @@ class KafkaLog:
         producer, self._producer = self._producer, None
         if producer is not None:
             try:
-                async with asyncio.timeout(self._settings.append_timeout_s), heeded():
+                async with asyncio.timeout(self._settings.append_timeout_s), cancel_safe():
                     await producer.stop()
             except TimeoutError:
                 await producer.abandon()
@@ -373,12 +373,12 @@ class KafkaLog:
         for cursor in idle:
             await cursor.close()
         with suppress(KafkaError, OSError):
-            async with heeded():
+            async with cancel_safe():
                 await self._offsets.stop()
                 await self._admin.close()
 
     async def _fetch(self, partition: Partition, offset: int, waiter: Waiter) -> None:
-        """Fetch from `offset` on until there is something, keep it for the next read, and tell."""
+        """Fetch from `offset` until a record arrives; keep it for the next read, wake `waiter`."""
         try:
             while True:
                 try:
@@ -388,22 +388,22 @@ class KafkaLog:
                         waiter.see(partition, offset + 1)
                         return
                 except OffsetOutOfRangeError:
-                    # Either nothing is there yet, or retention has removed it: a read will say.
+                    # Either there is no record yet, or retention has removed it: a read will tell.
                     waiter.see(partition, await self._end(partition))
                     await self._clock.sleep(RETRY_S)
         except KafkaError as error:
-            waiter.fail(LogUnavailable(found=_said(error)))
+            waiter.fail(LogUnavailable(found=_described(error)))
         except LogError as error:
             waiter.fail(error)
 
     @asynccontextmanager
     async def _cursor(self, partition: Partition, offset: int) -> AsyncIterator[Cursor]:
-        """A cursor at `offset` for one call, kept afterwards if it is still good."""
-        # The one used last first: it has what a wait has just fetched.
+        """Provide a cursor at `offset` for one call; keep it afterwards if it is usable."""
+        # The most recent one first: it has the records that a wait has just fetched.
         idle = [cursor for cursor in reversed(self._idle) if cursor.partition == partition]
         there = [cursor for cursor in idle if cursor.position == offset]
         cursor = next(iter(there or [cursor for cursor in idle if cursor.behind]), None)
-        good = False
+        usable = False
         if cursor is not None:
             self._idle.remove(cursor)
         else:
@@ -424,12 +424,12 @@ class KafkaLog:
                 self._metrics.connected()
             cursor.seek(offset)
             yield cursor
-            good = True
+            usable = True
         except (LogError, asyncio.CancelledError):
-            good = cursor.position >= 0
+            usable = cursor.position >= 0
             raise
         finally:
-            if good and not self._closed:
+            if usable and not self._closed:
                 self._idle.append(cursor)
                 idle = [cursor for cursor in self._idle if cursor.partition == partition]
                 if len(self._idle) > IDLE_CURSORS or len(idle) > IDLE_CURSORS_OF_PARTITION:
@@ -454,8 +454,8 @@ class KafkaLog:
             led[topic] = {e["partition"] for e in found["partitions"] if e["leader"] >= 0}
         ready = [each for each in partitions if each.number in led.get(each.topic, ())]
         records = await newest_records(ready, self._client) if ready else {}
-        asked = {*ready, *(each for each in partitions if each not in known)}
-        return {each: records.get(each) for each in partitions if each in asked}
+        readable = {*ready, *(each for each in partitions if each not in known)}
+        return {each: records.get(each) for each in partitions if each in readable}
 
     async def _end(self, partition: Partition) -> int:
         at = TopicPartition(partition.topic, partition.number)
@@ -494,15 +494,15 @@ class KafkaLog:
         if partition.number >= self._topics.get(partition.topic, 0):
             self._topics.pop(partition.topic, None)
             await self._bounded(lambda: self._look({partition.topic}))
-        self._open()
+        self._check_open()
         if not 0 <= partition.number < self._topics.get(partition.topic, 0):
             raise UnknownTopic(topic=partition.topic, partition=partition.number)
 
     async def _look(self, names: set[str]) -> None:
-        """Learn which of the topics there are.
+        """Find out which of the topics exist.
 
-        Raises: LeaderNotAvailableError when one is there, and a partition has no leader now;
-            another KafkaError when this client may not know.
+        Raises: LeaderNotAvailableError when a partition of an existing topic has no leader now;
+            another KafkaError when this client has no right to know.
         """
         for found in await self._admin.describe_topics(sorted(names)):
             error = for_code(found["error_code"])
@@ -522,33 +522,33 @@ class KafkaLog:
                 await asyncio.sleep(RETRY_S)
 
     async def _bounded(self, call: Callable[[], Awaitable[T]]) -> T:
-        """What `call` gives; it is tried again until the deadline while brokers cannot be reached.
+        """Return what `call` returns; retry until the deadline while no broker can be reached.
 
         Raises: LogUnavailable.
         """
-        said = f"no answer within {self._settings.call_timeout_s:g} s"
+        reason = f"no answer within {self._settings.call_timeout_s:g} s"
         try:
             async with asyncio.timeout(self._settings.call_timeout_s):
                 while True:
                     try:
                         return await call()
                     except KafkaError as error:
-                        said = _said(error)
+                        reason = _described(error)
                         if not error.retriable:
-                            raise LogUnavailable(found=said) from error
+                            raise LogUnavailable(found=reason) from error
                     self._metrics.retried()
                     await asyncio.sleep(RETRY_S)
         except TimeoutError:
-            raise LogUnavailable(found=said) from None
+            raise LogUnavailable(found=reason) from None
 
     def _limit(self, name: str) -> int:
-        known = catalogued(name)
+        known = topic_of(name)
         return self._limits.get(name, known.max_batch_bytes if known else MIB)
 
-    def _open(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise LogClosed()
 
 
-def _said(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     return f"{type(error).__name__} {error}".strip()

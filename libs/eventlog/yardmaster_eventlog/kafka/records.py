@@ -1,8 +1,8 @@
-"""Record batches as brokers keep them, read leniently: for what aiokafka will not decode.
+"""A lenient decoder of record batches in the brokers' format, for batches that aiokafka refuses.
 
-Header names are text, and aiokafka reads no further than one that is not. Brokers take such a
-record, so a fallen agent could write one and halt every reader of its topic. Here it is read with
-the damage marked (U+FFFD), and refused by whoever checks what it says, as any malformed record is.
+Header names should be text, and aiokafka stops at a name that is not. Brokers accept such a record,
+so a compromised agent could write one and block every reader of its topic. This decoder reads it
+and marks the damage (U+FFFD); the reader then refuses it like any malformed record.
 
 Source: Apache Kafka's documentation, "Message format", record batches of magic 2.
 """
@@ -24,11 +24,11 @@ _CONTROL: Final = 0x20
 
 
 class UnreadableBatch(ValueError):
-    """A batch that is not as a broker would have taken it, or compressed."""
+    """A batch that no broker would have accepted, or a compressed one."""
 
 
 def records(partition: Partition, offset: int, data: bytes) -> Sequence[StoredRecord]:
-    """The records from `offset` on in what a broker gave for a fetch, but for a batch cut short.
+    """Return the records from `offset` on of a fetch response, without a truncated last batch.
 
     Raises: UnreadableBatch.
     """
@@ -42,7 +42,7 @@ def records(partition: Partition, offset: int, data: bytes) -> Sequence[StoredRe
             found += [each for each in _batch(partition, data[at:end]) if each.offset >= offset]
             at = end
     except IndexError as error:
-        raise UnreadableBatch(f"{partition}: a record ends behind its batch") from error
+        raise UnreadableBatch(f"{partition}: a record ends beyond its batch") from error
     return found
 
 
@@ -85,7 +85,7 @@ def _bytes(data: bytes, at: int) -> tuple[bytes | None, int]:
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
-    """A variable-length integer in zigzag order, and where the next thing starts."""
+    """Return a variable-length zigzag integer, and the position after it."""
     value = shift = 0
     while True:
         byte = data[at]

@@ -1,4 +1,4 @@
-"""How to reach Kafka's brokers, and how the catalogue's topics are configured there."""
+"""How to reach Kafka's brokers, and how the catalog's topics are configured there."""
 
 import ssl
 import stat
@@ -12,17 +12,17 @@ from yardmaster_schemas.topics import DAY_MS, Topic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaSettings:
-    """How to reach the brokers, and how topics are made.
+    """How to reach the brokers, and how topics are created.
 
     Attributes:
         bootstrap: `host:port`, several separated by commas.
         security_protocol: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL. TLS is 1.3 or newer, and a
-            broker's certificate must name the address that was asked for.
-        ssl_cafile, ssl_certfile, ssl_keyfile: paths of PEM files; whom to trust (without it, whom
-            the system trusts), who this client is, and its key.
+            broker's certificate must name the requested address.
+        ssl_cafile, ssl_certfile, ssl_keyfile: paths of PEM files; the trusted authority (by
+            default the system's), this client's certificate, and its key.
         sasl_mechanism: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512.
-        append_timeout_s: after it an append's outcome is unknown.
-        call_timeout_s: the same for all other calls, which then fail.
+        append_timeout_s: the time after which an append's outcome is unknown.
+        call_timeout_s: the time after which any other call fails.
     """
 
     bootstrap: str
@@ -41,7 +41,7 @@ class KafkaSettings:
     call_timeout_s: float = 10.0
 
     def client(self) -> dict[str, Any]:
-        """The arguments that all of aiokafka's clients share.
+        """Return the arguments that all of aiokafka's clients share.
 
         Raises: TlsUnusable.
         """
@@ -66,23 +66,23 @@ class KafkaSettings:
             if self.ssl_certfile is not None:
                 path = self.ssl_keyfile or self.ssl_certfile
                 if Path(path).stat().st_mode & stat.S_IROTH:
-                    raise TlsUnusable(path=path, found="anybody may read the key; chmod o-r it")
-                # Without one OpenSSL would ask whoever sits at the terminal.
+                    raise TlsUnusable(path=path, found="all users may read the key; chmod o-r it")
+                # Without a password OpenSSL would ask for one on the terminal.
                 password = self.ssl_key_password or ""
                 context.load_cert_chain(self.ssl_certfile, self.ssl_keyfile, password)
-        except OSError as error:  # ssl's errors are
+        except OSError as error:  # the base class of the errors of ssl
             found = getattr(error, "reason", None) or error.strerror
             raise TlsUnusable(path=path, found=found) from None
         return context
 
 
 def topic_settings(topic: Topic, settings: KafkaSettings) -> dict[str, str]:
-    """A topic's configuration on the brokers, from its entry in the catalogue."""
+    """Return a topic's configuration on the brokers, from its entry in the catalog."""
     config = {
         "cleanup.policy": "compact" if topic.compacted else "delete",
         "compression.type": topic.compression,
         "max.message.bytes": str(topic.max_batch_bytes),
-        # Agents' clocks are only shown: the log's own says when a record came.
+        # Agents' clocks are for display only: the log's own clock gives a record's time.
         "message.timestamp.type": "LogAppendTime",
         "min.insync.replicas": str(settings.min_insync_replicas),
         "retention.bytes": "-1",
@@ -90,7 +90,7 @@ def topic_settings(topic: Topic, settings: KafkaSettings) -> dict[str, str]:
         "unclean.leader.election.enable": "false",
     }
     if topic.retention_ms is not None:
-        # Only whole segments go, and never the one that is written to.
+        # Kafka deletes only whole segments, and never the active one.
         config["segment.ms"] = str(max(60_000, topic.retention_ms // 4))
     if topic.compacted:
         config["max.compaction.lag.ms"] = str(DAY_MS)

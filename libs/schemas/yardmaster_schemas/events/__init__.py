@@ -1,4 +1,4 @@
-"""All events, by their topic; `EVENTS` is their union, told apart by (type, version)."""
+"""All events, by their topic; `EVENTS` is their union, discriminated by (type, version)."""
 
 from yardmaster_schemas.events import (
     admissions,

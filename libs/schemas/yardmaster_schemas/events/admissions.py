@@ -1,4 +1,4 @@
-"""`admissions`: quota's verdict on every request. The scheduler reads this, never `requests`."""
+"""`admissions`: quota's verdict on every request. The scheduler reads it instead of `requests`."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -58,7 +58,7 @@ class Level(StrEnum):
 @writes_slots
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmittedSpec:
-    """What a job will be scheduled by: every default resolved."""
+    """The specification by which a job is scheduled, with every default filled in."""
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
@@ -102,9 +102,9 @@ class RunAs:
 @event(ADMISSIONS, name="TaskAdmitted")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskAdmittedV1(Event):
-    """A job's tasks may be scheduled; the scheduler knows them from here on.
+    """A job's tasks may be scheduled; the scheduler knows them from this event on.
 
-    `submitted_at_ms`, the time of quota's cycle that took the request, orders tasks of equal
+    `submitted_at_ms`, the time of the quota cycle that took the request, orders tasks of equal
     priority, also after a preemption.
     """
 
@@ -142,7 +142,7 @@ class RequestRefusedV1(Event):
 @event(ADMISSIONS, name="CancelAccepted")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelAcceptedV1(Event):
-    """A job, or one task of it, is to end; nothing of it starts after this was consumed."""
+    """A job or one task of it must end; once this is consumed, nothing of it starts."""
 
     job_id: JobId
     index: TaskIndex | None = None
@@ -152,7 +152,7 @@ class CancelAcceptedV1(Event):
 @event(ADMISSIONS, name="TaskPaused")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPausedV1(Event):
-    """A job, or one task of it, is held until it is resumed."""
+    """A job or one task of it is held until it is resumed."""
 
     job_id: JobId
     index: TaskIndex | None = None
@@ -161,7 +161,7 @@ class TaskPausedV1(Event):
 @event(ADMISSIONS, name="TaskResumed")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResumedV1(Event):
-    """A held job, or one task of it, may run again."""
+    """A held job or one task of it may run again."""
 
     job_id: JobId
     index: TaskIndex | None = None
@@ -170,7 +170,7 @@ class TaskResumedV1(Event):
 @event(ADMISSIONS, name="PriorityChanged")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriorityChangedV1(Event):
-    """A job has another priority; its place among equals is still its submission time."""
+    """A job has a new priority; among equals its submission time still decides."""
 
     job_id: JobId
     priority: Priority
@@ -180,7 +180,7 @@ class PriorityChangedV1(Event):
 @event(ADMISSIONS, name="WeightChanged")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightChangedV1(Event):
-    """A job has another weight from now on."""
+    """A job has a new weight from now on."""
 
     job_id: JobId
     weight: Positive
@@ -190,7 +190,7 @@ class WeightChangedV1(Event):
 @event(ADMISSIONS, name="MaxSlotsChanged")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaxSlotsChangedV1(Event):
-    """A job has another bound on its running GPUs from now on."""
+    """A job has a new limit of its running GPUs from now on."""
 
     job_id: JobId
     max_slots_milli: Positive | None
@@ -200,7 +200,7 @@ class MaxSlotsChangedV1(Event):
 @event(ADMISSIONS, name="PoolConfigured")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolConfiguredV1(Event):
-    """A pool exists with this configuration; what runs in it is not touched."""
+    """A pool exists with this configuration; its running tasks are not affected."""
 
     pool: Name
     revision: Positive
@@ -210,7 +210,7 @@ class PoolConfiguredV1(Event):
 @event(ADMISSIONS, name="PoolDeleted")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolDeletedV1(Event):
-    """A pool that nothing used any more is gone."""
+    """An unused pool was deleted."""
 
     pool: Name
 
@@ -218,7 +218,7 @@ class PoolDeletedV1(Event):
 @event(ADMISSIONS, name="EntitlementsChanged")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntitlementsChangedV1(Event):
-    """What a department or project is entitled to from now on; with neither config it is gone."""
+    """The entitlements of a department or project from now on; without a config it is deleted."""
 
     level: Level
     name: Name
@@ -246,7 +246,7 @@ class NodeUncordonedV1(Event):
 @event(ADMISSIONS, name="NodeDraining")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDrainingV1(Event):
-    """The node is emptied: preemptible tasks now, with grace, the rest at the deadline."""
+    """The node is emptied: preemptible tasks stop now with grace, others at the deadline."""
 
     node: Name
     deadline_at_ms: Millis
@@ -255,9 +255,9 @@ class NodeDrainingV1(Event):
 @event(ADMISSIONS, name="NodeSlotsChanged")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSlotsChangedV1(Event):
-    """Nothing new starts on these slots of the node, whenever it joins; all its others may be used.
+    """Nothing new starts on exactly these slots of the node, also after it joins again.
 
-    `stop`: what runs on them is stopped, with grace.
+    `stop`: the tasks on these slots are stopped, with grace.
     """
 
     node: Name
@@ -268,7 +268,7 @@ class NodeSlotsChangedV1(Event):
 @event(ADMISSIONS, name="UsageRecorded")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageRecordedV1(Event):
-    """What a project used of a pool in a span of time, in gpu_milli x seconds."""
+    """A project's usage of a pool in a period, in gpu_milli x seconds."""
 
     project: Name
     pool: Name
@@ -280,17 +280,17 @@ class UsageRecordedV1(Event):
 @event(ADMISSIONS, name="DetailsErased")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetailsErasedV1(Event):
-    """The details of a job were erased by a tombstone; their digest will not be found any more.
+    """A tombstone erased the details of a job; no record with their digest exists any longer.
 
-    A task of it that has not ended (none has, where the gateway asked as it should) does not start
-    any more, since nothing says what it would run.
+    A task of the job that has not ended (none, if the gateway checked the request) cannot start any
+    more, because its program is unknown.
     """
 
     job_id: JobId
 
 
 class Scope(StrEnum):
-    """What a role is bound to."""
+    """The scope of a role."""
 
     CELL = "cell"
     DEPARTMENT = "department"
@@ -320,7 +320,7 @@ class RoleGrantedV1(Event):
 @event(ADMISSIONS, name="RoleRevoked")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleRevokedV1(Event):
-    """A principal has a role in a scope no more."""
+    """A principal no longer has a role in a scope."""
 
     principal: PrincipalId
     role: RoleName
@@ -350,7 +350,7 @@ class TokenRevokedV1(Event):
 @event(ADMISSIONS, name="AccessRevoked")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessRevokedV1(Event):
-    """Whatever was issued to a principal before a moment is void."""
+    """Everything issued to a principal before a time is void."""
 
     subject: PrincipalId
     before_ms: Millis
@@ -359,10 +359,10 @@ class AccessRevokedV1(Event):
 @event(ADMISSIONS, name="NodeEnrolled")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEnrolledV1(Event):
-    """A node may join, and may claim no more than this.
+    """A node may join, and may claim at most this.
 
-    From the first of these on the cell is closed: no node joins that is not enrolled, and nothing
-    new is placed on one that is here already and is not, or that offers more than it may.
+    The first such event closes the cell: a node without enrollment cannot join, and nothing new is
+    placed on a node that joined before without enrollment, or that offers more than it may.
     """
 
     node: Name
@@ -373,10 +373,10 @@ class NodeEnrolledV1(Event):
 @event(ADMISSIONS, name="NodeRevoked")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRevokedV1(Event):
-    """A node may not join any more.
+    """A node may no longer join.
 
-    Nothing new is placed on it, what runs there is stopped without grace, and it is lost as soon as
-    it holds nothing, or after its pool's `node_timeout_s`.
+    Nothing new is placed on it, its tasks are stopped without grace, and it is lost as soon as it
+    holds nothing, or after its pool's `node_timeout_s`.
     """
 
     node: Name

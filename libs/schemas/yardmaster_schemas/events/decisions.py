@@ -1,4 +1,4 @@
-"""`decisions`: what the scheduler decided, and what its shell observed before it did."""
+"""`decisions`: the decisions of the scheduler, and the observations of its runtime."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -43,9 +43,9 @@ Nodes = Annotated[tuple[Name, ...], Field(max_length=MAX_REPLICAS)]
 @writes_slots
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Where one replica runs: `gpu_milli` of each of `slots`, and CPU and memory beside them.
+    """The placement of one replica: `gpu_milli` of each of `slots`, with CPU and memory.
 
-    `incarnation` is the node's: the assignment is void for any other.
+    `incarnation` is the node's; the assignment is void for any other incarnation.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -62,7 +62,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """What an attempt resumes from."""
+    """The checkpoint from which an attempt resumes."""
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
@@ -84,10 +84,10 @@ class Outcome(StrEnum):
 class SlotsAllocatedV1(Event):
     """An attempt of a task begins: all replicas at once, each on its slots.
 
-    `master_port` is held on replica 0's node with the slots (gangs only). `details` is where the
-    agent finds what to run. `grace_s` is what a stop will give the attempt to save its state, told
-    to the task. `fence_s`: the agent kills the attempt when no heartbeat was acknowledged for so
-    long (None: it runs on), which is before its node can be lost.
+    `master_port` is reserved on replica 0's node with the slots (gangs only). `details` refers to
+    the program to run. `grace_s` is the time that a stop gives the attempt to save its state; the
+    task can read it. `fence_s`: the agent kills the attempt when no heartbeat was acknowledged for
+    so long (None: never), which is before its node can be lost.
     """
 
     task_id: TaskId
@@ -107,7 +107,7 @@ class SlotsAllocatedV1(Event):
 @event(DECISIONS, name="PreemptionRequested")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptionRequestedV1(Event):
-    """A running attempt is to save its state and end for another task; it is requeued after."""
+    """A running attempt must save its state and end for another task; then it is requeued."""
 
     task_id: TaskId
     attempt: Positive
@@ -120,7 +120,7 @@ class PreemptionRequestedV1(Event):
 @event(DECISIONS, name="StopRequested")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequestedV1(Event):
-    """An attempt is to end: cancel, pause, drain, a limit, or a gang that is no longer whole."""
+    """An attempt must end: cancel, pause, drain, a limit, or an incomplete gang."""
 
     task_id: TaskId
     attempt: Positive
@@ -135,7 +135,7 @@ class StopRequestedV1(Event):
 class AllocationRevokedV1(Event):
     """An attempt that did not start in time is void; its slots are held until released.
 
-    `late`: nodes on which a replica had not started by then.
+    `late`: the nodes on which a replica had not started by then.
     """
 
     task_id: TaskId
@@ -148,11 +148,11 @@ class AllocationRevokedV1(Event):
 @event(DECISIONS, name="TaskRequeued")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRequeuedV1(Event):
-    """An attempt has ended and its task waits again, its queue time kept.
+    """An attempt has ended, and its task is pending again with its original queue time.
 
-    `restarts` counts failures so far; `not_before_ms` holds it back after one. `failed_starts`
-    counts the starts in a row that failed; from 2 on, the task preempts no other. Its next attempt
-    avoids `failed_nodes` where it fits elsewhere.
+    `restarts` counts the failures so far; `not_before_ms` delays the task after a failure.
+    `failed_starts` counts consecutive failed starts; from 2 on, the task preempts no other. Its
+    next attempt avoids `failed_nodes` if it fits on other nodes.
     """
 
     task_id: TaskId
@@ -167,9 +167,9 @@ class TaskRequeuedV1(Event):
 @event(DECISIONS, name="TaskUnschedulable")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskUnschedulableV1(Event):
-    """Why `task_id`, and every waiting task of its shape and priority, was not placed in `pool`.
+    """Why `task_id`, and every pending task of its shape and priority, was not placed in `pool`.
 
-    Written once, and again only when another reason takes its place.
+    Written once, and again only when the reason changes.
     """
 
     task_id: TaskId
@@ -182,7 +182,7 @@ class TaskUnschedulableV1(Event):
 @event(DECISIONS, name="TaskEnded")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskEndedV1(Event):
-    """A task is over, for good. `attempt` is its last (0: it never ran)."""
+    """A task has ended. `attempt` is its last attempt (0: it never ran)."""
 
     task_id: TaskId
     attempt: Count
@@ -195,8 +195,8 @@ class TaskEndedV1(Event):
 @event(DECISIONS, name="AllocationUnwritable")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationUnwritableV1(Event):
-    """What the shell observed: the SlotsAllocated that a cycle decided for a pending task is larger
-    than a record may be. Nothing of that cycle was written; the task ends.
+    """The runtime observed that the SlotsAllocated of a pending task exceeds the size of a record.
+    Nothing of that cycle was written; the task ends.
     """
 
     task_id: TaskId
@@ -205,7 +205,7 @@ class AllocationUnwritableV1(Event):
 @event(DECISIONS, name="NodeSilenceObserved")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSilenceObservedV1(Event):
-    """What the shell observed, recorded before it is used: a node's silence since then."""
+    """The runtime observed a node's silence since that time; recorded before it is used."""
 
     node: Name
     incarnation: Incarnation
@@ -223,10 +223,10 @@ class LossCause(StrEnum):
 @event(DECISIONS, name="NodeLost")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLostV1(Event):
-    """A node's incarnation is over; the replicas named are closed, their slots free.
+    """A node's incarnation has ended; the `closed` replicas have ended and their slots are free.
 
     `replaced`: the node joined with a new incarnation while the old one still held slots.
-    `revoked`: its enrolment was revoked, and it held nothing any more or did not let go in time.
+    `revoked`: its enrollment was revoked, and it held nothing any more or did not release in time.
     """
 
     node: Name

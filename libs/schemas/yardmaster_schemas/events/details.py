@@ -1,4 +1,4 @@
-"""`details`: what no decision reads, free text included. Compacted; a tombstone erases it."""
+"""`details`: content that no decision reads, such as free text. Compacted; tombstones erase it."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -16,7 +16,7 @@ EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 
 
 class StopSignal(StrEnum):
-    """What a replica's process group is sent when it should stop."""
+    """The signal that asks a replica's process group to stop."""
 
     TERM = "TERM"
     INT = "INT"
@@ -28,7 +28,7 @@ class StopSignal(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What an agent runs: a command in exec form, or a script for `sh -eu`; no secrets."""
+    """The program of a job: a command in exec form or a script for `sh -eu`; no secrets."""
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
@@ -49,7 +49,7 @@ class Run:
 @event(DETAILS, name="JobDetailed")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDetailedV1(Event):
-    """A job's name, labels, owner and run; `params` has one entry a task of a search."""
+    """A job's name, labels, owner and program; `params` has one entry per task of a search."""
 
     job_id: JobId
     salt: Salt
@@ -64,7 +64,7 @@ class JobDetailedV1(Event):
 @event(DETAILS, name="RequestNoted")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestNotedV1(Event):
-    """The reason that somebody gave in words for a request."""
+    """The reason that a user gave for a request, as text."""
 
     salt: Salt
     subject: ShortText

@@ -1,4 +1,4 @@
-"""Topics that expire: `heartbeats`, `task-logs`, `quarantine`. Nothing in them decides anything."""
+"""Topics that expire: `heartbeats`, `task-logs`, `quarantine`. No decision is read from them."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -24,7 +24,7 @@ from yardmaster_schemas.topics import HEARTBEATS, QUARANTINE, TASK_LOGS
 
 
 class Stream(StrEnum):
-    """Which output of a process; `agent` is the agent's own word about it."""
+    """An output stream of a process; `agent` holds the agent's own messages about it."""
 
     STDOUT = "stdout"
     STDERR = "stderr"
@@ -34,7 +34,7 @@ class Stream(StrEnum):
 @event(HEARTBEATS, name="NodeHeartbeat")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeHeartbeatV1(Event):
-    """A node lives: `running` replicas, `gpu_milli_used` of its slots, by the agent's count."""
+    """A node is alive; the agent counts `running` replicas and `gpu_milli_used` of its slots."""
 
     node: Name
     incarnation: Incarnation
@@ -46,7 +46,7 @@ class NodeHeartbeatV1(Event):
 @event(TASK_LOGS, name="TaskOutput")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOutputV1(Event):
-    """A piece of a replica's output; `seq` counts pieces of the attempt's replica from 0."""
+    """A piece of a replica's output; `seq` counts the pieces of the replica's attempt from 0."""
 
     task_id: TaskId
     attempt: Positive
@@ -61,7 +61,7 @@ class TaskOutputV1(Event):
 @event(QUARANTINE, name="RecordQuarantined")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordQuarantinedV1(Event):
-    """A copy of a record that was refused, and why; `raw_value` is base64, cut at 64 KiB."""
+    """A copy of a refused record with the reason; `raw_value` is base64, cut at 64 KiB."""
 
     topic: Name
     partition: Count

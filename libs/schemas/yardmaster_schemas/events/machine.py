@@ -1,4 +1,4 @@
-"""What every state machine writes beside its decisions: terms, commits, snapshots."""
+"""Events that every state machine writes in addition to decisions: terms, commits, snapshots."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
@@ -30,9 +30,9 @@ MAX_REFUSED = 4096
 @writes_slots
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputRange:
-    """What a cycle took from one input partition: offsets `first` to before `next`.
+    """The records that a cycle took from one input partition: offsets from `first` to `next` - 1.
 
-    `digest` is over the raw records (key, headers, value); `marks` has 16 hex digits a record.
+    `digest` covers the raw records (key, headers, value); `marks` has 16 hex digits per record.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -47,7 +47,7 @@ class InputRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedRange:
-    """Input records, `first` to `last`, that were refused and changed nothing."""
+    """Input records from `first` to `last` that were refused and changed nothing."""
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
@@ -73,7 +73,7 @@ class PolicyInUse:
 @event(ADMISSIONS, DECISIONS, name="TermStarted")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TermStartedV1(Event):
-    """A leader took over. A term belongs to the first incarnation that wrote it."""
+    """A leader took over. A term belongs to the first incarnation that wrote its TermStarted."""
 
     cell: Name
     machine: Code
@@ -84,12 +84,12 @@ class TermStartedV1(Event):
 @event(ADMISSIONS, DECISIONS, name="CycleCommitted")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CycleCommittedV1(Event):
-    """The end of a cycle's batch: it makes the decisions before it valid.
+    """The end of a cycle: it makes the decisions before it valid.
 
-    `prev` is the chain's head: the digest of the commit before (and of the TermStarted between).
-    `state_digest` is of the state after this cycle's decisions. `complete` is false when the cycle
-    was cut at its limit and more is to be decided from the same inputs; `limit` is how many
-    decisions it might make (None: any number), which a replay must know to decide the same.
+    `prev` is the chain's head: the digest of the commit before (and of a TermStarted in between).
+    `state_digest` covers the state after this cycle's decisions. `complete` is false when the cycle
+    ended at its limit with decisions left to make from the same inputs; `limit` is the most
+    decisions that it could make (None: any number), which a replay needs to decide the same.
     """
 
     cell: Name
@@ -112,14 +112,14 @@ class CycleCommittedV1(Event):
 
     @property
     def rules(self) -> int:
-        """The version of the rules that decided; 0: written before versions were recorded."""
+        """The version of the rules that decided; 0 in records from before rules had versions."""
         return 0
 
 
 @event(ADMISSIONS, DECISIONS, name="CycleCommitted", version=2)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CycleCommittedV2(CycleCommittedV1):
-    """As version 1, with the version of the rules by which the cycle was decided."""
+    """Version 1, with the version of the rules that decided the cycle."""
 
     rules: Positive = field()
 
@@ -127,8 +127,8 @@ class CycleCommittedV2(CycleCommittedV1):
 @event(ADMISSIONS, DECISIONS, name="RulesEnabled")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RulesEnabledV1(Event):
-    """From the cycle of this record on, this version of the rules decides a log begun under older
-    ones. A program that knows only older rules must not lead any more.
+    """From this record's cycle on, this version of the rules decides, in a log that began with
+    older rules. A program that knows only older rules must not lead from then on.
     """
 
     rules: Positive
@@ -137,7 +137,7 @@ class RulesEnabledV1(Event):
 @event(ADMISSIONS, DECISIONS, name="SnapshotTaken")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotTakenV1(Event):
-    """The shell stored a snapshot of the state after `cycle`, whose state digest this is."""
+    """The runtime stored a snapshot of the state after `cycle`, which has this digest."""
 
     cycle: Positive
     state_digest: Digest

@@ -1,4 +1,4 @@
-"""`node-events`: what agents report; believed only from the node itself, about its own."""
+"""`node-events`: reports of agents; accepted only from the node that they concern."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -31,7 +31,7 @@ MAX_RUNNING = 4096
 
 
 class Isolation(StrEnum):
-    """What keeps a task from its neighbours on a node."""
+    """How a task is isolated from the other tasks of its node."""
 
     NONE = "none"
     UNIT = "unit"
@@ -39,7 +39,7 @@ class Isolation(StrEnum):
 
 
 class ExecutorKind(StrEnum):
-    """What an agent can run: commands as processes, commands in containers (`run.image`)."""
+    """How an agent can run a command: as a process, or in a container (`run.image`)."""
 
     PROCESS = "process"
     CONTAINER = "container"
@@ -61,10 +61,10 @@ class ReplicaRef:
 class NodeJoinedV1(Event):
     """A node offers its resources.
 
-    `incarnation` is the life of the agent's ledger: the same after a restart of the agent
-    (`running` says what lives on), another one with a new ledger or after the node was declared
-    lost, with nothing running. Ports `port_first` to `port_last` are for gangs' rendezvous.
-    `executors`: agents from before the field run processes only.
+    `incarnation` identifies the agent's ledger: it is unchanged after a restart of the agent
+    (`running` names the replicas that still run), and it is new with a new ledger or after the node
+    was declared lost, when nothing runs. The ports `port_first` to `port_last` are for the
+    rendezvous of gangs. `executors`: agents without this field run processes only.
     """
 
     node: Name
@@ -91,7 +91,7 @@ class NodeJoinedV1(Event):
 @event(NODE_EVENTS, name="NodeDrained")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDrainedV1(Event):
-    """The agent left in good order: nothing runs on the node, and nothing will start."""
+    """The agent has left: nothing runs on the node, and nothing will start."""
 
     node: Name
     incarnation: Incarnation
@@ -100,7 +100,7 @@ class NodeDrainedV1(Event):
 @event(NODE_EVENTS, name="TaskStarted")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskStartedV1(Event):
-    """A replica's process runs; boot, pid and start time (clock ticks) identify it for ever."""
+    """A replica's process runs; boot id, pid and start time (clock ticks) identify it uniquely."""
 
     task_id: TaskId
     attempt: Positive
@@ -115,7 +115,7 @@ class TaskStartedV1(Event):
 @event(NODE_EVENTS, name="CheckpointDone")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointDoneV1(Event):
-    """A task saved its state; the next attempt is told where."""
+    """A task saved its state; the next attempt gets the location."""
 
     task_id: TaskId
     attempt: Positive
@@ -129,7 +129,7 @@ class CheckpointDoneV1(Event):
 @event(NODE_EVENTS, name="TaskProgressed")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskProgressedV1(Event):
-    """How far a task says it is, in thousandths."""
+    """The progress that a task reports, in thousandths."""
 
     task_id: TaskId
     attempt: Positive
@@ -142,10 +142,10 @@ class TaskProgressedV1(Event):
 @event(NODE_EVENTS, name="TaskExited")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskExitedV1(Event):
-    """A replica's process ended by itself, by a signal or for lack of memory.
+    """A replica's process ended: by itself, by a signal or out of memory.
 
-    Exactly one of `exit_code` and `signal` is given. `done`: the task said through the SDK that its
-    work is finished, which exit code 0 after a stop does not mean.
+    Exactly one of `exit_code` and `signal` is set. `done`: the task reported through the SDK that
+    its work is finished, which exit code 0 after a stop does not mean.
     """
 
     task_id: TaskId
@@ -160,16 +160,16 @@ class TaskExitedV1(Event):
 
     def __post_init__(self) -> None:
         if (self.exit_code is None) == (self.signal is None):
-            raise ValueError("exactly one of exit_code and signal is given")
+            raise ValueError("exactly one of exit_code and signal must be given")
 
 
 @event(NODE_EVENTS, name="SlotsReleased")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotsReleasedV1(Event):
-    """Nothing of a replica is left, its slots are free. `never_started`: nothing ever ran.
+    """No process of a replica is left; its slots are free. `never_started`: no process ever ran.
 
-    `failure`: the agent tried to start it and could not. None where nothing was tried (the attempt
-    was stopped first), and from agents from before the field.
+    `failure`: the agent tried to start the replica and failed. None without a try (the attempt was
+    stopped first), and from agents without this field.
     """
 
     task_id: TaskId

@@ -1,4 +1,4 @@
-"""Which class reads which (type, version): the discriminator of the union of all events."""
+"""The registry of events: the class of each (type, version)."""
 
 from collections.abc import Callable
 from typing import Final, TypeVar

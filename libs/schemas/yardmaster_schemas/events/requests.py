@@ -1,4 +1,4 @@
-"""`requests`: what was asked for, as the gateway recorded it. Quota judges each once."""
+"""`requests`: requests of users, as the gateway recorded them. Quota judges each once."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -38,7 +38,7 @@ TaskIndex = Annotated[int, Field(ge=0, lt=MAX_TASKS)]
 
 
 class Kind(StrEnum):
-    """What a job is for; training alone is preemptible unless it says otherwise."""
+    """The purpose of a job; by default only training is preemptible."""
 
     TRAINING = "training"
     INTERACTIVE = "interactive"
@@ -46,7 +46,7 @@ class Kind(StrEnum):
 
 
 class Role(StrEnum):
-    """What an interactive job is."""
+    """The type of an interactive job."""
 
     NOTEBOOK = "notebook"
     SHELL = "shell"
@@ -55,17 +55,18 @@ class Role(StrEnum):
 
 
 class Unschedulable(StrEnum):
-    """What becomes of a task that no node could ever hold."""
+    """What happens to a task that no node could ever hold."""
 
     WAIT = "wait"
     FAIL = "fail"
 
 
 class Layout(StrEnum):
-    """How a task lies on nodes: as the replicas it says, or on one node, else as equal parts.
+    """How a task is placed: as the replicas that it names, or on whole nodes.
 
-    `whole_nodes`: its resources' GPUs are all of the task's. What no single node holds is laid over
-    several idle nodes, each with the same number of GPUs, one replica a node.
+    `whole_nodes`: the GPUs of its resources are those of the whole task. A task that no single node
+    can hold is placed on several idle nodes, each with the same number of GPUs, one replica per
+    node.
     """
 
     REPLICAS = "replicas"
@@ -73,21 +74,21 @@ class Layout(StrEnum):
 
 
 class ExitZero(StrEnum):
-    """What exit code 0 means after a stop was asked for: saved, to be resumed, or finished."""
+    """What exit code 0 means after a stop request: state saved, to be resumed, or finished."""
 
     STOPPED = "stopped"
     FINISHED = "finished"
 
 
 class Fence(StrEnum):
-    """What an agent does when it cannot reach the log: nothing, or kill what it runs."""
+    """What an agent does when it cannot reach the log: nothing, or kill its tasks."""
 
     NONE = "none"
     KILL = "kill"
 
 
 class LogMode(StrEnum):
-    """How the log is kept, embedded logs unsigned; or that what is in it was simulated."""
+    """How the log is stored (embedded logs are unsigned), or that its content was simulated."""
 
     EMBEDDED = "embedded"
     KAFKA = "kafka"
@@ -97,7 +98,7 @@ class LogMode(StrEnum):
 @writes_slots
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetailsRef:
-    """Where in `details` lies what no decision reads; digest of that (salted) record's value."""
+    """A position in `details`, and the digest of that (salted) record's value."""
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
@@ -108,7 +109,7 @@ class DetailsRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """Label of the nodes that a gang must (or should) share a value of."""
+    """The label whose value must (or should) be the same on all nodes of a gang."""
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
@@ -118,7 +119,7 @@ class Topology:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmittedSpec:
-    """What a job asks for; None is left to the defaults of project, pool and cell."""
+    """What a job requests; for None the defaults of project, pool and cell apply."""
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
@@ -146,15 +147,15 @@ class SubmittedSpec:
     layout: Layout = Layout.REPLICAS
     avoid_nodes: Names = ()
     runtime_estimate_s: Seconds | None = None
-    #: Whether `run.image` is set, so that only nodes that run containers will do.
+    #: `run.image` is set, so that only nodes that run containers can take the task.
     image: bool = field(default=False, metadata=LATER)
 
     def __post_init__(self) -> None:
         if self.layout is Layout.WHOLE_NODES:
             if (self.replicas_min, self.replicas_max) != (1, 1):
-                raise ValueError("a task on whole nodes has as many replicas as it gets nodes")
+                raise ValueError("a task on whole nodes has one replica per node")
             if self.resources.gpu_milli not in (0, 1000):
-                raise ValueError("a task on whole nodes asks for whole GPUs")
+                raise ValueError("a task on whole nodes needs whole GPUs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,10 +175,10 @@ class PoolConfig:
 
     `placement` names a placement strategy (best_fit, worst_fit). A node silent for `node_timeout_s`
     is lost; an attempt that has not started `start_timeout_s` after its allocation is revoked.
-    `fence: kill` takes a `node_timeout_s` that leaves room for the kill before the loss.
+    `fence: kill` needs a `node_timeout_s` that is long enough for the kill before the loss.
     `unequal_gangs`: tasks on whole nodes may get nodes of unequal size. `gpuless_per_node`: the
-    most tasks without GPUs on a node at once, up to 2,048 (None: 512). `seed`: what policies and
-    placements that draw lots draw from.
+    most tasks without GPUs on a node at once, up to 2,048 (None: 512). `seed`: the seed of policies
+    and placements that use random numbers.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -196,7 +197,7 @@ class PoolConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """One pool's share of a project or department; None: no limit, nothing deserved."""
+    """The quota of a project or department in one pool; None: no limit, nothing deserved."""
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
@@ -210,7 +211,7 @@ Quotas = Annotated[dict[Name, Quota], Field(max_length=MAX_NAMES)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DepartmentConfig:
-    """A department: what its projects may use together."""
+    """A department: the resources that its projects may use together."""
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
@@ -220,10 +221,10 @@ class DepartmentConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProjectConfig:
-    """A project: what its jobs may ask for and use.
+    """A project: what its jobs may request and use.
 
-    Empty `pools`, `kinds` or `node_types` allow all. `best_priority` is the lowest (most urgent)
-    number its jobs may ask for. `limit_milli` bounds its running GPUs over all pools.
+    Empty `pools`, `kinds` or `node_types` allow all. `best_priority` is the lowest number (the
+    highest priority) that its jobs may request. `limit_milli` limits its running GPUs in all pools.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -243,10 +244,10 @@ class ProjectConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enrolment:
-    """What a node may claim when it joins: this pool, at most so many GPUs, no labels but these.
+    """What a node may claim when it joins: this pool, at most so many GPUs, only these labels.
 
-    `node_type` and `address`: None leaves them to the node. `keys`: digests (SHA-256 of the public
-    key in DER) of the keys that it may sign with; two, so that one can follow the other.
+    `node_type` and `address`: with None the node chooses. `keys`: digests (SHA-256 of the public
+    key in DER) of the keys that the node may sign with; two, so that a key can be replaced.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -262,7 +263,7 @@ class Enrolment:
 @event(REQUESTS, name="LogCreated")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogCreatedV1(Event):
-    """The first record of a log: its identity and how it is kept."""
+    """The first record of a log: its identity and how it is stored."""
 
     log_id: LogId
     mode: LogMode
@@ -272,10 +273,10 @@ class LogCreatedV1(Event):
 @event(REQUESTS, name="TaskSubmitted")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSubmittedV1(Event):
-    """A job was submitted: `spec.tasks` tasks that differ by their index alone.
+    """A job was submitted: `spec.tasks` tasks that differ only by their index.
 
-    `job_id` is made from project, user and idempotency key; `body_digest` tells a repeat from a
-    clash.
+    `job_id` is derived from project, user and idempotency key; `body_digest` distinguishes a repeat
+    from a conflict.
     """
 
     job_id: JobId
@@ -288,7 +289,7 @@ class TaskSubmittedV1(Event):
 @event(REQUESTS, name="CancelRequested")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelRequestedV1(Event):
-    """A job, or one task of it, should end. `immediate`: without a grace period."""
+    """A request to end a job or one task of it. `immediate`: without a grace period."""
 
     job_id: JobId
     index: TaskIndex | None = None
@@ -299,7 +300,7 @@ class CancelRequestedV1(Event):
 @event(REQUESTS, name="PauseRequested")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PauseRequestedV1(Event):
-    """A job, or one task of it, should stop with a checkpoint and not start again until resumed."""
+    """A request to stop a job or one task of it with a checkpoint, until it is resumed."""
 
     job_id: JobId
     index: TaskIndex | None = None
@@ -309,7 +310,7 @@ class PauseRequestedV1(Event):
 @event(REQUESTS, name="ResumeRequested")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeRequestedV1(Event):
-    """A paused job, or one task of it, may run again."""
+    """A request to let a paused job or one task of it run again."""
 
     job_id: JobId
     index: TaskIndex | None = None
@@ -318,7 +319,7 @@ class ResumeRequestedV1(Event):
 @event(REQUESTS, name="PriorityChangeRequested")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriorityChangeRequestedV1(Event):
-    """A job should have another priority; `if_revision` guards against a change in between."""
+    """A request to change a job's priority; `if_revision` guards against concurrent changes."""
 
     job_id: JobId
     priority: Priority
@@ -328,7 +329,7 @@ class PriorityChangeRequestedV1(Event):
 @event(REQUESTS, name="WeightChangeRequested")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightChangeRequestedV1(Event):
-    """A job should have another weight."""
+    """A request to change a job's weight."""
 
     job_id: JobId
     weight: Positive
@@ -338,7 +339,7 @@ class WeightChangeRequestedV1(Event):
 @event(REQUESTS, name="MaxSlotsChangeRequested")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaxSlotsChangeRequestedV1(Event):
-    """A job should have another bound on its running GPUs; None lifts it."""
+    """A request to change the limit of a job's running GPUs; None removes it."""
 
     job_id: JobId
     max_slots_milli: Positive | None
@@ -348,7 +349,7 @@ class MaxSlotsChangeRequestedV1(Event):
 @event(REQUESTS, name="PoolChangeRequested")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolChangeRequestedV1(Event):
-    """A pool should be created or configured anew; revision 0 stands for "must not exist"."""
+    """A request to create a pool or change its configuration; revision 0: it must not exist."""
 
     pool: Name
     config: PoolConfig
@@ -358,7 +359,7 @@ class PoolChangeRequestedV1(Event):
 @event(REQUESTS, name="PoolDeletionRequested")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolDeletionRequestedV1(Event):
-    """A pool should go; refused while anything names it."""
+    """A request to delete a pool; refused while anything refers to it."""
 
     pool: Name
     if_revision: Count | None = None
@@ -367,7 +368,7 @@ class PoolDeletionRequestedV1(Event):
 @event(REQUESTS, name="DepartmentChangeRequested")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DepartmentChangeRequestedV1(Event):
-    """A department should be created or configured anew."""
+    """A request to create a department or change its configuration."""
 
     department: Name
     config: DepartmentConfig
@@ -377,7 +378,7 @@ class DepartmentChangeRequestedV1(Event):
 @event(REQUESTS, name="DepartmentDeletionRequested")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DepartmentDeletionRequestedV1(Event):
-    """A department should go; refused while it has projects."""
+    """A request to delete a department; refused while it has projects."""
 
     department: Name
     if_revision: Count | None = None
@@ -386,7 +387,7 @@ class DepartmentDeletionRequestedV1(Event):
 @event(REQUESTS, name="ProjectChangeRequested")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProjectChangeRequestedV1(Event):
-    """A project should be created or configured anew."""
+    """A request to create a project or change its configuration."""
 
     project: Name
     config: ProjectConfig
@@ -396,7 +397,7 @@ class ProjectChangeRequestedV1(Event):
 @event(REQUESTS, name="ProjectDeletionRequested")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProjectDeletionRequestedV1(Event):
-    """A project should go; refused while it has jobs that have not ended."""
+    """A request to delete a project; refused while it has jobs that have not ended."""
 
     project: Name
     if_revision: Count | None = None
@@ -405,7 +406,7 @@ class ProjectDeletionRequestedV1(Event):
 @event(REQUESTS, name="NodeCordonRequested")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCordonRequestedV1(Event):
-    """Nothing new should start on a node."""
+    """A request to start nothing new on a node."""
 
     node: Name
     note: DetailsRef | None = None
@@ -414,7 +415,7 @@ class NodeCordonRequestedV1(Event):
 @event(REQUESTS, name="NodeUncordonRequested")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeUncordonRequestedV1(Event):
-    """A cordoned or draining node should take tasks again."""
+    """A request to let a cordoned or draining node take tasks again."""
 
     node: Name
 
@@ -422,7 +423,7 @@ class NodeUncordonRequestedV1(Event):
 @event(REQUESTS, name="NodeDrainRequested")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDrainRequestedV1(Event):
-    """A node should be emptied: preemptible tasks stop with grace now, the rest at the deadline."""
+    """A request to empty a node: preemptible tasks stop now with grace, others at the deadline."""
 
     node: Name
     deadline_at_ms: Millis
@@ -432,9 +433,9 @@ class NodeDrainRequestedV1(Event):
 @event(REQUESTS, name="NodeSlotsChangeRequested")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSlotsChangeRequestedV1(Event):
-    """Nothing new should start on these slots of a node, and on all its others it may.
+    """A request to start nothing new on exactly these slots of a node.
 
-    `stop`: what runs on them should be stopped, with grace; else it runs on.
+    `stop`: stop the tasks on these slots, with grace; otherwise they continue to run.
     """
 
     node: Name
@@ -446,7 +447,7 @@ class NodeSlotsChangeRequestedV1(Event):
 @event(REQUESTS, name="NodeEnrolRequested")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEnrolRequestedV1(Event):
-    """A node should be let join, within these bounds; revision 0 stands for "not enrolled"."""
+    """A request to let a node join within these limits; revision 0: it must not be enrolled."""
 
     node: Name
     enrolment: Enrolment
@@ -456,7 +457,7 @@ class NodeEnrolRequestedV1(Event):
 @event(REQUESTS, name="NodeRevokeRequested")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRevokeRequestedV1(Event):
-    """A node should not be trusted any more: nothing is left to it, and it may not join again."""
+    """A request to revoke a node's enrollment: its tasks are killed, and it cannot join again."""
 
     node: Name
     if_revision: Count | None = None
@@ -465,10 +466,11 @@ class NodeRevokeRequestedV1(Event):
 @event(REQUESTS, name="EraseRequested")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EraseRequestedV1(Event):
-    """The details of a job that has ended should be erased.
+    """A request to erase the details of a job that has ended.
 
-    `tombstone` is where in `details` the tombstone of the job's key lies already (those of notes
-    about the job lie before it): what is accepted is done, whoever dies in between.
+    `tombstone` is the offset in `details` of the tombstone of the job's key, which was written
+    before this request, after the tombstones of notes about the job: an accepted request is
+    complete, whichever process fails in between.
     """
 
     job_id: JobId
