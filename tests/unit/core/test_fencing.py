@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from tests.support.logs import LogBuilder, allocated, placed, pool_configured
 from tests.unit.core.admission import desk as quota
+from tests.unit.core.audit.test_audit import JOB, A, admit, expect_one, silent
+from tests.unit.core.audit.test_audit import log as log
+from tests.unit.core.audit.test_audit import lost as node_lost
 from tests.unit.core.scheduling.reading import kinds, only, running
-from tests.unit.core.test_audit import JOB, A, admit, expect_one, silent
-from tests.unit.core.test_audit import log as log
-from tests.unit.core.test_audit import lost as node_lost
 from yardmaster_core import fencing
 from yardmaster_core.testing import Cell
 from yardmaster_schemas.events import admissions as adm

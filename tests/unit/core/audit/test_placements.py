@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.support.logs import LogBuilder, allocated, joined, placed, pool_configured, released
-from tests.unit.core.test_audit import (
+from tests.unit.core.audit.test_audit import (
     GANG,
     JOB,
     OTHER,

@@ -6,8 +6,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.core.scheduling.test_indexes import shape
-from tests.unit.core.scheduling.test_placement import index_of
+from tests.unit.core.scheduling.planner.test_placement import index_of
+from tests.unit.core.scheduling.state.test_capacity_index import shape
 from yardmaster_core.scheduling.planner.placement import place, strategy_named
 from yardmaster_core.scheduling.planner.seeded_random import SeededRandom, nth_bit, shuffled
 from yardmaster_core.testing import Cell

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.core.scheduling.test_indexes import shape
+from tests.unit.core.scheduling.state.test_capacity_index import shape
 from yardmaster_core.errors import UnknownPlacement
 from yardmaster_core.scheduling.planner.placement import (
     PLACEMENTS,

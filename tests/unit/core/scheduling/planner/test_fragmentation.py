@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.fragmentation import grade, useless, ways
-from tests.unit.core.scheduling.test_indexes import Model, nodes, shape, shapes, steps
+from tests.unit.core.scheduling.state.test_capacity_index import Model, nodes, shape, shapes, steps
 from yardmaster_core.scheduling.planner.fragmentation import slots_of_least_growth
 from yardmaster_core.scheduling.planner.placement import fgd
 from yardmaster_core.scheduling.state.workload import (

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.core.scheduling.planner.test_placement import index_of
 from tests.unit.core.scheduling.reading import all_of, only, running, started, waits
 from tests.unit.core.scheduling.soundness import assert_sound
-from tests.unit.core.scheduling.test_indexes import shape
-from tests.unit.core.scheduling.test_placement import index_of
+from tests.unit.core.scheduling.state.test_capacity_index import shape
 from yardmaster_core.scheduling.planner.placement import nodes_for, place, strategy_named
 from yardmaster_core.scheduling.state.shapes import Shape
 from yardmaster_core.testing import Cell
