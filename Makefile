@@ -1,4 +1,4 @@
-# `make` lists what there is. Needs make and Python 3.11 or newer; takes uv where it is installed.
+# `make` lists the targets. Needs make and Python 3.11 or newer; uses uv where it is installed.
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
@@ -19,9 +19,9 @@ UV := $(shell command -v uv 2>/dev/null)
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-install: $(STAMP) ## make .venv with everything, as requirements.lock pins it
+install: $(STAMP) ## install everything into .venv, as pinned in requirements.lock
 
-# A venv of our own; uv from PATH, else the version in requirements.lock, held to its hashes.
+# Our own venv; uv from PATH, else the version in requirements.lock, checked against its hashes.
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "Yardmaster needs Python 3.11 or newer as '$(PYTHON)'; name another with: make install PYTHON=/path/to/python3" >&2; exit 1; }
@@ -41,16 +41,16 @@ $(STAMP): requirements.lock pyproject.toml
 demo: install ## run a small cluster in one process and watch it schedule
 	$(BIN)/yard demo
 
-up: install ## start Kafka, Redis and every service by itself; UP_ARGS="--local --agents 4"
+up: install ## start Kafka, Redis and every service as its own process; UP_ARGS="--local --agents 4"
 	$(BIN)/yard up $(UP_ARGS)
 
-down: ## stop what make up started, tasks too; UP_ARGS=--purge removes its data
+down: ## stop the cluster of make up and its tasks; UP_ARGS=--purge removes its data
 	$(BIN)/yard down $(UP_ARGS)
 
-demo-up: install ## play the demo on what make up started
+demo-up: install ## play the demo on the cluster of make up
 	$(BIN)/yard demo --running
 
-check: lint ## what to run while you work: lint, types, unit, golden and conformance tests
+check: lint ## run lint, types, unit, golden and conformance tests, without a broker
 	$(PYTEST) tests/unit tests/golden tests/conformance $(PYTEST_ARGS)
 
 test: install $(JAVA_CACHE) ## run every test; PYTEST_ARGS="-k name" selects some
@@ -60,7 +60,7 @@ test: install $(JAVA_CACHE) ## run every test; PYTEST_ARGS="-k name" selects som
 $(JAVA_CACHE):
 	$(BIN)/python deploy/ci/java_cache.py $@
 
-lint: install ## ruff, mypy, and who may import whom; changes nothing
+lint: install ## check style, types and imports between packages; changes nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(CHECKED)
@@ -69,20 +69,20 @@ lint: install ## ruff, mypy, and who may import whom; changes nothing
 docs: install ## build the documentation into build/docs; fails on a broken link
 	NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict
 
-format: install ## let ruff repair what it can
+format: install ## repair style with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-schemas: install ## write JSON Schema and the AsyncAPI document anew
+schemas: install ## generate JSON Schema and the AsyncAPI document again
 	$(BIN)/python -m yardmaster_schemas.generate
 
 golden: install ## rewrite the expected traces of tests/golden; commit a diff only when you understand it
 	YARDMASTER_GOLDEN=rewrite $(BIN)/python -m pytest tests/golden $(PYTEST_ARGS)
 
-bench: install ## measure; writes bench/results/*.json
+bench: install ## run the benchmarks; writes bench/results/*.json
 	$(BIN)/python -m bench
 
-lock: ## resolve requirements.lock anew; UPGRADE=--upgrade takes newer versions
+lock: ## resolve requirements.lock again; UPGRADE=--upgrade takes newer versions
 	@uv="$(UV)"; uv="$${uv:-$(BIN)/uv}"; \
 	"$$uv" pip compile --quiet --universal --generate-hashes --python-version 3.11 $(UPGRADE) \
 	  --no-emit-index-url --no-emit-find-links --no-emit-package yardmaster \
