@@ -448,9 +448,9 @@ async def test_old_directories_are_removed_and_their_attempts_still_start_once(
         last = await world.allocate(sh("true"))
         await world.ended(last)
     assert starts(world) == 4
-    book = world.ports().ledger
-    kept = book.load()
-    book.close()
+    ledger = world.ports().ledger
+    kept = ledger.load()
+    ledger.close()
     assert kept is not None
     assert ReplicaKey(tasks[0], 1, 0) not in kept.replicas
 

@@ -26,7 +26,7 @@ from typing import Any, Final, NoReturn
 from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogUnavailable
 from yardmaster_eventlog.port import Partition
 from yardmaster_node_agent.agent_state import (
-    Book,
+    AgentState,
     Forgotten,
     Head,
     Offer,
@@ -43,7 +43,7 @@ from yardmaster_node_agent.executors.port import Process
 from yardmaster_node_agent.joining import HINTS, LOOK_S, JoinRefusals
 from yardmaster_node_agent.lease import FenceExpired, IncarnationOver, Lease
 from yardmaster_node_agent.metrics import AgentMetrics
-from yardmaster_node_agent.ports import Ports, Shop, host_ports, simulated_ports
+from yardmaster_node_agent.ports import AgentContext, Ports, host_ports, simulated_ports
 from yardmaster_node_agent.reports import Fact, Reporter, Writer
 from yardmaster_node_agent.settings import Settings
 from yardmaster_node_agent.supervision import Supervision
@@ -82,16 +82,16 @@ async def run(ports: Ports, settings: Settings) -> None:
     patient = RetryingLog(ports.log, ports.clock, for_ever, metrics.log_retries)
     ports.health.report("node", "not joined yet")
     try:
-        book = ports.ledger.load()
-        if book is not None and book.head.node != settings.node:
-            raise AgentError(found=f"the ledger is node {book.head.node}'s, not {settings.node}'s")
-        if book is None:
-            book = await _begin_anew(ports, settings, metrics, patient, old=None)
-        elif book.head.offer != _offer(ports, settings) and not _held(book):
+        state = ports.ledger.load()
+        if state is not None and state.head.node != settings.node:
+            raise AgentError(found=f"the ledger is node {state.head.node}'s, not {settings.node}'s")
+        if state is None:
+            state = await _begin_anew(ports, settings, metrics, patient, old=None)
+        elif state.head.offer != _offer(ports, settings) and not _held(state):
             # An incarnation's offer never changes; with nothing held another one costs nothing.
-            book = await _begin_anew(ports, settings, metrics, patient, old=book.head)
+            state = await _begin_anew(ports, settings, metrics, patient, old=state.head)
         while True:
-            agent = _Incarnation(ports, settings, metrics, patient, book)
+            agent = _Incarnation(ports, settings, metrics, patient, state)
             try:
                 await agent.run()
             except* IncarnationOver as ended:
@@ -100,7 +100,7 @@ async def run(ports: Ports, settings: Settings) -> None:
                     metrics.fenced.inc()
                 ports.health.report("node", "joins anew")
                 ports.telemetry.warn("incarnation_over", node=settings.node, found=str(over))
-            book = await _begin_anew(ports, settings, metrics, patient, old=agent.head)
+            state = await _begin_anew(ports, settings, metrics, patient, old=agent.head)
     finally:
         # A courtesy to who opens the ledger next in this process; the kernel does it for the
         # others.
@@ -117,9 +117,9 @@ def _offer(ports: Ports, settings: Settings) -> Offer:
     )
 
 
-def _held(book: Book) -> list[Replica]:
+def _held(state: AgentState) -> list[Replica]:
     """The replicas whose slots the log is not known to have back."""
-    return [r for r in book.replicas.values() if r.held or not r.ended_told]
+    return [r for r in state.replicas.values() if r.held or not r.ended_told]
 
 
 def _lost(adopted: list[Adopted]) -> list[Adopted]:
@@ -135,7 +135,7 @@ def _lost(adopted: list[Adopted]) -> list[Adopted]:
 
 async def _begin_anew(
     ports: Ports, settings: Settings, metrics: AgentMetrics, log: RetryingLog, old: Head | None
-) -> Book:
+) -> AgentState:
     """End all that earlier ledgers left, then begin a ledger at the end of the assignments."""
     killed = await ports.executor.sweep()
     await find_topic(ports, settings, log)
@@ -148,38 +148,43 @@ async def _begin_anew(
         offer=_offer(ports, settings),
         api_port=0 if old is None else old.api_port,
     )
-    book = ports.ledger.begin(head)
-    book.take(Reached(offset=end))
+    state = ports.ledger.begin(head)
+    state.take(Reached(offset=end))
     ports.ledger.write([Reached(offset=end)])
     Lease.begin(ports.clock, ports.executor, head.incarnation, ports.machine.boot_id)
     metrics.incarnations.inc()
     ports.telemetry.info(
         "incarnation_begun", node=settings.node, incarnation=head.incarnation, killed=killed
     )
-    return book
+    return state
 
 
 class _Incarnation:
     """The agent through one life of the process and one incarnation of the node."""
 
     def __init__(
-        self, ports: Ports, settings: Settings, metrics: AgentMetrics, log: RetryingLog, book: Book
+        self,
+        ports: Ports,
+        settings: Settings,
+        metrics: AgentMetrics,
+        log: RetryingLog,
+        state: AgentState,
     ) -> None:
         self._ports = ports
         self._settings = settings
         self._metrics = metrics
         self._log = log
-        self._book = book
+        self._state = state
         self._supervisions: dict[ReplicaKey, Supervision] = {}
         self._by_token: dict[str, Supervision] = {}
         self._replicas: asyncio.TaskGroup | None = None
-        self._lease = Lease(ports.clock, ports.executor, book, ports.machine.boot_id)
+        self._lease = Lease(ports.clock, ports.executor, state, ports.machine.boot_id)
         #: Set by whoever finds that the incarnation is over while it looks after a replica.
         self._found_over = asyncio.Event()
         self._joining: NodeJoinedV1 | None = None
         #: The cell refused the last join that it answered.
         self._join_refused = False
-        self.head = book.head
+        self.head = state.head
 
     async def run(self) -> None:
         """Join and work until the incarnation is over.
@@ -192,19 +197,19 @@ class _Incarnation:
         try:
             if self._settings.api:
                 self._listen(api)
-            shop = self._open(api.port)
-            adopted = await self._adopt(shop)
+            context = self._open(api.port)
+            adopted = await self._adopt(context)
             if lost := _lost(adopted):
-                await self._settle(shop, lost, [each for each in adopted if each not in lost])
-            self._join(shop, adopted)
+                await self._settle(context, lost, [each for each in adopted if each not in lost])
+            self._join(context, adopted)
             follower = Follower(
-                shop, self._metrics, begin=self._supervise_new, supervisions=self._supervisions
+                context, self._metrics, begin=self._supervise_new, supervisions=self._supervisions
             )
             work: list[Coroutine[Any, Any, object]] = [
-                shop.reporter.run(),
+                context.reporter.run(),
                 self._follow(follower),
-                self._beat(shop),
-                self._ask_again(shop),
+                self._beat(context),
+                self._ask_again(context),
                 self._lease.watch(),
                 self._until_over(),
             ]
@@ -216,7 +221,7 @@ class _Incarnation:
 
     def _listen(self, api: TaskApi) -> None:
         """Take the port that running tasks were told, or the one that was set."""
-        kept = self._book.head.api_port
+        kept = self._state.head.api_port
         try:
             api.listen(self._settings.api_port or kept)
         except CannotListen as error:
@@ -225,9 +230,9 @@ class _Incarnation:
             self._ports.telemetry.warn("api_port_taken", port=kept, found=str(error))
             api.listen(0)
 
-    def _open(self, api_port: int) -> Shop:
+    def _open(self, api_port: int) -> AgentContext:
         """Count this life in the ledger; from here on its records are numbered."""
-        old = self._book.head
+        old = self._state.head
         now_ms = self._ports.clock.now_ms()
         self.head = Head(
             node=old.node,
@@ -236,7 +241,7 @@ class _Incarnation:
             offer=old.offer,
             api_port=api_port,
         )
-        self._book.take(self.head)
+        self._state.take(self.head)
         writer = Writer(
             self._ports.log,
             self._log,
@@ -248,11 +253,11 @@ class _Incarnation:
             epoch=self.head.epoch,
         )
         devices = self._ports.machine.devices
-        shop = Shop(
+        context = AgentContext(
             # A log that is away for a moment does not end the agent.
             ports=replace(self._ports, log=self._log),
             settings=self._settings,
-            book=self._book,
+            state=self._state,
             writer=writer,
             reporter=Reporter(writer, self._lease, self._metrics, self._settings.cell),
             lease=self._lease,
@@ -265,25 +270,27 @@ class _Incarnation:
                 passed=self._ports.machine.passed,
             ),
         )
-        shop.keep(self.head)
+        context.keep(self.head)
         if old.offer != _offer(self._ports, self._settings):
             self._ports.telemetry.warn(
                 "offer_unchanged", node=old.node, found="the new one holds once nothing runs"
             )
-        return shop
+        return context
 
-    async def _adopt(self, shop: Shop) -> list[Adopted]:
+    async def _adopt(self, context: AgentContext) -> list[Adopted]:
         adopted: list[Adopted] = []
-        for replica in list(self._book.replicas.values()):
+        for replica in list(self._state.replicas.values()):
             if replica.state is ReplicaState.RELEASED and replica.ended_told:
                 continue
-            supervision = Supervision(shop, self._metrics, replica)
+            supervision = Supervision(context, self._metrics, replica)
             process = await supervision.adopt() if replica.held else None
             self._supervisions[replica.key] = supervision
             adopted.append((supervision, process))
         return adopted
 
-    async def _settle(self, shop: Shop, lost: list[Adopted], ended: list[Adopted]) -> NoReturn:
+    async def _settle(
+        self, context: AgentContext, lost: list[Adopted], ended: list[Adopted]
+    ) -> NoReturn:
         """Tell what is known of a life that a loss of power ended; nothing new is taken meanwhile.
 
         Raises: IncarnationOver.
@@ -299,10 +306,10 @@ class _Incarnation:
             raise IncarnationOver(f"{len(lost)} replicas ended with the machine, or its agent")
 
         self._ports.health.report("node", "tells what became of its last life")
-        await self._look_after(ended, [shop.reporter.run(), until_told()])
+        await self._look_after(ended, [context.reporter.run(), until_told()])
         raise AssertionError("what waits for the end raises")
 
-    def _join(self, shop: Shop, adopted: list[Adopted]) -> None:
+    def _join(self, context: AgentContext, adopted: list[Adopted]) -> None:
         offer, settings = self.head.offer, self._settings
         running = sorted(s.replica.key for s, process in adopted if process is not None)
         event = NodeJoinedV1(
@@ -327,26 +334,26 @@ class _Incarnation:
             executors=self._ports.executor.kinds,
         )
         self._joining = event
-        self._ask(shop)
+        self._ask(context)
 
-    def _ask(self, shop: Shop) -> None:
+    def _ask(self, context: AgentContext) -> None:
         event = self._joining
         assert event is not None, "it was asked for at the start"
         fact = Fact(events=(event,), subject=event.node, cause=None, told=self._has_joined)
-        shop.reporter.report("joined", event.node, fact)
+        context.reporter.report("joined", event.node, fact)
 
     def _has_joined(self) -> None:
         if not self._join_refused:
             self._ports.health.report("node")
 
-    async def _ask_again(self, shop: Shop) -> None:
+    async def _ask_again(self, context: AgentContext) -> None:
         """Ask to join again every `ask_again_s` while the node was given nothing or is refused.
 
         A refusal is an error in the log and makes the agent not ready. A refused node may be
         enrolled at any time. To ask again as a node that is in changes nothing.
         """
-        refusals = JoinRefusals(shop.ports.log, shop.writer.source, self.head.epoch)
-        clock, settings, book = self._ports.clock, self._settings, self._book
+        refusals = JoinRefusals(context.ports.log, context.writer.source, self.head.epoch)
+        clock, settings, state = self._ports.clock, self._settings, self._state
         asked_s, refused = clock.monotonic_s(), False
         while True:
             await clock.sleep(min(LOOK_S, settings.ask_again_s))
@@ -359,9 +366,9 @@ class _Incarnation:
                 if self._join_refused:
                     self._join_refused = False
                     self._ports.health.report("node")
-                if book.replicas or book.forgotten_through >= 0:
+                if state.replicas or state.forgotten_through >= 0:
                     return
-            self._ask(shop)
+            self._ask(context)
             asked_s, refused = clock.monotonic_s(), False
 
     def _say_refused(self, code: RefusalCode) -> None:
@@ -414,10 +421,10 @@ class _Incarnation:
 
     # --- what time asks for --------------------------------------------------------------------
 
-    async def _beat(self, shop: Shop) -> None:
+    async def _beat(self, context: AgentContext) -> None:
         """Heartbeats; a log that does not answer costs one, and no more."""
         while True:
-            held = [replica for replica in self._book.replicas.values() if replica.held]
+            held = [replica for replica in self._state.replicas.values() if replica.held]
             event = NodeHeartbeatV1(
                 node=self.head.node,
                 incarnation=self.head.incarnation,
@@ -425,16 +432,16 @@ class _Incarnation:
                 running=sum(replica.alive for replica in held),
                 gpu_milli_used=sum(len(r.assignment.slots) * r.assignment.gpu_milli for r in held),
             )
-            record = shop.writer.record(event, subject=self.head.node, key=self.head.node)
+            record = context.writer.record(event, subject=self.head.node, key=self.head.node)
             try:
-                sent_s = await shop.writer.append(HEARTBEATS.name, [record], patient=False)
+                sent_s = await context.writer.append(HEARTBEATS.name, [record], patient=False)
             except (LogUnavailable, AppendOutcomeUnknown) as error:
                 self._metrics.heartbeats_missed.inc()
                 self._ports.health.report("heartbeat", str(error))
             else:
                 self._ports.health.report("heartbeat")
                 self._renew(sent_s)
-            self._tidy(shop)
+            self._tidy(context)
             await self._ports.clock.sleep(self._settings.heartbeat_s)
 
     def _renew(self, sent_s: float) -> None:
@@ -448,10 +455,10 @@ class _Incarnation:
         await self._found_over.wait()
         raise FenceExpired("what ran under a fence was killed by its runner")
 
-    def _tidy(self, shop: Shop) -> None:
+    def _tidy(self, context: AgentContext) -> None:
         """Remove old directories, and forget in the ledger what no relay repeats any more."""
         settings, now_ms = self._settings, self._ports.clock.now_ms()
-        ended = [r for r in self._book.replicas.values() if not r.held and r.ended_told]
+        ended = [r for r in self._state.replicas.values() if not r.held and r.ended_told]
         ended.sort(key=lambda replica: replica.ended_ms, reverse=True)
         directories = [replica for replica in ended if not replica.directory_removed]
         old_ms = now_ms - int(settings.kept_s * 1000)
@@ -459,15 +466,15 @@ class _Incarnation:
             if count >= settings.kept_directories or replica.ended_ms < old_ms:
                 self._ports.executor.forget(replica.key)
                 replica.directory_removed = True
-                shop.keep(replica, durable=False)
+                context.keep(replica, durable=False)
         forget_ms = now_ms - int(settings.remembered_s * 1000)
         for count, replica in enumerate(ended):
             if count >= settings.remembered or replica.ended_ms < forget_ms:
-                self._forget(shop, replica)
+                self._forget(context, replica)
 
-    def _forget(self, shop: Shop, replica: Replica) -> None:
+    def _forget(self, context: AgentContext, replica: Replica) -> None:
         if not replica.directory_removed:
             self._ports.executor.forget(replica.key)
         entry = Forgotten(key=replica.key, through=replica.assignment.decision)
-        shop.keep(entry)
-        self._book.take(entry)
+        context.keep(entry)
+        self._state.take(entry)

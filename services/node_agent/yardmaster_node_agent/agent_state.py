@@ -1,8 +1,8 @@
-"""What the agent knows by heart, as values: the entries of its ledger and what they add up to.
+"""The agent's state as values: the entries of its ledger, and the state that they fold into.
 
-The ledger is a sequence of entries, each the newest word on its subject: the node's head, one
-replica, a position. `Book.take` folds them. Everything an agent needs after a kill -9 is here;
-nothing else is.
+The ledger is a sequence of entries. Each replaces the earlier entry on its subject: the node's
+head, one replica, a position. `AgentState.take` folds them. This module holds all that an agent
+needs after a kill -9, and nothing else.
 """
 
 from dataclasses import dataclass, field
@@ -298,7 +298,7 @@ ENTRY: Final[TypeAdapter[Entry]] = TypeAdapter(Annotated[Entry, Field(discrimina
 
 
 @dataclass(slots=True)
-class Book:
+class AgentState:
     """What the entries add up to."""
 
     head: Head
@@ -320,7 +320,7 @@ class Book:
                 self.replicas[entry.key] = entry
 
     def entries(self) -> list[Entry]:
-        """The fewest entries that add up to this book."""
+        """The fewest entries that add up to this state."""
         kept: list[Entry] = [self.head, Reached(offset=self.reached)]
         if self.forgotten_through >= 0:
             nobody = ReplicaKey("0" * 12 + ".0", 1, 0)

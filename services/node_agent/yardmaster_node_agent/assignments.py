@@ -26,7 +26,7 @@ from yardmaster_node_agent.agent_state import (
 from yardmaster_node_agent.errors import AssignmentUnreadable
 from yardmaster_node_agent.lease import IncarnationOver
 from yardmaster_node_agent.metrics import AgentMetrics
-from yardmaster_node_agent.ports import Shop
+from yardmaster_node_agent.ports import AgentContext
 from yardmaster_node_agent.supervision import Supervision
 from yardmaster_schemas.envelope import Envelope, Event
 from yardmaster_schemas.errors import SchemaError
@@ -58,17 +58,19 @@ class Follower:
 
     def __init__(
         self,
-        shop: Shop,
+        context: AgentContext,
         metrics: AgentMetrics,
         *,
         begin: Callable[[Supervision], None],
         supervisions: dict[ReplicaKey, Supervision],
     ) -> None:
-        self._shop = shop
+        self._context = context
         self._metrics = metrics
         self._begin = begin
         self._supervisions = supervisions
-        self._partition = Partition(assignments(shop.settings.node).name, shop.settings.partition)
+        self._partition = Partition(
+            assignments(context.settings.node).name, context.settings.partition
+        )
 
     async def run(self) -> None:
         """Follow for ever.
@@ -78,11 +80,11 @@ class Follower:
                 was cut off for longer than what it is to run allows.
             AssignmentUnreadable, LogError.
         """
-        log, book = self._shop.ports.log, self._shop.book
+        log, state = self._context.ports.log, self._context.state
         while True:
             try:
                 records = await log.read(
-                    self._partition, book.reached, max_records=MAX_RECORDS, buffered_only=True
+                    self._partition, state.reached, max_records=MAX_RECORDS, buffered_only=True
                 )
             except OffsetGone as error:
                 # What was removed may have been a stop: whatever runs here may be held by others
@@ -90,11 +92,11 @@ class Follower:
                 raise IncarnationOver(str(error)) from None
             for stored in records:
                 self._act(stored)
-                book.take(Reached(offset=stored.offset + 1))
+                state.take(Reached(offset=stored.offset + 1))
             if records:
-                self._shop.keep(Reached(offset=book.reached), durable=False)
+                self._context.keep(Reached(offset=state.reached), durable=False)
             else:
-                await log.wait({self._partition: book.reached}, WAIT_S)
+                await log.wait({self._partition: state.reached}, WAIT_S)
 
     def _act(self, stored: StoredRecord) -> None:
         envelope, origin = self._read(stored)
@@ -110,7 +112,7 @@ class Follower:
                 )
                 outcome = self._order(event, order, origin)
             case NodeLostV1():
-                head = self._shop.book.head
+                head = self._context.state.head
                 if (event.node, event.incarnation) == (head.node, head.incarnation):
                     self._metrics.assignments.labels(envelope.type, "taken").inc()
                     raise IncarnationOver(f"lost: {event.cause.value}")
@@ -139,25 +141,25 @@ class Follower:
         return envelope, relayed_from(given)
 
     def _allocated(self, event: SlotsAllocatedV1, cause: str, decision: int) -> str:
-        head, book = self._shop.book.head, self._shop.book
+        head, state = self._context.state.head, self._context.state
         first = min(event.placements, key=lambda placement: placement.replica)
         new: list[Replica] = []
         for placement in event.placements:
             if placement.node != head.node or placement.incarnation != head.incarnation:
                 continue
             assignment = _assignment(event, placement, first, cause, decision)
-            if not book.repeated(assignment):
-                token = self._shop.ports.chance.hex("task-token", TOKEN_DIGITS)
+            if not state.repeated(assignment):
+                token = self._context.ports.chance.hex("task-token", TOKEN_DIGITS)
                 new.append(Replica(assignment=assignment, token=token))
         if not new:
             mine = any(placement.node == head.node for placement in event.placements)
             return "repeated" if mine else "void"
         if event.fence_s is not None:
-            self._shop.lease.take(event.fence_s)
+            self._context.lease.take(event.fence_s)
         refused = self._impossible(new)
-        self._shop.add(new)
+        self._context.add(new)
         for replica in new:
-            supervision = Supervision(self._shop, self._metrics, replica)
+            supervision = Supervision(self._context, self._metrics, replica)
             if refused is not None:
                 supervision.refuse(refused)
             self._begin(supervision)
@@ -166,15 +168,15 @@ class Follower:
     def _impossible(self, new: list[Replica]) -> str | None:
         """Why the node cannot hold the new replicas beside what it holds: its own last word."""
         held = [s.replica for s in self._supervisions.values() if s.replica.held and not s.refused]
-        if len(held) + len(new) > self._shop.settings.max_replicas:
+        if len(held) + len(new) > self._context.settings.max_replicas:
             return f"the node holds {len(held)} replicas already"
         used: Tally[int] = Tally()
         for replica in [*held, *new]:
             for slot in replica.assignment.slots:
                 used[slot] += replica.assignment.gpu_milli
-        offered = self._shop.book.head.offer.gpus
+        offered = self._context.state.head.offer.gpus
         for slot in sorted({slot for replica in new for slot in replica.assignment.slots}):
-            if slot >= offered or slot >= len(self._shop.facts.devices):
+            if slot >= offered or slot >= len(self._context.facts.devices):
                 return f"the node has no slot {slot}"
             if used[slot] > 1000:
                 return f"slot {slot} is held already"
@@ -184,7 +186,7 @@ class Follower:
         self, event: PreemptionRequestedV1 | StopRequestedV1, cause: str, origin: RelayedFrom
     ) -> str:
         # The deadline is the scheduler's time: a clock of ours that is behind does not lengthen it.
-        now_ms = self._shop.ports.clock.now_ms()
+        now_ms = self._context.ports.clock.now_ms()
         deadline_ms = min(event.deadline_at_ms, now_ms + event.grace_s * 1000)
         order = StopOrder(code=event.stop.code.value, deadline_ms=deadline_ms, cause=cause)
         return self._order(event, order, origin)
@@ -206,31 +208,31 @@ class Follower:
 
         They are in the ledger from here on, so an assignment that comes late is a repeat.
         """
-        head, book = self._shop.book.head, self._shop.book
+        head, state = self._context.state.head, self._context.state
         if origin.incarnation != head.incarnation or order.cause is None:
             return False
         keys = [ReplicaKey(event.task_id, event.attempt, number) for number in origin.unstarted]
         lost = [
             Replica(
                 assignment=lost_assignment(key, order.cause, origin.offset),
-                token=self._shop.ports.chance.hex("task-token", TOKEN_DIGITS),
+                token=self._context.ports.chance.hex("task-token", TOKEN_DIGITS),
             )
             for key in keys
-            if key not in book.replicas
+            if key not in state.replicas
         ]
         if not lost:
             return False
         self._metrics.assignments_lost.inc(len(lost))
-        self._shop.ports.telemetry.error(
+        self._context.ports.telemetry.error(
             "assignment_lost",
             task_id=event.task_id,
             attempt=event.attempt,
             replicas=len(lost),
             topic=self._partition.topic,
         )
-        self._shop.add(lost)
+        self._context.add(lost)
         for replica in lost:
-            supervision = Supervision(self._shop, self._metrics, replica)
+            supervision = Supervision(self._context, self._metrics, replica)
             supervision.refuse("its assignment did not reach the node")
             self._begin(supervision)
         return True

@@ -19,7 +19,7 @@ import asyncio
 import math
 from typing import Final, NoReturn
 
-from yardmaster_node_agent.agent_state import Book
+from yardmaster_node_agent.agent_state import AgentState
 from yardmaster_node_agent.executors.port import Executor, Renewal
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.waiting import happens_within
@@ -39,13 +39,13 @@ class FenceExpired(IncarnationOver):
 class Lease:
     """What one incarnation of the node holds of the log's word that it was heard."""
 
-    def __init__(self, clock: Clock, executor: Executor, book: Book, boot_id: str) -> None:
+    def __init__(self, clock: Clock, executor: Executor, state: AgentState, boot_id: str) -> None:
         self._clock = clock
         self._executor = executor
-        self._book = book
+        self._state = state
         self._changed = asyncio.Event()
         kept = executor.renewal()
-        mine = (boot_id, book.head.incarnation)
+        mine = (boot_id, state.head.incarnation)
         if kept is None or (kept.boot_id, kept.incarnation) != mine:
             heard_s = clock.monotonic_s() - UNKNOWN_S
             kept = Renewal(*mine, acknowledged_s=heard_s, longest_gap_s=UNKNOWN_S)
@@ -108,7 +108,7 @@ class Lease:
 
     def _shortest(self) -> float:
         """The shortest fence of what is held, in seconds; infinity when there is none."""
-        held = (r.assignment.fence_s for r in self._book.replicas.values() if r.held)
+        held = (r.assignment.fence_s for r in self._state.replicas.values() if r.held)
         return min((fence_s for fence_s in held if fence_s is not None), default=math.inf)
 
 

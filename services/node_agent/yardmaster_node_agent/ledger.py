@@ -1,12 +1,13 @@
-"""The ledger: what this node was given and what became of it, on disk before anything is started.
+"""The ledger: a node's assignments and their outcomes, on disk before any replica is started.
 
-A file of lines `checksum number json`, only ever appended to, each entry the newest word on its
-subject (`book`). An attempt starts at most once because its entry is durable first. A tail that was
-torn by a crash is cut off; damage before valid lines is `LedgerCorrupt`, because what it said is
-lost and nobody can say what runs. SQLite was not taken: the ledger must say which of its own lines
-it lost.
+A file of lines `checksum number json`, only ever appended to; each entry replaces the earlier entry
+on its subject (`agent_state`). An attempt starts at most once because its entry is durable first. A
+tail torn by a crash is cut off. Damage before valid lines raises `LedgerCorrupt`: what the damaged
+lines held is lost, so the agent cannot know what runs. Rejected: SQLite, which cannot say which
+rows it lost.
 
-Once the file has grown well past what it says, it is written anew beside itself and renamed.
+When the file is much larger than its current content, the content is written to a new file, which
+replaces it.
 """
 
 import fcntl
@@ -18,7 +19,7 @@ from typing import Final, Protocol
 
 from pydantic import ValidationError
 
-from yardmaster_node_agent.agent_state import ENTRY, Book, Entry, Head
+from yardmaster_node_agent.agent_state import ENTRY, AgentState, Entry, Head
 from yardmaster_node_agent.errors import LedgerCorrupt, LedgerInUse, LedgerUnwritable
 
 #: The file is written anew when it holds this many lines more than it needs.
@@ -28,7 +29,7 @@ SPARE_LINES: Final = 20_000
 class Ledger(Protocol):
     """What an agent keeps between two of its lives."""
 
-    def load(self) -> Book | None:
+    def load(self) -> AgentState | None:
         """All it holds; None when it is new. Takes the ledger for this process.
 
         Raises:
@@ -37,7 +38,7 @@ class Ledger(Protocol):
             LedgerUnwritable.
         """
 
-    def begin(self, head: Head) -> Book:
+    def begin(self, head: Head) -> AgentState:
         """Start a new ledger; what the old one held is gone, durably.
 
         Raises:
@@ -63,18 +64,18 @@ class MemoryLedger:
         self._durable = 0
         self._taken = False
 
-    def load(self) -> Book | None:
+    def load(self) -> AgentState | None:
         """All it holds."""
         if self._taken:
             raise LedgerInUse(path="memory")
         self._taken = True
         return fold("memory", [ENTRY.validate_json(line) for line in self._lines])
 
-    def begin(self, head: Head) -> Book:
+    def begin(self, head: Head) -> AgentState:
         """Start a new ledger."""
         self._lines, self._durable = [], 0
         self.write([head])
-        return Book(head)
+        return AgentState(head)
 
     def write(self, entries: Sequence[Entry], *, durable: bool = True) -> None:
         """Add entries."""
@@ -104,31 +105,31 @@ class FileLedger:
         #: Once there are more lines, the file is written anew.
         self._limit = 0
 
-    def load(self) -> Book | None:
+    def load(self) -> AgentState | None:
         """All it holds; a torn tail is cut off."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._take()
             raw = self._path.read_bytes() if self._path.exists() else b""
             entries, good = parse(str(self._path), raw)
-            book = fold(str(self._path), entries)
-            if book is None:
+            state = fold(str(self._path), entries)
+            if state is None:
                 return None
             self._lines = len(entries)
-            self._limit = len(book.entries()) + self._spare_lines
+            self._limit = len(state.entries()) + self._spare_lines
             self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             if good < len(raw):
                 os.ftruncate(self._file, good)
                 os.fsync(self._file)
         except OSError as error:
             raise LedgerUnwritable(path=self._path, found=error) from None
-        return book
+        return state
 
-    def begin(self, head: Head) -> Book:
+    def begin(self, head: Head) -> AgentState:
         """Start a new ledger in the old one's place."""
-        book = Book(head)
-        self._rewrite(book)
-        return book
+        state = AgentState(head)
+        self._rewrite(state)
+        return state
 
     def write(self, entries: Sequence[Entry], *, durable: bool = True) -> None:
         """Append lines, in one write."""
@@ -139,9 +140,9 @@ class FileLedger:
                 os.fdatasync(self._file)
             self._lines += len(entries)
             if self._lines > self._limit:
-                book = fold(str(self._path), parse(str(self._path), self._path.read_bytes())[0])
-                assert book is not None, "a ledger begins with its head"
-                self._rewrite(book)
+                state = fold(str(self._path), parse(str(self._path), self._path.read_bytes())[0])
+                assert state is not None, "a ledger begins with its head"
+                self._rewrite(state)
         except OSError as error:
             raise LedgerUnwritable(path=self._path, found=error) from None
 
@@ -161,8 +162,8 @@ class FileLedger:
             self.close()
             raise LedgerInUse(path=self._path) from None
 
-    def _rewrite(self, book: Book) -> None:
-        entries = book.entries()
+    def _rewrite(self, state: AgentState) -> None:
+        entries = state.entries()
         new = self._path.with_name(self._path.name + ".new")
         try:
             descriptor = os.open(
@@ -232,7 +233,7 @@ def _no_good_line_after(path: str, raw: bytes, end: int, number: int) -> None:
         raise LedgerCorrupt(path=path, found="its first line is not a ledger's")
 
 
-def fold(path: str, entries: Sequence[Entry]) -> Book | None:
+def fold(path: str, entries: Sequence[Entry]) -> AgentState | None:
     """What entries add up to; None when there are none.
 
     Raises:
@@ -243,10 +244,10 @@ def fold(path: str, entries: Sequence[Entry]) -> Book | None:
     head = entries[0]
     if not isinstance(head, Head):
         raise LedgerCorrupt(path=path, found="it does not begin with the node's entry")
-    book = Book(head)
+    state = AgentState(head)
     for entry in entries[1:]:
-        book.take(entry)
-    return book
+        state.take(entry)
+    return state
 
 
 def sync_directory(path: Path) -> None:

@@ -12,7 +12,7 @@ from yardmaster_eventlog.port import BATCH_OVERHEAD, Record
 from yardmaster_node_agent.agent_state import Piece, Replica
 from yardmaster_node_agent.executors.port import Process, StreamName
 from yardmaster_node_agent.metrics import AgentMetrics
-from yardmaster_node_agent.ports import Shop
+from yardmaster_node_agent.ports import AgentContext
 from yardmaster_node_agent.reports import MAX_BATCH_BYTES
 from yardmaster_schemas.events.expiring import Stream, TaskOutputV1
 from yardmaster_schemas.topics import KIB, TASK_LOGS
@@ -27,8 +27,8 @@ _NAMES: Final[dict[Stream, StreamName]] = {Stream.STDOUT: "stdout", Stream.STDER
 class OutputShipper:
     """Ships what one replica says, and what the agent says about it."""
 
-    def __init__(self, shop: Shop, replica: Replica, metrics: AgentMetrics) -> None:
-        self._shop = shop
+    def __init__(self, context: AgentContext, replica: Replica, metrics: AgentMetrics) -> None:
+        self._context = context
         self._replica = replica
         self._metrics = metrics
         self._lines: list[str] = []
@@ -63,7 +63,7 @@ class OutputShipper:
                 output.last, self._arrived = tuple(pieces), False
         if not records:
             return False
-        self._shop.keep(replica, durable=False)
+        self._context.keep(replica, durable=False)
         if not await self._append(records):
             self._lines = [*lines, *self._lines]
             return False
@@ -72,7 +72,7 @@ class OutputShipper:
 
     def _gather(self, process: Process, final: bool, records: list[Record]) -> list[Piece]:
         """Pieces of both streams in turn until the batch is full; adds their records."""
-        output, limit = self._replica.output, self._shop.settings.output_limit_bytes
+        output, limit = self._replica.output, self._context.settings.output_limit_bytes
         pieces: list[Piece] = []
         size = BATCH_OVERHEAD + sum(record.size for record in records)
         ahead = [Stream.STDOUT, Stream.STDERR]
@@ -125,19 +125,19 @@ class OutputShipper:
             task_id=key.task_id,
             attempt=key.attempt,
             replica=key.replica,
-            node=self._shop.settings.node,
+            node=self._context.settings.node,
             stream=stream,
             seq=seq,
-            at_ms=self._shop.ports.clock.now_ms(),
+            at_ms=self._context.ports.clock.now_ms(),
             text=data.decode(errors="replace"),
         )
-        return self._shop.writer.record(event, subject=key.task_id, key=key.task_id)
+        return self._context.writer.record(event, subject=key.task_id, key=key.task_id)
 
     async def _append(self, records: list[Record]) -> bool:
         if not records:
             return True
         try:
-            await self._shop.writer.append(TASK_LOGS.name, records, patient=False)
+            await self._context.writer.append(TASK_LOGS.name, records, patient=False)
         except (LogUnavailable, AppendOutcomeUnknown):
             self._metrics.output_failed.inc()
             return False

@@ -1,10 +1,11 @@
 """What an agent is handed, and what its parts share while it lives."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from yardmaster_eventlog.port import EventLog
-from yardmaster_node_agent.agent_state import Book, Entry, Replica
+from yardmaster_node_agent.agent_state import AgentState, Entry, Replica
 from yardmaster_node_agent.devices import (
     Devices,
     cpu_milli,
@@ -22,7 +23,7 @@ from yardmaster_node_agent.executors.simulated import BOOT_ID, SimulatedExecutor
 from yardmaster_node_agent.lease import Lease
 from yardmaster_node_agent.ledger import FileLedger, Ledger, MemoryLedger
 from yardmaster_node_agent.reports import Reporter, Writer
-from yardmaster_node_agent.settings import Settings
+from yardmaster_node_agent.settings import ExecutorName, Settings
 from yardmaster_runtime.chance import Chance
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.telemetry.health import Health
@@ -58,6 +59,37 @@ class Ports:
     health: Health = field(default_factory=Health)
 
 
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What one kind of executor needs of the host, and the boot that its processes belong to."""
+
+    executor: Executor
+    ledger: Ledger
+    boot_id: str
+
+
+def _process_host(settings: Settings, clock: Clock) -> Host:
+    """Return the host of real processes, which outlive the agent: so does the ledger."""
+    return Host(
+        ProcessExecutor(settings.data_dir / "replicas", clock),
+        FileLedger(settings.data_dir / "ledger"),
+        boot_id(),
+    )
+
+
+def _simulated_host(_: Settings, clock: Clock) -> Host:
+    """Return the host of simulated replicas: they end with the agent, and so does the ledger."""
+    return Host(SimulatedExecutor(clock), MemoryLedger(), BOOT_ID)
+
+
+#: The executors by the name in `YARD_AGENT_EXECUTOR`; another kind is a file in `executors/` and a
+#: row here and in `settings.ExecutorName`.
+EXECUTORS: Final[Mapping[ExecutorName, Callable[[Settings, Clock], Host]]] = {
+    "process": _process_host,
+    "simulated": _simulated_host,
+}
+
+
 def host_ports(
     settings: Settings,
     *,
@@ -67,7 +99,11 @@ def host_ports(
     telemetry: Telemetry,
     health: Health | None = None,
 ) -> Ports:
-    """The ports of this machine, under `settings.data_dir`: `ledger` and a directory a replica."""
+    """Return the ports of this machine with the executor that `settings.executor` names.
+
+    The ledger and the replicas' directories are under `settings.data_dir`.
+    """
+    host = EXECUTORS[settings.executor](settings, clock)
     declared = settings.devices
     if declared is None and settings.gpus is not None:
         declared = tuple(str(index) for index in range(settings.gpus))
@@ -78,11 +114,11 @@ def host_ports(
         clock=clock,
         chance=chance,
         telemetry=telemetry,
-        ledger=FileLedger(settings.data_dir / "ledger"),
-        executor=ProcessExecutor(settings.data_dir / "replicas", clock),
+        ledger=host.ledger,
+        executor=host.executor,
         secrets=SecretFiles(settings.secrets_dir),
         machine=Machine(
-            boot_id=boot_id(),
+            boot_id=host.boot_id,
             devices=Devices(found.names, memory),
             cpu_milli=_cpu_milli(settings, 0 if declared is None else len(declared)),
             memory_mib=memory_mib() if settings.memory_mib is None else settings.memory_mib,
@@ -135,12 +171,12 @@ def simulated_ports(
 
 
 @dataclass(slots=True, kw_only=True)
-class Shop:
+class AgentContext:
     """What the parts of one life of an agent work with."""
 
     ports: Ports
     settings: Settings
-    book: Book
+    state: AgentState
     writer: Writer
     reporter: Reporter
     lease: Lease
@@ -151,7 +187,7 @@ class Shop:
         self.ports.ledger.write(entries, durable=durable)
 
     def add(self, replicas: list[Replica]) -> None:
-        """Take new replicas into ledger and book before anything else is done with them."""
+        """Take new replicas into ledger and state before anything else is done with them."""
         self.keep(*replicas)
         for replica in replicas:
-            self.book.take(replica)
+            self.state.take(replica)

@@ -13,6 +13,9 @@ Milli = Annotated[int, Field(ge=0)]
 PositiveSeconds = Annotated[float, Field(gt=0)]
 PositiveInt = Annotated[int, Field(gt=0)]
 
+#: The executors that `ports.EXECUTORS` holds.
+ExecutorName = Literal["process", "simulated"]
+
 #: A variable's name, or its beginning and `*`.
 PassedName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\*?$", max_length=128)]
 
@@ -56,7 +59,9 @@ class Settings(LogSettings):
     data_dir: Path
     #: Secrets are files under it; without it there are none.
     secrets_dir: Path | None = None
-    executor: Literal["process", "simulated"] = "process"
+    #: What runs the replicas: commands of the job as processes of this host, or replicas that only
+    #: take time (`executors.simulated`), for tests of a large cell.
+    executor: ExecutorName = "process"
 
     #: Slots; None: as many as the NVIDIA driver shows, which may be none.
     gpus: Annotated[int, Field(ge=0, le=MAX_SLOTS)] | None = None

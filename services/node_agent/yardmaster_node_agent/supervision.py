@@ -34,7 +34,7 @@ from yardmaster_node_agent.lease import FenceExpired
 from yardmaster_node_agent.metrics import AgentMetrics
 from yardmaster_node_agent.output import OutputShipper
 from yardmaster_node_agent.pacing import PacedReport
-from yardmaster_node_agent.ports import Shop
+from yardmaster_node_agent.ports import AgentContext
 from yardmaster_node_agent.reports import Fact
 from yardmaster_runtime.telemetry.tracing import (
     Attributes,
@@ -86,13 +86,13 @@ class StepNotRising(CheckpointRefused):
 class Supervision:
     """Looks after one replica; `start` or `adopt` runs until it is released."""
 
-    def __init__(self, shop: Shop, metrics: AgentMetrics, replica: Replica) -> None:
+    def __init__(self, context: AgentContext, metrics: AgentMetrics, replica: Replica) -> None:
         self.replica = replica
-        self._shop = shop
+        self._context = context
         self._metrics = metrics
-        self._clock = shop.ports.clock
-        self._output = OutputShipper(shop, replica, metrics)
-        interval_s, coalesced = shop.settings.report_interval_s, metrics.reports_coalesced
+        self._clock = context.ports.clock
+        self._output = OutputShipper(context, replica, metrics)
+        interval_s, coalesced = context.settings.report_interval_s, metrics.reports_coalesced
         self._permille = 0
         self._progress = PacedReport(
             self._clock, interval_s, self._report_progress, coalesced.labels("progress")
@@ -100,10 +100,10 @@ class Supervision:
         self._checkpoints = PacedReport(
             self._clock, interval_s, self._report_checkpoint, coalesced.labels("checkpoint")
         )
-        self._tracer = shop.ports.telemetry.tracer
+        self._tracer = context.ports.telemetry.tracer
         self._assigned_ms = self._clock.now_ms()
         #: The trace of the request that asked for the job; an adopted replica's is not known.
-        self._context: str | None = None
+        self._traceparent: str | None = None
         self._stop_changed = asyncio.Event()
         self._stopping = asyncio.Event()
         #: Why the node cannot hold the replica, when it cannot.
@@ -223,13 +223,13 @@ class Supervision:
             "yard.task": key.task_id,
             "yard.attempt": key.attempt,
             "yard.replica": key.replica,
-            "yard.node": self._shop.settings.node,
+            "yard.node": self._context.settings.node,
         }
         # The details name the trace, so the spans up to here are made afterwards.
         span = child_span(
             tracer,
             "node_agent assignment",
-            self._context,
+            self._traceparent,
             start_ms=self._assigned_ms,
             kind=SpanKind.CONSUMER,
             attributes=attributes,
@@ -242,7 +242,7 @@ class Supervision:
             self.replica.state = ReplicaState.STARTING
             self._keep()
             with ending(child_span(tracer, "node_agent process start", traceparent)):
-                return await self._shop.ports.executor.start(launch)
+                return await self._context.ports.executor.start(launch)
 
     async def adopt(self) -> Process | None:
         """Find what an earlier life of the agent left of this replica, before the node joins.
@@ -250,7 +250,7 @@ class Supervision:
         None: nothing of it ever ran, and from now on never will.
         """
         replica = self.replica
-        process = await self._shop.ports.executor.adopt(replica.key, replica.identity)
+        process = await self._context.ports.executor.adopt(replica.key, replica.identity)
         if process is not None and replica.identity is None:
             self._has_started(process.identity)
         return process
@@ -289,24 +289,24 @@ class Supervision:
             await self._drain(process)
 
     async def _launch(self) -> Launch:
-        shop, assignment = self._shop, self.replica.assignment
-        details, self._context = await details_of(shop.ports.log, assignment)
+        context, assignment = self._context, self.replica.assignment
+        details, self._traceparent = await details_of(context.ports.log, assignment)
         self.replica.stop_signal = details.stop_signal
         env = task_environment(
             assignment,
             details,
-            resolve_secrets(shop.ports.secrets, assignment, details),
+            resolve_secrets(context.ports.secrets, assignment, details),
             token=self.replica.token,
-            paths=shop.ports.executor.paths(assignment.key),
-            facts=shop.facts,
-            free_port=shop.ports.free_port(),
+            paths=context.ports.executor.paths(assignment.key),
+            facts=context.facts,
+            free_port=context.ports.free_port(),
         )
         return Launch(
             assignment.key,
             details.run,
             env,
             fence_s=assignment.fence_s,
-            incarnation=shop.book.head.incarnation,
+            incarnation=context.state.head.incarnation,
         )
 
     def _has_started(self, identity: ProcessIdentity) -> None:
@@ -379,16 +379,16 @@ class Supervision:
         No more is kept of a stream than may be shipped, and a byte that shows that there was more,
         however long the log is away.
         """
-        most = self._shop.settings.output_limit_bytes + 1
+        most = self._context.settings.output_limit_bytes + 1
         while True:
-            await self._clock.sleep(self._shop.settings.tick_s)
+            await self._clock.sleep(self._context.settings.tick_s)
             self._look_at_checkpoint(process)
             process.bound_output(most)
 
     async def _keep_shipping(self, process: Process) -> None:
         """Every tick, and as long as an append takes: the output, which rings no bell either."""
         while True:
-            await self._clock.sleep(self._shop.settings.tick_s)
+            await self._clock.sleep(self._context.settings.tick_s)
             await self._output.ship(process)
 
     async def _clear_away(self, process: Process) -> None:
@@ -429,7 +429,7 @@ class Supervision:
                 pass
 
         with suppress(TimeoutError):
-            await within(self._clock, self._shop.settings.drain_s, all_of_it())
+            await within(self._clock, self._context.settings.drain_s, all_of_it())
 
     async def _never(self, found: str, failure: StartFailure | None = None) -> None:
         self.replica.failure = failure
@@ -515,7 +515,7 @@ class Supervision:
     def _report(self, what: str, *events: Event, told: Callable[[], None] | None = None) -> None:
         order = self.replica.stop
         cause = order.cause if what == "ended" and order is not None else None
-        self._shop.reporter.report(
+        self._context.reporter.report(
             what,
             str(self.replica.key),
             Fact(
@@ -523,18 +523,18 @@ class Supervision:
                 subject=self.replica.key.task_id,
                 cause=cause or self.replica.assignment.cause,
                 told=told or (lambda: None),
-                traceparent=self._context,
+                traceparent=self._traceparent,
             ),
         )
 
     def _say(self, event: str, **fields: object) -> None:
         key = self.replica.key
-        self._shop.ports.telemetry.info(
+        self._context.ports.telemetry.info(
             event,
             task_id=key.task_id,
             attempt=key.attempt,
             replica=key.replica,
-            trace_id=trace_id_of(self._context),
+            trace_id=trace_id_of(self._traceparent),
             **fields,
         )
 
@@ -544,9 +544,9 @@ class Supervision:
             "task_id": key.task_id,
             "attempt": key.attempt,
             "replica": key.replica,
-            "node": self._shop.settings.node,
-            "incarnation": self._shop.book.head.incarnation,
+            "node": self._context.settings.node,
+            "incarnation": self._context.state.head.incarnation,
         }
 
     def _keep(self, *, durable: bool = True) -> None:
-        self._shop.keep(self.replica, durable=durable)
+        self._context.keep(self.replica, durable=durable)

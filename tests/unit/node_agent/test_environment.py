@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.node_agent.test_ledger import assignment
+from tests.support.ledgers import assignment
 from yardmaster_node_agent.agent_state import Assignment
 from yardmaster_node_agent.environment import NodeFacts, task_environment
 from yardmaster_node_agent.errors import RunRefused

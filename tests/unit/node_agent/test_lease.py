@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from yardmaster_node_agent.agent_state import Assignment, Book, Head, Offer, Replica, ReplicaKey
+from yardmaster_node_agent.agent_state import (
+    AgentState,
+    Assignment,
+    Head,
+    Offer,
+    Replica,
+    ReplicaKey,
+)
 from yardmaster_node_agent.executors.port import Renewal
 from yardmaster_node_agent.executors.process import ProcessExecutor
 from yardmaster_node_agent.executors.simulated import BOOT_ID, SimulatedExecutor
@@ -17,10 +24,10 @@ LIFE, OTHER = "0" * 12, "1" * 12
 TASK = "4kq7w2mz9c1f.0"
 
 
-def book(*fences: int | None, life: str = LIFE) -> Book:
+def state(*fences: int | None, life: str = LIFE) -> AgentState:
     """What a node holds: a replica for each fence."""
     offer = Offer(pool="default", node_type="any", gpus=8, cpu_milli=0, memory_mib=0)
-    made = Book(Head(node="n1", incarnation=life, epoch=1, offer=offer))
+    made = AgentState(Head(node="n1", incarnation=life, epoch=1, offer=offer))
     for index, fence_s in enumerate(fences):
         made.take(Replica(assignment=assignment(index, fence_s)))
     return made
@@ -54,12 +61,12 @@ class Node:
     def __init__(self, *fences: int | None) -> None:
         self.clock = ManualClock()
         self.machine = SimulatedExecutor(self.clock)
-        self.book = book(*fences)
+        self.state = state(*fences)
         Lease.begin(self.clock, self.machine, LIFE, BOOT_ID)
         self.lease = self.open()
 
-    def open(self, held: Book | None = None, boot_id: str = BOOT_ID) -> Lease:
-        return Lease(self.clock, self.machine, held or self.book, boot_id)
+    def open(self, held: AgentState | None = None, boot_id: str = BOOT_ID) -> Lease:
+        return Lease(self.clock, self.machine, held or self.state, boot_id)
 
     def beat(self, *, takes_s: float = 0.0) -> None:
         """A heartbeat that is acknowledged after so long."""
@@ -129,7 +136,7 @@ def test_an_agent_that_starts_again_goes_on_with_the_same_time() -> None:
 
 def test_of_another_boot_or_incarnation_nothing_is_known() -> None:
     node = Node(None)
-    for lease in (node.open(boot_id="another"), node.open(book(life=OTHER))):
+    for lease in (node.open(boot_id="another"), node.open(state(life=OTHER))):
         assert lease.silent_s >= UNKNOWN_S
         with pytest.raises(FenceExpired):
             lease.take(86_400)
@@ -154,7 +161,7 @@ async def test_the_watch_ends_at_the_time_and_not_before() -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(watch())
         await passes(2)
-        node.book.take(Replica(assignment=assignment(0, 9)))
+        node.state.take(Replica(assignment=assignment(0, 9)))
         node.lease.take(9)
         await passes(3)
         node.beat()

@@ -213,3 +213,14 @@ async def test_a_key_starts_once(machine: Machine) -> None:
     assert await executor.adopt(second) is None
     with pytest.raises(ExecutorFailed, match="given up"):
         await executor.start(Launch(second, Run(script="x"), {}))
+
+
+async def test_the_setting_selects_the_executor(tmp_path: Path) -> None:
+    world = await AgentWorld(tmp_path / "n1").open()
+    world.configure(executor="simulated")
+    async with world.agent(world.ports()):
+        task = await world.allocate(sh("exit 1", env={"SIM_SECONDS": "0.05", "SIM_EXIT": "3"}))
+        assert (await world.exit_of(task)).exit_code == 3, "the command itself exits with 1"
+        await world.ended(task)
+    assert not (tmp_path / "n1" / "replicas").exists()
+    await world.log.close()

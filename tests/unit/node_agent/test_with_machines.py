@@ -241,9 +241,9 @@ async def test_a_lost_assignment_gives_its_slots_back_and_is_not_started_when_it
         assert [(r.attempt, r.never_started) for r in released][:1] == [(1, True)]
         await world.log.append(Partition("assignments.n1"), lossy.lost)
         await world.settles()
-    book = ledger.load()
-    assert book is not None
-    late = [r for r in book.replicas.values() if r.key.attempt == 1]
+    state = ledger.load()
+    assert state is not None
+    late = [r for r in state.replicas.values() if r.key.attempt == 1]
     assert [(r.state, r.identity) for r in late] == [(ReplicaState.RELEASED, None)]
     assert await refusals(world) == []
     await world.prove()

@@ -34,7 +34,7 @@ SWEEP_ROUNDS: Final = 200
 _RENEWAL: Final = TypeAdapter(Renewal)
 
 
-class _Bell:
+class _ExitNotifier:
     """Wakes whoever waits on a replica: its bell rang, or its runner ended."""
 
     def __init__(self, directory: ReplicaDirectory) -> None:
@@ -106,7 +106,7 @@ class RealProcess:
 
     async def exited(self) -> Exit:
         """Wait for the exit file; without a runner nobody writes it, and the exit is lost."""
-        with_bell = _listen(self._directory, self._runner)
+        notifier = _listen(self._directory, self._runner)
         try:
             while True:
                 running = self._runner is not None and procfs.alive(self._runner)
@@ -116,19 +116,19 @@ class RealProcess:
                     # Alone, its exit would be seen by nobody: it may not go on.
                     self.kill()
                     return Exit(signal=signal.SIGKILL, lost=True)
-                await with_bell.wait()
+                await notifier.wait()
         finally:
-            with_bell.close()
+            notifier.close()
 
     async def gone(self) -> None:
         """Wait for the runner's end; one that did not end by itself leaves others to look for."""
         if self._runner is not None:
-            with_bell = _listen(self._directory, self._runner)
+            notifier = _listen(self._directory, self._runner)
             try:
                 while procfs.alive(self._runner):
-                    await with_bell.wait()
+                    await notifier.wait()
             finally:
-                with_bell.close()
+                notifier.close()
             _reap(self._runner.pid)
         if self._directory.has("gone"):
             return
@@ -372,7 +372,7 @@ class ProcessExecutor:
         self, directory: ReplicaDirectory, runner_identity: ProcessIdentity
     ) -> RealProcess | None:
         """Wait until the runner has said which process it started; None when it ended without."""
-        with_bell = _listen(directory, runner_identity)
+        notifier = _listen(directory, runner_identity)
         try:
             while True:
                 running = procfs.alive(runner_identity)
@@ -382,14 +382,14 @@ class ProcessExecutor:
                 if not running:
                     _reap(runner_identity.pid)
                     return None
-                await with_bell.wait()
+                await notifier.wait()
         finally:
-            with_bell.close()
+            notifier.close()
 
 
-def _listen(directory: ReplicaDirectory, runner_identity: ProcessIdentity | None) -> _Bell:
+def _listen(directory: ReplicaDirectory, runner_identity: ProcessIdentity | None) -> _ExitNotifier:
     """Listen first, look after: what happens between the two rings."""
-    bell = _Bell(directory)
+    bell = _ExitNotifier(directory)
     if runner_identity is not None and procfs.alive(runner_identity):
         bell.watch(runner_identity.pid)
     return bell
