@@ -164,7 +164,7 @@ def exact_parts(capacity: int, asked: Sequence[Claim]) -> list[Fraction]:
 
 
 @given(capacity=capacities, asked=st.lists(sized_claims(fixed=False), max_size=8))
-def test_demand_proportional_leaves_nobody_a_whole_task_behind_his_exact_share(
+def test_demand_proportional_gives_each_claim_its_exact_share_to_within_a_task(
     capacity: int, asked: list[Claim]
 ) -> None:
     """What others cannot use comes on top: less than two of the largest tasks."""
@@ -177,7 +177,7 @@ def test_demand_proportional_leaves_nobody_a_whole_task_behind_his_exact_share(
 
 
 @given(divide=divisions, capacity=capacities, asked=st.lists(claims(grain=250), max_size=6))
-def test_whole_slots_stay_whole_and_parts_are_multiples_of_what_is_asked_for(
+def test_whole_slots_stay_whole_and_fractions_are_multiples_of_the_requested_grain(
     divide: Division, capacity: int, asked: list[Claim]
 ) -> None:
     assert all(offer % 250 == 0 for offer in divide(capacity, asked))
@@ -186,7 +186,7 @@ def test_whole_slots_stay_whole_and_parts_are_multiples_of_what_is_asked_for(
 
 
 @given(divide=divisions, capacity=capacities, asked=st.lists(sized_claims(), max_size=8))
-def test_with_sizes_and_holdings_shares_stay_within_what_is_there_and_asked_for(
+def test_shares_stay_within_the_capacity_and_the_demands(
     divide: Division, capacity: int, asked: list[Claim]
 ) -> None:
     offers = divide(capacity, asked)
@@ -196,9 +196,7 @@ def test_with_sizes_and_holdings_shares_stay_within_what_is_there_and_asked_for(
 
 
 @given(capacity=capacities, asked=st.lists(sized_claims(), max_size=8))
-def test_what_is_offered_above_what_is_fixed_is_whole_tasks(
-    capacity: int, asked: list[Claim]
-) -> None:
+def test_shares_above_the_fixed_part_are_whole_tasks(capacity: int, asked: list[Claim]) -> None:
     for claim, offer in zip(asked, demand_proportional(capacity, asked), strict=True):
         assert not claim.multiple_of or (offer - claim.fixed) % claim.multiple_of == 0
 
@@ -209,7 +207,7 @@ def test_what_is_offered_above_what_is_fixed_is_whole_tasks(
     asked=st.lists(st.one_of(sized_claims(), claims(gangs=True)), max_size=8),
     held=st.lists(st.integers(0, 9), min_size=8, max_size=8),
 )
-def test_who_holds_what_changes_nobodys_share(
+def test_what_each_claimant_holds_changes_no_share(
     variant: str, capacity: int, asked: list[Claim], held: list[int]
 ) -> None:
     """So starts and stops do not, and a pool in which nothing else happens comes to rest."""
@@ -232,7 +230,7 @@ def few_kinds(draw: st.DrawFn) -> list[Claim]:
     part=st.integers(0, 12),
     rest=st.sampled_from([0, 0, 500, 1000, 7000]),
 )
-def test_divided_by_kinds_everybody_gets_what_he_gets_divided_claim_by_claim(
+def test_a_division_by_kinds_equals_a_division_claim_by_claim(
     variant: str, asked: list[Claim], part: int, rest: int
 ) -> None:
     if variant == "demand_proportional":

@@ -53,6 +53,6 @@ def test_projects_can_be_the_parties() -> None:
     assert names(tasks, "project") == ["lone", "a", "b"]
 
 
-def test_tasks_without_gpus_are_apart_and_first_come_first_served() -> None:
+def test_tasks_without_gpus_have_no_shares_and_are_first_come_first_served() -> None:
     tasks = [task("gpu", 1), task("late", 5, gpu_milli=0), task("soon", 2, gpu_milli=0)]
     assert names(tasks) == ["soon", "late", "gpu"]

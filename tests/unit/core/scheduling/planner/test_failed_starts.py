@@ -54,7 +54,7 @@ def stops(events: list[Event]) -> list[Event]:
 # Counting
 
 
-def test_the_pause_after_a_failed_start_depends_on_failed_starts_alone() -> None:
+def test_the_back_off_after_a_failed_start_depends_on_failed_starts_alone() -> None:
     cell = Cell()
     cell.node("n1", gpus=1)
     cell.submit("low", priority=50)
@@ -205,7 +205,7 @@ def test_a_task_on_whole_nodes_avoids_them_too() -> None:
     assert first[0] not in [node for node, *_ in cell.slots_of("wide")]
 
 
-def test_no_more_than_some_nodes_are_remembered_the_newest() -> None:
+def test_only_the_newest_failed_nodes_are_remembered() -> None:
     cell = Cell()
     names = [f"n{number:02d}" for number in range(MAX_FAILED_NODES + 4)]
     for name in names:
@@ -239,7 +239,7 @@ def test_whether_a_task_fits_does_not_depend_on_where_its_start_failed() -> None
 
 
 @pytest.mark.parametrize("failure", [one for one in StartFailure if one is not OTHER])
-def test_a_cause_that_holds_on_every_node_ends_the_task_at_once(failure: StartFailure) -> None:
+def test_a_cause_that_applies_to_every_node_ends_the_task_at_once(failure: StartFailure) -> None:
     cell = Cell()
     cell.node("n1")
     cell.node("n2")
@@ -250,7 +250,9 @@ def test_a_cause_that_holds_on_every_node_ends_the_task_at_once(failure: StartFa
     assert (ended.outcome, ended.code) == ("failed", failure.value)
 
 
-def test_a_gang_ends_with_the_cause_that_holds_everywhere_once_all_of_it_is_gone() -> None:
+def test_a_gang_ends_with_the_cause_that_applies_to_every_node_once_all_replicas_are_released() -> (
+    None
+):
     cell = Cell()
     cell.node("n1", gpus=2)
     cell.submit("gang", replicas=2)
@@ -260,7 +262,7 @@ def test_a_gang_ends_with_the_cause_that_holds_everywhere_once_all_of_it_is_gone
     assert only(cell.cycle(), dec.TaskEndedV1).code == "secret_missing"
 
 
-def test_a_failure_of_what_started_is_not_believed() -> None:
+def test_a_start_failure_of_a_started_replica_is_refused() -> None:
     cell = Cell()
     cell.node("n1")
     cell.submit("job")
@@ -361,7 +363,7 @@ def test_one_failed_start_takes_neither_its_place_nor_its_right_to_preempt(polic
     assert_sound(cell.state)
 
 
-def test_a_gang_with_one_failed_start_does_not_wait_behind_what_came_after_it() -> None:
+def test_a_gang_with_one_failed_start_does_not_wait_behind_later_tasks() -> None:
     cell = Cell()
     cell.node("n1", gpus=1)
     cell.node("n2", gpus=1)
@@ -397,7 +399,7 @@ def test_without_the_failed_start_it_preempts(policy: str) -> None:
     assert stops(cell.run_until_idle()) != []
 
 
-def test_an_equal_behind_it_preempts_for_itself_and_gets_what_it_preempted_for() -> None:
+def test_an_equal_task_behind_it_preempts_for_itself_and_gets_those_slots() -> None:
     cell = Cell()
     cell.node("n1", gpus=1)
     cell.submit("failed", priority=1)
@@ -415,7 +417,7 @@ def test_an_equal_behind_it_preempts_for_itself_and_gets_what_it_preempted_for()
 
 
 @pytest.mark.parametrize("policy", ["fitgpp", "lrtp", "rand"])
-def test_in_a_strict_line_those_behind_it_still_preempt(policy: str) -> None:
+def test_in_a_strict_queue_tasks_behind_it_still_preempt(policy: str) -> None:
     cell = preempting(policy)
     cell.cycle(after_s=4)
     cell.submit("behind", project="r", gpus=1, preemptible=False)
@@ -457,7 +459,7 @@ def test_a_snapshot_keeps_the_cause_that_an_open_gang_will_end_with() -> None:
     assert only(cell.cycle(), dec.TaskEndedV1).code == "directory_missing"
 
 
-def test_what_older_agents_and_logs_say_leaves_the_digest_as_it_was() -> None:
+def test_records_of_older_agents_and_logs_give_the_same_digest_as_before() -> None:
     """The digest is that of the code from before failed starts were counted."""
     cell = Cell(start_timeout_s=10)
     cell.node("n1", gpus=1)
@@ -484,7 +486,7 @@ def test_what_older_agents_and_logs_say_leaves_the_digest_as_it_was() -> None:
 # Exits before a loss
 
 
-def test_an_exit_that_was_reported_decides_before_a_later_loss_of_the_node() -> None:
+def test_a_reported_exit_takes_precedence_over_a_later_loss_of_the_node() -> None:
     cell = Cell()
     cell.node("n1")
     cell.node("n2")

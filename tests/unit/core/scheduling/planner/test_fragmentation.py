@@ -36,7 +36,7 @@ slots = st.lists(st.sampled_from([-500, 0, 50, 330, 500, 770, 1000, 1000]), max_
 
 
 @given(counted, slots, st.integers(0, 12), st.integers(0, 12), st.sampled_from(["any", "sxm", ""]))
-def test_what_is_of_no_use_is_what_the_definition_says(
+def test_unusable_capacity_matches_the_definition(
     counts: dict[Class, int], free: list[int], cpu: int, memory: int, node_type: str
 ) -> None:
     asked = Workload(counts)
@@ -47,7 +47,7 @@ def test_what_is_of_no_use_is_what_the_definition_says(
 
 
 @given(nodes, steps, st.lists(shapes, min_size=1, max_size=3), counted, counted)
-def test_rooms_come_in_the_order_of_what_they_add_to_the_useless(
+def test_nodes_come_in_the_order_of_the_growth_of_unusable_capacity(
     offers: list[Any],
     changes: list[Any],
     some: list[Any],
@@ -82,7 +82,7 @@ def _without_the_rest(row: tuple[tuple[int, ...], int, tuple[int, ...]]) -> Any:
     return row[0][:4], row[1]
 
 
-def test_a_share_goes_where_it_leaves_room_for_those_who_ask_for_more() -> None:
+def test_a_gpu_fraction_goes_where_it_leaves_capacity_for_larger_requests() -> None:
     cell = Cell(placement="fgd")
     for name in ("a", "b"):
         cell.node(name, gpus=1)
@@ -137,7 +137,7 @@ def test_each_replica_of_a_gang_is_placed_by_itself() -> None:
     ),
     st.sampled_from(["fgd", "tight_fit", "random"]),
 )
-def test_a_cell_that_went_on_from_snapshots_places_as_one_that_lived_on(
+def test_a_cell_restored_from_snapshots_places_tasks_as_one_that_kept_running(
     jobs: list[tuple[int, int, int, int, bool]], placement: str
 ) -> None:
     cells = [Cell(placement=placement, seed=3), Cell(placement=placement, seed=3)]
@@ -161,7 +161,7 @@ def test_a_cell_that_went_on_from_snapshots_places_as_one_that_lived_on(
         assert decided[0] == decided[1]
 
 
-def test_what_is_asked_for_is_taken_over_when_half_as_many_again_were_admitted() -> None:
+def test_the_workload_is_updated_when_half_as_many_tasks_again_were_admitted() -> None:
     asking = WorkloadCounter()
     one = shape(Resources(gpus=1, gpu_milli=1000))
     seen = []
@@ -173,7 +173,7 @@ def test_what_is_asked_for_is_taken_over_when_half_as_many_again_were_admitted()
     assert asking.workload.total == 25, "every replica of every task counts"
 
 
-def test_the_classes_asked_for_most_count_and_rare_ones_are_forgotten() -> None:
+def test_the_most_requested_classes_count_and_rare_ones_are_forgotten() -> None:
     asking = WorkloadCounter()
     often = shape(Resources(gpus=2, gpu_milli=1000, cpu_milli=5_000))
     for number in range(3 * COUNTED):
@@ -185,7 +185,7 @@ def test_the_classes_asked_for_most_count_and_rare_ones_are_forgotten() -> None:
     assert (5_000, 0, 2, 1000, ()) in asking.workload.counts
 
 
-def test_a_pool_that_comes_to_fgd_late_counts_what_was_admitted_before() -> None:
+def test_a_pool_that_switches_to_fgd_counts_jobs_admitted_before() -> None:
     always, late = Cell(placement="fgd"), Cell()
     for cell in (always, late):
         cell.node("a", gpus=4)

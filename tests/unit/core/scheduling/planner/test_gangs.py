@@ -83,7 +83,7 @@ def test_a_gang_has_succeeded_when_every_replica_exited_with_0() -> None:
     assert only(cell.cycle(), dec.TaskEndedV1).outcome == "succeeded"
 
 
-def test_a_replica_that_is_done_before_the_others_have_started_stops_nobody() -> None:
+def test_a_replica_that_is_done_before_the_others_have_started_stops_no_replica() -> None:
     cell = Cell()
     cell.node("n1", gpus=2)
     cell.submit("gang", replicas=2)
@@ -129,7 +129,7 @@ def test_a_failed_gang_is_restarted_while_max_restarts_lasts() -> None:
     assert started(cell.cycle(after_s=1)) == ["gang"]
 
 
-def test_a_gang_of_which_one_replica_never_started_is_stopped_and_tried_again_later() -> None:
+def test_a_gang_of_which_one_replica_never_started_is_stopped_and_retried_later() -> None:
     cell = Cell()
     cell.node("n1", gpus=2)
     cell.submit("gang", replicas=2)
@@ -145,7 +145,7 @@ def test_a_gang_of_which_one_replica_never_started_is_stopped_and_tried_again_la
     assert started(cell.cycle(after_s=2)) == ["gang"]
 
 
-def test_a_single_task_that_never_started_is_tried_again_later_and_ever_later() -> None:
+def test_a_single_task_that_never_started_is_retried_with_growing_back_off() -> None:
     cell = Cell()
     cell.node("n1")
     cell.submit("job")
@@ -180,7 +180,7 @@ def test_a_gang_that_does_not_start_in_time_is_revoked_whole() -> None:
     assert started(cell.cycle(after_s=2)) == ["gang"]
 
 
-def test_a_gang_is_stopped_whole_for_a_better_task_and_goes_on_whole() -> None:
+def test_a_gang_is_preempted_whole_and_restarts_whole() -> None:
     cell = two_nodes()
     cell.submit("top", priority=1)
     stop = only(cell.cycle(), dec.PreemptionRequestedV1)
@@ -195,7 +195,7 @@ def test_a_gang_is_stopped_whole_for_a_better_task_and_goes_on_whole() -> None:
     assert (again.attempt, len(again.placements)) == (2, 2)
 
 
-def test_what_a_replica_gave_back_already_is_not_counted_on_when_its_gang_is_stopped() -> None:
+def test_slots_that_a_replica_released_already_do_not_count_when_its_gang_is_preempted() -> None:
     cell = Cell()
     cell.node("n1", gpus=2)
     cell.submit("gang", replicas=2, priority=60)
@@ -244,7 +244,7 @@ def test_a_single_task_needs_no_port() -> None:
     assert only(cell.cycle(), dec.SlotsAllocatedV1).master_port is None
 
 
-def test_a_range_of_ports_that_is_used_up_holds_no_gang_back() -> None:
+def test_a_range_of_ports_that_is_used_up_blocks_no_gang() -> None:
     cell = Cell()
     cell.node("n1", gpus=6, port_first=25_000, port_last=25_000)
     cell.submit("one", replicas=2)

@@ -33,14 +33,14 @@ def test_exit_code_0_is_success() -> None:
     assert_sound(cell.state)
 
 
-def test_another_exit_code_is_failure_and_is_kept() -> None:
+def test_another_exit_code_is_failure_and_is_recorded() -> None:
     cell = cell_with()
     cell.ends("job", exit_code=3)
     ended = only(cell.cycle(), dec.TaskEndedV1)
     assert (ended.outcome, ended.code, ended.exit_code) == ("failed", "exit", 3)
 
 
-def test_a_signal_is_failure_and_is_kept() -> None:
+def test_a_signal_is_failure_and_is_recorded() -> None:
     cell = cell_with()
     cell.ends("job", signal=11)
     ended = only(cell.cycle(), dec.TaskEndedV1)
@@ -63,7 +63,7 @@ def test_slots_are_used_until_they_are_released() -> None:
     assert started(cell.cycle()) == ["next"]
 
 
-def test_a_failure_is_tried_again_while_max_restarts_lasts_each_time_later() -> None:
+def test_a_failed_task_is_retried_up_to_max_restarts_with_growing_back_off() -> None:
     cell = cell_with(max_restarts=2)
     for failures, backoff_s in ((1, 1), (2, 2)):
         cell.ends("job", exit_code=7)
@@ -127,7 +127,7 @@ def test_after_a_stop_any_exit_means_saved_and_the_task_is_requeued(
 
 
 @pytest.mark.parametrize("how", STOPS)
-def test_a_task_that_said_it_is_done_has_succeeded_though_it_was_stopped(how: str) -> None:
+def test_a_task_that_reported_done_has_succeeded_though_it_was_stopped(how: str) -> None:
     cell = cell_with()
     stopped(cell, how)
     cell.ends("job", done=True)
@@ -161,7 +161,7 @@ def test_stops_do_not_count_as_restarts() -> None:
     assert only(cell.cycle(), dec.TaskRequeuedV1).restarts == 1
 
 
-def test_a_stop_asks_for_the_grace_the_task_has() -> None:
+def test_a_stop_carries_the_grace_period_of_the_task() -> None:
     cell = cell_with(grace_s=45)
     cell.pause("job")
     stop = only(cell.cycle(), dec.StopRequestedV1)
@@ -190,7 +190,7 @@ def test_a_task_cancelled_in_the_cycle_that_admits_it_never_starts() -> None:
     assert kinds(cell.cycle()) == ["TaskEnded"]
 
 
-def test_tasks_that_max_concurrent_holds_back_are_cancelled_too() -> None:
+def test_tasks_that_wait_for_max_concurrent_are_cancelled_too() -> None:
     cell = Cell()
     cell.node("n1", gpus=1)
     cell.submit("job", tasks=3, max_concurrent=1)
@@ -244,7 +244,7 @@ def test_an_immediate_cancel_cuts_the_grace_of_a_stop_short_once() -> None:
     assert only(cell.cycle(), dec.TaskEndedV1).outcome == "cancelled"
 
 
-def test_a_cancel_while_stopping_asks_for_nothing_more_and_the_task_is_not_requeued() -> None:
+def test_a_cancel_while_stopping_sends_no_second_stop_and_the_task_is_not_requeued() -> None:
     cell = cell_with()
     stopped(cell, "preempted")
     cell.cancel("job")
@@ -284,7 +284,7 @@ def test_a_cancel_of_one_task_leaves_the_others() -> None:
     assert [cell.phase("job", i) for i in range(2)] == ["starting", "cancelled"]
 
 
-def test_a_cancel_of_what_is_over_changes_nothing() -> None:
+def test_a_cancel_of_a_finished_task_changes_nothing() -> None:
     cell = cell_with()
     cell.ends("job")
     cell.cycle()
@@ -308,7 +308,7 @@ def test_a_paused_pending_task_does_not_start_until_it_is_resumed() -> None:
     assert started(cell.cycle()) == ["job"]
 
 
-def test_a_paused_task_gives_its_slots_up_and_comes_back_with_its_checkpoint() -> None:
+def test_a_paused_task_releases_its_slots_and_resumes_from_its_checkpoint() -> None:
     cell = cell_with()
     cell.checkpoints("job", step=9)
     cell.pause("job")
@@ -344,7 +344,7 @@ def test_a_pause_while_stopping_holds_the_task_once_it_is_back_in_the_queue() ->
     assert cell.task("job").group is None
 
 
-def test_a_resumption_while_stopping_lets_the_task_wait_as_soon_as_it_has_stopped() -> None:
+def test_a_task_that_is_resumed_while_stopping_is_queued_as_soon_as_it_has_stopped() -> None:
     cell = cell_with()
     cell.pause("job")
     cell.cycle()
@@ -374,7 +374,7 @@ def test_a_restart_that_is_due_while_the_task_is_paused_waits_for_the_resumption
     assert started(cell.cycle()) == ["job"]
 
 
-def test_a_pause_of_what_is_over_changes_nothing() -> None:
+def test_a_pause_of_a_finished_task_changes_nothing() -> None:
     cell = cell_with()
     cell.ends("job")
     cell.cycle()
@@ -444,7 +444,7 @@ def test_a_time_limit_counts_running_over_all_attempts() -> None:
     assert (ended.outcome, ended.code) == ("failed", "time_limit")
 
 
-def test_a_shorter_start_timeout_holds_for_what_is_starting_already() -> None:
+def test_a_shorter_start_timeout_applies_to_tasks_that_are_starting() -> None:
     cell = Cell(start_timeout_s=300)
     cell.node("n1", gpus=1)
     cell.submit("job")
@@ -455,7 +455,7 @@ def test_a_shorter_start_timeout_holds_for_what_is_starting_already() -> None:
     assert kinds(cell.cycle(after_s=20)) == ["AllocationRevoked"]
 
 
-def test_nothing_is_decided_twice_about_a_task_that_nothing_happens_to() -> None:
+def test_no_decision_is_repeated_about_an_unchanged_task() -> None:
     cell = cell_with(gpus=2)
     cell.submit("next", gpus=2)
     assert len(all_of(cell.cycle(), dec.TaskUnschedulableV1)) == 1
@@ -476,7 +476,7 @@ def _more_urgent(cell: Cell) -> None:
 
 
 @pytest.mark.parametrize("then", [_pause, _drain, _more_urgent])
-def test_what_ended_by_itself_is_not_stopped_while_it_holds_its_slots(
+def test_an_attempt_that_ended_by_itself_is_not_stopped_while_it_holds_its_slots(
     then: Callable[[Cell], None],
 ) -> None:
     cell = cell_with()
@@ -489,7 +489,7 @@ def test_what_ended_by_itself_is_not_stopped_while_it_holds_its_slots(
     assert_sound(cell.state)
 
 
-def test_what_ended_by_itself_in_time_is_not_over_its_time_limit() -> None:
+def test_an_attempt_that_ended_in_time_does_not_exceed_its_time_limit() -> None:
     cell = cell_with(time_limit_s=10)
     cell.exits("job")
     cell.cycle()

@@ -42,7 +42,7 @@ def test_a_project_holds_no_more_of_a_pool_than_its_limit_there() -> None:
     assert waits(cell, "one").code == "at_limit"
 
 
-def test_a_department_bounds_what_its_projects_hold_together() -> None:
+def test_a_department_limits_the_sum_of_its_projects() -> None:
     cell = big_cell()
     cell.entitle("p")
     cell.entitle("q")
@@ -54,7 +54,7 @@ def test_a_department_bounds_what_its_projects_hold_together() -> None:
     assert (waits(cell, "two").code, waits(cell, "two").about) == ("at_limit", "d")
 
 
-def test_whoever_waits_for_a_limit_starts_when_enough_was_released_elsewhere() -> None:
+def test_a_task_that_waits_for_a_limit_starts_when_enough_was_released_elsewhere() -> None:
     cell = big_cell()
     cell.entitle_department("d", main=2000)
     cell.submit("one", gpus=2)
@@ -65,7 +65,7 @@ def test_whoever_waits_for_a_limit_starts_when_enough_was_released_elsewhere() -
     assert started(cell.cycle()) == ["two"]
 
 
-def test_raising_a_limit_lets_those_start_that_waited_for_it() -> None:
+def test_raising_a_limit_lets_tasks_start_that_waited_for_it() -> None:
     cell = big_cell()
     cell.entitle("p", limit_milli=1000)
     cell.submit("one", tasks=2)
@@ -74,7 +74,7 @@ def test_raising_a_limit_lets_those_start_that_waited_for_it() -> None:
     assert started(cell.cycle()) == ["one.1"]
 
 
-def test_lowering_a_limit_stops_nothing_that_runs() -> None:
+def test_lowering_a_limit_stops_no_running_task() -> None:
     cell = big_cell()
     cell.submit("one", tasks=4)
     cell.cycle()
@@ -82,7 +82,7 @@ def test_lowering_a_limit_stops_nothing_that_runs() -> None:
     assert cell.cycle() == []
 
 
-def test_a_limit_that_one_task_alone_passes_can_never_be_kept() -> None:
+def test_a_task_above_a_limit_by_itself_never_starts() -> None:
     cell = big_cell()
     cell.entitle("p", limit_milli=1000)
     cell.submit("big", gpus=2)
@@ -94,7 +94,7 @@ def test_a_limit_that_one_task_alone_passes_can_never_be_kept() -> None:
     assert started(cell.cycle()) == ["big"]
 
 
-def test_a_task_at_a_limit_holds_nobody_back() -> None:
+def test_a_task_at_a_limit_blocks_no_other() -> None:
     cell = Cell(preemption=False)
     cell.node("n1", gpus=4)
     cell.entitle("p", limit_milli=1000)
@@ -103,7 +103,7 @@ def test_a_task_at_a_limit_holds_nobody_back() -> None:
     assert started(cell.cycle()) == ["one", "other"]
 
 
-def test_limits_count_shares_of_gpus() -> None:
+def test_limits_count_fractions_of_gpus() -> None:
     cell = big_cell()
     cell.entitle("p", limit_milli=1200)
     cell.submit("half", tasks=3, resources=HALF)
@@ -112,14 +112,14 @@ def test_limits_count_shares_of_gpus() -> None:
     assert wait.numbers == {"limit_milli": 1200, "used_milli": 1000, "asked_milli": 500}
 
 
-def test_tasks_without_gpus_know_no_limit() -> None:
+def test_tasks_without_gpus_have_no_limit() -> None:
     cell = big_cell()
     cell.entitle("p", limit_milli=0)
     cell.submit("cpu", resources=Resources(cpu_milli=1000))
     assert started(cell.cycle()) == ["cpu"]
 
 
-def test_a_project_that_moves_leaves_its_share_of_a_limit_to_those_who_stay() -> None:
+def test_a_project_that_moves_leaves_its_part_of_a_limit_to_the_remaining_projects() -> None:
     cell = big_cell()
     cell.entitle("p")
     cell.entitle("q")
@@ -147,7 +147,7 @@ def test_a_job_holds_no_more_than_its_max_slots() -> None:
     assert started(cell.cycle()) == ["job.2"]
 
 
-def test_max_slots_that_one_task_alone_passes_can_never_be_kept() -> None:
+def test_a_task_above_max_slots_by_itself_never_starts() -> None:
     cell = big_cell()
     cell.submit("job", gpus=3, max_slots_milli=2000)
     cell.cycle()
@@ -172,7 +172,7 @@ def test_max_slots_can_be_raised_lifted_and_lowered_while_tasks_run() -> None:
     assert_sound(cell.state)
 
 
-def test_a_job_with_a_bound_of_its_own_does_not_answer_for_others() -> None:
+def test_a_job_with_a_limit_of_its_own_does_not_stand_for_others() -> None:
     cell = big_cell()
     cell.submit("bound", tasks=2, max_slots_milli=1000)
     cell.submit("free", tasks=2)
@@ -218,7 +218,7 @@ def test_a_failed_task_of_an_array_lets_the_next_one_through_once_it_is_over() -
     assert started(cell.cycle()) == ["array.1"]
 
 
-def test_a_cancelled_task_that_was_held_back_is_passed_over() -> None:
+def test_a_cancelled_task_that_waited_for_max_concurrent_is_skipped() -> None:
     cell = big_cell()
     cell.submit("array", tasks=3, max_concurrent=1)
     cell.cycle()
@@ -232,7 +232,7 @@ def test_a_cancelled_task_that_was_held_back_is_passed_over() -> None:
 # unschedulable: fail
 
 
-def test_a_task_that_can_never_fit_waits_unless_it_would_rather_fail() -> None:
+def test_a_task_that_can_never_fit_waits_unless_its_job_chose_to_fail() -> None:
     cell = Cell()
     cell.node("n1", gpus=2)
     cell.submit("waits", gpus=4)
@@ -261,7 +261,7 @@ def test_it_fails_only_when_it_fits_in_none_of_its_pools() -> None:
     assert waits(cell, "job", "side").code == "insufficient_free"
 
 
-def test_an_array_fails_whole_though_most_of_it_was_held_back() -> None:
+def test_an_array_fails_whole_though_most_tasks_waited_for_max_concurrent() -> None:
     cell = Cell()
     cell.node("n1", gpus=2)
     cell.submit("array", gpus=4, tasks=5, max_concurrent=2, unschedulable=req.Unschedulable.FAIL)
@@ -270,7 +270,7 @@ def test_an_array_fails_whole_though_most_of_it_was_held_back() -> None:
     assert_sound(cell.state)
 
 
-def test_a_node_that_is_away_for_a_while_is_no_reason_to_fail() -> None:
+def test_a_temporarily_unavailable_node_is_no_reason_to_fail() -> None:
     cell = Cell()
     cell.node("n1", gpus=4)
     cell.cordon("n1")
@@ -280,7 +280,7 @@ def test_a_node_that_is_away_for_a_while_is_no_reason_to_fail() -> None:
 
 
 @pytest.mark.parametrize("bounded_by", ["project", "job"])
-def test_no_more_is_stopped_than_the_bounds_let_start(bounded_by: str) -> None:
+def test_no_more_tasks_are_preempted_than_the_limits_let_start(bounded_by: str) -> None:
     cell = Cell()
     cell.node("n1", gpus=8)
     cell.entitle("q", limit_milli=4000 if bounded_by == "project" else None)
@@ -294,7 +294,7 @@ def test_no_more_is_stopped_than_the_bounds_let_start(bounded_by: str) -> None:
     assert_sound(cell.state)
 
 
-def test_a_bound_is_free_again_when_a_promise_is_given_up() -> None:
+def test_a_limit_has_room_again_when_a_reservation_is_dropped() -> None:
     cell = Cell()
     cell.node("n1", gpus=6)
     cell.entitle("q", department="e", limit_milli=6000)
@@ -310,7 +310,7 @@ def test_a_bound_is_free_again_when_a_promise_is_given_up() -> None:
     assert_sound(cell.state)
 
 
-def test_who_reached_a_bound_meanwhile_holds_back_nobody() -> None:
+def test_a_group_that_reached_a_limit_meanwhile_blocks_no_other() -> None:
     cell = Cell()
     cell.pool("side")
     cell.entitle("q", limit_milli=4000)

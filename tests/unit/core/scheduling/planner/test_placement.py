@@ -94,7 +94,7 @@ def test_a_gang_is_placed_exactly_when_there_is_a_way(
 
 
 @given(capacities, gangs)
-def test_counting_places_agrees_with_trying_every_way(
+def test_counting_replicas_that_fit_agrees_with_trying_every_way(
     offers: list[tuple[list[int], int, int]], gang: Shape
 ) -> None:
     index = index_of(offers)
@@ -104,7 +104,7 @@ def test_counting_places_agrees_with_trying_every_way(
 
 
 @given(capacities, capacities, gangs, strategies)
-def test_with_a_second_index_a_gang_needs_room_in_both(
+def test_with_a_second_index_a_gang_needs_capacity_in_both(
     offers: list[tuple[list[int], int, int]],
     others: list[tuple[list[int], int, int]],
     gang: Shape,
@@ -145,6 +145,6 @@ def test_a_gang_prefers_one_node_that_holds_all_of_it_only_if_it_comes_first() -
     assert [capacity.ordinal for capacity, _ in worst] == [1, 1]
 
 
-def test_an_unknown_strategy_is_named_with_those_that_are_known() -> None:
+def test_the_error_for_an_unknown_strategy_lists_the_known_ones() -> None:
     with pytest.raises(UnknownPlacement, match="best_fit, worst_fit"):
         strategy_named("middle_fit")

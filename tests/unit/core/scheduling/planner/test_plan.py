@@ -6,7 +6,7 @@ from yardmaster_core.testing import Cell
 from yardmaster_schemas.events import decisions as dec
 
 
-def test_nobody_starts_to_be_stopped_in_the_same_cycle() -> None:
+def test_no_task_starts_and_is_preempted_in_the_same_cycle() -> None:
     """One that has to wait for the answer of a pool it prefers is not overtaken in the other."""
     cell = Cell()
     cell.pool("side")
@@ -32,9 +32,7 @@ def test_jobs_that_prefer_each_others_pools_do_not_wait_for_each_other() -> None
     assert_sound(cell.state)
 
 
-def test_whoever_waited_behind_a_task_is_asked_again_when_it_stops_waiting_late_in_the_cycle() -> (
-    None
-):
+def test_a_group_behind_a_task_is_reconsidered_when_that_stops_waiting_late_in_the_cycle() -> None:
     cell = Cell(preemption=False)
     cell.node("n1", gpus=2)
     cell.submit("held", preemptible=False)
@@ -49,7 +47,7 @@ def test_whoever_waited_behind_a_task_is_asked_again_when_it_stops_waiting_late_
     assert_sound(cell.state)
 
 
-def test_a_cycle_that_is_cut_short_goes_on_in_the_next() -> None:
+def test_a_cycle_that_is_cut_at_its_limit_continues_in_the_next() -> None:
     cell = Cell()
     cell.node("n1", gpus=8)
     cell.submit("job", tasks=5)
@@ -72,7 +70,7 @@ def test_the_victims_of_one_task_are_decided_together_or_not_at_all() -> None:
     assert kinds(cell.run_until_idle()) == []
 
 
-def test_those_who_wait_sleep_until_something_wakes_them() -> None:
+def test_pending_groups_sleep_until_an_event_wakes_them() -> None:
     cell = Cell()
     cell.node("n1", gpus=1)
     cell.submit("held", priority=1, preemptible=False)
@@ -104,7 +102,7 @@ def test_a_group_that_waits_for_its_victims_stays_awake_until_it_has_its_slots()
     assert not cell.state.pools["main"].awake
 
 
-def test_one_that_no_longer_waits_for_its_victims_lets_others_pass() -> None:
+def test_a_group_that_no_longer_waits_for_its_victims_lets_others_pass() -> None:
     cell = Cell()
     cell.node("n1", gpus=1)
     cell.node("n2", gpus=1)
@@ -138,25 +136,25 @@ def promised() -> Cell:
     return cell
 
 
-def test_what_was_promised_to_one_that_is_cancelled_goes_to_others_at_once() -> None:
+def test_slots_reserved_for_a_cancelled_task_go_to_others_at_once() -> None:
     cell = promised()
     cell.cancel("top")
     assert started(cell.cycle()) == ["equal"]
 
 
-def test_what_was_promised_to_one_that_is_paused_goes_to_others_at_once() -> None:
+def test_slots_reserved_for_a_paused_task_go_to_others_at_once() -> None:
     cell = promised()
     cell.pause("top")
     assert started(cell.cycle()) == ["equal"]
 
 
-def test_what_was_promised_to_one_that_starts_elsewhere_goes_to_others_at_once() -> None:
+def test_slots_reserved_for_a_task_that_starts_elsewhere_go_to_others_at_once() -> None:
     cell = promised()
     cell.node("n2", gpus=2)
     assert started(cell.cycle()) == ["top", "equal"]
 
 
-def test_what_was_promised_to_one_that_may_not_start_any_more_goes_to_others_at_once() -> None:
+def test_slots_reserved_for_a_task_that_reached_a_limit_go_to_others_at_once() -> None:
     cell = promised()
     cell.set_max_slots("top", 1)
     assert started(cell.cycle()) == ["equal"]

@@ -78,16 +78,16 @@ def test_an_event_of_another_topic_is_no_claim(cell: Cell) -> None:
     assert cell.machine.refusal(cell.state, envelope) == "wrong_topic"
 
 
-def test_a_node_speaks_for_itself_only(cell: Cell) -> None:
+def test_a_node_makes_claims_about_itself_only(cell: Cell) -> None:
     assert refused(cell, exited(cell), source="node/n2") == "not_its_author"
     assert refused(cell, exited(cell), source="scheduler/n1") == "not_its_author"
 
 
-def test_a_node_speaks_of_what_was_placed_on_it_only(cell: Cell) -> None:
+def test_a_node_makes_claims_about_replicas_placed_on_it_only(cell: Cell) -> None:
     assert refused(cell, exited(cell, node="n2")) == "not_its_author"
 
 
-def test_a_record_that_came_before_is_a_repeat(cell: Cell) -> None:
+def test_a_record_that_was_applied_before_is_a_repeat(cell: Cell) -> None:
     event = nev.TaskProgressedV1(**about(cell), permille=1)
     cell.claim(event)
     again = cell._inputs[-1]
@@ -111,18 +111,18 @@ def test_another_incarnation_of_the_node_is_stale(cell: Cell) -> None:
     assert refused(cell, drained) == "stale_incarnation"
 
 
-def test_a_lost_node_is_not_listened_to(cell: Cell) -> None:
+def test_claims_of_a_lost_node_are_refused(cell: Cell) -> None:
     claim = exited(cell)
     cell.cycle(silent={"n1": cell.now_ms - 60_000})
     assert refused(cell, claim) == "stale_incarnation"
 
 
-def test_a_task_that_nobody_admitted_is_unknown(cell: Cell) -> None:
+def test_a_task_that_was_not_admitted_is_unknown(cell: Cell) -> None:
     assert refused(cell, exited(cell, task_id="nobody000000.0")) == "unknown_task"
     assert refused(cell, exited(cell, task_id=cell.task("job").job.id + ".7")) == "unknown_task"
 
 
-def test_an_attempt_to_come_is_unknown_and_one_that_is_over_stale(cell: Cell) -> None:
+def test_a_future_attempt_is_unknown_and_a_finished_one_stale(cell: Cell) -> None:
     assert refused(cell, exited(cell, attempt=3)) == "unknown_attempt"
     assert refused(cell, exited(cell, attempt=1)) == "stale_attempt"
     assert refused(cell, exited(cell, replica=1)) == "unknown_attempt"
@@ -135,7 +135,7 @@ def test_an_attempt_that_was_released_is_stale(cell: Cell) -> None:
     assert refused(cell, claim) == "stale_attempt"
 
 
-def test_a_replica_that_was_released_is_stale_while_its_gang_goes_on() -> None:
+def test_a_released_replica_is_stale_while_its_gang_continues() -> None:
     cell = Cell()
     cell.node("n1")
     cell.submit("gang", replicas=2)
@@ -150,7 +150,9 @@ def test_a_replica_starts_once(cell: Cell) -> None:
     assert refused(cell, started(cell)) == "repeated"
 
 
-def test_what_did_not_start_neither_exits_nor_saves_nor_progresses(cell: Cell) -> None:
+def test_a_replica_that_did_not_start_neither_exits_nor_checkpoints_nor_progresses(
+    cell: Cell,
+) -> None:
     assert refused(cell, exited(cell, "next")) == "contradiction"
     checkpoint = nev.CheckpointDoneV1(**about(cell, "next"), uri="s3://c", step=1)
     assert refused(cell, checkpoint) == "contradiction"
@@ -186,7 +188,7 @@ def joined(cell: Cell, name: str, **changes: Any) -> nev.NodeJoinedV1:
     return event
 
 
-def test_a_join_must_make_sense(cell: Cell) -> None:
+def test_a_join_must_be_consistent(cell: Cell) -> None:
     ref = nev.ReplicaRef(task_id=cell.task("job").id, attempt=2, replica=0)
     assert refused(cell, joined(cell, "n9", running=(ref,))) == "contradiction"
     new = {"incarnation": SECOND, "running": (ref,)}
@@ -203,7 +205,7 @@ def test_the_same_incarnation_offers_the_same_resources(cell: Cell, other: dict[
     assert refused(cell, joined(cell, "n1", **other)) == "contradiction"
 
 
-def test_an_incarnation_that_is_over_does_not_come_back(cell: Cell) -> None:
+def test_an_old_incarnation_does_not_return(cell: Cell) -> None:
     cell.cycle(silent={"n1": cell.now_ms - 60_000})
     assert refused(cell, joined(cell, "n1")) == "stale_incarnation"
     cell.node("n1", gpus=1, incarnation=SECOND)
@@ -224,7 +226,7 @@ def test_an_agent_that_started_again_counts_from_the_beginning(cell: Cell) -> No
     assert cell.state.sources["node/n1"] == (2, 0)
 
 
-def test_a_new_incarnation_is_not_judged_by_the_numbers_of_the_one_before(cell: Cell) -> None:
+def test_a_new_incarnation_is_not_compared_with_the_numbers_of_the_one_before(cell: Cell) -> None:
     """Its clock may be behind, and its ledger knows nothing of the one before."""
     lives = [f"{number:012x}" for number in range(10, 90)]
     for number, life in enumerate(lives):
@@ -247,5 +249,5 @@ def test_within_an_incarnation_a_number_that_does_not_rise_is_a_repeat(cell: Cel
     assert cell.state.sources[source] == (8, 0)
 
 
-def test_an_incarnation_speaks_for_itself_only(cell: Cell) -> None:
+def test_an_incarnation_makes_claims_about_itself_only(cell: Cell) -> None:
     assert refused(cell, exited(cell), source=agent_source("n1", SECOND)) == "not_its_author"

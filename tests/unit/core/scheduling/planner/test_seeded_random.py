@@ -16,25 +16,25 @@ from yardmaster_schemas.resources import Resources
 ONE = Resources(gpus=1, gpu_milli=1000)
 
 
-def test_draws_are_the_same_everywhere() -> None:
+def test_random_numbers_are_the_same_on_every_machine() -> None:
     draws = SeededRandom("a key")
     expected = [402128, 960695, 894664, 4569, 26647, 355027, 158907, 581116, 789741, 548881]
     assert [draws.below(1_000_000) for _ in expected] == expected
 
 
 @given(st.text(), st.integers(1, 2**40))
-def test_a_draw_is_below_what_was_asked_for(key: str, number: int) -> None:
+def test_a_random_number_is_below_the_given_bound(key: str, number: int) -> None:
     draws = SeededRandom(key)
     assert all(0 <= draws.below(number) < number for _ in range(20))
 
 
 @given(st.integers(1, 2**200))
-def test_bits_are_counted_from_below(mask: int) -> None:
+def test_bits_are_counted_from_the_lowest(mask: int) -> None:
     expected = [at for at in range(mask.bit_length()) if mask >> at & 1]
     assert [nth_bit(mask, n) for n in range(len(expected))] == expected
 
 
-def test_each_room_that_holds_it_is_as_likely_and_no_other_is_drawn() -> None:
+def test_each_node_that_fits_is_equally_likely_and_no_other_is_drawn() -> None:
     index = index_of([([1000] * (n % 3), 8 if n % 5 else 0, 8) for n in range(30)])
     asked = shape(Resources(gpus=1, gpu_milli=1000, cpu_milli=8))
     holding = {capacity.ordinal for capacity in index.capacities.values() if capacity.holds(asked)}
@@ -48,7 +48,7 @@ def test_each_room_that_holds_it_is_as_likely_and_no_other_is_drawn() -> None:
     assert all(abs(count - 200) < 57 for count in drawn.values())
 
 
-def test_each_gpu_with_a_share_left_is_as_likely() -> None:
+def test_each_gpu_with_a_fraction_free_is_equally_likely() -> None:
     index = index_of([([1000, 400, 600, 300], 0, 0)])
     share = shape(Resources(gpus=1, gpu_milli=400))
     drawn: Counter[Any] = Counter()
@@ -74,7 +74,7 @@ def _where(seed: int, *, restarts: bool) -> list[Any]:
     return found
 
 
-def test_the_same_seed_places_alike_also_after_a_snapshot_and_another_otherwise() -> None:
+def test_one_seed_gives_the_same_placements_also_after_a_snapshot_and_another_seed_others() -> None:
     once = _where(7, restarts=False)
     assert _where(7, restarts=True) == once
     assert _where(8, restarts=False) != once
@@ -87,7 +87,7 @@ def test_replicas_of_a_gang_are_drawn_one_by_one() -> None:
     assert len({capacity.ordinal for capacity, _ in places}) > 6
 
 
-def test_an_attempt_is_drawn_anew() -> None:
+def test_each_attempt_is_drawn_separately() -> None:
     cell = Cell(placement="random")
     for number in range(30):
         cell.node(f"n{number}", gpus=1)
@@ -104,21 +104,21 @@ def test_an_attempt_is_drawn_anew() -> None:
     assert len(seen) > 1
 
 
-def test_each_is_drawn_once() -> None:
+def test_each_item_is_drawn_once() -> None:
     assert sorted(shuffled(1, "x", range(20))) == list(range(20))
     assert list(shuffled(1, "x", [])) == []
 
 
-def test_the_same_lots_come_on_every_machine() -> None:
+def test_the_random_order_is_the_same_on_every_machine() -> None:
     assert list(shuffled(0, "rand/a.0/0", "abcdefgh")) == list("bfdheacg")
 
 
-def test_lots_depend_on_the_seed_and_on_what_they_are_for() -> None:
+def test_the_random_order_depends_on_the_seed_and_the_purpose() -> None:
     things = range(10)
     lots = {tuple(shuffled(seed, what_for, things)) for seed in (1, 2) for what_for in ("a", "b")}
     assert len(lots) == 4
 
 
-def test_everybody_has_the_same_chance() -> None:
+def test_each_item_is_equally_likely_to_come_first() -> None:
     first = Counter(next(shuffled(seed, "x", range(4))) for seed in range(4000))
     assert all(900 < count < 1100 for count in first.values())

@@ -38,7 +38,7 @@ def stopped_on(cell: Cell) -> list[str]:
     return found
 
 
-def test_those_are_stopped_who_leave_whole_nodes() -> None:
+def test_tasks_are_preempted_whose_removal_empties_whole_nodes() -> None:
     cell = spread(8)
     cell.submit("wide", gpus=4, tasks=2, weight=100)
     stopped = stopped_on(cell)
@@ -46,7 +46,7 @@ def test_those_are_stopped_who_leave_whole_nodes() -> None:
     assert {stopped.count(node) for node in stopped} == {4}
 
 
-def test_a_gang_over_several_nodes_gets_a_part_of_each() -> None:
+def test_a_gang_over_several_nodes_gets_slots_of_each() -> None:
     cell = spread(8)
     cell.submit("gang", gpus=2, replicas=3, weight=100)
     stopped = stopped_on(cell)
@@ -55,7 +55,7 @@ def test_a_gang_over_several_nodes_gets_a_part_of_each() -> None:
 
 
 @pytest.mark.parametrize("wide", [1, 3])
-def test_what_is_tried_grows_with_what_is_asked_for_and_not_with_the_cell(
+def test_the_number_of_trials_grows_with_the_request_and_not_with_the_cell(
     wide: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = []
@@ -94,7 +94,7 @@ class Unlimited:
         return True
 
 
-def test_what_a_gang_let_go_of_already_is_not_counted_on_again() -> None:
+def test_slots_that_a_gang_released_already_do_not_count_again() -> None:
     cell = Cell()
     cell.node("n1", gpus=4)
     cell.submit("gang", gpus=2, replicas=2)

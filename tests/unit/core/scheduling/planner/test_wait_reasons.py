@@ -28,7 +28,7 @@ def test_no_matching_node() -> None:
     assert wait.numbers == {"nodes": 2, "left_by_pool": 2, "left_by_type": 0}
 
 
-def test_a_pool_without_nodes_matches_nobody() -> None:
+def test_a_pool_without_nodes_matches_no_task() -> None:
     cell = Cell()
     cell.submit("job")
     cell.cycle()
@@ -57,7 +57,7 @@ def test_exceeds_every_node(asked: Resources, about: str, numbers: dict[str, int
     assert (wait.code, wait.about, wait.numbers) == ("exceeds_every_node", about, numbers)
 
 
-def test_nodes_that_are_away_count_for_what_could_ever_be() -> None:
+def test_unavailable_nodes_count_for_whether_a_task_can_ever_fit() -> None:
     cell = Cell()
     cell.node("n1", gpus=8)
     cell.node("n2", gpus=4)
@@ -163,7 +163,7 @@ def test_waiting_for_victims() -> None:
     assert (wait.code, wait.numbers) == ("waiting_for_victims", {"victims": 2, "asked_milli": 2000})
 
 
-def test_those_behind_a_task_that_waits_for_victims_do_not_take_its_place() -> None:
+def test_tasks_behind_one_that_waits_for_victims_do_not_take_its_slots() -> None:
     cell = Cell()
     cell.node("n1", gpus=1)
     cell.submit("low", priority=90)
@@ -222,7 +222,7 @@ def test_victims_protected() -> None:
     assert len(all_of(cell.cycle(after_s=30), dec.PreemptionRequestedV1)) == 2
 
 
-def test_a_reason_is_written_again_only_when_another_takes_its_place() -> None:
+def test_a_reason_is_recorded_again_only_when_it_changes() -> None:
     cell = Cell()
     cell.node("n1", gpus=4)
     cell.submit("one", preemptible=False)
@@ -239,7 +239,7 @@ def test_a_reason_is_written_again_only_when_another_takes_its_place() -> None:
     assert only(cell.cycle(), dec.TaskUnschedulableV1).wait.code == "nodes_unavailable"
 
 
-def test_a_task_that_nobody_considered_yet_has_no_reason() -> None:
+def test_a_task_that_was_not_considered_yet_has_no_reason() -> None:
     cell = Cell()
     cell.submit("job", pools=("unknown",))
     assert cell.cycle() == []
@@ -283,7 +283,7 @@ def test_pools_are_tried_in_the_order_in_which_a_job_names_them() -> None:
     assert waits(cell, "job", "main").code == "insufficient_free"
 
 
-def test_a_task_goes_to_a_later_pool_only_while_the_one_it_prefers_has_no_room() -> None:
+def test_a_task_goes_to_a_later_pool_only_while_the_preferred_one_has_no_capacity() -> None:
     cell = Cell()
     cell.pool("side")
     cell.submit("job", pools=("side", "main"))
@@ -293,7 +293,7 @@ def test_a_task_goes_to_a_later_pool_only_while_the_one_it_prefers_has_no_room()
     assert only(cell.cycle(), dec.SlotsAllocatedV1).pool == "side"
 
 
-def test_node_types_are_kept_to() -> None:
+def test_requested_node_types_are_respected() -> None:
     cell = Cell()
     cell.node("n1", gpus=1, node_type="pcie")
     cell.node("n2", gpus=1, node_type="sxm")
@@ -303,7 +303,7 @@ def test_node_types_are_kept_to() -> None:
     assert [cell.slots_of("job", i) for i in range(3)] == [[("n2", (0,))], [("n3", (0,))], []]
 
 
-def test_cpus_and_memory_bound_what_fits_as_gpus_do() -> None:
+def test_cpus_and_memory_limit_what_fits_as_gpus_do() -> None:
     cell = Cell()
     cell.node("n1", gpus=8, cpu_milli=5000)
     cell.node("n2", gpus=8, cpu_milli=64_000, memory_mib=3000)
@@ -315,7 +315,7 @@ def test_cpus_and_memory_bound_what_fits_as_gpus_do() -> None:
     assert_sound(cell.state)
 
 
-def test_shares_of_gpus_are_packed_onto_one_and_leave_the_others_whole() -> None:
+def test_fractions_are_packed_onto_one_gpu_and_leave_the_others_whole() -> None:
     cell = Cell()
     cell.node("n1", gpus=2)
     cell.node("n2", gpus=2)
@@ -330,7 +330,7 @@ def test_shares_of_gpus_are_packed_onto_one_and_leave_the_others_whole() -> None
     assert_sound(cell.state)
 
 
-def test_a_shared_gpu_is_whole_again_when_the_last_share_is_released() -> None:
+def test_a_shared_gpu_is_whole_again_when_its_last_fraction_is_released() -> None:
     cell = Cell()
     cell.node("n1", gpus=1)
     cell.submit("half", tasks=2, resources=HALF)
@@ -372,7 +372,7 @@ def protected_cell() -> Cell:
     return cell
 
 
-def test_a_victim_that_is_free_to_be_stopped_sooner_is_waited_for() -> None:
+def test_a_task_waits_for_the_victim_whose_minimum_run_time_ends_first() -> None:
     cell = protected_cell()
     cell.set_priority("b", 5)
     cell.submit("job", gpus=4, priority=10)
@@ -386,7 +386,7 @@ def test_a_victim_that_is_free_to_be_stopped_sooner_is_waited_for() -> None:
     assert waits(cell, "job").code == "waiting_for_victims"
 
 
-def test_victims_in_the_other_lane_are_not_waited_for() -> None:
+def test_victims_of_the_other_queue_class_are_not_waited_for() -> None:
     cell = Cell()
     cell.node("n1", gpus=4, cpu_milli=4000)
     cell.submit("gpus", gpus=4, priority=60, min_runtime_s=3600)
@@ -397,7 +397,7 @@ def test_victims_in_the_other_lane_are_not_waited_for() -> None:
     assert waits(cell, "two").code == "insufficient_free"
 
 
-def test_a_moment_that_is_waited_for_no_more_wakes_nobody_with_or_without_a_restart() -> None:
+def test_an_obsolete_deadline_wakes_no_group_with_or_without_a_restart() -> None:
     cell = protected_cell()
     cell.submit("job", project="q", gpus=4, priority=20, preemptible=False)
     cell.cycle()
@@ -418,7 +418,7 @@ def test_a_moment_that_is_waited_for_no_more_wakes_nobody_with_or_without_a_rest
     assert decided[0] == decided[1]
 
 
-def test_a_pool_that_was_passed_over_is_asked_when_the_preferred_one_breaks_its_promise() -> None:
+def test_a_less_preferred_pool_is_tried_when_the_preferred_one_drops_its_reservation() -> None:
     cell = Cell()
     cell.pool("side")
     cell.node("n1", gpus=4)
@@ -438,7 +438,7 @@ def test_a_pool_that_was_passed_over_is_asked_when_the_preferred_one_breaks_its_
     assert_sound(cell.state)
 
 
-def test_no_more_are_stopped_than_there_are_tasks_over_all_pools() -> None:
+def test_no_more_tasks_are_preempted_over_all_pools_than_are_pending() -> None:
     cell = Cell()
     cell.pool("side")
     cell.node("n1", gpus=4)

@@ -37,7 +37,7 @@ def laid(cell: Cell, name: str) -> list[tuple[str, int]]:
 # One node, or several
 
 
-def test_one_node_that_holds_it_all_is_preferred_also_where_it_is_used() -> None:
+def test_one_node_that_holds_the_whole_task_is_preferred_even_if_it_is_in_use() -> None:
     cell = cell_of(4, 4, 8)
     cell.submit("held", node_types=("any",), avoid_nodes=("n1", "n2"))
     cell.cycle()
@@ -56,7 +56,7 @@ def test_one_node_that_holds_it_all_is_preferred_also_where_it_is_used() -> None
         ((4, 8, 8), 16, [("n2", 8), ("n3", 8)]),
     ],
 )
-def test_else_idle_nodes_of_equal_size_the_largest_that_divides_first(
+def test_else_idle_nodes_of_equal_size_are_used_the_largest_divisor_first(
     sizes: tuple[int, ...], gpus: int, expected: list[tuple[str, int]]
 ) -> None:
     cell = cell_of(*sizes)
@@ -105,7 +105,7 @@ def test_cpus_and_memory_are_needed_on_each_of_the_nodes() -> None:
     assert waits(cell, "other").code == "exceeds_pool", "two nodes have the CPUs, for 4 GPUs"
 
 
-def test_unequal_nodes_are_taken_only_where_the_pool_allows_it() -> None:
+def test_unequal_nodes_are_used_only_if_the_pool_allows_it() -> None:
     for unequal, expected in ((False, []), (True, [("n1", 2), ("n2", 1), ("n3", 1)])):
         cell = cell_of(2, 1, 1, unequal_gangs=unequal)
         cell.submit("job", gpus=4, **WHOLE)
@@ -114,7 +114,7 @@ def test_unequal_nodes_are_taken_only_where_the_pool_allows_it() -> None:
         assert_sound(cell.state)
 
 
-def test_what_unequal_nodes_hold_only_while_others_are_in_use_is_not_never() -> None:
+def test_a_gang_that_fits_only_while_other_nodes_are_in_use_is_not_never() -> None:
     cell = cell_of(5, 4, 3, unequal_gangs=True)
     cell.submit("job", gpus=7, **WHOLE)
     cell.cycle()
@@ -127,7 +127,7 @@ def test_what_unequal_nodes_hold_only_while_others_are_in_use_is_not_never() -> 
     assert laid(cell, "job") == [("n2", 4), ("n3", 3)]
 
 
-def test_allowing_unequal_nodes_is_asked_about_at_once() -> None:
+def test_allowing_unequal_nodes_reconsiders_gangs_at_once() -> None:
     cell = cell_of(2, 1, 1)
     cell.submit("job", gpus=4, **WHOLE)
     cell.cycle()
@@ -136,7 +136,7 @@ def test_allowing_unequal_nodes_is_asked_about_at_once() -> None:
     assert started(cell.cycle()) == ["job"]
 
 
-def test_one_gpu_or_none_is_as_without_a_layout() -> None:
+def test_a_layout_changes_nothing_for_one_gpu_or_none() -> None:
     cell = cell_of(2)
     plain, whole = cell.submit("plain"), cell.submit("whole", **WHOLE)
     cell.submit("none", gpus=0, **WHOLE)
@@ -176,7 +176,7 @@ def test_gang_indivisible(sizes: tuple[int, ...], gpus: int, numbers: dict[str, 
     assert only(decided, dec.TaskEndedV1).code == "unschedulable"
 
 
-def test_fragmented_tells_what_is_idle() -> None:
+def test_fragmented_reports_the_idle_capacity() -> None:
     cell = cell_of(4, 4, 4)
     for name, others in (("one", ("n2", "n3")), ("two", ("n1", "n3"))):
         cell.submit(name, preemptible=False, avoid_nodes=others)
@@ -210,7 +210,7 @@ def test_nodes_unavailable() -> None:
 # Stopping others for it
 
 
-def test_whole_nodes_are_emptied_for_it_and_only_those_it_needs() -> None:
+def test_only_the_whole_nodes_that_it_needs_are_emptied_for_a_task() -> None:
     cell = cell_of(2, 2, 2)
     cell.submit("low", tasks=6, priority=90)
     cell.cycle()
@@ -228,7 +228,7 @@ def test_whole_nodes_are_emptied_for_it_and_only_those_it_needs() -> None:
     assert_sound(cell.state)
 
 
-def test_what_is_freed_for_it_is_kept_for_it() -> None:
+def test_slots_released_for_a_task_stay_reserved_for_it() -> None:
     cell = cell_of(2, 2)
     cell.submit("low", tasks=4, priority=90)
     cell.cycle()
@@ -246,7 +246,7 @@ def test_what_is_freed_for_it_is_kept_for_it() -> None:
 # Nodes to avoid
 
 
-def test_a_node_that_is_avoided_gets_nothing_and_is_counted() -> None:
+def test_an_avoided_node_gets_no_task_and_is_counted() -> None:
     cell = cell_of(4, 4)
     cell.submit("job", gpus=4, avoid_nodes=("n1", "n9"))
     cell.submit("other", gpus=4, avoid_nodes=("n1",), preemptible=False, priority=90)
@@ -275,7 +275,7 @@ def test_all_nodes_avoided_is_never() -> None:
     assert started(cell.cycle()) == ["job"]
 
 
-def test_a_gang_too_big_without_the_nodes_it_avoids_says_how_many_those_are() -> None:
+def test_a_gang_too_large_without_its_avoided_nodes_reports_their_number() -> None:
     cell = cell_of(4, 4, 4)
     cell.submit("job", gpus=12, avoid_nodes=("n2",), **WHOLE)
     cell.cycle()
@@ -286,7 +286,7 @@ def test_a_gang_too_big_without_the_nodes_it_avoids_says_how_many_those_are() ->
     )
 
 
-def test_nobody_is_stopped_on_a_node_that_is_avoided() -> None:
+def test_no_task_is_preempted_on_an_avoided_node() -> None:
     cell = cell_of(2, 2)
     cell.submit("low", tasks=4, priority=90)
     cell.cycle()
@@ -295,7 +295,7 @@ def test_nobody_is_stopped_on_a_node_that_is_avoided() -> None:
     assert {e.nodes for e in stops} == {("n1",)}
 
 
-def test_what_asks_for_neither_keeps_the_shape_it_had() -> None:
+def test_a_job_with_neither_layout_nor_avoided_nodes_keeps_its_shape() -> None:
     cell = Cell()
     known = cell.submit("job", gpus=2)
     avoiding = cell.submit("avoiding", gpus=2, avoid_nodes=("n1",))
@@ -338,7 +338,7 @@ def expected_nodes(
 
 
 @given(offers_of_nodes, st.integers(2, 9), st.integers(0, 2), st.booleans())
-def test_it_goes_where_the_rule_says_and_nowhere_else(
+def test_a_task_on_whole_nodes_is_placed_by_the_documented_rule(
     offers: list[tuple[list[int], int]], gpus: int, cpu_milli: int, unequal: bool
 ) -> None:
     index = index_of([(slots, cpu, 0) for slots, cpu in offers])
@@ -356,7 +356,7 @@ def test_it_goes_where_the_rule_says_and_nowhere_else(
 
 
 @given(offers_of_nodes, st.integers(2, 9), st.sets(st.integers(0, 5)))
-def test_what_is_promised_to_others_is_not_taken(
+def test_slots_reserved_for_others_are_not_taken(
     offers: list[tuple[list[int], int]], gpus: int, promised: set[int]
 ) -> None:
     index = index_of([(slots, cpu, 0) for slots, cpu in offers])
@@ -392,7 +392,7 @@ def test_a_layout_is_exact_and_equal_unless_the_pool_allows_otherwise(
 
 
 @given(st.integers(2, 40), st.dictionaries(st.sampled_from([1, 2, 4, 8]), st.integers(1, 4)))
-def test_where_each_size_divides_the_next_unequal_nodes_are_found_whenever_there_are_any(
+def test_if_each_size_divides_the_next_unequal_nodes_are_found_whenever_they_exist(
     gpus: int, some: dict[int, int]
 ) -> None:
     nodes = {size: some[size] for size in sorted(some, reverse=True)}

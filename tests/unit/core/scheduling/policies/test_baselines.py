@@ -34,7 +34,7 @@ def test_which_policies_are_strict() -> None:
 
 
 @pytest.mark.parametrize("policy", STRICT)
-def test_nobody_passes_who_comes_first_in_line(policy: str) -> None:
+def test_no_task_passes_the_first_in_the_queue(policy: str) -> None:
     cell = Cell(policy=policy)
     cell.node("n1", gpus=2)
     cell.submit("one")
@@ -45,7 +45,7 @@ def test_nobody_passes_who_comes_first_in_line(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", STRICT)
-def test_who_is_behind_says_whom_he_is_behind(policy: str) -> None:
+def test_a_waiting_task_reports_which_task_is_ahead(policy: str) -> None:
     cell = Cell(policy=policy)
     cell.submit("big", gpus=2)
     cell.submit("tiny")
@@ -62,7 +62,7 @@ def test_who_is_behind_says_whom_he_is_behind(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", STRICT)
-def test_tasks_without_gpus_wait_in_the_same_line(policy: str) -> None:
+def test_tasks_without_gpus_wait_in_the_same_queue(policy: str) -> None:
     cell = Cell(policy=policy)
     cell.node("n1", gpus=1)
     cell.submit("one")
@@ -73,7 +73,7 @@ def test_tasks_without_gpus_wait_in_the_same_line(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", STRICT)
-def test_one_after_another_starts_when_room_comes(policy: str) -> None:
+def test_tasks_start_one_after_another_as_capacity_is_released(policy: str) -> None:
     cell = Cell(policy=policy)
     cell.node("n1", gpus=4)
     cell.submit("all", gpus=4)
@@ -105,7 +105,7 @@ def test_the_next_moves_up_when_the_first_is_cancelled(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", STRICT)
-def test_what_can_never_fit_holds_nobody_up(policy: str) -> None:
+def test_a_task_that_can_never_fit_blocks_no_other(policy: str) -> None:
     cell = Cell(policy=policy)
     cell.node("n1", gpus=2)
     cell.submit("huge", gpus=3)
@@ -117,7 +117,7 @@ def test_what_can_never_fit_holds_nobody_up(policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", STRICT)
-def test_who_is_held_back_by_a_bound_holds_nobody_up(policy: str) -> None:
+def test_a_task_at_its_limit_blocks_no_other(policy: str) -> None:
     cell = Cell(policy=policy)
     cell.node("n1", gpus=4)
     cell.submit("many", gpus=1, tasks=2, max_slots_milli=1000)
@@ -140,7 +140,7 @@ def test_a_pool_may_become_strict_and_cease_to_be(policy: str) -> None:
     assert started(cell.cycle()) == ["tiny"]
 
 
-def test_fifo_stops_nobody() -> None:
+def test_fifo_preempts_no_task() -> None:
     cell = Cell(policy="fifo")
     cell.node("n1", gpus=1)
     cell.submit("be")
@@ -150,7 +150,7 @@ def test_fifo_stops_nobody() -> None:
     assert cell.wait_code("te") == "insufficient_free"
 
 
-def test_lrtp_stops_who_runs_longest_from_now() -> None:
+def test_lrtp_preempts_the_longest_remaining_time() -> None:
     cell = Cell(policy="lrtp")
     cell.node("n1", gpus=3)
     cell.submit("old", runtime_estimate_s=1000)
@@ -168,7 +168,7 @@ def test_lrtp_stops_who_runs_longest_from_now() -> None:
 
 
 @pytest.mark.parametrize("policy", ["lrtp", "rand"])
-def test_baselines_go_on_until_enough_is_freed_and_hand_nobody_back(policy: str) -> None:
+def test_baselines_preempt_until_the_task_fits_and_keep_unneeded_victims(policy: str) -> None:
     cell = Cell(policy=policy, seed=3)
     for number in range(6):
         cell.node(f"n{number}", gpus=1 if number else 2)
@@ -202,7 +202,7 @@ def test_rand_draws_from_the_seed_of_the_pool() -> None:
 
 
 @pytest.mark.parametrize("policy", ["lrtp", "rand"])
-def test_under_baselines_too_only_what_is_preemptible_is_stopped(policy: str) -> None:
+def test_baselines_preempt_only_preemptible_tasks(policy: str) -> None:
     cell = Cell(policy=policy)
     cell.node("n1", gpus=2)
     cell.submit("fixed", preemptible=False)

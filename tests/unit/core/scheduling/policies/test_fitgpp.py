@@ -50,7 +50,7 @@ def test_without_options_it_is_as_in_the_paper() -> None:
     assert (options.s_milli, options.p) == (4000, 1)
 
 
-def test_what_is_not_preemptible_goes_first() -> None:
+def test_non_preemptible_tasks_come_first() -> None:
     cell = fitgpp()
     cell.node("n1", gpus=1)
     best_effort(cell, "be")
@@ -58,7 +58,7 @@ def test_what_is_not_preemptible_goes_first() -> None:
     assert started(cell.cycle()) == ["te"]
 
 
-def test_nobody_is_stopped_for_one_who_fits() -> None:
+def test_no_task_is_preempted_for_one_that_fits() -> None:
     cell = fitgpp()
     cell.node("n1", gpus=2)
     best_effort(cell, "be")
@@ -68,7 +68,7 @@ def test_nobody_is_stopped_for_one_who_fits() -> None:
     assert (started(decided), stopped(decided)) == (["te"], [])
 
 
-def test_a_victim_qualifies_only_where_the_task_fits_once_it_is_gone() -> None:
+def test_a_victim_qualifies_only_if_the_task_fits_without_it() -> None:
     """Equation 2: `small` has the lower score, but its going would not do."""
     cell = fitgpp()
     cell.node("n1", gpus=2)
@@ -81,7 +81,7 @@ def test_a_victim_qualifies_only_where_the_task_fits_once_it_is_gone() -> None:
     assert stopped(cell.cycle()) == ["large"]
 
 
-def test_what_is_free_on_a_victims_node_counts_for_it() -> None:
+def test_free_capacity_on_a_victims_node_counts() -> None:
     cell = fitgpp()
     cell.node("n1", gpus=3)
     best_effort(cell, "small", grace_s=1)
@@ -91,7 +91,7 @@ def test_what_is_free_on_a_victims_node_counts_for_it() -> None:
     assert stopped(cell.cycle()) == ["small"]
 
 
-def test_every_resource_has_to_do() -> None:
+def test_every_resource_must_suffice() -> None:
     cell = fitgpp()
     cell.node("n1", gpus=4, cpu_milli=8000, memory_mib=8192)
     for name, cpu, memory in (("memory", 1000, 6000), ("cpu", 6000, 1000)):
@@ -103,7 +103,7 @@ def test_every_resource_has_to_do() -> None:
     assert stopped(cell.cycle()) == ["cpu"]
 
 
-def test_a_share_of_a_gpu_is_freed_by_a_share_on_the_same_one() -> None:
+def test_a_fraction_of_a_gpu_needs_a_victim_on_the_same_gpu() -> None:
     cell = fitgpp()
     cell.node("n1", gpus=2)
     for name, milli, grace_s in (("half", 500, 1), ("most", 800, 100), ("rest", 500, 2)):
@@ -138,7 +138,7 @@ def test_size_and_grace_period_make_the_score() -> None:
 
 
 @pytest.mark.parametrize(("s_milli", "victim"), [(0, "small"), (4000, "brief")])
-def test_s_says_how_much_a_grace_period_counts(s_milli: int, victim: str) -> None:
+def test_s_is_the_weight_of_the_grace_period(s_milli: int, victim: str) -> None:
     cell = fitgpp(s_milli=s_milli)
     cell.node("n1", gpus=3)
     best_effort(cell, "small", grace_s=300)
@@ -148,7 +148,7 @@ def test_s_says_how_much_a_grace_period_counts(s_milli: int, victim: str) -> Non
     assert stopped(cell.cycle()) == [victim]
 
 
-def test_a_capacity_is_the_most_that_any_node_has() -> None:
+def test_the_capacity_is_the_most_that_any_node_has() -> None:
     cell = fitgpp()
     cell.node("n1", gpus=8, cpu_milli=16_000)
     cell.node("n2", gpus=2, cpu_milli=64_000)
@@ -161,7 +161,7 @@ def test_a_capacity_is_the_most_that_any_node_has() -> None:
     assert (stop.nodes, stop.stop.numbers["size"]) == (("n1",), 265)
 
 
-def test_of_equal_scores_the_earlier_submission_is_stopped() -> None:
+def test_of_equal_scores_the_earlier_submission_is_preempted() -> None:
     cell = fitgpp()
     cell.node("n1", gpus=2)
     best_effort(cell, "one")
@@ -171,7 +171,7 @@ def test_of_equal_scores_the_earlier_submission_is_stopped() -> None:
     assert stopped(cell.cycle()) == ["one"]
 
 
-def test_a_task_is_stopped_no_more_than_p_times_while_others_qualify() -> None:
+def test_a_task_is_preempted_at_most_p_times_while_others_qualify() -> None:
     cell = fitgpp(p=1)
     cell.node("n1", gpus=2)
     best_effort(cell, "brief", grace_s=1)
@@ -208,7 +208,7 @@ def test_p_may_be_unlimited() -> None:
         cell.cycle()
 
 
-def test_where_nobody_qualifies_drawn_ones_go_until_the_task_fits() -> None:
+def test_if_no_victim_qualifies_random_ones_are_preempted_until_the_task_fits() -> None:
     cell = fitgpp()
     cell.node("n1", gpus=4)
     cell.node("n2", gpus=1)
@@ -225,7 +225,7 @@ def test_where_nobody_qualifies_drawn_ones_go_until_the_task_fits() -> None:
     assert {stop.stop.rule for stop in decided} == {"drawn"}
 
 
-def test_whom_the_lot_meets_depends_on_the_seed_alone() -> None:
+def test_random_victims_depend_on_the_seed_alone() -> None:
     def victims(seed: int) -> list[str]:
         cell = fitgpp(seed=seed)
         cell.node("n1", gpus=8)
@@ -239,7 +239,7 @@ def test_whom_the_lot_meets_depends_on_the_seed_alone() -> None:
     assert len({tuple(victims(seed)) for seed in range(6)}) > 1
 
 
-def test_one_over_the_limit_is_drawn_only_after_those_below_it() -> None:
+def test_a_task_over_the_limit_is_drawn_only_after_tasks_below_it() -> None:
     cell = fitgpp(p=1)
     cell.node("n1", gpus=3)
     for name in ("one", "two", "tri"):
@@ -255,7 +255,7 @@ def test_one_over_the_limit_is_drawn_only_after_those_below_it() -> None:
     assert sorted(stopped(cell.cycle())) == sorted({"one", "two", "tri"} - {first})
 
 
-def test_one_over_the_limit_goes_where_nobody_else_would_do() -> None:
+def test_a_task_over_the_limit_is_preempted_if_no_other_suffices() -> None:
     cell = fitgpp(p=1)
     cell.node("n1", gpus=1)
     best_effort(cell, "be")
@@ -270,7 +270,7 @@ def test_one_over_the_limit_goes_where_nobody_else_would_do() -> None:
         cell.cycle()
 
 
-def test_what_is_not_preemptible_is_never_stopped() -> None:
+def test_a_non_preemptible_task_is_never_preempted() -> None:
     cell = fitgpp()
     cell.node("n1", gpus=2)
     urgent(cell, "te1", gpus=2)
@@ -280,7 +280,7 @@ def test_what_is_not_preemptible_is_never_stopped() -> None:
     assert cell.wait_code("te2") == "insufficient_free"
 
 
-def test_a_preemptible_task_has_nobody_stopped() -> None:
+def test_a_preemptible_task_preempts_no_task() -> None:
     cell = fitgpp()
     cell.node("n1", gpus=1)
     best_effort(cell, "one")
@@ -290,7 +290,7 @@ def test_a_preemptible_task_has_nobody_stopped() -> None:
     assert cell.wait_code("two") == "insufficient_free"
 
 
-def test_one_behind_a_waiting_task_of_its_kind_waits_and_has_nobody_stopped() -> None:
+def test_a_task_behind_a_waiting_one_of_its_kind_waits_and_preempts_no_task() -> None:
     cell = fitgpp()
     cell.node("n1", gpus=2)
     best_effort(cell, "be1")
@@ -305,7 +305,7 @@ def test_one_behind_a_waiting_task_of_its_kind_waits_and_has_nobody_stopped() ->
     assert (started(decided), stopped(decided)) == (["te1"], ["be2"])
 
 
-def test_a_preemptible_task_goes_on_with_what_nobody_was_promised() -> None:
+def test_a_preemptible_task_starts_on_slots_that_are_not_reserved() -> None:
     cell = fitgpp()
     cell.node("n1", gpus=4)
     cell.node("n2", gpus=1)
@@ -323,7 +323,7 @@ def test_a_preemptible_task_goes_on_with_what_nobody_was_promised() -> None:
     assert cell.wait_code("be3") == "behind_task"
 
 
-def test_a_stopped_task_comes_back_to_the_top_of_its_line() -> None:
+def test_a_preempted_task_returns_to_the_front_of_its_queue() -> None:
     cell = fitgpp()
     cell.node("n1", gpus=1)
     best_effort(cell, "old")
@@ -338,7 +338,7 @@ def test_a_stopped_task_comes_back_to_the_top_of_its_line() -> None:
     assert started(cell.cycle()) == ["old"]
 
 
-def test_a_task_that_waits_for_its_victim_starts_wherever_room_comes_first() -> None:
+def test_a_task_that_waits_for_its_victim_starts_wherever_capacity_is_free_first() -> None:
     cell = fitgpp()
     cell.node("n1", gpus=1)
     cell.node("n2", gpus=1)
@@ -351,7 +351,7 @@ def test_a_task_that_waits_for_its_victim_starts_wherever_room_comes_first() -> 
     assert started(cell.cycle()) == ["te"]
 
 
-def test_what_already_stops_is_waited_for_before_anybody_else_is_stopped() -> None:
+def test_stopping_tasks_are_waited_for_before_others_are_preempted() -> None:
     cell = fitgpp()
     cell.node("n1", gpus=1)
     cell.node("n2", gpus=1)
@@ -367,7 +367,7 @@ def test_what_already_stops_is_waited_for_before_anybody_else_is_stopped() -> No
     assert cell.wait_code("te2") == "waiting_for_victims"
 
 
-def test_nobody_is_stopped_within_his_minimum_run_time() -> None:
+def test_no_task_is_preempted_within_its_minimum_run_time() -> None:
     cell = fitgpp()
     cell.node("n1", gpus=1)
     best_effort(cell, "be", min_runtime_s=60)
@@ -379,7 +379,7 @@ def test_nobody_is_stopped_within_his_minimum_run_time() -> None:
     assert stopped(cell.cycle(after_s=61)) == ["be"]
 
 
-def test_a_gang_has_as_many_stopped_as_it_needs_by_score() -> None:
+def test_a_gang_preempts_as_many_tasks_as_it_needs_by_score() -> None:
     cell = fitgpp()
     for number in range(3):
         cell.node(f"n{number}", gpus=2)
@@ -389,7 +389,7 @@ def test_a_gang_has_as_many_stopped_as_it_needs_by_score() -> None:
     assert stopped(cell.cycle()) == ["b0x", "b1x"]
 
 
-def test_a_gang_hands_back_whom_it_turns_out_not_to_need() -> None:
+def test_a_gang_does_not_preempt_victims_that_turn_out_unnecessary() -> None:
     cell = fitgpp()
     cell.node("n1", gpus=1)
     cell.node("n2", gpus=3)
@@ -415,7 +415,7 @@ def test_a_gang_is_a_victim_as_a_whole() -> None:
     assert stop.stop.numbers["size"] == 1000
 
 
-def test_a_task_on_whole_nodes_has_them_emptied() -> None:
+def test_a_task_on_whole_nodes_preempts_all_tasks_on_them() -> None:
     cell = fitgpp()
     for name in ("n1", "n2"):
         cell.node(name, gpus=2)
@@ -426,7 +426,7 @@ def test_a_task_on_whole_nodes_has_them_emptied() -> None:
     assert sorted(stopped(cell.cycle())) == ["b1x", "b2x"]
 
 
-def test_nobody_is_stopped_for_what_would_not_fit_even_then() -> None:
+def test_no_task_is_preempted_for_one_that_still_would_not_fit() -> None:
     cell = fitgpp()
     cell.node("n1", gpus=2)
     urgent(cell, "te1")
@@ -437,7 +437,7 @@ def test_nobody_is_stopped_for_what_would_not_fit_even_then() -> None:
     assert cell.wait_code("te2") == "insufficient_free"
 
 
-def test_nodes_that_a_task_may_not_use_are_not_emptied_for_it() -> None:
+def test_no_task_is_preempted_on_nodes_that_the_task_may_not_use() -> None:
     cell = fitgpp()
     cell.node("n1", gpus=1)
     cell.node("n2", gpus=1, node_type="sxm")
@@ -449,7 +449,7 @@ def test_nodes_that_a_task_may_not_use_are_not_emptied_for_it() -> None:
 
 
 @pytest.mark.parametrize("policy", ["fitgpp", "lrtp", "rand"])
-def test_who_was_passed_over_for_a_pool_that_he_likes_better_may_have_that_stopped(
+def test_a_task_deferred_for_a_preferred_pool_may_preempt_what_was_placed_meanwhile(
     policy: str,
 ) -> None:
     # In `side` the preemptible one comes first, here the other: each waits for the other's pool.

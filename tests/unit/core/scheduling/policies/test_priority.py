@@ -47,7 +47,7 @@ def test_inside_one_priority_a_small_task_overtakes_one_that_does_not_fit() -> N
     assert started(cell.cycle()) == ["big", "one"]
 
 
-def test_a_task_that_does_not_fit_has_the_worst_priority_stopped_for_it() -> None:
+def test_a_task_that_does_not_fit_preempts_the_lowest_priority() -> None:
     cell = Cell()
     cell.node("n1", gpus=2)
     cell.submit("mid", priority=40)
@@ -67,7 +67,7 @@ def test_a_task_that_does_not_fit_has_the_worst_priority_stopped_for_it() -> Non
     assert cell.wait_code("top") == "waiting_for_victims"
 
 
-def test_of_one_priority_the_youngest_is_stopped_first() -> None:
+def test_of_one_priority_the_latest_submission_is_preempted_first() -> None:
     cell = Cell()
     cell.node("n1", gpus=3)
     for name in ("one", "two", "three"):
@@ -77,7 +77,7 @@ def test_of_one_priority_the_youngest_is_stopped_first() -> None:
     assert stopped(cell.cycle()) == ["thr"]
 
 
-def test_a_running_task_of_the_same_priority_is_stopped_only_for_an_older_one() -> None:
+def test_a_task_preempts_its_own_priority_only_if_submitted_earlier() -> None:
     cell = Cell()
     cell.node("n1", gpus=1)
     cell.submit("old", gpus=2)
@@ -92,7 +92,7 @@ def test_a_running_task_of_the_same_priority_is_stopped_only_for_an_older_one() 
     assert stopped(cell.cycle()) == []
 
 
-def test_victims_whose_going_does_not_help_are_spared() -> None:
+def test_unneeded_victims_keep_running() -> None:
     cell = Cell()
     cell.node("n1", gpus=2)
     cell.node("n2", gpus=4)
@@ -103,7 +103,7 @@ def test_victims_whose_going_does_not_help_are_spared() -> None:
     assert stopped(cell.cycle()) == ["qua"], "stopping `pair` frees too small a node"
 
 
-def test_nobody_is_stopped_for_a_task_that_would_not_fit_even_then() -> None:
+def test_no_task_is_preempted_for_one_that_would_not_fit_even_then() -> None:
     cell = Cell()
     cell.node("n1", gpus=2)
     cell.submit("low", priority=90)
@@ -113,7 +113,7 @@ def test_nobody_is_stopped_for_a_task_that_would_not_fit_even_then() -> None:
     assert cell.wait_code("top") == "exceeds_every_node"
 
 
-def test_what_is_not_preemptible_is_never_stopped() -> None:
+def test_a_non_preemptible_task_is_never_preempted() -> None:
     cell = Cell()
     cell.node("n1", gpus=1)
     cell.submit("shell", priority=90, preemptible=False)
@@ -123,7 +123,7 @@ def test_what_is_not_preemptible_is_never_stopped() -> None:
     assert cell.wait_code("top") == "insufficient_free"
 
 
-def test_without_preemption_nobody_is_stopped() -> None:
+def test_without_preemption_no_task_is_preempted() -> None:
     cell = Cell(preemption=False)
     cell.node("n1", gpus=1)
     cell.submit("low", priority=90)
@@ -136,7 +136,7 @@ def test_without_preemption_nobody_is_stopped() -> None:
     ("options", "code"),
     [({"preemption": False}, "behind_task"), ({"backfill": False}, "backfill_not_allowed")],
 )
-def test_without_backfilling_nothing_lower_starts_while_something_higher_waits(
+def test_without_backfilling_no_lower_priority_starts_while_a_higher_one_waits(
     options: dict[str, Any], code: str
 ) -> None:
     cell = Cell(**options)
@@ -152,7 +152,7 @@ def test_without_backfilling_nothing_lower_starts_while_something_higher_waits(
     assert started(cell.run_until_idle()) == ["pai"]
 
 
-def test_a_preemptible_task_may_use_room_that_the_first_in_line_cannot() -> None:
+def test_a_preemptible_task_may_use_capacity_that_the_first_in_the_queue_cannot() -> None:
     cell = Cell()
     cell.node("n1", gpus=2)
     cell.submit("held", priority=1, preemptible=False)
@@ -167,7 +167,7 @@ def test_a_preemptible_task_may_use_room_that_the_first_in_line_cannot() -> None
     assert cell.wait_code("shell") == "backfill_not_allowed"
 
 
-def test_nothing_lower_starts_while_slots_are_being_freed_for_a_better_task() -> None:
+def test_no_lower_priority_starts_while_victims_release_slots_for_a_higher_one() -> None:
     cell = Cell()
     cell.node("n1", gpus=2)
     cell.node("n2", gpus=1)
@@ -188,7 +188,7 @@ def test_nothing_lower_starts_while_slots_are_being_freed_for_a_better_task() ->
     assert "nex" in started(decided), "room is there once nobody better waits"
 
 
-def test_what_victims_free_is_kept_for_whom_they_were_stopped() -> None:
+def test_slots_of_victims_are_reserved_for_the_task_that_preempted_them() -> None:
     cell = Cell()
     cell.node("n1", gpus=4)
     cell.submit("one", gpus=2, priority=90)
@@ -205,7 +205,7 @@ def test_what_victims_free_is_kept_for_whom_they_were_stopped() -> None:
     assert started(cell.cycle()) == ["top"]
 
 
-def test_what_a_cancel_frees_is_kept_for_whom_it_was_promised_in_later_cycles_too() -> None:
+def test_slots_that_a_cancel_frees_stay_reserved_in_later_cycles_too() -> None:
     cell = Cell()
     cell.node("n1", gpus=1)
     cell.node("n2", gpus=1)
@@ -223,7 +223,7 @@ def test_what_a_cancel_frees_is_kept_for_whom_it_was_promised_in_later_cycles_to
     assert started(cell.run_until_idle()) == ["pai"]
 
 
-def test_a_preempted_task_keeps_its_place_in_the_queue_and_its_checkpoint() -> None:
+def test_a_preempted_task_keeps_its_queue_position_and_its_checkpoint() -> None:
     cell = Cell()
     cell.node("n1", gpus=1)
     cell.submit("first", priority=50)
@@ -256,7 +256,7 @@ def test_tasks_without_gpus_do_not_wait_for_tasks_with_gpus() -> None:
     assert started(cell.cycle()) == ["cpu"]
 
 
-def test_a_task_is_not_stopped_within_its_minimum_run_time() -> None:
+def test_a_task_is_not_preempted_within_its_minimum_run_time() -> None:
     cell = Cell()
     cell.node("n1", gpus=1)
     cell.submit("low", priority=90, min_runtime_s=60)
@@ -280,7 +280,7 @@ def test_a_wait_is_recorded_once_for_all_equals() -> None:
     assert cell.cycle() == []
 
 
-def test_changing_the_policys_options_takes_effect_and_touches_nothing_that_runs() -> None:
+def test_changed_policy_options_take_effect_and_affect_no_running_task() -> None:
     cell = Cell(preemption=False)
     cell.node("n1", gpus=1)
     cell.submit("low", priority=90)
@@ -291,7 +291,7 @@ def test_changing_the_policys_options_takes_effect_and_touches_nothing_that_runs
     assert stopped(cell.cycle()) == ["low"]
 
 
-def test_all_of_one_priority_that_fit_start_before_others_are_stopped_for_the_rest() -> None:
+def test_all_tasks_of_one_priority_that_fit_start_before_any_preemption_for_the_rest() -> None:
     cell = Cell()
     cell.node("n1", gpus=2)
     cell.node("n2", gpus=1)
@@ -308,7 +308,7 @@ def test_all_of_one_priority_that_fit_start_before_others_are_stopped_for_the_re
     assert stopped(decided) == [], "without the GPU that `small` took the other does not help"
 
 
-def test_what_starts_in_a_cycle_is_not_stopped_in_it() -> None:
+def test_a_task_that_starts_in_a_cycle_is_not_preempted_in_it() -> None:
     cell = Cell()
     cell.node("n1", gpus=2)
     cell.submit("low", priority=90)
@@ -319,7 +319,7 @@ def test_what_starts_in_a_cycle_is_not_stopped_in_it() -> None:
     assert (started(decided), stopped(decided)) == (["one"], [])
 
 
-def test_tasks_of_one_job_do_not_stop_each_other() -> None:
+def test_tasks_of_one_job_do_not_preempt_each_other() -> None:
     cell = Cell()
     cell.node("n1", gpus=2)
     cell.submit("many", tasks=3, max_concurrent=2)
@@ -339,7 +339,7 @@ def test_tasks_of_one_job_do_not_stop_each_other() -> None:
     assert stopped(cell.cycle()) == [], "the earlier task of the same job waits"
 
 
-def test_what_may_not_start_yet_may_have_others_stopped_meanwhile() -> None:
+def test_a_task_that_must_not_start_yet_may_preempt_meanwhile() -> None:
     cell = Cell()
     cell.node("n1", gpus=2)
     cell.node("n2", gpus=2)
@@ -357,7 +357,7 @@ def test_what_may_not_start_yet_may_have_others_stopped_meanwhile() -> None:
     assert started(cell.cycle()) == ["mid"]
 
 
-def test_what_is_kept_for_one_that_may_not_start_yet_is_not_asked_for_twice() -> None:
+def test_slots_reserved_for_a_task_that_must_not_start_yet_are_not_preempted_for_twice() -> None:
     cell = Cell()
     cell.node("n1", gpus=4)
     cell.submit("low", gpus=1, priority=90)
@@ -373,7 +373,9 @@ def test_what_is_kept_for_one_that_may_not_start_yet_is_not_asked_for_twice() ->
 
 
 @pytest.mark.parametrize("options", [{"preemption": False}, {"backfill": False}])
-def test_what_no_node_can_hold_goes_first_all_the_same(options: dict[str, Any]) -> None:
+def test_a_task_that_no_node_can_hold_still_blocks_lower_priorities(
+    options: dict[str, Any],
+) -> None:
     cell = Cell(**options)
     cell.node("n1", gpus=2)
     cell.submit("huge", gpus=4, priority=10)
@@ -387,7 +389,7 @@ def test_what_no_node_can_hold_goes_first_all_the_same(options: dict[str, Any]) 
     assert started(cell.cycle()) == ["hug", "low"]
 
 
-def test_what_no_node_of_one_pool_can_hold_holds_back_nobody_where_it_has_another() -> None:
+def test_a_task_that_one_pool_can_never_hold_blocks_no_task_there_if_it_has_another_pool() -> None:
     cell = Cell(preemption=False)
     cell.node("n1", gpus=2)
     cell.submit("huge", gpus=4, priority=10, pools=("main", "side"))
@@ -395,7 +397,7 @@ def test_what_no_node_of_one_pool_can_hold_holds_back_nobody_where_it_has_anothe
     assert started(cell.cycle()) == ["low"]
 
 
-def test_what_a_cycle_placed_can_be_stopped_in_the_next_for_who_came_before() -> None:
+def test_a_task_placed_in_one_cycle_can_be_preempted_in_the_next_for_an_earlier_one() -> None:
     cell = Cell(policy="priority")
     cell.node("n1", gpus=4)
     cell.node("n2", gpus=3)

@@ -61,7 +61,7 @@ def many(cell: Cell, count: int) -> None:
 # Kinds
 
 
-def test_however_many_jobs_ask_for_the_same_they_are_of_one_kind() -> None:
+def test_any_number_of_jobs_with_equal_demands_are_of_one_kind() -> None:
     cell = shared(4)
     many(cell, 10)
     cell.cycle()
@@ -69,7 +69,7 @@ def test_however_many_jobs_ask_for_the_same_they_are_of_one_kind() -> None:
     assert_sound(cell.state)
 
 
-def test_a_kind_that_nobody_is_of_is_forgotten() -> None:
+def test_a_kind_without_claimants_is_forgotten() -> None:
     cell = shared(4)
     many(cell, 4)
     cell.cycle()
@@ -82,7 +82,7 @@ def test_a_kind_that_nobody_is_of_is_forgotten() -> None:
     assert kinds(cell) == [4]
 
 
-def test_thousands_that_move_at_once_are_where_each_would_have_moved_alone() -> None:
+def test_thousands_of_simultaneous_changes_give_the_same_as_one_by_one() -> None:
     cell = shared(600)
     for number in range(700):
         cell.submit(f"x{number}y")
@@ -99,7 +99,7 @@ def test_thousands_that_move_at_once_are_where_each_would_have_moved_alone() -> 
 # Who is counted again
 
 
-def test_only_who_changed_is_counted_again() -> None:
+def test_only_changed_claimants_are_counted_again() -> None:
     cell = shared(4)
     many(cell, 8)
     cell.run_until_idle()
@@ -125,7 +125,7 @@ def test_only_who_changed_is_counted_again() -> None:
     ],
     ids=["weight", "max slots", "cancel", "pause", "start", "exit"],
 )
-def test_what_changes_a_claim_marks_it(change: Any, expected: list[str]) -> None:
+def test_each_change_of_a_claim_marks_it(change: Any, expected: list[str]) -> None:
     cell = shared(4)
     many(cell, 8)
     cell.run_until_idle()
@@ -139,7 +139,7 @@ def test_what_changes_a_claim_marks_it(change: Any, expected: list[str]) -> None
     assert stale(cell) == expected
 
 
-def test_what_a_draft_moved_is_counted_again_once_it_is_taken_back() -> None:
+def test_claims_changed_by_a_draft_are_counted_again_after_its_roll_back() -> None:
     cell = shared(4)
     many(cell, 8)
     state = cell.machine.begin_cycle(cell.state, 5, cell.now_ms)
@@ -154,7 +154,7 @@ def test_what_a_draft_moved_is_counted_again_once_it_is_taken_back() -> None:
     assert kinds(cell) == [8], "none has"
 
 
-def test_what_a_draft_stops_is_counted_again_once_it_is_taken_back() -> None:
+def test_tasks_stopped_by_a_draft_are_counted_again_after_its_roll_back() -> None:
     cell = shared(4)
     cell.submit("old", tasks=4)
     cell.cycle()
@@ -176,7 +176,7 @@ def test_what_a_draft_stops_is_counted_again_once_it_is_taken_back() -> None:
 # What depends on more than one job
 
 
-def test_who_could_not_fit_counts_once_a_node_came_on_which_he_could() -> None:
+def test_a_claimant_that_could_not_fit_counts_once_a_fitting_node_joins() -> None:
     cell = shared(4)
     cell.submit("small")
     cell.submit("large", gpus=8)
@@ -188,7 +188,7 @@ def test_who_could_not_fit_counts_once_a_node_came_on_which_he_could() -> None:
     assert_sound(cell.state)
 
 
-def test_who_waits_behind_what_cannot_be_stopped_counts_once_it_is_gone() -> None:
+def test_a_claimant_behind_a_non_preemptible_task_counts_once_that_is_gone() -> None:
     cell = shared(8)
     cell.submit("fixed", gpus=8, preemptible=False)
     cell.cycle()
@@ -202,7 +202,7 @@ def test_who_waits_behind_what_cannot_be_stopped_counts_once_it_is_gone() -> Non
     assert_sound(cell.state)
 
 
-def test_who_waits_for_more_than_a_limit_leaves_counts_once_it_leaves_more() -> None:
+def test_a_claimant_above_a_limit_counts_once_the_limit_leaves_more() -> None:
     cell = shared(8)
     cell.pool("spare", policy="fair_share")
     cell.node("s1", gpus=8, pool="spare")
@@ -221,7 +221,7 @@ def test_who_waits_for_more_than_a_limit_leaves_counts_once_it_leaves_more() -> 
     assert_sound(cell.state)
 
 
-def test_a_bound_over_two_pools_is_looked_at_again_when_the_other_pool_frees_some() -> None:
+def test_a_limit_over_two_pools_is_checked_again_when_the_other_pool_releases_some() -> None:
     cell = shared(8)
     cell.pool("spare", policy="fair_share")
     cell.node("s1", gpus=2, pool="spare")
@@ -238,7 +238,7 @@ def test_a_bound_over_two_pools_is_looked_at_again_when_the_other_pool_frees_som
     assert_sound(cell.state)
 
 
-def test_a_projects_limit_that_comes_or_goes_has_all_counted_anew() -> None:
+def test_a_new_or_removed_project_limit_counts_all_claimants_again() -> None:
     cell = shared(8)
     many(cell, 4)
     cell.cycle()
@@ -253,7 +253,7 @@ def test_a_projects_limit_that_comes_or_goes_has_all_counted_anew() -> None:
 
 
 @pytest.mark.parametrize("variant", ["demand_proportional", "max_min"])
-def test_a_project_asks_for_what_its_groups_and_its_bounded_jobs_do(variant: str) -> None:
+def test_a_projects_demand_is_the_sum_of_its_groups_and_its_limited_jobs(variant: str) -> None:
     cell = shared(8, among="project", variant=variant)
     cell.submit("one", tasks=3)
     cell.submit("two", tasks=2, gpus=2)
@@ -266,7 +266,7 @@ def test_a_project_asks_for_what_its_groups_and_its_bounded_jobs_do(variant: str
     assert_sound(cell.state)
 
 
-def test_what_a_project_could_give_back_is_kept_once_it_had_to_give_something() -> None:
+def test_a_projects_reclaimable_tasks_are_kept_once_it_was_above_its_share() -> None:
     cell = shared(4, among="project")
     cell.submit("old", tasks=4)
     cell.run_until_idle()
@@ -288,7 +288,7 @@ def test_what_a_project_could_give_back_is_kept_once_it_had_to_give_something() 
 
 
 @pytest.mark.parametrize("among", ["job", "project"])
-def test_a_restored_cell_asks_for_what_one_that_lived_on_does(among: str) -> None:
+def test_a_restored_cell_has_the_same_demands_as_one_that_kept_running(among: str) -> None:
     cell = shared(4, among=among)
     cell.submit("old", tasks=4)
     cell.submit("fixed", tasks=2, preemptible=False)

@@ -84,7 +84,7 @@ def test_with_weights_of_3_and_1_they_get_4_and_4() -> None:
     assert (held(cell, "ten"), held(cell, "thirty")) == (4, 4)
 
 
-def test_as_the_code_computes_they_get_4_and_4() -> None:
+def test_as_determineds_code_computes_they_get_4_and_4() -> None:
     cell = shared(variant="max_min")
     cell.submit("ten", tasks=10)
     cell.submit("thirty", tasks=30)
@@ -92,7 +92,7 @@ def test_as_the_code_computes_they_get_4_and_4() -> None:
     assert (held(cell, "ten"), held(cell, "thirty")) == (4, 4)
 
 
-def test_who_is_alone_has_all_of_it() -> None:
+def test_a_single_claimant_has_the_whole_pool() -> None:
     cell = shared()
     cell.submit("job", tasks=10)
     assert len(all_of(cell.cycle(), dec.SlotsAllocatedV1)) == 8
@@ -131,7 +131,7 @@ def test_a_job_counts_only_the_tasks_that_max_concurrent_lets_through() -> None:
     assert (held(cell, "array"), held(cell, "free")) == (1, 7)
 
 
-def test_paused_tasks_count_for_nothing() -> None:
+def test_paused_tasks_do_not_count() -> None:
     cell = shared(variant="max_min")
     cell.submit("paused", tasks=20)
     cell.pause("paused")
@@ -142,7 +142,7 @@ def test_paused_tasks_count_for_nothing() -> None:
     assert len(stopped(cell.cycle())) == 4
 
 
-def test_what_could_never_start_counts_for_nothing() -> None:
+def test_tasks_that_could_never_start_do_not_count() -> None:
     cell = shared(variant="max_min")
     cell.submit("huge", gpus=9)
     cell.submit("typed", tasks=20, node_types=("sxm",))
@@ -154,7 +154,7 @@ def test_what_could_never_start_counts_for_nothing() -> None:
 
 
 @pytest.mark.parametrize("most", [1, 4])
-def test_nobody_is_stopped_for_what_is_more_than_its_bound(most: int) -> None:
+def test_no_task_is_preempted_for_demand_above_a_limit(most: int) -> None:
     cell = shared()
     cell.submit("free", tasks=8)
     cell.cycle()
@@ -165,21 +165,21 @@ def test_nobody_is_stopped_for_what_is_more_than_its_bound(most: int) -> None:
     assert waits(cell, "huge").code == "exceeds_max_slots"
 
 
-def test_what_is_more_than_its_bound_counts_for_nothing() -> None:
+def test_demand_above_a_limit_does_not_count() -> None:
     cell = shared()
     cell.submit("huge", gpus=8, max_slots_milli=4000)
     cell.submit("free", tasks=8)
     assert len(started(cell.cycle())) == 8
 
 
-def test_as_the_code_computes_a_bound_counts_also_where_no_task_fits_in_it() -> None:
+def test_as_determineds_code_computes_a_limit_counts_also_if_no_task_fits_in_it() -> None:
     cell = shared(variant="max_min")
     cell.submit("huge", gpus=8, max_slots_milli=4000)
     cell.submit("free", tasks=8)
     assert len(started(cell.cycle())) == 4
 
 
-def test_a_bound_lets_ask_for_whole_tasks_only() -> None:
+def test_a_limit_reduces_a_demand_to_whole_tasks() -> None:
     cell = shared()
     cell.submit("free", tasks=8)
     cell.cycle()
@@ -191,7 +191,7 @@ def test_a_bound_lets_ask_for_whole_tasks_only() -> None:
     assert waits(cell, "pairs").code == "at_max_slots"
 
 
-def test_nothing_is_given_back_for_who_is_at_a_limit_elsewhere() -> None:
+def test_no_task_is_preempted_for_a_claimant_at_a_limit_elsewhere() -> None:
     cell = Cell(policy="fair_share", among="project")
     cell.pool("other")
     cell.node("n1", gpus=8)
@@ -207,7 +207,7 @@ def test_nothing_is_given_back_for_who_is_at_a_limit_elsewhere() -> None:
     assert waits(cell, "gang").code == "at_limit"
 
 
-def test_what_has_no_room_beside_tasks_that_stay_counts_for_nothing() -> None:
+def test_tasks_that_do_not_fit_next_to_non_preemptible_ones_do_not_count() -> None:
     cell = shared(4)
     cell.submit("shell", preemptible=False)
     running(cell, "shell")
@@ -219,7 +219,7 @@ def test_what_has_no_room_beside_tasks_that_stay_counts_for_nothing() -> None:
     assert "free.3" in started(cell.cycle()), "the smallest demand comes first"
 
 
-def test_shares_of_gpus_are_divided_too() -> None:
+def test_fractions_of_gpus_are_divided_too() -> None:
     cell = shared(1, variant="max_min")
     half = Resources(gpus=1, gpu_milli=500)
     cell.submit("one", tasks=2, resources=half)
@@ -227,7 +227,7 @@ def test_shares_of_gpus_are_divided_too() -> None:
     assert started(cell.cycle()) == ["one", "two"]
 
 
-def test_of_gangs_that_would_each_get_half_a_place_the_older_gets_a_whole_one() -> None:
+def test_of_gangs_that_would_each_get_half_their_slots_the_older_gets_all() -> None:
     cell = shared(2)
     cell.submit("old", gpus=2)
     cell.submit("young", gpus=2)
@@ -239,7 +239,7 @@ def test_of_gangs_that_would_each_get_half_a_place_the_older_gets_a_whole_one() 
 
 
 @pytest.mark.parametrize("variant", ["demand_proportional", "max_min"])
-def test_a_newcomer_gets_his_share_of_a_full_pool(variant: str) -> None:
+def test_a_new_claimant_gets_its_share_of_a_full_pool(variant: str) -> None:
     cell = shared(4, variant=variant)
     cell.submit("first", tasks=8)
     cell.cycle()
@@ -255,7 +255,7 @@ def test_a_newcomer_gets_his_share_of_a_full_pool(variant: str) -> None:
     assert cell.run_until_idle() == []
 
 
-def test_the_youngest_of_a_party_is_stopped_first() -> None:
+def test_the_latest_submission_of_a_claimant_is_preempted_first() -> None:
     cell = shared(2)
     cell.submit("first", tasks=2)
     running(cell, "first")
@@ -263,7 +263,7 @@ def test_the_youngest_of_a_party_is_stopped_first() -> None:
     assert stopped(cell.cycle()) == ["first.1"]
 
 
-def test_as_the_code_does_it_the_oldest_is() -> None:
+def test_as_in_determineds_code_the_earliest_submission_is_preempted_first() -> None:
     cell = shared(2, variant="max_min")
     cell.submit("first", tasks=2)
     running(cell, "first")
@@ -271,7 +271,7 @@ def test_as_the_code_does_it_the_oldest_is() -> None:
     assert stopped(cell.cycle()) == ["first"]
 
 
-def test_a_stop_says_for_whom_and_the_numbers_of_both_sides() -> None:
+def test_a_stop_names_its_receiver_and_the_numbers_of_both_sides() -> None:
     cell = shared(2)
     cell.submit("first", tasks=2)
     running(cell, "first")
@@ -290,7 +290,7 @@ def test_a_stop_says_for_whom_and_the_numbers_of_both_sides() -> None:
     }
 
 
-def test_a_stopped_task_goes_on_when_its_share_has_room_again() -> None:
+def test_a_preempted_task_restarts_when_its_share_allows_it() -> None:
     cell = shared(2)
     cell.submit("first", tasks=2)
     running(cell, "first")
@@ -304,7 +304,7 @@ def test_a_stopped_task_goes_on_when_its_share_has_room_again() -> None:
     assert "first.1" in started(cell.run_until_idle())
 
 
-def test_nothing_is_given_back_that_nobody_waits_for() -> None:
+def test_no_task_is_preempted_without_a_receiver() -> None:
     cell = shared(8)
     cell.submit("first", tasks=8)
     cell.cycle()
@@ -316,7 +316,7 @@ def test_nothing_is_given_back_that_nobody_waits_for() -> None:
     assert stopped(cell.run_until_idle()) == []
 
 
-def test_what_cannot_be_stopped_is_not_and_counts_as_part_of_the_share() -> None:
+def test_a_non_preemptible_task_counts_as_part_of_the_share() -> None:
     cell = shared(4, variant="max_min")
     cell.submit("shells", tasks=4, preemptible=False)
     cell.cycle()
@@ -327,7 +327,7 @@ def test_what_cannot_be_stopped_is_not_and_counts_as_part_of_the_share() -> None
     assert waits(cell, "other").code == "insufficient_free"
 
 
-def test_what_is_within_its_minimum_run_time_is_stopped_when_that_is_over() -> None:
+def test_a_task_is_preempted_when_its_minimum_run_time_is_over() -> None:
     cell = shared(2)
     cell.submit("first", tasks=2, min_runtime_s=60)
     cell.cycle()
@@ -343,7 +343,7 @@ def test_what_is_within_its_minimum_run_time_is_stopped_when_that_is_over() -> N
     assert_sound(cell.state)
 
 
-def test_tasks_without_gpus_do_not_wait_for_anybodys_minimum_run_time() -> None:
+def test_tasks_without_gpus_wait_for_no_minimum_run_time() -> None:
     cell = shared(2)
     cell.submit("first", tasks=2, min_runtime_s=60)
     cell.cycle()
@@ -356,7 +356,7 @@ def test_tasks_without_gpus_do_not_wait_for_anybodys_minimum_run_time() -> None:
     assert waits(cell, "cpu").code == "exceeds_every_node"
 
 
-def test_what_is_above_a_lowered_bound_is_given_back_whoever_waits() -> None:
+def test_tasks_above_a_lowered_limit_are_stopped_without_a_receiver() -> None:
     cell = shared(8)
     cell.submit("job", tasks=6)
     cell.cycle()
@@ -370,7 +370,7 @@ def test_what_is_above_a_lowered_bound_is_given_back_whoever_waits() -> None:
     assert held(cell, "job") == 4
 
 
-def test_what_is_above_a_bound_is_given_back_also_within_its_minimum_run_time() -> None:
+def test_tasks_above_a_limit_are_stopped_even_within_their_minimum_run_time() -> None:
     cell = shared(8)
     cell.submit("job", tasks=8, min_runtime_s=60)
     cell.cycle()
@@ -380,7 +380,7 @@ def test_what_is_above_a_bound_is_given_back_also_within_its_minimum_run_time() 
     assert len(stopped(cell.run_until_idle())) == 4
 
 
-def test_a_bound_over_two_shared_pools_is_enforced_once() -> None:
+def test_a_limit_over_two_shared_pools_is_enforced_once() -> None:
     cell = shared(4)
     cell.pool("side", policy="fair_share")
     cell.node("s1", gpus=4, pool="side")
@@ -395,7 +395,7 @@ def test_a_bound_over_two_shared_pools_is_enforced_once() -> None:
     assert held(cell, "job") == 4
 
 
-def test_what_stops_already_and_could_not_be_preempted_counts_as_given_back() -> None:
+def test_a_stopping_non_preemptible_task_counts_as_released() -> None:
     cell = shared(4, among="project")
     cell.entitle("p")
     cell.submit("shell", gpus=2, preemptible=False, project="p")
@@ -411,7 +411,7 @@ def test_what_stops_already_and_could_not_be_preempted_counts_as_given_back() ->
 
 
 @pytest.mark.parametrize("gangs", [1, 2])
-def test_what_is_given_back_makes_those_fit_who_get_it(gangs: int) -> None:
+def test_the_preempted_tasks_make_the_receivers_fit(gangs: int) -> None:
     cell = scattered("demand_proportional")
     cell.submit("pairs", gpus=2, tasks=gangs, weight=gangs)
     obeyed(cell)
@@ -421,15 +421,13 @@ def test_what_is_given_back_makes_those_fit_who_get_it(gangs: int) -> None:
     assert cell.run_until_idle() == []
 
 
-def test_as_the_code_does_it_the_oldest_go_whether_or_not_that_makes_room() -> None:
+def test_as_in_determineds_code_the_oldest_are_preempted_whether_or_not_the_receiver_fits() -> None:
     cell = scattered("max_min")
     cell.submit("pairs", gpus=2, tasks=2)
     assert stopped(cell.run_until_idle()) == ["singles", "singles.1", "singles.2", "singles.3"]
 
 
-def test_as_the_code_does_it_what_is_above_a_share_is_given_back_though_nobody_can_take_it() -> (
-    None
-):
+def test_as_in_determineds_code_tasks_above_a_share_are_preempted_without_a_receiver() -> None:
     cell = shared(variant="max_min")
     cell.submit("free", tasks=8)
     cell.cycle()
@@ -457,7 +455,7 @@ def scattered(variant: str) -> Cell:
     return cell
 
 
-def test_a_gang_on_unequal_nodes_counts_where_it_fits_but_would_not_on_all_of_them() -> None:
+def test_a_gang_on_unequal_nodes_counts_if_it_fits_on_some_but_not_on_all_nodes() -> None:
     cell = Cell(policy="fair_share", unequal_gangs=True)
     cell.node("n5", gpus=5)
     cell.submit("five", gpus=5)
@@ -468,7 +466,7 @@ def test_a_gang_on_unequal_nodes_counts_where_it_fits_but_would_not_on_all_of_th
     assert started(cell.run_until_idle()) == ["seven"]
 
 
-def test_a_party_does_not_start_what_it_gives_back() -> None:
+def test_a_claimant_does_not_start_the_tasks_it_releases() -> None:
     cell = shared(4, variant="max_min")
     cell.submit("first", gpus=2, tasks=4)
     cell.cycle()
@@ -482,7 +480,7 @@ def test_a_party_does_not_start_what_it_gives_back() -> None:
     assert [held(cell, name) for name in ("first", "second", "third")] == [2, 1, 1]
 
 
-def test_a_weight_that_is_changed_moves_shares_live() -> None:
+def test_a_changed_weight_changes_shares_at_once() -> None:
     cell = shared(8, variant="max_min")
     cell.submit("one", tasks=8)
     cell.submit("two", tasks=8)
@@ -495,7 +493,7 @@ def test_a_weight_that_is_changed_moves_shares_live() -> None:
     assert (held(cell, "one"), held(cell, "two")) == (2, 6)
 
 
-def test_a_weight_counts_also_where_nothing_of_the_job_waits() -> None:
+def test_a_weight_counts_also_for_a_job_without_pending_tasks() -> None:
     cell = shared(4, variant="max_min")
     cell.submit("one", tasks=3, weight=3)
     cell.submit("two", tasks=4)
@@ -507,7 +505,7 @@ def test_a_weight_counts_also_where_nothing_of_the_job_waits() -> None:
     assert len(stopped(cell.cycle())) == 1
 
 
-def test_what_stops_waiting_leaves_its_part_to_others_at_once() -> None:
+def test_a_task_that_stops_waiting_leaves_its_part_to_others_at_once() -> None:
     cell = shared()
     cell.submit("ten", tasks=10)
     cell.submit("thirty", tasks=30)
@@ -520,7 +518,7 @@ def test_what_stops_waiting_leaves_its_part_to_others_at_once() -> None:
     assert len(stopped(cell.cycle())) == 2
 
 
-def test_what_begins_to_wait_behind_its_equals_counts_at_once() -> None:
+def test_a_task_that_joins_its_equals_counts_at_once() -> None:
     cell = shared()
     cell.submit("ten", tasks=10)
     cell.submit("thirty", tasks=30)
@@ -534,7 +532,7 @@ def test_what_begins_to_wait_behind_its_equals_counts_at_once() -> None:
     assert len(stopped(cell.cycle())) == 2
 
 
-def test_who_fails_because_he_can_never_start_is_counted_no_more() -> None:
+def test_a_task_that_fails_because_it_can_never_start_no_longer_counts() -> None:
     cell = shared()
     cell.submit("ten", tasks=10)
     cell.submit("thirty", tasks=30)
@@ -547,7 +545,7 @@ def test_who_fails_because_he_can_never_start_is_counted_no_more() -> None:
     assert cell.run_until_idle() == []
 
 
-def test_no_task_is_stopped_to_move_what_is_left_of_rounding() -> None:
+def test_no_task_is_preempted_to_move_a_rounding_remainder() -> None:
     cell = shared(3, among="project")
     cell.submit("one", project="p", tasks=50)
     cell.submit("two", project="q", tasks=50)
@@ -559,7 +557,7 @@ def test_no_task_is_stopped_to_move_what_is_left_of_rounding() -> None:
         assert stopped(cell.run_until_idle()) == []
 
 
-def test_a_node_that_joins_or_goes_moves_shares() -> None:
+def test_a_node_that_joins_or_leaves_changes_shares() -> None:
     cell = shared(2, variant="max_min")
     cell.submit("one", tasks=8)
     cell.submit("two", tasks=8)
@@ -572,7 +570,7 @@ def test_a_node_that_joins_or_goes_moves_shares() -> None:
 # Order
 
 
-def test_tasks_without_gpus_are_apart_and_first_come_first_served() -> None:
+def test_tasks_without_gpus_have_no_shares_and_are_first_come_first_served() -> None:
     cell = shared(1)
     cell.submit("gpu", tasks=3)
     cell.submit("cpu", resources=Resources(cpu_milli=40_000), tasks=2)
@@ -598,7 +596,7 @@ def test_a_task_that_does_not_fit_lets_others_pass() -> None:
     assert held(cell, "second") == 2
 
 
-def test_a_task_that_cannot_be_stopped_counts_as_fixed_from_the_next_cycle_on() -> None:
+def test_a_non_preemptible_task_counts_as_fixed_from_the_next_cycle_on() -> None:
     cell = shared(4, variant="max_min")
     cell.submit("shell", tasks=4, preemptible=False)
     cell.submit("other", tasks=4)
@@ -630,7 +628,7 @@ def test_a_pool_can_be_divided_among_projects() -> None:
     assert_sound(cell.state)
 
 
-def test_a_projects_weight_counts_also_where_nothing_of_it_waits() -> None:
+def test_a_projects_weight_counts_also_without_pending_tasks() -> None:
     cell = shared(4, among="project", variant="max_min")
     cell.entitle("p", weight=3)
     cell.entitle("q")
@@ -644,7 +642,7 @@ def test_a_projects_weight_counts_also_where_nothing_of_it_waits() -> None:
     assert len(stopped(cell.cycle())) == 1
 
 
-def test_of_a_project_that_gives_back_the_youngest_task_is_stopped() -> None:
+def test_of_a_project_above_its_share_the_latest_task_is_preempted() -> None:
     cell = shared(4, among="project")
     cell.submit("one", tasks=2)
     cell.submit("two", tasks=2)
@@ -691,7 +689,7 @@ def test_a_project_counts_no_more_than_its_limits() -> None:
 # The pool's choice
 
 
-def test_a_pool_that_changes_to_fair_share_and_back_files_who_waits_anew() -> None:
+def test_a_pool_that_changes_to_fair_share_and_back_groups_pending_tasks_again() -> None:
     cell = Cell()
     cell.node("n1", gpus=4)
     cell.submit("one", tasks=8)
@@ -748,7 +746,7 @@ def test_a_restart_at_any_point_decides_the_same() -> None:
         assert_sound(twins[1].state)
 
 
-def test_options_are_closed() -> None:
+def test_unknown_options_are_refused() -> None:
     assert ("fair_share", 1) in POLICIES
     ref = req.PolicyRef(name="fair_share", options={"variant": "max_min", "among": "project"})
     assert options_of(ref).among == "project"
