@@ -1,4 +1,4 @@
-"""`core.commit`: which records count, and that what does not fit is loud."""
+"""`core.commit`: which records count, and which contradictions are reported."""
 
 from collections.abc import Callable
 from dataclasses import replace

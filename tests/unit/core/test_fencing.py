@@ -1,4 +1,4 @@
-"""How a pool's `fence: kill` becomes seconds, and that a loss always comes after them."""
+"""The seconds of a pool's `fence: kill`, and that a node is lost only after them."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def test_a_node_is_lost_after_its_fence_at_any_clock_rates(timeout_s: int) -> No
     fence_s = fencing.fence_of(config(timeout_s))
     assert fence_s is not None
     assert fence_s >= fencing.LEAST_FENCE_S
-    assert (fence_s + LATE_S) / RATE + 1 < timeout_s * RATE, "a second is left to kill in"
+    assert (fence_s + LATE_S) / RATE + 1 < timeout_s * RATE, "less than a second remains to kill"
     assert fence_s <= fencing.fence_of(config(fencing.least_timeout_s(fence_s)))  # type: ignore[operator]
     assert fencing.least_timeout_s(fence_s) <= timeout_s
 

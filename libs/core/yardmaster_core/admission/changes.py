@@ -311,7 +311,7 @@ def judge_slots(state: AdmissionState, request: r.NodeSlotsChangeRequestedV1) ->
 
 
 def judge_enrollment(state: AdmissionState, request: r.NodeEnrolRequestedV1) -> Event:
-    """Its pool exists. A revoked node counts as never enrolled, but its revision goes on."""
+    """Its pool exists. A revoked node counts as never enrolled, but its revision continues."""
     row = state.enrolled.get(request.node)
     known = 0 if row is None or row.revoked else row.revision
     return (

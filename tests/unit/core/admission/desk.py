@@ -1,4 +1,4 @@
-"""Drives quota's machine as the runtime does; checks on every cycle what holds on all of them."""
+"""Drives quota's machine as the runtime does, and checks the invariants of every cycle."""
 
 import json
 from collections.abc import Sequence
@@ -110,7 +110,7 @@ class Desk:
             self.ask(*setup)
 
     def ask(self, *requests: Event, limit: int = 1000) -> list[Event]:
-        """The verdicts on requests of one gateway, taken in one cycle (judged in more by limit)."""
+        """The verdicts on requests of one gateway; `limit` may spread them over several cycles."""
         records = []
         for request in requests:
             records.append(envelope(request, seq=self.seq))
@@ -123,7 +123,7 @@ class Desk:
         return verdict
 
     def take(self, records: Sequence[Envelope[Event]], limit: int = 1000) -> list[Event]:
-        """Cycles until nothing waits; records that cannot be believed are refused and noted."""
+        """Run cycles until no request is pending; invalid records are refused and noted."""
         verdicts: list[Event] = []
         records = list(records)
         while True:
@@ -147,8 +147,8 @@ class Desk:
         kept = self.machine.load(CELL, json.loads(before))
         kept, decisions, complete = self.machine.decide_in_place(kept, limit=limit)
         same = CycleResult(decisions, self.machine.digest(kept), complete)
-        assert same == verdict, "decided otherwise for good"
-        assert len(verdict.decisions) <= limit, "the limit was not kept"
+        assert same == verdict, "decide_in_place decides differently"
+        assert len(verdict.decisions) <= limit, "the limit is exceeded"
         for decision in verdict.decisions:
             self.record(decision)
             verdicts.append(decision.event)

@@ -1,4 +1,4 @@
-"""Appliers: every published event has its place; a record that cannot be true stops the reader."""
+"""Appliers: each published event has one, and a record that contradicts the state stops."""
 
 import pytest
 
@@ -53,7 +53,7 @@ def impossible(desk, verdict):
     before = desk.dumped()
     with pytest.raises(ImpossibleEvent) as caught:
         desk.machine.apply(desk.state, verdict, OWN)
-    assert desk.dumped() == before, "a refused record left a trace"
+    assert desk.dumped() == before, "a refused record changed the state"
     return str(caught.value)
 
 

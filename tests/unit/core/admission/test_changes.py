@@ -1,4 +1,4 @@
-"""Changes of jobs, pools, departments, projects and nodes: what is accepted, and why not."""
+"""Verdicts on changes of jobs, pools, departments, projects and nodes."""
 
 from dataclasses import replace
 from typing import Any
@@ -261,11 +261,11 @@ def test_a_pool_whose_policy_does_not_pass_the_check_is_refused(code):
 
 def test_a_policy_for_simulations_is_accepted_in_a_simulated_log():
     code = AdmissionCode.POLICY_FOR_SIMULATIONS
-    asked = pool("h100", policy=r.PolicyRef(name="sjf"))
-    refused(Desk(*CELL_SETUP, machine=QuotaMachine(check)).one(asked), code)
+    change = pool("h100", policy=r.PolicyRef(name="sjf"))
+    refused(Desk(*CELL_SETUP, machine=QuotaMachine(check)).one(change), code)
     simulated = replace(LOG, mode=r.LogMode.SIMULATED)
     desk = Desk(*CELL_SETUP, machine=QuotaMachine(check), log=simulated)
-    assert isinstance(desk.one(asked), a.PoolConfiguredV1)
+    assert isinstance(desk.one(change), a.PoolConfiguredV1)
     odd = pool("h100", policy=r.PolicyRef(name="odd"))
     refused(desk.one(odd), AdmissionCode.POLICY_UNKNOWN)
 
@@ -340,7 +340,7 @@ def test_slots_of_any_node_are_disabled_as_requested():
         assert verdict == a.NodeSlotsChangedV1(node="gpu-07", disabled=disabled, stop=stop)
 
 
-# Enrolment -----------------------------------------------------------------------------------
+# Enrollment -----------------------------------------------------------------------------------
 
 
 def enrol(

@@ -1,4 +1,4 @@
-"""Which records are believed, how cycles are cut, what a snapshot holds."""
+"""Which records are accepted, how cycles are cut, and the content of a snapshot."""
 
 import json
 from dataclasses import replace
@@ -34,7 +34,7 @@ CORDON = NodeCordonRequestedV1(node="gpu-07")
 def refusal(desk, record):
     before = desk.dumped()
     code = desk.machine.refusal(desk.state, record)
-    assert desk.dumped() == before, "asking for a refusal changed the state"
+    assert desk.dumped() == before, "refusal changed the state"
     return code
 
 
@@ -120,7 +120,7 @@ def test_last_records_do_not_accumulate_with_gateway_starts():
     kept = {name: mark for name, mark in desk.state.sources.items() if name not in named}
     assert sorted(kept) == starts[20:]
     assert named.items() <= dict(desk.state.sources.items()).items()
-    # One that runs on is taken after it was forgotten, in place of the next oldest.
+    # A start that was dropped and writes again replaces the next oldest one.
     assert len(desk.take([envelope(CORDON, source=starts[0], epoch=9, seq=1)])) == 1
     kept = {name: mark for name, mark in desk.state.sources.items() if name not in named}
     assert sorted(kept) == [starts[0], *starts[21:]]
@@ -267,6 +267,6 @@ def test_fields_added_later_count_in_the_digest_unless_they_have_their_default()
 
 
 def test_the_digest_of_a_known_history_does_not_change():
-    """Logs outlive versions: a digest that changes makes every log written before look touched."""
+    """With another digest, every older log would look changed."""
     known = "77e812ec2f581f59359b0a029a81607d7068d4c3ec19f4e12c2ec63c3c59d825"
     assert busy_desk().state.digest() == known

@@ -1,4 +1,4 @@
-"""What is admitted can be allocated: the record of its allocation is not larger than a batch."""
+"""The allocation of an admitted job fits into a batch."""
 
 import pytest
 
@@ -18,7 +18,7 @@ NO_GPU = Resources(cpu_milli=100)
 
 
 def worst(replicas: int, slots: int) -> int:
-    """Bytes of a batch with one allocation, everything in it of the greatest length."""
+    """Bytes of a batch with one allocation whose fields have their greatest length."""
     placements = tuple(
         Placement(
             replica=MAX_REPLICAS - 1,

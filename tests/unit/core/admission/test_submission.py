@@ -1,4 +1,4 @@
-"""Who is admitted, with which defaults, and why not."""
+"""Verdicts on submitted jobs: defaults of admitted jobs, and reasons of rejections."""
 
 import pytest
 

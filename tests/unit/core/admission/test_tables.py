@@ -1,4 +1,4 @@
-"""Tables: drafts that cost what they change, a digest that only depends on what is there."""
+"""Tables: drafts, and a digest that depends only on the rows."""
 
 from yardmaster_core.admission.tables import Table
 

@@ -1,6 +1,6 @@
-"""The audit finds each planted violation, and nothing else, in logs that are clean without it.
+"""The audit finds exactly the planted violation in logs that are otherwise correct.
 
-One file, though a long one: it is read beside the table of predicates, S1 to S11 in its order.
+One file, because its tests follow the table of predicates from S1 to S11.
 """
 
 import dataclasses
@@ -136,7 +136,7 @@ def requeued(task: str, attempt: int = 1, not_before_ms: int = 0) -> TaskRequeue
 
 
 def preempted(log: LogBuilder, task: str, attempt: int = 1, **stop: Any) -> PreemptionRequestedV1:
-    """Asked to stop in the cycle a second from now, for `B` unless told otherwise."""
+    """Preempt a task in a cycle one second later, by default for `B`."""
     full = {"code": StopCode.PRIORITY, "rule": "higher_priority", "for_task": B} | stop
     return PreemptionRequestedV1(
         task_id=task,
@@ -300,7 +300,7 @@ def test_an_uncommitted_batch_is_dropped_by_the_next_term(log: LogBuilder) -> No
 
 
 def test_both_ends_compute_the_same_digests() -> None:
-    """Else the audit would find broken what commit.py wrote."""
+    """Otherwise the audit would report correct chains as broken."""
     headers = (("ce_id", b"x/1/0"), ("ce_type", b"T"))
     for value in (b"{}", b"", None):
         ours = audited.record_digest(b"main", headers, value)
@@ -1105,7 +1105,7 @@ def test_s11_digests_of_a_standby(log: LogBuilder) -> None:
 
 
 class _Held:
-    """As much of an event log as the audit reads."""
+    """The part of an event log that the audit uses."""
 
     def __init__(self, log: LogBuilder) -> None:
         self.log = log

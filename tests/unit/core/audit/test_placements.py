@@ -1,4 +1,4 @@
-"""The audit of where tasks are laid: whole nodes, nodes to avoid, disabled slots (S3, S5, S10)."""
+"""The audit of placements: whole nodes, avoided nodes, disabled slots (S3, S5, S10)."""
 
 from typing import Any
 
@@ -31,8 +31,8 @@ __all__ = ["log"]
 
 
 def eight(gpus: int = 8) -> dict[str, Any]:
-    asked = Resources(gpus=gpus, gpu_milli=1000, cpu_milli=1000, memory_mib=1024)
-    return {"layout": Layout.WHOLE_NODES, "resources": asked}
+    requested = Resources(gpus=gpus, gpu_milli=1000, cpu_milli=1000, memory_mib=1024)
+    return {"layout": Layout.WHOLE_NODES, "resources": requested}
 
 
 BOTH = (placed("n1", 0, 1, 2, 3), placed("n2", 0, 1, 2, 3, replica=1))
@@ -149,13 +149,13 @@ def test_s3_more_tasks_without_gpus_than_the_pool_allows_on_a_node(log: LogBuild
     expect_one(log, "S3", "2 tasks without GPUs open, at most 1")
 
 
-@pytest.mark.parametrize(("asked", "clean"), [(True, True), (False, False)])
+@pytest.mark.parametrize(("stop", "clean"), [(True, True), (False, False)])
 def test_s10_a_stop_for_a_slot_that_need_not_be_emptied(
-    log: LogBuilder, asked: bool, clean: bool
+    log: LogBuilder, stop: bool, clean: bool
 ) -> None:
     admit(log, JOB)
     run(log, A, placed("n1", 0))
-    slots(log, "n1", 0, stop=asked)
+    slots(log, "n1", 0, stop=stop)
     log.scheduler.cycle(stopped(log, A, StopCode.SLOT_DISABLED, "n1"))
     if clean:
         assert found(log) == ()

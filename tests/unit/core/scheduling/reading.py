@@ -1,4 +1,4 @@
-"""Reads decisions by the names that a test gave its jobs."""
+"""Readers of decisions that use the job names of a test."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -17,7 +17,7 @@ def all_of(events: Sequence[Event], kind: type[E]) -> list[E]:
 
 
 def only(events: Sequence[Event], kind: type[E]) -> E:
-    """The one decision of a type."""
+    """The only decision of a type."""
     found = all_of(events, kind)
     assert len(found) == 1, f"{len(found)} of {kind.TYPE} in {events}"
     return found[0]
@@ -40,9 +40,9 @@ def _named(task_id: str) -> str:
 
 
 def waits(cell: Cell, name: str, pool: str = "main") -> Wait:
-    """Why a job's tasks that are pending wait in a pool, with its numbers checked."""
+    """The wait of a job's pending tasks in a pool, with its numbers checked."""
     group = next((t.group for t in cell.task(name).job.tasks if t.group is not None), None)
-    assert group is not None, f"{name} does not wait"
+    assert group is not None, f"{name} is not pending"
     wait = group.waits[pool][0]
     assert set(wait.numbers) <= set(NUMBERS[wait.code]), wait
     return wait

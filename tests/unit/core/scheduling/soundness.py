@@ -1,7 +1,6 @@
-"""Compares the state's indexes, sums and queues with what its facts say, the slow and obvious way.
+"""Compares the state's indexes, sums and queues with slow computations from its facts.
 
-Called after every cycle of the property tests, and wherever a test wants to know that nothing is
-off.
+Called after every cycle of the property tests, and by other tests at interesting points.
 """
 
 from collections import Counter
@@ -36,7 +35,7 @@ from yardmaster_schemas.reasons import WaitCode
 
 
 def assert_sound(state: ClusterState) -> None:
-    """Fail with what is off, if anything is. The state must be between two cycles."""
+    """Assert that all derived data is right; the state must be between two cycles."""
     tasks = [task for job in state.jobs.values() for task in job.tasks]
     _tasks(state, tasks)
     _slots(state, tasks)
@@ -44,10 +43,10 @@ def assert_sound(state: ClusterState) -> None:
     for pool in state.pools.values():
         assert pool.preempts == REGISTRY.traits(pool.config).preempts, pool.name
         assert pool.lowest_placed_priority is None, (
-            f"{pool.name}: what a cycle placed is not looked at again"
+            f"{pool.name}: the last cycle's priorities are not reset"
         )
         _capacities(state, pool, tasks)
-        _asking(state, pool)
+        _workload(state, pool)
         _victims(pool, tasks)
         _queues(state, pool, tasks)
         _remembered(pool)
@@ -55,7 +54,9 @@ def assert_sound(state: ClusterState) -> None:
         at = node.pool_name or ""
         expected = bool(at) and is_barred(state.enrolled, node, at)
         assert node.barred == expected, f"{node.name}: expected barred to be {expected}"
-        assert not node.revoked or state.revoked.get(node.name) is node, f"{node.name}: forgotten"
+        assert not node.revoked or state.revoked.get(node.name) is node, (
+            f"{node.name}: not in revoked"
+        )
         forgotten = node.silent_ms and node.state is NodeState.UP
         assert not forgotten or node.name in state.node_attention, f"{node.name}: stale silence"
     _digest(state)
@@ -146,12 +147,12 @@ def _remembered(pool: Pool) -> None:
     if pool.config is None:
         return
     for shape in {group.shape.fit: group.shape for group in pool.groups.values()}.values():
-        told = could_fit(pool, shape)
+        cached = could_fit(pool, shape)
         kept = dict(pool.policy_cache)
         pool.policy_cache.clear()
         found = could_fit(pool, shape)
         pool.policy_cache.update(kept)
-        assert told == found, f"{pool.name} remembers wrongly whether {shape.id} could fit"
+        assert cached == found, f"{pool.name}: wrong cache of could_fit for {shape.id}"
 
 
 def _sums(state: ClusterState, tasks: list[Task]) -> None:
@@ -186,14 +187,14 @@ def _capacities(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
             rebuilt._index(capacity)
             if node.usable:
                 rebuilt.open_node(capacity)
-        assert contents(index) == contents(rebuilt), f"{label} of {pool.name} is off"
+        assert contents(index) == contents(rebuilt), f"{label} of {pool.name} is wrong"
         rebuilt.workload = index.workload
         for (rank, _), kept in index.rankings.items():
             kept.update(index.capacities)
             rank_of = partial(_rank, rank, rebuilt, kept.shape)
-            anew = Ranking(kept.shape, rank_of, set(rebuilt.capacities))
-            anew.update(rebuilt.capacities)
-            assert kept.order == anew.order, f"an order of {label} of {pool.name} is off"
+            fresh = Ranking(kept.shape, rank_of, set(rebuilt.capacities))
+            fresh.update(rebuilt.capacities)
+            assert kept.order == fresh.order, f"an order of {label} of {pool.name} is wrong"
     traits = REGISTRY.traits(pool.config)
     assert (pool.shares, pool.per_job) == (traits.shares, traits.per_job)
     assert pool.shares or not (pool.reshare or pool.reshare_next)
@@ -214,9 +215,9 @@ def _capacities(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
     for project, holders in pool.usage_by_project.items():
         assert holders.releasing_milli == sum(h.releasing_milli for h in holders.jobs.values())
         for holding in holders.jobs.values():
-            leaving = {t: milli for t, milli in holding.tasks.items() if t.releasing}
-            assert holding.releasing == leaving, f"what {project.name} gives back is off"
-            assert holding.releasing_milli == sum(leaving.values())
+            releasing = {t: milli for t, milli in holding.tasks.items() if t.releasing}
+            assert holding.releasing == releasing, f"what {project.name} releases is wrong"
+            assert holding.releasing_milli == sum(releasing.values())
     _shares(state, pool)
     stopping = [
         t for t in tasks if t.run and t.run.pool_name == pool.name and t.run.stop and t.run.open
@@ -234,21 +235,21 @@ def _capacities(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
         assert pool.stopping_for[queue_class] == promised
 
 
-def _asking(state: ClusterState, pool: Pool) -> None:
-    """What tasks asked for, and what of it counts for placing, is what it is from the beginning."""
+def _workload(state: ClusterState, pool: Pool) -> None:
+    """The counted requests are those of all admitted jobs."""
     if pool.workload is None:
         return
-    anew = WorkloadCounter()
+    fresh = WorkloadCounter()
     for job in state.jobs.values():
         if pool.name in job.spec.pools:
-            anew.add(job.shape, job.spec.tasks)
-    assert pool.workload.counts == anew.counts
-    assert pool.workload.workload.counts == anew.workload.counts
+            fresh.add(job.shape, job.spec.tasks)
+    assert pool.workload.counts == fresh.counts
+    assert pool.workload.workload.counts == fresh.workload.counts
 
 
 def _shares(state: ClusterState, pool: Pool) -> None:
-    """The pool's demands are what they are made anew, and what a walk over all jobs finds."""
-    assert pool.demands is not None or not pool.stale, "marked for nobody"
+    """The pool's demands equal newly computed ones, and the result of a pass over all jobs."""
+    assert pool.demands is not None or not pool.stale, "stale without demands"
     assert pool.shares or not (pool.demands or pool.reclaimable)
     for claimant, line in pool.reclaimable.items():
         able = [
@@ -258,7 +259,7 @@ def _shares(state: ClusterState, pool: Pool) -> None:
             for task in holding.tasks
             if not task.releasing
         ]
-        assert list(line.in_order()) == sorted(able), "what somebody could give back is off"
+        assert list(line.in_order()) == sorted(able), "reclaimable tasks are wrong"
     if not pool.shares:
         return
     assert pool.config is not None
@@ -268,25 +269,25 @@ def _shares(state: ClusterState, pool: Pool) -> None:
     if kept is not None:
         kept.update(state)
     pool.demands = None
-    anew = current_demands(state, pool, options.among, whole_tasks=whole_tasks)
+    fresh = current_demands(state, pool, options.among, whole_tasks=whole_tasks)
     if kept is None:
         pool.demands = None
     else:
         pool.demands = kept
-        assert _contents(kept) == _contents(anew), f"the demands of {pool.name} are off"
+        assert _contents(kept) == _contents(fresh), f"the demands of {pool.name} are wrong"
     divide, by_claims = VARIANTS[options.variant], REFERENCE[options.variant]
-    portions = anew.divide(state.pools, divide)
+    shares = fresh.divide(state.pools, divide)
     rows = shares_of(pool, state.pools, options.among, by_claims, whole_tasks=whole_tasks)
     expected = [(r.claimant, r.age, r.weight, r.demand, r.held, r.offer) for r in rows]
-    found = [portions.of(row.claimant) for row in rows]
+    found = [shares.of(row.claimant) for row in rows]
     assert [
         s and (s.claimant, s.age, s.weight, s.demand, s.held, s.share_milli) for s in found
     ] == expected
-    assert len(anew.rows) == len(rows)
+    assert len(fresh.rows) == len(rows)
     below = [row.claimant for row in rows if row.held < row.offer]
-    assert [share.claimant for share in portions.below()] == below
-    waiting = {g for p in below for g in anew.groups_of(p)}
-    # What waits after a failed start is in no share.
+    assert [share.claimant for share in shares.below()] == below
+    waiting = {g for p in below for g in fresh.groups_of(p)}
+    # Tasks whose last starts failed are in no share.
     of_them = (
         g
         for g in pool.groups.values()
@@ -299,11 +300,11 @@ def _shares(state: ClusterState, pool: Pool) -> None:
         if (state.jobs[g.shape.job_id or ""] if among_jobs else state.projects[g.shape.project])
         in below
     }
-    assert waiting == expected_groups, f"who waits in {pool.name} would not be found"
+    assert waiting == expected_groups, f"pending tasks of {pool.name} would not be found"
 
 
 def _contents(demands: DemandTracker) -> dict[str, Any]:
-    """All that shares are worked out from."""
+    """All inputs of shares."""
     return {
         "rows": {claimant: (age, kind.key) for claimant, (age, kind) in demands.rows.items()},
         "claimants": demands.claimants,
@@ -344,7 +345,7 @@ def _rank(rank: Rank, index: CapacityIndex, shape: Shape, capacity: NodeCapacity
 
 
 def contents(index: CapacityIndex) -> dict[str, Any]:
-    """All that a free index answers from."""
+    """All data of a capacity index that queries use."""
     return {
         "capacities": {
             o: (r.slots, r.whole, r.shared, r.cpu_milli, r.memory_mib, r.gpuless_left, r.disabled)
@@ -391,12 +392,12 @@ def _queues(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
             assert task.shape.start_failed == failed, f"{task.id} waits among tasks unlike it"
             assert task.group is pool.groups.get(key), f"{task.id} waits in another group"
             members.setdefault(key, []).append(task)
-    assert pool.groups.keys() == members.keys(), f"{pool.name} keeps groups in which nobody waits"
+    assert pool.groups.keys() == members.keys(), f"{pool.name} keeps groups without pending tasks"
     for key, group in pool.groups.items():
         assert group.queue.live == len(members[key])
         assert list(group.queue.in_order()) == sorted(members[key])
-        assert group.queue.first_entry is min(members[key]), "the first entry does not wait"
-    _lines(pool)
+        assert group.queue.first_entry is min(members[key]), "the first entry is not pending"
+    _strict_queues(pool)
     over = {
         group
         for group in pool.groups.values()
@@ -431,12 +432,12 @@ def _queues(state: ClusterState, pool: Pool, tasks: list[Task]) -> None:
             assert entry in state.limited[project.department], "a limited group would not be woken"
 
 
-def _lines(pool: Pool) -> None:
+def _strict_queues(pool: Pool) -> None:
     line = REGISTRY.traits(pool.config).strict_queue
-    anew = None if line is None else StrictQueues(pool.queue_classes, line)
+    fresh = None if line is None else StrictQueues(pool.queue_classes, line)
     kept = pool.strict_queues
-    assert (kept is None) == (anew is None)
-    if kept is not None and anew is not None:
+    assert (kept is None) == (fresh is None)
+    if kept is not None and fresh is not None:
         behind = {
             group: kept.position_of(group.queue.first)
             for queue_class in pool.queue_classes
@@ -446,10 +447,10 @@ def _lines(pool: Pool) -> None:
             min((place, group.key, group) for group, (at, place) in behind.items() if at == line)[2]
             for line in sorted({line for line, _ in behind.values()})
         ]
-        assert kept.position_of is anew.position_of
+        assert kept.position_of is fresh.position_of
         found = list(kept.first_groups())
         assert found == expected, f"the next in {pool.name} would not be found"
-        assert found == list(anew.first_groups())
+        assert found == list(fresh.first_groups())
 
 
 def _digest(state: ClusterState) -> None:
@@ -470,8 +471,8 @@ def _digest(state: ClusterState) -> None:
     for entity in entities:
         entity.hash = 0
         state.dirty[entity] = None
-    anew = state.digest()
-    assert kept == anew, "the digest does not cover a change"
+    fresh = state.digest()
+    assert kept == fresh, "the digest does not cover a change"
     assert state.total == total % MODULUS
     for entity, hash_ in before:
         assert entity.hash == hash_

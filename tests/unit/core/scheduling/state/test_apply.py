@@ -1,4 +1,4 @@
-"""Events that arrive twice change nothing; events that cannot follow stop the machine."""
+"""Repeated events change nothing; events that contradict the state stop the machine."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -67,7 +67,7 @@ def test_every_decision_may_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None
     eventful()
 
 
-def test_decisions_about_attempts_and_tasks_that_are_over_are_repeats() -> None:
+def test_decisions_about_ended_attempts_and_tasks_are_repeats() -> None:
     cell = eventful()
     before = cell.machine.digest(cell.state)
     about_tasks = (
@@ -90,7 +90,7 @@ def test_folding_the_history_again_gives_the_same_state() -> None:
     assert fold(cell.steps).digest() == cell.state.digest()
 
 
-def test_a_job_admitted_twice_is_one_job() -> None:
+def test_a_repeated_admission_gives_one_job() -> None:
     cell = Cell()
     cell.submit("job", tasks=2)
     cell._inputs.append(cell._inputs[-1])
@@ -98,7 +98,7 @@ def test_a_job_admitted_twice_is_one_job() -> None:
     assert len(cell.state.tasks) == 2
 
 
-def test_an_entitlement_told_twice_wakes_nobody() -> None:
+def test_a_repeated_entitlement_wakes_no_task() -> None:
     cell = Cell()
     cell.node("n1", gpus=1)
     cell.submit("job", gpus=2)
@@ -109,7 +109,7 @@ def test_an_entitlement_told_twice_wakes_nobody() -> None:
     assert cell.cycle() == []
 
 
-def test_a_cancel_and_a_pause_told_twice_are_told_once() -> None:
+def test_a_repeated_cancel_or_pause_changes_nothing() -> None:
     cell = Cell()
     cell.node("n1", gpus=2)
     cell.submit("one")
@@ -121,11 +121,11 @@ def test_a_cancel_and_a_pause_told_twice_are_told_once() -> None:
     assert [e.TYPE for e in cell.cycle()] == ["StopRequested", "StopRequested"]
 
 
-# What contradicts the state
+# Contradictions
 
 
 def impossible(cell: Cell, event: Event, match: str) -> None:
-    """The machine stops on an event, and says what does not fit."""
+    """Assert that the machine stops at an event with a matching message."""
     with pytest.raises(ImpossibleEvent, match=match):
         cell.machine.apply(cell.state, event, "")
 
@@ -141,11 +141,11 @@ def cell() -> Cell:
 
 
 def about(cell: Cell, **changes: Any) -> dict[str, Any]:
-    """What a decision about the job's attempt starts with."""
+    """The first fields of a decision about the job's attempt."""
     return {"task_id": cell.task("job").id, "attempt": 1, **changes}
 
 
-def test_a_job_is_not_admitted_with_another_content(cell: Cell) -> None:
+def test_a_job_admitted_again_with_other_content_is_impossible(cell: Cell) -> None:
     first = next(e for e in cell.history if isinstance(e, adm.TaskAdmittedV1))
     impossible(cell, replace(first, spec=admitted_spec(priority=3)), "another content")
     impossible(cell, replace(first, project="q"), "another content")
@@ -161,28 +161,28 @@ def test_a_job_is_not_admitted_with_another_content(cell: Cell) -> None:
         lambda job: adm.WeightChangedV1(job_id=job, weight=1, revision=2),
     ],
 )
-def test_a_verdict_is_about_a_job_that_was_admitted(
+def test_a_verdict_about_an_unknown_job_is_impossible(
     cell: Cell, event: Callable[[str], Event]
 ) -> None:
-    impossible(cell, event("nobody000000"), "there is no (job|task)")
+    impossible(cell, event("absent000000"), "there is no (job|task)")
 
 
-def test_a_verdict_is_about_a_task_that_the_job_has(cell: Cell) -> None:
+def test_a_verdict_about_an_unknown_task_is_impossible(cell: Cell) -> None:
     job = cell.task("job").job.id
     impossible(cell, adm.CancelAcceptedV1(job_id=job, index=1), "there is no task")
 
 
-def test_an_attempt_follows_the_one_before_and_only_when_that_is_over(cell: Cell) -> None:
+def test_an_attempt_follows_the_previous_one_only_after_its_end(cell: Cell) -> None:
     first = next(e for e in cell.history if isinstance(e, dec.SlotsAllocatedV1))
     impossible(cell, replace(first, attempt=2), "is RUNNING, attempt 1")
-    impossible(cell, replace(first, task_id="nobody000000.0"), "there is no task")
+    impossible(cell, replace(first, task_id="absent000000.0"), "there is no task")
     cell.ends("job", exit_code=0)
     cell.submit("next")
     again = only([e for e in cell.cycle() if "next" in str(e)], dec.SlotsAllocatedV1)
     impossible(cell, replace(again, attempt=3), "attempt 1")
 
 
-def test_an_attempt_that_never_was_is_not_stopped(cell: Cell) -> None:
+def test_a_stop_of_an_unknown_attempt_is_impossible(cell: Cell) -> None:
     stop = Stop(code=StopCode.CANCELLED)
     late = about(cell, attempt=2, nodes=("n1",), stop=stop)
     impossible(cell, dec.StopRequestedV1(**late, grace_s=0, deadline_at_ms=0), "no attempt 2")
@@ -190,14 +190,14 @@ def test_an_attempt_that_never_was_is_not_stopped(cell: Cell) -> None:
     impossible(cell, dec.AllocationRevokedV1(**late), "no attempt 2")
 
 
-def test_what_holds_slots_is_neither_requeued_nor_over(cell: Cell) -> None:
+def test_a_task_that_holds_slots_is_neither_requeued_nor_ended(cell: Cell) -> None:
     requeued = dec.TaskRequeuedV1(**about(cell), code=EndCode.PAUSED, restarts=0)
     impossible(cell, requeued, "still holds slots")
     ended = dec.TaskEndedV1(**about(cell), outcome=dec.Outcome.FAILED, code=EndCode.EXIT)
     impossible(cell, ended, "still holds slots")
 
 
-def test_a_reason_is_one_of_those_who_wait(cell: Cell) -> None:
+def test_a_wait_reason_for_no_pending_task_is_impossible(cell: Cell) -> None:
     wait = Wait(code=WaitCode.FRAGMENTED)
     event = dec.TaskUnschedulableV1(
         task_id=cell.task("job").id, shape="0" * 16, priority=1, pool="main", wait=wait
@@ -205,7 +205,7 @@ def test_a_reason_is_one_of_those_who_wait(cell: Cell) -> None:
     impossible(cell, event, "no task of shape")
 
 
-def test_a_node_is_lost_in_an_incarnation_that_it_had(cell: Cell) -> None:
+def test_the_loss_of_an_unknown_incarnation_is_impossible(cell: Cell) -> None:
     event = dec.NodeLostV1(
         node="n1", incarnation="f" * 12, cause=dec.LossCause.SILENT, last_heard_at_ms=0
     )

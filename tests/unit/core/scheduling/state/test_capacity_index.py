@@ -1,4 +1,4 @@
-"""The free index against a scan of all rooms."""
+"""The capacity index compared with a scan of all nodes."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ resources = st.one_of(
     st.builds(Resources, cpu_milli=st.integers(0, 9), memory_mib=st.integers(0, 9)),
 )
 shapes = st.builds(
-    lambda asked, types: shape(asked, node_types=types),
+    lambda wanted, types: shape(wanted, node_types=types),
     resources,
     st.sampled_from([(), ("sxm",), ("sxm", "any"), ("none",)]),
 )
@@ -36,7 +36,7 @@ nodes = st.lists(
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("take"), shapes, st.integers(0, 5)),
-        st.tuples(st.just("give"), st.none(), st.integers(0, 20)),
+        st.tuples(st.just("release"), st.none(), st.integers(0, 20)),
         st.tuples(st.sampled_from(["open", "close"]), st.none(), st.integers(0, 5)),
         st.tuples(st.just("move"), st.none(), st.integers(0, 5)),
     ),
@@ -44,14 +44,14 @@ steps = st.lists(
 )
 
 
-def shape(asked: Resources, *, replicas: int = 1, **spec: Any) -> Shape:
-    """What a task asks for."""
-    fields = {"replicas_min": replicas, "replicas_max": replicas, "resources": asked, **spec}
+def shape(wanted: Resources, *, replicas: int = 1, **spec: Any) -> Shape:
+    """The shape of a task."""
+    fields = {"replicas_min": replicas, "replicas_max": replicas, "resources": wanted, **spec}
     return shape_of("job", "p", admitted_spec(**fields))
 
 
 class Model:
-    """Rooms without an index: lists of what is free, and scans."""
+    """Capacities without an index, searched by scans."""
 
     def __init__(self, offers: list[tuple[int, int, int, str]]) -> None:
         self.index = CapacityIndex()
@@ -67,32 +67,37 @@ class Model:
     def capacities(self) -> list[NodeCapacity]:
         return [self.index.capacities[o] for o in sorted(self.index.capacities)]
 
-    def fitting(self, asked: Shape) -> list[NodeCapacity]:
-        """Open rooms that hold one replica, by looking at every slot of every room."""
+    def fitting(self, wanted: Shape) -> list[NodeCapacity]:
+        """Open nodes on which one replica fits, by checking every slot."""
         return [
             capacity
             for capacity, node_type, open_ in zip(
                 self.capacities, self.types, self.open, strict=True
             )
             if open_
-            and (not asked.node_types or node_type in asked.node_types)
-            and sum(1 for free in capacity.slots if free >= asked.gpu_milli > 0) >= asked.gpus
-            and capacity.cpu_milli >= asked.cpu_milli
-            and capacity.memory_mib >= asked.memory_mib
+            and (not wanted.node_types or node_type in wanted.node_types)
+            and sum(1 for free in capacity.slots if free >= wanted.gpu_milli > 0) >= wanted.gpus
+            and capacity.cpu_milli >= wanted.cpu_milli
+            and capacity.memory_mib >= wanted.memory_mib
         ]
 
-    def step(self, what: str, asked: Shape | None, number: int) -> None:
-        """One change, to the index and to the model."""
+    def step(self, what: str, wanted: Shape | None, number: int) -> None:
+        """Apply one change to the index and to the model."""
         ordinal = number % len(self.capacities)
         capacity = self.capacities[ordinal]
-        if what == "take" and asked is not None:
-            if capacity in self.fitting(asked):
+        if what == "take" and wanted is not None:
+            if capacity in self.fitting(wanted):
                 part = (
-                    *(capacity.pick(asked), asked.gpu_milli, asked.cpu_milli, asked.memory_mib),
+                    *(
+                        capacity.pick(wanted),
+                        wanted.gpu_milli,
+                        wanted.cpu_milli,
+                        wanted.memory_mib,
+                    ),
                 )
                 self.index.take(capacity, *part)
                 self.taken.append((capacity, part))
-        elif what == "give":
+        elif what == "release":
             if self.taken:
                 capacity, part = self.taken.pop(number % len(self.taken))
                 self.index.release(capacity, *part)
@@ -110,52 +115,52 @@ class Model:
 
 
 @given(nodes, steps, shapes)
-def test_the_index_finds_the_rooms_that_a_scan_finds(
-    offers: list[Any], changes: list[Any], asked: Shape
+def test_the_index_finds_the_nodes_that_a_scan_finds(
+    offers: list[Any], changes: list[Any], wanted: Shape
 ) -> None:
     model = Model(offers)
     for change in changes:
         model.step(*change)
-        expected = {capacity.ordinal for capacity in model.fitting(asked)}
+        expected = {capacity.ordinal for capacity in model.fitting(wanted)}
         for name, strategy in PLACEMENTS.items():
-            found = [capacity.ordinal for capacity in strategy.order(model.index, asked, -1)]
+            found = [capacity.ordinal for capacity in strategy.order(model.index, wanted, -1)]
             assert set(found) == expected, f"{name} after {change}"
-        mask = model.index.candidates(asked)
-        assert all(mask >> o & 1 for o in expected), "candidates leave out rooms that fit"
+        mask = model.index.candidates(wanted)
+        assert all(mask >> o & 1 for o in expected), "candidates lack nodes on which it fits"
 
 
 @given(nodes, steps, shapes)
-def test_rooms_come_in_the_order_of_the_strategy(
-    offers: list[Any], changes: list[Any], asked: Shape
+def test_nodes_come_in_the_order_of_the_strategy(
+    offers: list[Any], changes: list[Any], wanted: Shape
 ) -> None:
     model = Model(offers)
     for change in changes:
         model.step(*change)
-    if asked.gpu_milli == WHOLE:
-        fewest_first = [r.whole for r in best_fit(model.index, asked)]
+    if wanted.gpu_milli == WHOLE:
+        fewest_first = [r.whole for r in best_fit(model.index, wanted)]
         assert fewest_first == sorted(fewest_first)
-    elif not asked.gpus:
+    elif not wanted.gpus:
         used_first = [
-            (r.idle, r.gpuless_left if r.idle else r.whole) for r in best_fit(model.index, asked)
+            (r.idle, r.gpuless_left if r.idle else r.whole) for r in best_fit(model.index, wanted)
         ]
         assert used_first == sorted(used_first)
     else:
-        fullest = next(iter(best_fit(model.index, asked)), None)
-        shared = [r for r in model.fitting(asked) if r.shared >= asked.gpu_milli]
-        if asked.gpus == 1 and shared:
+        fullest = next(iter(best_fit(model.index, wanted)), None)
+        shared = [r for r in model.fitting(wanted) if r.shared >= wanted.gpu_milli]
+        if wanted.gpus == 1 and shared:
             assert fullest is not None
             assert fullest.shared // 50 == min(r.shared // 50 for r in shared)
     emptiest_first = [
         r.gpuless_left / model.index.max_gpuless
-        if r.idle and not asked.gpus
+        if r.idle and not wanted.gpus
         else r.whole / (r.size or 1)
-        for r in worst_fit(model.index, asked)
+        for r in worst_fit(model.index, wanted)
     ]
     assert emptiest_first == sorted(emptiest_first, reverse=True)
 
 
 @given(nodes, steps)
-def test_sums_and_counts_stay_what_they_are_of(offers: list[Any], changes: list[Any]) -> None:
+def test_sums_and_counts_match_the_slots(offers: list[Any], changes: list[Any]) -> None:
     model = Model(offers)
     for change in changes:
         model.step(*change)
@@ -168,12 +173,12 @@ def test_sums_and_counts_stay_what_they_are_of(offers: list[Any], changes: list[
 
 
 @given(nodes, steps)
-def test_giving_all_back_leaves_rooms_as_they_came(offers: list[Any], changes: list[Any]) -> None:
+def test_release_of_everything_restores_capacities(offers: list[Any], changes: list[Any]) -> None:
     model = Model(offers)
     for change in changes:
         model.step(*change)
     while model.taken:
-        model.step("give", None, 0)
+        model.step("release", None, 0)
     for capacity, (gpus, cpu, memory, _) in zip(model.capacities, offers, strict=True):
         assert capacity.slots == [WHOLE] * gpus
         assert (capacity.whole, capacity.shared) == (gpus, 0)
@@ -181,8 +186,8 @@ def test_giving_all_back_leaves_rooms_as_they_came(offers: list[Any], changes: l
 
 
 @given(nodes, steps, shapes)
-def test_the_largest_part_free_is_that_of_the_emptiest_node(
-    offers: list[Any], changes: list[Any], asked: Shape
+def test_largest_is_the_free_capacity_of_the_emptiest_node(
+    offers: list[Any], changes: list[Any], wanted: Shape
 ) -> None:
     model = Model(offers)
     for change in changes:
@@ -192,14 +197,14 @@ def test_the_largest_part_free_is_that_of_the_emptiest_node(
         for capacity, node_type, open_ in zip(
             model.capacities, model.types, model.open, strict=True
         )
-        if open_ and (not asked.node_types or node_type in asked.node_types)
+        if open_ and (not wanted.node_types or node_type in wanted.node_types)
     ]
     whole = max((capacity.whole for capacity in capacities), default=0) * WHOLE
     shared = max((capacity.shared // 50 * 50 for capacity in capacities), default=0)
-    assert model.index.largest(asked) == (whole or shared)
+    assert model.index.largest(wanted) == (whole or shared)
 
 
-def test_what_was_taken_twice_of_a_slot_is_given_back_in_any_order() -> None:
+def test_a_slot_taken_twice_is_released_in_any_order() -> None:
     for order in ((0, 1), (1, 0)):
         index = CapacityIndex()
         capacity = NodeCapacity(0, 2, 0, 0)
@@ -217,7 +222,7 @@ def test_what_was_taken_twice_of_a_slot_is_given_back_in_any_order() -> None:
 disabling = st.lists(
     st.one_of(
         st.tuples(st.just("disable"), st.sets(st.integers(0, 2)), st.integers(0, 1)),
-        st.tuples(st.sampled_from(["take", "give"]), st.just(set()), st.integers(0, 5)),
+        st.tuples(st.sampled_from(["take", "release"]), st.just(set()), st.integers(0, 5)),
         st.tuples(st.just("look"), st.just(set()), st.just(0)),
     ),
     max_size=20,
@@ -227,7 +232,7 @@ disabling = st.lists(
 @given(disabling)
 @example([("disable", {1}, 1), ("look", set(), 0), ("take", set(), 1), ("disable", set(), 1)])
 @example([("disable", {1}, 1), ("look", set(), 0), ("disable", set(), 1), ("take", set(), 1)])
-def test_what_is_idle_is_so_however_slots_were_disabled_taken_and_given_back(
+def test_idle_nodes_do_not_depend_on_the_order_of_changes(
     changes: list[tuple[str, set[int], int]],
 ) -> None:
     index = CapacityIndex()
@@ -243,7 +248,7 @@ def test_what_is_idle_is_so_however_slots_were_disabled_taken_and_given_back(
         elif what == "take" and capacity.whole:
             held.append((capacity, capacity.slots.index(WHOLE)))
             index.take(capacity, (held[-1][1],), WHOLE, 0, 0)
-        elif what == "give" and held:
+        elif what == "release" and held:
             owner, slot = held.pop(number % len(held))
             index.release(owner, (slot,), WHOLE, 0, 0)
         elif what == "look":

@@ -1,4 +1,4 @@
-"""Slots that are put out of use, and bounds on tasks without GPUs."""
+"""Disabled slots, and limits on tasks without GPUs."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def one_node(gpus: int = 4, **options: Any) -> Cell:
 # Disabled slots
 
 
-def test_nothing_new_starts_on_a_disabled_slot() -> None:
+def test_no_task_starts_on_a_disabled_slot() -> None:
     cell = one_node(4)
     cell.disable("n1", 0, 2)
     cell.submit("job", tasks=3, preemptible=False)
@@ -37,7 +37,7 @@ def test_nothing_new_starts_on_a_disabled_slot() -> None:
     assert_sound(cell.state)
 
 
-def test_what_runs_on_a_slot_runs_on_and_leaves_nothing_free_behind() -> None:
+def test_a_task_on_a_disabled_slot_runs_on_and_frees_no_capacity() -> None:
     cell = one_node(2)
     cell.submit("job", tasks=2)
     cell.cycle()
@@ -57,7 +57,7 @@ def test_what_runs_on_a_slot_runs_on_and_leaves_nothing_free_behind() -> None:
 
 
 @pytest.mark.parametrize("preemptible", [True, False])
-def test_with_stop_what_runs_there_is_stopped_with_grace_and_goes_on_elsewhere(
+def test_with_stop_a_task_is_stopped_with_grace_and_continues_elsewhere(
     preemptible: bool,
 ) -> None:
     cell = one_node(2)
@@ -81,7 +81,7 @@ def test_with_stop_what_runs_there_is_stopped_with_grace_and_goes_on_elsewhere(
     assert cell.phase("two") == "running"
 
 
-def test_a_stop_that_was_not_asked_for_at_first_can_be_asked_for_later() -> None:
+def test_a_stop_can_be_requested_later() -> None:
     cell = one_node(1)
     cell.submit("job")
     running(cell, "job")
@@ -91,9 +91,7 @@ def test_a_stop_that_was_not_asked_for_at_first_can_be_asked_for_later() -> None
     assert only(cell.cycle(), dec.StopRequestedV1).stop.code == "slot_disabled"
 
 
-def test_a_stop_that_the_cycle_had_no_room_for_is_decided_in_the_next_also_after_a_restart() -> (
-    None
-):
+def test_a_stop_beyond_the_limit_is_decided_in_the_next_cycle_also_after_a_restart() -> None:
     cell = one_node(2)
     cell.submit("job", tasks=2)
     cell.cycle()
@@ -103,7 +101,7 @@ def test_a_stop_that_the_cycle_had_no_room_for_is_decided_in_the_next_also_after
     assert only(cell.cycle(), dec.StopRequestedV1).task_id == cell.task("job", 1).id
 
 
-def test_slots_stay_disabled_when_their_node_joins_anew_and_after_a_restart() -> None:
+def test_slots_stay_disabled_when_their_node_joins_again_and_after_a_restart() -> None:
     cell = Cell()
     cell.disable("n1", 1, 7)
     cell.cycle()
@@ -122,7 +120,7 @@ def test_slots_stay_disabled_when_their_node_joins_anew_and_after_a_restart() ->
     assert_sound(cell.state)
 
 
-def test_shares_of_a_disabled_slot_are_freed_one_by_one_and_to_nobody() -> None:
+def test_parts_of_a_disabled_slot_are_freed_one_by_one_and_not_reused() -> None:
     cell = one_node(2)
     cell.submit("half", tasks=2, resources=HALF)
     cell.cycle()
@@ -139,7 +137,7 @@ def test_shares_of_a_disabled_slot_are_freed_one_by_one_and_to_nobody() -> None:
     assert [cell.slots_of("pair", i) for i in range(3)] == [[("n1", (1,))], [("n1", (1,))], []]
 
 
-def test_a_gang_that_fits_is_not_kept_from_starting_by_what_a_disabled_slot_still_holds() -> None:
+def test_a_gang_that_fits_starts_although_a_disabled_slot_is_still_held() -> None:
     cell = one_node(1)
     cell.submit("held")
     cell.cycle()
@@ -150,7 +148,7 @@ def test_a_gang_that_fits_is_not_kept_from_starting_by_what_a_disabled_slot_stil
     assert cell.slots_of("gang") == [("n2", (0,)), ("n2", (1,))]
 
 
-def test_a_node_is_as_large_as_the_slots_that_are_not_disabled() -> None:
+def test_the_size_of_a_node_excludes_disabled_slots() -> None:
     cell = Cell()
     for name, gpus in (("n1", 4), ("n2", 3), ("n3", 3)):
         cell.node(name, gpus=gpus)
@@ -175,7 +173,7 @@ def test_a_node_whose_disabled_slot_is_still_held_is_not_idle() -> None:
     assert started(cell.cycle()) == ["job"]
 
 
-def test_too_few_slots_that_are_not_disabled_is_for_now_and_says_so() -> None:
+def test_too_few_enabled_slots_are_a_temporary_wait_with_its_reason() -> None:
     cell = one_node(4)
     cell.disable("n1", 0)
     cell.submit("job", gpus=4)
@@ -189,7 +187,7 @@ def test_too_few_slots_that_are_not_disabled_is_for_now_and_says_so() -> None:
     assert started(cell.cycle()) == ["job"]
 
 
-def test_nobody_is_stopped_for_a_slot_that_is_disabled() -> None:
+def test_no_task_is_preempted_for_a_disabled_slot() -> None:
     cell = one_node(2)
     cell.submit("low", tasks=2, priority=90)
     cell.cycle()
@@ -199,7 +197,7 @@ def test_nobody_is_stopped_for_a_slot_that_is_disabled() -> None:
     assert [e.task_id for e in stops] == [cell.task("low", 0).id]
 
 
-def test_a_state_without_disabled_slots_has_the_digest_it_always_had() -> None:
+def test_a_state_without_disabled_slots_keeps_its_digest() -> None:
     cell, other = one_node(2), one_node(2)
     other.disable("n1", 1)
     other.disable("n1")
@@ -215,7 +213,7 @@ def places(cell: Cell, name: str, count: int) -> list[str]:
     return [node for i in range(count) for node, _ in cell.slots_of(name, i)]
 
 
-def test_tasks_without_gpus_are_bounded_on_each_node() -> None:
+def test_the_number_of_tasks_without_gpus_is_limited_on_each_node() -> None:
     cell = Cell(gpuless_per_node=2)
     cell.node("n1", gpus=1)
     cell.node("n2", gpus=1)
@@ -225,13 +223,13 @@ def test_tasks_without_gpus_are_bounded_on_each_node() -> None:
     assert sorted(places(cell, "job", 5)) == ["n1", "n1", "n2", "n2"]
     wait = waits(cell, "job")
     assert (wait.code, wait.about) == ("insufficient_free", "gpuless")
-    assert cell.phase("gpu") == "starting", "tasks with GPUs are not bounded by it"
+    assert cell.phase("gpu") == "starting", "the limit does not apply to tasks with GPUs"
     assert_sound(cell.state)
     cell.never_starts("job", 0)
     assert started(cell.cycle()) == ["job.4"]
 
 
-def test_the_bound_can_be_changed_and_no_task_is_lost_by_it() -> None:
+def test_the_limit_can_be_changed_without_losing_a_task() -> None:
     cell = Cell(gpuless_per_node=1)
     cell.node("n1", gpus=1)
     cell.submit("job", gpus=0, tasks=4, preemptible=False)
@@ -274,9 +272,7 @@ def test_a_gang_without_gpus_needs_a_place_for_each_replica() -> None:
     assert started(cell.cycle()) == ["gang"]
 
 
-def test_best_fit_puts_tasks_without_gpus_onto_nodes_in_use_then_onto_the_fullest_idle_one() -> (
-    None
-):
+def test_best_fit_places_tasks_without_gpus_on_used_nodes_then_on_the_fullest_idle_one() -> None:
     cell = Cell(gpuless_per_node=3)
     for name in ("n1", "n2", "n3"):
         cell.node(name, gpus=2)
@@ -289,7 +285,7 @@ def test_best_fit_puts_tasks_without_gpus_onto_nodes_in_use_then_onto_the_fulles
         cell.submit(name, gpus=0, preemptible=False)
         cell.cycle()
         nodes += places(cell, name, 1)
-    # 1 GPU free on n3 scores as 1 place left on an idle node would.
+    # One free GPU on n3 scores the same as one place left on an idle node.
     assert nodes == ["n3", "n3", "n3", "n2", "n2", "n1"]
 
 
@@ -305,11 +301,11 @@ def test_worst_fit_spreads_tasks_without_gpus_over_idle_nodes_first() -> None:
         cell.submit(name, gpus=0, preemptible=False)
         cell.cycle()
         nodes += places(cell, name, 1)
-    # Four and three quarters of the places are more than half of the GPUs; then all are equal.
+    # A fraction of 4/4 or 3/4 of the places is more than half of the GPUs; then all are equal.
     assert nodes == ["n2", "n3", "n2", "n3", "n1"]
 
 
-def test_worst_fit_goes_by_the_part_of_a_nodes_gpus_that_is_free() -> None:
+def test_worst_fit_compares_the_free_fraction_of_gpus() -> None:
     cell = Cell(placement="worst_fit")
     cell.node("n1", gpus=5)
     cell.node("n2", gpus=2)
@@ -318,10 +314,10 @@ def test_worst_fit_goes_by_the_part_of_a_nodes_gpus_that_is_free() -> None:
     cell.cycle()
     cell.submit("job")
     cell.cycle()
-    assert cell.slots_of("job") == [("n2", (1,))], "one of two is more than two of five"
+    assert cell.slots_of("job") == [("n2", (1,))], "1/2 is more than 2/5"
 
 
-def test_a_node_takes_512_tasks_without_gpus_where_the_pool_does_not_say() -> None:
+def test_a_node_takes_512_tasks_without_gpus_by_default() -> None:
     cell = Cell()
     cell.node("n1")
     cell.submit("many", gpus=0, tasks=513)

@@ -1,4 +1,4 @@
-"""Enrolment: who may join and with what, who gets nothing new, and what a revocation takes."""
+"""Enrollment: which nodes may join, which get no new tasks, and the effect of a revocation."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ SECOND = "1" * 12
 
 
 def closed(*nodes: str, **bounds: Any) -> Cell:
-    """A cell in which these nodes are enrolled and have joined."""
+    """A cell whose enrolled nodes have joined."""
     cell = Cell(node_timeout_s=60)
     for name in nodes:
         cell.enroll(name, gpus=2, **bounds)
@@ -29,7 +29,7 @@ def refusals(cell: Cell) -> list[RefusalCode]:
     return [code for _, code in cell.refused]
 
 
-def test_a_cell_in_which_nothing_is_enrolled_takes_whoever_comes() -> None:
+def test_a_cell_without_enrollments_accepts_any_node() -> None:
     cell = Cell()
     cell.node("n1", gpus=64, pool="any")
     cell.cycle()
@@ -44,7 +44,7 @@ def test_a_node_that_is_not_enrolled_does_not_join_a_closed_cell() -> None:
     assert "n2" not in cell.state.nodes
 
 
-def test_an_enrolment_of_the_same_cycle_counts() -> None:
+def test_an_enrollment_of_the_same_cycle_counts() -> None:
     cell = Cell()
     cell.enroll("n1")
     cell.node("n2")
@@ -64,7 +64,7 @@ def test_an_enrolment_of_the_same_cycle_counts() -> None:
     ],
     ids=str,
 )
-def test_a_node_joins_with_no_more_than_it_is_enrolled_for(offer: dict[str, Any]) -> None:
+def test_a_node_joins_only_within_its_enrollment(offer: dict[str, Any]) -> None:
     cell = closed("n1")
     cell.enroll("n2", gpus=2, node_type="any", address="127.0.0.1", labels={"rack": "r1"})
     cell.node("n2", **{"gpus": 2, **offer})
@@ -76,7 +76,7 @@ def test_a_node_joins_with_no_more_than_it_is_enrolled_for(offer: dict[str, Any]
     assert not cell.refused
 
 
-def test_a_node_that_was_here_before_keeps_what_it_runs_and_gets_nothing_new() -> None:
+def test_a_node_that_joined_before_keeps_its_tasks_and_gets_no_new_ones() -> None:
     cell = Cell()
     cell.node("n1", gpus=2)
     cell.submit("old")
@@ -103,7 +103,7 @@ def test_a_node_enrolled_for_less_than_it_has_is_barred_until_it_joins_with_less
     assert "SlotsAllocated" in kinds(cell.run_until_idle())
 
 
-def test_an_uncordon_does_not_let_a_barred_node_work() -> None:
+def test_an_uncordoned_node_stays_barred() -> None:
     cell = closed("n1")
     cell.enroll("n1", gpus=1)
     cell.cordon("n1")
@@ -114,7 +114,7 @@ def test_an_uncordon_does_not_let_a_barred_node_work() -> None:
     assert cell.wait_code("job") == "nodes_unavailable"
 
 
-def test_a_restart_keeps_who_is_enrolled_revoked_and_barred() -> None:
+def test_a_restart_keeps_enrollments_revocations_and_bars() -> None:
     cell = closed("n1", "n2")
     cell.submit("job", preemptible=False)
     running(cell, "job")
@@ -131,7 +131,7 @@ def test_a_restart_keeps_who_is_enrolled_revoked_and_barred() -> None:
     assert (lost.node, lost.cause) == (name, "revoked")
 
 
-def test_a_revoked_node_that_holds_nothing_is_lost_at_once() -> None:
+def test_a_revoked_node_without_tasks_is_lost_at_once() -> None:
     cell = closed("n1")
     cell.revoke("n1")
     lost = only(cell.cycle(), dec.NodeLostV1)
@@ -139,7 +139,7 @@ def test_a_revoked_node_that_holds_nothing_is_lost_at_once() -> None:
     assert cell.run_until_idle() == []
 
 
-def test_a_node_that_was_revoked_while_it_was_away_is_refused_when_it_is_back() -> None:
+def test_a_node_revoked_while_down_is_refused_when_it_joins() -> None:
     cell = closed("n1", "n2")
     cell.leaves("n1")
     cell.cycle()
@@ -150,7 +150,7 @@ def test_a_node_that_was_revoked_while_it_was_away_is_refused_when_it_is_back() 
     assert refusals(cell) == [RefusalCode.NOT_ENROLLED]
 
 
-def test_a_join_that_waits_for_the_old_life_to_end_is_forgotten_with_the_revocation() -> None:
+def test_a_revocation_drops_a_pending_join() -> None:
     cell = closed("n1")
     cell.submit("job")
     running(cell, "job")
@@ -163,7 +163,7 @@ def test_a_join_that_waits_for_the_old_life_to_end_is_forgotten_with_the_revocat
     assert cell.state.nodes["n1"].incarnation == "0" * 12
 
 
-def test_a_revoked_node_may_hold_on_for_as_long_as_its_pool_says_now() -> None:
+def test_a_revoked_node_keeps_its_tasks_until_the_pools_current_timeout() -> None:
     cell = Cell(node_timeout_s=60)
     cell.enroll("n1", gpus=1)
     cell.node("n1", gpus=1)
@@ -201,7 +201,7 @@ def test_a_snapshot_changes_nothing_about_when_a_revoked_node_is_lost(
     assert_sound(cell.state)
 
 
-def test_a_timeout_that_is_over_when_it_is_shortened_loses_a_revoked_node_at_once() -> None:
+def test_a_shortened_timeout_that_has_passed_loses_a_revoked_node_at_once() -> None:
     cell = closed("n1")
     cell.submit("job")
     running(cell, "job")
@@ -213,7 +213,7 @@ def test_a_timeout_that_is_over_when_it_is_shortened_loses_a_revoked_node_at_onc
 
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["folded", "restored"])
-def test_a_revoked_node_keeps_the_time_it_had_when_what_had_a_fence_is_gone(
+def test_a_revoked_node_keeps_its_timeout_when_its_fenced_tasks_are_gone(
     restarts: bool,
 ) -> None:
     cell = fenced()
@@ -243,7 +243,7 @@ def fenced() -> Cell:
     return cell
 
 
-def test_a_revoked_node_is_not_lost_by_time_while_what_it_runs_has_a_fence() -> None:
+def test_a_revoked_node_is_not_lost_by_time_while_its_tasks_have_a_fence() -> None:
     cell = fenced()
     cell.revoke("n1")
     assert kinds(cell.cycle()) == ["StopRequested"]
@@ -256,7 +256,7 @@ def test_a_revoked_node_is_not_lost_by_time_while_what_it_runs_has_a_fence() -> 
     assert_sound(cell.state)
 
 
-def test_a_revoked_node_whose_fence_has_run_out_is_lost_by_its_silence() -> None:
+def test_a_revoked_node_whose_fence_expired_is_lost_by_its_silence() -> None:
     cell = fenced()
     cell.revoke("n1")
     cell.cycle()
@@ -266,7 +266,7 @@ def test_a_revoked_node_whose_fence_has_run_out_is_lost_by_its_silence() -> None
 
 
 @pytest.mark.parametrize("how", ["lost", "left"])
-def test_a_node_revoked_while_it_was_away_is_the_same_after_a_restart(how: str) -> None:
+def test_a_node_revoked_while_down_is_the_same_after_a_restart(how: str) -> None:
     cell = closed("n1", "n2")
     if how == "left":
         cell.leaves("n1")
@@ -284,7 +284,7 @@ def test_a_node_revoked_while_it_was_away_is_the_same_after_a_restart(how: str) 
     assert cell.run_until_idle() == []
 
 
-def test_a_silence_that_passed_does_not_lose_a_node_that_is_revoked_later() -> None:
+def test_a_past_silence_does_not_lose_a_node_that_is_revoked_later() -> None:
     cell = closed("n1")
     cell.submit("job")
     running(cell, "job")
@@ -305,7 +305,7 @@ def test_the_last_revocation_does_not_open_the_cell_again() -> None:
 # Erasure -------------------------------------------------------------------------------------
 
 
-def test_a_task_whose_details_are_gone_ends_instead_of_being_started() -> None:
+def test_a_pending_task_whose_details_are_erased_ends() -> None:
     cell = Cell()
     cell.submit("job", tasks=2, max_concurrent=1)
     cell.cycle()
@@ -317,7 +317,7 @@ def test_a_task_whose_details_are_gone_ends_instead_of_being_started() -> None:
     assert_sound(cell.state)
 
 
-def test_an_attempt_that_finds_its_details_gone_is_the_last() -> None:
+def test_an_attempt_that_finds_its_details_erased_is_the_last() -> None:
     cell = Cell()
     cell.node("n1")
     cell.submit("job")
@@ -330,7 +330,7 @@ def test_an_attempt_that_finds_its_details_gone_is_the_last() -> None:
     assert only(decided, dec.TaskEndedV1).code == "details_erased"
 
 
-def test_a_task_that_ends_well_after_the_erasure_has_succeeded() -> None:
+def test_a_task_that_succeeds_after_the_erasure_has_succeeded() -> None:
     cell = Cell()
     cell.node("n1")
     cell.submit("job")
@@ -340,7 +340,7 @@ def test_a_task_that_ends_well_after_the_erasure_has_succeeded() -> None:
     assert only(cell.cycle(), dec.TaskEndedV1).outcome == "succeeded"
 
 
-def test_erasing_what_was_never_admitted_or_has_ended_changes_nothing() -> None:
+def test_erasure_of_an_unknown_or_ended_job_changes_nothing() -> None:
     cell = Cell()
     cell.node("n1")
     cell.submit("job")
@@ -348,5 +348,5 @@ def test_erasing_what_was_never_admitted_or_has_ended_changes_nothing() -> None:
     cell.ends("job")
     cell.cycle()
     cell.erase("job")
-    cell.erase("nobody")
+    cell.erase("absent")
     assert cell.run_until_idle() == []

@@ -1,4 +1,4 @@
-"""Nodes: lost, back again, replaced, leaving, cordoned, drained."""
+"""Nodes: lost, rejoined, replaced, leaving, cordoned, drained."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ SECOND = "1" * 12
 
 
 def cell_with(**spec: Any) -> Cell:
-    """One node and one task, `job`, that runs."""
+    """One node and one running task, `job`."""
     cell = Cell(node_timeout_s=60)
     cell.node("n1", gpus=2)
     cell.submit("job", **spec)
@@ -26,14 +26,14 @@ def cell_with(**spec: Any) -> Cell:
 
 
 def silent(cell: Cell, name: str, for_s: float) -> list[Event]:
-    """A cycle in which the shell says that a node was not heard of for so long."""
+    """Run a cycle in which the shell observes that a node has been silent for this long."""
     return cell.cycle(silent={name: cell.now_ms - int(for_s * 1000)})
 
 
 # Lost
 
 
-def test_a_node_that_is_silent_for_its_timeout_is_lost_and_its_task_waits_again() -> None:
+def test_a_node_silent_for_its_timeout_is_lost_and_its_task_is_pending_again() -> None:
     cell = cell_with()
     heard_ms = cell.now_ms
     cell.now_ms += 60_000
@@ -70,7 +70,7 @@ def test_a_node_is_not_lost_before_its_timeout() -> None:
     assert cell.phase("job") == "running"
 
 
-def test_a_silence_that_did_not_lose_its_node_is_forgotten_and_observed_anew() -> None:
+def test_a_silence_shorter_than_the_timeout_is_forgotten_and_observed_again() -> None:
     cell = cell_with()
     heard_ms = cell.now_ms - 59_000
     cell.cycle(silent={"n1": heard_ms})
@@ -80,14 +80,14 @@ def test_a_silence_that_did_not_lose_its_node_is_forgotten_and_observed_anew() -
     assert lost.last_heard_at_ms == heard_ms
 
 
-def test_the_time_that_a_lost_attempt_ran_counts_against_its_limit() -> None:
+def test_the_runtime_of_a_lost_attempt_counts_against_its_limit() -> None:
     cell = cell_with(time_limit_s=100)
     cell.cycle(after_s=70)
     silent(cell, "n1", 60)
     assert cell.task("job").ran_ms == 70_000
 
 
-def test_a_gang_that_loses_a_replica_is_stopped_and_waits_again() -> None:
+def test_a_gang_that_loses_a_replica_is_stopped_and_pending_again() -> None:
     cell = Cell()
     cell.node("n1", gpus=1)
     cell.node("n2", gpus=1)
@@ -103,7 +103,7 @@ def test_a_gang_that_loses_a_replica_is_stopped_and_waits_again() -> None:
     assert_sound(cell.state)
 
 
-def test_a_gang_that_loses_all_its_nodes_at_once_waits_again_at_once() -> None:
+def test_a_gang_that_loses_all_its_nodes_is_pending_again_at_once() -> None:
     cell = Cell()
     cell.node("n1", gpus=1)
     cell.node("n2", gpus=1)
@@ -123,7 +123,7 @@ def test_a_task_that_was_being_cancelled_is_cancelled_when_its_node_is_lost() ->
     assert_sound(cell.state)
 
 
-def test_a_preempted_task_whose_node_is_lost_makes_way_all_the_same() -> None:
+def test_a_preempted_task_whose_node_is_lost_frees_its_slots() -> None:
     cell = cell_with(gpus=2)
     cell.submit("top", priority=1, gpus=2)
     cell.cycle()
@@ -133,10 +133,10 @@ def test_a_preempted_task_whose_node_is_lost_makes_way_all_the_same() -> None:
     assert_sound(cell.state)
 
 
-# Back again
+# Rejoined
 
 
-def test_a_lost_node_comes_back_with_a_new_incarnation_and_nothing_running() -> None:
+def test_a_lost_node_rejoins_as_a_new_incarnation_without_tasks() -> None:
     cell = cell_with()
     silent(cell, "n1", 60)
     cell.node("n1", gpus=2, incarnation=SECOND)
@@ -145,7 +145,7 @@ def test_a_lost_node_comes_back_with_a_new_incarnation_and_nothing_running() -> 
     assert_sound(cell.state)
 
 
-def test_a_lost_node_does_not_come_back_as_what_it_was() -> None:
+def test_a_lost_node_does_not_rejoin_with_its_old_incarnation() -> None:
     cell = cell_with()
     silent(cell, "n1", 60)
     cell.node("n1", gpus=2)
@@ -158,7 +158,7 @@ def test_a_lost_node_does_not_come_back_as_what_it_was() -> None:
     assert [code for _, code in cell.refused] == ["stale_incarnation"]
 
 
-def test_a_restarted_agent_is_still_the_same_node() -> None:
+def test_a_node_stays_the_same_when_its_agent_restarts() -> None:
     cell = cell_with()
     ref = nev.ReplicaRef(task_id=cell.task("job").id, attempt=1, replica=0)
     cell.node("n1", gpus=2, running=(ref,))
@@ -185,14 +185,14 @@ def test_a_node_replaced_while_tasks_run_on_it_is_lost_first() -> None:
     lost = only(decided, dec.NodeLostV1)
     assert (lost.cause, lost.incarnation) == ("replaced", FIRST)
     assert only(decided, dec.TaskRequeuedV1).code == "node_lost"
-    assert cell.machine.due_ms(cell.state) == cell.now_ms, "the new node is there to be used"
+    assert cell.machine.due_ms(cell.state) == cell.now_ms, "the new incarnation can be used at once"
     event = only(cell.cycle(), dec.SlotsAllocatedV1)
     assert event.placements[0].incarnation == SECOND
     assert cell.state.nodes["n1"].gpus == 4
     assert_sound(cell.state)
 
 
-def test_a_new_incarnation_cannot_have_anything_running() -> None:
+def test_a_new_incarnation_cannot_have_running_tasks() -> None:
     cell = cell_with()
     ref = nev.ReplicaRef(task_id=cell.task("job").id, attempt=1, replica=0)
     cell.node("n1", gpus=2, incarnation=SECOND, running=(ref,))
@@ -200,7 +200,7 @@ def test_a_new_incarnation_cannot_have_anything_running() -> None:
     assert [code for _, code in cell.refused] == ["contradiction"]
 
 
-def test_a_node_may_come_back_to_another_pool() -> None:
+def test_a_node_may_rejoin_in_another_pool() -> None:
     cell = Cell()
     cell.pool("side")
     cell.node("n1", gpus=1)
@@ -229,7 +229,7 @@ def test_a_node_that_left_takes_no_tasks_until_it_joins_again() -> None:
     assert started(cell.cycle()) == ["job"]
 
 
-def test_a_node_that_left_and_is_back_may_have_its_agent_restarted() -> None:
+def test_a_node_that_left_and_rejoined_may_restart_its_agent() -> None:
     cell = Cell()
     cell.node("n1")
     cell.cycle()
@@ -251,7 +251,7 @@ def test_a_node_with_tasks_has_not_left() -> None:
 # Cordon and drain
 
 
-def test_nothing_new_starts_on_a_cordoned_node_and_what_runs_goes_on() -> None:
+def test_no_task_starts_on_a_cordoned_node_and_running_tasks_continue() -> None:
     cell = cell_with()
     cell.cordon("n1")
     cell.submit("next")
@@ -262,7 +262,7 @@ def test_nothing_new_starts_on_a_cordoned_node_and_what_runs_goes_on() -> None:
     assert started(cell.cycle()) == ["next"]
 
 
-def test_a_node_may_be_cordoned_before_it_joins_and_stays_so() -> None:
+def test_a_node_cordoned_before_it_joins_stays_cordoned() -> None:
     cell = Cell()
     cell.cordon("n1")
     cell.node("n1")
@@ -311,7 +311,7 @@ def test_a_drain_of_one_node_stops_a_gang_on_several() -> None:
     assert only(cell.cycle(), dec.StopRequestedV1).nodes == ("n1", "n2")
 
 
-def test_uncordoning_calls_a_drain_off() -> None:
+def test_uncordoning_cancels_a_drain() -> None:
     cell = Cell()
     cell.node("n1")
     cell.submit("shell", preemptible=False)
@@ -323,7 +323,7 @@ def test_uncordoning_calls_a_drain_off() -> None:
     assert cell.phase("shell") == "running"
 
 
-def test_a_drained_task_goes_on_elsewhere_with_its_checkpoint() -> None:
+def test_a_drained_task_continues_elsewhere_with_its_checkpoint() -> None:
     cell = cell_with()
     cell.node("n2", gpus=2)
     cell.checkpoints("job", step=3)

@@ -1,4 +1,4 @@
-"""Lines of tasks against sorting."""
+"""Ordered tasks compared with sorting."""
 
 from itertools import islice
 
@@ -11,7 +11,7 @@ from yardmaster_core.testing import DETAILS, admitted_spec
 
 
 def tasks_of(submitted_ms: list[int]) -> list[Task]:
-    """A task for each time of submission."""
+    """One task for each submission time."""
     project = Project("p", Department("d"))
     return [
         Task(Job(f"j{seq}", seq, project, admitted_spec(), when, DETAILS), 0)
@@ -23,7 +23,7 @@ def tasks_of(submitted_ms: list[int]) -> list[Task]:
     st.lists(st.integers(0, 5), min_size=1, max_size=12),
     st.lists(st.tuples(st.booleans(), st.integers(0, 11), st.booleans()), max_size=60),
 )
-def test_a_line_is_in_order_whatever_comes_and_goes(
+def test_tasks_are_in_order_whatever_joins_and_leaves(
     submitted_ms: list[int], changes: list[tuple[bool, int, bool]]
 ) -> None:
     tasks = tasks_of(submitted_ms)
@@ -53,7 +53,7 @@ def test_a_line_is_in_order_whatever_comes_and_goes(
     st.lists(st.integers(0, 5), min_size=1, max_size=200),
     st.lists(st.tuples(st.integers(0, 200), st.lists(st.integers(0, 199))), max_size=6),
 )
-def test_a_line_is_gone_through_backwards_again_and_again_while_tasks_leave(
+def test_a_reverse_scan_is_repeatable_while_tasks_leave(
     submitted_ms: list[int], rounds: list[tuple[int, list[int]]]
 ) -> None:
     tasks = tasks_of(submitted_ms)
@@ -70,7 +70,7 @@ def test_a_line_is_gone_through_backwards_again_and_again_while_tasks_leave(
     assert list(line) == sorted((task for task in tasks if task.queue is queue), reverse=True)
 
 
-def test_a_line_does_not_keep_those_who_left() -> None:
+def test_departed_tasks_are_removed() -> None:
     tasks = tasks_of(list(range(2000)))
     queue = TaskQueue()
     for task in tasks:

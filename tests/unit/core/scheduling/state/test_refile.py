@@ -1,4 +1,4 @@
-"""Rooms filed all at once are filed as one by one."""
+"""An index built at once equals one built by single changes."""
 
 import random
 
@@ -20,9 +20,9 @@ def _placement(slots: tuple[int, ...], gpu_milli: int, cpu_milli: int, mib: int)
     )
 
 
-def test_refiling_gives_the_index_that_changes_one_by_one_gave() -> None:
+def test_refile_gives_the_same_index_as_single_changes() -> None:
     chance = random.Random(5)
-    kept, anew = CapacityIndex(), CapacityIndex()
+    kept, rebuilt = CapacityIndex(), CapacityIndex()
     for ordinal in range(70):
         gpus = chance.choice([0, 1, 8])
         cpu, mib = chance.choice([0, 1000, 96_000]), chance.choice([0, 4096])
@@ -31,19 +31,19 @@ def test_refiling_gives_the_index_that_changes_one_by_one_gave() -> None:
             milli = chance.choice([1000, 1000, 250])
             placed.append(_placement((slot,), milli, chance.randint(0, 2), chance.randint(0, 2)))
         capacities = NodeCapacity(ordinal, gpus, cpu, mib), NodeCapacity(ordinal, gpus, cpu, mib)
-        for index, capacity in zip((kept, anew), capacities, strict=True):
+        for index, capacity in zip((kept, rebuilt), capacities, strict=True):
             index.add(capacity, "any")
         if chance.random() < 0.8:
-            for index, capacity in zip((kept, anew), capacities, strict=True):
+            for index, capacity in zip((kept, rebuilt), capacities, strict=True):
                 index.open_node(capacity)
         for one in placed:
             kept.take(capacities[0], one.slots, one.gpu_milli, one.cpu_milli, one.memory_mib)
         capacities[1].fill(gpus, cpu, mib, placed)
     kept.flush()
-    anew.refile()
+    rebuilt.refile()
     for name in ("available", "of_type", "free_milli", "whole", "shared", "cpu", "memory"):
-        assert getattr(anew, name) == getattr(kept, name), name
+        assert getattr(rebuilt, name) == getattr(kept, name), name
     for ordinal, capacity in kept.capacities.items():
-        other = anew.capacities[ordinal]
+        other = rebuilt.capacities[ordinal]
         for name in NodeCapacity.__slots__:
             assert getattr(other, name) == getattr(capacity, name), (ordinal, name)

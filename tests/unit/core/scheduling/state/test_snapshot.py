@@ -1,4 +1,4 @@
-"""The state as JSON and back: the same digest, and the same decisions from there on."""
+"""The state as JSON and back: the same digest, and the same decisions afterwards."""
 
 import json
 from typing import Any
@@ -12,20 +12,20 @@ from yardmaster_core.testing import Cell
 
 
 def restarted(cell: Cell) -> None:
-    """Go on from a snapshot, which must be what it was taken of."""
+    """Continue from a snapshot, whose digest must be the same."""
     before = cell.state.digest()
     cell.restart()
     assert cell.state.digest() == before
     assert_sound(cell.state)
 
 
-def test_an_empty_cell() -> None:
+def test_an_empty_cell_is_restored() -> None:
     cell = Cell()
     cell.cycle()
     restarted(cell)
 
 
-def test_what_was_held_once_is_not_held_any_more() -> None:
+def test_a_task_that_was_held_is_not_held_after_a_restart() -> None:
     cell = Cell()
     cell.node("n1")
     cell.submit("job", replicas=2)
@@ -35,7 +35,7 @@ def test_what_was_held_once_is_not_held_any_more() -> None:
     restarted(cell)
 
 
-def test_a_preemption_goes_on_after_a_restart() -> None:
+def test_a_preemption_continues_after_a_restart() -> None:
     cell = Cell()
     cell.node("n1", gpus=4)
     for name in ("one", "two"):
@@ -46,7 +46,7 @@ def test_a_preemption_goes_on_after_a_restart() -> None:
     restarted(cell)
     cell.never_starts("one")
     cell.submit("equal", gpus=2, priority=5)
-    assert started(cell.cycle()) == [], "half of what is being freed for `top` is still kept for it"
+    assert started(cell.cycle()) == [], "the slots being freed stay reserved for `top`"
     restarted(cell)
     cell.never_starts("two")
     assert started(cell.cycle()) == ["top"]
@@ -83,7 +83,7 @@ def test_deadlines_are_kept() -> None:
     ]
 
 
-def test_a_drains_deadline_is_kept() -> None:
+def test_the_deadline_of_a_drain_is_kept() -> None:
     cell = Cell()
     cell.node("n1")
     cell.submit("shell", preemptible=False)
@@ -95,7 +95,7 @@ def test_a_drains_deadline_is_kept() -> None:
     assert kinds(cell.cycle(after_s=60)) == ["StopRequested"]
 
 
-def test_a_gangs_shared_port_is_held_as_often_as_it_was() -> None:
+def test_a_gangs_shared_port_keeps_its_number_of_holders() -> None:
     cell = Cell()
     cell.node("n1", gpus=8, port_first=7000, port_last=7000)
     for name in ("one", "two"):
@@ -108,7 +108,7 @@ def test_a_gangs_shared_port_is_held_as_often_as_it_was() -> None:
     assert cell.state.nodes["n1"].ports == {7000: 1}
 
 
-def test_a_node_to_be_taken_in_and_a_cycle_cut_short_are_kept() -> None:
+def test_a_pending_join_and_a_cut_cycle_are_kept() -> None:
     cell = Cell()
     cell.node("n1", gpus=2)
     cell.submit("job", tasks=2)
@@ -129,12 +129,12 @@ def test_a_node_to_be_taken_in_and_a_cycle_cut_short_are_kept() -> None:
         lambda dump: dump.update(cell="other"),
         lambda dump: dump.pop("nodes"),
         lambda dump: dump.update(jobs=7),
-        lambda dump: dump["jobs"][0].update(project="nobody"),
+        lambda dump: dump["jobs"][0].update(project="absent"),
         lambda dump: dump["pools"][0].update(config={"policy": 3}),
         lambda dump: dump["groups"].append({**dump["groups"][0], "key": ["0" * 16, 3]}),
     ],
 )
-def test_what_is_no_snapshot_of_this_cell_is_refused(damage: Any) -> None:
+def test_a_value_that_is_no_snapshot_of_this_cell_is_refused(damage: Any) -> None:
     cell = Cell()
     cell.submit("job")
     cell.cycle()
@@ -144,7 +144,7 @@ def test_what_is_no_snapshot_of_this_cell_is_refused(damage: Any) -> None:
         cell.machine.load("main", dump)
 
 
-def test_a_restart_forgets_nothing_that_was_observed() -> None:
+def test_observations_are_kept_across_a_restart() -> None:
     cell = Cell()
     cell.node("n1")
     cell.submit("job")

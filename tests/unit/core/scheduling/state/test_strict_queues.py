@@ -1,4 +1,4 @@
-"""Strict lines: the next of those who wait behind others is found, however many they are."""
+"""Strict queues: the next group behind others is found, however many groups wait."""
 
 from random import Random
 
@@ -14,7 +14,7 @@ def firsts(cell: Cell) -> list[str]:
 
 
 def crowd(policy: str, jobs: int) -> Cell:
-    """A full node, and so many who wait, all of another shape."""
+    """A full node, and pending tasks of different shapes."""
     cell = Cell(policy=policy)
     cell.node("n1", gpus=1, cpu_milli=1_000_000)
     cell.submit("full")
@@ -24,19 +24,19 @@ def crowd(policy: str, jobs: int) -> Cell:
     return cell
 
 
-def test_of_many_only_the_next_is_woken() -> None:
+def test_only_the_next_of_many_tasks_is_woken() -> None:
     cell = crowd("fifo", 200)
     assert firsts(cell) == ["j001x"]
     cell.starts("full")
     cell.ends("full")
     decided = cell.cycle()
     assert [e.task_id[:4] for e in decided if isinstance(e, SlotsAllocatedV1)] == ["j000"]
-    # He who starts, and the next, who is told that there is no room.
+    # The task that starts, and the next one, which does not fit.
     assert len(decided) == 3
     assert firsts(cell) == ["j002x"]
 
 
-def test_each_line_has_a_first() -> None:
+def test_each_strict_queue_has_a_first_group() -> None:
     cell = Cell(policy="fitgpp")
     cell.node("n1", gpus=2)
     cell.submit("full", gpus=2, preemptible=False)
@@ -49,7 +49,7 @@ def test_each_line_has_a_first() -> None:
     assert firsts(cell) == ["te2", "be2"]
 
 
-def test_who_left_is_not_found_and_who_came_back_is() -> None:
+def test_a_task_that_left_is_not_found_and_one_that_rejoined_is() -> None:
     cell = crowd("fifo", 5)
     cell.pause("j001x")
     cell.cycle()
@@ -59,7 +59,7 @@ def test_who_left_is_not_found_and_who_came_back_is() -> None:
     assert firsts(cell) == ["j001x"]
 
 
-def test_a_group_is_found_by_its_first_task_of_now() -> None:
+def test_a_group_is_found_by_its_current_first_task() -> None:
     cell = Cell(policy="fifo")
     cell.node("n1", gpus=1)
     cell.submit("full")
@@ -76,7 +76,7 @@ def test_a_group_is_found_by_its_first_task_of_now() -> None:
     assert firsts(cell) == ["late"]
 
 
-def test_what_is_kept_does_not_grow_with_what_happened() -> None:
+def test_entries_do_not_accumulate() -> None:
     cell = crowd("fifo", 20)
     chance = Random(1)
     for _ in range(300):

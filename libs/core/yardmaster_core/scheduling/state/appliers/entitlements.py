@@ -23,7 +23,7 @@ def pool_configured_v1(state: ClusterState, event: adm.PoolConfiguredV1, _: str)
     _follow_policy(state, pool)
     state.dirty[pool] = None
     state.wake_all(pool)
-    # Whoever has not started yet is now judged by another timeout.
+    # The start timeout may have changed for attempts that are starting.
     for node in pool.nodes.values():
         for task in node.open.values():
             if task.run is not None and task.phase is Phase.STARTING:
