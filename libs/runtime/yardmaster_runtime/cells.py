@@ -1,13 +1,13 @@
-"""The cells of one process: each with a candidate of its own, which leads or stands by.
+"""The cells of one process: each has a candidate of its own, which leads or stands by.
 
-Cells share a process, not a fate. A machine that stops is taken out of the election, so that
-another replica tries its cell: if what stopped it is in this process, that one goes on; if it is in
-the log, that one stops too, and of all cells only this one is without a leader. Meanwhile the
-process is not ready, by name, and says `machine_stopped` in its log and `stopped` in its metrics.
-When no cell is left, the process ends.
+Cells fail independently. A machine that stops withdraws from its election, so that another replica
+takes over its cell. If the cause is in this process, the other replica continues; if the cause is
+in the log, the other replica stops too, and only this cell has no leader. Meanwhile the process is
+not ready, with the cell's name in the reason; it logs `machine_stopped` and sets the metric
+`stopped`. The process ends when all of its cells have stopped.
 
-All cells of a process share its event loop: a cycle of one delays the others, and so does a restore
-or a snapshot. What does not fit one process together belongs on more replicas.
+All cells of a process share its event loop: a cycle, a restore or a snapshot of one cell delays the
+others. Run more replicas when one process is not fast enough.
 """
 
 from collections.abc import Awaitable, Callable
@@ -23,16 +23,16 @@ R = TypeVar("R", bound=RuntimeSettings)
 async def run_cells(
     ports: Ports, settings: R, run: Callable[[Ports, R], Awaitable[object]]
 ) -> NoReturn:
-    """Run a machine's service for each cell of the settings, until cancelled or none is left.
+    """Run a machine's service for each cell of the settings until all have stopped.
 
-    Raises: what stopped the first of them.
+    Raises: the error of the first cell that stopped.
     """
     stopped: list[Exception] = []
 
     async def serve(cell: R) -> None:
         try:
             await run(ports.for_cell(cell.cell), cell)
-        except Exception as error:  # noqa: BLE001 one cell's, and named: raised when none is left
+        except Exception as error:  # noqa: BLE001 the candidate has reported it; raised when all have stopped
             stopped.append(error)
 
     await together(*(serve(cell) for cell in settings.served()))

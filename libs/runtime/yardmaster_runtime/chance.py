@@ -1,4 +1,4 @@
-"""Chance as a port: names that must not clash come from here, keyed by what they are for."""
+"""Randomness as a port: unique names, keyed by their purpose."""
 
 import hashlib
 import secrets
@@ -6,29 +6,27 @@ from typing import Protocol
 
 
 class Chance(Protocol):
-    """A source of names."""
+    """A source of random names."""
 
     def hex(self, purpose: str, digits: int) -> str:
-        """`digits` hexadecimal digits that nobody guesses; `purpose` says what for."""
+        """Return `digits` unpredictable hexadecimal digits for `purpose`."""
 
 
 class SystemChance:
-    """The machine's own entropy."""
+    """The operating system's entropy."""
 
     def hex(self, purpose: str, digits: int) -> str:
-        """Digits from the operating system; `purpose` does not matter."""
         return secrets.token_hex((digits + 1) // 2)[:digits]
 
 
 class SeededChance:
-    """The same names for the same seed; each purpose has a sequence of its own."""
+    """Returns the same names for the same seed; each purpose has its own sequence."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._drawn: dict[str, int] = {}
 
     def hex(self, purpose: str, digits: int) -> str:
-        """The next digits of the purpose's sequence."""
         count = self._drawn.get(purpose, 0)
         self._drawn[purpose] = count + 1
         out = ""

@@ -1,4 +1,4 @@
-"""Time as a port: nothing outside this file asks the machine what time it is, or waits for it."""
+"""Time as a port: no other module reads the system's clock or sleeps."""
 
 import asyncio
 import heapq
@@ -7,20 +7,20 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Wall time, elapsed time, waiting."""
+    """Wall time, elapsed time, sleeping."""
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970-01-01T00:00Z; may jump."""
+        """Milliseconds since 1970-01-01T00:00Z; may jump in both directions."""
 
     def monotonic_s(self) -> float:
-        """Seconds from some start; never falls. Only differences mean something."""
+        """Seconds since an unspecified start; never decreases."""
 
     async def sleep(self, seconds: float) -> None:
         """Wait for `seconds`."""
 
 
 class SystemClock:
-    """The machine's own clock."""
+    """The operating system's clock."""
 
     def now_ms(self) -> int:
         """Milliseconds since 1970-01-01T00:00Z."""
@@ -36,9 +36,9 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock for tests: it stands still until it is told to go on.
+    """A clock for tests that only `advance` moves.
 
-    It starts at an odd moment, so that a mix of two clocks fails at once.
+    It starts at an unusual time, so that code that mixes two clocks fails at once.
     """
 
     def __init__(self, now_ms: int = 1_700_000_000_123) -> None:
@@ -48,15 +48,14 @@ class ManualClock:
         self._count = 0
 
     def now_ms(self) -> int:
-        """The time it was last set to."""
         return self._now_ms
 
     def monotonic_s(self) -> float:
-        """Seconds since 77 s before it was made."""
+        """Seconds since 77 s before the clock was made."""
         return (self._now_ms - self._start_ms) / 1000
 
     async def sleep(self, seconds: float) -> None:
-        """Wait until `advance` has passed `seconds`."""
+        """Wait until `advance` has moved the clock by `seconds`."""
         if seconds <= 0:
             await asyncio.sleep(0)
             return
@@ -66,7 +65,7 @@ class ManualClock:
         await wake.wait()
 
     def advance(self, seconds: float) -> None:
-        """Let `seconds` pass and wake who slept that long."""
+        """Move the clock and wake the sleepers whose time has come."""
         self._now_ms += int(seconds * 1000)
         while self._sleepers and self._sleepers[0][0] <= self._now_ms:
             heapq.heappop(self._sleepers)[2].set()

@@ -1,4 +1,4 @@
-"""What running a machine on a log may raise.
+"""Errors of running a machine on a log.
 
 ```
 MachineError   Fenced  ReplayDiverged  UnknownRules  UnwritableDecision  CycleTooLarge
@@ -10,7 +10,7 @@ from yardmaster_schemas.errors import YardmasterError
 
 
 class MachineError(YardmasterError):
-    """A state machine cannot go on: {found}."""
+    """A state machine cannot continue: {found}."""
 
     code = "machine"
 
@@ -18,7 +18,7 @@ class MachineError(YardmasterError):
 class Fenced(MachineError):
     """Term {term} of {machine} is over: {topic} offset {offset} belongs to term {other}.
 
-    Another leader took over; this one steps down, and nothing it had not committed counts.
+    Another leader took over. This one steps down; its uncommitted records do not count.
     """
 
     code = "fenced"
@@ -27,7 +27,7 @@ class Fenced(MachineError):
 class ReplayDiverged(MachineError):
     """{topic} partition {partition} offset {offset} (cycle {cycle}): {found}.
 
-    The log does not lead where its commits say; run `yard replay verify`.
+    The log does not lead to the state that its commit names; run `yard replay verify`.
     """
 
     code = "replay_diverged"
@@ -36,7 +36,7 @@ class ReplayDiverged(MachineError):
 class UnknownRules(MachineError):
     """{topic} offset {offset}: rules {rules} decided cycle {cycle}; this program has rules {known}.
 
-    Upgrade it to the version that wrote the log, or to a later one.
+    Upgrade the program to the version that wrote the log, or to a later one.
     """
 
     code = "unknown_rules"
@@ -49,20 +49,20 @@ class UnwritableDecision(MachineError):
 
 
 class CycleTooLarge(MachineError):
-    """One record of a cycle takes {size} bytes, but {topic} takes {limit}. Nothing of it counts."""
+    """A record of a cycle has {size} bytes, {topic} accepts {limit}. The cycle does not count."""
 
     code = "cycle_too_large"
 
 
 class DecisionRefused(MachineError):
-    """The {type} about {subject} cannot be written: {found}. Nothing of its cycle was written; the
-    next one records that instead, as the decision `observed`.
+    """The {type} about {subject} cannot be written: {found}. Its cycle was not written; the next
+    cycle records the decision `observed` instead.
     """
 
     code = "decision_refused"
 
 
 class UnknownTask(MachineError):
-    """There is no task {task_id} at {where}. It may not have been admitted yet, or was rejected."""
+    """There is no task {task_id} at {where}. It was not admitted yet, or it was rejected."""
 
     code = "unknown_task"

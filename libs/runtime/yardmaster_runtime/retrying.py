@@ -1,6 +1,6 @@
-"""A log that tries again: LogUnavailable says that nothing was written, so trying again is safe.
+"""A log that retries: LogUnavailable means that nothing was written, so a retry is safe.
 
-An append of unknown outcome is never tried again: it may have landed, or may yet.
+An append of unknown outcome is not retried, because it may still be written.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class RetryingLog:
-    """Any log; a call that finds it unavailable is tried again, ever slower, so many times."""
+    """Retries the calls of another log with back-off while that log is unavailable."""
 
     def __init__(self, log: EventLog, clock: Clock, limits: RetryLimits, retries: Counter) -> None:
         self._log = log
@@ -40,11 +40,9 @@ class RetryingLog:
                 await self._clock.sleep(backoff.next_s())
 
     async def create_topics(self, topics: Sequence[Topic], partitions: int = 1) -> None:
-        """Make topics that are not there yet."""
         await self._try(lambda: self._log.create_topics(topics, partitions))
 
     async def append(self, partition: Partition, batch: Sequence[Record]) -> int:
-        """Append `batch`, whole or not at all."""
         return await self._try(lambda: self._log.append(partition, batch))
 
     async def read(
@@ -55,7 +53,6 @@ class RetryingLog:
         max_records: int = 1000,
         buffered_only: bool = False,
     ) -> Sequence[StoredRecord]:
-        """Records from `offset` on."""
         return await self._try(
             lambda: self._log.read(
                 partition, offset, max_records=max_records, buffered_only=buffered_only
@@ -63,18 +60,15 @@ class RetryingLog:
         )
 
     async def end(self, partition: Partition) -> int:
-        """The offset that the next record will get."""
         return await self._try(lambda: self._log.end(partition))
 
     async def newest(
         self, partitions: Sequence[Partition]
     ) -> Mapping[Partition, StoredRecord | None]:
-        """The newest record of each partition."""
         return await self._try(lambda: self._log.newest(partitions))
 
     async def wait(self, ends: Mapping[Partition, int], timeout_s: float) -> bool:
-        """Wait until a partition has a record at or after the offset given for it."""
         return await self._try(lambda: self._log.wait(ends, timeout_s))
 
     async def close(self) -> None:
-        """The log's owner closes it; this handle has nothing of its own."""
+        """Do nothing: the owner of the inner log closes it."""

@@ -1,8 +1,8 @@
-"""What a process that runs a machine is made of: ports, opened from settings, and the run.
+"""Builds a service's ports from its settings and runs the service in a process of its own.
 
-A service is `async def run(ports, settings)`: it runs until it is cancelled, has no globals, and
-two of them fit in one process. A machine that stops is not started again here: a supervisor may, a
-person should look first.
+A service is `async def run(ports, settings)`. It runs until it is cancelled and has no global
+state, so several services fit in one process. A machine that stops is not restarted here: a person
+should look at it first.
 """
 
 import asyncio
@@ -46,39 +46,37 @@ R = TypeVar("R", bound=RuntimeSettings)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """All that a machine's service touches of the world."""
+    """The ports of a machine's service."""
 
     log: EventLog
     clock: Clock
     chance: Chance
     telemetry: Telemetry
-    #: None: a restart folds the whole log.
+    #: Without a store, a restart folds the whole log.
     snapshots: SnapshotStore | None = None
-    #: A candidate's election, by the number of its cell's partition.
+    #: Makes a candidate's election from the number of its cell's partition.
     elections: Callable[[int], Election] = lambda partition: SoleCandidate()
     health: Health = field(default_factory=Health)
-    #: Opens a handle of its own for what runs beside a leader: an append that times out has the
-    #: handle's producer thrown away, and it must not be the leader's. Whoever made the ports closes
-    #: it. None: `log` does.
+    #: Opens another handle for the tasks of a leader: after an append times out, a handle discards
+    #: its producer, which must not be the leader's. The creator of the ports closes the handle.
+    #: None: the tasks use `log`.
     another_log: Callable[[], Awaitable[EventLog]] | None = None
-    #: Told whenever the machine has restored its state; a process of its own has
-    #: `tune_gc` here.
+    #: Called after each restore of the machine's state; a process of its own calls `tune_gc`.
     on_restored: Callable[[], object] = lambda: None
 
     def for_cell(self, cell: str) -> "Ports":
-        """The same ports, for one of the process's cells."""
+        """Return the same ports for one of the process's cells."""
         return replace(self, telemetry=self.telemetry.for_cell(cell))
 
 
 async def open_log(
     settings: LogSettings, clock: Clock, *, create: bool = True, metrics: LogMetrics = NO_METRICS
 ) -> EventLog:
-    """The log that `settings.log` names; with `create`, a file is made when there is none.
+    """Open the log that `settings.log` names; with `create`, create a missing file.
 
     Raises:
-        NotOurLog: the URL names no kind of log, or something else is there.
-        LogNotTrusted, LogAccessRefused, TlsUnusable, SecretUnreadable: the settings have to be
-            set right.
+        NotOurLog: the URL has no known scheme, or the file is not a log.
+        LogNotTrusted, LogAccessRefused, TlsUnusable, SecretUnreadable: the settings are wrong.
         LogCorrupt, LogUnavailable.
     """
     log = await _open_log(settings, clock, create, metrics)
@@ -102,11 +100,11 @@ async def _open_log(
         from yardmaster_eventlog.kafka.log import KafkaLog
 
         return await KafkaLog.open(kafka_settings(settings), clock, metrics)
-    raise NotOurLog(path=url, found="sqlite:///PATH, kafka://HOST:PORT or memory: is expected")
+    raise NotOurLog(path=url, found="expected sqlite:///PATH, kafka://HOST:PORT or memory:")
 
 
 def kafka_settings(settings: LogSettings) -> KafkaSettings:
-    """How to reach the brokers that `settings.log` names (`kafka://HOST:PORT,...`).
+    """Return the Kafka settings for the brokers in `settings.log` (`kafka://HOST:PORT,...`).
 
     Raises: SecretUnreadable.
     """
@@ -121,11 +119,12 @@ def on_kafka(settings: LogSettings) -> bool:
 async def open_ports(
     process: "Process", settings: RuntimeSettings, membership: Membership | None = None
 ) -> Ports:
-    """The real ports of a machine's service in a process of its own.
+    """Open the ports of a machine's service in a process of its own.
 
-    Without a membership every candidate leads at once, and only another process's can fence it.
+    Without a membership every candidate leads at once; only a candidate of another process can
+    fence it.
 
-    Raises: what `open_log` raises; SnapshotsUnavailable when the snapshots' URL names no store.
+    Raises: the errors of `open_log`; SnapshotsUnavailable: the snapshots' URL names no store.
     """
     clock = process.clock
 
@@ -147,7 +146,7 @@ async def open_ports(
 
 
 def candidate(machine: Machine[S], ports: Ports, settings: RuntimeSettings) -> Candidate[S]:
-    """The candidate that runs `machine` on these ports."""
+    """Return the candidate that runs `machine` on these ports."""
     return Candidate(
         machine,
         settings,
@@ -164,7 +163,7 @@ def candidate(machine: Machine[S], ports: Ports, settings: RuntimeSettings) -> C
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What every service has of the process it runs in."""
+    """The ports that every service gets from its process."""
 
     clock: Clock
     chance: Chance
@@ -173,9 +172,9 @@ class Process:
     log_metrics: LogMetrics = NO_METRICS
 
     async def open_log(self, settings: LogSettings) -> EventLog:
-        """The log that the settings name; waits for one that is away, as long as it takes.
+        """Open the log that the settings name; retry without limit while it is unavailable.
 
-        Raises: what `open_log` raises, but LogUnavailable.
+        Raises: the errors of `open_log`, except LogUnavailable.
         """
         backoff = settings.retry.backoff()
         while True:
@@ -193,7 +192,7 @@ class Process:
 def open_membership(
     process: Process, settings: RuntimeSettings, service: str, own: Topic
 ) -> Membership | None:
-    """The replica's part in the group that shares out the cells; only on Kafka is there one.
+    """Join the consumer group that distributes the cells; only on Kafka there is one.
 
     Raises: SecretUnreadable, TlsUnusable.
     """
@@ -219,7 +218,7 @@ def open_membership(
 def run_machine_process(
     settings: type[R], service: str, own: Topic, run: Callable[[Ports, R], Awaitable[object]]
 ) -> int:
-    """Be the service of a machine, whose own topic is `own`, in a process of its own.
+    """Run the service of a machine, whose own topic is `own`, in a process of its own.
 
     Returns the exit code of `run_process`.
     """
@@ -238,7 +237,7 @@ def run_machine_process(
         try:
             await run(ports, loaded)
         finally:
-            # First of all, so that another takes over at once.
+            # Leave the group first, so that another replica takes over at once.
             if membership is not None:
                 await membership.close()
             for log in opened:
@@ -250,12 +249,11 @@ def run_machine_process(
 def run_process(
     settings: type[P], service: str, serve: Callable[[Process, P], Awaitable[object]]
 ) -> int:
-    """Be a service in a process of its own, with settings from the environment.
+    """Run a service in a process of its own, with settings from the environment.
 
-    It ends, politely, at SIGTERM and Ctrl-C: `serve` is cancelled.
+    SIGTERM and Ctrl-C cancel `serve`.
 
-    Returns the exit code: 0 when it was asked to stop, 2 for bad settings, 100 when the service
-    cannot go on.
+    Returns the exit code: 0 after a stop, 2 for invalid settings, 100 for a fatal error.
     """
     try:
         loaded = settings()
@@ -267,7 +265,7 @@ def run_process(
         return 2
     try:
         asyncio.run(_serve(loaded, service, serve))
-    except (_Asked, KeyboardInterrupt):
+    except (_StopRequested, KeyboardInterrupt):
         return 0
     except YardmasterError as error:
         return _failed([error])
@@ -277,17 +275,17 @@ def run_process(
 
 
 def _failed(errors: Sequence[Exception]) -> int:
-    """Say what went wrong, by name; the exit code that goes with it."""
-    asked = [error for error in errors if isinstance(error, _Asked)]
+    """Print the errors with their codes; return the exit code."""
+    stops = [error for error in errors if isinstance(error, _StopRequested)]
     for error in errors:
-        if error not in asked:
+        if error not in stops:
             code = getattr(error, "code", type(error).__name__)
             print(f"error: {code}: {error}", file=sys.stderr)
-    return 0 if asked else 100
+    return 0 if stops else 100
 
 
-class _Asked(Exception):
-    """Somebody asked the process to stop."""
+class _StopRequested(Exception):
+    """The process got SIGTERM or SIGINT."""
 
 
 async def _serve(
@@ -319,18 +317,18 @@ async def _run(
     async def run() -> None:
         await serve(process, settings)
 
-    work: list[Work] = [_until_asked(telemetry), run()]
+    work: list[Work] = [_until_stop_requested(telemetry), run()]
     if listener is not None:
         server = HttpServer(health_handler(process.health, telemetry), process.clock)
         work.append(server.run(listener))
     await first_of(*work)
 
 
-async def _until_asked(telemetry: Telemetry) -> NoReturn:
-    asked = asyncio.Event()
+async def _until_stop_requested(telemetry: Telemetry) -> NoReturn:
+    stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, asked.set)
-    await asked.wait()
+        loop.add_signal_handler(number, stop.set)
+    await stop.wait()
     telemetry.info("stopping")
-    raise _Asked
+    raise _StopRequested

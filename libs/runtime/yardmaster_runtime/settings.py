@@ -1,8 +1,8 @@
-"""Settings that the services on a log share, and the limits of a machine's cycles.
+"""Settings that all services on a log share, and the limits of a machine's cycles.
 
-Every limit has a name, a default and a metric (`metrics.py`). Environment variables set them:
-`YARD_LOG`, `YARD_DATA`, `YARD_CELL`, `YARD_CYCLE__MAX_INPUTS`, ... A service's own prefix, such as
-`YARD_SCHEDULER_`, comes before that of all, `YARD_`.
+Every limit has a name, a default and a metric (`telemetry/machine_metrics.py`). Environment
+variables set them: `YARD_LOG`, `YARD_DATA`, `YARD_CELL`, `YARD_CYCLE__MAX_INPUTS`, ... A variable
+with the service's own prefix, such as `YARD_SCHEDULER_`, overrides the one with `YARD_`.
 """
 
 from pathlib import Path
@@ -35,33 +35,33 @@ _FROZEN = ConfigDict(frozen=True, extra="forbid")
 
 
 class CycleLimits(BaseModel):
-    """How large a cycle may be and how often one comes.
+    """The size and the frequency of cycles.
 
-    A cycle starts at once when the last one started `min_interval_ms` ago or earlier; under load
-    what arrives in between is taken together.
+    A cycle starts at once when the last one started at least `min_interval_ms` ago; under load, one
+    cycle takes all inputs that arrived in between.
     """
 
     model_config = _FROZEN
 
     min_interval_ms: Annotated[int, Field(ge=0, le=60_000)] = 20
-    #: Records taken from one input in a cycle; a machine's own cycles are taken whole.
+    #: Records taken from one input in a cycle; cycles of another machine are taken whole.
     max_inputs: Annotated[int, Field(ge=1, le=20_000)] = 2_000
     max_decisions: Annotated[int, Field(ge=1, le=20_000)] = 5_000
-    #: Ranges of refused records in a cycle; more of them go to the next.
+    #: Ranges of refused records in a cycle; the next cycle takes the rest.
     max_refused: Annotated[int, Field(ge=1, le=4_096)] = 512
-    #: Refused records of a cycle that are copied into quarantine; the commit names all.
+    #: Refused records of a cycle that are copied into quarantine; the commit names all of them.
     max_quarantined: Annotated[int, Field(ge=0, le=10_000)] = 100
-    #: A cycle's records are cut into batches of at most this (and of what the topic takes).
+    #: Largest batch of a cycle's records; the topic's own limit applies too.
     max_batch_bytes: Annotated[int, Field(ge=1_024)] = 900_000
-    #: Observations of the shell that wait for a cycle; more are dropped, to be made again.
+    #: Observations that wait for a cycle; more are dropped and observed again later.
     max_observations: Annotated[int, Field(ge=1, le=100_000)] = 1_000
-    #: Without an event, how long until a look is taken anyway.
+    #: Longest wait without an event.
     idle_wait_s: Annotated[float, Field(gt=0, le=600)] = 5.0
-    #: Records read ahead of what is applied.
+    #: Records read ahead of the applied ones.
     read_ahead: Annotated[int, Field(ge=1, le=100_000)] = 1_000
-    #: Terms that may be lost to others in a row before a candidate steps back.
+    #: Terms lost to other candidates in a row until this candidate counts as fenced.
     max_lost_terms: Annotated[int, Field(ge=1, le=100)] = 5
-    #: A clock this far behind the log's time is worth an alarm.
+    #: A clock that is further behind the log's time causes a warning.
     clock_alarm_ms: Annotated[int, Field(ge=0)] = 60_000
 
 
@@ -76,9 +76,9 @@ class SnapshotLimits(BaseModel):
 
 
 class RetryLimits(BaseModel):
-    """How often and how fast a call is tried again while the log is unavailable.
+    """Retries of a call while the log is unavailable.
 
-    `attempts` 0: for as long as it is.
+    `attempts` 0: no limit.
     """
 
     model_config = _FROZEN
@@ -93,12 +93,12 @@ class RetryLimits(BaseModel):
 
 
 class KafkaOptions(BaseModel):
-    """How Kafka's brokers are reached and topics are made; secrets are given so, or as a file."""
+    """Connections to Kafka and new topics; a secret is a value or a file."""
 
     model_config = _FROZEN
 
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
-    #: PEM files: whom to trust, and who this client is.
+    #: PEM files: the trusted authorities, and this client's certificate and key.
     ssl_cafile: Path | None = None
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
@@ -110,30 +110,30 @@ class KafkaOptions(BaseModel):
     sasl_password_file: Path | None = None
     replication_factor: Annotated[int, Field(ge=1, le=32)] = 1
     min_insync_replicas: Annotated[int, Field(ge=1, le=32)] = 1
-    #: After it an append's outcome is unknown.
+    #: Afterwards an append's outcome is unknown.
     append_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
-    #: After it any other call has failed.
+    #: Afterwards any other call has failed.
     call_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        """Refuse what would be ignored in silence, or fail only when it is used."""
+        """Refuse settings that would be ignored, or would fail only when used."""
         tls = self.security_protocol in ("SSL", "SASL_SSL")
         sasl = self.security_protocol in ("SASL_PLAINTEXT", "SASL_SSL")
         passwords = (self.sasl_password, self.sasl_password_file)
         if sasl and (self.sasl_username is None or passwords == (None, None)):
-            raise ValueError("with SASL, sasl_username and sasl_password(_file) are needed")
+            raise ValueError("SASL needs sasl_username and sasl_password(_file)")
         if not sasl and (self.sasl_username is not None or passwords != (None, None)):
-            raise ValueError("sasl_* is given, but security_protocol is not a SASL one")
+            raise ValueError("sasl_* is set, but security_protocol is not a SASL one")
         files = (self.ssl_cafile, self.ssl_certfile, self.ssl_keyfile)
         if not tls and files != (None, None, None):
-            raise ValueError("ssl_* is given, but security_protocol is not an SSL one")
+            raise ValueError("ssl_* is set, but security_protocol is not an SSL one")
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
-            raise ValueError("ssl_keyfile is given without ssl_certfile")
+            raise ValueError("ssl_keyfile is set without ssl_certfile")
         return self
 
     def settings(self, bootstrap: str, client_id: str) -> KafkaSettings:
-        """What the adapter takes, secrets read.
+        """Return the adapter's settings, with the secrets read.
 
         Raises: SecretUnreadable.
         """
@@ -164,11 +164,11 @@ def _text(path: Path | None) -> str | None:
 
 
 class LogSettings(BaseSettings):
-    """Where the log is, which cell is served, and where the process says how it is.
+    """The log, the cell, the health endpoint and the traces of a service.
 
     `log`: `sqlite:///path/to/file`, `kafka://host:port[,host:port]` or `memory:`; by default a file
-    in `data`. A subclass names its `env_prefix`, such as `YARD_SCHEDULER_`; what is not set under
-    it is what `YARD_...` says for all services.
+    in `data`. A subclass sets its `env_prefix`, such as `YARD_SCHEDULER_`; a setting without a
+    variable of that prefix is read from `YARD_...`, which applies to all services.
     """
 
     model_config = SettingsConfigDict(
@@ -176,26 +176,26 @@ class LogSettings(BaseSettings):
         env_nested_delimiter="__",
         frozen=True,
         extra="forbid",
-        # An error never quotes what was given: it may be a secret under a wrong name.
+        # Errors never quote values: a value may be a secret under a wrong name.
         hide_input_in_errors=True,
     )
 
     log: str = ""
     data: Path = Path("yardmaster-data")
     cell: Name = "main"
-    #: Number of the partition, in every topic, that holds the cell's records.
+    #: The partition of every topic that contains the cell's records.
     partition: Annotated[int, Field(ge=0)] = 0
     kafka: KafkaOptions = KafkaOptions()
     retry: RetryLimits = RetryLimits()
-    #: Where `/livez`, `/readyz` and `/metrics` are served; without a port they are not, with port 0
-    #: the system chooses one.
+    #: Address of `/livez`, `/readyz`, `/metrics`; without a port they are not served, with port 0
+    #: the system chooses a port.
     health_host: str = "127.0.0.1"
     health_port: Annotated[int, Field(ge=0, le=65_535)] | None = None
     traces: TraceSettings = TraceSettings()
 
     @property
     def log_url(self) -> str:
-        """Where the log is, the default filled in."""
+        """The log's URL, or the default."""
         return self.log or f"sqlite:///{self.data / 'log.db'}"
 
     @classmethod
@@ -207,22 +207,22 @@ class LogSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """What the caller gives, then the service's environment, then everybody's."""
+        """Arguments first, then the service's own variables, then `YARD_...`."""
         shared = EnvSettingsSource(settings_cls, env_prefix="YARD_")
         return init_settings, env_settings, shared
 
 
 class SharedSettings(LogSettings):
-    """Settings of a service whose replicas share out the cells.
+    """Settings of a service whose replicas divide the cells among them.
 
-    `cells`: all cells of the log, each at its partition's number (`main,east`); empty: `cell`
-    alone, at `partition`.
+    `cells`: all cells of the log in the order of their partitions (`main,east`); empty: only
+    `cell`, at `partition`.
     """
 
     cells: Annotated[tuple[Name, ...], NoDecode] = ()
-    #: The consumer group that shares out the cells; by default one a service.
+    #: The consumer group that assigns the cells; by default one per service.
     group: Name | None = None
-    #: A member of the group that was not heard for so long is taken for gone.
+    #: A member of the group that is silent for longer is removed.
     session_timeout_s: Annotated[float, Field(ge=1, le=300)] = 6.0
 
     @field_validator("cells", mode="before")
@@ -234,7 +234,7 @@ class SharedSettings(LogSettings):
 
 
 class RuntimeSettings(SharedSettings):
-    """Settings of a service that runs machines, and their limits.
+    """Settings of a service that runs machines.
 
     `snapshots`: an fsspec URL; by default a folder in `data`.
     """
@@ -245,19 +245,19 @@ class RuntimeSettings(SharedSettings):
 
     @property
     def snapshots_url(self) -> str:
-        """Where snapshots are, the default filled in."""
+        """The snapshots' URL, or the default."""
         return self.snapshots or str(self.data / "snapshots")
 
-    #: Of one of the `served`: how many cells there are.
+    #: In a result of `served`: the number of cells.
     _cells: int = PrivateAttr(default=0)
 
     @property
     def partitions(self) -> int:
-        """How many partitions every topic has: the log's number of cells, as far as it is known."""
+        """Partitions of every topic: the number of cells in the log, as far as it is known."""
         return max(self._cells, len(self.cells), self.partition + 1)
 
     def served(self) -> tuple[Self, ...]:
-        """These settings for each of the cells, one by one."""
+        """Return these settings once for each cell."""
         if not self.cells:
             return (self,)
         served = []

@@ -1,8 +1,8 @@
-"""Several coroutines as one: each task has an owner, and one failure is raised as itself.
+"""Runs several coroutines as one, or one with a time limit; every task has an owner.
 
-A plain TaskGroup raises a group of one for one failure, and where the caller is cancelled while a
-task fails, it raises the failure and the cancellation is lost. Here tasks keep their failures to
-themselves until all have ended, so a cancellation of the caller always comes through.
+A plain TaskGroup raises a group of one error for one failure. When its caller is cancelled while a
+task fails, it raises the failure and loses the cancellation. Here failures are kept until all tasks
+have ended, so a cancellation of the caller is never lost.
 """
 
 import asyncio
@@ -16,12 +16,12 @@ Work = Coroutine[Any, Any, object]
 
 
 async def together(*work: Work) -> None:
-    """Run all until all have ended; the first failure cancels the rest and is raised, alone."""
+    """Run all until all have ended; the first failure cancels the others and is raised."""
     await _run(work, first=False)
 
 
 async def first_of(*work: Work) -> None:
-    """Run all until one has ended, then cancel the rest; a failure is raised, alone."""
+    """Run all until one has ended, then cancel the others; a failure is raised."""
     await _run(work, first=True)
 
 
@@ -43,7 +43,7 @@ async def _run(work: tuple[Work, ...], *, first: bool) -> None:
         async with asyncio.TaskGroup() as group:
             tasks += [group.create_task(watched(one)) for one in work]
     finally:
-        # One that was cancelled before it began would be told of as never awaited.
+        # Python warns that a coroutine that was cancelled before it started was never awaited.
         for one in work:
             one.close()
     if len(failures) == 1:
@@ -53,18 +53,18 @@ async def _run(work: tuple[Work, ...], *, first: bool) -> None:
 
 
 def _alone(error: Exception) -> Exception:
-    """The failure itself where a plain TaskGroup below made a group of one of it."""
+    """Unwrap a group of one error, as a nested TaskGroup raises it."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
 
 
 async def within(clock: Clock, seconds: float, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when `seconds` pass first.
+    """Return the result of `work`; cancel it after `seconds`.
 
     Raises:
-        TimeoutError: they did.
-        Exception: what `work` raised.
+        TimeoutError: `work` took longer.
+        Exception: the error of `work`.
     """
     try:
         async with asyncio.TaskGroup() as group:
@@ -80,7 +80,7 @@ async def within(clock: Clock, seconds: float, work: Coroutine[Any, Any, T]) -> 
 
 
 async def happens_within(clock: Clock, seconds: float, event: asyncio.Event) -> bool:
-    """Whether the event is set before `seconds` have passed."""
+    """Wait for the event; False when `seconds` passed first."""
     try:
         await within(clock, seconds, event.wait())
     except TimeoutError:

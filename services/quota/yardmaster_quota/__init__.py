@@ -1,4 +1,4 @@
 """The quota service: runs the admission machine.
 
-Start reading at `main`. Must not import another service, or place tasks on nodes.
+Start reading at `main`. Must not import another service or place tasks on nodes.
 """

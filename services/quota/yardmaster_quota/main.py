@@ -1,7 +1,7 @@
-"""The quota service: judges every request of a cell, with the admission machine on a log.
+"""The quota service: admits or refuses every request of a cell with the admission machine.
 
-All it does of its own is to choose the machine and its policy check; cycles, terms, snapshots and
-their limits are the runtime's.
+It only chooses the machine and its check of policies; the runtime provides cycles, terms, snapshots
+and their limits.
 """
 
 import sys
@@ -19,26 +19,29 @@ __all__ = ["Ports", "Settings", "main", "run"]
 
 
 class Settings(RuntimeSettings):
-    """`YARD_QUOTA_CYCLE__MAX_INPUTS` and its like; what is not set so is that of all services."""
+    """The settings `YARD_QUOTA_...`, with the defaults `YARD_...`."""
 
     model_config = SettingsConfigDict(env_prefix="YARD_QUOTA_")
 
 
 async def run(ports: Ports, settings: RuntimeSettings) -> NoReturn:
-    """Judge the requests of every cell of the settings until cancelled.
+    """Admit or refuse the requests of every cell until cancelled or all machines have stopped.
 
-    Raises: what stopped the first machine (`Candidate.run`), once all have stopped.
+    Raises: the error that stopped the first machine (see `Candidate.run`).
     """
-    await run_cells(ports, settings, judge)
+    await run_cells(ports, settings, admit)
 
 
-async def judge(ports: Ports, settings: RuntimeSettings) -> NoReturn:
-    """Judge one cell's requests until cancelled; raises what stops the machine."""
+async def admit(ports: Ports, settings: RuntimeSettings) -> NoReturn:
+    """Admit or refuse one cell's requests until cancelled.
+
+    Raises: the errors of `Candidate.run`.
+    """
     await candidate(QuotaMachine(check), ports, settings).run()
 
 
 def main() -> int:
-    """Be the service in a process of its own; `YARD_QUOTA_*` and `YARD_*` are its settings."""
+    """Run the service in a process of its own; return its exit code."""
     return run_machine_process(Settings, "quota", QuotaMachine.output, run)
 
 

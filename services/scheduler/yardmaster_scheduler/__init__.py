@@ -1,5 +1,4 @@
 """The scheduler service: runs the scheduling machine and relays its decisions to the nodes.
 
-Start reading at `main`, then `relay`. Must not import another service, and the relay must not
-decide.
+Start reading at `main`, then `relay`. Must not import another service; the relay must not decide.
 """

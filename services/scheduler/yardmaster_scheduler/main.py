@@ -1,4 +1,4 @@
-"""The scheduling service: a machine for each cell, beside its leader the relay and the watch."""
+"""The scheduler service: a machine per cell; each leader also runs a relay and a silence watch."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,10 +21,10 @@ __all__ = ["Ports", "Settings", "main", "run"]
 
 
 def live_nodes(state: ClusterState) -> Iterator[LiveNode]:
-    """Nodes that should be heard.
+    """Yield the nodes that should send heartbeats.
 
-    Also those whose silence was observed and that are not lost yet (the clock was set back, or the
-    pool's timeout changed meanwhile): nothing else would have them looked at again.
+    These include nodes whose silence was observed but that are not lost yet (the clock was set
+    back, or the pool's timeout changed): otherwise they would not be checked again.
     """
     for node in state.nodes.values():
         if node.state is NodeState.UP:
@@ -32,7 +32,7 @@ def live_nodes(state: ClusterState) -> Iterator[LiveNode]:
 
 
 def known_nodes(state: ClusterState) -> set[str]:
-    """Nodes that have a topic, or are to get one: those that joined and those that may."""
+    """Return the nodes that have or get a topic: joined nodes and enrolled nodes."""
     enrolled = {row.name for row in state.enrolled.values() if row.config is not None}
     return enrolled.union(state.nodes)
 
@@ -40,7 +40,7 @@ def known_nodes(state: ClusterState) -> set[str]:
 def unstarted(
     state: ClusterState, task_id: str, attempt: int
 ) -> Mapping[str, tuple[str, Sequence[int]]]:
-    """By node: the incarnation and the replicas of an open attempt that have not started there."""
+    """Return by node the incarnation and the replicas of an open attempt that have not started."""
     task = state.tasks.get(task_id)
     run = None if task is None else task.run
     found: dict[str, tuple[str, list[int]]] = {}
@@ -54,9 +54,9 @@ def unstarted(
 
 
 async def run(ports: Ports, settings: RuntimeSettings) -> NoReturn:
-    """Schedule every cell of the settings until cancelled.
+    """Schedule every cell until cancelled or all machines have stopped.
 
-    Raises: what stopped the first of them, once all have stopped.
+    Raises: the error of the first cell that stopped.
     """
     await run_cells(ports, settings, schedule)
 
@@ -64,14 +64,14 @@ async def run(ports: Ports, settings: RuntimeSettings) -> NoReturn:
 async def schedule(ports: Ports, settings: RuntimeSettings) -> NoReturn:
     """Schedule one cell until cancelled.
 
-    Raises: what stops the machine (`Candidate.run`), the relay or the watch.
+    Raises: the errors of `Candidate.run`, the relay and the silence watch.
     """
     limits = settings.shell if isinstance(settings, Settings) else ShellLimits()
     metrics = ShellMetrics(ports.telemetry)
     machine = candidate(SchedulerMachine(), ports, settings)
     nodes_log = await ports.another_log() if ports.another_log else None
 
-    def beside(leader: Leader[ClusterState]) -> Sequence[Work]:
+    def leader_tasks(leader: Leader[ClusterState]) -> Sequence[Work]:
         fold = leader.fold
         relay = Relay(
             machine.log,
@@ -85,7 +85,7 @@ async def schedule(ports: Ports, settings: RuntimeSettings) -> NoReturn:
             snapshots=ports.snapshots,
             unstarted=lambda task_id, attempt: unstarted(fold.state, task_id, attempt),
         )
-        fold.listeners.append(relay.heard)
+        fold.listeners.append(relay.on_cycle)
         watch = SilenceWatch(
             machine.log,
             lambda: live_nodes(fold.state),
@@ -97,11 +97,11 @@ async def schedule(ports: Ports, settings: RuntimeSettings) -> NoReturn:
         )
         return relay.run(sorted(known_nodes(fold.state)), fold.origin), watch.run()
 
-    await machine.run(beside)
+    await machine.run(leader_tasks)
 
 
 def main() -> int:
-    """Be the service in a process of its own; `YARD_SCHEDULER_*` and `YARD_*` are its settings."""
+    """Run the service in a process of its own; return its exit code."""
     return run_machine_process(Settings, "scheduler", SchedulerMachine.output, run)
 
 

@@ -1,24 +1,26 @@
-"""The metrics of the scheduler's shell; those of its cycles are the runtime's."""
+"""Metrics of the relay and of the silence watch; the runtime counts cycles."""
 
 from yardmaster_runtime.telemetry.port import Telemetry
 
 
 class ShellMetrics:
-    """Made once a service; the shells of all its terms share it."""
+    """Made once per service and shared by all terms."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self.telemetry = telemetry
         counter, gauge = telemetry.counter, telemetry.gauge
         self.relayed = counter("relayed", "Decisions copied to nodes' topics.")
-        self.relay_lag = gauge("relay_lag", "Records of decisions not relayed yet.")
-        self.relay_retries = counter("relay_retries", "Appends to nodes' topics tried again.")
+        self.relay_lag = gauge("relay_lag", "Records of decisions that are not relayed yet.")
+        self.relay_retries = counter("relay_retries", "Retried appends to nodes' topics.")
         self.relay_behind = gauge(
-            "relay_behind", "Nodes whose topic takes nothing; they miss copies."
+            "relay_behind", "Nodes whose topic refuses appends; they miss copies."
         )
-        self.topics = gauge("assignment_topics", "Nodes whose topic is known to be there.")
-        self.heartbeats = counter("heartbeats", "Heartbeats heard.")
+        self.topics = gauge("assignment_topics", "Nodes whose topic is known to exist.")
+        self.heartbeats = counter("heartbeats", "Heartbeats received.")
         self.heartbeats_ignored = counter(
-            "heartbeats_ignored", "Heartbeats that are no node's own, or of an unknown node."
+            "heartbeats_ignored", "Heartbeats with a wrong source or of an unknown node."
         )
-        self.deaf = counter("deaf_seconds", "Seconds without hearing that count as no silence.")
-        self.silences = counter("silences", "Times that a node was found silent.")
+        self.deaf = counter(
+            "deaf_seconds", "Seconds without reading heartbeats, not counted as silence."
+        )
+        self.silences = counter("silences", "Silent nodes observed.")

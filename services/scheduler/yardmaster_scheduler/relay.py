@@ -1,17 +1,18 @@
-"""The relay: copies what counts in `decisions` to the topics of the nodes that must act on it.
+"""The relay: copies the counted decisions to the topics of the nodes that must act on them.
 
-It follows the log, so a fenced leader's batch reaches no agent. A copy has the record's key, value
-and headers, and `yard_offset`, its offset in `decisions`. A copy of a stop also names the attempt's
-replicas that have not started there, so that an agent that missed their assignment releases them.
-Copies may come more than once; agents
-know an attempt they have. Its position is in what it wrote: it goes on with the cycle of the
-highest `yard_offset` there is, and copies that whole cycle again, since it may have been copied to
-some nodes only.
+It reads counted cycles from the log, so a fenced leader's batch reaches no agent. A copy has the
+record's key, value and headers, and the header `yard_offset`, its offset in `decisions`. A copy of
+a stop also names the attempt's replicas that have not started on the node, so that an agent that
+missed their assignment releases them. A decision may be copied more than once; agents ignore
+repeats. The relay stores its position only in its copies: a new relay continues with the cycle of
+the highest `yard_offset`, and copies that whole cycle again, because its predecessor may have
+copied it to some nodes only.
 
-A node whose topic takes nothing holds up no other: after `relay_tries` it is *behind*. Kept of it
-is the first batch that it misses, which is tried again and again; the rest is read from the log
-anew once its topic takes that one. Copies made meanwhile say in `yard_behind` from which offset on
-a node misses something, and whoever takes over goes on from there.
+A node whose topic refuses appends does not delay other nodes: after `relay_tries` attempts the node
+is *behind*. The relay keeps the first batch that the node misses and retries it; once the topic
+accepts that batch, the relay reads the later ones from the log again. Meanwhile copies for other
+nodes carry the header `yard_behind`, the lowest offset that a node misses, and a new relay
+continues from there.
 """
 
 import asyncio
@@ -58,16 +59,16 @@ from yardmaster_schemas.topics import DECISIONS, assignments
 
 BEHIND_HEADER: Final = "yard_behind"
 MACHINE: Final = "scheduler"
-#: Decisions that the leader has decoded and the relay has not come to yet; older ones are decoded
+#: Decisions kept that the leader has decoded and the relay has not read yet; older ones are decoded
 #: again.
 MAX_DECODED: Final = 20_000
-#: What a node's topic may answer, and another's not.
+#: Errors that one node's topic may cause alone.
 _FAILURES: Final = (AppendOutcomeUnknown, BatchTooLarge, LogUnavailable, UnknownTopic)
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """A cycle's copies for one node; `first` is the offset of the first of them."""
+    """A cycle's copies for one node; `first` is the offset of the first copy."""
 
     first: int
     records: Sequence[Record]
@@ -75,12 +76,12 @@ class _Batch:
 
 #: Decisions that end an attempt.
 _STOPS: Final = (PreemptionRequestedV1, StopRequestedV1, AllocationRevokedV1)
-#: By node: the incarnation and the replicas of an attempt that have not started there yet. Empty
-#: when that attempt is not open.
+#: Returns for (task, attempt), by node, the incarnation and the replicas that have not started
+#: there. Empty when the attempt is not open.
 Unstarted = Callable[[str, int], Mapping[str, tuple[str, Sequence[int]]]]
 
 
-def concerned(event: Event) -> Iterable[str]:
+def nodes_to_notify(event: Event) -> Iterable[str]:
     """The nodes whose agents must act on a decision, each once."""
     match event:
         case SlotsAllocatedV1():
@@ -110,7 +111,7 @@ class Relay:
         snapshots: SnapshotStore | None = None,
         unstarted: Unstarted = lambda _task, _attempt: {},
     ) -> None:
-        """`nodes_log`: a handle for the nodes' topics, whose failures are not `log`'s."""
+        """`nodes_log`: a handle for the nodes' topics, whose failures do not affect `log`."""
         self._log = log
         self._nodes_log = nodes_log or log
         self._cell = cell
@@ -118,32 +119,32 @@ class Relay:
         self._limits = limits
         self._metrics = metrics
         self._number = partition
-        #: Of every node's topic: a node may be named in any cell, and may move.
+        #: Partitions of every node's topic: a node may belong to any cell, and may move.
         self._partitions = max(partitions, partition + 1)
         self._snapshots = snapshots
         self._unstarted = unstarted
         self._slots = asyncio.Semaphore(limits.max_appends)
-        #: For nodes that are behind: those that are not do not wait for them.
+        #: For nodes that are behind, so that other nodes do not wait for them.
         self._late_slots = asyncio.Semaphore(limits.max_appends)
-        #: Nodes whose topic is there; those in `_joined` are to get one.
+        #: Nodes whose topic exists; nodes in `_joined` still need one.
         self._known: set[str] = set()
         self._joined: dict[str, None] = {}
         self._wake = asyncio.Event()
-        #: By offset: decisions that the leader has read back.
+        #: Decisions that the leader has decoded, by offset.
         self._decoded: OrderedDict[int, Envelope[Event]] = OrderedDict()
-        #: Nodes whose topic takes nothing, each with the first batch that it misses.
+        #: Nodes whose topic refuses appends, each with the first batch that it misses.
         self._behind: dict[str, _Batch] = {}
-        self._lag = asyncio.Event()
-        #: A reader from before anything that a node misses.
+        self._any_behind = asyncio.Event()
+        #: A dump of a reader that is before everything that a node misses.
         self._origin: Mapping[str, Any] | None = None
-        #: The end of the newest cycle that was given to the nodes that are not behind.
+        #: Offset of the newest cycle that was copied to the nodes that are not behind.
         self._handled = -1
 
-    def heard(self, accepted: Sequence[Envelope[Event]], counted: CountedCycle) -> None:
-        """A cycle counts; nodes that joined or were enrolled in it get a topic.
+    def on_cycle(self, accepted: Sequence[Envelope[Event]], counted: CountedCycle) -> None:
+        """Take a cycle of the leader: nodes that joined or were enrolled in it get a topic.
 
-        Who joined, before anything is placed there; who is enrolled, so that its agent can start.
-        What was decided in it need not be decoded a second time.
+        A joined node needs the topic before a task is placed there, an enrolled node so that its
+        agent can start. The cycle's decisions are kept, so that they are decoded only once.
         """
         self._decoded.update(counted.decisions)
         while len(self._decoded) > MAX_DECODED:
@@ -157,8 +158,8 @@ class Relay:
     async def run(self, nodes: Iterable[str], origin: Mapping[str, Any] | None) -> NoReturn:
         """Relay until cancelled.
 
-        `nodes`: those that the state knows. `origin`: the dump of a reader of `decisions` to start
-        from, where that is early enough.
+        `nodes`: the nodes in the state. `origin`: the dump of a reader of `decisions` to start
+        from, if it is early enough.
 
         Raises:
             ForeignRecord, ChainBroken, LogTruncated, LogUnavailable, LogClosed.
@@ -166,11 +167,11 @@ class Relay:
         self._joined.update(dict.fromkeys(nodes))
         self._origin = origin
         follow = self._follow(sorted(self._joined))
-        await first_of(follow, self._make_topics(), self._catch_up_for_ever())
+        await first_of(follow, self._make_topics(), self._catch_up_forever())
         raise AssertionError("none of them ends")
 
     async def _follow(self, nodes: Sequence[str]) -> NoReturn:
-        """Give each cycle that counts to all nodes that are not behind."""
+        """Copy each counted cycle to all nodes that are not behind."""
         reached = await self._highest_relayed(nodes)
         reader = await self._reader_before(reached, self._origin)
         cycles = self._cycles(reader)
@@ -188,17 +189,17 @@ class Relay:
             self._metrics.relay_lag.set(cycles.ahead)
 
     async def _relay(self, counted: CountedCycle, records: Mapping[int, Record]) -> None:
-        """Copy one cycle; returns when every copy is in the log, or its node is behind."""
+        """Copy one cycle; return when every copy is in the log or its node is behind."""
         copies = self._copies(counted, records)
-        # Between these two nobody else runs: a node that catches up does so as far as this says.
+        # No task switch between these two lines: a node catches up as far as `_handled`.
         self._handled = counted.offset
-        given = {node: batch for node, batch in copies.items() if node not in self._behind}
-        if given:
+        batches = {node: batch for node, batch in copies.items() if node not in self._behind}
+        if batches:
             with ending(self._span(counted)):
-                await together(*(self._give(node, batch) for node, batch in given.items()))
+                await together(*(self._copy(node, batch) for node, batch in batches.items()))
 
     def _copies(self, counted: CountedCycle, records: Mapping[int, Record]) -> Mapping[str, _Batch]:
-        """What each node is to get of a cycle."""
+        """Return a cycle's copies by node."""
         copies: dict[str, list[Record]] = {}
         first: dict[str, int] = {}
         for offset, envelope in counted.decisions:
@@ -206,7 +207,7 @@ class Relay:
             unstarted: Mapping[str, tuple[str, Sequence[int]]] = {}
             if isinstance(event, _STOPS):
                 unstarted = self._unstarted(event.task_id, event.attempt)
-            for node in concerned(event):
+            for node in nodes_to_notify(event):
                 record = records[offset]
                 incarnation, replicas = unstarted.get(node, ("", ()))
                 header = RelayedFrom(offset, incarnation, tuple(replicas)).header()
@@ -216,11 +217,11 @@ class Relay:
         return {node: _Batch(first[node], batch) for node, batch in copies.items()}
 
     def _span(self, counted: CountedCycle) -> Span:
-        """From reading a cycle back to its last copy, for those of its decisions with a context."""
+        """A span from reading a cycle to its last copy, linked to its decisions' traces."""
         telemetry = self._metrics.telemetry
         if telemetry.tracer is OFF:
             return INVALID_SPAN
-        linked = contexts(one for _, one in counted.decisions if concerned(one.data))
+        linked = contexts(one for _, one in counted.decisions if nodes_to_notify(one.data))
         return batch_span(
             telemetry.tracer,
             "scheduler relay",
@@ -229,10 +230,10 @@ class Relay:
             attributes={"yard.cell": self._cell, "yard.cycle": counted.commit.cycle},
         )
 
-    async def _give(self, node: str, batch: _Batch) -> None:
-        """Append to a node's topic: to repeat is safe, to leave out is not. Or it is behind."""
+    async def _copy(self, node: str, batch: _Batch) -> None:
+        """Append to a node's topic, with retries; a repeat is safe. After them, it is behind."""
         for tries in range(1, self._limits.relay_tries + 1):
-            error = await self._taken(node, batch, self._slots)
+            error = await self._try_append(node, batch, self._slots)
             if error is None:
                 return
             topic = assignments(node).name
@@ -241,18 +242,18 @@ class Relay:
             )
             if tries < self._limits.relay_tries:
                 await self._clock.sleep(self._limits.relay_pause_s)
-        self._miss(node, batch)
+        self._set_behind(node, batch)
         self._metrics.telemetry.warn("relay_behind", node=node, offset=batch.first)
 
-    def _miss(self, node: str, batch: _Batch) -> None:
+    def _set_behind(self, node: str, batch: _Batch) -> None:
         self._behind[node] = batch
-        self._lag.set()
+        self._any_behind.set()
         self._metrics.relay_behind.set(len(self._behind))
 
-    async def _taken(
+    async def _try_append(
         self, node: str, batch: _Batch, slots: asyncio.Semaphore
     ) -> YardmasterError | None:
-        """Append once; what went wrong."""
+        """Append once; return the error, if any."""
         records = batch.records
         if self._behind:
             first = min(missed.first for missed in self._behind.values())
@@ -286,7 +287,7 @@ class Relay:
     # Topics
 
     async def _make_topics(self) -> NoReturn:
-        """Make the topics of nodes that join; brokers that refuse one hold up no relaying."""
+        """Create topics of new nodes; a failure does not delay the relaying."""
         while True:
             self._wake.clear()
             new = [node for node in self._joined if node not in self._known]
@@ -301,7 +302,7 @@ class Relay:
                 await self._clock.sleep(self._limits.relay_pause_s)
                 continue
             self._known.update(new)
-            # What joined meanwhile stays.
+            # Keep the nodes that joined meanwhile.
             self._joined = {node: None for node in self._joined if node not in self._known}
             self._metrics.topics.set(len(self._known))
             if not self._joined:
@@ -309,43 +310,47 @@ class Relay:
 
     # Nodes that are behind
 
-    async def _catch_up_for_ever(self) -> NoReturn:
+    async def _catch_up_forever(self) -> NoReturn:
         while True:
-            await self._lag.wait()
+            await self._any_behind.wait()
             await self._clock.sleep(self._limits.relay_pause_s)
             await self._catch_up()
             if not self._behind:
-                self._lag.clear()
+                self._any_behind.clear()
 
     async def _catch_up(self) -> None:
-        """Give nodes that are behind what they miss, in order, where their topics take it now."""
-        #: The newest offset that each has now.
-        back: dict[str, int] = {}
+        """Copy to nodes that are behind what they miss, in order, if their topics accept it now."""
+        #: Nodes that accept appends again, each with the offset of its newest copy.
+        recovered: dict[str, int] = {}
 
-        async def give(node: str, batch: _Batch) -> None:
-            if await self._taken(node, batch, self._late_slots) is None:
-                back[node] = batch.first
+        async def copy(node: str, batch: _Batch) -> None:
+            if await self._try_append(node, batch, self._late_slots) is None:
+                recovered[node] = batch.first
             else:
-                self._miss(node, batch)
-                back.pop(node, None)
+                self._set_behind(node, batch)
+                recovered.pop(node, None)
 
-        await together(*(give(node, batch) for node, batch in [*self._behind.items()]))
-        if not back:
+        await together(*(copy(node, batch) for node, batch in [*self._behind.items()]))
+        if not recovered:
             return
-        cycles = self._cycles(await self._reader_before(min(back.values()), self._origin))
-        while back and (found := await cycles.next_with_records()) is not None:
+        cycles = self._cycles(await self._reader_before(min(recovered.values()), self._origin))
+        while recovered and (found := await cycles.next_with_records()) is not None:
             counted, records = found
             copies = self._copies(counted, records)
-            due = [node for node in back if node in copies and copies[node].first > back[node]]
-            await together(*(give(node, copies[node]) for node in due))
+            due = [
+                node
+                for node, newest in recovered.items()
+                if node in copies and copies[node].first > newest
+            ]
+            await together(*(copy(node, copies[node]) for node in due))
             if counted.offset >= self._handled:
-                for node in back:
+                for node in recovered:
                     del self._behind[node]
                 self._metrics.relay_behind.set(len(self._behind))
-                self._metrics.telemetry.info("relay_caught_up", nodes=len(back))
+                self._metrics.telemetry.info("relay_caught_up", nodes=len(recovered))
                 return
 
-    # Where to go on
+    # Where to continue
 
     def _cycles(self, reader: CommitReader) -> "_Cycles":
         place = Partition(DECISIONS.name, self._number)
@@ -353,10 +358,10 @@ class Relay:
         return _Cycles(self._log, cursor, reader, self._decoded)
 
     async def _highest_relayed(self, nodes: Sequence[str]) -> int:
-        """Where what was relayed ends: the highest `yard_offset` in any node's topic, -1 without.
+        """Return the highest `yard_offset` in any node's topic, or -1; lower if a node was behind.
 
-        Lower where a node was behind then. A topic that cannot be read now is left out where
-        others say something: that takes the relay back too far rather than not far enough.
+        A topic that cannot be read now is left out if another topic has copies: then the relay may
+        start too early, which is safe, but never too late.
         """
         places = [self._place(node) for node in nodes]
         while True:
@@ -372,7 +377,7 @@ class Relay:
             await self._clock.sleep(self._limits.relay_pause_s)
 
     async def _reader_before(self, reached: int, origin: Mapping[str, Any] | None) -> CommitReader:
-        """A reader that starts no later than the cycle in which `reached` lies."""
+        """Return a reader at or before the start of the cycle that contains `reached`."""
         if origin is not None:
             reader = CommitReader.load(origin)
             if reader.next <= reached:
@@ -390,7 +395,7 @@ class Relay:
             return ()
 
     async def _reader_of(self, cycle: int) -> CommitReader | None:
-        """The reader in a snapshot; None where it cannot be used, as was said at the restore."""
+        """Return the reader in a snapshot; None if unusable, which the restore has reported."""
         assert self._snapshots is not None
         try:
             snapshot = await self._snapshots.load(MACHINE, self._cell, cycle)
@@ -405,7 +410,7 @@ class Relay:
 
 
 def _relayed(last: StoredRecord | None) -> tuple[int, int]:
-    """The offset that a topic's newest copy says, and minus that from which on to go on."""
+    """Return the `yard_offset` of a newest copy, and minus the offset to continue from."""
     headers = dict(last.record.headers) if last is not None else {}
     offset = relayed_from(headers.get(OFFSET_HEADER, b"")).offset
     behind = int(text) if (text := headers.get(BEHIND_HEADER, b"")).isdigit() else -1
@@ -450,5 +455,5 @@ class _Cycles(CycleReader):
         return counted, records
 
     async def wait(self, timeout_s: float) -> None:
-        """Wait for more, not for ever."""
+        """Wait for more records, at most `timeout_s`."""
         await self._log.wait({self.cursor.partition: self.cursor.end}, timeout_s)

@@ -1,4 +1,4 @@
-"""Settings of the scheduling service: those of every machine, and its shell's limits."""
+"""Settings of the scheduler service: those of every machine, and limits of relay and watch."""
 
 from typing import Annotated
 
@@ -9,28 +9,28 @@ from yardmaster_runtime.settings import RuntimeSettings
 
 
 class ShellLimits(BaseModel):
-    """How the shell relays decisions and listens for silence."""
+    """Limits of the relay and of the silence watch."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    #: Appends to nodes' topics under way at once.
+    #: Concurrent appends to nodes' topics.
     max_appends: Annotated[int, Field(ge=1, le=1_000)] = 32
-    #: After an append to a node's topic failed, until it is tried again.
+    #: Pause before a failed append to a node's topic is retried.
     relay_pause_s: Annotated[float, Field(gt=0)] = 0.5
-    #: So many tries, then the node is behind and the others go on without it.
+    #: Attempts after which a node counts as behind and the others continue without it.
     relay_tries: Annotated[int, Field(ge=1, le=1_000)] = 2
-    #: How often nodes are looked at for silence.
+    #: Interval of the checks for silent nodes.
     silence_check_s: Annotated[float, Field(gt=0)] = 1.0
-    #: Heartbeats should have been read to their end so lately; what goes beyond is no silence.
+    #: Longest interval between reads of all heartbeats; a longer one is not counted as silence.
     deaf_s: Annotated[float, Field(gt=0)] = 5.0
-    #: Records read at a time.
+    #: Records per read.
     max_read: Annotated[int, Field(ge=1, le=100_000)] = 1_000
-    #: Without an event, how long until a look is taken anyway.
+    #: Longest wait without an event.
     idle_wait_s: Annotated[float, Field(gt=0)] = 5.0
 
 
 class Settings(RuntimeSettings):
-    """All of the service's settings: `YARD_SCHEDULER_SHELL__MAX_APPENDS` and the like."""
+    """All settings of the service (`YARD_SCHEDULER_SHELL__MAX_APPENDS`, ...)."""
 
     model_config = SettingsConfigDict(env_prefix="YARD_SCHEDULER_")
 

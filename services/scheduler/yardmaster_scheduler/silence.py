@@ -1,15 +1,15 @@
-"""Listens for heartbeats, and says when a node was not heard for too long.
+"""The silence watch: reads heartbeats and observes nodes that are silent for too long.
 
-Heartbeats expire and so decide nothing themselves: what is decided on is the observation, which the
-next cycle records. Silence is measured with the shell's own elapsed time, from the later of the
-last heartbeat and the moment this shell first knew the node's incarnation: what agents say of time
-counts for nothing, and a new leader gives every node its full time.
+Heartbeats expire, so the scheduler does not decide on them but on the observation, which the next
+cycle records. Silence is measured in this process's elapsed time, from the last heartbeat or from
+the moment when this watch first saw the node's incarnation, whichever is later. Times in heartbeats
+are ignored, and a new leader gives every node its full timeout.
 
-It lasts up to the last moment of which all heartbeats were read, not up to now: what was not read
-may be one. And while the log is away, or the leader is held up, what goes beyond
-`ShellLimits.deaf_s` between two such moments is nobody's silence: else an outage longer than their
-timeout would lose all nodes. Both only make a loss come later, which is what
-`core.fencing` builds on.
+Silence is measured up to the last moment for which all heartbeats were read, not up to now, because
+an unread record may be a heartbeat. While the log is unavailable or the leader is delayed, the time
+beyond `ShellLimits.deaf_s` between two such moments does not count as silence: otherwise an outage
+longer than the timeouts would lose all nodes. Both rules can only delay a loss;
+`yardmaster_core.fencing` relies on that.
 """
 
 from collections.abc import Callable, Iterable
@@ -33,7 +33,7 @@ from yardmaster_schemas.topics import HEARTBEATS
 
 @dataclass(frozen=True, slots=True)
 class LiveNode:
-    """A node that should be heard, and how long it may be silent."""
+    """A node that should send heartbeats, and its timeout."""
 
     name: str
     incarnation: str
@@ -41,7 +41,7 @@ class LiveNode:
 
 
 class SilenceWatch:
-    """Watches the nodes that `live` names, which is asked anew at each check."""
+    """Watches the nodes that `live` returns at each check."""
 
     def __init__(
         self,
@@ -61,61 +61,61 @@ class SilenceWatch:
         self._limits = limits
         self._metrics = metrics
         self._place = Partition(HEARTBEATS.name, partition)
-        #: (node, incarnation) -> when it was last heard: elapsed seconds, and time in ms.
+        #: By (node, incarnation), the last heartbeat: elapsed seconds, and time in ms.
         self._heard: dict[tuple[str, str], tuple[float, int]] = {}
-        #: Whatever was written before was heard.
-        self._listened_s = clock.monotonic_s()
+        #: Every heartbeat written before this moment was read.
+        self._read_up_to_s = clock.monotonic_s()
 
     async def run(self) -> NoReturn:
-        """Watch until cancelled, from the topic's end on.
+        """Watch until cancelled, from the topic's end.
 
         Raises:
             LogUnavailable, LogClosed, UnknownTopic.
         """
         offset = await self._log.end(self._place)
-        self._listened_s = checked_s = self._clock.monotonic_s()
+        self._read_up_to_s = checked_s = self._clock.monotonic_s()
         self.check()
         while True:
             left_s = checked_s + self._limits.silence_check_s - self._clock.monotonic_s()
             if left_s > 0:
                 if await self._log.wait({self._place: offset}, left_s):
-                    offset = await self._listen(offset)
+                    offset = await self._read(offset)
                 continue
-            offset = await self._listen_to_the_end(offset)
+            offset = await self._read_to_the_end(offset)
             self.check()
             checked_s = self._clock.monotonic_s()
 
-    async def _listen_to_the_end(self, offset: int) -> int:
-        """Hear all that was written before this moment, which so becomes `_listened_s`."""
-        began_s = self._clock.monotonic_s()
+    async def _read_to_the_end(self, offset: int) -> int:
+        """Read all heartbeats written before this moment, which becomes `_read_up_to_s`."""
+        started_s = self._clock.monotonic_s()
         end = await self._log.end(self._place)
         while offset < end:
-            offset = await self._listen(offset)
-        self._forgive(began_s - self._listened_s - self._limits.deaf_s)
-        self._listened_s = began_s
+            offset = await self._read(offset)
+        self._extend(started_s - self._read_up_to_s - self._limits.deaf_s)
+        self._read_up_to_s = started_s
         return offset
 
-    async def _listen(self, offset: int) -> int:
+    async def _read(self, offset: int) -> int:
         try:
             records = await self._log.read(self._place, offset, max_records=self._limits.max_read)
         except OffsetGone:
-            # Heartbeats expired unread: of anybody, so everybody has their full time again.
+            # Heartbeats of any node expired unread, so every node gets its full timeout again.
             self._heard.clear()
             return await self._log.end(self._place)
         for stored in records:
-            self.hear(stored)
+            self.on_heartbeat(stored)
         return records[-1].offset + 1 if records else offset
 
-    def _forgive(self, deaf_s: float) -> None:
-        """Take so many seconds off everybody's silence; who was heard in them gains, no harm."""
+    def _extend(self, deaf_s: float) -> None:
+        """Shorten every node's silence by `deaf_s`; this can only delay a loss."""
         if deaf_s > 0:
             self._metrics.deaf.inc(deaf_s)
             self._metrics.telemetry.warn("deaf", for_s=round(deaf_s, 1))
             for life, (since_s, at_ms) in self._heard.items():
                 self._heard[life] = (since_s + deaf_s, at_ms)
 
-    def hear(self, stored: StoredRecord) -> None:
-        """Take a heartbeat; one that is not the node's own, or of an unknown life, is ignored."""
+    def on_heartbeat(self, stored: StoredRecord) -> None:
+        """Take a heartbeat; ignore a wrong source and an unknown incarnation."""
         try:
             envelope = decode(stored.record)
         except SchemaError:
@@ -129,20 +129,20 @@ class SilenceWatch:
             return
         life = (beat.node, beat.incarnation)
         if life not in self._heard:
-            # Not live, or not looked at since it joined; what is not live takes no memory.
+            # Not live, or not checked since it joined. Nodes that are not live take no memory.
             self._metrics.heartbeats_ignored.inc()
             return
         self._metrics.heartbeats.inc()
         self._heard[life] = (self._clock.monotonic_s(), self._clock.now_ms())
 
     def check(self) -> None:
-        """Observe which live nodes have been silent for too long."""
+        """Observe the live nodes that are silent for longer than their timeout."""
         now = (self._clock.monotonic_s(), self._clock.now_ms())
         heard = {}
         for node in self._live():
             life = (node.name, node.incarnation)
             since_s, at_ms = heard[life] = self._heard.get(life, now)
-            silent_s = self._listened_s - since_s
+            silent_s = self._read_up_to_s - since_s
             if silent_s <= node.timeout_s:
                 continue
             event = NodeSilenceObservedV1(

@@ -29,7 +29,7 @@ from yardmaster_eventlog.testing import Fault, FaultKind, FaultPlan, FaultyLog
 from yardmaster_runtime.clock import ManualClock
 from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_scheduler.metrics import ShellMetrics
-from yardmaster_scheduler.relay import Relay, Unstarted, concerned
+from yardmaster_scheduler.relay import Relay, Unstarted, nodes_to_notify
 from yardmaster_scheduler.settings import ShellLimits
 from yardmaster_schemas.events.admissions import NodeEnrolledV1
 from yardmaster_schemas.events.decisions import (
@@ -207,7 +207,7 @@ async def test_nodes_that_join_get_a_topic_before_anything_is_placed_there(rig: 
         await settled(rig)
         claim = rig.builder.claim(joined("new")).envelope
         assert claim is not None
-        relay.heard([claim], SimpleNamespace(decisions=()))  # type: ignore[arg-type]
+        relay.on_cycle([claim], SimpleNamespace(decisions=()))  # type: ignore[arg-type]
         await settled(rig)
         assert await rig.log.end(Partition("assignments.new")) == 0
 
@@ -224,7 +224,7 @@ async def test_a_node_that_is_enrolled_gets_a_topic_so_that_its_agent_can_start(
         )
         verdict = rig.builder.of("admissions")[-2]
         assert verdict.envelope is not None
-        relay.heard([verdict.envelope], SimpleNamespace(decisions=()))  # type: ignore[arg-type]
+        relay.on_cycle([verdict.envelope], SimpleNamespace(decisions=()))  # type: ignore[arg-type]
         await settled(rig)
         assert await rig.log.end(Partition("assignments.new")) == 0
 
@@ -322,5 +322,5 @@ def test_stops_and_revocations_concern_the_nodes_they_name() -> None:
         task_id=task(1), attempt=1, nodes=("a", "b"), stop=stop, grace_s=5, deadline_at_ms=9
     )
     revoked = AllocationRevokedV1(task_id=task(1), attempt=1, nodes=("c",), stop=stop)
-    assert [*concerned(preempted)] == ["a", "b"]
-    assert [*concerned(revoked)] == ["c"]
+    assert [*nodes_to_notify(preempted)] == ["a", "b"]
+    assert [*nodes_to_notify(revoked)] == ["c"]
