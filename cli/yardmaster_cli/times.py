@@ -6,10 +6,10 @@ clock, in UTC unless they name an offset; a date alone is its midnight.
 
 import re
 import time
+from datetime import UTC, datetime
 from typing import Final
 
 from yardmaster_cli.errors import BadUsage
-from yardmaster_cli.output.cells import parse_time
 from yardmaster_schemas.durations import duration_s
 
 #: What help and errors show.
@@ -24,6 +24,17 @@ _RELATIVE: Final = re.compile(r"-?[0-9.]+[a-z].*")
 def now_ms() -> int:
     """Milliseconds since the epoch."""
     return time.time_ns() // 1_000_000
+
+
+def parse_time(at: str) -> int | None:
+    """Milliseconds since the epoch of an RFC 3339 time; None when it is none."""
+    try:
+        moment = datetime.fromisoformat(at.replace("Z", "+00:00"))
+    except ValueError:
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return int(moment.timestamp() * 1000)
 
 
 def is_relative(text: str) -> bool:

@@ -7,9 +7,8 @@ from typing import Any
 import click
 
 from yardmaster_cli.errors import BadUsage
-from yardmaster_cli.output.cells import parse_time
 from yardmaster_cli.session import Session
-from yardmaster_cli.times import now_ms, past_ms
+from yardmaster_cli.times import now_ms, parse_time, past_ms
 from yardmaster_schemas.phases import ENDED, Phase
 
 _OPTIONS = (

@@ -3,8 +3,9 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Final
+
+from yardmaster_cli.times import parse_time
 
 #: Control characters except tab; what users wrote must not move the cursor of who reads it.
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
@@ -71,17 +72,6 @@ def coloured(text: str) -> str:
 
 def _lines(text: str) -> str:
     return "\n".join(_CONTROL.sub("", line) for line in text.replace("\r\n", "\n").split("\n"))
-
-
-def parse_time(at: str) -> int | None:
-    """Milliseconds since the epoch of an RFC 3339 time; None when it is none."""
-    try:
-        moment = datetime.fromisoformat(at.replace("Z", "+00:00"))
-    except ValueError:
-        return None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return int(moment.timestamp() * 1000)
 
 
 def clock_time(at: str | None) -> str:

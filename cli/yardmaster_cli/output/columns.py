@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from yardmaster_cli.output.cells import Age, Cell, Gpus, Percent, Span, When, parse_time, span
+from yardmaster_cli.output.cells import Age, Cell, Gpus, Percent, Span, When, span
 from yardmaster_cli.output.formats import Column, Row
-from yardmaster_cli.times import now_ms
+from yardmaster_cli.times import now_ms, parse_time
 
 #: Phases in the order in which people look for them: what runs, what waits, what has ended.
 SHOWN_FIRST: Final = (

@@ -8,12 +8,12 @@ from yardmaster_cli.output.cells import (
     clock_time,
     gpus,
     mebibytes,
-    parse_time,
     plain,
     span,
 )
 from yardmaster_cli.output.columns import ended
 from yardmaster_cli.output.formats import Output, Row
+from yardmaster_cli.times import parse_time
 
 #: Words for the classes of a wait.
 _CLASS_WORDS: Final = {"never": "never", "held": "held", "not_now": "not now"}

@@ -7,7 +7,7 @@ sleep until an event wakes them.
 from heapq import heappop
 
 from yardmaster_core.scheduling.planner.group_queue import NO_CAPACITY, code_of
-from yardmaster_core.scheduling.state.appliers.attempts import enqueue_if_ready, need_decision
+from yardmaster_core.scheduling.state.appliers.attempts import enqueue_if_ready, schedule_decision
 from yardmaster_core.scheduling.state.appliers.nodes import install
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.phases import Due, NodeState, Phase
@@ -34,7 +34,7 @@ def begin_cycle(state: ClusterState, cycle: int, now_ms: int) -> ClusterState:
         _, due, name, attempt = heappop(state.deadlines)
         if due == Due.DRAIN:
             for task in state.node(name).open.values():
-                need_decision(state, task)
+                schedule_decision(state, task)
         elif due == Due.PROTECTION:
             pool = state.pool(name)
             for group in pool.protected:
@@ -48,7 +48,7 @@ def begin_cycle(state: ClusterState, cycle: int, now_ms: int) -> ClusterState:
             if due == Due.HOLD:
                 enqueue_if_ready(state, found)
             else:
-                need_decision(state, found)
+                schedule_decision(state, found)
     return state
 
 

@@ -1,4 +1,5 @@
 """The scheduler's state of one cell and the appliers, the only code that changes it.
 
-Start reading at `cluster` and `entities`, then `apply`. Must not import the planner or a policy.
+Start reading at `tasks`, `nodes`, `pools` and `cluster`, then `apply`. Must not import the planner
+or a policy.
 """

@@ -1,9 +1,8 @@
-"""How each event changes the state: one applier per event version. Sole caller of the state's
-writers.
+"""How each event changes the state: one applier per event version.
 
-Appliers of decisions can be taken back while a draft is open; those of inputs need not be. A
-duplicate changes nothing; what contradicts the state stops the machine (claims are checked by
-`refusal` first).
+Only the appliers change the state. Appliers of decisions can be undone while a draft is open;
+appliers of inputs need not be. A repeated event changes nothing. An event that contradicts the
+state stops the machine; claims are checked by `refusal` first.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,8 +21,9 @@ Applier = Callable[[ClusterState, Any, str], None]
 
 
 def apply(state: ClusterState, event: Event, record_id: str = "") -> ClusterState:
-    """The state after `event`; the state given is used up. `record_id` is the record's identity, if
-    it has one.
+    """The state after `event`; the given state must not be used any more.
+
+    `record_id` is the id of the event's record, or empty for a decision that has no record yet.
 
     Raises:
         ImpossibleEvent: the event contradicts the state.
@@ -73,7 +73,7 @@ APPLIERS: Final[Mapping[type[Event], Applier]] = {
     dec.NodeLostV1: nodes.node_lost_v1,
 }
 
-#: Events of the scheduler's topics that no decision of this version rests on.
+#: Events of the scheduler's topics that do not affect its decisions.
 IGNORED: Final[frozenset[type[Event]]] = frozenset(
     {
         adm.TaskRejectedV1,

@@ -1,4 +1,4 @@
-"""One applier per event version, by what it is about; `apply.APPLIERS` is their table.
+"""One applier per event version, grouped by subject; `apply.APPLIERS` is their table.
 
-An applier is named for its event, whose docstring says what happened.
+An applier has the name of its event, and the event's docstring describes it.
 """

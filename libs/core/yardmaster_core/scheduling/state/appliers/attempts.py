@@ -44,13 +44,13 @@ def enqueue_if_ready(state: ClusterState, task: Task) -> None:
         state.enqueue(task)
 
 
-def need_decision(state: ClusterState, task: Task) -> None:
+def schedule_decision(state: ClusterState, task: Task) -> None:
     """Have the next step of `task` decided."""
     state.attention[task.id] = task
     state.dirty[task] = None
 
 
-def accepted(state: ClusterState, record_id: str) -> None:
+def note_accepted(state: ClusterState, record_id: str) -> None:
     """Remember the last claim accepted from a source, so that repeats are recognized."""
     if not record_id:
         return
@@ -136,7 +136,7 @@ def close_replica(
     state.reshare(pool)
     if run.open == 0:
         _closed(state, task, run)
-    need_decision(state, task)
+    schedule_decision(state, task)
     state.wake_pool(pool)
     for limited_pool, group in list(state.limited.get(task.job.project.department, ())):
         state.wake(limited_pool, group)

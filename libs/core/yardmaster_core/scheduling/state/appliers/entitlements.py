@@ -1,7 +1,7 @@
 """Appliers of pools, departments and projects."""
 
 from yardmaster_core.errors import ImpossibleEvent
-from yardmaster_core.scheduling.state.appliers.attempts import need_decision, watch_start
+from yardmaster_core.scheduling.state.appliers.attempts import schedule_decision, watch_start
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.phases import Phase
 from yardmaster_core.scheduling.state.pools import Pool
@@ -28,7 +28,7 @@ def pool_configured_v1(state: ClusterState, event: adm.PoolConfiguredV1, _: str)
         for task in node.open.values():
             if task.run is not None and task.phase is Phase.STARTING:
                 watch_start(state, task, task.run)
-                need_decision(state, task)
+                schedule_decision(state, task)
 
 
 def _follow_policy(state: ClusterState, pool: Pool) -> None:

@@ -3,8 +3,8 @@
 from yardmaster_core.errors import ImpossibleEvent
 from yardmaster_core.scheduling.state.appliers.attempts import (
     enqueue_if_ready,
-    need_decision,
     release_next,
+    schedule_decision,
 )
 from yardmaster_core.scheduling.state.appliers.entitlements import project_of
 from yardmaster_core.scheduling.state.cluster import ClusterState
@@ -62,7 +62,7 @@ def cancel_accepted_v1(state: ClusterState, event: adm.CancelAcceptedV1, record_
         task.cancel_now = task.cancel_now or event.immediate
         task.cause = record_id
         state.dequeue(task)
-        need_decision(state, task)
+        schedule_decision(state, task)
 
 
 def details_erased_v1(state: ClusterState, event: adm.DetailsErasedV1, record_id: str) -> None:
@@ -75,7 +75,7 @@ def details_erased_v1(state: ClusterState, event: adm.DetailsErasedV1, record_id
         if not task.phase.final and task.run is None:
             task.cause = record_id
             state.dequeue(task)
-            need_decision(state, task)
+            schedule_decision(state, task)
 
 
 def task_paused_v1(state: ClusterState, event: adm.TaskPausedV1, record_id: str) -> None:
@@ -84,7 +84,7 @@ def task_paused_v1(state: ClusterState, event: adm.TaskPausedV1, record_id: str)
             task.paused = True
             task.cause = record_id
             state.dequeue(task)
-            need_decision(state, task)
+            schedule_decision(state, task)
 
 
 def task_resumed_v1(state: ClusterState, event: adm.TaskResumedV1, record_id: str) -> None:
@@ -92,7 +92,7 @@ def task_resumed_v1(state: ClusterState, event: adm.TaskResumedV1, record_id: st
         if task.paused and not task.phase.final:
             task.paused = False
             task.cause = record_id
-            need_decision(state, task)
+            schedule_decision(state, task)
             enqueue_if_ready(state, task)
 
 

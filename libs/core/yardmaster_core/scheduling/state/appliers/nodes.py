@@ -2,9 +2,9 @@
 
 from yardmaster_core.errors import ImpossibleEvent
 from yardmaster_core.scheduling.state.appliers.attempts import (
-    accepted,
     close_replica,
-    need_decision,
+    note_accepted,
+    schedule_decision,
 )
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.enrollment import Enrolled, is_barred
@@ -31,7 +31,7 @@ def node_draining_v1(state: ClusterState, event: adm.NodeDrainingV1, _: str) -> 
     _cordon(state, node, cordoned=True, drain_ms=event.deadline_at_ms)
     state.deadline(event.deadline_at_ms, Due.DRAIN, node.name)
     for task in node.open.values():
-        need_decision(state, task)
+        schedule_decision(state, task)
 
 
 def _cordon(state: ClusterState, node: Node, *, cordoned: bool, drain_ms: int) -> None:
@@ -50,7 +50,7 @@ def node_slots_changed_v1(state: ClusterState, event: adm.NodeSlotsChangedV1, _:
     _update_disabled(state, node)
     if node.stops_disabled:
         for task in node.open.values():
-            need_decision(state, task)
+            schedule_decision(state, task)
     pool = state.pool_of(node)
     if pool is not None:
         pool.topology += 1
@@ -108,7 +108,7 @@ def node_revoked_v1(state: ClusterState, event: adm.NodeRevokedV1, _: str) -> No
         node.revoked_ms = state.now_ms
         state.revoked[node.name] = state.node_attention[node.name] = node
         for task in node.open.values():
-            need_decision(state, task)
+            schedule_decision(state, task)
     # Also for a node that is gone, because a snapshot restores it for every node.
     _update_barred(state, node)
 
@@ -125,7 +125,7 @@ def _update_barred(state: ClusterState, node: Node) -> None:
 
 
 def node_joined_v1(state: ClusterState, event: nev.NodeJoinedV1, record_id: str) -> None:
-    accepted(state, record_id)
+    note_accepted(state, record_id)
     node = state.node(event.node)
     _forget_sources(state, node, event.incarnation)
     if node.state is NodeState.UP and node.incarnation == event.incarnation:
@@ -222,7 +222,7 @@ def _uninstall(state: ClusterState, node: Node) -> None:
 
 
 def node_drained_v1(state: ClusterState, event: nev.NodeDrainedV1, record_id: str) -> None:
-    accepted(state, record_id)
+    note_accepted(state, record_id)
     node = state.node(event.node)
     node.state = NodeState.LEFT
     state.update_availability(node)

@@ -1,10 +1,10 @@
 """Appliers of the agents' reports about attempts."""
 
 from yardmaster_core.scheduling.state.appliers.attempts import (
-    accepted,
     close_replica,
-    need_decision,
+    note_accepted,
     run_of,
+    schedule_decision,
 )
 from yardmaster_core.scheduling.state.cluster import ClusterState
 from yardmaster_core.scheduling.state.phases import Due, Phase, ReplicaState
@@ -14,7 +14,7 @@ from yardmaster_schemas.reasons import StartFailure
 
 
 def task_started_v1(state: ClusterState, event: nev.TaskStartedV1, record_id: str) -> None:
-    accepted(state, record_id)
+    note_accepted(state, record_id)
     task, run = run_of(state, event.task_id, event.attempt)
     run.replicas[event.replica] = ReplicaState.STARTED
     run.started += 1
@@ -31,18 +31,18 @@ def task_started_v1(state: ClusterState, event: nev.TaskStartedV1, record_id: st
 
 
 def checkpoint_done_v1(state: ClusterState, event: nev.CheckpointDoneV1, record_id: str) -> None:
-    accepted(state, record_id)
+    note_accepted(state, record_id)
     task, _ = run_of(state, event.task_id, event.attempt)
     task.checkpoint = dec.Checkpoint(uri=event.uri, step=event.step)
     state.dirty[task] = None
 
 
 def task_progressed_v1(state: ClusterState, event: nev.TaskProgressedV1, record_id: str) -> None:
-    accepted(state, record_id)
+    note_accepted(state, record_id)
 
 
 def task_exited_v1(state: ClusterState, event: nev.TaskExitedV1, record_id: str) -> None:
-    accepted(state, record_id)
+    note_accepted(state, record_id)
     task, run = run_of(state, event.task_id, event.attempt)
     run.replicas[event.replica] = ReplicaState.EXITED
     run.done = run.done or event.done
@@ -55,11 +55,11 @@ def task_exited_v1(state: ClusterState, event: nev.TaskExitedV1, record_id: str)
         run.out_of_memory = event.out_of_memory
     state.note_releasing(task)
     task.cause = record_id
-    need_decision(state, task)
+    schedule_decision(state, task)
 
 
 def slots_released_v1(state: ClusterState, event: nev.SlotsReleasedV1, record_id: str) -> None:
-    accepted(state, record_id)
+    note_accepted(state, record_id)
     task, run = run_of(state, event.task_id, event.attempt)
     task.cause = record_id
     if event.failure is not None and run.stop is None:
