@@ -1,4 +1,4 @@
-"""Who is let in, what each sees, and who may do what."""
+"""Authentication, visibility, and the actions that each role allows."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def operations() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("method", "path"), operations())
-async def test_nothing_but_health_answers_without_a_known_token(
+async def test_only_health_endpoints_answer_without_a_known_token(
     cell: TestCell, method: str, path: str
 ) -> None:
     if path in OPEN:
@@ -34,7 +34,7 @@ async def test_nothing_but_health_answers_without_a_known_token(
 @pytest.mark.parametrize(
     "header", ["", "Bearer", "Bearer ", "Basic b3BlcmF0b3I6", "operator", "Bearer " + "x" * 5000]
 )
-async def test_what_is_no_bearer_token_is_refused(cell: TestCell, header: str) -> None:
+async def test_a_header_without_a_bearer_token_is_refused(cell: TestCell, header: str) -> None:
     headers = {"Authorization": header}
     async with cell.client(None) as client:
         response = await client.get("/v1/whoami", headers=headers)
@@ -42,9 +42,9 @@ async def test_what_is_no_bearer_token_is_refused(cell: TestCell, header: str) -
     assert response.headers["WWW-Authenticate"].startswith("Bearer")
 
 
-async def test_a_caller_learns_who_it_is(cell: TestCell) -> None:
-    shown = await cell.call("GET", "/v1/whoami", token="nlp")
-    assert shown == {
+async def test_whoami_shows_the_user_and_its_roles(cell: TestCell) -> None:
+    answer = await cell.call("GET", "/v1/whoami", token="nlp")
+    assert answer == {
         "user": "nina",
         "method": "token",
         "issuer": "test",
@@ -53,7 +53,7 @@ async def test_a_caller_learns_who_it_is(cell: TestCell) -> None:
     }
 
 
-async def test_what_may_not_be_seen_is_not_there(cell: TestCell) -> None:
+async def test_an_invisible_object_is_not_found(cell: TestCell) -> None:
     job = await cell.submit(token="nlp")
     paths = [
         f"/v1/jobs/{job}",
@@ -71,7 +71,7 @@ async def test_what_may_not_be_seen_is_not_there(cell: TestCell) -> None:
             await cell.call("POST", f"{path}/{action}", token="vision", status=404, json={})
 
 
-async def test_lists_hold_only_what_the_caller_may_see(cell: TestCell) -> None:
+async def test_lists_contain_only_what_the_caller_may_see(cell: TestCell) -> None:
     ours = await cell.submit(token="nlp")
     theirs = await cell.submit(token="vision", project="vision")
 
@@ -91,7 +91,7 @@ async def test_lists_hold_only_what_the_caller_may_see(cell: TestCell) -> None:
     assert node["gpu_milli_used"] == 2000
 
 
-async def test_another_users_job_is_changed_by_who_administers_the_project(
+async def test_a_project_admin_may_change_another_users_job(
     cell: TestCell,
 ) -> None:
     job = await cell.submit(token="nlp")
@@ -103,7 +103,7 @@ async def test_another_users_job_is_changed_by_who_administers_the_project(
 
 
 @pytest.mark.parametrize("token", ["viewer", "research", "nobody", "vision"])
-async def test_submitting_takes_a_role_in_the_project(cell: TestCell, token: str) -> None:
+async def test_submitting_needs_a_role_in_the_project(cell: TestCell, token: str) -> None:
     body = {"project": "nlp", "run": {"command": ["true"]}}
     await cell.call("POST", "/v1/jobs", token=token, status=403, json=body)
 
@@ -125,7 +125,7 @@ OPERATING = [
 
 
 @pytest.mark.parametrize(("method", "path", "body"), OPERATING)
-async def test_only_operators_change_what_is_shared(
+async def test_only_operators_change_shared_objects(
     cell: TestCell, method: str, path: str, body: dict[str, object] | None
 ) -> None:
     for token in sorted(CALLERS.keys() - {"operator"}):
@@ -135,14 +135,14 @@ async def test_only_operators_change_what_is_shared(
         )
 
 
-async def test_the_log_itself_is_for_those_who_see_the_whole_cell(cell: TestCell) -> None:
+async def test_only_callers_that_see_the_whole_cell_read_the_log(cell: TestCell) -> None:
     for path in ("/v1/events", "/v1/cycles/main/1"):
         await cell.call("GET", path, token="viewer")
         for token in ("nlp", "admin", "research", "nobody"):
             await cell.call("GET", path, token=token, status=403)
 
 
-async def test_a_request_is_its_askers_to_see(cell: TestCell) -> None:
+async def test_a_request_is_visible_to_its_author(cell: TestCell) -> None:
     job = await cell.submit(token="nlp")
     answer = await cell.call("POST", f"/v1/jobs/{job}/pause", token="nlp", status=202, json={})
     path = f"/v1/requests/{answer['request_ids'][0]}"
@@ -152,7 +152,7 @@ async def test_a_request_is_its_askers_to_see(cell: TestCell) -> None:
         await cell.call("GET", path, token=token, status=404)
 
 
-async def test_a_caller_that_asks_too_often_is_told_when_to_come_back() -> None:
+async def test_a_rate_limited_caller_gets_the_time_of_its_next_request() -> None:
     from tests.support.gateway import test_cell
     from yardmaster_runtime.clock import ManualClock
 
@@ -170,7 +170,7 @@ async def test_a_caller_that_asks_too_often_is_told_when_to_come_back() -> None:
         await cell.call("GET", "/v1/whoami", token="nlp", status=429, settle=False)
 
 
-async def test_callers_rates_are_forgotten_when_there_are_too_many(cell: TestCell) -> None:
+async def test_the_rate_of_the_least_recently_active_caller_is_dropped(cell: TestCell) -> None:
     gateway: Gateway = cell.app.state.gateway
     limit = gateway.limit
     limit._callers = 2

@@ -1,4 +1,4 @@
-"""Enrolment over HTTP: which nodes may join, what is shown of them, and a hostile agent."""
+"""Enrollment over HTTP: which nodes may join, how they are shown, and a hostile agent."""
 
 from dataclasses import replace
 from typing import Any
@@ -33,12 +33,12 @@ async def revoke(cell: TestCell, node: str) -> None:
     assert await state(cell, answer) == "accepted"
 
 
-async def shown(cell: TestCell, node: str) -> Any:
+async def state_of(cell: TestCell, node: str) -> Any:
     return (await cell.call("GET", f"/v1/nodes/{node}"))["state"]
 
 
 async def refusals(cell: TestCell) -> list[tuple[RefusalCode, int]]:
-    """What the scheduler refused of node-events, and how many records of it."""
+    """The refusals of node-events: their code and number of records."""
     return [
         (one.code, one.last - one.first + 1)
         for event in await cell.events("decisions")
@@ -73,7 +73,7 @@ async def test_a_node_is_enrolled_changed_and_revoked_on_conditions(cell: TestCe
     assert (await cell.call("GET", PATH))["revision"] == 3
 
 
-async def test_what_cannot_be_enrolled_is_refused(cell: TestCell) -> None:
+async def test_an_invalid_enrollment_is_refused(cell: TestCell) -> None:
     answer = await cell.call(
         "PUT", PATH, status=202, json={"pool": "ghost", "gpus": 1}, headers=NEW
     )
@@ -83,7 +83,7 @@ async def test_what_cannot_be_enrolled_is_refused(cell: TestCell) -> None:
     await cell.call("PUT", "/v1/nodes/UPPER/enrolment", status=404, json=BOUNDS, headers=NEW)
 
 
-async def test_an_enrolled_node_is_listed_before_it_joins_and_after(cell: TestCell) -> None:
+async def test_an_enrolled_node_is_listed_before_and_after_it_joins(cell: TestCell) -> None:
     await enrol(cell, "n2", node_type="h100")
     node = await cell.call("GET", "/v1/nodes/n2")
     assert (node["state"], node["pool"], node["gpus"]) == ("enrolled", "default", 0)
@@ -92,22 +92,22 @@ async def test_an_enrolled_node_is_listed_before_it_joins_and_after(cell: TestCe
     assert [one["name"] for one in listed["items"]] == ["n2"]
     await cell.claim(joined("n2", node_type="h100"))
     await cell.settle()
-    assert await shown(cell, "n2") == "ready"
+    assert await state_of(cell, "n2") == "ready"
 
 
-async def test_nodes_that_are_here_when_the_first_is_enrolled_get_nothing_new(
+async def test_nodes_that_joined_before_the_first_enrollment_get_no_new_tasks(
     cell: TestCell,
 ) -> None:
     await enrol(cell, "n2")
-    assert await shown(cell, "n1") == "barred"
+    assert await state_of(cell, "n1") == "barred"
     job = await cell.submit()
     assert (await cell.call("GET", f"/v1/tasks/{job}.0"))["phase"] == "pending"
     await enrol(cell, "n1")
-    assert await shown(cell, "n1") == "ready"
+    assert await state_of(cell, "n1") == "ready"
     assert (await cell.call("GET", f"/v1/tasks/{job}.0"))["phase"] == "starting"
 
 
-async def test_a_join_beyond_its_enrolment_is_refused_and_named(cell: TestCell) -> None:
+async def test_a_join_beyond_its_enrollment_is_refused_with_the_reason(cell: TestCell) -> None:
     await enrol(cell, "n1")
     await enrol(cell, "n2", labels={"rack": "r1"}, address="10.0.0.2", node_type="h100")
     offer = {"pool": "default", "node_type": "h100", "address": "10.0.0.2"}
@@ -122,13 +122,13 @@ async def test_a_join_beyond_its_enrolment_is_refused_and_named(cell: TestCell) 
         await cell.claim(joined("n2", **{**offer, **beyond}))
     await cell.settle()
     assert await refusals(cell) == [(RefusalCode.BEYOND_ENROLMENT, 6)]
-    assert await shown(cell, "n2") == "enrolled"
+    assert await state_of(cell, "n2") == "enrolled"
     await cell.claim(joined("n2", **offer, gpus=3, labels={"rack": "r1"}))
     await cell.settle()
-    assert await shown(cell, "n2") == "ready"
+    assert await state_of(cell, "n2") == "ready"
 
 
-async def test_a_hostile_agent_that_names_ever_new_pools_and_nodes_leaves_no_trace(
+async def test_a_hostile_agent_that_sends_many_new_pools_and_nodes_changes_no_state(
     cell: TestCell,
 ) -> None:
     await enrol(cell, "n1")
@@ -149,12 +149,12 @@ async def test_a_hostile_agent_that_names_ever_new_pools_and_nodes_leaves_no_tra
     assert [one["name"] for one in listed["items"]] == ["n1", "n2"]
 
 
-async def test_a_revoked_node_loses_what_it_runs_and_stays_out(cell: TestCell) -> None:
+async def test_a_revoked_node_loses_its_tasks_and_cannot_join(cell: TestCell) -> None:
     await enrol(cell, "n1")
     job = await cell.submit()
     await cell.starts(f"{job}.0")
     await revoke(cell, "n1")
-    assert await shown(cell, "n1") == "revoked"
+    assert await state_of(cell, "n1") == "revoked"
     task = await cell.call("GET", f"/v1/tasks/{job}.0")
     assert (task["phase"], task["stop"]["code"]) == ("stopping", "node_drained")
     await cell.claim(logs.exited(f"{job}.0", "n1", exit_code=137))
@@ -166,11 +166,11 @@ async def test_a_revoked_node_loses_what_it_runs_and_stays_out(cell: TestCell) -
     await cell.claim(joined("n1", incarnation="f" * 12))
     await cell.settle()
     assert await refusals(cell) == [(RefusalCode.NOT_ENROLLED, 1)]
-    # The cell stays closed, though nothing is enrolled any more.
+    # Only enrolled nodes may join, even after the last enrollment was revoked.
     await cell.joins("n3")
     await cell.settle()
     await cell.call("GET", "/v1/nodes/n3", status=404)
     await enrol(cell, "n1")
     await cell.claim(joined("n1", incarnation="f" * 12))
     await cell.settle()
-    assert await shown(cell, "n1") == "ready"
+    assert await state_of(cell, "n1") == "ready"

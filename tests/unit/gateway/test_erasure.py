@@ -1,4 +1,4 @@
-"""`POST /v1/jobs/{id}/erase`: who may, when, what is gone afterwards, and what a crash leaves."""
+"""`POST /v1/jobs/{id}/erase`: permissions, conditions, what is deleted, and crashes."""
 
 import asyncio
 from dataclasses import replace
@@ -33,7 +33,7 @@ DETAILS_PLACE = Partition(DETAILS.name)
 
 
 async def ended_job(cell: TestCell, **spec: Any) -> str:
-    """A job of many words, some of them a secret, that has ended; one note came with it."""
+    """An ended job with a secret in its name, labels, command, environment and note."""
     job = await cell.submit(
         name=SECRET,
         labels={"team": SECRET},
@@ -41,7 +41,7 @@ async def ended_job(cell: TestCell, **spec: Any) -> str:
         **spec,
     )
     await cell.starts(f"{job}.0")
-    paused = {"reason": f"{SECRET} is away"}
+    paused = {"reason": f"{SECRET} is absent"}
     await cell.call("POST", f"/v1/tasks/{job}.0/pause", token="nlp", status=202, json=paused)
     await cell.call("POST", f"/v1/tasks/{job}.0/resume", token="nlp", status=202, json={})
     await cell.call("POST", f"/v1/jobs/{job}/cancel", token="nlp", status=202, json=paused)
@@ -59,8 +59,8 @@ async def in_details(log: EventLog) -> bytes:
     return b"\n".join(one.record.value or b"" for one in stored)
 
 
-async def everything_shown(cell: TestCell, job: str) -> str:
-    """What all reads about a job say, its requests and the log's records included."""
+async def all_answers(cell: TestCell, job: str) -> str:
+    """The text of all answers about a job, including its requests and the records of the log."""
     texts = []
     for path in (
         *("/v1/jobs", f"/v1/jobs/{job}", "/v1/tasks", f"/v1/tasks/{job}.0"),
@@ -75,22 +75,22 @@ async def everything_shown(cell: TestCell, job: str) -> str:
     return "\n".join(texts)
 
 
-async def test_what_was_said_of_a_job_is_gone_from_the_log_and_from_all_that_is_shown(
+async def test_an_erased_job_has_no_details_in_the_log_and_in_any_answer(
     cell: TestCell,
 ) -> None:
     job = await ended_job(cell)
-    assert SECRET in await everything_shown(cell, job)
+    assert SECRET in await all_answers(cell, job)
     assert (await in_details(cell.log)).count(SECRET.encode()) >= 3
     answer = await erase(cell, job)
     assert await state(cell, answer) == "accepted"
     assert SECRET.encode() not in await in_details(cell.log)
-    assert SECRET not in await everything_shown(cell, job)
+    assert SECRET not in await all_answers(cell, job)
     shown = await cell.call("GET", f"/v1/jobs/{job}")
     assert (shown["erased"], shown["name"], shown["labels"], shown["run"]) == (True, job, {}, None)
     assert [e for e in await cell.events("admissions") if isinstance(e, DetailsErasedV1)]
 
 
-async def test_the_proof_of_a_log_knows_what_was_erased(cell: TestCell) -> None:
+async def test_verify_counts_erased_details(cell: TestCell) -> None:
     job = await ended_job(cell)
     machines = (QuotaMachine(check), SchedulerMachine())
     before = await verify(cell.log, machines, "main")
@@ -100,7 +100,7 @@ async def test_the_proof_of_a_log_knows_what_was_erased(cell: TestCell) -> None:
     assert (after.ok, after.details_gone) == (True, 3)
 
 
-async def test_an_erasure_finds_the_details_of_a_repeat_that_only_quota_could_tell(
+async def test_an_erasure_finds_the_details_of_a_repetition_that_only_quota_detected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with test_cell(recent_requests=1, view_wait_s=0.01) as cell:
@@ -117,11 +117,11 @@ async def test_an_erasure_finds_the_details_of_a_repeat_that_only_quota_could_te
         job = await submit()
         await cell.submit()
 
-        async def away(kind: type[Row], key: str) -> None:
-            raise ViewsUnavailable(found="away")
+        async def unavailable(kind: type[Row], key: str) -> None:
+            raise ViewsUnavailable(found="unavailable")
 
         with monkeypatch.context() as patched:
-            patched.setattr(gateway.views.store, "get", away)
+            patched.setattr(gateway.views.store, "get", unavailable)
             assert await submit() == job
         await cell.call("POST", f"/v1/jobs/{job}/cancel", token="nlp", status=202, json={})
         await cell.starts(f"{job}.0")
@@ -133,7 +133,7 @@ async def test_an_erasure_finds_the_details_of_a_repeat_that_only_quota_could_te
         assert report.ok
 
 
-async def test_views_made_anew_after_an_erasure_never_saw_what_is_gone(cell: TestCell) -> None:
+async def test_views_rebuilt_after_an_erasure_do_not_contain_the_details(cell: TestCell) -> None:
     job = await ended_job(cell)
     await erase(cell, job)
     cell.store = MemoryViewStore("main", cell.clock)
@@ -143,11 +143,11 @@ async def test_views_made_anew_after_an_erasure_never_saw_what_is_gone(cell: Tes
     await follower.catch_up()
     cell.app.state.gateway.ports = replace(cell.ports, views=cell.store)
     cell.follower = follower
-    assert SECRET not in await everything_shown(cell, job)
+    assert SECRET not in await all_answers(cell, job)
     assert (await cell.call("GET", f"/v1/jobs/{job}"))["erased"]
 
 
-async def test_output_of_an_erased_job_is_shown_no_more(cell: TestCell) -> None:
+async def test_output_of_an_erased_job_is_not_found(cell: TestCell) -> None:
     job = await ended_job(cell)
     row = OutputRow(task_id=f"{job}.0", attempt=1, first=0, last=0)
     await cell.store.note([Put(row)], {})
@@ -166,15 +166,15 @@ async def test_a_job_that_has_not_ended_is_not_erased(cell: TestCell) -> None:
     assert SECRET.encode() in await in_details(cell.log)
 
 
-async def test_a_refused_job_is_erased_like_one_that_ran(cell: TestCell) -> None:
+async def test_a_rejected_job_can_be_erased(cell: TestCell) -> None:
     job = await cell.submit(name=SECRET, pools=["ghost"])
     await erase(cell, job)
     assert SECRET.encode() not in await in_details(cell.log)
-    assert SECRET not in await everything_shown(cell, job)
+    assert SECRET not in await all_answers(cell, job)
 
 
 @pytest.mark.parametrize("token", ["nlp", "nlp2", "viewer", "research"])
-async def test_erasing_takes_an_operator_or_an_admin_of_the_project(
+async def test_erasing_needs_an_operator_or_an_admin_of_the_project(
     cell: TestCell, token: str
 ) -> None:
     job = await ended_job(cell)
@@ -184,25 +184,25 @@ async def test_erasing_takes_an_operator_or_an_admin_of_the_project(
     await erase(cell, job, token="operator")
 
 
-async def test_an_erasure_is_repeated_without_harm(cell: TestCell) -> None:
+async def test_repeating_an_erasure_does_no_harm(cell: TestCell) -> None:
     job = await ended_job(cell)
     first, second = await erase(cell, job), await erase(cell, job)
     assert [await state(cell, one) for one in (first, second)] == ["accepted", "accepted"]
 
 
-async def test_a_gateway_that_dies_before_it_recorded_the_request_left_nothing_to_be_done_by_others(
+async def test_a_gateway_that_crashes_before_recording_the_request_has_deleted_the_details(
     cell: TestCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tombstone comes first; whoever got no answer asks again, and then it is recorded."""
+    """The tombstone is written first; the client gets no answer and repeats the request."""
     job = await ended_job(cell)
     append = cell.log.append
 
-    async def dies(partition: Partition, batch: Any) -> int:
+    async def crash(partition: Partition, batch: Any) -> int:
         if partition.topic == "requests":
             raise AppendOutcomeUnknown(topic="requests", found="the gateway is gone")
         return await append(partition, batch)
 
-    monkeypatch.setattr(cell.log, "append", dies)
+    monkeypatch.setattr(cell.log, "append", crash)
     problem = await cell.call(
         "POST", f"/v1/jobs/{job}/erase", token="admin", status=504, settle=False
     )
@@ -215,19 +215,19 @@ async def test_a_gateway_that_dies_before_it_recorded_the_request_left_nothing_t
     assert (await cell.call("GET", f"/v1/jobs/{job}"))["erased"]
 
 
-async def test_the_request_names_a_tombstone_that_lies_in_details_already(cell: TestCell) -> None:
+async def test_the_request_names_a_tombstone_that_is_already_in_details(cell: TestCell) -> None:
     job = await ended_job(cell)
     await erase(cell, job)
-    (asked,) = [e for e in await cell.events("requests") if isinstance(e, EraseRequestedV1)]
-    (found,) = await cell.log.read(DETAILS_PLACE, asked.tombstone, max_records=1)
-    assert (found.offset, found.record) == (asked.tombstone, Record(job.encode(), None))
+    (request,) = [e for e in await cell.events("requests") if isinstance(e, EraseRequestedV1)]
+    (found,) = await cell.log.read(DETAILS_PLACE, request.tombstone, max_records=1)
+    assert (found.offset, found.record) == (request.tombstone, Record(job.encode(), None))
 
 
 # The ticker ----------------------------------------------------------------------------------
 
 
 class Ticking:
-    """A ticker that looks every minute."""
+    """A ticker with an interval of one minute."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
@@ -238,21 +238,23 @@ class Ticking:
         )
 
     async def minute(self) -> int:
-        """The end of `details` after one more look."""
+        """Let a minute pass; the end of `details` afterwards."""
         self.clock.advance(60)
         for _ in range(20):
             await asyncio.sleep(0)
         return await self.log.end(DETAILS_PLACE)
 
 
-async def test_a_quiet_partition_of_details_is_written_to_and_a_busy_or_empty_one_is_not() -> None:
+async def test_the_ticker_writes_to_an_idle_partition_but_not_to_a_busy_or_empty_one() -> None:
     cell = Ticking()
     await cell.log.create_topics([DETAILS])
     async with asyncio.TaskGroup() as group:
         running = group.create_task(cell.ticker.run())
-        assert [await cell.minute() for _ in range(3)] == [0, 0, 0], "nothing there to compact"
+        assert [await cell.minute() for _ in range(3)] == [0, 0, 0], (
+            "an empty partition needs no compaction"
+        )
         await cell.log.append(DETAILS_PLACE, [Record(b"job", b"details")])
-        assert await cell.minute() == 1, "somebody else wrote since the last look"
+        assert await cell.minute() == 1, "there is a new record since the last check"
         assert [await cell.minute() for _ in range(2)] == [2, 3]
         await cell.log.append(DETAILS_PLACE, [Record(b"job", None)])
         assert await cell.minute() == 4
@@ -260,7 +262,7 @@ async def test_a_quiet_partition_of_details_is_written_to_and_a_busy_or_empty_on
     assert cell.telemetry.registry.get_sample_value("yard_gateway_details_ticks_total") == 2
 
 
-async def test_of_two_gateways_one_ticks() -> None:
+async def test_of_two_gateways_only_one_writes_ticks() -> None:
     cell = Ticking()
     await cell.log.create_topics([DETAILS])
     await cell.log.append(DETAILS_PLACE, [Record(b"job", b"details")])
@@ -279,21 +281,21 @@ async def test_of_two_gateways_one_ticks() -> None:
     assert ends[-1] - ends[0] == 3, "one record a minute"
 
 
-async def test_a_log_that_is_away_costs_a_look_and_no_more(
+async def test_an_unavailable_log_costs_the_ticker_one_check(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cell = Ticking()
     await cell.log.create_topics([DETAILS])
     await cell.log.append(DETAILS_PLACE, [Record(b"job", b"details")])
 
-    async def away(partition: Partition) -> int:
-        raise LogUnavailable(found="away")
+    async def unavailable(partition: Partition) -> int:
+        raise LogUnavailable(found="unavailable")
 
     async with asyncio.TaskGroup() as group:
         running = group.create_task(cell.ticker.run())
         await cell.minute()
         with monkeypatch.context() as patched:
-            patched.setattr(cell.log, "end", away)
+            patched.setattr(cell.log, "end", unavailable)
             cell.clock.advance(60)
             for _ in range(20):
                 await asyncio.sleep(0)

@@ -1,7 +1,8 @@
-"""Watches and output: what is streamed, resumed, and closed."""
+"""Watches and followed output: their events, how they resume, and when they are closed."""
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from tests.support.gateway import CALLERS, TestCell, test_cell
 from yardmaster_gateway import logs as output_of_tasks
 from yardmaster_gateway import watch
 from yardmaster_gateway.authorization import Caller
+from yardmaster_projections.rows import AttemptRow, OutputRow, Row
+from yardmaster_projections.store import Found, RowKey
 from yardmaster_schemas.events.expiring import NodeHeartbeatV1, Stream, TaskOutputV1
 
 Event = tuple[str, str | None, Any]
@@ -42,10 +45,12 @@ async def test_a_watch_begins_with_a_snapshot_of_what_has_not_ended(cell: TestCe
     assert (first[0], first[2]["kind"], first[2]["complete"]) == ("snapshot", "task", True)
     assert [task["task_id"] for task in first[2]["items"]] == [f"{job}.0"]
     assert [node["name"] for node in second[2]["items"]] == ["n1"]
-    assert second[1] == str(await cell.store.position()), "the last part says where to resume"
+    assert second[1] == str(await cell.store.position()), (
+        "the last part has the position to resume from"
+    )
 
 
-async def test_a_watch_tells_every_change_after_its_snapshot(cell: TestCell) -> None:
+async def test_a_watch_sends_every_change_after_its_snapshot(cell: TestCell) -> None:
     async with asyncio.TaskGroup() as group:
         watching = group.create_task(watched(cell))
         await asyncio.sleep(0.05)
@@ -69,7 +74,7 @@ async def test_a_watch_resumes_after_the_last_id_without_loss(cell: TestCell) ->
         assert upserts[-1][1] == str(await cell.store.position())
 
 
-async def test_a_watch_that_resumes_too_late_begins_anew(cell: TestCell) -> None:
+async def test_a_watch_that_resumes_too_late_starts_with_a_new_snapshot(cell: TestCell) -> None:
     cell.store._max_kept = 3
     old = str(await cell.store.position())
     for _ in range(3):
@@ -79,7 +84,9 @@ async def test_a_watch_that_resumes_too_late_begins_anew(cell: TestCell) -> None
     assert len(found[0][2]["items"]) == 3
 
 
-async def test_a_reader_that_falls_behind_what_is_kept_is_closed(cell: TestCell) -> None:
+async def test_a_watch_that_is_slower_than_the_retention_of_changes_is_closed(
+    cell: TestCell,
+) -> None:
     async with asyncio.TaskGroup() as group:
         watching = group.create_task(watched(cell))
         await asyncio.sleep(0.02)
@@ -89,7 +96,7 @@ async def test_a_reader_that_falls_behind_what_is_kept_is_closed(cell: TestCell)
     assert watching.result()[0][0] == "snapshot"
 
 
-async def test_a_watch_tells_of_what_is_gone(cell: TestCell) -> None:
+async def test_a_watch_sends_deletions(cell: TestCell) -> None:
     position = str(await cell.store.position())
     await cell.call("DELETE", "/v1/pools/h100", status=202, headers={"If-Match": "*"})
     found = await watched(cell, f"?kinds=pool&after={position}")
@@ -97,7 +104,7 @@ async def test_a_watch_tells_of_what_is_gone(cell: TestCell) -> None:
     assert found[0][2] == {"kind": "pool", "key": "h100"}
 
 
-async def test_a_watch_holds_only_what_the_caller_may_see(cell: TestCell) -> None:
+async def test_a_watch_contains_only_what_the_caller_may_see(cell: TestCell) -> None:
     start = str(await cell.store.position())
     ours = await cell.submit()
     await cell.submit(token="vision", project="vision")
@@ -114,14 +121,14 @@ async def test_a_watch_holds_only_what_the_caller_may_see(cell: TestCell) -> Non
 
 
 class Forgetful:
-    """Knows a caller when asked the first two times."""
+    """Authenticates a caller the first two times only."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.calls = 0
 
     async def identify(self, token: str) -> Caller | None:
-        self.asked += 1
-        return CALLERS[token] if self.asked <= 2 else None
+        self.calls += 1
+        return CALLERS[token] if self.calls <= 2 else None
 
 
 async def test_a_quiet_watch_sends_bookmarks_and_checks_its_caller_again() -> None:
@@ -139,18 +146,18 @@ async def test_streams_are_bounded() -> None:
 
 
 @pytest.mark.parametrize("query", ["?kinds=share", "?kinds=", "?after=x", "?kinds=task,task,"])
-async def test_a_watch_of_what_there_is_not_is_refused(cell: TestCell, query: str) -> None:
+async def test_a_watch_with_invalid_parameters_is_refused(cell: TestCell, query: str) -> None:
     await cell.call("GET", f"/v1/watch{query}", status=400)
 
 
-def test_every_kind_that_may_be_watched_is_told_by_the_store() -> None:
+def test_the_store_keeps_changes_of_every_kind_that_can_be_watched() -> None:
     assert all(kind.WATCHED for kind in watch.KINDS.values())
 
 
 # --- output -------------------------------------------------------------------------------------
 
 
-async def prints(
+async def write_output(
     cell: TestCell,
     task_id: str,
     text: str,
@@ -172,6 +179,11 @@ async def prints(
         text=text,
     )
     await cell.write("task-logs", f"node/{source or node}", event, task_id)
+
+
+async def prints(cell: TestCell, task_id: str, text: str, seq: int, **options: Any) -> None:
+    """Write a piece of output that the views have indexed."""
+    await write_output(cell, task_id, text, seq, **options)
     await cell.follower.catch_up()
 
 
@@ -193,7 +205,7 @@ async def test_output_is_the_text_of_the_newest_attempt(cell: TestCell) -> None:
     assert (await cell.call("GET", f"/v1/tasks/{task}/logs?tail=0")).text == ""
 
 
-async def test_output_of_an_attempt_or_replica_that_is_not_there_is_refused(
+async def test_output_of_a_missing_attempt_or_replica_is_refused(
     cell: TestCell,
 ) -> None:
     task = f"{await cell.submit()}.0"
@@ -209,7 +221,7 @@ async def test_output_of_an_attempt_or_replica_that_is_not_there_is_refused(
     assert "attempt" in early["detail"]
 
 
-async def test_the_last_lines_are_counted_over_pieces_and_a_line_may_be_open(
+async def test_the_last_lines_are_counted_over_pieces_and_the_last_may_have_no_line_break(
     cell: TestCell,
 ) -> None:
     task = f"{await cell.submit()}.0"
@@ -227,7 +239,7 @@ async def test_the_last_lines_are_counted_over_pieces_and_a_line_may_be_open(
     assert found[-1][0] == "end"
 
 
-async def test_followed_output_starts_with_its_last_lines_or_after_the_last_event_seen() -> None:
+async def test_followed_output_starts_with_its_last_lines_or_after_the_last_event_id() -> None:
     async with test_cell(stream_s=0.2, bookmark_s=0.05) as cell:
         task = f"{await cell.submit()}.0"
         await cell.starts(task)
@@ -246,7 +258,7 @@ async def test_followed_output_starts_with_its_last_lines_or_after_the_last_even
         assert resumed == every[2:]
 
 
-async def test_followed_output_of_no_last_lines_resumes_with_all_that_was_written_since() -> None:
+async def test_followed_output_with_tail_zero_resumes_with_all_output_written_since() -> None:
     async with test_cell(stream_s=0.2, bookmark_s=0.05) as cell:
         task = f"{await cell.submit()}.0"
         await cell.starts(task)
@@ -255,13 +267,13 @@ async def test_followed_output_of_no_last_lines_resumes_with_all_that_was_writte
         first = events((await cell.call("GET", path, settle=False)).text)
         seen = [id_ for _, id_, _ in first if id_ is not None]
         assert not [one for one in first if one[0] == "output"]
-        await prints(cell, task, "while away\n", 1)
+        await prints(cell, task, "while disconnected\n", 1)
         answer = await cell.call("GET", path, settle=False, headers={"Last-Event-ID": seen[-1]})
         found = [data["text"] for event, _, data in events(answer.text) if event == "output"]
-        assert found == ["while away\n"]
+        assert found == ["while disconnected\n"]
 
 
-async def test_output_of_another_node_or_twice_is_not_shown(cell: TestCell) -> None:
+async def test_output_of_another_node_or_a_repeated_piece_is_ignored(cell: TestCell) -> None:
     await cell.joins("n2")
     await cell.settle()
     job = await cell.submit()
@@ -281,13 +293,13 @@ async def test_output_is_followed_until_the_task_has_ended() -> None:
         await cell.starts(task)
         await prints(cell, task, "before\n", 0)
 
-        async def goes_on() -> None:
+        async def continue_task() -> None:
             await asyncio.sleep(0.1)
             await prints(cell, task, "while\n", 1)
             await cell.finishes(task)
 
         async with asyncio.TaskGroup() as group:
-            group.create_task(goes_on())
+            group.create_task(continue_task())
             response = await cell.call("GET", f"/v1/tasks/{task}/logs?follow=true", settle=False)
     found = events(response.text)
     texts = [data["text"] for event, _, data in found if event == "output"]
@@ -296,37 +308,43 @@ async def test_output_is_followed_until_the_task_has_ended() -> None:
     assert found[-1][2] == {"phase": "succeeded"}
 
 
-async def test_output_that_the_views_have_not_seen_yet_is_followed_from_its_first_line() -> None:
+async def followed_while_views_are_behind(
+    cell: TestCell, task: str, missing: type[Row]
+) -> list[str]:
+    """The followed output of a task; the views catch up after they have lacked a row once."""
+    await write_output(cell, task, "first\n", 0)
+    row_missing = asyncio.Event()
+    get_all = cell.store.get_all
+
+    async def get_all_and_notify(wanted: Sequence[RowKey]) -> Found:
+        found = await get_all(wanted)
+        kinds = [kind for (kind, _), row in zip(wanted, found.rows, strict=True) if row is None]
+        if missing in kinds:
+            row_missing.set()
+        return found
+
+    async def catch_up_views() -> None:
+        await row_missing.wait()
+        await cell.starts(task)
+        await cell.finishes(task)
+
+    cell.store.get_all = get_all_and_notify  # type: ignore[method-assign]
+    async with asyncio.TaskGroup() as group:
+        group.create_task(catch_up_views())
+        response = await cell.call("GET", f"/v1/tasks/{task}/logs?follow=true", settle=False)
+    return [data["text"] for event, _, data in events(response.text) if event == "output"]
+
+
+async def test_output_that_the_views_do_not_know_yet_is_followed_from_its_first_line() -> None:
     async with test_cell(stream_s=5.0, bookmark_s=0.05) as cell:
         task = f"{await cell.submit()}.0"
-        event = TaskOutputV1(
-            task_id=task,
-            attempt=1,
-            replica=0,
-            node="n1",
-            stream=Stream.STDOUT,
-            seq=0,
-            at_ms=1_700_000_000_000,
-            text="first\n",
-        )
-        await cell.write("task-logs", "node/n1", event, task)
-
-        async def late() -> None:
-            await asyncio.sleep(0.2)
-            await cell.starts(task)
-            await cell.finishes(task)
-
-        async with asyncio.TaskGroup() as group:
-            group.create_task(late())
-            response = await cell.call("GET", f"/v1/tasks/{task}/logs?follow=true", settle=False)
-    found = events(response.text)
-    assert [data["text"] for event, _, data in found if event == "output"] == ["first\n"]
+        assert await followed_while_views_are_behind(cell, task, OutputRow) == ["first\n"]
 
 
-async def test_output_of_an_attempt_is_not_lost_while_the_views_have_not_reached_its_allocation(
+async def test_output_is_not_lost_while_the_views_are_behind_the_allocation_of_its_attempt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # As after the looks that output without an allocation is given.
+    # The reads for output without an allocation are already used up.
     monkeypatch.setattr(output_of_tasks, "LATE_READS", 0)
     async with test_cell(stream_s=30.0, bookmark_s=0.05) as cell:
         ahead = f"{await cell.submit(resources={'gpus': 4})}.0"
@@ -336,37 +354,18 @@ async def test_output_of_an_attempt_is_not_lost_while_the_views_have_not_reached
         await cell.claim(logs.exited(ahead, "n1"))
         await cell.claim(logs.released(ahead, "n1"))
         await cell.decide()
-        first = TaskOutputV1(
-            task_id=task,
-            attempt=1,
-            replica=0,
-            node="n1",
-            stream=Stream.STDOUT,
-            seq=0,
-            at_ms=1_700_000_000_000,
-            text="first\n",
-        )
-        await cell.write("task-logs", "node/n1", first, task)
-
-        async def views_catch_up() -> None:
-            await asyncio.sleep(0.2)
-            await cell.starts(task)
-            await cell.finishes(task)
-
-        async with asyncio.TaskGroup() as group:
-            group.create_task(views_catch_up())
-            response = await cell.call("GET", f"/v1/tasks/{task}/logs?follow=true", settle=False)
-    found = events(response.text)
-    assert [data["text"] for event, _, data in found if event == "output"] == ["first\n"]
+        assert await followed_while_views_are_behind(cell, task, AttemptRow) == ["first\n"]
 
 
-async def test_a_heartbeat_says_when_a_node_was_seen(cell: TestCell) -> None:
+async def test_a_heartbeat_sets_the_time_when_a_node_was_seen(cell: TestCell) -> None:
     beat = NodeHeartbeatV1(
         node="n1", incarnation=logs.incarnation(), sent_at_ms=5, running=0, gpu_milli_used=0
     )
     await cell.write("heartbeats", "node/n2", beat, "n1")
     await cell.settle()
-    assert (await cell.call("GET", "/v1/nodes/n1"))["seen_at"] is None, "n2 cannot speak for n1"
+    assert (await cell.call("GET", "/v1/nodes/n1"))["seen_at"] is None, (
+        "n2 must not send heartbeats of n1"
+    )
     await cell.write("heartbeats", "node/n1", beat, "n1")
     await cell.settle()
     assert (await cell.call("GET", "/v1/nodes/n1"))["seen_at"] is not None
@@ -375,7 +374,7 @@ async def test_a_heartbeat_says_when_a_node_was_seen(cell: TestCell) -> None:
 # --- the log ------------------------------------------------------------------------------------
 
 
-async def test_the_log_is_read_in_the_order_of_effect_page_by_page(cell: TestCell) -> None:
+async def test_the_log_is_read_page_by_page_in_causal_order(cell: TestCell) -> None:
     job = await cell.submit()
     await cell.starts(f"{job}.0")
     whole = await cell.call("GET", "/v1/events?limit=1000")
@@ -400,7 +399,7 @@ async def test_the_log_is_read_in_the_order_of_effect_page_by_page(cell: TestCel
     assert [one["id"] for one in resumed["items"]] == [one["id"] for one in paged[10:]]
 
 
-async def test_a_tasks_events_are_those_about_it_and_its_job(cell: TestCell) -> None:
+async def test_the_events_of_a_task_are_those_about_it_and_its_job(cell: TestCell) -> None:
     job = await cell.submit(tasks={"count": 2})
     await cell.starts(f"{job}.0")
     await cell.finishes(f"{job}.0")
@@ -419,7 +418,7 @@ async def test_a_tasks_events_are_those_about_it_and_its_job(cell: TestCell) -> 
     assert attempts["items"][0]["replicas"][0]["exit_code"] == 0
 
 
-async def test_a_cycle_says_what_it_took(cell: TestCell) -> None:
+async def test_a_cycle_shows_its_inputs(cell: TestCell) -> None:
     await cell.submit()
     number = (await cell.call("GET", "/v1/tasks"))["position"]
     shown = await cell.call("GET", "/v1/cycles/main/1")
@@ -432,7 +431,7 @@ def test_tokens_of_the_tests_are_all_different() -> None:
     assert len({caller.user for caller in CALLERS.values()}) == len(CALLERS)
 
 
-async def test_output_that_is_resumed_misses_nothing_of_an_attempt_that_ended_meanwhile() -> None:
+async def test_resumed_output_misses_nothing_of_an_attempt_that_ended_in_the_meantime() -> None:
     async with test_cell(stream_s=0.2, bookmark_s=0.05) as cell:
         task = f"{await cell.submit()}.0"
         await cell.starts(task)
