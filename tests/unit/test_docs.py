@@ -149,6 +149,13 @@ def test_every_setting_in_the_docs_exists(page: Path) -> None:
         assert setting in settings() or setting in in_the_sources(), setting
 
 
+def test_every_setting_has_a_meaning() -> None:
+    """A `#:` comment above its field; the settings page shows it."""
+    for model in generated().models().values():
+        for each in generated().settings_of(model):
+            assert each.about, (model.__name__, each.variable)
+
+
 @cache
 def in_the_sources() -> frozenset[str]:
     """The variables that a source file names: of tasks, of `yard`, of compose."""

@@ -43,25 +43,28 @@ class CycleLimits(BaseModel):
 
     model_config = _FROZEN
 
+    #: The shortest time between the starts of two cycles.
     min_interval_ms: Annotated[int, Field(ge=0, le=60_000)] = 20
-    #: Records taken from one input in a cycle; cycles of another machine are taken whole.
+    #: Records that a cycle reads from one input; whole cycles of another machine count as they are.
     max_inputs: Annotated[int, Field(ge=1, le=20_000)] = 2_000
+    #: Decisions of one cycle; a cycle with more is cut and continues in the next.
     max_decisions: Annotated[int, Field(ge=1, le=20_000)] = 5_000
-    #: Ranges of refused records in a cycle; the next cycle takes the rest.
+    #: Ranges of refused records in a cycle; further ones are left to the next cycle.
     max_refused: Annotated[int, Field(ge=1, le=4_096)] = 512
     #: Refused records of a cycle that are copied into quarantine; the commit names all of them.
     max_quarantined: Annotated[int, Field(ge=0, le=10_000)] = 100
-    #: Largest batch of a cycle's records; the topic's own limit applies too.
+    #: The largest batch of a cycle's records, within the limit of the topic; larger cycles are cut.
     max_batch_bytes: Annotated[int, Field(ge=1_024)] = 900_000
-    #: Observations that wait for a cycle; more are dropped and observed again later.
+    #: Observations of the shell that wait for a cycle; further ones are dropped and made again
+    #: later.
     max_observations: Annotated[int, Field(ge=1, le=100_000)] = 1_000
-    #: Longest wait without an event.
+    #: The longest time without a new record until the machine checks its inputs again.
     idle_wait_s: Annotated[float, Field(gt=0, le=600)] = 5.0
-    #: Records read ahead of the applied ones.
+    #: Records that are read before they are applied.
     read_ahead: Annotated[int, Field(ge=1, le=100_000)] = 1_000
     #: Terms lost to other candidates in a row until this candidate counts as fenced.
     max_lost_terms: Annotated[int, Field(ge=1, le=100)] = 5
-    #: A clock that is further behind the log's time causes a warning.
+    #: A clock that is this far behind the time of the log is reported.
     clock_alarm_ms: Annotated[int, Field(ge=0)] = 60_000
 
 
@@ -70,8 +73,11 @@ class SnapshotLimits(BaseModel):
 
     model_config = _FROZEN
 
+    #: Cycles after which a snapshot is written, if that comes before `every_s`.
     every_cycles: Annotated[int, Field(ge=1)] = 5_000
+    #: Seconds after which a snapshot is written, if that comes before `every_cycles`.
     every_s: Annotated[int, Field(ge=1)] = 300
+    #: Snapshots that are kept.
     keep: Annotated[int, Field(ge=1, le=1_000)] = 3
 
 
@@ -83,8 +89,11 @@ class RetryLimits(BaseModel):
 
     model_config = _FROZEN
 
+    #: Attempts of a call while the log is unavailable; 0: no limit.
     attempts: Annotated[int, Field(ge=0, le=1_000)] = 8
+    #: Pause before the first retry; each further pause is twice as long.
     first_pause_s: Annotated[float, Field(gt=0)] = 0.05
+    #: The longest pause between two attempts.
     longest_pause_s: Annotated[float, Field(gt=0)] = 5.0
 
     def backoff(self) -> Backoff:
@@ -97,22 +106,33 @@ class KafkaOptions(BaseModel):
 
     model_config = _FROZEN
 
+    #: How to connect to the brokers.
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
-    #: PEM files: the trusted authorities, and this client's certificate and key.
+    #: PEM file of the certificate authorities to trust.
     ssl_cafile: Path | None = None
+    #: PEM file of the certificate of this client.
     ssl_certfile: Path | None = None
+    #: PEM file of the private key of this client.
     ssl_keyfile: Path | None = None
+    #: Password of the private key.
     ssl_key_password: SecretStr | None = None
+    #: File that contains the password of the private key.
     ssl_key_password_file: Path | None = None
+    #: How this client proves its password.
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+    #: User name of this client.
     sasl_username: str | None = None
+    #: Password of this client.
     sasl_password: SecretStr | None = None
+    #: File that contains the password of this client.
     sasl_password_file: Path | None = None
+    #: Replicas of topics that are created.
     replication_factor: Annotated[int, Field(ge=1, le=32)] = 1
+    #: In-sync replicas that a write to a created topic needs.
     min_insync_replicas: Annotated[int, Field(ge=1, le=32)] = 1
-    #: Afterwards an append's outcome is unknown.
+    #: After this time without an acknowledgement, the outcome of an append is unknown.
     append_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
-    #: Afterwards any other call has failed.
+    #: After this time, any other call has failed.
     call_timeout_s: Annotated[float, Field(gt=0, le=600)] = 10.0
 
     @model_validator(mode="after")
@@ -180,16 +200,20 @@ class LogSettings(BaseSettings):
         hide_input_in_errors=True,
     )
 
+    #: Where the log is: `sqlite:///path/to/file`, `kafka://host:port[,host:port]` or `memory:`.
+    #: Default: a file in the data folder.
     log: str = ""
+    #: The data folder.
     data: Path = Path("yardmaster-data")
+    #: The cell that the process serves.
     cell: Name = "main"
-    #: The partition of every topic that contains the cell's records.
+    #: Number of the partition, in every topic, that holds the cell's records.
     partition: Annotated[int, Field(ge=0)] = 0
     kafka: KafkaOptions = KafkaOptions()
     retry: RetryLimits = RetryLimits()
-    #: Address of `/livez`, `/readyz`, `/metrics`; without a port they are not served, with port 0
-    #: the system chooses a port.
+    #: Address at which `/livez`, `/readyz` and `/metrics` are served.
     health_host: str = "127.0.0.1"
+    #: Port at which they are served. 0: the system chooses one. Without it they are not served.
     health_port: Annotated[int, Field(ge=0, le=65_535)] | None = None
     traces: TraceSettings = TraceSettings()
 
@@ -219,10 +243,12 @@ class SharedSettings(LogSettings):
     `cell`, at `partition`.
     """
 
+    #: All cells of the log, in the order of their partitions: `main,east`. Without it, `cell`
+    #: alone.
     cells: Annotated[tuple[Name, ...], NoDecode] = ()
-    #: The consumer group that assigns the cells; by default one per service.
+    #: The consumer group that assigns the cells to replicas. Default: one group per service.
     group: Name | None = None
-    #: A member of the group that is silent for longer is removed.
+    #: A member of the group is considered gone after this time without a heartbeat.
     session_timeout_s: Annotated[float, Field(ge=1, le=300)] = 6.0
 
     @field_validator("cells", mode="before")
@@ -239,6 +265,7 @@ class RuntimeSettings(SharedSettings):
     `snapshots`: an fsspec URL; by default a folder in `data`.
     """
 
+    #: Where snapshots are stored: an fsspec URL. Default: a folder in the data folder.
     snapshots: str = ""
     cycle: CycleLimits = CycleLimits()
     snapshot: SnapshotLimits = SnapshotLimits()

@@ -22,12 +22,16 @@ class GatewaySettings(LogSettings):
     #: Part of the source of the records that it writes. Two gateways that run at the same time must
     #: not share it. None: the service derives it from the host name and the port.
     instance: Name | None = None
+    #: Address at which the gateway listens.
     host: str = "127.0.0.1"
+    #: Port at which the gateway listens. 0: the system chooses one.
     port: Annotated[int, Field(ge=0, le=65_535)] = 7450
+    #: JSON file with the digests of tokens, their users and roles.
     token_file: Path | None = None
 
-    #: Requests that a caller may send at once, and how many more per second.
+    #: Requests that a caller may send at once.
     rate_burst: Annotated[int, Field(ge=1)] = 2_000
+    #: Requests per second that a caller may send after a burst.
     rate_per_s: Positive = 500.0
     #: Callers whose rates are kept; the least recently active one is dropped.
     rate_callers: Annotated[int, Field(ge=1)] = 10_000
@@ -37,9 +41,9 @@ class GatewaySettings(LogSettings):
     view_wait_s: Positive = 5.0
     #: The upper bound of the parameters `timeout_s` and `wait_s`.
     max_wait_s: Positive = 60.0
-    #: The number of open streams (watches, followed output), and the lifetime of one stream. After
-    #: that the gateway closes it, and its client resumes it.
+    #: Open streams (watches, followed output).
     max_streams: Annotated[int, Field(ge=1)] = 1_000
+    #: The lifetime of a stream. After it the gateway closes the stream, and its client resumes it.
     stream_s: Positive = 3_600.0
     #: After this time without an event, a stream sends a bookmark; a watch authenticates again.
     bookmark_s: Positive = 15.0

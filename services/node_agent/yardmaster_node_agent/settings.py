@@ -48,69 +48,75 @@ class Settings(LogSettings):
 
     #: The node's name: its topic is `assignments.<node>`, its source `node/<node>.<incarnation>`.
     node: Name
+    #: The pool that the node joins.
     pool: Name = "default"
+    #: The type of the node, such as `sxm`.
     node_type: Name = "generic"
+    #: Labels of the node, as JSON.
     labels: Labels = Field(default_factory=dict)
-    #: Where other nodes reach this one's gangs, and on which ports.
+    #: Address at which other nodes reach this node's gangs.
     address: Address = "127.0.0.1"
+    #: First port for gangs.
     port_first: Port = 29_600
+    #: Last port for gangs.
     port_last: Port = 29_999
-    #: Holds the ledger and the tasks' directories.
+    #: Folder of the ledger and of the tasks' directories.
     data_dir: Path
-    #: Secrets are files under it; without it there are none.
+    #: Folder of the secrets, one file each. Without it there are none.
     secrets_dir: Path | None = None
-    #: What runs the replicas: commands of the job as processes of this host, or replicas that only
-    #: take time (`executors.simulated`), for tests of a large cell.
+    #: How replicas run: the job's commands as processes of this host, or replicas that only take
+    #: time, for tests of a large cell.
     executor: ExecutorName = "process"
 
-    #: Slots; None: as many as the NVIDIA driver shows, which may be none.
+    #: Slots of the node. Default: the GPUs that the NVIDIA driver shows, which may be none.
     gpus: Annotated[int, Field(ge=0, le=MAX_SLOTS)] | None = None
-    #: The CUDA name (index or UUID) of each slot; None: its index.
+    #: The CUDA name (index or UUID) of each slot, as JSON. Default: its index.
     devices: tuple[str, ...] | None = None
-    #: Memory of one GPU; None: as detected.
+    #: Memory of one GPU. Default: as detected.
     gpu_memory_mib: Milli | None = None
-    #: None: what the machine has, and at least one CPU for each slot that `gpus` or `devices`
-    #: declares: a task asks for one CPU unless it says otherwise.
+    #: CPUs in thousandths. Default: those of the machine, and at least one CPU for each slot that
+    #: `gpus` or `devices` declares, because a task needs one CPU by default.
     cpu_milli: Milli | None = None
-    #: None: what the machine has.
+    #: Memory of the node. Default: that of the machine.
     memory_mib: Milli | None = None
-    #: An MPS daemon runs: fractions get its limits.
+    #: An MPS daemon runs: shares of GPUs get its limits.
     mps: bool = False
-    #: Variables of the agent's own environment that its tasks get, by name or with `*` at the end;
-    #: no other reaches them. See PASSED for the reasons.
+    #: Variables of the agent's own environment that tasks get, as JSON; `*` is allowed at the end
+    #: of a name. No other variable reaches them. PASSED gives the reasons.
     passed: tuple[PassedName, ...] = PASSED
 
-    #: Whether the agent makes the node's topic where there is none, as the log may not let it; and
-    #: how long it waits for one before it ends.
+    #: Whether the agent creates the node's topic. Brokers may not allow it.
     make_topic: bool = True
+    #: How long the agent waits for the node's topic before it ends.
     topic_wait_s: PositiveSeconds = 600.0
-    #: Between two heartbeats; at most MAX_HEARTBEAT_S.
+    #: Interval of heartbeats; at most 2.5.
     heartbeat_s: PositiveSeconds = 2.0
-    #: A node that was given nothing yet asks to join again after this time.
+    #: Interval at which a node without any assignment asks again to join.
     ask_again_s: PositiveSeconds = 60.0
-    #: Between two looks at a task's output and checkpoint file.
+    #: Interval at which a task's output and checkpoint file are checked.
     tick_s: PositiveSeconds = 0.25
-    #: Progress and checkpoints of one replica are each reported at most once in this time; of those
-    #: made meanwhile the newest is reported.
+    #: Progress and checkpoints of one replica are each reported at most once in this time; the
+    #: newest value is reported.
     report_interval_s: PositiveSeconds = 10.0
-    #: Output of one replica that reaches the log, and that waits for it on disk; the rest is
-    #: dropped with one line that says so.
+    #: Output of one replica that reaches the log, and that waits for it on disk; further output is
+    #: dropped, with one line that says so.
     output_limit_bytes: PositiveInt = 16 * 2**20
-    #: What is still unshipped when a task ends may hold its slots for so long.
+    #: How long output that was not shipped yet may hold the slots of an ended task.
     drain_s: PositiveSeconds = 5.0
-    #: Replicas at a time; more are given back as never started.
+    #: Replicas at a time; further ones are released as never started.
     max_replicas: Annotated[int, Field(gt=0, le=1200)] = 1024
-    #: Directories of ended replicas that are kept, and for how long.
+    #: Directories of ended replicas that are kept.
     kept_directories: Annotated[int, Field(ge=0)] = 100
+    #: How long directories of ended replicas are kept.
     kept_s: PositiveSeconds = 86_400
-    #: Ended replicas that the ledger remembers one by one, and for how long (as assignments are
-    #: kept).
+    #: Ended replicas that the ledger remembers one by one.
     remembered: PositiveInt = 10_000
+    #: How long the ledger remembers ended replicas; as long as assignments are kept.
     remembered_s: PositiveSeconds = 7 * 86_400
 
-    #: The tasks' API: off, tasks have their files alone. Port 0: a free one, kept for running
-    #: tasks.
+    #: Whether the agent serves the tasks' API; without it, tasks use files.
     api: bool = True
+    #: Port of the tasks' API. 0: a free one, which stays the same for running tasks.
     api_port: Annotated[int, Field(ge=0, le=65_535)] = 0
 
     @field_validator("data_dir", "secrets_dir")

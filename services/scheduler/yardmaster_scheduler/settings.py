@@ -13,19 +13,20 @@ class ShellLimits(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    #: Concurrent appends to nodes' topics.
+    #: Appends to nodes' topics that run at the same time.
     max_appends: Annotated[int, Field(ge=1, le=1_000)] = 32
-    #: Pause before a failed append to a node's topic is retried.
+    #: Pause after a failed append to a node's topic, before the retry.
     relay_pause_s: Annotated[float, Field(gt=0)] = 0.5
-    #: Attempts after which a node counts as behind and the others continue without it.
+    #: Failed appends after which a node counts as behind, and the relay continues without it.
     relay_tries: Annotated[int, Field(ge=1, le=1_000)] = 2
-    #: Interval of the checks for silent nodes.
+    #: Interval of the check for silent nodes.
     silence_check_s: Annotated[float, Field(gt=0)] = 1.0
-    #: Longest interval between reads of all heartbeats; a longer one is not counted as silence.
+    #: If heartbeats were not read to their end for this time, the time beyond it counts as no
+    #: silence.
     deaf_s: Annotated[float, Field(gt=0)] = 5.0
     #: Records per read.
     max_read: Annotated[int, Field(ge=1, le=100_000)] = 1_000
-    #: Longest wait without an event.
+    #: The longest time without a new record until the relay checks the log again.
     idle_wait_s: Annotated[float, Field(gt=0)] = 5.0
 
 

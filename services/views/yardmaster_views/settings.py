@@ -17,15 +17,16 @@ class ViewsSettings(SharedSettings):
     model_config = SettingsConfigDict(env_prefix="YARD_VIEWS_")
 
     redis: RedisSettings = RedisSettings()
-    #: Without a new record, how long until the log and the store are looked at anyway.
+    #: The longest time without a new record until log and store are checked again.
     idle_wait_s: Annotated[float, Field(gt=0, le=600)] = 5.0
-    #: How often what was used is metered: nobody waits for it, and fewer, larger rounds cost less.
+    #: Interval of metering usage; fewer, larger rounds cost less.
     usage_interval_s: Annotated[float, Field(ge=0, le=600)] = 1.0
-    #: How often what is behind is counted.
+    #: Interval of measuring the lag.
     measure_s: Annotated[float, Field(gt=0, le=600)] = 5.0
-    #: Rows that a follower keeps at hand, so as not to ask the store for them.
+    #: Rows in the cache of a follower.
     max_cached_rows: Annotated[int, Field(ge=1_000, le=10_000_000)] = MAX_ROWS
-    #: Rows that are changed and not written; with more, steps are no longer one write.
+    #: Changed rows that are not written yet; with more of them, steps are no longer written
+    #: together.
     max_unsaved_rows: Annotated[int, Field(ge=1, le=100_000)] = MAX_UNSAVED
 
     @property

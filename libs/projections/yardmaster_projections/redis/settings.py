@@ -24,16 +24,20 @@ class RedisSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
+    #: `redis://host:port/db`, or `rediss://...` for TLS; without a password.
     url: str = f"redis://127.0.0.1:{PORT}/0"
+    #: User name for Redis.
     username: str | None = None
+    #: Password for Redis.
     password: SecretStr | None = None
-    #: Read anew for each connection, so that a password may change while the process runs.
+    #: File that contains the password. It is read for each connection, so the password may change
+    #: while the process runs.
     password_file: Path | None = None
-    #: Whose certificates are trusted; the system's own by default.
+    #: PEM file of the certificate authorities to trust. Default: those of the system.
     ssl_cafile: Path | None = None
-    #: How long an answer, or a connection, may take.
+    #: The longest time for an answer or a connection.
     timeout_s: Annotated[float, Field(ge=0.1, le=60)] = 5.0
-    #: Open at the same time; one more waits for news on behalf of all.
+    #: Connections for reads and writes; one more waits for changes, for all of them.
     max_connections: Annotated[int, Field(ge=1, le=1_000)] = 16
 
     @field_validator("url")

@@ -53,22 +53,25 @@ class TraceSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    #: OTLP over HTTP: `http://collector:4318/v1/traces`; without a path, `/v1/traces` is added.
+    #: A collector for OTLP over HTTP: `http://collector:4318/v1/traces`. Without a path,
+    #: `/v1/traces` is added. Without it, nothing is traced.
     endpoint: Annotated[str, Field(pattern=r"^https?://[^\s@]+$")] | None = None
-    #: The share of new traces that is kept; a `traceparent` decides for a trace begun elsewhere.
+    #: The share of traces begun here that is kept. A trace begun elsewhere follows its
+    #: `traceparent`.
     ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
-    #: Spans that wait to be sent; more are dropped and counted.
+    #: Spans that wait to be sent; further ones are dropped and counted.
     queue: Annotated[int, Field(ge=1, le=1_000_000)] = 4_096
-    #: Spans in one request.
+    #: Spans per request to the collector.
     batch: Annotated[int, Field(ge=1, le=10_000)] = 512
-    #: The longest time that a span waits for others.
+    #: The longest time that a span waits for a full batch.
     interval_s: Annotated[float, Field(gt=0, le=60)] = 1.0
-    #: For one request including its retries; afterwards its spans are dropped and counted.
+    #: The time for one request and its retries; after it, its spans are dropped and counted.
     timeout_s: Annotated[float, Field(gt=0, le=60)] = 5.0
-    #: PEM file of the trusted authorities; by default those of the system.
+    #: PEM file of the certificate authorities to trust. Default: those of the system.
     ssl_cafile: Path | None = None
     #: The header `Authorization` of each request.
     authorization: SecretStr | None = None
+    #: File that contains the header `Authorization`.
     authorization_file: Path | None = None
 
 
