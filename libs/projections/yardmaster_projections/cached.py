@@ -1,13 +1,12 @@
-"""A writer's view of a store that is elsewhere: rows at hand, and what is changed but not saved.
+"""The writer's cache of a remote store: cached rows, and changes that are not saved yet.
 
-The projection is a pure function of what it reads, and cannot wait. So a row that is not at hand is
-asked for by an exception, `NotLoaded`, which names all that the step could tell it needs; it is
-loaded, and the step is run again. Once the rows of what is going on are at hand that is rare.
+The projection is a pure function and cannot wait. So it requests rows that are not cached by an
+exception, `NotLoaded`, which names all the rows that the step is known to need. The follower loads
+them and runs the step again. Once the rows of active jobs are cached, that is rare.
 
-What a step changes is at hand for the next one before it is saved, so that several steps can be
-saved as one write: a task that was admitted, placed and started meanwhile is written once. The
-reader is right only as long as nobody else writes: when the store turns out to be elsewhere
-(`ViewsMoved`), `forget` all.
+The next step reads the changes of a step before they are saved, so several steps are saved as one
+write: a task that was admitted, placed and started in between is written once. The cache is right
+only while there is no other writer: on `ViewsMoved`, call `forget`.
 """
 
 from collections import OrderedDict
@@ -18,7 +17,7 @@ from yardmaster_projections.errors import NotLoaded
 from yardmaster_projections.rows import Facet, R, Row
 from yardmaster_projections.store import Change, Put, Query, RowKey, ViewStore
 
-#: Rows kept at hand; those used longest ago go first. Over it for the length of one write at most.
+#: Rows in the cache; the least recently used row is evicted first. Exceeded until a save at most.
 MAX_ROWS: Final = 200_000
 #: Rows loaded at once.
 MAX_LOADED: Final = 1_000
@@ -27,21 +26,21 @@ _Key = tuple[str, str]
 
 
 class CachedReader:
-    """The `ViewReader` of a store's only writer; empty at first. See `store.ViewReader`."""
+    """The `ViewReader` of a store's only writer; empty at first."""
 
     def __init__(self, store: ViewStore, *, max_rows: int = MAX_ROWS) -> None:
         self._store = store
         self._max_rows = max_rows
-        #: None: known not to be there.
+        #: None: the store has no such row.
         self._rows: OrderedDict[_Key, Row | None] = OrderedDict()
-        #: What was asked for by facet, for the length of one step.
+        #: Keys of the rows that have a facet, for the duration of one step.
         self._having: dict[tuple[str, Facet], tuple[str, ...]] = {}
         self._unsaved: dict[_Key, Change] = {}
-        #: All rows of the store are at hand: it was empty once, and none went since, but for rows
-        #: of these kinds, which were settled.
+        #: All rows of the store are cached: the store was empty, and no row was evicted since. Only
+        #: rows of `_final_kinds` are missing, because a final row is not cached.
         self._complete = False
-        self._settled: set[str] = set()
-        #: Counts for metrics: rows loaded, and rows let go for want of room.
+        self._final_kinds: set[str] = set()
+        #: Counts for metrics: rows loaded, and rows evicted because the cache was full.
         self.loaded = 0
         self.evicted = 0
 
@@ -50,7 +49,7 @@ class CachedReader:
 
     @property
     def unsaved(self) -> Sequence[Change]:
-        """What was changed since the last save, each row once."""
+        """The changes since the last save, each row once."""
         return list(self._unsaved.values())
 
     @property
@@ -58,19 +57,19 @@ class CachedReader:
         """How many rows were changed since the last save."""
         return len(self._unsaved)
 
-    # What the projection asks.
+    # For the projection.
 
     def find(self, kind: type[R], key: str) -> R | None:
         """The row of a key.
 
         Raises:
-            NotLoaded: it is not at hand.
+            NotLoaded: it is not cached.
         """
         at = (kind.KIND, key)
         try:
             row = self._rows[at]
         except KeyError:
-            if self._complete and kind.KIND not in self._settled:
+            if self._complete and kind.KIND not in self._final_kinds:
                 return None
             raise NotLoaded(((kind, key),)) from None
         self._rows.move_to_end(at)
@@ -80,17 +79,17 @@ class CachedReader:
         """All rows that have a facet, in order.
 
         Raises:
-            NotLoaded: they are not at hand.
+            NotLoaded: they are not cached.
         """
         keys = self._having.get((kind.KIND, facet))
         if keys is None:
             raise NotLoaded(facets=((kind, facet),))
         return iter([cast("R", self._rows[kind.KIND, key]) for key in keys])
 
-    # What the writer tells.
+    # For the writer.
 
     async def load(self, missing: NotLoaded) -> None:
-        """Take what a step missed to hand.
+        """Load the rows that a step missed.
 
         Raises: ViewsUnavailable.
         """
@@ -99,7 +98,7 @@ class CachedReader:
             await self._load_having(kind, facet)
 
     async def want(self, wanted: Iterable[RowKey]) -> None:
-        """Take rows to hand that a step will ask for, as far as they are not.
+        """Load those of the rows that are not cached.
 
         Raises: ViewsUnavailable.
         """
@@ -107,7 +106,7 @@ class CachedReader:
             (kind.KIND, key): (kind, key)
             for kind, key in wanted
             if (kind.KIND, key) not in self._rows
-            and not (self._complete and kind.KIND not in self._settled)
+            and not (self._complete and kind.KIND not in self._final_kinds)
         }
         keys = list(absent.values())
         for start in range(0, len(keys), MAX_LOADED):
@@ -118,7 +117,7 @@ class CachedReader:
             self.loaded += len(part)
 
     def take(self, changes: Iterable[Change]) -> None:
-        """A step's changes: at hand for the next step, and part of the next save."""
+        """Add the changes of a step to the cache and to the next save."""
         self._having.clear()
         for change in changes:
             at = (change.kind, change.key)
@@ -127,11 +126,11 @@ class CachedReader:
             self._unsaved[at] = change
 
     def saved(self) -> None:
-        """What was unsaved is in the store; what of it is settled is at hand no more."""
+        """Mark all changes as saved; evict rows that are final, and rows above the limit."""
         for at, change in self._unsaved.items():
-            if isinstance(change, Put) and change.row.settled:
+            if isinstance(change, Put) and change.row.final:
                 self._rows.pop(at, None)
-                self._settled.add(change.kind)
+                self._final_kinds.add(change.kind)
         self._unsaved.clear()
         while len(self._rows) > self._max_rows:
             self._rows.popitem(last=False)
@@ -139,11 +138,11 @@ class CachedReader:
             self._complete = False
 
     def forget(self, *, empty: bool = False) -> None:
-        """Nothing at hand holds any more; `empty`: the store has no row at all."""
+        """Empty the cache and drop unsaved changes; `empty`: the store has no row at all."""
         self._rows.clear()
         self._having.clear()
         self._unsaved.clear()
-        self._settled.clear()
+        self._final_kinds.clear()
         self._complete = empty
 
     async def _load_having(self, kind: type[R], facet: Facet) -> None:
@@ -162,8 +161,8 @@ class CachedReader:
         keys |= {key for named, key in self._unsaved if named == kind.KIND}
         found = [self._rows.get((kind.KIND, key)) for key in keys]
         rows = [row for row in found if row is not None and facet in row.facets]
-        self._having[kind.KIND, facet] = tuple(row.key for row in sorted(rows, key=_place))
+        self._having[kind.KIND, facet] = tuple(row.key for row in sorted(rows, key=_sort_key))
 
 
-def _place(row: Row) -> tuple[object, str]:
+def _sort_key(row: Row) -> tuple[object, str]:
     return (row.order, row.key)

@@ -5,7 +5,7 @@ ViewsError   ViewsUnavailable  ViewsMoved  ViewsDamaged  TooMuchUsage
 ViewsUnavailable   ViewsUnfinished
 ```
 
-`NotLoaded` is no error: by it a step asks for rows.
+`NotLoaded` is not an error: a step raises it to request rows.
 """
 
 from collections.abc import Iterable
@@ -24,35 +24,35 @@ class ViewsError(YardmasterError):
 
 
 class ViewsUnavailable(ViewsError):
-    """The views' store cannot be used: {found}. The log is not concerned; try again."""
+    """The views' store cannot be used: {found}. The log is not affected; try again."""
 
     code = "views_unavailable"
 
 
 class ViewsUnfinished(ViewsUnavailable):
     """The views are at {found}, before {wanted}: they were lost, or are new, and are being filled.
-    The log is not concerned; try again.
+    The log is not affected; try again.
     """
 
 
 class ViewsMoved(ViewsError):
     """The views are at {found}, not at {expected}, where their writer left them: another worker
-    wrote, or the store was lost, restored or rebuilt. Go on from where they are.
+    wrote, or the store was lost, restored or rebuilt. Start again from where they are.
     """
 
     code = "views_moved"
 
 
 class ViewsDamaged(ViewsError):
-    """A row of kind {kind} cannot be read: {found}. Another version of Yardmaster wrote it, or
-    somebody else: run `yard views rebuild`.
+    """A row of kind {kind} cannot be read: {found}. Another version of Yardmaster or another
+    program wrote it: run `yard views rebuild`.
     """
 
     code = "views_damaged"
 
 
 class TooMuchUsage(ViewsError):
-    """The usage asked for rests on more than {limit} hours of projects, users and pools. Ask for a
+    """The requested usage needs more than {limit} hours of projects, users and pools. Request a
     shorter time.
     """
 
@@ -60,9 +60,9 @@ class TooMuchUsage(ViewsError):
 
 
 class NotLoaded(Exception):
-    """Rows that a step of the projection needs are not at hand; no failure, but a request.
+    """A step of the projection needs rows that are not cached.
 
-    Whoever runs the step loads them (`CachedReader.load`) and runs it again.
+    The caller of the step loads them (`CachedReader.load`) and runs the step again.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class NotLoaded(Exception):
 
     @classmethod
     def merged(cls, several: "Iterable[NotLoaded]") -> "NotLoaded":
-        """One that names all that several name."""
+        """One exception with the rows of several."""
         wanted: dict[tuple[type[Row], str], None] = {}
         facets: dict[tuple[type[Row], Facet], None] = {}
         for one in several:

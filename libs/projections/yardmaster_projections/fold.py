@@ -1,4 +1,4 @@
-"""What a follower needs to know of a projection, so that one follower hosts them all."""
+"""Descriptions of the projections, so that one follower runs each of them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from yardmaster_schemas.events.machine import CycleCommittedV1
 
 
 class FoldStep(Protocol):
-    """A batch of requests, or a counted cycle with the claims that it took.
+    """A step for a batch of requests, or for a counted cycle with the claims that it consumed.
 
-    Its parts come in this order: claims, what the commit refused, decisions, the commit.
+    The order of calls: `take` for claims, `refuse`, `take` for decisions, `commit`.
     """
 
     def take(
@@ -27,44 +27,44 @@ class FoldStep(Protocol):
         details: Details = None,
         /,
     ) -> None:
-        """Add what an event changes."""
+        """Add the changes of an event."""
 
     def refuse(self, commit: CycleCommittedV1, /) -> None:
-        """Take back requests that a cycle refused as records."""
+        """Undo requests that a cycle refused as records."""
 
     def commit(self, topic: str, offset: int, commit: CycleCommittedV1, /) -> None:
-        """Add what the end of a counted cycle changes."""
+        """Add the changes of the end of a counted cycle."""
 
     def changes(self) -> list[Change]:
         """All changes of the step.
 
         Raises:
-            NotLoaded: rows that it reads are not at hand; it must be run again.
+            NotLoaded: rows that it reads are not cached; run the step again.
             ImpossibleEvent: an event contradicts the rows.
         """
 
 
 class StepMaker(Protocol):
-    """Makes a step over rows as they are; `now_ms` and `cycle` are the cycle's."""
+    """Makes a step over the current rows; `now_ms` and `cycle` are those of the cycle."""
 
     def __call__(self, view: ViewReader, /, *, now_ms: int = 0, cycle: int = 0) -> FoldStep:
-        """A step without events yet."""
+        """A step without events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fold:
-    """A projection: its steps, and what it needs beside the topics that decide."""
+    """A projection: its steps, its rows, and the topics that it needs."""
 
-    #: Names its rows' store beside the others'.
+    #: The name of its rows' part of the store.
     name: str
     step: StepMaker
     #: Rows that a step with an event most likely reads; a hint.
     likely_read: Callable[[Envelope[Event]], Sequence[RowKey]]
-    #: All kinds of its rows that positions count.
+    #: The kinds of its rows that positions count.
     kinds: tuple[type[Row], ...]
-    #: It shows what `details` says.
+    #: Whether it reads `details`.
     details: bool = False
-    #: It shows heartbeats and where output lies.
+    #: Whether it stores heartbeats and the offsets of output.
     soft_state: bool = False
 
 

@@ -1,7 +1,7 @@
 """The views' store in this process: dictionaries, sorted keys, and the newest change sets.
 
-Every filter that lists know (a facet's value) has its own sorted list of keys, kept as rows change,
-so that a page costs what it shows and not what there is.
+Each value of a facet has its own sorted list of keys, which is updated as rows change, so that the
+cost of a page grows with the rows of the page and not with all rows.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _BEYOND: Final = "\U0010ffff"
 
 
 class Clock(Protocol):
-    """What the store asks of time."""
+    """The clock that the store needs."""
 
     async def sleep(self, seconds: float) -> None:
         """Wait for `seconds`."""
@@ -161,7 +161,7 @@ class MemoryViewStore:
         self._waiters: dict[int, _Waiter] = {}
         self._made = 0
 
-    # The writer's side.
+    # For the writer.
 
     def find(self, kind: type[R], key: str) -> R | None:
         """The row of a key, at once."""
@@ -189,7 +189,7 @@ class MemoryViewStore:
         *,
         before: Position | None = None,
     ) -> None:
-        """Make all changes at once, unless they are a repeat."""
+        """Make all changes at once, unless the position is covered already."""
         if before is not None:
             if before != self._position:
                 raise ViewsMoved(found=self._position, expected=before)
@@ -212,11 +212,11 @@ class MemoryViewStore:
                 waiter.wake.set()
 
     async def begin(self) -> Position:
-        """Be its writer: what the rows cover; no others come in their place."""
+        """Become the writer; return the position. Rows in memory are never rebuilt."""
         return await self.position()
 
     async def check(self, before: Position) -> None:
-        """See that the store is where its writer left it."""
+        """Check that the store is where its writer left it."""
         found = await self.position()
         if found != before:
             raise ViewsMoved(found=found, expected=before)
@@ -247,14 +247,14 @@ class MemoryViewStore:
                 case Delete(row):
                     table.delete(row.key)
 
-    # The readers' side.
+    # For readers.
 
     async def position(self) -> Position:
-        """What the rows cover."""
+        """The position of the rows."""
         return self._position
 
     async def notes(self) -> Mapping[str, Any]:
-        """What the writer stored beside the rows."""
+        """The notes that the writer stored with the rows."""
         return dict(self._notes)
 
     async def get(self, kind: type[R], key: str) -> R | None:
@@ -275,7 +275,7 @@ class MemoryViewStore:
         return Page(tuple(rows[: query.limit]), more, self._position)
 
     async def count(self, kind: type[Row], query: Query) -> Count:
-        """How many rows a page would have."""
+        """The number of rows that a page would have."""
         table = self._kinds.get(kind.KIND)
         number = 0 if table is None else sum(1 for _ in islice(table.page(query), query.limit))
         return Count(number, self._position)
@@ -307,12 +307,12 @@ class MemoryViewStore:
         self._waiters[number] = waiter
         try:
             async with asyncio.TaskGroup() as group:
-                alarm = group.create_task(self._ring(waiter, timeout_s))
+                alarm = group.create_task(self._wake_after(waiter, timeout_s))
                 await waiter.wake.wait()
                 alarm.cancel()
         finally:
             del self._waiters[number]
 
-    async def _ring(self, waiter: _Waiter, timeout_s: float) -> None:
+    async def _wake_after(self, waiter: _Waiter, timeout_s: float) -> None:
         await self._clock.sleep(timeout_s)
         waiter.wake.set()

@@ -1,7 +1,7 @@
 """Queries of metered usage: GPU time by project, user or pool, in hours, days or months.
 
-Windows are whole hours in UTC: `from` is rounded down to one, `to` up. What is held still counts up
-to the end of the window, or to now.
+Windows are whole hours in UTC: `from` is rounded down, `to` is rounded up. Slots that are still
+held count up to the end of the window, or to now.
 """
 
 from collections.abc import Iterable
@@ -17,35 +17,35 @@ from yardmaster_projections.usage import HOUR_MS, HeldRow, UsageRow, held
 from yardmaster_schemas.api import UsageBucket, UsageBy
 from yardmaster_schemas.position import Position
 
-#: Rows that one answer may rest on; a row is an hour of a project's user in a pool.
+#: Rows that one answer may need; a row is an hour of a project's user in a pool.
 MAX_ROWS: Final = 200_000
 _PAGE: Final = 1_000
-#: How often what was held is looked at again, in the hope that nothing of it is given back.
+#: How often held slots are read again until none of them was released in between.
 MAX_TRIES: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageQuery:
-    """A question; the window's ends are whole hours."""
+    """A query; both ends of the window are whole hours."""
 
     from_ms: int
     to_ms: int
     by: UsageBy = UsageBy.PROJECT
-    #: None: the whole window is one.
+    #: None: the whole window is one bucket.
     bucket: UsageBucket | None = None
 
     @classmethod
     def window(
         cls, from_ms: int, to_ms: int, by: UsageBy, bucket: UsageBucket | None
     ) -> "UsageQuery":
-        """A question about whole hours around two moments."""
+        """A query for the whole hours that contain two moments."""
         start = from_ms - from_ms % HOUR_MS
         return cls(from_ms=start, to_ms=to_ms + -to_ms % HOUR_MS, by=by, bucket=bucket)
 
 
 @dataclass(frozen=True, slots=True)
 class Metered:
-    """GPU time by bucket's start and name, in that order, and the position it is of."""
+    """GPU time by start of the bucket and name, in that order, at a position."""
 
     sums: tuple[tuple[int, str, int], ...]
     position: Position
@@ -56,7 +56,7 @@ class Metered:
 
 
 def bucket_of(at_ms: int, bucket: UsageBucket | None, window_ms: int) -> int:
-    """When the bucket that a moment lies in starts; the window's start where there is one only."""
+    """The start of the bucket that contains a moment; without buckets the start of the window."""
     if bucket is None:
         return window_ms
     if bucket is UsageBucket.HOUR:
@@ -70,21 +70,21 @@ def bucket_of(at_ms: int, bucket: UsageBucket | None, window_ms: int) -> int:
 async def metered(
     store: ViewStore, query: UsageQuery, visibility: Visibility, now_ms: int
 ) -> Metered:
-    """Usage as a caller may see it.
+    """Usage that a caller may see.
 
-    Rows lie on several pages, and what is given back meanwhile moves from what is held to what is
-    used. So at the end all that was held is looked at again, together with the hours of what is
-    held no more, at one position: until nothing more of it was given back than those hours know of.
+    The rows fill several pages, and slots that are released in between move from the held rows to
+    the used hours. So at the end all held rows are read again, together with the hours of those
+    that were released, at one position; this is repeated until no further row was released.
 
     Raises:
-        TooMuchUsage: it rests on more than `MAX_ROWS` rows.
-        ViewsUnavailable: too much was given back during each of `MAX_TRIES` looks; or the store is
-            away.
+        TooMuchUsage: it needs more than `MAX_ROWS` rows.
+        ViewsUnavailable: slots were released during each of `MAX_TRIES` reads; or the store is
+            unavailable.
     """
     held_rows, position = await _all(store, HeldRow, visibility, 0, None)
     used_rows, _ = await _all(store, UsageRow, visibility, query.from_ms, query.to_ms)
     used = {row.key: row for row in used_rows}
-    # The log's time may be ahead of this clock, by less than an hour.
+    # The time of the log may be ahead of this clock by less than an hour.
     until_ms = min(query.to_ms, now_ms + HOUR_MS)
     gone: list[HeldRow] = []
     for _ in range(MAX_TRIES):
@@ -99,7 +99,7 @@ async def metered(
         held_rows = [one for one in held_rows if one.key in there]
         gone += closed
     else:
-        raise ViewsUnavailable(found=f"usage changed during each of {MAX_TRIES} looks at it")
+        raise ViewsUnavailable(found=f"usage changed during each of {MAX_TRIES} reads")
     sums: dict[tuple[int, str], int] = {}
     for one in held_rows:
         for row in held(one, query.from_ms, min(query.to_ms, now_ms)):
@@ -119,7 +119,7 @@ def _add(sums: dict[tuple[int, str], int], row: UsageRow, query: UsageQuery) -> 
 async def _all(
     store: ViewStore, kind: type[R], visibility: Visibility, since_ms: int, until_ms: int | None
 ) -> tuple[list[R], Position]:
-    """All rows of a kind that may be seen, from a time on up to another, and what all cover."""
+    """All visible rows of a kind between two times, and the position that all of them cover."""
     facets = {} if visibility.projects is None else {"project": visibility.projects}
     rows: list[R] = []
     first: Position | None = None

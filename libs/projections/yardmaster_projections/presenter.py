@@ -1,4 +1,4 @@
-"""Rows as the REST API shows them: units in names, times as RFC 3339, waits of pending tasks."""
+"""Converts rows to the models of the REST API: units in names, times as RFC 3339, waits."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -58,8 +58,8 @@ _UNBLOCK: Final[Mapping[str, str]] = {
 _RANK: Final = {WaitClass.NOT_NOW: 0, WaitClass.HELD: 1, WaitClass.NEVER: 2}
 
 
-def moment(time_ms: int | None) -> str | None:
-    """A time that may be missing."""
+def optional_time(time_ms: int | None) -> str | None:
+    """RFC 3339 of a time; None for None."""
     return None if time_ms is None else rfc3339(time_ms)
 
 
@@ -82,7 +82,7 @@ def _stop(row: Stopping | None) -> api.StopShown | None:
         for_task=row.stop.for_task,
         numbers=dict(row.stop.numbers),
         about=row.stop.about,
-        deadline_at=moment(row.deadline_at_ms),
+        deadline_at=optional_time(row.deadline_at_ms),
         requested_at=rfc3339(row.at_ms),
     )
 
@@ -100,7 +100,7 @@ def _checkpoint(checkpoint: Checkpoint | None, at_ms: int) -> api.CheckpointShow
 
 
 class Presenter:
-    """Shows rows for one answer, as one caller may see them."""
+    """Presents rows for one answer, as far as the caller may see them."""
 
     def __init__(
         self, store: ViewStore, now_ms: int, visibility: Visibility = ALL_PROJECTS
@@ -110,7 +110,7 @@ class Presenter:
         self._finder = WaitFinder(store, now_ms)
 
     async def task(self, row: TaskRow) -> api.Task:
-        """A task, with why it waits."""
+        """A task, with the reason why it waits."""
         job = row.job
         spec = job.spec
         requested = job.requested
@@ -149,9 +149,9 @@ class Presenter:
             params=params,
             progress_permille=row.progress_permille,
             submitted_at=rfc3339(job.submitted_at_ms),
-            admitted_at=moment(job.admitted_at_ms),
-            started_at=moment(row.started_at_ms),
-            ended_at=moment(row.ended_at_ms),
+            admitted_at=optional_time(job.admitted_at_ms),
+            started_at=optional_time(row.started_at_ms),
+            ended_at=optional_time(row.ended_at_ms),
             wait=self._wait(row, await self._finder.waits(row)),
             stop=_stop(row.stopping),
             checkpoint=_checkpoint(row.checkpoint, row.checkpoint_at_ms),
@@ -166,7 +166,7 @@ class Presenter:
         return _refusal(job.refusal) if job is not None else None
 
     def _wait(self, row: TaskRow, waits: Waits | None) -> api.Wait | None:
-        """The pool nearest to taking the task: time can help, then somebody, then nobody."""
+        """The wait in the pool where the task is most likely to start."""
         if waits is None:
             return None
         if waits.held is not None:
@@ -178,10 +178,10 @@ class Presenter:
                 about=None,
                 since_at=None,
             )
-        shown = [self._pool_wait(row, pool, wait) for pool, wait in waits.recorded]
-        if not shown:
+        pools = [self._pool_wait(row, pool, wait) for pool, wait in waits.recorded]
+        if not pools:
             return None
-        best = min(shown, key=lambda wait: _RANK[wait.wait_class])
+        best = min(pools, key=lambda wait: _RANK[wait.wait_class])
         return api.Wait(
             code=best.code,
             wait_class=best.wait_class,
@@ -223,7 +223,7 @@ class Presenter:
         )
 
     async def explain(self, row: TaskRow, cell: str) -> api.Explain:
-        """Why a task is where it is."""
+        """The reasons for the state of a task."""
         waits = await self._finder.waits(row)
         pools: list[api.PoolWait] = []
         if waits is not None and waits.held is not None:
@@ -285,7 +285,7 @@ class Presenter:
             paused=row.paused,
             revision=row.revision,
             submitted_at=rfc3339(facts.submitted_at_ms),
-            admitted_at=moment(facts.admitted_at_ms),
+            admitted_at=optional_time(facts.admitted_at_ms),
             asked=facts.requested,
             spec=spec,
             run=row.run,
@@ -302,8 +302,8 @@ class Presenter:
             pool=row.pool,
             nodes=list(dict.fromkeys(replica.placement.node for replica in row.replicas)),
             allocated_at=rfc3339(row.allocated_at_ms),
-            started_at=moment(row.started_at_ms),
-            ended_at=moment(row.ended_at_ms),
+            started_at=optional_time(row.started_at_ms),
+            ended_at=optional_time(row.ended_at_ms),
             end=row.end,
             rule=row.start.rule,
             start_numbers=dict(row.start.numbers),
@@ -314,9 +314,9 @@ class Presenter:
                     replica=replica.placement.replica,
                     node=replica.placement.node,
                     slots=list(replica.placement.slots),
-                    started_at=moment(replica.started_at_ms),
-                    exited_at=moment(replica.exited_at_ms),
-                    released_at=moment(replica.released_at_ms),
+                    started_at=optional_time(replica.started_at_ms),
+                    exited_at=optional_time(replica.exited_at_ms),
+                    released_at=optional_time(replica.released_at_ms),
                     exit_code=replica.exit_code,
                     signal=replica.signal,
                 )
@@ -325,13 +325,13 @@ class Presenter:
         )
 
     async def node(self, row: NodeRow) -> api.Node:
-        """A node that joined or may; names of tasks that the caller may not see are left out.
+        """A node that joined or is enrolled, without tasks that the caller may not see.
 
-        Raises: ValueError when it is neither.
+        Raises: ValueError if it is neither.
         """
         joined, offer = row.joined, row.offer
         if offer is None:
-            raise ValueError(f"node {row.name} is neither enrolled nor here")
+            raise ValueError(f"node {row.name} has neither joined nor is it enrolled")
         gpus = joined.gpus if joined is not None else 0
         disabled = [index for index in row.disabled if index < gpus]
         names: list[str] = []
@@ -352,7 +352,7 @@ class Presenter:
             node_type=offer.node_type,
             state=row.state,
             reason=row.reason,
-            deadline_at=moment(row.deadline_at_ms),
+            deadline_at=optional_time(row.deadline_at_ms),
             gpus=gpus,
             gpu_milli_used=sum(used),
             gpu_milli_free=sum(1000 - used[i] for i in range(gpus) if i not in disabled),
@@ -376,7 +376,7 @@ class Presenter:
             isolation=joined.isolation if joined is not None else None,
             incarnation=joined.incarnation if joined is not None else None,
             joined_at=None if joined is None else rfc3339(row.joined_at_ms),
-            seen_at=moment(await queries.seen_ms(self._store, row.name)),
+            seen_at=optional_time(await queries.seen_ms(self._store, row.name)),
             enrolment=row.enrolment,
             disabled_slots=list(row.disabled),
             disabled_reason=row.disabled_reason,
@@ -396,7 +396,7 @@ class Presenter:
         )
 
     async def project(self, row: ProjectRow) -> api.Project:
-        """A project and what it has."""
+        """A project with its usage."""
         counters = await queries.counters(self._store, f"project/{row.name}")
         return api.Project(
             name=row.name,
@@ -411,7 +411,7 @@ class Presenter:
         )
 
     async def department(self, row: DepartmentRow) -> api.Department:
-        """A department and what those of its projects have that the caller may see."""
+        """A department with the usage of those of its projects that the caller may see."""
         projects = await queries.projects_of(self._store, row.name, self._visibility)
         all_counters = [
             await queries.counters(self._store, f"project/{one.name}") for one in projects
@@ -427,7 +427,7 @@ class Presenter:
         )
 
     async def request(self, row: RequestRow, cell: str) -> api.Request:
-        """A request and what became of it."""
+        """A request and its outcome."""
         return api.Request(
             request_id=f"{cell}.{row.offset}",
             type=row.type,
@@ -472,14 +472,14 @@ class Presenter:
 
 
 def _use(quotas: Mapping[str, Quota], all_counters: list[CountersRow]) -> list[api.PoolUse]:
-    """What is held and waited for of every pool that has a quota, a task or a wait."""
+    """Usage and demand of every pool with a quota, a task or a pending task."""
     names = set(quotas)
     for counters in all_counters:
         names |= counters.used_milli.keys() | counters.pending_milli.keys()
-    shown = []
+    found = []
     for name in sorted(names):
         quota = quotas.get(name, Quota())
-        shown.append(
+        found.append(
             api.PoolUse(
                 pool=name,
                 deserved_milli=quota.deserved_milli or 0,
@@ -489,4 +489,4 @@ def _use(quotas: Mapping[str, Quota], all_counters: list[CountersRow]) -> list[a
                 pending_milli=sum(counters.pending_milli.get(name, 0) for counters in all_counters),
             )
         )
-    return shown
+    return found

@@ -1,7 +1,6 @@
-"""What the gateway and the command line ask of the views.
+"""Queries of the gateway and the command line.
 
-One parameter decides what a caller may see, in every question alike: `Visibility`. What it does not
-cover is not there.
+Every query takes the caller's `Visibility`; a row outside of it does not exist for the caller.
 """
 
 import base64
@@ -37,7 +36,7 @@ MAX_LIMIT: Final = 1000
 LIVE: Final = tuple(str(phase) for phase in Phase if not phase.final)
 #: Tasks of a phase are counted up to here.
 MAX_COUNTED: Final = 10_000
-#: Attempts of a task that are shown; older ones are in the log.
+#: Attempts of a task in an answer; older ones are in the log.
 MAX_ATTEMPTS: Final = 1000
 
 
@@ -48,7 +47,7 @@ class Visibility:
     projects: frozenset[str] | None = None
 
     def includes(self, project: str) -> bool:
-        """Whether a project's things may be seen."""
+        """Whether the caller may see a project."""
         return self.projects is None or project in self.projects
 
 
@@ -57,7 +56,7 @@ ALL_PROJECTS: Final = Visibility()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filters:
-    """What a list is narrowed to; an empty filter allows all."""
+    """Filters of a list; an empty filter allows all."""
 
     phases: frozenset[Phase] = frozenset()
     projects: frozenset[str] = frozenset()
@@ -78,7 +77,7 @@ class Filters:
 
 
 class BadCursor(ValueError):
-    """A cursor that no page gave."""
+    """A cursor that is not from a page."""
 
 
 def cursor_of(order: Order | None) -> str | None:
@@ -92,7 +91,7 @@ def order_of(cursor: str | None) -> Order | None:
     """The order a cursor stands for.
 
     Raises:
-        BadCursor: it is none of ours.
+        BadCursor: it is not from a page.
     """
     if cursor is None:
         return None
@@ -101,9 +100,9 @@ def order_of(cursor: str | None) -> Order | None:
         found = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
         number, name, index = found
     except (binascii.Error, ValueError, TypeError, RecursionError):
-        raise BadCursor("the cursor is not one that a page gave") from None
+        raise BadCursor("the cursor is not from a page of this list") from None
     if type(number) is not int or type(name) is not str or type(index) is not int:
-        raise BadCursor("the cursor is not one that a page gave")
+        raise BadCursor("the cursor is not from a page of this list")
     return (number, name, index)
 
 
@@ -141,7 +140,7 @@ async def rows(
     """One page of a kind.
 
     Raises:
-        BadCursor: the filter's cursor is none.
+        BadCursor: the cursor of the filters is not from a page.
     """
     return await store.page(kind, _query(kind, filters, visibility))
 
@@ -166,12 +165,12 @@ class TaskGroups:
 async def task_groups(
     store: ViewStore, filters: Filters, visibility: Visibility = ALL_PROJECTS
 ) -> TaskGroups:
-    """The tasks of a page of jobs, those of a job in the same phase together.
+    """The tasks of a page of jobs, grouped by job and phase.
 
-    Costs two short reads a group, however many tasks it has; `filters.limit` is of jobs.
+    Costs two short reads per group, independent of its number of tasks; `filters.limit` is of jobs.
 
     Raises:
-        BadCursor: the filter's cursor is none.
+        BadCursor: the cursor of the filters is not from a page.
     """
     of_jobs = replace(filters, job_id=None, ref=filters.job_id or filters.ref)
     page = await rows(store, JobRow, of_jobs, visibility)
@@ -186,7 +185,7 @@ async def task_groups(
                 (await store.page(TaskRow, Query(facets=facets, newest_first=last, limit=1))).rows
                 for last in ((False, True) if count > 1 else (False,))
             ]
-            if all(ends):  # they may have moved on since the job was read
+            if all(ends):  # tasks may have left the phase since the job was read
                 found.append(TaskGroup(ends[0][0], ends[-1][0].index, count))
     return TaskGroups(tuple(found), page.next)
 
@@ -194,7 +193,7 @@ async def task_groups(
 async def task_counts(
     store: ViewStore, filters: Filters, visibility: Visibility = ALL_PROJECTS
 ) -> dict[Phase, int]:
-    """How many tasks are in each phase, up to `MAX_COUNTED` each; `filters.phases` is ignored."""
+    """The number of tasks in each phase, up to `MAX_COUNTED`; `filters.phases` is ignored."""
     found: dict[Phase, int] = {}
     for phase in Phase:
         query = _query(
@@ -209,7 +208,7 @@ async def task_counts(
 async def task(
     store: ViewStore, task_id: str, visibility: Visibility = ALL_PROJECTS
 ) -> TaskRow | None:
-    """A task, if it is there and may be seen."""
+    """A task, if it exists and the caller may see it."""
     row = await store.get(TaskRow, task_id)
     return row if row is not None and visibility.includes(row.job.project) else None
 
@@ -217,7 +216,7 @@ async def task(
 async def job(
     store: ViewStore, job_id: str, visibility: Visibility = ALL_PROJECTS
 ) -> JobRow | None:
-    """A job, if it is there and may be seen."""
+    """A job, if it exists and the caller may see it."""
     row = await store.get(JobRow, job_id)
     return row if row is not None and visibility.includes(row.facts.project) else None
 
@@ -225,7 +224,7 @@ async def job(
 async def project(
     store: ViewStore, name: str, visibility: Visibility = ALL_PROJECTS
 ) -> ProjectRow | None:
-    """A project, if it is there and may be seen."""
+    """A project, if it exists and the caller may see it."""
     row = await store.get(ProjectRow, name)
     return row if row is not None and visibility.includes(name) else None
 
@@ -233,9 +232,9 @@ async def project(
 async def resolve(
     store: ViewStore, ref: str, visibility: Visibility = ALL_PROJECTS
 ) -> tuple[str, ...]:
-    """The ids that a REF means: a job or task id, or the beginnings of some; two of many at most.
+    """The ids that match a REF, at most two: an id, or the prefix of ids.
 
-    A beginning without a dot is of jobs, one with a dot of tasks.
+    A prefix without a dot is of jobs, a prefix with a dot is of tasks.
     """
     if "." in ref:
         exact = await task(store, ref, visibility)
@@ -254,7 +253,7 @@ async def attempts(store: ViewStore, task_id: str) -> Page[AttemptRow]:
 
 
 async def counters(store: ViewStore, name: str) -> CountersRow:
-    """The sums of `project/x` or `pool/y`."""
+    """The counters of `project/x` or `pool/y`."""
     return await store.get(CountersRow, name) or CountersRow(name=name)
 
 
@@ -267,30 +266,30 @@ async def pools(store: ViewStore) -> tuple[PoolRow, ...]:
 async def projects_of(
     store: ViewStore, department: str, visibility: Visibility = ALL_PROJECTS
 ) -> tuple[ProjectRow, ...]:
-    """A department's projects that may be seen, by name."""
+    """The projects of a department that the caller may see, by name."""
     filters = Filters(departments=frozenset({department}), newest_first=False, limit=MAX_LIMIT)
     return (await rows(store, ProjectRow, filters, visibility)).rows
 
 
 async def department_visible(store: ViewStore, row: DepartmentRow, visibility: Visibility) -> bool:
-    """Whether a caller sees a department: one of its projects is enough."""
+    """Whether a caller may see a department: if it may see one of its projects."""
     return visibility.projects is None or bool(await projects_of(store, row.name, visibility))
 
 
 async def seen_ms(store: ViewStore, node: str) -> int | None:
-    """When a node's heartbeat was last heard."""
+    """The time of the last heartbeat of a node."""
     row = await store.get(SeenRow, node)
     return row.at_ms if row is not None else None
 
 
 async def log(store: ViewStore, cell: str) -> LogRow | None:
-    """The log's identity, once its first record was seen."""
+    """The identity of the log, once its first record was projected."""
     return await store.get(LogRow, cell)
 
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Why a task waits: pool by pool, or for all of them alike (`held`)."""
+    """The reasons why a task waits: by pool, or one for all pools (`held`)."""
 
     recorded: tuple[tuple[str, WaitRow | None], ...] = ()
     held: "Held | None" = None
@@ -298,23 +297,23 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What holds a task back whatever its pools have free."""
+    """A reason that blocks a task independent of free capacity."""
 
     code: str
     numbers: Mapping[str, int]
 
 
 class WaitFinder:
-    """Finds why tasks wait, for one answer: what tasks of a job or shape share is asked once."""
+    """Finds why tasks wait, for one answer; tasks of a job or shape share the reads."""
 
     def __init__(self, store: ViewStore, now_ms: int) -> None:
         self._store = store
         self._now_ms = now_ms
         self._recorded: dict[str, WaitRow | None] = {}
-        self._places: dict[str, int | None] = {}
+        self._last_indexes: dict[str, int | None] = {}
 
     async def waits(self, row: TaskRow) -> Waits | None:
-        """Why a pending task waits; None for any other task."""
+        """The reasons why a pending task waits; None for any other task."""
         if row.phase is not Phase.PENDING:
             return None
         if row.paused:
@@ -333,12 +332,12 @@ class WaitFinder:
         if spec is None or row.job.shape is None:
             return Waits()
         if spec.max_concurrent is not None and row.attempt == 0:
-            last = await self._last_place(row.job.job_id, spec.max_concurrent)
+            last = await self._last_index(row.job.job_id, spec.max_concurrent)
             if last is not None and row.index > last:
                 numbers = {"limit": spec.max_concurrent, "used": spec.max_concurrent}
                 return Waits(held=Held("at_max_concurrent", numbers))
-        # Where a pool is divided among jobs, a job waits by itself; whether it is now, the last
-        # record says.
+        # In a pool that is divided among jobs, each job has its own shape. The latest record tells
+        # which of the two shapes applies now.
         job, project, failed = row.job.job_id, row.job.project, row.failed_starts >= SEPARATE_AFTER
         shared = shape_id(job, project, spec, start_failed=True) if failed else row.job.shape
         own = shape_id(job, project, spec, own=True, start_failed=failed)
@@ -355,14 +354,14 @@ class WaitFinder:
             self._recorded[key] = await self._store.get(WaitRow, key)
         return self._recorded[key]
 
-    async def _last_place(self, job_id: str, most: int) -> int | None:
-        """The index of the last task that may run beside the others; None: there is room for all.
+    async def _last_index(self, job_id: str, most: int) -> int | None:
+        """The index of the last task that may run at the same time; None: all may.
 
-        The scheduler lets tasks through by index, as many as have not ended.
+        The scheduler admits the first `most` tasks by index that have not ended.
         """
-        if job_id not in self._places:
+        if job_id not in self._last_indexes:
             facets = {"job": frozenset({job_id}), "phase": frozenset(LIVE)}
             page = await self._store.page(TaskRow, Query(facets=facets, limit=most))
             full = len(page.rows) == most
-            self._places[job_id] = page.rows[-1].index if full else None
-        return self._places[job_id]
+            self._last_indexes[job_id] = page.rows[-1].index if full else None
+        return self._last_indexes[job_id]

@@ -1,9 +1,9 @@
-"""The port of the views' store: rows by kind and key, filtered lists, and the position they are at.
+"""The port of the views' store: rows by kind and key, filtered lists, and their position.
 
-Changes are applied together with the position they lead to, whole or not at all, so that a row is
-never newer than what the store says of itself. One writer a cell (the views service); many readers.
-Two that both take themselves for the writer harm nothing: each says where it believes the store to
-be, and the one that is wrong is told (`ViewsMoved`).
+Changes are applied together with the position they lead to, whole or not at all, so a row is never
+newer than the store's position. A cell has one writer (the views service) and many readers. A
+second writer does no harm: each names the position where it left the store, and the writer that is
+wrong gets `ViewsMoved`.
 
 Every call may raise `ViewsUnavailable`. Adapters: `memory`, `redis`; one contract suite holds all.
 """
@@ -18,7 +18,7 @@ from yardmaster_schemas.position import Position
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """A row appears or takes another's place."""
+    """Insert a row, or replace the row of its key."""
 
     row: Row
 
@@ -35,7 +35,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """A row is gone; deleting what is not there changes nothing. `row` is what was there."""
+    """Delete a row, if it exists; `row` is the row before."""
 
     row: Row
 
@@ -54,7 +54,7 @@ Change = Put | Delete
 
 
 def erases(changes: Sequence[Change]) -> bool:
-    """Whether changes erase what earlier ones said of a job: a store keeps those no longer.
+    """Whether changes erase details of a job, so that earlier change sets must not be kept.
 
     A watch that would resume before them begins with a snapshot.
     """
@@ -66,7 +66,7 @@ def erases(changes: Sequence[Change]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ChangeSet:
-    """What one step of the projection changed, and the position after it."""
+    """The changes of one step of the projection, and the position after it."""
 
     changes: tuple[Change, ...]
     position: Position
@@ -74,10 +74,10 @@ class ChangeSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """Which rows of a kind: those that have, of every facet named, one of its values.
+    """Select the rows of a kind that have, for every facet in `facets`, one of its values.
 
-    `prefix` is of the key; `since_ms` is the least, `after` the last order already seen; at most
-    `limit` rows, from the end when `newest_first`.
+    `prefix` is of the key. `since_ms` is the lowest order, `after` the last order that was read. At
+    most `limit` rows, from the end if `newest_first`.
     """
 
     facets: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[R]):
-    """Rows in order, where the next page starts (None: there is none), as of a position."""
+    """Rows in order at a position; the next page starts after `next` (None: there is none)."""
 
     rows: tuple[R, ...]
     next: Order | None
@@ -99,7 +99,7 @@ class Page(Generic[R]):
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many rows match, at most the query's limit, as of a position."""
+    """The number of rows that match, at most the query's limit, at a position."""
 
     number: int
     position: Position
@@ -111,14 +111,14 @@ RowKey = tuple[type[Row], str]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Rows, each in the place of the key asked for (None: there is none), as of a position."""
+    """Rows in the order of the requested keys (None: there is none), at a position."""
 
     rows: tuple[Row | None, ...]
     position: Position
 
 
 class ViewReader(Protocol):
-    """What the projection reads: rows as they are before the changes it makes."""
+    """The rows that the projection reads, as they are before its changes."""
 
     def find(self, kind: type[R], key: str) -> R | None:
         """The row of a key."""
@@ -131,22 +131,22 @@ class ViewStore(Protocol):
     """Rows of one cell."""
 
     async def position(self) -> Position:
-        """What the rows cover."""
+        """The position of the rows."""
 
     async def notes(self) -> Mapping[str, Any]:
-        """What the writer stored beside the rows, to go on from there; empty at the start."""
+        """The notes that the writer stored with the rows; empty at the start."""
 
     async def get(self, kind: type[R], key: str) -> R | None:
         """The row of a key."""
 
     async def get_all(self, wanted: Sequence[RowKey]) -> Found:
-        """The rows of many keys of any kinds, as they are at one position."""
+        """The rows of many keys of any kinds, at one position."""
 
     async def page(self, kind: type[R], query: Query) -> Page[R]:
         """Rows of a kind, filtered, one page."""
 
     async def count(self, kind: type[Row], query: Query) -> Count:
-        """How many rows a page of `query.limit` rows would have, without reading them."""
+        """The number of rows that a page of `query.limit` rows would have."""
 
     async def apply(
         self,
@@ -158,26 +158,26 @@ class ViewStore(Protocol):
     ) -> None:
         """Make all changes, and the position and the writer's notes (by name) with them, at once.
 
-        Changes whose position is covered already are a repeat and change nothing, unless the writer
-        says `before`: where it believes the store to be.
+        Without `before`, changes whose position is covered already change nothing. `before` is the
+        position where the writer left the store.
 
         Raises:
-            ViewsMoved: the store is not at `before`, or other rows count than when its writer
+            ViewsMoved: the store is not at `before`, or its rows were rebuilt since its writer
                 began; nothing was changed.
         """
 
     async def begin(self) -> Position:
-        """Be its writer from here on: what the rows cover.
+        """Become the writer; return the position of the rows.
 
-        A write that says `before` counts only while these are the rows that do: others may come
-        in their place (a rebuild), and be at the very same position.
+        From here on, a write with `before` fails once a rebuild has replaced the rows, even if the
+        new rows are at the same position.
         """
 
     async def check(self, before: Position) -> None:
-        """See that the store is where its writer left it, and that its rows still count.
+        """Check that the store is where its writer left it, and was not rebuilt.
 
         Raises:
-            ViewsMoved: they do not, or are elsewhere.
+            ViewsMoved: it is elsewhere, or was rebuilt.
         """
 
     async def note(
@@ -188,13 +188,13 @@ class ViewStore(Protocol):
         before: Position | None = None,
         noted: Mapping[str, Any] | None = None,
     ) -> None:
-        """Make changes that no position counts (what expires: heartbeats, output), and keep notes.
+        """Make changes that no position counts (soft state: heartbeats, output), and store notes.
 
-        No watch reports them. `noted` are notes as the writer believes them to be, as `before` is
-        of the position; None for one that is not there.
+        Watches do not report them. `noted` are notes as the writer left them; None for a note that
+        does not exist.
 
         Raises:
-            ViewsMoved: the store is not at `before`, or one of `noted` is another; nothing was
+            ViewsMoved: the store is not at `before`, or a note differs from `noted`; nothing was
                 changed.
         """
 

@@ -1,7 +1,7 @@
 """The numbers of a wait, each with its unit in its name.
 
-Decisions name what is short in `about` and keep its amounts as plain numbers; who reads them needs
-the unit of that resource, and not the amounts of another.
+Decisions name the missing resource in `about` and store its amounts as plain numbers. A reader
+needs the unit of that resource, and no amounts of other resources.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Final
 from yardmaster_schemas.reasons import WaitCode
 from yardmaster_schemas.resources import Resources
 
-#: The resource that a wait is about -> the end of its numbers' names.
+#: The resource that a wait is about -> the suffix of the names of its numbers.
 _UNITS: Final[Mapping[str, str]] = {
     "gpus": "_gpus",
     "cpus": "_cpu_milli",
@@ -23,16 +23,16 @@ _IN_GPUS: Final = frozenset({WaitCode.GANG_INDIVISIBLE, WaitCode.TOPOLOGY_IMPOSS
 def with_units(
     code: str, about: str | None, numbers: Mapping[str, int], asked: Resources, replicas: int
 ) -> dict[str, int]:
-    """The numbers of a wait that are about the resource that is short, with units in their names.
+    """The numbers of a wait about the missing resource, with units in their names.
 
-    `asked` is one replica's; `asked_cpu_milli` and the like of a task that waits for free capacity
-    are of all its replicas.
+    `asked` is the request of one replica; `asked_cpu_milli` and similar numbers of a task that
+    waits for free capacity are for all its replicas.
     """
     if code == WaitCode.EXCEEDS_EVERY_NODE or code in _IN_GPUS:
         unit = _UNITS.get(about or "gpus", "")
         return {key if key == "blocked" else f"{key}{unit}": n for key, n in numbers.items()}
     if code == WaitCode.INSUFFICIENT_FREE and about == "cpus":
-        # It asks for no GPU: those that are free say nothing.
+        # It requests no GPU, so the number of free GPUs does not matter.
         gpus = ("asked_milli", "free_milli", "short_milli")
         found = {key: number for key, number in numbers.items() if key not in gpus}
         found["asked_cpu_milli"] = asked.cpu_milli * replicas

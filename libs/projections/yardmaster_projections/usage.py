@@ -1,12 +1,12 @@
-"""Metered usage as a pure function of the log: who held how much of which pool, hour by hour.
+"""Metered usage as a pure function of the log: GPU time by hour, pool, project and user.
 
-A replica's slots are billed from the cycle that allocated them to the cycle that takes its
-SlotsReleased, or NodeLost: by the cycles' own time, which never falls, and never by an agent's. The
-user is the one who was authenticated (`actor`), not a name that may be erased. Sums are integers in
-`gpu_milli` x milliseconds, so that no rounding is carried along; hours are UTC.
+The slots of a replica are billed from the cycle that allocated them to the cycle that consumes its
+SlotsReleased or NodeLost: by the time of the cycles, which never falls, and never by the clock of
+an agent. The user is the authenticated one (`actor`), not a name that may be erased. Sums are
+integers in `gpu_milli` x milliseconds, so that rounding errors do not add up; hours are UTC.
 
-What is closed is in the hours' rows. What is still held is a row of its own, and whoever asks adds
-it up to the moment that is asked about (`held`).
+Released slots are in the rows of the hours. Slots that are still held have a row of their own,
+which a query adds up to its moment (`held`).
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ HOUR_MS: Final = 3_600_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageRow(Row):
-    """What a project's user held of a pool in one hour, as far as it was given back."""
+    """The GPU time of a project's user in a pool in one hour, of slots that were released."""
 
     KIND: ClassVar[str] = "usage"
 
@@ -54,7 +54,7 @@ class UsageRow(Row):
 
     @property
     def facets(self) -> tuple[Facet, ...]:
-        """What usage is asked by."""
+        """The project, by which visibility is checked."""
         return (("project", self.project),)
 
 
@@ -70,7 +70,7 @@ class HeldRow(Row):
     pool: str
     project: str
     user: str
-    #: Of all its slots together.
+    #: The sum over its slots.
     gpu_milli: int
     since_ms: int
 
@@ -81,20 +81,20 @@ class HeldRow(Row):
 
     @property
     def order(self) -> Order:
-        """By when it was allocated."""
+        """By time of allocation."""
         return (self.since_ms, self.key, 0)
 
     @property
     def facets(self) -> tuple[Facet, ...]:
-        """What usage is asked by."""
+        """The project, by which visibility is checked."""
         return (("project", self.project),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmissionRow(Row):
-    """Who submitted a job, until quota says what it makes of it.
+    """The user of a submission, until quota decides on it.
 
-    Several may bear one job's id, of which quota refuses all but one: so none is the job's yet.
+    Several submissions may have the same job id; quota refuses all but one of them.
     """
 
     KIND: ClassVar[str] = "submission"
@@ -105,18 +105,18 @@ class SubmissionRow(Row):
 
     @property
     def key(self) -> str:
-        """The record's identity: a verdict names it."""
+        """The record id, which the verdict names."""
         return self.record_id
 
     @property
     def facets(self) -> tuple[Facet, ...]:
-        """Where it lies: a cycle that refuses records names no more of them."""
+        """The offset, by which a cycle names the records that it refuses."""
         return (("offset", str(self.offset)),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerRow(Row):
-    """Whose a job is, from its admission until its tasks have ended."""
+    """The user of a job, from its admission until its tasks have ended."""
 
     KIND: ClassVar[str] = "owner"
 
@@ -142,7 +142,7 @@ def held_key(task_id: str, attempt: int, replica: int) -> str:
 
 
 def hours(since_ms: int, until_ms: int) -> Iterator[tuple[int, int]]:
-    """The hours that a time lies in: where each starts, and how many milliseconds are in it."""
+    """The hours of a period: the start of each, and the milliseconds of the period in it."""
     while since_ms < until_ms:
         hour_ms = since_ms - since_ms % HOUR_MS
         end_ms = min(until_ms, hour_ms + HOUR_MS)
@@ -151,7 +151,7 @@ def hours(since_ms: int, until_ms: int) -> Iterator[tuple[int, int]]:
 
 
 def held(row: HeldRow, from_ms: int, to_ms: int) -> Iterator[UsageRow]:
-    """What is held still, hour by hour between two moments, as if given back at the second."""
+    """The usage of held slots by hour between two times, as if released at the second."""
     for hour_ms, ms in hours(max(row.since_ms, from_ms), to_ms):
         yield UsageRow(
             hour_ms=hour_ms,
@@ -174,7 +174,7 @@ class UsageStep:
     def take(
         self, topic: str, offset: int, envelope: Envelope[Event], details: Details = None
     ) -> None:
-        """Add what an event changes; most change nothing."""
+        """Add the changes of an event; most events change nothing."""
         data: Any = envelope.data
         with self._missing_rows:
             match data:
@@ -183,9 +183,9 @@ class UsageStep:
                 case TaskAdmittedV1():
                     self._admitted(data, envelope.cause or "")
                 case TaskRejectedV1():
-                    self._judged(envelope.cause or "")
+                    self._decided(envelope.cause or "")
                 case RequestRefusedV1(request_type=TaskSubmittedV1.TYPE):
-                    self._judged(envelope.cause or "")
+                    self._decided(envelope.cause or "")
                 case SlotsAllocatedV1():
                     self._allocated(data)
                 case SlotsReleasedV1():
@@ -196,7 +196,7 @@ class UsageStep:
                     self._ended(data.task_id.partition(".")[0])
 
     def refuse(self, commit: CycleCommittedV1) -> None:
-        """Before a cycle's decisions: forget submissions that it refused as records."""
+        """Before the decisions of a cycle: drop submissions that it refused as records."""
         for one in commit.refused:
             if one.topic == REQUESTS.name:
                 for offset in range(one.first, one.last + 1):
@@ -211,7 +211,7 @@ class UsageStep:
         """All changes of the step.
 
         Raises:
-            NotLoaded: rows that it reads are not at hand.
+            NotLoaded: rows that it reads are not cached.
         """
         self._missing_rows.end()
         return list(self._rows.values())
@@ -229,21 +229,21 @@ class UsageStep:
         self._rows[row.KIND, row.key] = Delete(row)
 
     def _submitted(self, offset: int, envelope: Envelope[Event]) -> None:
-        # A record that was written twice is two, of which the first counts.
+        # Of a record that was appended twice, the first counts.
         if self._find(SubmissionRow, envelope.id) is None:
             user = envelope.actor.id
             self._put(SubmissionRow(record_id=envelope.id, offset=offset, user=user))
 
-    def _judged(self, cause: str) -> SubmissionRow | None:
+    def _decided(self, cause: str) -> SubmissionRow | None:
         row = self._find(SubmissionRow, cause)
         if row is not None:
             self._drop(row)
         return row
 
     def _admitted(self, data: TaskAdmittedV1, cause: str) -> None:
-        submission = self._judged(cause)
+        submission = self._decided(cause)
         if submission is None:
-            raise ImpossibleEvent(event=data.TYPE, found=f"nobody submitted job {data.job_id}")
+            raise ImpossibleEvent(event=data.TYPE, found=f"job {data.job_id} was not submitted")
         self._put(OwnerRow(job_id=data.job_id, user=submission.user, left=data.spec.tasks))
 
     def _ended(self, job_id: str) -> None:
@@ -284,7 +284,7 @@ class UsageStep:
         missing.end()
 
     def _close(self, key: str) -> None:
-        """A replica holds its slots no more; said twice, it is closed once."""
+        """Release the slots of a replica; a repetition changes nothing."""
         row = self._find(HeldRow, key)
         if row is None:
             return
@@ -299,7 +299,7 @@ class UsageStep:
 
 
 def likely_read(envelope: Envelope[Event]) -> list[RowKey]:
-    """Rows that a step with this event most likely reads."""
+    """Rows that a step with this event is likely to read."""
     data: Any = envelope.data
     match data:
         case TaskSubmittedV1():

@@ -1,9 +1,9 @@
-"""The cells that a worker has: hosts run for those it was given, until they are taken away.
+"""Runs hosts for the cells that are assigned to this worker, until they are revoked.
 
-Cells share a process, not a fate. One whose log or views hold what they may not stops: its views
-stay as they are, the worker is not ready, by its name, and says `cell_stopped` in its log and
-`stopped` in its metrics; the others go on. It is tried again where it is given anew. A worker of
-which every cell has stopped ends.
+Cells fail independently. A cell with an invalid log or damaged views stops: its views stay as they
+are, the worker reports the cell as not ready, logs `cell_stopped` and sets the metric `stopped`;
+the other cells continue. The next worker of the cell tries again. A worker whose cells have all
+stopped exits.
 """
 
 import asyncio
@@ -16,15 +16,15 @@ from yardmaster_runtime.telemetry.port import Telemetry
 from yardmaster_schemas.position import Position
 from yardmaster_views.progress import Progress
 
-#: Follows a cell's partition until cancelled, and tells the progress of each view by its name.
+#: Follows the partition of a cell until cancelled; reports the progress of each view by name.
 Serve = Callable[[int, str, Mapping[str, Progress]], Awaitable[object]]
 
 
 class Cells:
-    """Which partitions are this worker's, and what follows them.
+    """The partitions of this worker, and the tasks that follow them.
 
-    It may have one that is another's already, or not yet: whoever wrote last is right, and the
-    other's write fails (`ViewsMoved`).
+    During a rebalance two workers may have the same partition. Then the write of the one that is
+    behind fails (`ViewsMoved`).
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class Cells:
         self._serve = serve
         self._telemetry = telemetry
         self._health = health
-        #: Why cells stopped that are this worker's.
+        #: The errors of the assigned cells that stopped.
         self._stopped: dict[int, Exception] = {}
-        #: Taken away since what runs was last looked at.
-        self._taken: set[int] = set()
-        self._given: frozenset[int] = frozenset()
+        #: Partitions that were revoked since `run` last looked.
+        self._revoked: set[int] = set()
+        self._assigned: frozenset[int] = frozenset()
         self._changed = asyncio.Event()
         self._progress = {
             partition: {view: Progress(Position.start(cell), followed=False) for view in FOLDS}
@@ -51,67 +51,67 @@ class Cells:
         self._followed = telemetry.gauge("cells", "Cells that this worker follows.")
         self._stops = telemetry.gauge("stopped", "1 once a cell's views have stopped.", "cell")
 
-    def give(self, partitions: frozenset[int]) -> None:
-        """These, and no others, are this worker's from now on."""
-        given = frozenset(partitions & self._cells.keys())
-        if given == self._given:
+    def assign(self, partitions: frozenset[int]) -> None:
+        """Set the partitions of this worker."""
+        assigned = frozenset(partitions & self._cells.keys())
+        if assigned == self._assigned:
             return
-        for partition in given ^ self._given:
+        for partition in assigned ^ self._assigned:
             for progress in self._progress[partition].values():
-                progress.follow(partition in given)
-        self._taken |= self._given - given
-        self._given = given
+                progress.follow(partition in assigned)
+        self._revoked |= self._assigned - assigned
+        self._assigned = assigned
         self._changed.set()
 
-    async def covered(self, partition: int, view: str, topic: str, offset: int) -> bool:
-        """Wait until a view covers a record; False when this worker does not follow its partition:
-        it is another's, or stopped.
+    async def wait_covered(self, partition: int, view: str, topic: str, offset: int) -> bool:
+        """Wait until a view covers a record; False if this worker does not follow the partition,
+        because it is assigned to another worker or the cell stopped.
         """
         progress = self._progress.get(partition, {}).get(view)
         return progress is not None and await progress.covers(topic, offset)
 
     async def run(self) -> NoReturn:
-        """Follow what is given until cancelled, or all of it has stopped.
+        """Follow the assigned cells until cancelled, or until all have stopped.
 
-        Raises: what stopped the first of them.
+        Raises: the error of the first cell that stopped.
         """
         running: dict[int, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
-            while not self._given or self._given - self._stopped.keys():
+            while not self._assigned or self._assigned - self._stopped.keys():
                 self._changed.clear()
-                for partition in sorted(running.keys() - self._given):
+                for partition in sorted(running.keys() - self._assigned):
                     running.pop(partition).cancel()
-                for partition in sorted(self._given - running.keys()):
+                for partition in sorted(self._assigned - running.keys()):
                     running[partition] = group.create_task(self._follow(partition))
-                followed = sorted(self._given - self._stopped.keys())
+                followed = sorted(self._assigned - self._stopped.keys())
                 self._followed.set(len(followed))
                 self._telemetry.info("cells", cells=[self._cells[each] for each in followed])
                 await self._changed.wait()
-                for partition in self._taken & self._stopped.keys():
-                    # Even if it was given back meanwhile: so it is tried again.
+                for partition in self._revoked & self._stopped.keys():
+                    # Also if it was assigned again in between: it is tried again.
                     running.pop(partition)
                     del self._stopped[partition]
-                    self._say(partition, None)
-                self._taken.clear()
+                    self._report(partition, None)
+                self._revoked.clear()
         raise next(iter(self._stopped.values()))
 
     async def _follow(self, partition: int) -> None:
         cell = self._cells[partition]
         try:
             await self._serve(partition, cell, self._progress[partition])
-        except Exception as error:  # noqa: BLE001 one cell's, and named: raised when none is left
+        except Exception as error:  # noqa: BLE001 reported, and raised once all cells have stopped
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                return  # it was taken away, and fell over that
+                return  # it was revoked, and failed because of that
             code = getattr(error, "code", type(error).__name__)
             self._telemetry.error("cell_stopped", cell=cell, code=code, found=str(error))
-            self._say(partition, f"{code}: {error}")
+            self._report(partition, f"{code}: {error}")
             self._stopped[partition] = error
             for progress in self._progress[partition].values():
                 progress.follow(False)
             self._changed.set()
 
-    def _say(self, partition: int, reason: str | None) -> None:
+    def _report(self, partition: int, reason: str | None) -> None:
         cell = self._cells[partition]
         self._stops.labels(cell).set(0 if reason is None else 1)
         if self._health is not None:

@@ -1,8 +1,8 @@
-"""Compares views with the log: folds it again in memory, and looks at every row at its position.
+"""Compares views with the log: folds the log again in memory, and compares every row.
 
-The services run on meanwhile. A page of rows names the position that it was read at; the fold goes
-on to exactly there, and what it has must be what the page shows. What is beside the log's positions
-(heartbeats, where output lies) expires and cannot be folded again, so it is not compared.
+The services keep running. A page of rows names its position; the fold advances to exactly this
+position, and its rows must equal those of the page. Soft state (heartbeats, offsets of output)
+expires and cannot be folded again, so it is not compared.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,19 +20,19 @@ from yardmaster_runtime.clock import Clock
 from yardmaster_schemas.position import Position
 from yardmaster_views.follower import Follower, Metrics, Views
 
-#: Rows looked at together.
+#: Rows that are compared together.
 PAGE: Final = 500
-#: Differences that are named; more are counted.
+#: Differences that are listed; further ones are only counted.
 MAX_NAMED: Final = 100
-#: How often a comparison begins again because the views were lost or rebuilt under it.
+#: How often a comparison restarts because the views were lost or rebuilt in between.
 MAX_STARTS: Final = 5
-#: How often a row that differs is looked at again, alone, before it is said to.
+#: How often a row that seems to differ is read again before it is reported.
 LOOKS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A row that is not what the log says, at a position."""
+    """A row that differs from the fold of the log at a position."""
 
     kind: str
     key: str
@@ -42,7 +42,7 @@ class Difference:
 
 @dataclass(slots=True)
 class Compared:
-    """What a comparison saw of one projection."""
+    """The result of a comparison of one projection."""
 
     view: str
     position: Position
@@ -52,7 +52,7 @@ class Compared:
 
     @property
     def ok(self) -> bool:
-        """Every row is what the log says."""
+        """Whether all rows equal those of the fold."""
         return not self.differing
 
 
@@ -69,10 +69,10 @@ class Comparison:
     metrics: Metrics
 
     async def run(self, report: Callable[[Compared], None] = lambda _: None) -> Compared:
-        """Compare every row; `tell` is called as it goes on.
+        """Compare every row; call `report` after each page.
 
         Raises:
-            ViewsMoved: they were lost or rebuilt again and again meanwhile.
+            ViewsMoved: they were lost or rebuilt during each of `MAX_STARTS` tries.
             ViewsUnavailable, ViewsDamaged, LogError, CoreError, SchemaError.
         """
         for _ in range(MAX_STARTS - 1):
@@ -84,32 +84,32 @@ class Comparison:
 
 
 class _Run:
-    def __init__(self, asked: Comparison, report: Callable[[Compared], None]) -> None:
-        self._asked = asked
+    def __init__(self, comparison: Comparison, report: Callable[[Compared], None]) -> None:
+        self._comparison = comparison
         self._report = report
-        self._memory = MemoryViewStore(asked.cell, asked.clock, max_kept=0)
+        self._memory = MemoryViewStore(comparison.cell, comparison.clock, max_kept=0)
         self._follower = Follower(
-            asked.log,
+            comparison.log,
             Views(self._memory, self._memory),
-            asked.cell,
-            asked.partition,
-            asked.metrics,
-            fold=replace(asked.fold, soft_state=False),
+            comparison.cell,
+            comparison.partition,
+            comparison.metrics,
+            fold=replace(comparison.fold, soft_state=False),
         )
-        self._done = Compared(asked.fold.name, Position.start(asked.cell))
+        self._done = Compared(comparison.fold.name, Position.start(comparison.cell))
         self._short: dict[Position, None] = {}
 
     async def run(self) -> Compared:
         await self._follower.start()
-        await self._fold_to(await self._asked.store.position())
-        for kind in self._asked.fold.kinds:
+        await self._fold_to(await self._comparison.store.position())
+        for kind in self._comparison.fold.kinds:
             seen = await self._compare_pages(kind)
             rows = self._memory.rows(kind)
             await self._compare_missing([(kind, key) for key in rows if key not in seen])
         return self._done
 
     async def _fold_to(self, position: Position) -> None:
-        """Fold the log on to exactly where the views are."""
+        """Fold the log up to exactly the position of the views."""
         reached = self._follower.position
         if not position.covers(reached):
             raise ViewsMoved(found=position, expected=reached)
@@ -123,43 +123,43 @@ class _Run:
         seen: set[str] = set()
         after: Order | None = None
         while True:
-            page = await self._asked.store.page(kind, Query(limit=PAGE, after=after))
+            page = await self._comparison.store.page(kind, Query(limit=PAGE, after=after))
             await self._fold_to(page.position)
-            doubted = []
+            suspects = []
             for row in page.rows:
                 seen.add(row.key)
                 if not _same(row, self._memory.find(kind, row.key)):
-                    doubted.append((kind, row.key))
+                    suspects.append((kind, row.key))
             self._done.rows += len(page.rows)
-            await self._look_again(doubted)
+            await self._look_again(suspects)
             self._report(self._done)
             if page.next is None:
                 return seen
             after = page.next
 
     async def _compare_missing(self, wanted: Sequence[RowKey]) -> None:
-        """What the fold has and no page showed: it may have come after its page."""
+        """Compare rows that were on no page: they may have been added after their page was read."""
         for start in range(0, len(wanted), PAGE):
             await self._look_again(wanted[start : start + PAGE])
 
     async def _look_again(self, wanted: Sequence[RowKey]) -> None:
-        """Rows that seem to differ, each read at one position; what differs then, does."""
+        """Read rows that seem to differ again, at one position; report those that still differ."""
         for _ in range(LOOKS):
             if not wanted:
                 return
-            found = await self._asked.store.get_all(wanted)
+            found = await self._comparison.store.get_all(wanted)
             await self._fold_to(found.position)
             wanted = [
                 (kind, key)
                 for (kind, key), row in zip(wanted, found.rows, strict=True)
                 if not _same(row, self._memory.find(kind, key))
             ]
-        found = await self._asked.store.get_all(wanted)
+        found = await self._comparison.store.get_all(wanted)
         await self._fold_to(found.position)
         for (kind, key), row in zip(wanted, found.rows, strict=True):
             expected = self._memory.find(kind, key)
             if not _same(row, expected):
-                self._differs(kind.KIND, key, _said(row, expected), found.position)
+                self._differs(kind.KIND, key, _difference(row, expected), found.position)
 
     def _differs(self, kind: str, key: str, found: str, position: Position) -> None:
         self._done.differing += 1
@@ -170,18 +170,18 @@ class _Run:
 
 def _same(found: Row | None, expected: Row | None) -> bool:
     if isinstance(found, HistoryRow) and isinstance(expected, HistoryRow):
-        # The order across topics is that in which the follower came to read them.
+        # The order across topics depends on when the follower read them.
         if len(found.records) == len(expected.records) == MAX_HISTORY:
             return True
         return sorted(found.records) == sorted(expected.records)
     return found == expected
 
 
-def _said(found: Row | None, expected: Row | None) -> str:
+def _difference(found: Row | None, expected: Row | None) -> str:
     if found is None:
         return "is missing"
     if expected is None:
-        return "is in no log"
+        return "is not in the log"
     names: list[str] = []
     for each in fields(found):  # type: ignore[arg-type]
         ours: Any = getattr(expected, each.name, None)

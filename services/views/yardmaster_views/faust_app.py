@@ -1,13 +1,14 @@
-"""The views service on Kafka: a Faust app that shares the cells out among workers.
+"""The views service on Kafka: a Faust app that assigns the cells to workers.
 
-Faust owns who follows which cell; the follower reads the log by position, because the order across
-topics is the commits' and no consumer group's (decision 8 in docs/explanation/decisions). So
-the two agents, one a projection, get the records of `requests` alone: a partition is a cell, and a
-request is acknowledged when the store covers it, or when this worker does not follow its cell: then
-it is another's to commit, or the cell has stopped. What the group has committed decides nothing:
-where a follower goes on is in Redis, and the group's lag is that of the cells that are followed.
+Faust assigns cells to workers; the follower reads the log by position, because the commits define
+the order across topics, and a consumer group does not know it (decision 8 in
+docs/explanation/decisions). So the two agents, one per projection, read only `requests`: a
+partition of it is a cell. A request is acknowledged once the store covers it, or if this worker
+does not follow its cell, because another worker does or the cell has stopped. The committed offsets
+of the group decide nothing: a follower starts from the position in Redis, and the lag of the group
+is the lag of the followed cells.
 
-Nothing is lost or doubled by what a group does: each write says where it believes the store to be.
+A rebalance neither loses nor repeats changes, because each write names the position before it.
 """
 
 import sys
@@ -38,13 +39,13 @@ from yardmaster_views.progress import Progress
 from yardmaster_views.settings import ViewsSettings
 
 GROUP: Final = "yardmaster-views"
-#: How often a member says that it is there.
+#: Heartbeats of a member per session timeout.
 HEARTBEATS_A_SESSION: Final = 12
 COMMIT_S: Final = 1.0
 
 
 class _OnlyAMember(BootStrategy):
-    """Which of Faust's services start."""
+    """Selects the services of Faust that start."""
 
     enable_kafka_producer = False
     enable_web = False
@@ -56,11 +57,11 @@ class App(faust.App):
     BootStrategy = _OnlyAMember
 
     def _create_directories(self) -> None:
-        """It keeps nothing on disk."""
+        """Faust needs no folder: it stores nothing on disk."""
 
 
 def credentials(kafka: KafkaSettings) -> CredentialsT | None:
-    """What Faust says to the brokers, as our own clients do."""
+    """The credentials for the brokers, as our own clients use them."""
     client = kafka.client()
     match client["security_protocol"]:
         case "SSL":
@@ -77,7 +78,7 @@ def credentials(kafka: KafkaSettings) -> CredentialsT | None:
 
 
 def make_app(settings: ViewsSettings, kafka: KafkaSettings, cells: Cells) -> faust.App:
-    """The app: one agent a projection, on the partitions of `requests`."""
+    """The app: one agent per projection, on the partitions of `requests`."""
     app = App(
         settings.group or GROUP,
         broker=[URL(f"kafka://{host}") for host in kafka.bootstrap.split(",")],
@@ -103,7 +104,7 @@ def make_app(settings: ViewsSettings, kafka: KafkaSettings, cells: Cells) -> fau
         async def agent(stream: Any) -> None:
             async for event in stream.events():
                 message = event.message
-                await cells.covered(message.partition, view, REQUESTS.name, message.offset)
+                await cells.wait_covered(message.partition, view, REQUESTS.name, message.offset)
 
         return agent
 
@@ -111,19 +112,19 @@ def make_app(settings: ViewsSettings, kafka: KafkaSettings, cells: Cells) -> fau
     app.agent(topic, name=USAGE.name, concurrency=1)(acknowledges(USAGE.name))
 
     async def assigned(_: object, /, *given: Any, **__: object) -> None:
-        cells.give(frozenset(one.partition for one in given[0] if one.topic == REQUESTS.name))
+        cells.assign(frozenset(one.partition for one in given[0] if one.topic == REQUESTS.name))
 
     app.on_partitions_assigned.connect(assigned, weak=False)
     return app
 
 
 async def serve(process: Process, settings: ViewsSettings) -> None:
-    """Be a worker until cancelled.
+    """Run a worker until cancelled.
 
-    Raises: what `Cells.run` raises.
+    Raises: see `Cells.run`.
     """
     kafka = kafka_settings(settings)
-    # What is at hand of rows lives long, as a machine's state does.
+    # Cached rows live long, like the state of a machine.
     tune_gc()
     log = await process.open_log(settings)
     try:
@@ -136,7 +137,7 @@ async def serve(process: Process, settings: ViewsSettings) -> None:
 
 
 class _Workers:
-    """What follows a cell: a host a projection, each with its own store and position."""
+    """Follows a cell: a host per projection, each with its own store and position."""
 
     def __init__(self, process: Process, settings: ViewsSettings, log: EventLog) -> None:
         self._process = process
@@ -183,7 +184,7 @@ class _Workers:
                 with suppress(Exception):
                     await store.close()
             for host in hosts:
-                host.left()
+                host.release()
 
 
 def main() -> None:

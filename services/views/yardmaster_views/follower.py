@@ -1,13 +1,13 @@
-"""Follows a cell's log into its views: what counts, in the order in which it counts, once.
+"""Follows the log of a cell and projects it into views, each counted record once and in order.
 
-Requests are projected as they come. Quota's and the scheduler's topics are read through a
-`CommitReader`, and a cycle of theirs is projected as one step when its commit is there: before it,
-all that it took (so a view never shows an effect before its cause), and with it the agents' claims
-that it believed. The order across topics is the commits', which is why the log is read by position
-and not as any consumer group would hand it out.
+Requests are projected as they arrive. The topics of quota and the scheduler are read through a
+`CommitReader`; a cycle is projected as one step, once its commit is in the log. Its inputs are
+projected before it, so that a view never contains an effect before its cause, and the claims of
+agents that it consumed with it. The commits define the order across topics, so the log is read by
+position and not through a consumer group.
 
-A store in this process is written step by step. One that is elsewhere is written through a
-`CachedReader`, and steps that are there to be read already go together in one write.
+A store in this process is written step by step. A remote store is written through a `CachedReader`,
+and steps that can be read already are saved in one write.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +45,7 @@ from yardmaster_views.soft_state import SoftState
 MAX_READ: Final = 500
 #: Tasks that one step of `requests` submits, above which it ends: at most one submission more.
 MAX_TASKS: Final = 10_000
-#: Rows that are changed and not saved; with more, several steps are no longer one write.
+#: Changed rows that are not saved yet; above it, steps are saved.
 MAX_UNSAVED: Final = 2_000
 
 _Taken = tuple[str, int, Envelope[Event], Details]
@@ -60,17 +60,25 @@ class Views:
 
 
 class Metrics:
-    """What followers count, one set a process; `view` names the projection."""
+    """The metrics of followers, one set per process; `view` names the projection."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self.telemetry = telemetry
         self.steps = telemetry.counter("steps", "Steps projected.", "view", "topic")
-        self.writes = telemetry.counter("writes", "Writes to the store; steps go together.", "view")
-        self.skipped = telemetry.counter("records_skipped", "Records no view shows.", "topic")
+        self.writes = telemetry.counter(
+            "writes", "Writes to the store, of several steps each.", "view"
+        )
+        self.skipped = telemetry.counter(
+            "records_skipped", "Records that no view contains.", "topic"
+        )
         self.lag = telemetry.gauge("lag_records", "Records not projected yet.", "view", "topic")
-        self.cached = telemetry.gauge("cached_rows", "Rows at hand.", "view")
-        self.loaded = telemetry.gauge("loaded_rows", "Rows loaded, being not at hand.", "view")
-        self.evicted = telemetry.gauge("evicted_rows", "Rows let go for want of room.", "view")
+        self.cached = telemetry.gauge("cached_rows", "Rows in the cache.", "view")
+        self.loaded = telemetry.gauge(
+            "loaded_rows", "Rows loaded because they were not cached.", "view"
+        )
+        self.evicted = telemetry.gauge(
+            "evicted_rows", "Rows evicted because the cache was full.", "view"
+        )
 
 
 class Follower:
@@ -97,15 +105,15 @@ class Follower:
         self._max_unsaved = max_unsaved
         self._number = partition
         self._metrics = metrics
-        #: Of what was projected, and of what the store has.
+        #: The positions of the projected records, and of the store.
         self._position = self._saved = Position.start(cell)
         self._notes: dict[str, Any] = {}
-        #: Nothing beyond it is projected; None: all there is.
+        #: The position up to which records are projected; None: to the end.
         self._until: Position | None = None
         self._machines: dict[str, CycleReader] = {}
         self._requests = self._cursor(REQUESTS.name, 0)
         self._claims = self._cursor(NODE_EVENTS.name, 0)
-        #: Trace contexts of what was projected since the last step's span.
+        #: Trace contexts of the records projected since the last span.
         self._linked: list[str] = []
         self._soft_state = (
             SoftState(log, views.store, partition, metrics.skipped, MAX_READ)
@@ -115,11 +123,11 @@ class Follower:
 
     @property
     def position(self) -> Position:
-        """What the store has, as far as its writer knows."""
+        """The position of the store, as far as its writer knows."""
         return self._saved
 
     async def start(self) -> Position:
-        """Go on where the store is, and say where; one that is empty starts at the log's start."""
+        """Start from the position of the store, and return it."""
         position = await self._store.begin()
         notes = await self._store.notes()
         if self._cache is not None:
@@ -145,9 +153,9 @@ class Follower:
         steps: int | None = None,
         buffered_only: bool = False,
     ) -> Position:
-        """Project all that is there, or what is not beyond `until`; returns the position reached.
+        """Project all records, or those up to `until`; return the position of the store.
 
-        With `steps`, so many of each topic at most: what is far behind can say so in between.
+        `steps` is the most steps of each topic, so that a long catch-up reports its progress.
         `buffered_only`: read only records that this process has received already.
 
         Raises:
@@ -186,7 +194,7 @@ class Follower:
         return self._saved
 
     async def check(self) -> None:
-        """See that the store is still where it was left: what lost it has no other way to tell.
+        """Check that the store is still where it was left; a store that was lost does not tell.
 
         Raises:
             ViewsMoved: it is elsewhere, or was rebuilt; `start` again.
@@ -195,14 +203,14 @@ class Follower:
         await self._store.check(self._saved)
 
     def ends(self) -> Mapping[Partition, int]:
-        """What to wait for: the next record of every topic that brings something new."""
+        """The next offset of every topic that is followed."""
         ends = {self._requests.partition: self._requests.offset}
         for machine in self._machines.values():
             ends[machine.cursor.partition] = machine.cursor.offset
         return ends if self._soft_state is None else {**ends, **self._soft_state.ends()}
 
     async def measure(self) -> int:
-        """Set the metrics that need to be asked for; the records not projected yet."""
+        """Set the metrics of lag and cache; return the number of records not projected yet."""
         lag = 0
         for partition, offset in self.ends().items():
             behind = max(0, await self._log.end(partition) - offset)
@@ -215,7 +223,7 @@ class Follower:
         return lag
 
     async def records(self) -> int:
-        """How many records there are in the topics that positions count."""
+        """The number of records in the topics that positions count."""
         topics = (REQUESTS.name, ADMISSIONS.name, NODE_EVENTS.name, DECISIONS.name)
         return sum([await self._log.end(Partition(topic, self._number)) for topic in topics])
 
@@ -224,7 +232,7 @@ class Follower:
     async def _take_requests(
         self, until: int | None = None, *, buffered_only: bool = False
     ) -> bool:
-        """Project requests read so far, `until` is the next one; False when there was none.
+        """Project the next requests, those before `until`; False when there was none.
 
         Each request could be a step of its own, so one step ends after `MAX_READ` of them or
         `MAX_TASKS` tasks, whichever comes first; who wants all up to `until` calls again.
@@ -263,7 +271,7 @@ class Follower:
         return True
 
     def _claim(self, stored: StoredRecord) -> Envelope[Event] | None:
-        """A request, or None for a record that is none: quota refuses it, and names it."""
+        """The request in a record; None for an invalid record, which quota refuses."""
         try:
             envelope = decode(stored.record)
         except SchemaError:
@@ -278,7 +286,7 @@ class Follower:
         return envelope
 
     async def _details(self, envelope: Envelope[Event]) -> Details:
-        """What `details` says beside an event; None when it is erased or another record."""
+        """The record in `details` of an event; None when it is erased or is another record."""
         ref: DetailsRef | None = details_of(envelope.data)
         if ref is None:
             return None
@@ -288,7 +296,7 @@ class Follower:
             return None
         return data if isinstance(data, JobDetailedV1 | RequestNotedV1) else None
 
-    # --- what counts ----------------------------------------------------------------------------
+    # --- cycles ----------------------------------------------------------------------------
 
     def _wanted(self, topic: str) -> bool:
         if self._until is None:
@@ -296,7 +304,7 @@ class Follower:
         return (self._position.of(topic) or 0) < (self._until.of(topic) or 0)
 
     async def _take_admissions(self, *, buffered_only: bool = False) -> bool:
-        """Project quota's next counted cycle; False when there is none.
+        """Project the next counted cycle of quota; False when there is none.
 
         A cycle is one step, however much it says: what quota decides in one (`max_decisions`, of
         jobs of at most 10,000 tasks) is what a worker must have room for.
@@ -314,7 +322,7 @@ class Follower:
         return True
 
     async def _take_decisions(self, *, buffered_only: bool = False) -> bool:
-        """Project the scheduler's next counted cycle and the claims it took, if there is one."""
+        """Project the next counted cycle of the scheduler with its claims, if there is one."""
         counted = await self._machines[DECISIONS.name].next(buffered_only=buffered_only)
         if counted is None:
             return False
@@ -359,7 +367,7 @@ class Follower:
     async def _apply_cycle(
         self, topic: str, counted: CountedCycle, claims: list[_Taken], position: Position
     ) -> None:
-        """Project a cycle: the claims that it took, its decisions, its commit."""
+        """Project a cycle: the claims that it consumed, its decisions, its commit."""
         commit = counted.commit
         decisions = [(topic, offset, envelope, None) for offset, envelope in counted.decisions]
 
@@ -380,7 +388,7 @@ class Follower:
     # --- the store ------------------------------------------------------------------------------
 
     async def _changes(self, make: Callable[[], FoldStep], taken: Sequence[_Taken]) -> list[Change]:
-        """What a step changes; it is made again while it misses rows."""
+        """The changes of a step, which runs again while rows are missing."""
         if self._metrics.telemetry.tracer is not OFF and len(self._linked) < MAX_LINKS:
             self._linked += contexts(envelope for _, _, envelope, _ in taken)
         if self._cache is None:
@@ -408,7 +416,7 @@ class Follower:
             await self._save()
 
     async def _save(self) -> None:
-        """Write what is not written yet."""
+        """Write all unsaved changes."""
         if self._cache is None or self._position == self._saved:
             return
         await self._store.apply(

@@ -1,4 +1,4 @@
-"""Keeps a follower going: whatever fails and comes back, it goes on from where its store is."""
+"""Keeps a follower running: after a failure it starts again from the position of its store."""
 
 from typing import Any, Final, NoReturn
 
@@ -13,21 +13,27 @@ from yardmaster_views.follower import Follower
 from yardmaster_views.progress import Progress
 from yardmaster_views.settings import ViewsSettings
 
-#: Steps of each topic between two reports of progress and looks at what is beside.
+#: Steps of each topic between two reports of progress and updates of soft state.
 MAX_STEPS: Final = 200
 
 
 class HostMetrics:
-    """What hosts count, one set a process."""
+    """The metrics of hosts, one set per process."""
 
     def __init__(self, telemetry: Telemetry) -> None:
-        self.log_retries = telemetry.counter("log_retries", "Starts anew, the log being away.")
-        self.store_retries = telemetry.counter("store_retries", "The same, the store being away.")
-        self.moved = telemetry.counter("store_moved", "Times that the store was elsewhere.")
+        self.log_retries = telemetry.counter(
+            "log_retries", "Restarts because the log was unavailable."
+        )
+        self.store_retries = telemetry.counter(
+            "store_retries", "Restarts because the store was unavailable."
+        )
+        self.moved = telemetry.counter(
+            "store_moved", "Restarts because the store was at another position."
+        )
 
 
 class Host:
-    """Runs one follower until cancelled; `progress` is what its store covers."""
+    """Runs one follower until cancelled; `progress` is the position of its store."""
 
     def __init__(
         self,
@@ -42,7 +48,7 @@ class Host:
         health: Health | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """`interval_s`: between the beginnings of two rounds, at least."""
+        """`interval_s`: the least time between the starts of two rounds."""
         self.progress = progress or Progress(Position.start(follower.cell))
         self._follower = follower
         self._log = log
@@ -54,7 +60,7 @@ class Host:
         self._health = health
         self._part = f"{follower.name} {follower.cell}"
         self._backoff = settings.retry.backoff()
-        self._said = ""
+        self._reported = ""
         self._measured_s: float | None = None
         self._checked_s = clock.monotonic_s()
 
@@ -62,9 +68,9 @@ class Host:
         """Follow the log until cancelled.
 
         Raises:
-            SchemaError, CoreError: a machine's topic holds what it may not. The views stay as they
-                were before; `yard replay verify` says more.
-            LogError: the log is closed, cut or damaged.
+            SchemaError, CoreError: a machine's topic holds an invalid record. The views stay as
+                they are; `yard replay verify` tells more.
+            LogError: the log is closed, truncated or damaged.
         """
         started = False
         while True:
@@ -76,7 +82,7 @@ class Host:
                     started = True
                 await self._round()
             except LogUnavailable as error:
-                # What was read but not projected is read again, from where the store is.
+                # Records that were read but not projected are read again.
                 self._metrics.log_retries.inc()
                 started = False
                 await self._wait(error)
@@ -90,23 +96,23 @@ class Host:
                 started = False
                 await self._clock.sleep(self._settings.retry.first_pause_s)
 
-    def left(self) -> None:
-        """The cell is another worker's: it has no part in this one's health any more."""
+    def release(self) -> None:
+        """Remove the cell from the health of this worker."""
         if self._health is not None:
             self._health.report(self._part)
 
     async def _round(self) -> None:
         began_s = self._clock.monotonic_s()
         self.progress.reached(await self._follower.catch_up(steps=MAX_STEPS, buffered_only=True))
-        self._well()
+        self._recovered()
         await self._measure()
         left_s = began_s + self._interval_s - self._clock.monotonic_s()
         if left_s > 0:
             await self._clock.sleep(left_s)
         idle_wait_s = self._settings.idle_wait_s
         more = await self._log.wait(self._follower.ends(), idle_wait_s)
-        # Heartbeats always come, and move no position: a store that was lost meanwhile shows in
-        # nothing that is written.
+        # Heartbeats arrive all the time and move no position, so writing them does not show that
+        # the store was lost in between.
         now_s = self._clock.monotonic_s()
         if not more or now_s - self._checked_s >= idle_wait_s:
             self._checked_s = now_s
@@ -119,18 +125,18 @@ class Host:
             await self._follower.measure()
 
     async def _wait(self, error: LogUnavailable | ViewsUnavailable) -> None:
-        """Say what is away, once, and wait longer each time."""
-        if error.code != self._said:
-            self._said = error.code
+        """Report an unavailable log or store once, and back off."""
+        if error.code != self._reported:
+            self._reported = error.code
             self._telemetry.warn(error.code, found=str(error), **self._where(None))
             if self._health is not None:
                 self._health.report(self._part, f"{error.code}: {error}")
         await self._clock.sleep(self._backoff.next_s())
 
-    def _well(self) -> None:
-        if self._said:
+    def _recovered(self) -> None:
+        if self._reported:
             self._telemetry.info("views_healed", **self._where(self._follower.position))
-        self._said = ""
+        self._reported = ""
         self._backoff.reset()
         if self._health is not None:
             self._health.report(self._part)

@@ -1,7 +1,7 @@
-"""The views service: follows a cell's log into stores that gateways read.
+"""The views service: folds the log of a cell into stores that gateways read.
 
-Here are its parts as the embedded mode runs them, for one cell in one process. On Kafka they are
-hosted by Faust, which shares the cells out among workers (`faust_app.py`).
+This module runs one cell in one process, for the embedded mode. On Kafka, Faust assigns the cells
+to workers (`faust_app.py`).
 """
 
 from dataclasses import dataclass
@@ -20,18 +20,21 @@ __all__ = ["ViewsPorts", "ViewsSettings", "run"]
 
 @dataclass(frozen=True, slots=True)
 class ViewsPorts:
-    """What the service needs of the world; the log's topics are there already."""
+    """The ports of the service; the topics of the log exist already."""
 
     log: EventLog
     views: Views
     clock: Clock
     telemetry: Telemetry
-    #: Where metered usage goes; None: nothing is metered.
+    #: The store of metered usage; None: usage is not metered.
     usage: Views | None = None
 
 
 async def run(ports: ViewsPorts, settings: ViewsSettings) -> None:
-    """Follow the log until cancelled; raises what `Host.run` raises."""
+    """Follow the log until cancelled.
+
+    Raises: see `Host.run`.
+    """
     metrics = Metrics(ports.telemetry)
     host_metrics = HostMetrics(ports.telemetry)
     stores = [(VIEWS, ports.views)]

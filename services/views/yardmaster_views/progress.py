@@ -1,4 +1,4 @@
-"""How far a store is, for those that wait until it is further."""
+"""The position of a store, for callers that wait until it covers a record."""
 
 import asyncio
 
@@ -6,7 +6,7 @@ from yardmaster_schemas.position import Position
 
 
 class Progress:
-    """A position that moves on while somebody follows the log; back only where a store was lost."""
+    """A position that advances while a worker follows the log; it falls if a store was lost."""
 
     def __init__(self, position: Position, *, followed: bool = True) -> None:
         self._position = position
@@ -15,22 +15,22 @@ class Progress:
 
     @property
     def position(self) -> Position:
-        """What the store covers."""
+        """The position of the store."""
         return self._position
 
     def reached(self, position: Position) -> None:
-        """The store covers this."""
+        """Set the position of the store."""
         if position != self._position:
             self._position = position
             self._wake()
 
     def follow(self, followed: bool) -> None:
-        """Somebody follows the log, or nobody does any more."""
+        """Set whether this worker follows the log."""
         self._followed = followed
         self._wake()
 
     async def covers(self, topic: str, offset: int) -> bool:
-        """Wait until the record at `offset` of a topic is covered; False when nobody follows."""
+        """Wait until a record is covered; False once this worker does not follow the log."""
         while self._followed and (self._position.of(topic) or 0) <= offset:
             await self._moved.wait()
         return self._followed

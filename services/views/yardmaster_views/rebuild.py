@@ -1,7 +1,7 @@
-"""Builds views anew from the log, beside those that are read, and switches when they are as far.
+"""Rebuilds views from the log in a new generation, and switches once it has caught up.
 
-Workers and gateways go on meanwhile: they follow the pointer that is switched. What is killed in
-between leaves a generation that nobody reads; the next rebuild drops it.
+Workers and gateways keep running: they follow the pointer that is switched. A rebuild that is
+killed leaves a generation without readers; the next rebuild drops it.
 """
 
 from collections.abc import Callable
@@ -21,9 +21,9 @@ from yardmaster_runtime.waiting import first_of
 from yardmaster_schemas.position import Position
 from yardmaster_views.follower import Follower, Metrics, Views
 
-#: How often the new views try to be as far as those that are read; then they may be a bit behind.
+#: How often the new views try to catch up with the current ones; then they may be a bit behind.
 MAX_TRIES: Final = 50
-#: Rows of one write; nobody waits for them one by one.
+#: Rows of one write: large, because no reader waits for single rows.
 MAX_UNSAVED: Final = 8_000
 #: Between two reports of progress.
 REPORT_S: Final = 1.0
@@ -31,7 +31,7 @@ REPORT_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """How far a rebuild is: records folded, and records there are; `dropped` keys of old views."""
+    """The progress of a rebuild: records folded, all records, and `dropped` keys of old views."""
 
     view: str
     generation: int
@@ -54,10 +54,10 @@ class Rebuild:
     metrics: Metrics
 
     async def run(self, report: Callable[[Rebuilt], None]) -> Rebuilt:
-        """Build, switch, drop what was read before; `tell` is called about once a second.
+        """Build, switch, drop the old views; call `report` about once a second.
 
         Raises:
-            ViewsUnavailable: the views that were read are untouched, and are read on.
+            ViewsUnavailable: the current views are unchanged.
             LogError, CoreError, SchemaError: the same.
         """
         generations = RedisGenerations(self.redis, self.cell, space=self.fold.name)
@@ -102,13 +102,13 @@ class Rebuild:
             await self._fill(follower, generations, generation)
             if await generations.switch(generation):
                 return
-        # Whoever asks for a position waits a moment for it; the worker goes on from here.
+        # A reader of a later position waits a moment; the worker continues from here.
         await generations.switch(generation, even_behind=True)
 
     async def _fill(
         self, follower: Follower, generations: RedisGenerations, generation: int
     ) -> None:
-        """Catch up, or leave nothing: in a full Redis it would be in the way of what is read."""
+        """Catch up, or drop the generation, which would take memory from the current one."""
         try:
             await follower.catch_up()
         except ViewsUnavailable:

@@ -12,7 +12,7 @@ from yardmaster_views.follower import MAX_UNSAVED
 
 
 class ViewsSettings(SharedSettings):
-    """Where the views are, and how much of them a worker keeps at hand."""
+    """The Redis of the views, and limits of a worker."""
 
     model_config = SettingsConfigDict(env_prefix="YARD_VIEWS_")
 

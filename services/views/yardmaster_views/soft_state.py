@@ -1,8 +1,9 @@
-"""What the views show beside what is decided: heartbeats, and where output lies.
+"""The soft state of the views: heartbeats, and the offsets of output.
 
-No cycle takes it and no position counts it; its topics expire. So it is noted, as far as nodes may
-say so, and goes on from the writer's notes. A note counts only where the views and the notes are as
-its writer left them: one that was late would set back what another noted, or what was erased.
+No cycle consumes these records and no position counts them; their topics expire. Rows are written
+together with the next offset as a note, and a new writer starts from the notes. A write counts only
+if the views and the notes are as its writer left them: a late write would undo a newer one, or an
+erasure. Only records of agents about their own node are used.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,11 +23,11 @@ from yardmaster_schemas.sources import written_by_agent
 from yardmaster_schemas.topics import HEARTBEATS, TASK_LOGS
 
 TOPICS: Final = (HEARTBEATS.name, TASK_LOGS.name)
-Said = NodeHeartbeatV1 | TaskOutputV1
+Report = NodeHeartbeatV1 | TaskOutputV1
 
 
 class SoftState:
-    """Notes one partition's heartbeats and output; `start`, then `take` again and again."""
+    """Stores heartbeats and output of a partition; call `start` once, then `catch_up`."""
 
     def __init__(
         self, log: EventLog, store: ViewStore, partition: int, skipped: Counter, max_read: int
@@ -37,24 +38,24 @@ class SoftState:
         self._max_read = max_read
         self._skipped = skipped
         self._next: dict[str, int] = dict.fromkeys(TOPICS, 0)
-        #: The notes as they are in the store; None: not there.
+        #: The notes in the store; None: there is none.
         self._noted: dict[str, object] = dict.fromkeys(TOPICS)
 
     def start(self, notes: Mapping[str, object]) -> None:
-        """Go on where the writer's notes say."""
+        """Start from the offsets in the notes."""
         for topic in TOPICS:
             self._noted[topic] = offset = notes.get(topic)
             self._next[topic] = offset if isinstance(offset, int) else 0
 
     def ends(self) -> Mapping[Partition, int]:
-        """The next record of each topic."""
+        """The next offset of each topic."""
         return {Partition(topic, self._number): offset for topic, offset in self._next.items()}
 
     async def catch_up(self, before: Position, *, buffered_only: bool = False) -> None:
-        """Note all that is there, or at hand; `before` is where the views are.
+        """Store all records, or all that are buffered; `before` is the position of the views.
 
         Raises:
-            ViewsMoved: the views, or what is noted, are elsewhere; `start` again.
+            ViewsMoved: another writer changed the views or the notes; `start` again.
             ViewsUnavailable, LogError.
         """
         for topic in TOPICS:
@@ -62,7 +63,7 @@ class SoftState:
                 pass
 
     async def _take(self, topic: str, before: Position, *, buffered_only: bool) -> bool:
-        """Note the next records of a topic; False when there is nothing new."""
+        """Store the next records of a topic; False when there are none."""
         offset = self._next[topic]
         partition = Partition(topic, self._number)
         try:
@@ -75,12 +76,12 @@ class SoftState:
             return True
         if not records:
             return False
-        said = list(self._said(topic, records))
-        outputs, erased = await self._outputs(one for _, one in said)
+        reports = list(self._reports(topic, records))
+        outputs, erased = await self._outputs(one for _, one in reports)
         changes: dict[str, Change] = {}
-        for stored, one in said:
+        for stored, one in reports:
             if isinstance(one, NodeHeartbeatV1):
-                # The log's own time: an agent's clock is shown nowhere as the time of day.
+                # The time of the log: views contain no time of an agent's clock.
                 changes[one.node] = Put(SeenRow(node=one.node, at_ms=stored.appended_ms))
             elif _job(one) not in erased:
                 key = f"{one.task_id}/{one.attempt}"
@@ -98,10 +99,10 @@ class SoftState:
         self._next[topic] = self._noted[topic] = upto
         return True
 
-    def _said(
+    def _reports(
         self, topic: str, records: Sequence[StoredRecord]
-    ) -> Iterator[tuple[StoredRecord, Said]]:
-        """What is a node's to say."""
+    ) -> Iterator[tuple[StoredRecord, Report]]:
+        """The records that an agent wrote about its own node."""
         for stored in records:
             try:
                 envelope = decode(stored.record)
@@ -117,10 +118,12 @@ class SoftState:
             else:
                 self._skipped.labels(topic).inc()
 
-    async def _outputs(self, said: Iterator[Said]) -> tuple[dict[str, OutputRow], frozenset[str]]:
-        """The rows, as they are, of the output that some records hold; jobs that are erased."""
+    async def _outputs(
+        self, reports: Iterator[Report]
+    ) -> tuple[dict[str, OutputRow], frozenset[str]]:
+        """The stored rows of the output in the records, and the jobs that are erased."""
         wanted: dict[RowKey, None] = {}
-        for one in said:
+        for one in reports:
             if isinstance(one, TaskOutputV1):
                 wanted[OutputRow, f"{one.task_id}/{one.attempt}"] = None
                 wanted[JobRow, _job(one)] = None
@@ -132,5 +135,5 @@ class SoftState:
         return outputs, frozenset(row.key for row in jobs if row.facts.erased)
 
 
-def _job(said: TaskOutputV1) -> str:
-    return said.task_id.partition(".")[0]
+def _job(report: TaskOutputV1) -> str:
+    return report.task_id.partition(".")[0]

@@ -65,7 +65,7 @@ async def test_each_row_that_differs_is_named() -> None:
     assert {(one.kind, one.key, one.found) for one in found.differences} == {
         ("task", TASK, "differs in attempt"),
         ("task", "job000000002.0", "is missing"),
-        ("task", "job000000001.5", "is in no log"),
+        ("task", "job000000001.5", "is not in the log"),
     }
     assert found.differing == 3
 

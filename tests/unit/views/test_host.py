@@ -302,17 +302,17 @@ async def test_who_waits_for_a_cell_that_is_taken_away_is_told() -> None:
     cells = Cells({0: "main", 1: "east"}, serve, telemetry())
     async with asyncio.TaskGroup() as group:
         running = group.create_task(cells.run())
-        cells.give(frozenset({0, 1, 7}))
+        cells.assign(frozenset({0, 1, 7}))
         await settle()
         assert served == [0, 1]
-        waiting = group.create_task(cells.covered(1, "views", "requests", 0))
+        waiting = group.create_task(cells.wait_covered(1, "views", "requests", 0))
         await settle()
         assert not waiting.done()
-        cells.give(frozenset({0}))
+        cells.assign(frozenset({0}))
         await settle()
         assert served == [0]
         assert waiting.result() is False
-        assert await cells.covered(7, "views", "requests", 0) is False
+        assert await cells.wait_covered(7, "views", "requests", 0) is False
         running.cancel()
 
 
@@ -335,19 +335,19 @@ async def test_a_cell_that_stops_leaves_the_others_alone() -> None:
 
     async with asyncio.TaskGroup() as group:
         running = group.create_task(cells.run())
-        cells.give(frozenset({0, 2}))
+        cells.assign(frozenset({0, 2}))
         await settle()
         assert served == [0, 2]
         assert not running.done()
         assert stopped("main")
         assert "main is odd" in health.reasons["cell main"]
-        assert await cells.covered(0, "views", "requests", 0) is False
+        assert await cells.wait_covered(0, "views", "requests", 0) is False
         assert "cell_stopped" in out.getvalue()
 
         # Given anew, it is tried again, also where both were said at once.
         broken.discard(0)
-        cells.give(frozenset({2}))
-        cells.give(frozenset({0, 2}))
+        cells.assign(frozenset({2}))
+        cells.assign(frozenset({0, 2}))
         await settle()
         assert served == [0, 2, 0]
         assert not health.reasons
@@ -360,7 +360,7 @@ async def test_a_worker_none_of_whose_cells_is_left_ends() -> None:
         raise ViewsDamaged(kind="job", found=f"{cell} is odd")
 
     cells = Cells({0: "main", 1: "east"}, serve, telemetry(), Health())
-    cells.give(frozenset({0, 1}))
+    cells.assign(frozenset({0, 1}))
     with pytest.raises(ViewsDamaged, match="main is odd"):
         await cells.run()
 

@@ -1,4 +1,4 @@
-"""What the verdicts of quota change of the views."""
+"""Projects the verdicts of quota."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -39,7 +39,7 @@ def _task_admitted_v1(draft: Draft, envelope: Envelope[a.TaskAdmittedV1], _: Det
         spec=data.spec,
         shape=shape_id(data.job_id, data.project, data.spec),
     )
-    # What else was submitted under its id can take its place no more.
+    # Other submissions under its id can no longer replace it.
     draft.put(replace(job, facts=facts, again=None))
     for task in job_tasks(draft, job):
         draft.change_task(task, job=facts, phase=Phase.PENDING)
@@ -53,7 +53,7 @@ def _task_rejected_v1(draft: Draft, envelope: Envelope[a.TaskRejectedV1], _: Det
     if request is not None:
         draft.put(replace(request, state=RequestState.REFUSED, refusal=refusal))
         if request.offset != job.offset:
-            return  # a second submission under the same id; the first one's tasks live on
+            return  # a second submission under the same id; the tasks are those of the first
     draft.put(replace(job, refusal=refusal))
     for task in job_tasks(draft, job):
         draft.change_task(task, phase=Phase.REJECTED, ended_at_ms=envelope.time_ms)
@@ -113,7 +113,7 @@ def _details_erased_v1(draft: Draft, envelope: Envelope[a.DetailsErasedV1], _: D
     facts = replace(
         job.facts, name=job.key, user=job.facts.actor, labels={}, params=(), erased=True
     )
-    # As if the details had never been there: so it is where the views are folded anew.
+    # As if there had never been details: a rebuild after the erasure gives the same rows.
     draft.put(replace(job, facts=facts, run=None, again=None, stop_signal=StopSignal.TERM))
     for task in job_tasks(draft, job):
         draft.change_task(task, job=facts)
@@ -194,7 +194,7 @@ def _node_enrolled_v1(draft: Draft, envelope: Envelope[a.NodeEnrolledV1], _: Det
     draft.change_node(
         node, enrolment=data.enrolment, enrolment_revision=data.revision, revoked=False
     )
-    # The first one closes the cell, to those who are here already too.
+    # The first enrollment closes the cell, also to nodes that joined already.
     here = draft.having(NodeRow, ("listed", "yes")) if first else []
     for name in dict.fromkeys((data.node, *(row.key for row in here))):
         found = draft.find(NodeRow, name)

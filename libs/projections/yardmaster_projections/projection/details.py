@@ -15,7 +15,7 @@ Projector = Callable[[Draft, Envelope[Any], Details], None]
 
 
 def details_of(event: Event) -> r.DetailsRef | None:
-    """Where an event's details lie, if the views show them."""
+    """The reference to an event's details, if the views contain them."""
     if isinstance(event, r.TaskSubmittedV1):
         return event.details
     if isinstance(

@@ -1,7 +1,7 @@
-"""The views as one step of the projection leaves them: an overlay that gathers changes.
+"""The views after a step of the projection: an overlay that collects changes.
 
-What many events of a step touch (a job's counts, counters of pools and projects, histories) is
-summed up here and written once, when the changes are taken.
+Counts of jobs, counters of pools and projects, and histories are changed by many events of a step.
+They are summed up here and written once, by `changes`.
 """
 
 from collections import defaultdict
@@ -26,14 +26,14 @@ from yardmaster_projections.rows import (
 from yardmaster_projections.store import Change, Delete, Put, ViewReader
 from yardmaster_schemas.api import Phase
 
-#: Records that a history names; older ones are found in the log itself.
+#: Records of a history; older records are found only in the log.
 MAX_HISTORY: Final = 1000
-_PLACE: Final = {phase: place for place, phase in enumerate(Phase)}
-#: Phases in which a task is part of a project's running tasks.
+_PHASE_ORDER: Final = {phase: place for place, phase in enumerate(Phase)}
+#: Phases in which a task counts as running in its project.
 ACTIVE: Final = frozenset({Phase.STARTING, Phase.RUNNING, Phase.STOPPING})
 
 
-#: The sum of nodes that were ever enrolled; while it is not there, the cell is open.
+#: The counter of nodes that were ever enrolled; until it exists, the cell is open.
 ENROLLED: Final = "enrolled"
 
 
@@ -67,14 +67,14 @@ class MissingRows:
         """All parts have run.
 
         Raises:
-            NotLoaded: something was missing.
+            NotLoaded: rows were missing.
         """
         if self._missing:
             raise NotLoaded.merged(self._missing)
 
 
 class _Sums:
-    """What is to be added to a `CountersRow`."""
+    """Amounts to add to a `CountersRow`."""
 
     __slots__ = ("gpu_milli", "nodes", "pending", "running", "used", "waiting", "waiting_milli")
 
@@ -89,7 +89,7 @@ class _Sums:
 
 
 class Draft:
-    """Rows as they are and as the step changes them; `now_ms` and `cycle` are the cycle's."""
+    """Rows with the changes of the step; `now_ms` and `cycle` are those of the cycle."""
 
     def __init__(self, view: ViewReader, *, now_ms: int = 0, cycle: int = 0) -> None:
         self.now_ms = now_ms
@@ -111,7 +111,7 @@ class Draft:
         """The row that an event is about.
 
         Raises:
-            ImpossibleEvent: there is none; the log and the views folded from it disagree.
+            ImpossibleEvent: there is none; the log and the views contradict each other.
         """
         row = self.find(kind, key)
         if row is None:
@@ -119,10 +119,10 @@ class Draft:
         return row
 
     def need_each(self, kind: type[R], keys: Iterable[str], event: str) -> list[R]:
-        """The rows that an event is about; what is not at hand of them is asked for at once.
+        """The rows that an event is about; all that are not cached are requested together.
 
         Raises:
-            ImpossibleEvent: one of them is not there.
+            ImpossibleEvent: one of them does not exist.
         """
         missing = MissingRows()
         found: list[R] = []
@@ -133,7 +133,7 @@ class Draft:
         return found
 
     def request(self, record_id: str) -> RequestRow | None:
-        """The request of a record's identity, while it is not judged."""
+        """The request with a record id, until quota decides on it."""
         for row in self._view.having(RequestRow, ("record", record_id)):
             return self.find(RequestRow, row.key)
         return None
@@ -144,24 +144,24 @@ class Draft:
         return [row for row in found if row is not None]
 
     def enrol(self) -> None:
-        """One more node was enrolled for the first time."""
+        """Count a node that was enrolled for the first time."""
         self._of(ENROLLED).nodes += 1
 
     def put(self, row: Row) -> None:
-        """A row appears, or takes another's place."""
+        """Insert or replace a row."""
         self._rows[row.KIND, row.key] = Put(row)
 
     def drop(self, row: Row) -> None:
-        """A row is gone."""
+        """Delete a row."""
         self._rows[row.KIND, row.key] = Delete(row)
 
     def add_task(self, task: TaskRow) -> None:
-        """A task appears."""
+        """Insert a task and count it."""
         self._count(task, +1)
         self.put(task)
 
     def change_task(self, task: TaskRow, **changes: Any) -> TaskRow:
-        """A task changes, and with it the counts that it is part of."""
+        """Change a task and the counts that include it."""
         new = replace(task, **changes)
         if new.phase is not task.phase:
             self._count(task, -1)
@@ -170,7 +170,7 @@ class Draft:
         return new
 
     def change_node(self, node: NodeRow, **changes: Any) -> NodeRow:
-        """A node changes, and with it what its pool has."""
+        """Change a node and the capacity of its pool."""
         new = replace(node, **changes)
         if new.joined is not node.joined or (new.lost, new.left) != (node.lost, node.left):
             self._offer(node, -1)
@@ -179,16 +179,16 @@ class Draft:
         return new
 
     def use(self, project: str, pool: str, milli: int) -> None:
-        """A project holds `milli` gpu_milli more (or less) of a pool."""
+        """Add `milli` gpu_milli to the usage of a pool by a project."""
         self._of(f"project/{project}").used[pool] += milli
         self._of(f"pool/{pool}").used[pool] += milli
 
     def add_to_history(self, subject: str, topic: str, offset: int) -> None:
-        """A record is about a job or task."""
+        """Add a record to the history of a job or task."""
         self._histories.setdefault(subject, []).append((topic, offset))
 
     def changes(self) -> list[Change]:
-        """All of the step, in a defined order; the draft is used up."""
+        """All changes of the step, in a defined order. Call it once."""
         missing = MissingRows()
         for job_id, phases in self._phases.items():
             with missing:
@@ -212,7 +212,7 @@ class Draft:
         return sums
 
     def drop_task(self, task: TaskRow) -> None:
-        """A task is gone: its submission turned out not to count."""
+        """Delete a task whose submission was refused."""
         self._count(task, -1)
         self.drop(task)
 
@@ -257,8 +257,8 @@ def _in_phases(before: Mapping[Phase, int], more: Mapping[Phase, int]) -> dict[P
     for phase, count in more.items():
         counts[phase] = counts.get(phase, 0) + count
     left = [phase for phase, count in counts.items() if count]
-    # A job's tasks are in one or two phases: going through all would cost more than the rest.
-    return {phase: counts[phase] for phase in sorted(left, key=_PLACE.__getitem__)}
+    # The tasks of a job are in one or two phases, so sorting those is cheaper than testing all.
+    return {phase: counts[phase] for phase in sorted(left, key=_PHASE_ORDER.__getitem__)}
 
 
 def _both(counts: dict[str, int], more: dict[str, int]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What requests change of the views: they show at once, as phase `submitted`."""
+"""Projects requests: their jobs and tasks are visible at once, in phase `submitted`."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,8 +13,8 @@ from yardmaster_schemas.events import requests as r
 from yardmaster_schemas.events.details import JobDetailedV1, RequestNotedV1
 from yardmaster_schemas.reasons import RefusalCode
 
-#: Submissions of one id that are kept while none is judged. Who got no answer tries a few times,
-#: and a gateway knows those that it sees in the log.
+#: Submissions of one id that are kept until quota decides. A client without an answer retries a few
+#: times, and a gateway knows the submissions that it reads in the log.
 MAX_AGAIN: Final = 64
 
 
@@ -41,7 +41,7 @@ def refuse(draft: Draft, offset: int, code: RefusalCode) -> None:
     """Mark a request as refused by quota as a record; withdraw the job that it submitted."""
     row = draft.find(RequestRow, str(offset))
     if row is None:
-        return  # it could not even be decoded
+        return  # it could not be decoded
     draft.put(replace(row, state=RequestState.REFUSED, refusal=Refused(code=code)))
     job = draft.find(JobRow, row.subject)
     if row.type == r.TaskSubmittedV1.TYPE and job is not None and job.offset == offset:
@@ -49,17 +49,17 @@ def refuse(draft: Draft, offset: int, code: RefusalCode) -> None:
 
 
 def _withdraw(draft: Draft, job: JobRow) -> None:
-    """A submission did not count (it landed late, say): the next one of its id takes its place."""
+    """Remove a refused submission, such as a late one; the next one of its id replaces it."""
     for task in job_tasks(draft, job):
         draft.drop_task(task)
     if job.again is None:
         draft.drop(job)
     else:
-        # The counts stay what they were before this step, which takes the tasks off them.
-        _appear(draft, replace(job.again, phases=job.phases))
+        # The counts are those before this step: the draft subtracts the dropped tasks later.
+        _add_job(draft, replace(job.again, phases=job.phases))
 
 
-def _appear(draft: Draft, job: JobRow) -> None:
+def _add_job(draft: Draft, job: JobRow) -> None:
     draft.put(job)
     for index in range(job.facts.requested.tasks):
         draft.add_task(TaskRow(job=job.facts, index=index, phase=Phase.SUBMITTED))
@@ -102,21 +102,21 @@ def _task_submitted_v1(
         job = replace(job, stop_signal=known.stop_signal)
     first = draft.find(JobRow, data.job_id)
     if first is None:
-        _appear(draft, job)
+        _add_job(draft, job)
     elif first.facts.spec is None:
-        # The same key again: only the first counts, unless it turns out to be no valid record.
+        # A repeated key: only the first submission counts, unless quota refuses its record.
         draft.put(_followed_by(first, job, MAX_AGAIN))
 
 
-def _followed_by(job: JobRow, last: JobRow, room: int) -> JobRow:
-    """The job with one more submission of its id behind those that wait for its verdict."""
+def _followed_by(job: JobRow, last: JobRow, limit: int) -> JobRow:
+    """The job with one more submission of its id, after those that wait for a verdict."""
     if job.again is None:
         return replace(job, again=last)
-    return job if room == 1 else replace(job, again=_followed_by(job.again, last, room - 1))
+    return job if limit == 1 else replace(job, again=_followed_by(job.again, last, limit - 1))
 
 
 def nothing(draft: Draft, envelope: Envelope[Any], details: Details) -> None:
-    """A request shows as a request; what it asks for shows when it is accepted."""
+    """Change no more than the request's own row; its effect is visible once it is accepted."""
 
 
 def job_tasks(draft: Draft, job: JobRow, index: int | None = None) -> list[TaskRow]:

@@ -1,4 +1,4 @@
-"""What agents' reports and the scheduler's decisions change of the views."""
+"""Projects reports of agents and decisions of the scheduler."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -55,7 +55,7 @@ def _node_joined_v1(draft: Draft, envelope: Envelope[n.NodeJoinedV1], _: object)
     node = draft.find(NodeRow, data.node) or NodeRow(name=data.node)
     same = node.joined is not None and node.joined.incarnation == data.incarnation
     if same and not node.lost and not node.left:
-        return  # the agent started again; what runs there runs on
+        return  # the agent restarted; its tasks keep running
     if node.held:
         draft.change_node(node, rejoined=data)
         return
@@ -71,7 +71,7 @@ def _install(draft: Draft, node: NodeRow, joined: n.NodeJoinedV1) -> None:
 
 
 def barred(node: NodeRow) -> bool:
-    """Whether a node of a closed cell is here, and not covered by its enrolment."""
+    """Whether a node of a closed cell has joined and its enrollment does not cover its offer."""
     joined, enrolment = node.joined, node.enrolment
     if joined is None:
         return False
@@ -129,7 +129,7 @@ def _slots_released_v1(draft: Draft, envelope: Envelope[n.SlotsReleasedV1], _: o
 
 
 def _close(draft: Draft, attempt: AttemptRow, replica: int) -> None:
-    """A replica holds its slots no more."""
+    """Release the slots of a replica."""
     row = attempt.replicas[replica] if replica < len(attempt.replicas) else None
     if row is not None and row.released_at_ms is not None:
         return
@@ -260,7 +260,7 @@ def _node_lost_v1(draft: Draft, envelope: Envelope[d.NodeLostV1], _: object) -> 
         _close(draft, attempt, closed.replica)
     node = draft.change_node(draft.need(NodeRow, data.node, envelope.type), lost=True)
     if data.cause is d.LossCause.REVOKED:
-        # What it asked for when it still might was forgotten.
+        # A join that it requested before the revocation is void.
         draft.change_node(node, rejoined=None)
     elif node.rejoined is not None and not node.held:
         _install(draft, node, node.rejoined)
@@ -286,5 +286,5 @@ PROJECTED: Final[Mapping[type[Event], Callable[[Draft, Envelope[Any], Any], None
 IGNORED: Final[frozenset[type[Event]]] = frozenset(
     {d.AllocationUnwritableV1, d.NodeSilenceObservedV1}
 )
-#: Too many to keep track of, or about a shape rather than a task.
+#: Events that are too many for a history, or about a shape and not about a task.
 NOT_IN_HISTORY: Final = (n.TaskProgressedV1, d.TaskUnschedulableV1)

@@ -1,9 +1,10 @@
-"""The projection: what each event changes of the views, as a pure function.
+"""One step of the projection: the changes of the views by a batch of requests or by a cycle.
 
-Requests show at once, as phase `submitted`. Of the machines' topics only counted cycles are
-projected, and an agent's claims only when the scheduler's CycleCommitted takes them: `Step` takes a
-whole cycle, so that its changes are applied with its position or not at all. Like the machines'
-appliers there is one function an event version; an event is in `PROJECTED` or in `IGNORED`.
+Requests are visible at once, in phase `submitted`. Of the machines' topics only counted cycles are
+projected, and an agent's claim only when a CycleCommitted of the scheduler consumes it. A `Step`
+takes a whole cycle, so that its changes are applied with its position or not at all. As for the
+machines' appliers, there is one function per event version; an event type is in `PROJECTED` or in
+`IGNORED`.
 """
 
 from collections.abc import Mapping
@@ -40,7 +41,7 @@ from yardmaster_schemas.topics import DECISIONS, REQUESTS
 class Step:
     """One step of the projection: a batch of requests, or a counted cycle with its inputs.
 
-    What it misses of the views it asks for at its end, all at once (`NotLoaded`).
+    At its end it requests all rows that it missed at once (`NotLoaded`).
     """
 
     def __init__(self, view: ViewReader, *, now_ms: int = 0, cycle: int = 0) -> None:
@@ -50,10 +51,10 @@ class Step:
     def take(
         self, topic: str, offset: int, envelope: Envelope[Event], details: Details = None
     ) -> None:
-        """Add what an event changes.
+        """Add the changes of an event.
 
         Raises:
-            ImpossibleEvent: it contradicts the views, or no projection knows it.
+            ImpossibleEvent: it contradicts the views, or its type is unknown.
         """
         kind = type(envelope.data)
         projection = PROJECTED.get(kind)
@@ -69,7 +70,7 @@ class Step:
                 self._draft.add_to_history(subject, topic, offset)
 
     def refuse(self, commit: CycleCommittedV1) -> None:
-        """Before a cycle's decisions: take back requests that it refused as records."""
+        """Before the decisions of a cycle: undo requests that it refused as records."""
         for one in commit.refused:
             if one.topic == REQUESTS.name:
                 for offset in range(one.first, one.last + 1):
@@ -77,7 +78,7 @@ class Step:
                         requests.refuse(self._draft, offset, one.code)
 
     def commit(self, topic: str, offset: int, commit: CycleCommittedV1) -> None:
-        """Add what the end of a counted cycle changes: requests judged, the cycle itself."""
+        """Add the end of a counted cycle: the requests it decided on, and the cycle."""
         if topic == DECISIONS.name:
             self._draft.put(CycleRow(offset=offset, commit=commit))
             with self._missing_rows:
@@ -97,7 +98,7 @@ class Step:
         """All changes of the step.
 
         Raises:
-            NotLoaded: the views do not have everything at hand that it reads.
+            NotLoaded: rows that it reads are not cached.
         """
         changes: list[Change] = []
         with self._missing_rows:
@@ -116,14 +117,14 @@ def project(
     now_ms: int | None = None,
     cycle: int = 0,
 ) -> list[Change]:
-    """What one event changes of the views; `now_ms` is of the cycle that takes it."""
+    """The changes by one event; `now_ms` is that of the cycle that consumes it."""
     step = Step(view, now_ms=envelope.time_ms if now_ms is None else now_ms, cycle=cycle)
     step.take(topic, offset, envelope, details)
     return step.changes()
 
 
 def likely_read(envelope: Envelope[Event]) -> list[RowKey]:
-    """Rows that a step with this event most likely reads; a hint, to load them in one go."""
+    """Rows that a step with this event is likely to read; a hint, to load them together."""
     data: Any = envelope.data
     found: list[RowKey] = [(HistoryRow, subject) for subject in _subjects(envelope)]
     job_id = getattr(data, "job_id", None)
@@ -139,7 +140,7 @@ def likely_read(envelope: Envelope[Event]) -> list[RowKey]:
 
 
 def _subjects(envelope: Envelope[Event]) -> tuple[str, ...]:
-    """The job or task whose history a record belongs on."""
+    """The job or task to whose history a record belongs."""
     data: Any = envelope.data
     if isinstance(data, scheduling.NOT_IN_HISTORY):
         return ()
@@ -159,7 +160,7 @@ PROJECTED: Final[Mapping[type[Event], Projector]] = {
     **scheduling.PROJECTED,
 }
 
-#: Events that no view shows yet.
+#: Events that change no view.
 IGNORED: Final[frozenset[type[Event]]] = frozenset(
     {
         *(TermStartedV1, CycleCommittedV1, CycleCommittedV2, RulesEnabledV1, SnapshotTakenV1),

@@ -1,9 +1,9 @@
 """The change sets that watches resume from, read once for all watches of this process.
 
-A copy of the newest sets is kept here, decoded; the stream in Redis says what of it still counts.
-Sets follow one another without a gap: each names the position before it, and its number is the
-count of all changes before it. Where a new one does not fit on the copy, Redis was flushed or
-restored, and the copy tells of a past that Redis no longer knows: it is thrown away.
+This process keeps a decoded copy of the newest sets; the stream in Redis tells which of them are
+still kept. Sets follow each other without a gap: each names the position before it, and its number
+is one more than the count of all changes before it. If a new set does not fit the copy, Redis was
+flushed or restored, and the copy is dropped.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ MAX_SETS: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A set: the numbers of its first change and of the next set's, positions before and after.
+    """A set: the number of its first change and of the next set's, positions before and after.
 
-    `changes` is None where a part of a row is gone, too large to travel in the set: the row changed
-    since, and a watch that would resume before it begins with a snapshot.
+    `changes` is None if the set refers to a large value that changed since. A watch that would
+    resume before such a set begins with a snapshot.
     """
 
     first: int
@@ -41,14 +41,11 @@ class _Kept:
 
 
 class _Gone(Exception):
-    """The stream is another one, or shorter, than the copy that was to be completed."""
+    """The stream is not the one that was copied, or was cut."""
 
 
 class KeptChanges:
-    """Change sets of one view.
-
-    Who asks while another is being answered shares the next look at Redis with all who do.
-    """
+    """Change sets of one view; concurrent callers share one look at Redis."""
 
     def __init__(self, view: RedisView, client: Client) -> None:
         self._view = view
@@ -56,12 +53,12 @@ class KeptChanges:
         self._lock = asyncio.Lock()
         self._copy: deque[_Kept] = deque()
         self._keys: Keys | None = None
-        #: Looks that were begun, and the one that the copy is as new as.
+        #: The number of the last look that began, and of the last that is in the copy.
         self._begun = 0
         self._done = 0
-        #: Where the newest set leads, kept or not.
+        #: The position after the newest set, kept or not.
         self._newest: Position | None = None
-        #: What became of the last look.
+        #: The error of the last look.
         self._error: ViewsUnavailable | None = None
 
     async def after(self, position: Position) -> Sequence[ChangeSet] | None:
@@ -108,7 +105,7 @@ class KeptChanges:
         return found[::-1]
 
     async def _forward(self) -> Position:
-        """Bring the copy to the end of the stream; where the newest set leads, kept or not."""
+        """Extend the copy to the end of the stream; return the position after the newest set."""
         while True:
             start = self._copy[-1].next if self._copy else None
             seen = await self._view.look(partial(_newer, start))
@@ -128,7 +125,7 @@ class KeptChanges:
                 return seen.at.head.watched
 
     def _fits(self, head: Head, new: Sequence[_Kept]) -> bool:
-        """Whether what was read goes on where the copy ends, and the copy is not ahead of Redis."""
+        """Whether the sets continue the copy without a gap, and the copy is not ahead of Redis."""
         last = self._copy[-1] if self._copy else None
         for kept in new:
             if last is not None and (kept.first != last.next or kept.before != last.position):
@@ -137,7 +134,7 @@ class KeptChanges:
         return last is None or bool(new) or last.next == head.total + 1
 
     async def _backward(self) -> bool:
-        """Read what comes before the copy; False when there is nothing."""
+        """Read the sets before the copy; False when there are none."""
         end = self._copy[0].first
         seen = await self._view.look(
             lambda keys: [("XREVRANGE", keys.changes, f"({end}-0", "-", "COUNT", MAX_SETS)]
@@ -173,7 +170,7 @@ def _newer(start: int | None, keys: Keys) -> list[Command]:
 
 
 def _kept_of(entry: Any) -> tuple[int, int, Position, Position, bytes]:
-    """Number, count of changes, position before and after, and the changes of a stream's entry."""
+    """Number, count of changes, position before and after, and changes of an entry."""
     number, fields = entry
     found = dict(zip(fields[::2], fields[1::2], strict=True))
     try:

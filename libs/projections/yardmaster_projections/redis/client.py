@@ -46,7 +46,7 @@ class _CancelSafe:
     """Corrects two things of redis-py's connections.
 
     It sends by `asyncio.wait_for`, which in Python 3.11 loses a cancellation that arrives as the
-    send completes. And it packs commands in Python, where hiredis packs them in C.
+    send completes. And it packs commands in Python, although hiredis packs them in C.
     """
 
     def __init__(self, *, is_open: Callable[[], bool], **options: Any) -> None:

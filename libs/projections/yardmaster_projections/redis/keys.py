@@ -1,24 +1,24 @@
-"""How the views are laid out in Redis: names of keys, and members that sort like rows.
+"""The layout of the views in Redis: names of keys, and members that sort like rows.
 
-All keys of a cell share its name in braces, so that a cluster of Redis keeps them together:
+All keys of a cell share its name in braces, so that a Redis cluster stores them on one node:
 
 ```
-yard:{main}:current            the generation that is read and written; none means 1
+yard:{main}:current            the current generation; none means 1
 yard:{main}:last               the last generation that was begun
-yard:{main}:ticks              stream: a position was reached, newest last; what waiters listen to
-yard:{main}:g1:head            position, changes counted so far, writes counted so far
+yard:{main}:ticks              stream: positions that were reached, newest last
+yard:{main}:g1:head            layout, position, counts of changes and of writes
 yard:{main}:g1:notes           hash: the writer's notes by name
 yard:{main}:g1:changes         stream: change sets, for watches
 yard:{main}:g1:row:task        hash: rows by key
-yard:{main}:g1:idx:task        hash: where a row stands in the sorted sets below, to take it out
+yard:{main}:g1:idx:task        hash: facets and member of each row
 yard:{main}:g1:all:task        sorted set: all rows in order
 yard:{main}:g1:by:task:5.phase=pending    sorted set: the rows that have a facet, in order
-yard:{main}:g1:key:task        sorted set: all rows by key, where that is another order
-yard:{main}:g1:shared:facts    hash: what the rows of a job share, by job; likewise shared:run
+yard:{main}:g1:key:task        sorted set: all rows by key, if their order is another
+yard:{main}:g1:shared:facts    hash: values that the rows of a job share; also shared:run
 ```
 
-Sorted sets hold members of score 0, which Redis sorts by their bytes. A member is a row's order and
-key written so that bytes sort as (order, key) does.
+Members of the sorted sets have score 0, so Redis sorts them by their bytes. A member is the order
+and key of a row, encoded so that the bytes sort like (order, key).
 """
 
 from functools import lru_cache
@@ -27,19 +27,19 @@ from typing import Final
 
 from yardmaster_projections.rows import Facet, Order, Row
 
-#: A facet's value longer than this, or of other than printable ASCII, is named by its digest.
+#: The value of a facet that is longer, or not printable ASCII, is replaced by its digest.
 MAX_FACET: Final = 200
 MAX_CACHED_FACETS: Final = 65_536
 _DIGEST: Final = "sha256:"
 _SHIFT: Final = 1 << 63
-#: The space whose keys need no name of their own.
+#: The space whose keys have no prefix of their own.
 VIEWS: Final = "views"
 #: Sorts after every character of UTF-8.
 END: Final = b"\xff"
 
 
 class Keys:
-    """Names of one generation's keys."""
+    """The names of the keys of a generation."""
 
     __slots__ = ("changes", "generation", "head", "notes", "prefix")
 
@@ -59,7 +59,7 @@ class Keys:
         return f"{self.prefix}shared:{name}"
 
     def index(self, kind: type[Row]) -> str:
-        """Where each row stands."""
+        """Facets and member of each row."""
         return f"{self.prefix}idx:{kind.KIND}"
 
     def all(self, kind: type[Row]) -> str:
@@ -76,39 +76,39 @@ class Keys:
 
 
 def namespace(cell: str, space: str) -> str:
-    """Names a cell's views, or what else is kept of the cell beside them (`space`)."""
+    """The namespace of a space of a cell, such as its views."""
     return cell if space == VIEWS else f"{cell}/{space}"
 
 
 def cell_of(namespace: str) -> str:
-    """The cell that a place is of."""
+    """The cell of a namespace."""
     return namespace.partition("/")[0]
 
 
 def root(namespace: str) -> str:
-    """What all keys of a place begin with."""
+    """The prefix of all keys of a namespace."""
     cell, _, space = namespace.partition("/")
     return f"yard:{{{cell}}}:{space}:" if space else f"yard:{{{cell}}}:"
 
 
 def current(cell: str) -> str:
-    """Which generation counts."""
+    """The number of the current generation."""
     return f"{root(cell)}current"
 
 
 def last(cell: str) -> str:
-    """The newest generation's number."""
+    """The number of the newest generation."""
     return f"{root(cell)}last"
 
 
 def ticks(cell: str) -> str:
-    """What waiters listen to."""
+    """The stream that waiters read."""
     return f"{root(cell)}ticks"
 
 
 @lru_cache(MAX_CACHED_FACETS)
 def facet_name(facet: Facet) -> str:
-    """A facet as part of a key: printable, of bounded length, no two alike."""
+    """A facet as part of a key: printable, of bounded length, unique."""
     name, value = facet
     plain = len(value) <= MAX_FACET and value.isascii() and value.isprintable()
     if not plain or value.startswith(_DIGEST):
@@ -117,28 +117,28 @@ def facet_name(facet: Facet) -> str:
 
 
 def order_bytes(order: Order) -> bytes:
-    """An order whose bytes sort as it does, and before those of any key that follows."""
+    """An order as bytes that sort like it."""
     number, name, index = order
     return b"%016x%b\0%016x" % (number + _SHIFT, text_bytes(name), index + _SHIFT)
 
 
 def text_bytes(text: str) -> bytes:
-    """A name within a member; what ends it does not occur in it."""
+    """A name within a member, escaped so that its terminator does not occur in it."""
     return text.encode("utf-8", "surrogatepass").replace(b"\0", b"\0\xff")
 
 
 def number_bytes(number: int) -> bytes:
-    """The least bytes of an order with this number."""
+    """The lowest bytes of an order with this number."""
     return b"%016x" % (number + _SHIFT)
 
 
 def member_of(row: Row) -> bytes:
-    """What stands for a row in sorted sets."""
+    """The member of a row in sorted sets."""
     return order_bytes(row.order) + row.key.encode("utf-8", "surrogatepass")
 
 
 def key_of(member: bytes) -> str:
-    """The key of the row that a member stands for."""
+    """The key of the row of a member."""
     at = 16
     while True:
         at = member.index(b"\0", at) + 1
@@ -147,20 +147,20 @@ def key_of(member: bytes) -> str:
 
 
 def ordered_by_key(kind: type[Row]) -> bool:
-    """Whether lists of a kind are in the order of keys."""
+    """Whether lists of a kind are sorted by key."""
     return kind.order is Row.order
 
 
 def plain(kind: type[Row]) -> bool:
-    """Whether a row's key says all of where it stands: no order of its own, no facets."""
+    """Whether rows of a kind are sorted by key and have no facets."""
     return ordered_by_key(kind) and kind.facets is Row.facets
 
 
 def by_key(key: str, member: bytes) -> bytes:
-    """What stands for a row in the set that is sorted by key."""
+    """The member of a row in the set that is sorted by key."""
     return b"%b\0%b" % (key.encode("utf-8", "surrogatepass"), member)
 
 
 def member_by_key(found: bytes) -> bytes:
-    """The row's member in the other sets, of one in the set that is sorted by key."""
+    """The member in the other sets, given the member in the set that is sorted by key."""
     return found.partition(b"\0")[2]

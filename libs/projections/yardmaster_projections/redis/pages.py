@@ -1,9 +1,8 @@
-"""How a list is walked in Redis: in order, a chunk at a time, from the narrowest lists there are.
+"""Walks lists in Redis: in order, a chunk at a time, along the shortest lists.
 
-A query that names several facets walks the lists of the one that has the fewest rows and asks each
-row's entry (`idx:`) for the others, so that only rows that are shown are fetched. A beginning of a
-key is looked up by key when few rows have it. Lists are merged by their members, which sort as the
-rows do.
+A query with several facets walks the lists of the facet with the fewest rows and checks the others
+in the entry of each row (`idx:`), so it reads only rows of the page. A prefix of the key is looked
+up by key if few rows have it. Lists are merged by their members, which sort like the rows.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -25,17 +24,17 @@ T = TypeVar("T")
 #: Members read of one list at once.
 MIN_CHUNK: Final = 8
 MAX_CHUNK: Final = 1_000
-#: A key's beginning that more rows have is found by walking the list.
+#: With more rows, a prefix of the key is found by walking the list.
 MAX_BY_KEY: Final = 1_000
-#: How often a page starts again because the views moved on meanwhile; the last try is shown.
+#: How often a page starts again because the views changed in between; the last try is returned.
 MAX_TRIES: Final = 4
 
-#: Facets as keys name them: of each name, the values of which one is asked for.
+#: Facets as in names of keys: for each name, the values of which a row has one.
 _Facets = Mapping[str, frozenset[str]]
 
 
 class _Moved(Exception):
-    """The views moved on in the middle of a page."""
+    """The views changed in the middle of a page."""
 
 
 class Walk(Generic[R]):
@@ -50,7 +49,7 @@ class Walk(Generic[R]):
             name: frozenset(redis_keys.facet_name((name, value)) for value in values)
             for name, values in query.facets.items()
         }
-        #: What the first read was made with.
+        #: The moment of the first read.
         self._first: Moment | None = None
         #: Whether all reads must see one head.
         self._strict = True
@@ -66,25 +65,25 @@ class Walk(Generic[R]):
         return Page(tuple(rows[:limit]), more, self._position)
 
     async def count(self) -> Count:
-        """How many rows the page would have; only the lists are read.
+        """The number of rows that the page would have; only the lists are read.
 
         Raises: ViewsUnavailable.
         """
         return Count(await self._at_one_head(self._number), self._position)
 
     async def _at_one_head(self, read: Callable[[], Awaitable[T]]) -> T:
-        """What `read` gives when nothing was written meanwhile, or what the last try gives."""
+        """The result of `read` if nothing was written in between, else of the last try."""
         for left in reversed(range(MAX_TRIES)):
             self._strict, self._first = left > 0, None
             try:
                 return await read()
             except _Moved:
                 continue
-        raise ViewsUnavailable(found="another generation came to count in the middle of a page")
+        raise ViewsUnavailable(found="their generation changed in the middle of a page")
 
     @property
     def _position(self) -> Position:
-        """Of the first read: the list misses nothing that it covers."""
+        """The position of the first read: the list includes all that it covers."""
         assert self._first is not None, "an empty answer was read too"
         return self._first.head.position
 
@@ -141,7 +140,7 @@ class Walk(Generic[R]):
         return min(number, query.limit)
 
     async def _source(self) -> "tuple[_Source, _Facets]":
-        """What to walk, and the facets that remain to be asked for."""
+        """The members to walk, and the facets that remain to be checked."""
         by_key = bool(self._query.prefix) and not redis_keys.ordered_by_key(self._kind)
         if len(self._facets) < 2 and not by_key:
             return self._lists(next(iter(self._facets.values()), None)), {}
@@ -225,11 +224,11 @@ def _has(facets: Sequence[str], wanted: _Facets) -> bool:
 
 
 class _Range:
-    """Between which members a page lies."""
+    """The range of members of a page."""
 
     def __init__(self, kind: type[Row], query: Query) -> None:
         self.backward = query.newest_first
-        #: The least member that counts, and the least that does not count any more.
+        #: The lowest member in the range, and the lowest above it.
         self.low: bytes | None = None
         self.high: bytes | None = None
         lows: list[bytes] = []
@@ -248,13 +247,13 @@ class _Range:
         self.high = min(highs, default=None)
 
     def holds(self, member: bytes) -> bool:
-        """Whether a member lies in it."""
+        """Whether a member is in the range."""
         if self.low is not None and member < self.low:
             return False
         return self.high is None or member < self.high
 
     def command(self, name: str, after: bytes | None, count: int) -> Command:
-        """What reads the next members of a list."""
+        """The command that reads the next members of a list."""
         low = b"-" if self.low is None else b"[" + self.low
         high = b"+" if self.high is None else b"(" + self.high
         if after is not None:
@@ -271,18 +270,18 @@ class _Source:
     """Members in order, each once."""
 
     async def next(self, count: int) -> list[bytes]:
-        """About `count` more; none at the end."""
+        """The next members, about `count`; none at the end."""
         raise NotImplementedError
 
 
 class _Known(_Source):
-    """Members that are at hand."""
+    """Members that were read already."""
 
     def __init__(self, members: list[bytes]) -> None:
         self._members = members
 
     async def next(self, count: int) -> list[bytes]:
-        """The next ones."""
+        """The next members."""
         found, self._members = self._members[:count], self._members[count:]
         return found
 
@@ -300,13 +299,13 @@ class _Lists(_Source):
         self._look = look
         self._names = names
         self._range = bounds
-        #: Of each list: what was read and not given out, and the last that was read.
+        #: For each list: members that were read and not returned, and the last that was read.
         self._read: list[list[bytes]] = [[] for _ in range(count)]
         self._after: list[bytes | None] = [None] * count
         self._done = [False] * count
 
     async def next(self, count: int) -> list[bytes]:
-        """The next ones; lists of which nothing is left are read on."""
+        """The next members; reads more of the lists of which all were returned."""
         empty = [at for at, read in enumerate(self._read) if not read and not self._done[at]]
         if empty:
             share = max(MIN_CHUNK, count // len(self._read) + 1) if len(self._read) > 1 else count
@@ -320,27 +319,27 @@ class _Lists(_Source):
                 self._read[at] = found
                 self._done[at] = len(found) < share
                 self._after[at] = found[-1] if found else self._after[at]
-        return self._give()
+        return self._merged()
 
-    def _give(self) -> list[bytes]:
-        """What comes before anything that may still be read."""
+    def _merged(self) -> list[bytes]:
+        """The members that precede all members that are still to be read."""
         bounds = [
             after
             for after, done in zip(self._after, self._done, strict=True)
             if not done and after is not None
         ]
-        given: set[bytes] = set()
+        merged: set[bytes] = set()
         if not bounds:
-            given.update(chain.from_iterable(self._read))
+            merged.update(chain.from_iterable(self._read))
             self._read = [[] for _ in self._read]
         elif self._range.backward:
             bound = max(bounds)
             for at, read in enumerate(self._read):
-                given.update(one for one in read if one >= bound)
+                merged.update(one for one in read if one >= bound)
                 self._read[at] = [one for one in read if one < bound]
         else:
             bound = min(bounds)
             for at, read in enumerate(self._read):
-                given.update(one for one in read if one <= bound)
+                merged.update(one for one in read if one <= bound)
                 self._read[at] = [one for one in read if one > bound]
-        return sorted(given, reverse=self._range.backward)
+        return sorted(merged, reverse=self._range.backward)

@@ -1,4 +1,4 @@
-"""Where the views' Redis is, and how much of it a process may use.
+"""The address of the views' Redis, and limits for its connections.
 
 Environment variables set them in each service, such as `YARD_REDIS__URL`,
 `YARD_REDIS__PASSWORD_FILE`, `YARD_REDIS__SSL_CAFILE`.
@@ -18,8 +18,8 @@ PORT: Final = 6379
 class RedisSettings(BaseModel):
     """`url` is `redis://host:port/db`, or `rediss://...` for TLS; it holds no password.
 
-    Redis must keep what it is given: `maxmemory-policy noeviction`. What it loses is rebuilt from
-    the log.
+    Redis must not evict keys: `maxmemory-policy noeviction`. If it loses data, the views are
+    rebuilt from the log.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)

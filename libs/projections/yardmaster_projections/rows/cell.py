@@ -20,32 +20,32 @@ from yardmaster_schemas.reasons import Wait
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRow(Row):
-    """A node: what it may offer, what it offered when it joined, and who holds its slots."""
+    """A node: its enrollment, what it offered when it joined, and the tasks that hold its slots."""
 
     KIND: ClassVar[str] = "node"
     WATCHED: ClassVar[bool] = True
 
     name: str
-    #: What an operator wants of it, joined or not.
+    #: Set by an operator, whether the node joined or not.
     cordoned: bool = False
     deadline_at_ms: int | None = None
     reason: str | None = None
-    #: Slots on which nothing new starts, and why.
+    #: Slots on which no new task starts, and the reason.
     disabled: tuple[int, ...] = ()
     disabled_reason: str | None = None
-    #: What it may claim; None: it was not enrolled, or was `revoked`.
+    #: What the node may claim; None: it was not enrolled, or was `revoked`.
     enrolment: Enrolment | None = None
     enrolment_revision: int = 0
     revoked: bool = False
-    #: It gets nothing new, since its enrolment does not cover what it offers.
+    #: It gets no new tasks, because its enrollment does not cover its offer.
     barred: bool = False
     joined: NodeJoinedV1 | None = None
     joined_at_ms: int = 0
     left: bool = False
     lost: bool = False
-    #: (task, replica) -> where; closed by SlotsReleased and NodeLost alone.
+    #: (task, replica) -> placement; removed only by SlotsReleased and NodeLost.
     held: Annotated[Mapping[tuple[str, int], Placement], PAIRS] = field(default_factory=dict)
-    #: The node joined anew while its old life still held slots.
+    #: The node joined again while tasks of its former incarnation still held slots.
     rejoined: NodeJoinedV1 | None = None
 
     @property
@@ -55,12 +55,12 @@ class NodeRow(Row):
 
     @property
     def offer(self) -> NodeJoinedV1 | Enrolment | None:
-        """What it offered, else what it may; a node with neither is only talked about."""
+        """Its offer, else its enrollment; None for a node that is only named by a request."""
         return self.joined or self.enrolment
 
     @property
     def state(self) -> NodeState:
-        """What may be expected of it."""
+        """The state of the node."""
         if self.revoked:
             return NodeState.REVOKED
         if self.lost:
@@ -86,7 +86,7 @@ class NodeRow(Row):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenRow(Row):
-    """When a node's heartbeat was last heard."""
+    """The time of the last heartbeat of a node."""
 
     KIND: ClassVar[str] = "seen"
 
@@ -151,15 +151,15 @@ class ProjectRow(Row):
 
     @property
     def facets(self) -> tuple[Facet, ...]:
-        """Itself, as what is visible, and its department."""
+        """Its name, by which visibility is checked, and its department."""
         return (("project", self.name), ("department", self.config.department))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountersRow(Row):
-    """Sums that lists show, by pool, in gpu_milli: of a project (`project/x`) or a pool (`pool/y`).
+    """Counters of a project (`project/x`) or a pool (`pool/y`); mappings are by pool, in gpu_milli.
 
-    A waiting task counts in every pool it may use; `waiting_milli` counts it once.
+    A pending task counts in every pool it may use; `waiting_milli` counts it once.
     """
 
     KIND: ClassVar[str] = "counters"
@@ -175,13 +175,13 @@ class CountersRow(Row):
 
     @property
     def key(self) -> str:
-        """What it sums up."""
+        """The kind and name of the thing that is counted."""
         return self.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitRow(Row):
-    """Why the waiting tasks of a shape and priority are not placed in a pool."""
+    """The reason why pending tasks of a shape and priority are not placed in a pool."""
 
     KIND: ClassVar[str] = "wait"
 

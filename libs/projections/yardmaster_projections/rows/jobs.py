@@ -18,7 +18,7 @@ from yardmaster_schemas.reasons import EndCode, Start, Stop
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """Why quota refused, in its words."""
+    """The reason that quota gave for a refusal."""
 
     code: str
     numbers: Mapping[str, int] = field(default_factory=dict)
@@ -27,7 +27,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopping:
-    """A stop that was asked for, and when."""
+    """A requested stop, and the time of the request."""
 
     stop: Stop
     at_ms: int
@@ -46,11 +46,11 @@ class Ended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
-    """What a job and its tasks have in common; one object for all of them."""
+    """The facts that a job and its tasks share; one object for all of them."""
 
     job_id: str
     project: str
-    #: As the details name them; the actor's id where the details are erased.
+    #: The name in the details; the actor's id if the details are erased.
     user: str
     name: str
     #: The user's id, as authenticated.
@@ -64,17 +64,17 @@ class JobFacts:
     #: As admitted, later changes of priority, weight and max_slots included.
     spec: AdmittedSpec | None = None
     shape: str | None = None
-    #: Name, labels, owner and what it runs are gone for good.
+    #: Name, labels, owner, command and environment are erased.
     erased: bool = False
 
     @property
     def pools(self) -> tuple[str, ...]:
-        """Where it may run, in order of preference."""
+        """The pools where it may run, in order of preference."""
         return self.spec.pools if self.spec is not None else self.requested.pools
 
     @property
     def facets(self) -> tuple[Facet, ...]:
-        """What jobs and tasks alike are filtered by."""
+        """The facets of the job and of its tasks."""
         return (
             ("project", self.project),
             ("user", self.user),
@@ -101,7 +101,7 @@ class JobRow(Row):
     refusal: Refused | None = None
     phases: Mapping[Phase, int] = field(default_factory=dict)
     paused: bool = False
-    #: The next submission under the same id, while this one is not judged.
+    #: The next submission under the same id, until quota decides on this one.
     again: "JobRow | None" = None
 
     @property
@@ -116,7 +116,7 @@ class JobRow(Row):
 
     @property
     def facets(self) -> tuple[Facet, ...]:
-        """The job's, the pools it may use and the phases its tasks are in."""
+        """The facets of the facts, the pools it may use and the phases of its tasks."""
         return (
             *self.facts.facets,
             *(("pool", pool) for pool in self.facts.pools),
@@ -126,7 +126,7 @@ class JobRow(Row):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRow(Row):
-    """A task where it is now; what it shares with its job is the job's."""
+    """A task as it is now."""
 
     KIND: ClassVar[str] = "task"
     WATCHED: ClassVar[bool] = True
@@ -167,12 +167,12 @@ class TaskRow(Row):
 
     @property
     def gpu_milli(self) -> int:
-        """What its replicas ask for together."""
+        """The request of all its replicas together."""
         return self.job.requested.replicas_min * self.job.requested.resources.gpu_total_milli
 
     @property
     def facets(self) -> tuple[Facet, ...]:
-        """Phase, nodes and the job's; the pool is where it runs, else all it may use."""
+        """Phase, nodes, facets of the job; the pool where it runs, else all pools it may use."""
         return (
             ("phase", self.phase),
             ("job", self.job.job_id),
@@ -196,7 +196,7 @@ class ReplicaRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRow(Row):
-    """One run of a task."""
+    """An attempt to run a task."""
 
     KIND: ClassVar[str] = "attempt"
 
@@ -212,7 +212,7 @@ class AttemptRow(Row):
     stopping: Stopping | None = None
     checkpoint: Checkpoint | None = None
     checkpoint_at_ms: int = 0
-    #: Requeued or ended for this reason.
+    #: The reason for which the attempt was requeued or ended.
     end: EndCode | None = None
 
     @property
@@ -233,7 +233,7 @@ class AttemptRow(Row):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputRow(Row):
-    """Between which offsets of `task-logs` an attempt's output lies."""
+    """The first and last offset of an attempt's output in `task-logs`."""
 
     KIND: ClassVar[str] = "output"
 

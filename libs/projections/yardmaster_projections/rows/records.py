@@ -14,13 +14,13 @@ from yardmaster_schemas.events.requests import (
     TaskSubmittedV1,
 )
 
-#: Requests about a job or task of it that may come with a note.
+#: Requests about a job or one of its tasks that may have a note.
 _ABOUT_JOBS: Final = (CancelRequestedV1.TYPE, PauseRequestedV1.TYPE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRow(Row):
-    """A request and what quota made of it."""
+    """A request and its outcome."""
 
     KIND: ClassVar[str] = "request"
 
@@ -36,19 +36,19 @@ class RequestRow(Row):
 
     @property
     def key(self) -> str:
-        """Its offset in `requests`."""
+        """The offset in `requests`."""
         return str(self.offset)
 
     @property
     def order(self) -> Order:
-        """In the log's order."""
+        """By offset."""
         return (self.offset, "", 0)
 
     @property
     def facets(self) -> tuple[Facet, ...]:
-        """The record's identity, while a verdict may still name it; the job that is described.
+        """The record's id, while quota may still refer to it; and the job that details describe.
 
-        By a note, or by the details of a submission that was refused, as a repeat is.
+        Those are the note, or the details of a refused submission, such as a repeated one.
         """
         recorded = self.state is RequestState.RECORDED
         repeat = self.type == TaskSubmittedV1.TYPE and self.state is RequestState.REFUSED
@@ -59,24 +59,24 @@ class RequestRow(Row):
         )
 
     @property
-    def settled(self) -> bool:
-        """It was judged."""
+    def final(self) -> bool:
+        """Whether quota has decided on it."""
         return self.state is not RequestState.RECORDED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CycleRow(Row):
-    """A counted cycle of the scheduler: where its commit lies, and what it took."""
+    """A counted cycle of the scheduler: its commit, and the offset of the commit."""
 
     KIND: ClassVar[str] = "cycle"
 
     offset: int
-    #: By its own version: of version 1 alone, the rules' version would not be stored.
+    #: In its own version: version 1 does not store the version of the rules.
     commit: CycleCommittedV2 | CycleCommittedV1
 
     @property
     def key(self) -> str:
-        """Its number."""
+        """The number of the cycle."""
         return str(self.commit.cycle)
 
     @property
@@ -85,14 +85,14 @@ class CycleRow(Row):
         return (self.commit.cycle, "", 0)
 
     @property
-    def settled(self) -> bool:
-        """It never changes."""
+    def final(self) -> bool:
+        """A cycle never changes."""
         return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryRow(Row):
-    """Where the records about a job or task lie: (topic, offset), the newest `MAX_HISTORY`."""
+    """The records about a job or task as (topic, offset): the newest `MAX_HISTORY`."""
 
     KIND: ClassVar[str] = "history"
 

@@ -2,7 +2,7 @@
 
 from typing import ClassVar, TypeVar
 
-#: Where a row stands among its kind: a number (a time), then names.
+#: The sort key of a row among its kind: a number (a time), then names.
 Order = tuple[int, str, int]
 Facet = tuple[str, str]
 
@@ -17,22 +17,22 @@ class Row:
 
     @property
     def key(self) -> str:
-        """What the row is found by; unique in its kind."""
+        """The key of the row, unique in its kind."""
         raise NotImplementedError
 
     @property
     def order(self) -> Order:
-        """Where it stands in lists of its kind."""
+        """The sort key in lists of its kind."""
         return (0, self.key, 0)
 
     @property
     def facets(self) -> tuple[Facet, ...]:
-        """What lists are filtered by."""
+        """The names and values that lists are filtered by."""
         return ()
 
     @property
-    def settled(self) -> bool:
-        """Hardly any later step reads it: its writer does not keep it at hand."""
+    def final(self) -> bool:
+        """Whether later steps hardly ever read the row, so that its writer does not cache it."""
         return False
 
 
