@@ -113,7 +113,7 @@ def no_min_runtime_wait(_: PoolView, __: Task) -> None:
 
 def no_stop_reason(_: PoolView, victim: Task, __: Task) -> Stop:
     """`stop_reason` of policies that preempt no task; the planner never calls it."""
-    raise AssertionError(f"{victim.id} is stopped under a policy that stops nobody")
+    raise AssertionError(f"{victim.id} was stopped under a policy that preempts no task")
 
 
 def first_in_queue(_: PoolView, __: Task) -> Start:

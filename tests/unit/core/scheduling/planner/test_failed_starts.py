@@ -1,4 +1,6 @@
-"""Starts that fail: counted by themselves, off the node, and never at the cost of other tasks."""
+"""Failed starts: they are counted apart from failures, avoid the node, and never cost other tasks
+their slots.
+"""
 
 import pytest
 
@@ -30,13 +32,13 @@ PREEMPTING = {
 
 
 def fails_to_start(cell: Cell, name: str, **how: StartFailure) -> dec.TaskRequeuedV1:
-    """A starting task of one replica cannot be started; what is decided next."""
+    """Report that a starting task of one replica cannot be started; return the next decision."""
     cell.never_starts(name, failure=how.get("failure", OTHER))
     return only(cell.cycle(), dec.TaskRequeuedV1)
 
 
 def set_apart(cell: Cell, name: str) -> None:
-    """Let a starting task fail to start so often in a row that it waits apart from its equals."""
+    """Let a task fail to start so often in a row that it is grouped apart from its equals."""
     for _ in range(SEPARATE_AFTER - 1):
         cell.cycle(after_s=waited_s(cell, fails_to_start(cell, name)))
     fails_to_start(cell, name)
@@ -146,7 +148,7 @@ def test_a_start_that_takes_too_long_is_a_failed_start() -> None:
     assert only(cell.cycle(), dec.TaskEndedV1).code == "start_failed"
 
 
-# The node
+# Nodes
 
 
 def test_the_next_attempt_avoids_the_nodes_on_which_the_start_failed() -> None:
@@ -235,7 +237,7 @@ def test_whether_a_task_fits_does_not_depend_on_where_its_start_failed() -> None
     assert_sound(cell.state)
 
 
-# Causes that hold everywhere
+# Causes that apply to every node
 
 
 @pytest.mark.parametrize("failure", [one for one in StartFailure if one is not OTHER])
@@ -312,7 +314,9 @@ def test_an_agent_that_comes_back_with_another_executor_gets_the_jobs_that_need_
 
 
 def preempting(policy: str, failed_starts: int = SEPARATE_AFTER) -> Cell:
-    """A full cell in which `new`, whose starts failed while there was room, would preempt `old`."""
+    """Return a full cell in which `new` would preempt `old`, if its starts had not failed
+    earlier.
+    """
     name, _, _ = policy.partition(" ")
     cell = Cell(policy=name, **PREEMPTING[policy])
     cell.node("n1", gpus=2)
@@ -460,7 +464,7 @@ def test_a_snapshot_keeps_the_cause_that_an_open_gang_will_end_with() -> None:
 
 
 def test_records_of_older_agents_and_logs_give_the_same_digest_as_before() -> None:
-    """The digest is that of the code from before failed starts were counted."""
+    """The digest is the one that the code before the counting of failed starts computed."""
     cell = Cell(start_timeout_s=10)
     cell.node("n1", gpus=1)
     cell.submit("one")
@@ -514,7 +518,7 @@ def test_a_gang_of_which_a_replica_failed_fails_though_another_ones_node_is_lost
     assert (ended.code, ended.exit_code) == ("exit", 3)
 
 
-# Decisions that cannot be written
+# Decisions that are too large for a record
 
 
 def test_a_task_whose_allocation_cannot_be_written_ends_with_a_code_of_its_own() -> None:

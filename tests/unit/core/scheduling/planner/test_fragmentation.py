@@ -1,4 +1,4 @@
-"""`fgd` against the definition, and what it takes tasks to ask for."""
+"""`fgd` against its definition, and the workload that it counts."""
 
 from string import ascii_lowercase
 from typing import Any
@@ -39,10 +39,10 @@ slots = st.lists(st.sampled_from([-500, 0, 50, 330, 500, 770, 1000, 1000]), max_
 def test_unusable_capacity_matches_the_definition(
     counts: dict[Class, int], free: list[int], cpu: int, memory: int, node_type: str
 ) -> None:
-    asked = Workload(counts)
+    requested = Workload(counts)
     state = tuple(sorted(max(0, one) for one in free))
     for _ in range(2):
-        found = asked.useless(state, cpu, memory, node_type)
+        found = requested.useless(state, cpu, memory, node_type)
         assert found == useless(counts, free, cpu, memory, node_type)
 
 
@@ -61,24 +61,26 @@ def test_nodes_come_in_the_order_of_the_growth_of_unusable_capacity(
         if number == 10:
             counts = later
             model.index.count_on(Workload(counts))
-        # Not each after each change: several may be looked at at once.
-        asked = some[number % len(some)]
+        # Rankings are not updated after each change, so that several changes are pending at once.
+        requested = some[number % len(some)]
         expected = []
-        for capacity in model.fitting(asked):
-            best = min((grade(counts, capacity, asked, way), way) for way in ways(asked, capacity))
+        for capacity in model.fitting(requested):
+            best = min(
+                (grade(counts, capacity, requested, way), way) for way in ways(requested, capacity)
+            )
             expected.append((best[0], capacity.ordinal, best[1]))
-        found = list(fgd(model.index, asked))
+        found = list(fgd(model.index, requested))
         plain = [ordinal for _, ordinal, _ in sorted(expected, key=_without_the_rest)]
         assert [capacity.ordinal for capacity in found] == plain
         picked = {
-            capacity.ordinal: slots_of_least_growth(model.index, capacity, asked)
+            capacity.ordinal: slots_of_least_growth(model.index, capacity, requested)
             for capacity in found
         }
         assert picked == {ordinal: way for _, ordinal, way in expected}
 
 
 def _without_the_rest(row: tuple[tuple[int, ...], int, tuple[int, ...]]) -> Any:
-    # What is free of a slot tells two slots of one room apart, rooms not.
+    # The free part of a slot distinguishes two slots of one node, not two nodes.
     return row[0][:4], row[1]
 
 
@@ -93,7 +95,7 @@ def test_a_gpu_fraction_goes_where_it_leaves_capacity_for_larger_requests() -> N
     cell.submit("third", resources=Resources(gpus=1, gpu_milli=340))
     cell.run_until_idle()
     (full,), (other,) = cell.slots_of("two_thirds"), cell.slots_of("often")
-    assert cell.slots_of("third") == [full], "half a GPU is still free for those who ask for halves"
+    assert cell.slots_of("third") == [full], "half a GPU is still free for requests of halves"
     assert other[0] != full[0]
 
 
@@ -146,11 +148,11 @@ def test_a_cell_restored_from_snapshots_places_tasks_as_one_that_kept_running(
             cell.node(f"n{number}", gpus=1 + number, cpu_milli=8, memory_mib=8)
     names = ascii_lowercase
     for number, (gpus, milli, cpu, replicas, ends) in enumerate(jobs):
-        asked = Resources(gpus=gpus, gpu_milli=milli if gpus else 0, cpu_milli=cpu)
+        requested = Resources(gpus=gpus, gpu_milli=milli if gpus else 0, cpu_milli=cpu)
         over = names[number // 2]
         decided: list[list[Event]] = []
         for cell in cells:
-            cell.submit(names[number], resources=asked, replicas=replicas, preemptible=False)
+            cell.submit(names[number], resources=requested, replicas=replicas, preemptible=False)
             if cell is cells[1]:
                 cell.restart()
             decided.append(cell.cycle())
@@ -162,27 +164,27 @@ def test_a_cell_restored_from_snapshots_places_tasks_as_one_that_kept_running(
 
 
 def test_the_workload_is_updated_when_half_as_many_tasks_again_were_admitted() -> None:
-    asking = WorkloadCounter()
+    counter = WorkloadCounter()
     one = shape(Resources(gpus=1, gpu_milli=1000))
     seen = []
     for _ in range(13):
-        asking.add(one, 1)
-        seen.append(asking.workload.total)
+        counter.add(one, 1)
+        seen.append(counter.workload.total)
     assert seen == [1, 2, 3, 3, 5, 5, 5, 8, 8, 8, 8, 12, 12]
-    asking.add(shape(Resources(gpus=2, gpu_milli=1000), replicas=3), 4)
-    assert asking.workload.total == 25, "every replica of every task counts"
+    counter.add(shape(Resources(gpus=2, gpu_milli=1000), replicas=3), 4)
+    assert counter.workload.total == 25, "every replica of every task counts"
 
 
 def test_the_most_requested_classes_count_and_rare_ones_are_forgotten() -> None:
-    asking = WorkloadCounter()
+    counter = WorkloadCounter()
     often = shape(Resources(gpus=2, gpu_milli=1000, cpu_milli=5_000))
     for number in range(3 * COUNTED):
-        asking.add(shape(Resources(gpus=1, gpu_milli=1000, cpu_milli=number)), 1)
-        asking.add(often, 1)
-    assert len(asking.counts) <= COUNTED
-    assert asking.counts[5_000, 0, 2, 1000, ()] == 3 * COUNTED
-    assert len(asking.workload.counts) == CLASSES
-    assert (5_000, 0, 2, 1000, ()) in asking.workload.counts
+        counter.add(shape(Resources(gpus=1, gpu_milli=1000, cpu_milli=number)), 1)
+        counter.add(often, 1)
+    assert len(counter.counts) <= COUNTED
+    assert counter.counts[5_000, 0, 2, 1000, ()] == 3 * COUNTED
+    assert len(counter.workload.counts) == CLASSES
+    assert (5_000, 0, 2, 1000, ()) in counter.workload.counts
 
 
 def test_a_pool_that_switches_to_fgd_counts_jobs_admitted_before() -> None:

@@ -9,7 +9,7 @@ from yardmaster_schemas.events import decisions as dec
 
 
 def two_nodes(**spec: Any) -> Cell:
-    """Two nodes of two GPUs and a gang, `gang`, of two replicas that fill them and run."""
+    """Return two nodes of two GPUs with a running gang, `gang`, of two replicas that fill them."""
     cell = Cell()
     cell.node("n1", gpus=2, address="10.0.0.1")
     cell.node("n2", gpus=2, address="10.0.0.2")

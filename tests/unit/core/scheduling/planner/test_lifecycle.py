@@ -1,4 +1,4 @@
-"""The life of a task, row by row of interface.md: phases (section 4) and exits (section 6)."""
+"""The life of a task, by the rows of interface.md: phases (section 4) and exits (section 6)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from yardmaster_schemas.events.requests import ExitZero
 
 
 def cell_with(**spec: Any) -> Cell:
-    """One node and one task, `job`, that runs."""
+    """Return one node with one running task, `job`."""
     cell = Cell()
     cell.node("n1", gpus=2)
     cell.submit("job", **spec)
@@ -21,7 +21,7 @@ def cell_with(**spec: Any) -> Cell:
     return cell
 
 
-# Exits that nobody asked for
+# Exits without a stop
 
 
 def test_exit_code_0_is_success() -> None:
@@ -99,7 +99,7 @@ def test_the_backoff_stops_growing_at_five_minutes() -> None:
 
 
 def stopped(cell: Cell, how: str) -> None:
-    """Have `job` stopped in one of the ways after which it goes on later."""
+    """Stop `job` in one of the ways after which it is requeued."""
     if how == "preempted":
         cell.submit("top", priority=1, gpus=2)
     elif how == "paused":

@@ -1,4 +1,4 @@
-"""Bounds on what jobs, projects and departments hold, and arrays with `max_concurrent`."""
+"""Limits on what jobs, projects and departments hold, and arrays with `max_concurrent`."""
 
 import pytest
 
@@ -13,7 +13,7 @@ HALF = Resources(gpus=1, gpu_milli=500)
 
 
 def big_cell() -> Cell:
-    """Room for everybody, in two pools."""
+    """Return a cell with enough capacity for all tasks, in two pools."""
     cell = Cell()
     cell.pool("side")
     cell.node("n1", gpus=8)

@@ -1,4 +1,4 @@
-"""Placing gangs, against trying every way there is."""
+"""The placement of gangs, compared with a search of all placements."""
 
 from functools import cache
 from itertools import combinations
@@ -38,7 +38,7 @@ strategies = st.sampled_from(sorted(PLACEMENTS))
 
 
 def index_of(offers: list[tuple[list[int], int, int]]) -> CapacityIndex:
-    """An index of rooms with those slots, CPUs and memory free."""
+    """Return an index of nodes with those slots, CPUs and memory free."""
     index = CapacityIndex()
     for ordinal, (slots, cpu, memory) in enumerate(offers):
         capacity = NodeCapacity(ordinal, len(slots), cpu, memory)
@@ -51,7 +51,7 @@ def index_of(offers: list[tuple[list[int], int, int]]) -> CapacityIndex:
 
 
 def most(slots: tuple[int, ...], cpu: int, memory: int, gang: Shape) -> int:
-    """How many replicas one room can hold at most, trying every choice of slots."""
+    """Return how many replicas one node can hold, by a search of all choices of slots."""
 
     @cache
     def search(left: tuple[int, ...], placed: int) -> int:

@@ -1,4 +1,6 @@
-"""The pass over those who are awake: its order over several pools, and who is asked again."""
+"""A cycle's pass over the awake groups: the order over several pools, and which groups are
+reconsidered.
+"""
 
 from tests.unit.core.scheduling.reading import all_of, kinds, running, started, waits
 from tests.unit.core.scheduling.soundness import assert_sound
@@ -7,7 +9,9 @@ from yardmaster_schemas.events import decisions as dec
 
 
 def test_no_task_starts_and_is_preempted_in_the_same_cycle() -> None:
-    """One that has to wait for the answer of a pool it prefers is not overtaken in the other."""
+    """A task that must wait for the result of a pool that it prefers is not overtaken in the other
+    pool.
+    """
     cell = Cell()
     cell.pool("side")
     cell.node("n1", gpus=2)
@@ -82,7 +86,7 @@ def test_pending_groups_sleep_until_an_event_wakes_them() -> None:
     assert not pool.awake
     cell.submit("cpu", gpus=0)
     assert kinds(cell.cycle()) == ["SlotsAllocated"]
-    assert not pool.awake, "a newcomer of another kind wakes nobody"
+    assert not pool.awake, "a new task of another kind wakes no group"
     cell.ends("held")
     assert started(cell.cycle()) == ["w0x"]
     assert not pool.awake
@@ -122,7 +126,9 @@ def test_a_group_that_no_longer_waits_for_its_victims_lets_others_pass() -> None
 
 
 def promised() -> Cell:
-    """`top` was promised what `low` frees and what is idle beside it; `equal` waits though idle."""
+    """Return a cell in which the slots that `low` releases and an idle slot are reserved for `top`;
+    `equal` waits despite the idle slot.
+    """
     cell = Cell()
     cell.node("n1", gpus=2)
     cell.submit("low", priority=90)

@@ -1,4 +1,4 @@
-"""Which claims are not believed, and by which code; none of them changes anything."""
+"""Which claims are refused, and with which code; none of them changes the state."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ SECOND = "1" * 12
 
 @pytest.fixture
 def cell() -> Cell:
-    """Two nodes; `job` runs on n1, attempt 2; `next` is starting on n2."""
+    """Return two nodes: `job` runs on n1, attempt 2; `next` is starting on n2."""
     cell = Cell()
     cell.node("n1", gpus=1)
     cell.submit("job")
@@ -35,7 +35,7 @@ def cell() -> Cell:
 
 
 def refused(cell: Cell, event: Any, *, source: str | None = None) -> RefusalCode:
-    """The code under which a claim is refused, having changed nothing."""
+    """Return the code with which a claim is refused; check that the state is unchanged."""
     before = cell.machine.dump(cell.state)
     cell.claim(event, source=source)
     assert cell.cycle() == []
@@ -46,17 +46,17 @@ def refused(cell: Cell, event: Any, *, source: str | None = None) -> RefusalCode
 
 
 def about(cell: Cell, name: str = "job", **changes: Any) -> dict[str, Any]:
-    """What a claim about a replica starts with."""
+    """Return the fields that each claim about a replica has."""
     return {**cell._about(cell.task(name), 0), **changes}
 
 
 def exited(cell: Cell, name: str = "job", **changes: Any) -> nev.TaskExitedV1:
-    """A claim that a task exited."""
+    """Return a claim that a task exited."""
     return nev.TaskExitedV1(**about(cell, name, **changes), exit_code=0)
 
 
 def started(cell: Cell, name: str = "job", **changes: Any) -> nev.TaskStartedV1:
-    """A claim that a task started."""
+    """Return a claim that a task started."""
     return nev.TaskStartedV1(
         **about(cell, name, **changes), boot_id="00000000", pid=1, process_started=1
     )
@@ -181,7 +181,7 @@ def test_a_node_with_tasks_has_not_left(cell: Cell) -> None:
 
 
 def joined(cell: Cell, name: str, **changes: Any) -> nev.NodeJoinedV1:
-    """A claim that a node joined."""
+    """Return a claim that a node joined."""
     cell.node(name, **{"gpus": 1, **changes})
     event = cell._inputs.pop()[0]
     assert isinstance(event, nev.NodeJoinedV1)
@@ -227,7 +227,7 @@ def test_an_agent_that_started_again_counts_from_the_beginning(cell: Cell) -> No
 
 
 def test_a_new_incarnation_is_not_compared_with_the_numbers_of_the_one_before(cell: Cell) -> None:
-    """Its clock may be behind, and its ledger knows nothing of the one before."""
+    """Its clock may be behind, and it has no ledger of the earlier incarnation."""
     lives = [f"{number:012x}" for number in range(10, 90)]
     for number, life in enumerate(lives):
         join = joined(cell, "n3", incarnation=life)

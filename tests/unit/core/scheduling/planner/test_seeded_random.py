@@ -1,4 +1,4 @@
-"""SeededRandom, and placing by them."""
+"""Seeded random numbers, and placement by them."""
 
 from collections import Counter
 from typing import Any
@@ -36,15 +36,17 @@ def test_bits_are_counted_from_the_lowest(mask: int) -> None:
 
 def test_each_node_that_fits_is_equally_likely_and_no_other_is_drawn() -> None:
     index = index_of([([1000] * (n % 3), 8 if n % 5 else 0, 8) for n in range(30)])
-    asked = shape(Resources(gpus=1, gpu_milli=1000, cpu_milli=8))
-    holding = {capacity.ordinal for capacity in index.capacities.values() if capacity.holds(asked)}
+    requested = shape(Resources(gpus=1, gpu_milli=1000, cpu_milli=8))
+    holding = {
+        capacity.ordinal for capacity in index.capacities.values() if capacity.holds(requested)
+    }
     drawn: Counter[int] = Counter()
     for number in range(200 * len(holding)):
-        places = place(index, asked, strategy_named("random"), key=str(number))
+        places = place(index, requested, strategy_named("random"), key=str(number))
         assert places is not None
         drawn[places[0][0].ordinal] += 1
     assert drawn.keys() == holding
-    # Four standard deviations of what 200 in the mean give.
+    # Four standard deviations around the mean of 200.
     assert all(abs(count - 200) < 57 for count in drawn.values())
 
 

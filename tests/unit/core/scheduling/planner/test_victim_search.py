@@ -1,4 +1,4 @@
-"""Whom a division stops so that those fit who are to get the room, and what that costs."""
+"""Which tasks `fair_share` preempts so that the receivers fit, and what the search costs."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,9 @@ from yardmaster_schemas.events import decisions as dec
 
 
 def spread(nodes: int) -> Cell:
-    """Nodes of four GPUs, full of tasks of one, of which each next is on the next node."""
+    """Return nodes of four GPUs, full of tasks of one GPU; consecutive tasks are on different
+    nodes.
+    """
     cell = Cell(policy="fair_share", placement="worst_fit")
     for number in range(nodes):
         cell.node(f"n{number:02}", gpus=4)
@@ -28,7 +30,7 @@ def spread(nodes: int) -> Cell:
 
 
 def stopped_on(cell: Cell) -> list[str]:
-    """The nodes of the tasks that a cycle stops."""
+    """Return the nodes of the tasks that a cycle preempts."""
     found = []
     for event in cell.cycle():
         if isinstance(event, dec.PreemptionRequestedV1):
@@ -85,7 +87,7 @@ def test_the_number_of_trials_grows_with_the_request_and_not_with_the_cell(
 
 
 class Unlimited:
-    """Whoever can be stopped may be."""
+    """A budget that permits every victim."""
 
     def permits(self, victim: Task) -> bool:
         return True
@@ -100,7 +102,7 @@ def test_slots_that_a_gang_released_already_do_not_count_again() -> None:
     cell.submit("gang", gpus=2, replicas=2)
     cell.cycle()
     cell.starts("gang")
-    # Half of it is over; others have come in its place.
+    # One replica has ended; other tasks run in its place.
     cell.ends("gang", replica=0)
     cell.cycle()
     cell.submit("late", tasks=2)

@@ -1,4 +1,6 @@
-"""Why a task waits: each code that can occur, with its numbers; and what decides where tasks go."""
+"""Why a task waits: each code that can occur, with its numbers; and what decides the placement of
+tasks.
+"""
 
 import json
 
@@ -36,7 +38,7 @@ def test_a_pool_without_nodes_matches_no_task() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "about", "numbers"),
+    ("requested", "about", "numbers"),
     [
         (Resources(gpus=9, gpu_milli=1000), "gpus", {"asked": 9, "largest": 8}),
         (Resources(cpu_milli=65_000), "cpus", {"asked": 65_000, "largest": 64_000}),
@@ -47,11 +49,11 @@ def test_a_pool_without_nodes_matches_no_task() -> None:
         ),
     ],
 )
-def test_exceeds_every_node(asked: Resources, about: str, numbers: dict[str, int]) -> None:
+def test_exceeds_every_node(requested: Resources, about: str, numbers: dict[str, int]) -> None:
     cell = Cell()
     cell.node("n1", gpus=8)
     cell.node("n2", gpus=4)
-    cell.submit("job", resources=asked)
+    cell.submit("job", resources=requested)
     cell.cycle()
     wait = waits(cell, "job")
     assert (wait.code, wait.about, wait.numbers) == ("exceeds_every_node", about, numbers)
@@ -307,8 +309,8 @@ def test_cpus_and_memory_limit_what_fits_as_gpus_do() -> None:
     cell = Cell()
     cell.node("n1", gpus=8, cpu_milli=5000)
     cell.node("n2", gpus=8, cpu_milli=64_000, memory_mib=3000)
-    asked = Resources(gpus=1, gpu_milli=1000, cpu_milli=2000, memory_mib=1000)
-    cell.submit("job", tasks=10, resources=asked, preemptible=False)
+    requested = Resources(gpus=1, gpu_milli=1000, cpu_milli=2000, memory_mib=1000)
+    cell.submit("job", tasks=10, resources=requested, preemptible=False)
     cell.cycle()
     nodes = [cell.slots_of("job", i)[0][0] for i in range(10) if cell.slots_of("job", i)]
     assert (nodes.count("n1"), nodes.count("n2")) == (2, 3)
@@ -360,7 +362,9 @@ def test_best_fit_fills_nodes_and_worst_fit_spreads_over_them() -> None:
 
 
 def protected_cell() -> Cell:
-    """`a` and `b`, who fill the node, may not be stopped for an hour, for a minute."""
+    """Return a cell in which `a` and `b` fill the node and must not be preempted for an hour and a
+    minute.
+    """
     cell = Cell()
     cell.node("n1", gpus=8)
     cell.submit("a", gpus=4, priority=60, min_runtime_s=3600)

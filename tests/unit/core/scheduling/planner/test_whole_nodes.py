@@ -22,7 +22,7 @@ WHOLE: dict[str, Any] = {"layout": Layout.WHOLE_NODES}
 
 
 def cell_of(*sizes: int, **options: Any) -> Cell:
-    """A cell with nodes n1, n2, ... of those sizes."""
+    """Return a cell with nodes n1, n2, ... of those sizes."""
     cell = Cell(**options)
     for number, gpus in enumerate(sizes, start=1):
         cell.node(f"n{number}", gpus=gpus)
@@ -30,7 +30,7 @@ def cell_of(*sizes: int, **options: Any) -> Cell:
 
 
 def laid(cell: Cell, name: str) -> list[tuple[str, int]]:
-    """Node and number of GPUs of each replica."""
+    """Return node and number of GPUs of each replica."""
     return [(node, len(slots)) for node, slots in cell.slots_of(name)]
 
 
@@ -68,8 +68,8 @@ def test_else_idle_nodes_of_equal_size_are_used_the_largest_divisor_first(
 
 def test_a_gang_on_whole_nodes_has_a_port_and_cpus_for_each_replica() -> None:
     cell = cell_of(2, 2)
-    asked = Resources(gpus=4, gpu_milli=1000, cpu_milli=3000, memory_mib=100)
-    cell.submit("job", resources=asked, **WHOLE)
+    requested = Resources(gpus=4, gpu_milli=1000, cpu_milli=3000, memory_mib=100)
+    cell.submit("job", resources=requested, **WHOLE)
     start = only(cell.cycle(), dec.SlotsAllocatedV1)
     assert start.master_port == 20_000
     assert [(p.replica, p.node, p.cpu_milli, p.memory_mib) for p in start.placements] == [
@@ -96,8 +96,8 @@ def test_cpus_and_memory_are_needed_on_each_of_the_nodes() -> None:
     cell = Cell()
     for name, cpu_milli in (("n1", 1000), ("n2", 5000), ("n3", 4000), ("n4", 7000)):
         cell.node(name, gpus=2, cpu_milli=cpu_milli)
-    asked = Resources(gpus=4, gpu_milli=1000, cpu_milli=5000)
-    cell.submit("job", resources=asked, **WHOLE)
+    requested = Resources(gpus=4, gpu_milli=1000, cpu_milli=5000)
+    cell.submit("job", resources=requested, **WHOLE)
     cell.cycle()
     assert laid(cell, "job") == [("n2", 2), ("n4", 2)]
     cell.submit("other", resources=Resources(gpus=6, gpu_milli=1000, cpu_milli=5000), **WHOLE)
@@ -118,7 +118,9 @@ def test_a_gang_that_fits_only_while_other_nodes_are_in_use_is_not_never() -> No
     cell = cell_of(5, 4, 3, unequal_gangs=True)
     cell.submit("job", gpus=7, **WHOLE)
     cell.cycle()
-    assert waits(cell, "job").code == "fragmented", "the largest first leaves two that nobody has"
+    assert waits(cell, "job").code == "fragmented", (
+        "taking the largest first leaves two GPUs that no node has"
+    )
     cell.submit("held", avoid_nodes=("n2", "n3"), preemptible=False)
     cell.cycle()
     cell.cordon("n3")
@@ -146,7 +148,7 @@ def test_a_layout_changes_nothing_for_one_gpu_or_none() -> None:
     assert cell.phase("none") == "starting"
 
 
-# Why it waits
+# Wait reasons
 
 
 def test_exceeds_pool() -> None:
@@ -207,7 +209,7 @@ def test_nodes_unavailable() -> None:
     assert started(cell.cycle()) == ["job"]
 
 
-# Stopping others for it
+# Preemption
 
 
 def test_only_the_whole_nodes_that_it_needs_are_emptied_for_a_task() -> None:
@@ -306,7 +308,7 @@ def test_a_job_with_neither_layout_nor_avoided_nodes_keeps_its_shape() -> None:
     assert len(set(ids)) == 3
 
 
-# Laying over nodes
+# Gangs over several nodes
 
 
 free_slots = st.lists(st.sampled_from([0, 500, 1000, 1000, 1000]), max_size=4)
@@ -318,18 +320,20 @@ offers_of_nodes = st.lists(
 
 
 def expected_nodes(
-    offers: list[tuple[list[int], int]], asked: Shape, *, unequal: bool
+    offers: list[tuple[list[int], int]], requested: Shape, *, unequal: bool
 ) -> list[int] | None:
-    """Which nodes get it, read off the rule node by node; None: it waits."""
-    able = [(o, slots) for o, (slots, cpu) in enumerate(offers) if cpu >= asked.cpu_milli]
-    if holding := [(slots.count(1000), o) for o, slots in able if slots.count(1000) >= asked.gpus]:
+    """Return the nodes that get the task, by the rule, node by node; None: it waits."""
+    able = [(o, slots) for o, (slots, cpu) in enumerate(offers) if cpu >= requested.cpu_milli]
+    if holding := [
+        (slots.count(1000), o) for o, slots in able if slots.count(1000) >= requested.gpus
+    ]:
         return [min(holding)[1]]
     idle = [(len(slots), o) for o, slots in able if slots and set(slots) == {1000}]
     for size in sorted({size for size, _ in idle}, reverse=True):
         equal = [o for n, o in idle if n == size]
-        if asked.gpus % size == 0 and len(equal) * size >= asked.gpus:
-            return equal[: asked.gpus // size]
-    taken, need = [], asked.gpus
+        if requested.gpus % size == 0 and len(equal) * size >= requested.gpus:
+            return equal[: requested.gpus // size]
+    taken, need = [], requested.gpus
     for size, ordinal in sorted(idle, key=lambda each: (-each[0], each[1])) if unequal else ():
         if size <= need:
             taken.append(ordinal)
@@ -342,11 +346,11 @@ def test_a_task_on_whole_nodes_is_placed_by_the_documented_rule(
     offers: list[tuple[list[int], int]], gpus: int, cpu_milli: int, unequal: bool
 ) -> None:
     index = index_of([(slots, cpu, 0) for slots, cpu in offers])
-    asked = shape(Resources(gpus=gpus, gpu_milli=1000, cpu_milli=cpu_milli), **WHOLE)
-    choose = replace(strategy_named("best_fit"), unequal=unequal)
-    expected = expected_nodes(offers, asked, unequal=unequal)
+    requested = shape(Resources(gpus=gpus, gpu_milli=1000, cpu_milli=cpu_milli), **WHOLE)
+    strategy = replace(strategy_named("best_fit"), unequal=unequal)
+    expected = expected_nodes(offers, requested, unequal=unequal)
     for also in (None, index_of([(slots, cpu, 0) for slots, cpu in offers])):
-        places = place(index, asked, choose, also)
+        places = place(index, requested, strategy, also)
         found = None if places is None else [capacity.ordinal for capacity, _ in places]
         assert found == expected
         for capacity, slots in places or ():
@@ -361,11 +365,11 @@ def test_slots_reserved_for_others_are_not_taken(
 ) -> None:
     index = index_of([(slots, cpu, 0) for slots, cpu in offers])
     less = [([0] * len(s) if o in promised else s, cpu) for o, (s, cpu) in enumerate(offers)]
-    asked = shape(Resources(gpus=gpus, gpu_milli=1000), **WHOLE)
+    requested = shape(Resources(gpus=gpus, gpu_milli=1000), **WHOLE)
     also = index_of([(slots, cpu, 0) for slots, cpu in less])
-    places = place(index, asked, strategy_named("best_fit"), also)
+    places = place(index, requested, strategy_named("best_fit"), also)
     found = None if places is None else [capacity.ordinal for capacity, _ in places]
-    assert (found is None) == (expected_nodes(less, asked, unequal=False) is None)
+    assert (found is None) == (expected_nodes(less, requested, unequal=False) is None)
     assert not promised.intersection(found or ())
 
 

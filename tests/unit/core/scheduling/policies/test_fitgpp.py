@@ -69,7 +69,7 @@ def test_no_task_is_preempted_for_one_that_fits() -> None:
 
 
 def test_a_victim_qualifies_only_if_the_task_fits_without_it() -> None:
-    """Equation 2: `small` has the lower score, but its going would not do."""
+    """Equation 2: `small` has the lower score, but the task would not fit without it."""
     cell = fitgpp()
     cell.node("n1", gpus=2)
     cell.node("n2", gpus=3)
@@ -95,11 +95,11 @@ def test_every_resource_must_suffice() -> None:
     cell = fitgpp()
     cell.node("n1", gpus=4, cpu_milli=8000, memory_mib=8192)
     for name, cpu, memory in (("memory", 1000, 6000), ("cpu", 6000, 1000)):
-        asked = Resources(gpus=1, gpu_milli=1000, cpu_milli=cpu, memory_mib=memory)
-        cell.submit(name, resources=asked, grace_s=1 if name == "memory" else 100)
+        requested = Resources(gpus=1, gpu_milli=1000, cpu_milli=cpu, memory_mib=memory)
+        cell.submit(name, resources=requested, grace_s=1 if name == "memory" else 100)
     cell.cycle()
-    asked = Resources(gpus=1, gpu_milli=1000, cpu_milli=5000, memory_mib=1000)
-    cell.submit("te", resources=asked, preemptible=False)
+    requested = Resources(gpus=1, gpu_milli=1000, cpu_milli=5000, memory_mib=1000)
+    cell.submit("te", resources=requested, preemptible=False)
     assert stopped(cell.cycle()) == ["cpu"]
 
 
@@ -111,7 +111,7 @@ def test_a_fraction_of_a_gpu_needs_a_victim_on_the_same_gpu() -> None:
     cell.cycle()
     share = Resources(gpus=1, gpu_milli=700)
     cell.submit("te", resources=share, preemptible=False)
-    # Half a GPU more beside the other half is no 700: only where `most` leaves is there room.
+    # Another half of a GPU does not make 700 on one GPU: only the GPU of `most` can.
     assert stopped(cell.cycle()) == ["most"]
 
 
@@ -120,8 +120,8 @@ def test_size_and_grace_period_make_the_score() -> None:
     cell = fitgpp()
     cell.node("n1", gpus=8, cpu_milli=32_000, memory_mib=256 * 1024)
     for name, gpus, grace_s in (("long", 2, 400), ("short", 4, 100)):
-        asked = Resources(gpus=gpus, gpu_milli=1000, cpu_milli=4000 * gpus)
-        cell.submit(name, resources=asked, grace_s=grace_s)
+        requested = Resources(gpus=gpus, gpu_milli=1000, cpu_milli=4000 * gpus)
+        cell.submit(name, resources=requested, grace_s=grace_s)
     cell.cycle()
     urgent(cell, "te", gpus=4)
     (stop,) = stops(cell.cycle())
@@ -317,7 +317,7 @@ def test_a_preemptible_task_starts_on_slots_that_are_not_reserved() -> None:
     decided = cell.cycle()
     assert (stopped(decided), started(decided)) == (["be1"], ["be2"])
     leaves(cell, "be1")
-    # It was promised three of the four.
+    # Three of the four are reserved for it.
     assert started(cell.cycle()) == ["te"]
     assert cell.wait_code("be1") == "insufficient_free"
     assert cell.wait_code("be3") == "behind_task"
@@ -397,7 +397,7 @@ def test_a_gang_does_not_preempt_victims_that_turn_out_unnecessary() -> None:
     best_effort(cell, "big", gpus=3, grace_s=100)
     cell.cycle()
     urgent(cell, "te", gpus=1, replicas=3)
-    # With `one` gone a replica fits, but all three do only where `big` was.
+    # Without `one` a replica fits, but all three fit only in place of `big`.
     assert stopped(cell.cycle()) == ["big"]
 
 
@@ -410,7 +410,7 @@ def test_a_gang_is_a_victim_as_a_whole() -> None:
     cell.cycle()
     urgent(cell, "te")
     (stop,) = stops(cell.cycle())
-    # Both hold two GPUs; of equals the earlier submission is stopped.
+    # Both hold two GPUs; of equal scores the earlier submission is preempted.
     assert stop.task_id.startswith("gang")
     assert stop.stop.numbers["size"] == 1000
 
@@ -452,7 +452,7 @@ def test_no_task_is_preempted_on_nodes_that_the_task_may_not_use() -> None:
 def test_a_task_deferred_for_a_preferred_pool_may_preempt_what_was_placed_meanwhile(
     policy: str,
 ) -> None:
-    # In `side` the preemptible one comes first, here the other: each waits for the other's pool.
+    # In `side` the preemptible task comes first, here the other: each waits for the other pool.
     cell = Cell(policy=policy)
     cell.pool("side", policy="priority")
     cell.node("n1", gpus=1)

@@ -1,4 +1,6 @@
-"""The `priority` policy, rule by rule (Determined's documentation and its planner's behaviour)."""
+"""The `priority` policy, rule by rule (Determined's documentation and the behavior of its
+planner).
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -185,7 +187,7 @@ def test_no_lower_priority_starts_while_victims_release_slots_for_a_higher_one()
     cell.ends("low")
     decided = cell.run_until_idle()
     assert started(decided)[0] == "top"
-    assert "nex" in started(decided), "room is there once nobody better waits"
+    assert "nex" in started(decided), "there is capacity once no higher priority waits"
 
 
 def test_slots_of_victims_are_reserved_for_the_task_that_preempted_them() -> None:

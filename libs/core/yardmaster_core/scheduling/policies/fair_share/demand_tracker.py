@@ -149,7 +149,7 @@ class DemandTracker:
                 else:
                     yield source
 
-    # Who asks for what
+    # Demands
 
     def _job_demand(self, job: Job, pools: Pools) -> Demand | None:
         """Return the demand of a job whose tasks are equal to no other job's."""
@@ -389,7 +389,7 @@ class DemandTracker:
                 below.setdefault(owner, []).append(run)
         for owner, some in below.items():
             limit = owner_limit(self.pool, owner, pools)
-            assert limit is not None, "a limit went without the demands being made anew"
+            assert limit is not None, "a limit was removed without a new tracker"
             if sum(run.claim.demand * run.count for run in some) > limit:
                 some = divide(limit, some)
                 for run in some:

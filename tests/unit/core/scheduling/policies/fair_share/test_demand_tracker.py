@@ -1,4 +1,4 @@
-"""What each claimant of a pool asks for is kept, and counted again when it changed."""
+"""The demand of each claimant of a pool is kept, and counted again when it changes."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from yardmaster_schemas.events import requests as req
 
 
 def shared(gpus: int = 8, **options: Any) -> Cell:
-    """One node in a pool that is divided."""
+    """Return a cell with one node in a pool with shares."""
     cell = Cell(policy="fair_share", **options)
     cell.node("n1", gpus=gpus)
     cell.cycle()
@@ -27,7 +27,7 @@ def shared(gpus: int = 8, **options: Any) -> Cell:
 
 
 def stale(cell: Cell, pool: str = "main") -> list[str]:
-    """Names of the jobs that are to be counted again."""
+    """Return the names of the jobs marked for counting."""
     return sorted(_name(piece) for piece in cell.state.pools[pool].stale)
 
 
@@ -37,23 +37,23 @@ def _name(thing: Job | Project | Group) -> str:
 
 
 def kept(cell: Cell, pool: str = "main", among: str = "job") -> DemandTracker:
-    """What the pool's claimants ask for, up to date."""
+    """Return the updated demands of the pool's claimants."""
     return current_demands(cell.state, cell.state.pools[pool], among, whole_tasks=True)
 
 
 def demands(cell: Cell, pool: str = "main", among: str = "job") -> dict[str, int]:
-    """What each claimant asks for, in GPUs."""
+    """Return the demand of each claimant, in GPUs."""
     rows = kept(cell, pool, among).rows
     return {_name(claimant): kind.claim.demand // 1000 for claimant, (_, kind) in rows.items()}
 
 
 def kinds(cell: Cell) -> list[int]:
-    """How many there are of each kind."""
+    """Return the number of claimants of each kind."""
     return sorted(len(kind.ages) for kind in kept(cell).kinds.values())
 
 
 def many(cell: Cell, count: int) -> None:
-    """So many jobs of one GPU, named a, b, c, ..."""
+    """Submit that many jobs of one GPU, named a, b, c, ..."""
     for number in range(count):
         cell.submit(chr(ord("a") + number))
 
@@ -65,7 +65,7 @@ def test_any_number_of_jobs_with_equal_demands_are_of_one_kind() -> None:
     cell = shared(4)
     many(cell, 10)
     cell.cycle()
-    assert kinds(cell) == [4, 6], "who runs, and who waits"
+    assert kinds(cell) == [4, 6], "running and pending jobs"
     assert_sound(cell.state)
 
 
@@ -96,7 +96,7 @@ def test_thousands_of_simultaneous_changes_give_the_same_as_one_by_one() -> None
     assert_sound(cell.state)
 
 
-# Who is counted again
+# Counting again
 
 
 def test_only_changed_claimants_are_counted_again() -> None:
@@ -169,11 +169,11 @@ def test_tasks_stopped_by_a_draft_are_counted_again_after_its_roll_back() -> Non
     job = state.jobs[job_id("old")]
     with Draft(state, 1000) as draft:
         plan(draft, REGISTRY)
-        assert kept(cell).rows[job][1].retained == 2000, "two of four are told to stop"
+        assert kept(cell).rows[job][1].retained == 2000, "two of four are stopping"
     assert kept(cell).rows[job][1].retained == 4000
 
 
-# What depends on more than one job
+# Results that depend on more than one job
 
 
 def test_a_claimant_that_could_not_fit_counts_once_a_fitting_node_joins() -> None:
@@ -217,7 +217,7 @@ def test_a_claimant_above_a_limit_counts_once_the_limit_leaves_more() -> None:
     cell.cycle()
     cell.exits("there")
     cell.cycle()
-    assert demands(cell) == {"here": 4}, "what gives back is as good as gone"
+    assert demands(cell) == {"here": 4}, "stopping tasks do not count"
     assert_sound(cell.state)
 
 
@@ -277,7 +277,9 @@ def test_a_projects_reclaimable_tasks_are_kept_once_it_was_above_its_share() -> 
     cell.submit("new", tasks=4, project="q")
     cell.run_until_idle()
     (line,) = pool.reclaimable.values()
-    assert [task.index for task in line.in_order()] == [0, 1], "the youngest were told to stop"
+    assert [task.index for task in line.in_order()] == [0, 1], (
+        "the latest submissions were preempted"
+    )
     for index in (2, 3):
         cell.ends("old", index)
     cell.run_until_idle()

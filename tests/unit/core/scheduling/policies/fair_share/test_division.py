@@ -8,13 +8,13 @@ from yardmaster_core.scheduling.policies.fair_share.claim_runs import Claim
 
 
 def gpus(*milli: int) -> list[int]:
-    """Offers in whole GPUs."""
+    """Return shares in whole GPUs."""
     assert all(each % 1000 == 0 for each in milli)
     return [each // 1000 for each in milli]
 
 
 def claim(demand: int, weight: int = 1, *, fixed: int = 0, least: int = 1) -> Claim:
-    """A claim in whole GPUs."""
+    """Return a claim in whole GPUs."""
     return Claim(weight, demand * 1000, fixed * 1000, least * 1000)
 
 
@@ -77,7 +77,7 @@ def test_a_claim_with_its_exact_share_gets_no_more() -> None:
 
 
 def test_a_claim_that_would_get_nothing_comes_first() -> None:
-    # 7.6 and 0.4 of 8: else the small one would wait as long as the other asks.
+    # 7.6 and 0.4 of 8: else the small claim would wait as long as the large one exists.
     assert gpus(*demand_proportional(8000, [claim(20), claim(1)])) == [7, 1]
 
 
@@ -120,11 +120,11 @@ def test_a_part_that_makes_no_whole_task_goes_to_a_claim_that_can_use_it() -> No
 @pytest.mark.parametrize("held", [(2, 1), (1, 2), (0, 3)])
 def test_shares_do_not_depend_on_what_each_claimant_holds(held: tuple[int, int]) -> None:
     for demands in ((50, 52), (52, 50), (60, 50), (50, 60)):
-        asked = [
+        requested = [
             Claim(1, demand * 1000, held=each * 1000)
             for demand, each in zip(demands, held, strict=True)
         ]
-        assert gpus(*demand_proportional(3000, asked)) == [2, 1]
+        assert gpus(*demand_proportional(3000, requested)) == [2, 1]
 
 
 def test_the_fixed_part_is_counted_in_one_step_however_large_it_is() -> None:

@@ -17,14 +17,14 @@ from yardmaster_schemas.resources import Resources
 
 
 def shared(gpus: int = 8, **options: Any) -> Cell:
-    """One node in a pool that is divided."""
+    """Return a cell with one node in a pool with shares."""
     cell = Cell(policy="fair_share", **options)
     cell.node("n1", gpus=gpus)
     return cell
 
 
 def stopped(events: list[Event]) -> list[str]:
-    """Names of the tasks that are told to stop; the numbers of each are checked."""
+    """Return the names of the preempted tasks, after a check of the numbers of each."""
     found = []
     for event in events:
         if isinstance(event, dec.PreemptionRequestedV1 | dec.StopRequestedV1):
@@ -35,14 +35,14 @@ def stopped(events: list[Event]) -> list[str]:
 
 
 def all_start(cell: Cell) -> None:
-    """Whatever was placed reports that it runs."""
+    """Report that every placed task runs."""
     for task in cell.state.tasks.values():
         if task.run is not None and not task.run.started:
             cell.starts(task.job.id.rstrip("0"), task.index)
 
 
 def obeyed(cell: Cell) -> list[Event]:
-    """What is told to stop stops; the decisions until nothing more is decided."""
+    """Let preempted tasks stop; return the decisions until none follows."""
     decided: list[Event] = []
     for _ in range(20):
         decided += cell.run_until_idle()
@@ -60,7 +60,7 @@ def obeyed(cell: Cell) -> list[Event]:
 
 
 def held(cell: Cell, name: str) -> int:
-    """GPUs that a job holds."""
+    """Return the GPUs that a job holds."""
     return cell.task(name).job.used_milli // 1000
 
 
@@ -235,7 +235,7 @@ def test_of_gangs_that_would_each_get_half_their_slots_the_older_gets_all() -> N
     assert waits(cell, "young").numbers["fair_share_milli"] == 0
 
 
-# Giving back
+# Reclaiming
 
 
 @pytest.mark.parametrize("variant", ["demand_proportional", "max_min"])
@@ -444,7 +444,9 @@ def test_as_in_determineds_code_tasks_above_a_share_are_preempted_without_a_rece
 
 
 def scattered(variant: str) -> Cell:
-    """Four nodes of two GPUs; of eight tasks of one each next runs on the next node."""
+    """Return four nodes of two GPUs with eight tasks of one GPU; consecutive tasks are on different
+    nodes.
+    """
     cell = Cell(policy="fair_share", placement="worst_fit", variant=variant)
     for number in range(4):
         cell.node(f"n{number}", gpus=2)
@@ -514,7 +516,7 @@ def test_a_task_that_stops_waiting_leaves_its_part_to_others_at_once() -> None:
     cell.cycle()
     for index in range(10, 30):
         cell.cancel("thirty", index)
-    # 10 and 10 left of 8: 4 and 4.
+    # Demands of 10 and 10 are left, on 8: 4 and 4.
     assert len(stopped(cell.cycle())) == 2
 
 
@@ -686,7 +688,7 @@ def test_a_project_counts_no_more_than_its_limits() -> None:
     assert (held(cell, "one"), held(cell, "other")) == (1, 7)
 
 
-# The pool's choice
+# The policy of the pool
 
 
 def test_a_pool_that_changes_to_fair_share_and_back_groups_pending_tasks_again() -> None:
