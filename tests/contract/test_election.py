@@ -52,7 +52,7 @@ def contest(request: pytest.FixtureRequest) -> Contest:
     return contest
 
 
-async def settle() -> None:
+async def run_others() -> None:
     """Run all other tasks until each of them waits."""
     for _ in range(20):
         await asyncio.sleep(0)
@@ -63,7 +63,7 @@ async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task
     """Run `work` during the block."""
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(work)
-        await settle()
+        await run_others()
         yield task
         task.cancel()
 
@@ -71,7 +71,7 @@ async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task
 async def test_the_only_candidate_wins(contest: Contest) -> None:
     async with running(contest.election.won()) as won:
         contest.elect()
-        await settle()
+        await run_others()
         assert won.done()
 
 
@@ -117,6 +117,6 @@ async def test_a_candidate_without_rivals_wins_again_after_a_restore(contest: Co
 async def test_a_candidate_may_withdraw_at_any_time_and_more_than_once(contest: Contest) -> None:
     contest.election.withdraw()
     contest.elect()
-    await settle()
+    await run_others()
     contest.election.withdraw()
     contest.election.withdraw()

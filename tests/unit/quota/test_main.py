@@ -143,7 +143,7 @@ async def test_a_submitted_job_is_admitted_and_the_log_proves_it(cell: Cell) -> 
     await cell.proved()
 
 
-async def test_pools_are_held_to_the_schedulers_own_policies(cell: Cell) -> None:
+async def test_pools_are_checked_with_the_schedulers_policies(cell: Cell) -> None:
     async with cell.served():
         await cell.asks(
             pool("a", policy=r.PolicyRef(name="no-such-policy")),
@@ -160,7 +160,7 @@ async def test_pools_are_held_to_the_schedulers_own_policies(cell: Cell) -> None
     await cell.proved()
 
 
-async def test_a_killed_service_goes_on_where_it_was(cell: Cell) -> None:
+async def test_a_killed_service_continues_where_it_was(cell: Cell) -> None:
     await cell.asks(*CELL_SETUP)
     for life in range(3):
         async with cell.served():
@@ -170,7 +170,7 @@ async def test_a_killed_service_goes_on_where_it_was(cell: Cell) -> None:
     await cell.proved()
 
 
-async def test_it_goes_on_from_a_snapshot_too(cell: Cell, tmp_path: Path) -> None:
+async def test_a_killed_service_continues_from_a_snapshot(cell: Cell, tmp_path: Path) -> None:
     store = SnapshotStore(str(tmp_path))
     limits = SnapshotLimits(every_cycles=1)
     await cell.asks(*CELL_SETUP)
@@ -183,7 +183,7 @@ async def test_it_goes_on_from_a_snapshot_too(cell: Cell, tmp_path: Path) -> Non
     assert not cell.said("snapshot_unusable"), cell.lines.getvalue()
 
 
-async def test_what_cannot_be_believed_is_refused_and_recorded_and_the_rest_is_judged(
+async def test_invalid_requests_are_refused_and_recorded_and_the_others_are_decided(
     cell: Cell,
 ) -> None:
     cordon = r.NodeCordonRequestedV1(node="gpu-07")
@@ -210,7 +210,7 @@ async def test_what_cannot_be_believed_is_refused_and_recorded_and_the_rest_is_j
     await cell.proved()
 
 
-async def test_a_large_batch_is_judged_in_cycles_of_the_limit(cell: Cell) -> None:
+async def test_a_large_batch_is_decided_in_cycles_of_the_limit(cell: Cell) -> None:
     await cell.asks(*CELL_SETUP)
     await cell.submits(*(job(job_id(n)) for n in range(20)))
     async with cell.served(cycle={"max_decisions": 3}):
@@ -223,7 +223,7 @@ async def test_a_large_batch_is_judged_in_cycles_of_the_limit(cell: Cell) -> Non
 
 @pytest.mark.parametrize("kind", [FaultKind.LOST, FaultKind.LANDED, FaultKind.LATE])
 @pytest.mark.parametrize("nth", range(1, 5))
-async def test_an_append_of_unknown_outcome_loses_no_request_and_judges_none_twice(
+async def test_an_append_of_unknown_outcome_loses_no_request_and_decides_none_twice(
     cell: Cell, kind: FaultKind, nth: int
 ) -> None:
     fault = Fault(topic="admissions", nth=nth, kind=kind, after_operations=2 * nth)
@@ -301,7 +301,9 @@ async def test_an_admission_that_contradicts_the_log_stops_the_service(cell: Cel
 # Settings and the process ----------------------------------------------------------------------
 
 
-def test_settings_are_quotas_then_everybodys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quotas_own_settings_override_those_of_all_services(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("YARD_CELL", "east")
     monkeypatch.setenv("YARD_LOG", "memory:")
     monkeypatch.setenv("YARD_QUOTA_LOG", "sqlite:///x")
@@ -319,7 +321,7 @@ def test_settings_are_quotas_then_everybodys(monkeypatch: pytest.MonkeyPatch) ->
         ("YARD_QUOTA_LOG", "gopher://x", 100, "gopher://x"),
     ],
 )
-def test_a_process_that_cannot_start_says_why(
+def test_a_process_that_cannot_start_reports_the_cause(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,

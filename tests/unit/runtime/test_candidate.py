@@ -49,7 +49,7 @@ def cycle_of(candidate: Candidate[Any]) -> int:
     return candidate.leader.fold.reader.cycle if candidate.leader else -1
 
 
-async def test_a_sole_candidate_leads_at_once_and_goes_on_after_a_restart(cell: ToyCell) -> None:
+async def test_a_sole_candidate_leads_at_once_and_continues_after_a_restart(cell: ToyCell) -> None:
     async def live_once(cycle: int) -> None:
         candidate = cell.candidate()
         async with running(candidate.run()):
@@ -67,7 +67,7 @@ async def test_a_sole_candidate_leads_at_once_and_goes_on_after_a_restart(cell: 
 
 @pytest.mark.parametrize("kind", [FaultKind.LOST, FaultKind.LANDED, FaultKind.LATE])
 @pytest.mark.parametrize("nth", range(1, 7))
-async def test_after_an_unknown_outcome_a_new_term_goes_on_with_nothing_lost_or_twice(
+async def test_after_an_unknown_outcome_a_new_term_continues_without_loss_or_repeat(
     cell: ToyCell, kind: FaultKind, nth: int
 ) -> None:
     plan = FaultPlan(
@@ -90,7 +90,9 @@ async def test_after_an_unknown_outcome_a_new_term_goes_on_with_nothing_lost_or_
     assert metrics.outcomes_unknown._value.get() == len(plan.happened)
 
 
-async def test_while_the_log_is_away_it_waits_and_then_goes_on(cell: ToyCell) -> None:
+async def test_while_the_log_is_unavailable_the_candidate_waits_and_then_continues(
+    cell: ToyCell,
+) -> None:
     faults = [
         Fault(topic="admissions", nth=nth, kind=FaultKind.UNAVAILABLE) for nth in range(2, 30)
     ]
@@ -105,7 +107,7 @@ async def test_while_the_log_is_away_it_waits_and_then_goes_on(cell: ToyCell) ->
     assert len(plan.happened) == len(faults)
 
 
-async def test_a_fenced_sole_candidate_becomes_a_standby_and_says_so(cell: ToyCell) -> None:
+async def test_a_fenced_sole_candidate_becomes_a_standby_and_reports_it(cell: ToyCell) -> None:
     first, second = cell.candidate(), cell.candidate()
     async with running(first.run()):
         await until(lambda: first.leader is not None)
@@ -118,7 +120,7 @@ async def test_a_fenced_sole_candidate_becomes_a_standby_and_says_so(cell: ToyCe
     assert [line["code"] for line in cell.said("leading_ended")] == ["fenced"]
 
 
-async def test_a_standby_folds_along_and_takes_over_with_all_of_it(cell: ToyCell) -> None:
+async def test_a_standby_follows_the_log_and_takes_over_with_the_whole_state(cell: ToyCell) -> None:
     elections = [ManualElection(), ManualElection()]
     machines = [ToyMachine.scheduler(), ToyMachine.scheduler()]
     quota = cell.candidate()
@@ -150,7 +152,7 @@ async def test_a_standby_folds_along_and_takes_over_with_all_of_it(cell: ToyCell
         Record(b"main", b"{}", (("ce_type", b"Novelty"), ("yard_version", b"1"))),
     ],
 )
-async def test_what_cannot_be_decoded_in_a_machines_own_topic_stops_it_by_name(
+async def test_an_undecodable_record_in_the_own_topic_stops_the_machine_with_a_named_error(
     cell: ToyCell, record: Record
 ) -> None:
     leader = cell.leader()
@@ -164,7 +166,7 @@ async def test_what_cannot_be_decoded_in_a_machines_own_topic_stops_it_by_name(
         await leader.step()
 
 
-async def test_what_another_wrote_into_a_machines_topic_stops_its_readers(cell: ToyCell) -> None:
+async def test_a_foreign_record_in_a_machines_topic_stops_its_readers(cell: ToyCell) -> None:
     await cell.leader().take_term()
     await cell.put("admissions", [progress(0, 5)])
     with pytest.raises(ForeignRecord):
@@ -180,7 +182,7 @@ class Forgetful(ToyMachine):
         return "0" * 64
 
 
-async def test_a_machine_that_comes_to_another_state_stops_by_name(cell: ToyCell) -> None:
+async def test_a_machine_that_reaches_another_state_stops_with_a_named_error(cell: ToyCell) -> None:
     leader = cell.leader()
     await leader.take_term()
     await cell.ask()
@@ -208,7 +210,7 @@ class Stubborn(ToyMachine):
         )
 
 
-async def test_after_a_decision_that_cannot_be_written_the_next_cycle_records_that(
+async def test_after_a_decision_that_cannot_be_written_the_next_cycle_records_that_fact(
     cell: ToyCell,
 ) -> None:
     template, metrics = ToyMachine.scheduler(), cell.metrics()
@@ -227,7 +229,9 @@ async def test_after_a_decision_that_cannot_be_written_the_next_cycle_records_th
     assert [line["code"] for line in cell.said("leading_ended")] == ["decision_refused"]
 
 
-async def test_cycles_that_are_too_large_are_made_smaller_in_a_new_term(cell: ToyCell) -> None:
+async def test_after_a_cycle_that_is_too_large_the_next_term_uses_smaller_cycles(
+    cell: ToyCell,
+) -> None:
     class Tight:
         """Takes no commit of more than three inputs (as a topic with small batches would)."""
 
@@ -286,7 +290,7 @@ async def with_cycles(cell: ToyCell, store: SnapshotStore, count: int) -> Any:
     return scheduler.fold
 
 
-async def test_a_restart_takes_the_newest_snapshot_and_the_tail(
+async def test_a_restart_uses_the_newest_snapshot_and_the_tail(
     cell: ToyCell, tmp_path: Path
 ) -> None:
     store = SnapshotStore(str(tmp_path))
@@ -318,7 +322,7 @@ async def test_a_damaged_snapshot_falls_back_to_the_one_before(
     assert len(cell.said("snapshot_skipped")) == (0 if damage == "gone" else 1)
 
 
-async def test_snapshots_that_all_fail_cost_time_and_no_state(
+async def test_when_all_snapshots_fail_the_whole_log_is_folded(
     cell: ToyCell, tmp_path: Path
 ) -> None:
     store = SnapshotStore(str(tmp_path))
@@ -330,7 +334,7 @@ async def test_snapshots_that_all_fail_cost_time_and_no_state(
     assert cell.said("restored")[0]["snapshot_cycle"] == 0
 
 
-async def test_a_snapshot_of_another_log_is_passed_over(cell: ToyCell, tmp_path: Path) -> None:
+async def test_a_snapshot_of_another_log_is_skipped(cell: ToyCell, tmp_path: Path) -> None:
     store = SnapshotStore(str(tmp_path))
     await with_cycles(cell, store, 2)
     other = await ToyCell(clock=cell.clock).create()
@@ -371,7 +375,7 @@ def forged(snapshot: Snapshot, what: str) -> Snapshot:
         ("claims of before", 1, "chain_broken"),
     ],
 )
-async def test_a_forged_snapshot_is_passed_over_for_the_one_before(
+async def test_a_forged_snapshot_is_skipped_for_the_one_before(
     cell: ToyCell, tmp_path: Path, what: str, tail: int, code: str
 ) -> None:
     store = SnapshotStore(str(tmp_path))
@@ -395,7 +399,7 @@ async def test_a_forged_snapshot_is_passed_over_for_the_one_before(
     assert cell.said("restored")[0]["snapshot_cycle"] == 1
 
 
-async def test_a_log_that_ends_before_its_snapshot_stops_by_name(
+async def test_a_log_that_ends_before_its_snapshot_stops_the_machine_with_a_named_error(
     cell: ToyCell, tmp_path: Path
 ) -> None:
     store = SnapshotStore(str(tmp_path))
@@ -405,7 +409,7 @@ async def test_a_log_that_ends_before_its_snapshot_stops_by_name(
         await empty.candidate(ToyMachine.scheduler(), snapshots=store).run()
 
 
-async def test_a_leader_takes_snapshots_as_it_goes_and_records_them_without_a_spin(
+async def test_a_leader_takes_snapshots_and_records_them_without_extra_cycles(
     cell: ToyCell, tmp_path: Path
 ) -> None:
     store = SnapshotStore(str(tmp_path))

@@ -40,7 +40,7 @@ class World:
         self.chance = SeededChance(7)
         self.log = MemoryLog(self.clock)
         self.group = MemoryGroup()
-        self.asked = dict.fromkeys(CELLS, 0)
+        self.requested = dict.fromkeys(CELLS, 0)
 
     async def create(self) -> "World":
         await self.log.create_topics(list(TOPICS.values()), partitions=len(CELLS))
@@ -48,8 +48,8 @@ class World:
 
     async def ask(self, cell: str) -> None:
         """One more request of a cell."""
-        record = encode(request(self.asked[cell]), cell)
-        self.asked[cell] += 1
+        record = encode(request(self.requested[cell]), cell)
+        self.requested[cell] += 1
         await self.log.append(Partition("requests", CELLS.index(cell)), [record])
 
     async def fold(self, cell: str) -> Fold[Any]:
@@ -60,7 +60,7 @@ class World:
 
     async def answered(self, cell: str) -> bool:
         """Whether each request of the cell was answered once."""
-        return answers(await self.fold(cell)) == {job_id(n): 1 for n in range(self.asked[cell])}
+        return answers(await self.fold(cell)) == {job_id(n): 1 for n in range(self.requested[cell])}
 
     async def until_answered(self, *cells: str) -> None:
         for cell in cells:
@@ -128,7 +128,9 @@ async def led(world: World, *want: tuple[Replica, set[str]]) -> None:
     await until(lambda: all(replica.leads() == cells for replica, cells in want), world.clock)
 
 
-async def test_two_cells_spread_over_two_replicas_and_follow_who_is_there(world: World) -> None:
+async def test_two_cells_spread_over_two_replicas_and_move_when_a_replica_leaves(
+    world: World,
+) -> None:
     first, second = Replica(world), Replica(world)
     async with running(first):
         await led(world, (first, set(CELLS)))
@@ -154,7 +156,7 @@ async def test_two_cells_spread_over_two_replicas_and_follow_who_is_there(world:
             await world.until_answered(*CELLS)
 
 
-async def test_standbys_of_all_cells_fold_along(world: World) -> None:
+async def test_standbys_of_all_cells_follow_the_log(world: World) -> None:
     first, second = Replica(world), Replica(world)
     async with running(first, second):
         await until(lambda: len(first.leads()) == len(second.leads()) == 1, world.clock)
@@ -167,7 +169,7 @@ async def test_standbys_of_all_cells_fold_along(world: World) -> None:
         assert [replica.sample("leading", cell="main") for replica in (first, second)].count(1) == 1
 
 
-async def test_a_batch_that_lands_after_the_takeover_is_dropped_and_its_leader_is_fenced(
+async def test_a_batch_written_after_the_takeover_is_dropped_and_its_leader_is_fenced(
     world: World,
 ) -> None:
     # The leader of `main` is stopped while its first cycle is on its way to the log.
@@ -224,14 +226,14 @@ async def test_a_fenced_leader_leads_again_when_the_other_is_gone(world: World) 
         await world.until_answered("east")
 
 
-async def test_a_machine_that_stops_leaves_its_cell_to_others_and_the_rest_to_itself(
+async def test_a_stopped_machine_leaves_only_its_own_cell_to_others(
     world: World,
 ) -> None:
     first, second = Replica(world), Replica(world)
     async with running(first, second):
         await until(lambda: len(first.leads()) == len(second.leads()) == 1, world.clock)
         await until(lambda: not first.ports.health.reasons, world.clock)
-        # No reader can pass this record: whoever leads `east`, its machine stops.
+        # No reader can pass this record: every machine that leads `east` stops.
         await world.log.append(Partition("admissions", 1), [Record(b"east", b"junk")])
         await until(lambda: bool(first.codes("machine_stopped")), world.clock)
         await until(lambda: bool(second.codes("machine_stopped")), world.clock)
@@ -261,7 +263,7 @@ async def test_a_process_ends_when_the_last_of_its_machines_has_stopped(world: W
     assert replica.codes("machine_stopped") == [(cell, ForeignRecord.code) for cell in CELLS]
 
 
-async def test_samples_and_lines_of_a_cell_say_which(world: World) -> None:
+async def test_samples_and_log_lines_name_their_cell(world: World) -> None:
     replica = Replica(world)
     async with running(replica):
         await led(world, (replica, set(CELLS)))
@@ -277,7 +279,7 @@ async def test_samples_and_lines_of_a_cell_say_which(world: World) -> None:
     assert {line["cell"] for line in lines if line["event"] == "term_started"} == set(CELLS)
 
 
-async def test_a_leader_that_must_restore_leaves_its_cell_to_the_standby(world: World) -> None:
+async def test_a_leader_that_must_restore_leaves_its_cell_to_a_standby(world: World) -> None:
     plan = FaultPlan(world.clock, [Fault(topic="admissions", nth=3, kind=FaultKind.LOST)])
     first, second = Replica(world, FaultyLog(world.log.handle(), plan)), Replica(world)
     async with running(first):
@@ -291,7 +293,7 @@ async def test_a_leader_that_must_restore_leaves_its_cell_to_the_standby(world: 
             await until(lambda: cell in second.leads())
 
 
-def test_each_cell_knows_of_how_many_cells_the_log_is() -> None:
+def test_each_cell_knows_the_number_of_cells_in_the_log() -> None:
     assert [one.partitions for one in RuntimeSettings(cells=CELLS).served()] == [2, 2]
     assert [one.partitions for one in RuntimeSettings().served()] == [1]
     assert RuntimeSettings(partition=2).partitions == 3

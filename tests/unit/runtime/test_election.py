@@ -1,4 +1,4 @@
-"""Who wins a cell in a group, and who does not win it again."""
+"""Elections in a group: which member wins a cell, and when a fenced one wins again."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
@@ -26,18 +26,18 @@ class Replica:
         return self.elections[0]
 
 
-async def settle() -> None:
-    """Let all others run until they wait."""
+async def run_others() -> None:
+    """Run all other tasks until each of them waits."""
     for _ in range(20):
         await asyncio.sleep(0)
 
 
 @asynccontextmanager
 async def waiting(work: Coroutine[Any, Any, object]) -> AsyncIterator[asyncio.Task[object]]:
-    """Run it beside the block, until the block's end at the latest."""
+    """Run `work` during the block."""
     async with asyncio.TaskGroup() as group:
         task = group.create_task(work)
-        await settle()
+        await run_others()
         yield task
         task.cancel()
 
@@ -47,7 +47,7 @@ async def test_a_lone_member_wins_its_cell_at_once() -> None:
     await replica.election.won()
 
 
-async def test_a_second_wins_when_the_first_is_gone() -> None:
+async def test_a_second_member_wins_when_the_first_has_left() -> None:
     group, clock = MemoryGroup(), ManualClock()
     first, second = Replica(group, clock), Replica(group, clock)
     await first.election.won()
@@ -57,7 +57,7 @@ async def test_a_second_wins_when_the_first_is_gone() -> None:
         await won
 
 
-async def test_a_member_wins_no_cell_that_it_has_yet_to_restore() -> None:
+async def test_a_member_wins_no_cell_that_it_still_has_to_restore() -> None:
     group, clock = MemoryGroup(), ManualClock()
     first, second = Replica(group, clock, cells=2), Replica(group, clock, cells=2)
     for election in first.elections:
@@ -69,7 +69,7 @@ async def test_a_member_wins_no_cell_that_it_has_yet_to_restore() -> None:
     assert second.member.assigned.partitions == {1}
 
 
-async def test_a_leader_loses_only_when_another_has_its_cell() -> None:
+async def test_a_leader_loses_only_when_another_member_gets_its_cell() -> None:
     group, clock = MemoryGroup(), ManualClock()
     first, second = Replica(group, clock, cells=2), Replica(group, clock, cells=2)
     for election in first.elections:
@@ -83,7 +83,7 @@ async def test_a_leader_loses_only_when_another_has_its_cell() -> None:
         assert not kept.done()
 
 
-async def test_who_was_fenced_wins_again_when_the_group_speaks() -> None:
+async def test_a_fenced_candidate_wins_again_after_a_new_assignment() -> None:
     group, clock = MemoryGroup(), ManualClock()
     first, second = Replica(group, clock), Replica(group, clock)
     await first.election.won()
@@ -94,20 +94,20 @@ async def test_who_was_fenced_wins_again_when_the_group_speaks() -> None:
             await again
 
 
-async def test_who_was_fenced_wins_again_after_a_pause_when_the_group_confirms_it() -> None:
+async def test_a_fenced_candidate_wins_again_after_a_pause_when_the_group_confirms_it() -> None:
     group, clock = MemoryGroup(), ManualClock()
     first = Replica(group, clock)
     await first.election.won()
     first.election.on_fenced()
     async with waiting(first.election.won()) as again:
         clock.advance(PAUSE_S - 0.1)
-        await settle()
+        await run_others()
         assert not again.done()
         clock.advance(0.2)
         await again
 
 
-async def test_who_was_fenced_and_is_out_of_the_group_does_not_win_again() -> None:
+async def test_a_fenced_candidate_that_was_removed_from_the_group_does_not_win_again() -> None:
     group, clock = MemoryGroup(), ManualClock()
     first, second = Replica(group, clock), Replica(group, clock)
     await first.election.won()
@@ -115,22 +115,22 @@ async def test_who_was_fenced_and_is_out_of_the_group_does_not_win_again() -> No
         group.expire(first.member)
         await won
     first.election.on_fenced()
-    assert first.member.assigned.partitions == {0}, "it was not told"
+    assert first.member.assigned.partitions == {0}, "the group did not notify it"
     async with waiting(first.election.won()) as again:
         for _ in range(5):
             clock.advance(PAUSE_S)
-            await settle()
+            await run_others()
         assert not again.done()
-        # Back in the group it is told that the cell is another's, and wins it when that one goes.
+        # Back in the group it learns that another member has the cell, and wins after its exit.
         group.rebalance(first.member)
-        await settle()
+        await run_others()
         assert not again.done()
         assert first.member.assigned.partitions == frozenset()
         await second.member.close()
         await again
 
 
-async def test_a_stopped_machine_leaves_its_cell_to_another() -> None:
+async def test_a_stopped_machine_leaves_its_cell_to_another_member() -> None:
     group, clock = MemoryGroup(), ManualClock()
     first, second = Replica(group, clock), Replica(group, clock)
     await first.election.won()
@@ -139,7 +139,7 @@ async def test_a_stopped_machine_leaves_its_cell_to_another() -> None:
         await won
 
 
-async def test_who_restores_anew_leaves_its_cell_to_who_stands_by() -> None:
+async def test_a_candidate_that_restores_leaves_its_cell_to_a_standby() -> None:
     group, clock = MemoryGroup(), ManualClock()
     first, second = Replica(group, clock), Replica(group, clock)
     await first.election.won()
@@ -150,7 +150,7 @@ async def test_who_restores_anew_leaves_its_cell_to_who_stands_by() -> None:
     assert first.member.assigned.partitions == set()
 
 
-async def test_who_restored_anew_and_is_alone_wins_again() -> None:
+async def test_a_candidate_without_rivals_wins_again_after_a_restore() -> None:
     replica = Replica(MemoryGroup(), ManualClock())
     await replica.election.won()
     replica.election.on_restore()

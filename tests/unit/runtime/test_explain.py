@@ -26,7 +26,9 @@ def task(number: int) -> str:
     return f"{job(number)}.0"
 
 
-async def test_a_task_without_room_waits_with_the_numbers_of_the_pool(tmp_path: Path) -> None:
+async def test_a_task_that_does_not_fit_is_explained_with_the_numbers_of_the_pool(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path)
     await world.create()
     async with world.running():
@@ -50,7 +52,9 @@ async def test_a_task_without_room_waits_with_the_numbers_of_the_pool(tmp_path: 
     assert [a.nodes for a in running.attempts] == [("n1",)]
 
 
-async def test_a_preempted_task_is_told_for_whom_and_by_which_rule(tmp_path: Path) -> None:
+async def test_the_explanation_of_a_preemption_names_the_preemptor_and_the_rule(
+    tmp_path: Path,
+) -> None:
     world = World(tmp_path)
     await world.create()
     async with world.running():
@@ -81,7 +85,7 @@ async def test_a_preempted_task_is_told_for_whom_and_by_which_rule(tmp_path: Pat
         await explain_at(world.log, "main", task(0), cycle=0)
 
 
-async def test_what_holds_a_task_itself_comes_before_what_its_equals_wait_for(
+async def test_a_tasks_own_reason_comes_before_the_reason_of_its_shape_and_priority(
     tmp_path: Path,
 ) -> None:
     world = World(tmp_path)
@@ -109,7 +113,7 @@ async def test_what_holds_a_task_itself_comes_before_what_its_equals_wait_for(
     assert (ended.phase, ended.outcome) == ("succeeded", "exit")
 
 
-async def test_a_task_whose_start_failed_is_told_how_often_and_how_many_end_it(
+async def test_the_explanation_of_failed_starts_has_their_number_and_the_limit(
     tmp_path: Path,
 ) -> None:
     world = World(tmp_path)

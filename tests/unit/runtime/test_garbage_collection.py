@@ -17,14 +17,14 @@ def collector() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("collector")
-def test_what_lives_is_set_aside_and_collections_are_rare() -> None:
+def test_current_objects_are_frozen_and_collections_are_rare() -> None:
     tune_gc()
     assert gc.get_freeze_count() > 1000
     assert gc.get_threshold() == GC_THRESHOLDS
 
 
 @pytest.mark.usefixtures("collector")
-def test_the_state_of_a_term_that_is_over_goes_at_the_next_restore() -> None:
+def test_the_state_of_an_old_term_is_freed_at_the_next_restore() -> None:
     class Node:
         alive = 0
 
@@ -45,7 +45,7 @@ def test_the_state_of_a_term_that_is_over_goes_at_the_next_restore() -> None:
     assert Node.alive == 0
 
 
-def test_collections_are_rare_for_as_long_as_something_runs() -> None:
+def test_collections_are_rare_during_a_block() -> None:
     before = gc.get_threshold()
     with tuned_gc():
         assert gc.get_threshold() == GC_THRESHOLDS

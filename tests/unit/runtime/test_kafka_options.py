@@ -38,7 +38,7 @@ def test_every_setting_of_the_adapter_can_be_set() -> None:
     assert (made.sasl_password, made.ssl_key_password) == (SECRET, "another")
 
 
-def test_the_environment_of_all_services_and_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_of_one_service_and_of_all_services(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("YARD_KAFKA__SECURITY_PROTOCOL", "SASL_SSL")
     monkeypatch.setenv("YARD_KAFKA__SASL_USERNAME", "yard")
     monkeypatch.setenv("YARD_KAFKA__SASL_PASSWORD", SECRET)
@@ -62,7 +62,7 @@ def test_the_environment_of_all_services_and_of_one(monkeypatch: pytest.MonkeyPa
         {**SASL, "sasl_pasword": SECRET},
     ],
 )
-def test_what_would_be_ignored_or_fail_later_is_refused_without_a_secret(
+def test_settings_that_would_be_ignored_or_fail_later_are_refused_without_quoting_a_secret(
     given: dict[str, str],
 ) -> None:
     with pytest.raises(ValidationError) as caught:
@@ -70,7 +70,7 @@ def test_what_would_be_ignored_or_fail_later_is_refused_without_a_secret(
     assert SECRET not in str(caught.value)
 
 
-def test_a_password_file_is_read_where_only_the_service_may(tmp_path: Path) -> None:
+def test_a_password_file_is_read_only_when_no_other_user_may_read_it(tmp_path: Path) -> None:
     file = tmp_path / "password"
     file.touch(mode=0o640)
     file.write_text(f"{SECRET}\n")

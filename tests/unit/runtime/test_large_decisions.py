@@ -1,4 +1,4 @@
-"""A decision that is larger than a record may be ends its task; the cell goes on."""
+"""A decision that is larger than a record may be ends its task; the cell continues."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +31,7 @@ def too_large() -> Event:
     return submitted(job(0), resources=Resources(), replicas_min=500, replicas_max=500)
 
 
-async def test_a_job_whose_allocation_cannot_be_written_ends_and_others_run(
+async def test_a_job_whose_allocation_cannot_be_written_ends_and_other_jobs_run(
     tmp_path: Path,
 ) -> None:
     world = await tight_world(tmp_path)
@@ -49,7 +49,7 @@ async def test_a_job_whose_allocation_cannot_be_written_ends_and_others_run(
     await world.prove()
 
 
-async def test_an_allocation_that_cannot_be_written_ends_its_task_late_in_a_cycle_of_many_parts(
+async def test_an_unwritable_allocation_late_in_a_split_cycle_ends_its_task(
     tmp_path: Path,
 ) -> None:
     world = await tight_world(tmp_path)

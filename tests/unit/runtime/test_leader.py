@@ -40,7 +40,7 @@ async def commits(cell: ToyCell, topic: str = "admissions") -> list[CycleCommitt
     return [e for e in await cell.events(topic) if isinstance(e, CycleCommittedV1)]
 
 
-async def test_a_cycle_takes_what_is_there_and_appends_decisions_and_commit_in_one_batch(
+async def test_a_cycle_takes_all_inputs_and_appends_decisions_and_commit_in_one_batch(
     cell: ToyCell,
 ) -> None:
     leader = cell.leader()
@@ -56,7 +56,7 @@ async def test_a_cycle_takes_what_is_there_and_appends_decisions_and_commit_in_o
     assert answers(await cell.fold()) == answers(leader.fold)
 
 
-async def test_with_nothing_to_do_nothing_is_appended(cell: ToyCell) -> None:
+async def test_an_idle_leader_appends_nothing(cell: ToyCell) -> None:
     leader = cell.leader()
     await leader.take_term()
     await cell.ask()
@@ -66,7 +66,7 @@ async def test_with_nothing_to_do_nothing_is_appended(cell: ToyCell) -> None:
     assert len(await commits(cell)) == 1
 
 
-async def test_what_time_calls_for_has_a_cycle_when_it_is_due(cell: ToyCell) -> None:
+async def test_a_due_time_starts_a_cycle(cell: ToyCell) -> None:
     leader = cell.leader()
     await leader.take_term()
     await cell.ask(1, PauseRequestedV1(job_id=job_id(0)))
@@ -86,7 +86,9 @@ class Restless(ToyMachine):
         return 1
 
 
-async def test_a_due_time_that_an_empty_cycle_leaves_as_it_is_makes_no_spin(cell: ToyCell) -> None:
+async def test_a_due_time_that_an_empty_cycle_does_not_change_starts_no_further_cycle(
+    cell: ToyCell,
+) -> None:
     template = ToyMachine.quota()
     leader = cell.leader(Restless(template.name, template.output, template.inputs))
     await leader.take_term()
@@ -95,7 +97,7 @@ async def test_a_due_time_that_an_empty_cycle_leaves_as_it_is_makes_no_spin(cell
         assert not await leader.step()
 
 
-async def test_a_cycle_cut_at_its_limit_goes_on_without_new_inputs(cell: ToyCell) -> None:
+async def test_a_cycle_cut_at_its_limit_is_continued_without_new_inputs(cell: ToyCell) -> None:
     leader = cell.leader(max_decisions=2)
     await leader.take_term()
     await cell.ask(5)
@@ -111,7 +113,7 @@ async def test_a_cycle_cut_at_its_limit_goes_on_without_new_inputs(cell: ToyCell
     assert len(answers(await cell.fold())) == 6
 
 
-async def test_records_that_are_not_believed_are_refused_recorded_and_quarantined(
+async def test_invalid_claims_are_refused_recorded_and_quarantined(
     cell: ToyCell,
 ) -> None:
     leader = cell.leader()
@@ -142,7 +144,7 @@ def cell_record(number: int) -> Record:
     return encode(request(number), CELL)
 
 
-async def test_a_flood_of_refused_records_is_summarised_and_cut(cell: ToyCell) -> None:
+async def test_a_flood_of_refused_records_is_summarized_and_limited(cell: ToyCell) -> None:
     leader = cell.leader(max_quarantined=3, max_refused=4)
     await leader.take_term()
     flood: list[Any] = []
@@ -158,7 +160,7 @@ async def test_a_flood_of_refused_records_is_summarised_and_cut(cell: ToyCell) -
     assert len(answers(await cell.fold())) == 10
 
 
-async def test_another_machines_records_are_taken_in_whole_cycles_only(cell: ToyCell) -> None:
+async def test_another_machines_records_are_taken_only_in_whole_cycles(cell: ToyCell) -> None:
     quota = cell.leader(max_batch_bytes=1024)
     scheduler = cell.leader(ToyMachine.scheduler(), max_inputs=2)
     await quota.take_term()
@@ -191,7 +193,7 @@ async def test_inputs_are_taken_in_the_machines_order(cell: ToyCell) -> None:
     assert [i.topic for i in commit.inputs] == ["admissions", "node-events"]
 
 
-async def test_a_large_cycle_is_cut_into_consecutive_batches(cell: ToyCell) -> None:
+async def test_a_large_cycle_is_split_into_consecutive_batches(cell: ToyCell) -> None:
     leader = cell.leader(max_batch_bytes=2_000)
     await leader.take_term()
     await cell.ask(20)
@@ -216,7 +218,7 @@ class Narrow:
         return int(await self._inner.append(partition, batch))
 
 
-async def test_what_the_log_finds_too_large_is_cut_smaller(cell: ToyCell) -> None:
+async def test_a_batch_that_the_log_refuses_as_too_large_is_split(cell: ToyCell) -> None:
     leader = cell.leader(log=Narrow(cell.log, 3))
     await leader.take_term()
     await cell.ask(20)
@@ -225,7 +227,7 @@ async def test_what_the_log_finds_too_large_is_cut_smaller(cell: ToyCell) -> Non
     assert leader._metrics.batches_too_large._value.get() > 0
 
 
-async def test_a_record_that_no_batch_takes_is_an_error_by_name(cell: ToyCell) -> None:
+async def test_a_record_that_fits_no_batch_is_a_named_error(cell: ToyCell) -> None:
     leader = cell.leader(log=Narrow(cell.log, 1))
     await leader.take_term()
     leader.fold.log = Narrow(cell.log, 0)
@@ -253,7 +255,7 @@ async def test_a_higher_term_fences_a_leader_within_its_cycle(cell: ToyCell) -> 
     assert answers(await cell.fold()) == {job_id(0): 1}
 
 
-async def test_a_leader_owns_its_term_only_when_it_reads_that_back(cell: ToyCell) -> None:
+async def test_a_leader_owns_its_term_only_after_reading_it_back(cell: ToyCell) -> None:
     first, second = cell.leader(), cell.leader()
     await second.fold.catch_up()
 
@@ -312,7 +314,7 @@ async def test_a_decision_that_readers_could_not_decode_is_not_written(cell: Toy
     assert len(await cell.stored("admissions")) == 1
 
 
-async def test_observations_come_first_in_the_batch_and_are_kept_until_it_counts(
+async def test_observations_come_first_in_the_batch_and_stay_queued_until_it_counts(
     cell: ToyCell,
 ) -> None:
     leader = cell.leader(ToyMachine.scheduler())
@@ -330,7 +332,7 @@ async def test_observations_come_first_in_the_batch_and_are_kept_until_it_counts
     assert (await cell.fold(ToyMachine.scheduler())).state.lost == ["n1"]
 
 
-async def test_now_never_falls_though_the_clock_does(cell: ToyCell) -> None:
+async def test_time_in_the_log_never_decreases_when_the_clock_does(cell: ToyCell) -> None:
     leader = cell.leader()
     await leader.take_term()
     await cell.ask()
@@ -375,7 +377,7 @@ async def test_an_idle_leader_starts_a_cycle_at_once_and_batches_what_follows(
         leader.task.cancel()  # type: ignore[attr-defined]
 
 
-async def test_a_waiting_leader_wakes_for_what_is_due(cell: ToyCell) -> None:
+async def test_a_waiting_leader_wakes_at_a_due_time(cell: ToyCell) -> None:
     async with asyncio.TaskGroup() as group:
         leader = running(cell, group, idle_wait_s=600)
         await until(lambda: leader.term == 1)

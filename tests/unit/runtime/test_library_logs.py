@@ -44,13 +44,13 @@ def test_a_librarys_error_is_a_line_with_its_logger(rig: Rig) -> None:
     assert line["found"] == "cannot connect to a"
 
 
-def test_what_is_no_warning_is_not_said(rig: Rig) -> None:
+def test_records_below_warning_are_not_written(rig: Rig) -> None:
     rig.logger.setLevel(logging.DEBUG)
     rig.logger.info("all is well")
     assert rig.lines() == []
 
 
-def test_of_a_flood_one_line_in_a_while_is_written_and_all_are_counted(rig: Rig) -> None:
+def test_repeated_lines_are_written_at_a_limited_rate_and_all_are_counted(rig: Rig) -> None:
     for _ in range(50):
         rig.complain("a")
     assert len(rig.lines()) == 1
@@ -60,7 +60,7 @@ def test_of_a_flood_one_line_in_a_while_is_written_and_all_are_counted(rig: Rig)
     assert b'yard_quota_library_lines_total{library="somelib"} 51.0' in rig.telemetry.exposition()
 
 
-def test_an_exception_brings_its_trace(rig: Rig) -> None:
+def test_an_exception_is_written_with_its_traceback(rig: Rig) -> None:
     try:
         raise OSError("gone")
     except OSError:
@@ -69,7 +69,7 @@ def test_an_exception_brings_its_trace(rig: Rig) -> None:
     assert "OSError: gone" in str(line["trace"])
 
 
-def test_what_cannot_be_written_is_no_failure_of_the_library(
+def test_a_line_that_cannot_be_written_does_not_fail_the_library(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rig.handler.emit(logging.makeLogRecord({"msg": "two: %s %s", "args": ("one",)}))

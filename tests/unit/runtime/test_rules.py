@@ -77,7 +77,7 @@ async def test_a_cycle_that_was_cut_under_older_rules_is_continued_under_newer_o
     assert report.ok
 
 
-async def test_what_was_observed_waits_for_the_cycle_after_the_one_that_enables_rules() -> None:
+async def test_observations_wait_for_the_cycle_after_the_one_that_enables_rules() -> None:
     cell = await ToyCell().create()
     await lead(cell, 1, requests=1, cycles=1)
     leader = cell.leader(ToyMachine.quota(2), max_decisions=1)
@@ -93,7 +93,7 @@ async def test_what_was_observed_waits_for_the_cycle_after_the_one_that_enables_
     await cell.fold(ToyMachine.quota(2))
 
 
-async def test_verify_derives_current_rules_again_and_says_what_it_proved_of_older_ones(
+async def test_verify_derives_cycles_of_current_rules_again_and_reports_the_older_ones(
     upgraded: ToyCell,
 ) -> None:
     report = await verify(upgraded.log, [ToyMachine.quota(2)], CELL, promises=False)
@@ -106,7 +106,7 @@ async def test_verify_derives_current_rules_again_and_says_what_it_proved_of_old
 
 
 @pytest.mark.parametrize(("topic", "offset"), [("requests", 1), ("admissions", 1)])
-async def test_a_record_of_an_older_range_that_was_changed_is_found(
+async def test_a_changed_record_of_older_rules_is_found(
     upgraded: ToyCell, topic: str, offset: int
 ) -> None:
     log = MemoryLog(ManualClock())
@@ -122,7 +122,7 @@ async def test_a_record_of_an_older_range_that_was_changed_is_found(
     assert (report.first.topic, report.first.offset) == (topic, offset)
 
 
-async def test_a_program_with_older_rules_neither_leads_nor_vouches_for_a_newer_log(
+async def test_a_program_with_older_rules_neither_leads_nor_proves_a_newer_log(
     upgraded: ToyCell,
 ) -> None:
     with pytest.raises(UnknownRules, match="rules 2 decided cycle 3; this program has rules 1"):

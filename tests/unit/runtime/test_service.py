@@ -30,7 +30,9 @@ class Settings(RuntimeSettings):
     model_config = SettingsConfigDict(env_prefix="YARD_TOY_")
 
 
-def test_a_services_own_variable_comes_before_that_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_services_own_variable_overrides_the_one_of_all_services(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("YARD_CELL", "west")
     monkeypatch.setenv("YARD_CYCLE__MAX_INPUTS", "7")
     assert (Settings().cell, Settings().cycle.max_inputs) == ("west", 7)
@@ -40,14 +42,14 @@ def test_a_services_own_variable_comes_before_that_of_all(monkeypatch: pytest.Mo
     assert Settings(cell="north").cell == "north"
 
 
-def test_a_log_and_snapshots_lie_in_the_data_folder_unless_named() -> None:
+def test_log_and_snapshots_are_in_the_data_folder_by_default() -> None:
     settings = RuntimeSettings(data=Path("/var/lib/yard"))
     assert settings.log_url == "sqlite:////var/lib/yard/log.db"
     assert settings.snapshots_url == "/var/lib/yard/snapshots"
     assert RuntimeSettings(log="kafka://k:9092").log_url == "kafka://k:9092"
 
 
-async def test_a_url_names_the_log(tmp_path: Path) -> None:
+async def test_the_scheme_of_the_url_selects_the_log(tmp_path: Path) -> None:
     clock = ManualClock()
     memory = await open_log(RuntimeSettings(log="memory:"), clock)
     assert isinstance(memory, MemoryLog)
@@ -58,12 +60,12 @@ async def test_a_url_names_the_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "sqlite:relative", "kafka:x", "nothing"])
-async def test_a_url_of_no_log_is_an_error_that_says_what_is_expected(url: str) -> None:
+async def test_a_url_with_an_unknown_scheme_is_an_error_that_names_the_known_ones(url: str) -> None:
     with pytest.raises(NotOurLog, match="sqlite:///PATH"):
         await open_log(RuntimeSettings(log=url), ManualClock())
 
 
-async def test_a_missing_log_is_not_made_when_that_was_not_asked_for(tmp_path: Path) -> None:
+async def test_a_missing_log_is_created_only_on_request(tmp_path: Path) -> None:
     with pytest.raises(NotOurLog):
         await open_log(RuntimeSettings(data=tmp_path), SystemClock(), create=False)
 
@@ -111,7 +113,7 @@ async def test_the_ports_of_a_process_are_the_real_ones(tmp_path: Path) -> None:
     assert ports.telemetry.service == "toy"
 
 
-def test_a_process_ends_with_a_code_that_says_how(
+def test_the_exit_code_of_a_process_names_the_cause(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("YARD_LOG", "memory:")
@@ -126,7 +128,7 @@ def test_a_process_ends_with_a_code_that_says_how(
     async def interrupted(process: Process, settings: Any) -> None:
         raise KeyboardInterrupt
 
-    async def asked(process: Process, settings: Any) -> None:
+    async def stopped(process: Process, settings: Any) -> None:
         await asyncio.sleep(0)
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.Event().wait()
@@ -135,13 +137,13 @@ def test_a_process_ends_with_a_code_that_says_how(
     assert run_process(Settings, "toy", broken) == 100
     assert "error: chain_broken: " in capsys.readouterr().err
     assert run_process(Settings, "toy", interrupted) == 0
-    assert run_process(Settings, "toy", asked) == 0
+    assert run_process(Settings, "toy", stopped) == 0
     monkeypatch.setenv("YARD_CELL", "NOT A CELL")
     assert run_process(Settings, "toy", fine) == 2
     assert "YARD_TOY_CELL" in capsys.readouterr().err
 
 
-def test_a_process_says_whether_it_lives_is_ready_and_what_it_counts(
+def test_a_process_serves_liveness_readiness_and_metrics(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("YARD_HEALTH_PORT", "0")
@@ -169,7 +171,7 @@ def test_a_process_says_whether_it_lives_is_ready_and_what_it_counts(
     assert "yard_toy_turns_total 1.0" in seen[4][1]
 
 
-def test_a_port_that_is_taken_is_a_named_error(
+def test_a_port_in_use_is_a_named_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def serve(process: Process, settings: Any) -> None:

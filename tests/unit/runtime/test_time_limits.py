@@ -17,16 +17,16 @@ async def fail() -> int:
     raise KeyError("the work's own")
 
 
-async def test_what_ends_in_time_gives_its_result() -> None:
+async def test_work_that_ends_in_time_returns_its_result() -> None:
     assert await within(ManualClock(), 5, answer()) == 42
 
 
-async def test_what_fails_raises_its_own_error_alone() -> None:
+async def test_work_that_fails_raises_its_own_error() -> None:
     with pytest.raises(KeyError, match="own"):
         await within(ManualClock(), 5, fail())
 
 
-async def test_what_takes_longer_is_cancelled() -> None:
+async def test_work_that_takes_longer_is_cancelled() -> None:
     clock = ManualClock()
     cancelled = asyncio.Event()
 
@@ -50,7 +50,7 @@ async def test_what_takes_longer_is_cancelled() -> None:
     assert cancelled.is_set()
 
 
-async def test_whether_an_event_happens_in_time() -> None:
+async def test_an_event_is_awaited_for_a_limited_time() -> None:
     clock, event = ManualClock(), asyncio.Event()
     async with asyncio.TaskGroup() as group:
         late = group.create_task(happens_within(clock, 1, event))

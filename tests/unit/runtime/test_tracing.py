@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-from opentelemetry.trace import INVALID_SPAN
+from opentelemetry.trace import INVALID_SPAN, get_tracer_provider
 from prometheus_client import Counter
 from pydantic import ValidationError
 
@@ -183,7 +184,7 @@ def test_spans_over_the_queues_limit_are_dropped_and_counted() -> None:
     assert value(traced.dropped.labels("failed")) == 0
 
 
-def test_the_span_of_a_batch_links_to_so_many_contexts_and_counts_the_rest() -> None:
+def test_a_batch_span_has_a_limited_number_of_links_and_counts_the_rest() -> None:
     linked = [f"00-{number:032x}-{number:016x}-01" for number in range(1, MAX_LINKS + 4)]
     exporter = Held()
     exporter.go.set()
@@ -201,7 +202,7 @@ def test_the_span_of_a_batch_links_to_so_many_contexts_and_counts_the_rest() -> 
     "header",
     ["", "00", f"00-{'0' * 32}-00f067aa0ba902b7-01", f"00-{TRACE}-{'0' * 16}-01", CONTEXT.upper()],
 )
-def test_a_traceparent_that_is_none_has_no_trace(header: str) -> None:
+def test_an_invalid_traceparent_has_no_trace_id(header: str) -> None:
     assert trace_id_of(header) is None
     assert trace_id_of(CONTEXT) == TRACE
 
@@ -237,10 +238,31 @@ def test_the_collectors_secret_comes_from_a_file_and_is_in_no_repr(tmp_path: Pat
     assert b"yard_gateway_spans_exported_total 1.0" in mine.exposition()
 
 
-def test_a_secret_that_anybody_may_read_is_refused(tmp_path: Path) -> None:
+def test_a_secret_file_that_other_users_may_read_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text(SECRET)
     file.chmod(0o644)
     settings = TraceSettings(endpoint="http://collector:4318", authorization_file=file)
     with pytest.raises(YardmasterError, match="chmod"):
         telemetry().trace_to(settings, "g1")
+
+
+def test_two_services_in_one_process_share_no_provider() -> None:
+    with Collector() as one, Collector() as two:
+        services = []
+        for name, collector in (("quota", one), ("scheduler", two)):
+            service = Telemetry(name, now_ms=ManualClock().now_ms)
+            service.trace_to(TraceSettings(endpoint=collector.url, interval_s=0.01), f"{name}-1")
+            start_span(service.tracer, f"{name} cycle").end()
+            services.append(service)
+        assert start_span(telemetry().tracer, "untraced") is INVALID_SPAN
+        for service in services:
+            service.close()
+        assert [(span.service, span.name) for span in one.spans] == [
+            ("yardmaster-quota", "quota cycle")
+        ]
+        assert [(span.service, span.name) for span in two.spans] == [
+            ("yardmaster-scheduler", "scheduler cycle")
+        ]
+    assert not isinstance(get_tracer_provider(), TracerProvider)
+    assert not structlog.is_configured()

@@ -1,4 +1,4 @@
-"""`verify`: an untouched log is proved, a touched one is told where."""
+"""`verify` proves an untouched log, and finds each changed record."""
 
 from dataclasses import replace
 from hashlib import sha256
@@ -115,7 +115,7 @@ async def test_an_untouched_log_is_proved_to_its_end(untouched: Records) -> None
     assert report.details_checked == 20
 
 
-async def test_what_is_not_committed_yet_is_told_as_unproved(untouched: Records) -> None:
+async def test_uncommitted_inputs_are_reported_as_unproved(untouched: Records) -> None:
     more = untouched | {"requests": [*untouched["requests"], Record(b"main", b"later")]}
     report = await proof(await put_in(more))
     assert report.ok
@@ -135,9 +135,7 @@ def positions(records: Records, topics: tuple[str, ...] = ORDERED) -> list[tuple
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_one_changed_byte_is_found_in_the_record_that_has_it(
-    untouched: Records, data: st.DataObject
-) -> None:
+def test_one_changed_byte_is_found_in_its_record(untouched: Records, data: st.DataObject) -> None:
     import asyncio
 
     topic, offset = data.draw(st.sampled_from(positions(untouched)), label="record")
@@ -170,7 +168,7 @@ async def test_a_changed_key_or_header_is_found(untouched: Records, topic: str) 
 
 @pytest.mark.parametrize("topic", ORDERED)
 async def test_a_removed_record_is_found_where_it_was(untouched: Records, topic: str) -> None:
-    # The last commit of a topic that nobody reads can be taken away with all after it unseen.
+    # Removing the last commit of a topic without readers, and all records after it, is unnoticed.
     last = len(untouched[topic]) - (topic == "decisions")
     for offset in range(last):
         altered = [r for at, r in enumerate(untouched[topic]) if at != offset]
@@ -179,7 +177,7 @@ async def test_a_removed_record_is_found_where_it_was(untouched: Records, topic:
 
 
 @pytest.mark.parametrize("topic", ORDERED)
-async def test_a_swapped_pair_is_found_at_its_first(untouched: Records, topic: str) -> None:
+async def test_a_swapped_pair_is_found_at_its_first_record(untouched: Records, topic: str) -> None:
     for offset in range(len(untouched[topic]) - 1):
         altered = list(untouched[topic])
         altered[offset], altered[offset + 1] = altered[offset + 1], altered[offset]
@@ -298,7 +296,7 @@ class Reordering(ToyMachine):
         return CycleResult(verdict.decisions[::-1], verdict.state_digest, verdict.complete)
 
 
-async def test_decisions_that_the_core_does_not_make_are_named_with_the_field(
+async def test_a_decision_that_differs_is_named_with_the_field(
     untouched: Records,
 ) -> None:
     template = ToyMachine.quota()

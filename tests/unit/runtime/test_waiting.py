@@ -1,4 +1,4 @@
-"""Several coroutines as one; a log that is patient; observations that wait."""
+"""Several coroutines as one; a log that retries; the queue of observations."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -45,7 +45,7 @@ async def test_first_of_ends_with_the_first() -> None:
     await first_of(never(), returns(), never())
 
 
-async def test_two_failures_are_both_told() -> None:
+async def test_two_failures_are_raised_as_a_group() -> None:
     async def fails_on_the_way_out() -> None:
         try:
             await never()
@@ -77,7 +77,7 @@ async def _of(way: Callable[..., Awaitable[None]], *work: Work) -> None:
     await way(*work)
 
 
-async def test_a_cancellation_before_the_work_began_leaves_nothing_unawaited() -> None:
+async def test_a_cancellation_before_the_work_started_leaves_no_coroutine_unawaited() -> None:
     async with asyncio.TaskGroup() as group:
         task = group.create_task(_of(first_of, never(), never()))
         await asyncio.sleep(0)
@@ -88,7 +88,7 @@ async def test_a_cancellation_before_the_work_began_leaves_nothing_unawaited() -
 THREE = RetryLimits(attempts=3, first_pause_s=1, longest_pause_s=2)
 
 
-def patient(cell: ToyCell, kinds: list[FaultKind], limits: RetryLimits = THREE) -> RetryingLog:
+def retrying(cell: ToyCell, kinds: list[FaultKind], limits: RetryLimits = THREE) -> RetryingLog:
     faults = [
         Fault(topic="requests", nth=nth, kind=kind) for nth, kind in enumerate(kinds, start=1)
     ]
@@ -99,9 +99,9 @@ def patient(cell: ToyCell, kinds: list[FaultKind], limits: RetryLimits = THREE) 
 REQUESTS = Partition("requests")
 
 
-async def test_what_was_not_written_is_tried_again_ever_slower_and_so_many_times() -> None:
+async def test_unavailable_calls_are_retried_with_back_off_up_to_the_limit() -> None:
     cell = await ToyCell().create()
-    log = patient(cell, [FaultKind.UNAVAILABLE] * 2)
+    log = retrying(cell, [FaultKind.UNAVAILABLE] * 2)
     started_s = cell.clock.monotonic_s()
 
     async def append() -> None:
@@ -111,15 +111,15 @@ async def test_what_was_not_written_is_tried_again_ever_slower_and_so_many_times
     await together(_then(append(), done), until(done.is_set, cell.clock))
     assert cell.clock.monotonic_s() - started_s >= 3
     assert await cell.log.end(REQUESTS) == 1
-    log = patient(cell, [FaultKind.UNAVAILABLE] * 3)
+    log = retrying(cell, [FaultKind.UNAVAILABLE] * 3)
     with pytest.raises(LogUnavailable):
         await first_of(append(), until(lambda: False, cell.clock))
 
 
-async def test_with_no_bound_it_is_tried_until_it_works() -> None:
+async def test_without_a_limit_a_call_is_retried_until_it_succeeds() -> None:
     cell = await ToyCell().create()
-    for_ever = RetryLimits(attempts=0, first_pause_s=0.02, longest_pause_s=0.02)
-    log = patient(cell, [FaultKind.UNAVAILABLE] * 50, for_ever)
+    forever = RetryLimits(attempts=0, first_pause_s=0.02, longest_pause_s=0.02)
+    log = retrying(cell, [FaultKind.UNAVAILABLE] * 50, forever)
     done = asyncio.Event()
     await together(
         _then(log.append(REQUESTS, [Record(b"k", b"v")]), done), until(done.is_set, cell.clock)
@@ -132,9 +132,9 @@ async def _then(work: object, done: asyncio.Event) -> None:
     done.set()
 
 
-async def test_what_may_have_been_written_is_never_tried_again() -> None:
+async def test_an_append_of_unknown_outcome_is_never_retried() -> None:
     cell = await ToyCell().create()
-    log = patient(cell, [FaultKind.LANDED])
+    log = retrying(cell, [FaultKind.LANDED])
     with pytest.raises(AppendOutcomeUnknown):
         await log.append(REQUESTS, [Record(b"k", b"v")])
     assert await cell.log.end(REQUESTS) == 1
@@ -144,7 +144,7 @@ def seen(number: int) -> Decision:
     return Decision(SnapshotTakenV1(cycle=number, state_digest="0" * 64), "main")
 
 
-async def test_observations_are_bounded_kept_in_order_and_let_go_when_recorded() -> None:
+async def test_observations_are_bounded_ordered_and_removed_when_recorded() -> None:
     metrics = ToyCell().metrics()
     waiting = Observations(3, metrics)
     assert [waiting.put(seen(n), urgent=False) for n in (1, 1, 2, 3, 4)] == [

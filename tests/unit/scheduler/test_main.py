@@ -52,7 +52,7 @@ async def test_jobs_are_placed_relayed_run_and_proved(tmp_path: Path) -> None:
     await world.prove()
 
 
-async def test_a_restart_goes_on_where_it_was_and_relays_nothing_twice_but_one_cycle(
+async def test_a_restart_continues_and_relays_at_most_one_cycle_again(
     tmp_path: Path,
 ) -> None:
     world = World(tmp_path)
@@ -74,7 +74,7 @@ async def test_a_restart_goes_on_where_it_was_and_relays_nothing_twice_but_one_c
     await world.prove()
 
 
-async def test_a_silent_node_is_lost_and_its_tasks_wait_again(tmp_path: Path) -> None:
+async def test_a_silent_node_is_lost_and_its_tasks_are_requeued(tmp_path: Path) -> None:
     world = World(tmp_path)
     await world.create(node_timeout_s=3)
     async with world.running():
@@ -112,7 +112,7 @@ async def test_an_enrolled_node_has_its_topic_before_it_joins_and_an_unknown_one
     await world.prove()
 
 
-def test_a_relay_that_starts_makes_topics_for_who_joined_and_who_may() -> None:
+def test_a_new_relay_creates_topics_for_joined_and_enrolled_nodes() -> None:
     cell = Cell()
     cell.node("n1")
     cell.cycle()
@@ -123,7 +123,7 @@ def test_a_relay_that_starts_makes_topics_for_who_joined_and_who_may() -> None:
     assert known_nodes(cell.state) == {"n1", "n2"}
 
 
-async def test_the_state_at_any_moment_is_that_of_the_time(tmp_path: Path) -> None:
+async def test_the_rebuilt_state_equals_the_state_of_that_moment(tmp_path: Path) -> None:
     world = World(tmp_path)
     await world.create(node_timeout_s=3600)
     async with world.running():
@@ -164,7 +164,7 @@ async def test_hostile_claims_stop_nothing(tmp_path: Path) -> None:
     await world.prove()
 
 
-async def test_a_record_taken_out_of_a_log_file_is_named(tmp_path: Path) -> None:
+async def test_a_record_removed_from_a_log_file_is_named(tmp_path: Path) -> None:
     world = World(tmp_path / "snapshots")
     await world.create()
     async with world.running():
@@ -197,7 +197,7 @@ async def test_a_record_taken_out_of_a_log_file_is_named(tmp_path: Path) -> None
         assert (report.first.topic, report.first.offset) == (topic, offset)
 
 
-def test_a_node_that_was_silent_and_is_not_lost_is_still_watched() -> None:
+def test_a_silent_node_that_is_not_lost_is_still_watched() -> None:
     cell = Cell()
     cell.node("n1")
     cell.cycle()

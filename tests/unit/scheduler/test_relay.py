@@ -110,13 +110,13 @@ async def running(relay: Relay, nodes: list[str], origin: Any = None) -> AsyncIt
         work.cancel()
 
 
-async def settled(rig: Rig) -> None:
+async def idle(rig: Rig) -> None:
     for _ in range(300):
         await asyncio.sleep(0)
     del rig
 
 
-async def test_each_decision_goes_to_the_nodes_it_concerns_and_no_other(rig: Rig) -> None:
+async def test_each_decision_is_copied_to_the_nodes_that_must_act_and_to_no_other(rig: Rig) -> None:
     rig.builder.scheduler.cycle(
         allocated(task(1), placed("a", 0), placed("b", 0, replica=1)),
         allocated(task(2), placed("b", 1)),
@@ -127,7 +127,7 @@ async def test_each_decision_goes_to_the_nodes_it_concerns_and_no_other(rig: Rig
     )
     await rig.write()
     async with running(rig.relay(), ["a", "b", "c"]):
-        await settled(rig)
+        await idle(rig)
     assert await rig.relayed("a") == [1, 5]
     assert await rig.relayed("b") == [1, 2]
     assert await rig.relayed("c") == []
@@ -137,7 +137,7 @@ async def test_a_copy_is_the_record_with_its_offset(rig: Rig) -> None:
     rig.builder.scheduler.cycle(allocated(task(1), placed("a", 0)))
     await rig.write()
     async with running(rig.relay(), ["a"]):
-        await settled(rig)
+        await idle(rig)
     (copy,) = await rig.copies("a")
     original = rig.builder.of("decisions")[1].record
     assert copy.record.key == original.key
@@ -162,7 +162,7 @@ async def test_a_copy_of_a_stop_names_the_replicas_that_have_not_started_on_its_
         return {"b": (incarnation(), [1, 2])}
 
     async with running(rig.relay(unstarted=unstarted), ["a", "b"]):
-        await settled(rig)
+        await idle(rig)
     a, b = [(await rig.copies(node))[1].record.headers[-1] for node in ("a", "b")]
     assert a == (OFFSET_HEADER, b"3")
     assert b == (OFFSET_HEADER, b"3 000000000001 1,2")
@@ -170,11 +170,11 @@ async def test_a_copy_of_a_stop_names_the_replicas_that_have_not_started_on_its_
     rig.builder.scheduler.cycle(allocated(task(2), placed("a", 0)))
     await rig.write()
     async with running(rig.relay(), ["a", "b"]):
-        await settled(rig)
+        await idle(rig)
     assert await rig.relayed("b") == [1, 3, 3], "a relay that takes over begins with that copy"
 
 
-async def test_a_cycle_without_its_commit_reaches_nobody_until_it_has_it(rig: Rig) -> None:
+async def test_a_cycle_reaches_no_node_before_its_commit(rig: Rig) -> None:
     rig.builder.scheduler.cycle(
         allocated(task(1), placed("a", 0)), allocated(task(2), placed("a", 1))
     )
@@ -182,14 +182,14 @@ async def test_a_cycle_without_its_commit_reaches_nobody_until_it_has_it(rig: Ri
     async with running(rig.relay(), ["a"]):
         for entry in entries[:-1]:
             await rig.log.append(Partition("decisions"), [entry.record])
-        await settled(rig)
+        await idle(rig)
         assert await rig.relayed("a") == []
         await rig.log.append(Partition("decisions"), [entries[-1].record])
-        await settled(rig)
+        await idle(rig)
         assert await rig.relayed("a") == [1, 2]
 
 
-async def test_a_fenced_leaders_batch_reaches_nobody(rig: Rig) -> None:
+async def test_a_fenced_leaders_batch_reaches_no_node(rig: Rig) -> None:
     rig.builder.scheduler.start_term(incarnation(1))
     old = rig.builder.scheduler.writer
     rig.builder.scheduler.start_term(incarnation(2))
@@ -197,18 +197,18 @@ async def test_a_fenced_leaders_batch_reaches_nobody(rig: Rig) -> None:
     rig.builder.scheduler.cycle(allocated(task(2), placed("a", 0)))
     await rig.write()
     async with running(rig.relay(), ["a"]):
-        await settled(rig)
+        await idle(rig)
     assert await rig.relayed("a") == [3]
 
 
-async def test_nodes_that_join_get_a_topic_before_anything_is_placed_there(rig: Rig) -> None:
+async def test_nodes_that_join_get_a_topic_before_a_task_is_placed_there(rig: Rig) -> None:
     relay = rig.relay()
     async with running(relay, []):
-        await settled(rig)
+        await idle(rig)
         claim = rig.builder.claim(joined("new")).envelope
         assert claim is not None
         relay.on_cycle([claim], SimpleNamespace(decisions=()))  # type: ignore[arg-type]
-        await settled(rig)
+        await idle(rig)
         assert await rig.log.end(Partition("assignments.new")) == 0
 
 
@@ -216,7 +216,7 @@ async def test_a_node_that_is_enrolled_gets_a_topic_so_that_its_agent_can_start(
     relay = rig.relay()
     enrolment = Enrolment(pool="default", gpus=8)
     async with running(relay, []):
-        await settled(rig)
+        await idle(rig)
         rig.builder.request(log_created())
         rig.builder.judged(
             NodeEnrolRequestedV1(node="new", enrolment=enrolment),
@@ -225,7 +225,7 @@ async def test_a_node_that_is_enrolled_gets_a_topic_so_that_its_agent_can_start(
         verdict = rig.builder.of("admissions")[-2]
         assert verdict.envelope is not None
         relay.on_cycle([verdict.envelope], SimpleNamespace(decisions=()))  # type: ignore[arg-type]
-        await settled(rig)
+        await idle(rig)
         assert await rig.log.end(Partition("assignments.new")) == 0
 
 
@@ -233,11 +233,13 @@ async def test_a_node_without_a_topic_gets_one_when_a_decision_needs_it(rig: Rig
     rig.builder.scheduler.cycle(allocated(task(1), placed("a", 0)))
     await rig.write()
     async with running(rig.relay(), []):
-        await settled(rig)
+        await idle(rig)
     assert await rig.relayed("a") == [1]
 
 
-async def test_it_goes_on_with_the_cycle_it_was_in_and_repeats_that_one_only(rig: Rig) -> None:
+async def test_a_new_relay_continues_with_the_newest_copied_cycle_and_repeats_only_that_one(
+    rig: Rig,
+) -> None:
     for number in range(3):
         rig.builder.scheduler.cycle(
             allocated(task(2 * number), placed("a", number)),
@@ -253,12 +255,14 @@ async def test_it_goes_on_with_the_cycle_it_was_in_and_repeats_that_one_only(rig
             copy = Record(record.key, record.value, (*record.headers, header))
             await rig.log.append(Partition(assignments(node).name), [copy])
     async with running(rig.relay(), ["a", "b"]):
-        await settled(rig)
+        await idle(rig)
     assert await rig.relayed("a") == [1, 4, 4, 7]
     assert await rig.relayed("b") == [2, 5, 8]
 
 
-async def test_it_starts_from_a_reader_that_is_early_enough(rig: Rig, tmp_path: Path) -> None:
+async def test_the_relay_starts_from_a_reader_that_is_early_enough(
+    rig: Rig, tmp_path: Path
+) -> None:
     store = SnapshotStore(str(tmp_path))
     reader = CommitReader("scheduler", "main", "decisions")
     dumps = []
@@ -305,18 +309,18 @@ async def test_a_copy_of_unknown_outcome_is_repeated(rig: Rig, kind: FaultKind) 
         await until(arrived, rig.clock)
         for _ in range(20):
             rig.clock.advance(1)
-            await settled(rig)
+            await idle(rig)
         copies = await rig.relayed("a")
     assert set(copies) == {1}
 
 
-async def test_what_cannot_be_decoded_stops_it_by_name(rig: Rig) -> None:
+async def test_a_record_that_cannot_be_decoded_stops_the_relay_with_a_named_error(rig: Rig) -> None:
     await rig.log.append(Partition("decisions"), [Record(b"main", b"junk")])
     with pytest.raises(ForeignRecord):
         await rig.relay().run([], None)
 
 
-def test_stops_and_revocations_concern_the_nodes_they_name() -> None:
+def test_stops_and_revocations_are_copied_to_the_nodes_they_name() -> None:
     stop = Stop(code=StopCode.PRIORITY)
     preempted = PreemptionRequestedV1(
         task_id=task(1), attempt=1, nodes=("a", "b"), stop=stop, grace_s=5, deadline_at_ms=9

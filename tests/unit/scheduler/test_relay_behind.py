@@ -1,4 +1,4 @@
-"""The relay when topics of nodes take nothing: the others go on, and nothing is left out."""
+"""The relay while topics of nodes refuse appends: the other nodes continue, and no copy is lost."""
 
 import asyncio
 import io
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.support.logs import allocated, placed
-from tests.unit.scheduler.test_relay import Rig, running, settled, task
+from tests.unit.scheduler.test_relay import Rig, idle, running, task
 from yardmaster_eventlog.errors import AppendOutcomeUnknown, LogUnavailable
 from yardmaster_eventlog.memory import MemoryLog
 from yardmaster_eventlog.port import EventLog, Partition, Record, StoredRecord
@@ -106,9 +106,9 @@ class World(Rig):
 
     async def seconds(self, count: float) -> None:
         for _ in range(int(count * 4)):
-            await settled(self)
+            await idle(self)
             self.clock.advance(0.25)
-        await settled(self)
+        await idle(self)
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ async def world() -> World:
     return await World().create()
 
 
-async def test_a_nodes_topic_is_made_for_all_cells(world: World) -> None:
+async def test_a_nodes_topic_is_created_for_all_cells(world: World) -> None:
     await world.place("b")
     async with running(world.start(partition=0, partitions=3), ["a"]):
         await world.seconds(1)
@@ -124,7 +124,7 @@ async def test_a_nodes_topic_is_made_for_all_cells(world: World) -> None:
     assert await world.log.end(Partition("assignments.b", 2)) == 0
 
 
-async def test_a_topic_made_for_fewer_cells_stops_no_cell_and_no_loop_runs_hot(
+async def test_a_topic_with_too_few_partitions_stops_no_cell_and_causes_no_busy_loop(
     world: World,
 ) -> None:
     await world.log.create_topics([assignments("n1")], 1)
@@ -143,7 +143,7 @@ async def test_a_topic_made_for_fewer_cells_stops_no_cell_and_no_loop_runs_hot(
     assert 1 < world.metrics[0].relay_retries._value.get() < 12
 
 
-async def test_a_node_whose_topic_takes_nothing_holds_up_no_other(world: World) -> None:
+async def test_a_node_whose_topic_refuses_appends_delays_no_other(world: World) -> None:
     relay = world.start()
     async with running(relay, ["a", "b"]):
         await world.seconds(1)
@@ -165,7 +165,7 @@ async def test_a_node_whose_topic_takes_nothing_holds_up_no_other(world: World) 
         assert await world.relayed("a") == [*missed, later]
 
 
-async def test_who_takes_over_gives_a_node_what_it_missed_before(world: World) -> None:
+async def test_a_new_relay_copies_what_a_node_missed_before(world: World) -> None:
     async with running(world.start(), ["a", "b"]):
         await world.seconds(1)
         world.nodes.shut = {"assignments.a"}
@@ -184,7 +184,7 @@ async def test_who_takes_over_gives_a_node_what_it_missed_before(world: World) -
     assert set(await world.relayed("a")) == {missed}
 
 
-async def test_topics_that_cannot_be_made_end_no_leadership(world: World) -> None:
+async def test_topics_that_cannot_be_created_end_no_leadership(world: World) -> None:
     await world.log.create_topics([assignments("a")])
     world.nodes.refuses = True
     at = await world.place("a")
@@ -196,7 +196,7 @@ async def test_topics_that_cannot_be_made_end_no_leadership(world: World) -> Non
         assert await world.log.end(Partition("assignments.new")) == 0
 
 
-async def test_the_relay_has_a_handle_of_its_own(world: World) -> None:
+async def test_the_relay_has_its_own_handle_on_the_log(world: World) -> None:
     opened: list[MemoryLog] = []
 
     async def another_log() -> EventLog:

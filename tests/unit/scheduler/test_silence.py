@@ -95,14 +95,14 @@ async def test_a_node_is_silent_when_its_pools_timeout_has_passed(rig: Rig) -> N
     assert rig.silent() == [("b", start_ms)]
 
 
-async def test_silence_counts_from_this_shells_start(rig: Rig) -> None:
+async def test_silence_counts_from_the_start_of_this_watch(rig: Rig) -> None:
     await rig.passes(10)
     assert rig.silent() == []
     await rig.passes(1)
     assert {node for node, _ in rig.silent()} == {"a", "b"}
 
 
-async def test_the_last_heartbeat_is_what_is_observed(rig: Rig) -> None:
+async def test_the_observation_names_the_last_heartbeat(rig: Rig) -> None:
     await rig.passes(5)
     await rig.beat("a")
     await rig.passes(1)
@@ -112,14 +112,14 @@ async def test_the_last_heartbeat_is_what_is_observed(rig: Rig) -> None:
     assert abs(found - heard_ms) <= 1000
 
 
-async def test_a_node_that_joins_has_its_full_time(rig: Rig) -> None:
+async def test_a_node_that_joins_gets_its_full_timeout(rig: Rig) -> None:
     await rig.passes(8)
     rig.nodes = [*rig.nodes, LiveNode("c", LIFE, 10)]
     await rig.passes(8)
     assert {node for node, _ in rig.silent()} == {"a", "b"}
 
 
-async def test_heartbeats_of_others_lives_or_nodes_do_not_count(rig: Rig) -> None:
+async def test_heartbeats_of_other_incarnations_or_nodes_do_not_count(rig: Rig) -> None:
     for _ in range(13):
         await rig.beat("a", by="b")
         await rig.beat("b", OTHER)
@@ -130,13 +130,13 @@ async def test_heartbeats_of_others_lives_or_nodes_do_not_count(rig: Rig) -> Non
     assert len(rig.watch._heard) == 2, "what is not live takes no memory"
 
 
-async def test_the_same_silence_waits_for_its_cycle_once(rig: Rig) -> None:
+async def test_the_same_silence_is_queued_once(rig: Rig) -> None:
     await rig.passes(20)
     assert len(rig.silent()) == 2
     assert rig.metrics.silences._value.get() == 2
 
 
-async def test_what_is_no_longer_live_is_forgotten(rig: Rig) -> None:
+async def test_nodes_that_are_no_longer_live_are_forgotten(rig: Rig) -> None:
     rig.nodes = []
     await rig.passes(20)
     assert rig.silent() == []
@@ -144,7 +144,7 @@ async def test_what_is_no_longer_live_is_forgotten(rig: Rig) -> None:
 
 
 class Away:
-    """A log that cannot be read, for as long as it is told."""
+    """A log that can be made unreadable."""
 
     def __init__(self, log: MemoryLog, clock: ManualClock) -> None:
         self._log = log
@@ -175,7 +175,7 @@ async def away() -> Any:
         work.cancel()
 
 
-async def test_while_the_log_is_away_nobody_falls_silent(away: Any) -> None:
+async def test_while_the_log_is_unavailable_no_node_becomes_silent(away: Any) -> None:
     rig, there = away
     await rig.passes(4)
     there.clear()
