@@ -1,7 +1,7 @@
-"""What each command takes besides its own options, and the examples that its help shows.
+"""The shared options and the examples of each command.
 
-One table for all commands, so that a test can compare it with them: every command has an example
-that can be parsed, and takes only those shared options that change what it does.
+One table for all commands, which a test compares with the commands: every command has examples that
+parse, and accepts only the shared options that affect it.
 """
 
 from collections.abc import Mapping
@@ -17,12 +17,12 @@ RECORDS: Final = ("jsonl", "name")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One command's part of the table.
+    """The entry of one command.
 
     Attributes:
-        examples: what to type after `yard`.
-        formats: the values of `-o`, the default first; none: it takes no `-o`.
-        shared: the names of the other shared options it takes.
+        examples: command lines without the leading `yard`.
+        formats: the values of `-o`, the default first; empty: no `-o`.
+        shared: the names of the other shared options.
     """
 
     examples: tuple[str, ...]

@@ -1,7 +1,7 @@
-"""Names that a shell completes: ids, nodes, pools, projects, departments, phases, kinds, contexts.
+"""Shell completion of ids, nodes, pools, projects, departments, phases, kinds and contexts.
 
-Most come from the server. A shell waits for them, so they must come within `LIMIT_S`; without an
-answer, or with an error, there is nothing to complete, and nothing is printed.
+Most names come from the server. The shell waits for them, at most `LIMIT_S`; after an error or a
+timeout there are no completions, and nothing is printed.
 """
 
 import os
@@ -18,9 +18,9 @@ from yardmaster_schemas.phases import Phase
 if TYPE_CHECKING:
     from yardmaster_cli.server.reader import Reader
 
-#: The longest that a completion waits, in seconds: settings, token command and server together.
+#: The longest completion, in seconds: settings, token command and server together.
 LIMIT_S: Final = 1.5
-#: Ids offered at once, the newest first.
+#: The most ids in one completion, the newest first.
 MOST_IDS: Final = 100
 MOST_NAMES: Final = 1000
 
@@ -28,7 +28,7 @@ Found = list[CompletionItem]
 
 
 class Completed(click.ParamType):
-    """A text that names something of one sort."""
+    """A text that is a name of one sort, such as `nodes`."""
 
     name = "text"
 
@@ -38,7 +38,7 @@ class Completed(click.ParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """The names that begin with `incomplete`; of a list with commas, for its last item."""
+        """The names that start with `incomplete`; in a comma-separated list, its last item."""
         before, comma, last = incomplete.rpartition(",")
         if param.nargs != 1 or not comma:
             before, comma, last = "", "", incomplete
@@ -47,7 +47,7 @@ class Completed(click.ParamType):
 
 
 def sort_of(param: click.Parameter, group: str) -> str | None:
-    """What a parameter of a command names; `group` is the noun that the command belongs to."""
+    """The sort of a parameter's names; `group` is the noun of the command."""
     if not isinstance(param.type, click.types.StringParamType):
         return None
     if param.name == "name" and isinstance(param, click.Argument):
@@ -80,20 +80,20 @@ def _names(sort: str, ctx: click.Context, incomplete: str) -> Found:
         return _items(kind.value for kind in Kind)
     found: list[Found] = []
 
-    def ask() -> None:
-        # A shell shows nothing of an error: whatever fails, there are no names.
+    def request() -> None:
+        # The shell cannot show an error: a failure results in no names.
         try:
-            found.append(_asked(sort, ctx, incomplete))
+            found.append(_requested(sort, ctx, incomplete))
         except Exception:  # noqa: BLE001
             return
 
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(LIMIT_S)
+    thread = threading.Thread(target=request, daemon=True)
+    thread.start()
+    thread.join(LIMIT_S)
     return found[0] if found else []
 
 
-def _asked(sort: str, ctx: click.Context, incomplete: str) -> Found:
+def _requested(sort: str, ctx: click.Context, incomplete: str) -> Found:
     given: dict[str, Any] = {**ctx.find_root().params}
     given |= {key: value for key, value in ctx.params.items() if value is not None}
     flags = configuration.Flags(
@@ -139,4 +139,4 @@ def _items(names: Iterable[str]) -> Found:
 
 
 def _no_pause(_: float) -> None:
-    """There is one try only."""
+    """Do not wait: there is only one try."""

@@ -1,4 +1,4 @@
-"""Settings of the command: flag, then environment, then the config file, then default.
+"""Settings of the command: from a flag, the environment, the config file, or the default.
 
 The file is `$XDG_CONFIG_HOME/yardmaster/config.yaml`:
 
@@ -9,8 +9,8 @@ contexts:
          token_command: [pass, show, yard]}
 ```
 
-The context `dev` is always there: what runs on this machine, found by its data folder, `yard dev`
-before `yard up`.
+The context `dev` always exists: it is the cluster on this machine, which its data folder announces,
+`yard dev` before `yard up`.
 """
 
 import json
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import yaml
 
 DEV: Final = "dev"
-#: A token command that takes longer than this is taken to hang.
+#: The longest run of a token command, in seconds.
 TOKEN_COMMAND_S: Final = 30
 
 _TOP_KEYS: Final = frozenset({"current", "contexts", "project", "output"})
@@ -37,7 +37,7 @@ _CONTEXT_KEYS: Final = frozenset({"server", "project", "ca", "token_command"})
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A value and where it is from; `secret` values are never shown."""
+    """A value and its source; `secret` values are never printed."""
 
     value: str | None
     source: str
@@ -46,7 +46,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """What the command line said; None was not given."""
+    """The options of the command line; None: not given."""
 
     server: str | None = None
     context: str | None = None
@@ -69,17 +69,17 @@ class Config:
     path: Path
     contexts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     token_command: tuple[str, ...] = ()
-    #: What runs on this machine, when it is what the settings name.
+    #: The cluster on this machine, if the settings name it.
     dev: "DevServer | None" = None
 
     @property
     def log(self) -> str | None:
-        """The URL of the log of what runs on this machine, when it is no file of its folder."""
+        """The URL of the log of the cluster on this machine; None: a file in its data folder."""
         return None if self.dev is None else self.dev.log
 
     @property
     def data_dir(self) -> Path:
-        """The data folder of the embedded mode."""
+        """The data folder of the cluster on this machine."""
         return Path(self.data.value or "").expanduser()
 
     def settings(self) -> list[tuple[str, Setting]]:
@@ -88,7 +88,7 @@ class Config:
         return [(name, getattr(self, name)) for name in names]
 
     def bearer(self) -> str | None:
-        """The token to send, or None for none.
+        """The token to send; None without one.
 
         Raises:
             CliError: the token command failed, or the token cannot be sent.
@@ -99,17 +99,17 @@ class Config:
 
 
 def sendable(token: str, source: str) -> str:
-    """The token, which an HTTP header can contain.
+    """Return `token` if an HTTP header can contain it.
 
     Raises: BadUsage.
     """
     if not (token.isascii() and token.isprintable()):
-        raise BadUsage(f"{source}: a token has printable ASCII characters only")
+        raise BadUsage(f"{source}: a token may only contain printable ASCII characters")
     return token
 
 
 def server_url(url: str) -> str:
-    """The URL, which is one of a server.
+    """Return `url` if it can be the URL of a server.
 
     Raises: BadUsage.
     """
@@ -119,12 +119,14 @@ def server_url(url: str) -> str:
     except ValueError:
         valid = False
     if not valid:
-        raise BadUsage(f"{url!r}: not a valid server URL", hint="like https://yard.example.org")
+        raise BadUsage(
+            f"{url!r}: not a valid server URL", hint="write it like https://yard.example.org"
+        )
     return url
 
 
 def command_words(command: str) -> tuple[str, ...]:
-    """The words of a token command.
+    """Split a token command into words.
 
     Raises: BadUsage.
     """
@@ -135,7 +137,7 @@ def command_words(command: str) -> tuple[str, ...]:
 
 
 def token_of(command: Sequence[str], path: Path) -> str:
-    """What a token command prints; `path`: the file that names it.
+    """Run a token command and return the token that it prints; `path` is the config file.
 
     Raises: CliError when it fails, or takes longer than `TOKEN_COMMAND_S`.
     """
@@ -149,27 +151,27 @@ def token_of(command: Sequence[str], path: Path) -> str:
         raise CliError(
             f"token_command failed: {' '.join(command)}: {type(error).__name__}",
             exit_code=Exit.NOT_ALLOWED,
-            hint=f"see token_command in {path}",
+            hint=f"correct token_command in {path}",
         ) from None
     return sendable(done.stdout.strip(), f"token_command in {path}")
 
 
 @dataclass(frozen=True, slots=True)
 class DevServer:
-    """What a running cluster of this machine wrote about itself."""
+    """The announcement of a running cluster on this machine."""
 
     server: str
     token: str
     pid: int
-    #: What runs there: `yard dev` or `yard up`.
+    #: The command that started it: `yard dev` or `yard up`.
     what: str = "yard dev"
-    #: Its log's URL, when that is no file of the data folder.
+    #: The URL of its log; None: a file in the data folder.
     log: str | None = None
-    #: Where its views are, and the file with the password, when they are in a Redis.
+    #: The Redis of its views and the file with its password; None: views in memory.
     redis: str | None = None
     redis_password_file: str | None = None
-    #: Where its tasks find Python, the examples and a folder for checkpoints, when that is not
-    #: where this command finds them: containers have files of their own.
+    #: The paths of Python, the examples and a folder for checkpoints in its containers; None:
+    #: its tasks see the files of this machine.
     programs: Mapping[str, str] | None = None
 
 
@@ -180,18 +182,18 @@ def config_path(env: Mapping[str, str]) -> Path:
 
 
 def default_data_dir(env: Mapping[str, str]) -> Path:
-    """Where the embedded mode keeps its log when nothing says otherwise."""
+    """The default data folder of `yard dev`."""
     base = env.get("XDG_DATA_HOME") or "~/.local/share"
     return Path(base).expanduser() / "yardmaster" / "dev"
 
 
 def default_up_dir(env: Mapping[str, str]) -> Path:
-    """Where `yard up` keeps its cluster when nothing says otherwise."""
+    """The default data folder of `yard up`."""
     return default_data_dir(env).with_name("up")
 
 
 def read_dev(data_dir: Path) -> DevServer | None:
-    """The cluster that runs on a data folder, or None when none does."""
+    """The cluster that runs on a data folder; None: no cluster runs."""
     try:
         text = (data_dir / "dev.json").read_text()
         found = json.loads(text)
@@ -207,15 +209,15 @@ def read_dev(data_dir: Path) -> DevServer | None:
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    # Containers have no process of ours: 0.
+    # A cluster of containers has the pid 0.
     return dev if dev.pid == 0 or alive(dev.pid) else None
 
 
 def load_file(path: Path) -> dict[str, Any]:
-    """The config file's content; empty when there is none.
+    """The content of the config file; empty without a file.
 
     Raises:
-        BadUsage: it cannot be read, or has a key that is not known.
+        BadUsage: it cannot be read, or has an unknown key.
     """
     try:
         text = path.read_text()
@@ -248,7 +250,7 @@ def _only(path: Path, where: str, content: Mapping[str, Any], known: frozenset[s
     for key in content:
         if key not in known:
             raise BadUsage(
-                f"{path}: {where}{key}: no such setting",
+                f"{path}: unknown setting {where}{key}",
                 hint=f"known: {', '.join(sorted(known))}",
             )
 
@@ -260,7 +262,7 @@ def _first_line(error: "yaml.YAMLError") -> str:
 
 
 def save_current(path: Path, name: str) -> None:
-    """Make `name` the context that is used from now on; the rest of the file's content stays."""
+    """Make `name` the current context in the config file; keep its other content."""
     content = load_file(path)
     import yaml
 
@@ -275,7 +277,7 @@ def resolve(flags: Flags, env: Mapping[str, str]) -> Config:
     """The settings of a command.
 
     Raises:
-        BadUsage: the config file is wrong, or names a context that is not there.
+        BadUsage: the config file is wrong, or names an unknown context.
     """
     path = config_path(env)
     file = load_file(path)

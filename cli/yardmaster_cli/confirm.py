@@ -1,4 +1,4 @@
-"""What a command does before it acts on much, or for ever: it asks, and without an answer stops."""
+"""The question before a command that affects many tasks or deletes data."""
 
 import sys
 
@@ -9,11 +9,12 @@ from yardmaster_cli.output.formats import Output
 
 
 def confirm(what: str, out: Output) -> None:
-    """Ask whether to continue; `what` is a sentence that says what would happen.
+    """Ask whether to continue; `what` is a sentence that states the effect.
 
     Raises:
-        BadUsage: no user can answer; click.Abort: the answer is no.
+        BadUsage: there is no terminal to ask on.
+        click.Abort: the answer is no.
     """
     if not (out.terminal and sys.stdin.isatty()):
-        raise BadUsage(what, hint="add --yes to confirm")
+        raise BadUsage(what, hint="repeat the command with --yes to confirm")
     click.confirm(f"{what} Continue?", abort=True, err=True)

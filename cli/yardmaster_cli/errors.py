@@ -1,15 +1,15 @@
-"""What `yard` says when something went wrong, and with which exit code it ends.
+"""Errors of `yard`, and its exit codes.
 
 ```
 0    done (waiting: all tasks succeeded)      103  conflict
-1    a check says no                          104  refused at admission
+1    a check failed                           104  refused at admission
 2    bad usage or file, nothing sent          105  can never fit
 100  internal                                 106  unreachable
 101  not found, ambiguous                     107  cancelled, or failed without an exit code
 102  not signed in, not allowed               124  timeout     130  interrupted
 ```
 
-When waiting: else the highest exit code of the tasks, 128 + N for signal N.
+A command that waits for tasks otherwise exits with their highest exit code; signal N is 128 + N.
 """
 
 from collections.abc import Iterable, Mapping
@@ -39,7 +39,7 @@ class Exit(IntEnum):
 
 
 class CliError(Exception):
-    """An error to be shown: what and where in `message`, what to do in `hint`."""
+    """An error for the user: `message` says what is wrong and where, `hint` what to do."""
 
     def __init__(self, message: str, *, exit_code: int, hint: str | None = None) -> None:
         super().__init__(message)
@@ -56,7 +56,7 @@ class CliError(Exception):
 
 
 class BadUsage(CliError):
-    """The command line or a file is wrong; nothing was sent."""
+    """The command line or a file is wrong; no request was sent."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message, exit_code=Exit.USAGE, hint=hint)
@@ -69,7 +69,7 @@ def first_error(error: "ValidationError") -> str:
     return f"{where}: {str(first['msg']).removeprefix('Value error, ')}"
 
 
-#: problem+json `code` -> exit code; the HTTP status decides for codes that are not here.
+#: problem+json `code` -> exit code; for other codes the HTTP status decides.
 _BY_CODE: Final[Mapping[str, Exit]] = {
     "malformed": Exit.USAGE,
     "invalid_spec": Exit.USAGE,
@@ -90,7 +90,7 @@ _BY_CODE: Final[Mapping[str, Exit]] = {
     "views_unavailable": Exit.UNREACHABLE,
     "log_unavailable": Exit.UNREACHABLE,
     "outcome_unknown": Exit.UNREACHABLE,
-    # What answered is no gateway: a proxy, or another server.
+    # The answer is not from a gateway but from a proxy or another server.
     "bad_answer": Exit.UNREACHABLE,
 }
 
@@ -114,16 +114,16 @@ _BY_STATUS: Final[Mapping[int, Exit]] = {
 
 
 def exit_of_problem(status: int, code: str | None) -> Exit:
-    """The exit code for an answer that is an error."""
+    """The exit code for an error response."""
     if code is not None and code in _BY_CODE:
         return _BY_CODE[code]
     return _BY_STATUS.get(status, Exit.INTERNAL)
 
 
 def exit_of_end(phase: str, *, code: str | None, exit_code: int | None, signal: int | None) -> int:
-    """The exit code for one task at its end.
+    """The exit code for one task that ended.
 
-    `phase` is final; `code` is why it ended; at most one of `exit_code` and `signal` is given.
+    `phase` is final; `code` is the end code; at most one of `exit_code` and `signal` is set.
     """
     if phase == "succeeded":
         return Exit.DONE
@@ -146,7 +146,7 @@ def exit_of_all(codes: Iterable[int]) -> int:
 
 
 def problem_error(status: int, problem: Mapping[str, Any]) -> CliError:
-    """The error to show for a problem+json body (or what there is of one)."""
+    """The error to show for a problem+json body, which may be incomplete."""
     code = problem.get("code")
     detail = str(problem.get("detail") or problem.get("title") or f"HTTP status {status}")
     places = [

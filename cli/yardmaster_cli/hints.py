@@ -1,4 +1,4 @@
-"""How a hint names this program and a cluster, so that it works when it is copied."""
+"""Commands in hints, written so that they work when a user copies them."""
 
 import shlex
 import shutil
@@ -10,11 +10,11 @@ from yardmaster_cli.config import default_data_dir, default_up_dir, read_dev
 
 
 def yard(env: Mapping[str, str]) -> str:
-    """How to call this program: `yard` where PATH leads to it, else the path it was called by."""
+    """The command of this program: `yard` if PATH finds this program, else its path."""
     called = Path(sys.argv[0])
     found = shutil.which("yard", path=env.get("PATH"))
     if called.name != "yard":
-        # Called as a module, as services and tests do.
+        # Started as a module, as tests do.
         called = Path(sys.executable).with_name("yard")
     if not called.exists() or (found is not None and Path(found).samefile(called)):
         return "yard"
@@ -22,10 +22,10 @@ def yard(env: Mapping[str, str]) -> str:
 
 
 def yard_for(data: Path, env: Mapping[str, str]) -> str:
-    """How to call this program so that it finds the cluster in the folder `data`.
+    """The command of this program with the settings to find the cluster in the folder `data`.
 
-    A command without YARD_DATA takes the cluster of `yard dev` in its default folder, else that of
-    `yard up` in its own.
+    Without YARD_DATA a command uses the cluster of `yard dev` in its default folder, else that of
+    `yard up` in its default folder.
     """
     dev, up = default_data_dir(env).absolute(), default_up_dir(env).absolute()
     found = data == dev or (data == up and read_dev(dev) is None)

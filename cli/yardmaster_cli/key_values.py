@@ -1,6 +1,6 @@
-"""`key=value` arguments of `pools|projects|departments create|set`, laid over a configuration.
+"""KEY=VALUE arguments of `pools|projects|departments create|set`, applied to a configuration.
 
-Keys are written with `-` or `_`; `max-slots` and quotas are numbers of GPUs, times have units.
+Keys are written with `-` or `_`. `max-slots` and quotas are numbers of GPUs, times have units.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,8 +11,8 @@ from yardmaster_cli.yaml_tree import nearest, scalar
 from yardmaster_schemas.quantities import duration_s, milli
 
 Body = dict[str, Any]
-#: Words for a bound that there is not.
-NO_BOUND: Final = ("none", "unlimited", "-")
+#: Values that remove a limit.
+NO_LIMIT: Final = ("none", "unlimited", "-")
 
 
 def _text(text: str) -> Any:
@@ -31,17 +31,17 @@ def _names(text: str) -> Any:
 
 
 def _gpus(text: str) -> Any:
-    if text in NO_BOUND:
+    if text in NO_LIMIT:
         return None
     try:
         amount = float(text)
     except ValueError:
-        raise ValueError(f"a number of GPUs or {NO_BOUND[0]}, not {text[:32]}") from None
+        raise ValueError(f"a number of GPUs or {NO_LIMIT[0]}, not {text[:32]}") from None
     return milli(amount, "GPUs")
 
 
-def _bound(text: str) -> Any:
-    return None if text in NO_BOUND else _whole(text)
+def _limit(text: str) -> Any:
+    return None if text in NO_LIMIT else _whole(text)
 
 
 def _seconds(text: str) -> Any:
@@ -61,7 +61,7 @@ POOL: Final[Mapping[str, KeyReader]] = {
     "max-grace": (("max_grace_s",), _seconds),
     "fence": (("fence",), _text),
     "unequal-gangs": (("unequal_gangs",), scalar),
-    "gpuless-per-node": (("gpuless_per_node",), _bound),
+    "gpuless-per-node": (("gpuless_per_node",), _limit),
     "seed": (("seed",), _whole),
 }
 PROJECT: Final[Mapping[str, KeyReader]] = {
@@ -86,17 +86,17 @@ _QUOTA: Final[Mapping[str, KeyReader]] = {
 
 
 def overlay(body: Mapping[str, Any], pairs: Sequence[str], known: Mapping[str, KeyReader]) -> Body:
-    """A copy of `body` with `key=value` pairs laid over it.
+    """Return a copy of `body` with KEY=VALUE pairs applied.
 
-    Beside the known keys: `option.NAME` of a pool's policy; of a project or department
-    `quota.POOL.limit` (`deserved` and `over-quota-weight` are not supported yet). Another policy
-    drops the options of the former one.
+    Further keys are `option.NAME` of a pool's policy, and `quota.POOL.limit` of a project or
+    department (`deserved` and `over-quota-weight` are not supported yet). Another policy drops the
+    options of the previous one.
 
     Raises:
-        BadUsage: a key that is not known, or a value that its key does not take.
+        BadUsage: an unknown key, or a value that its key does not accept.
     """
     changed = _copy(body)
-    # First the policy: another one has options of its own.
+    # The policy is applied first: another policy has other options.
     for pair in sorted(pairs, key=lambda pair: not pair.startswith("policy=")):
         key, equals, text = pair.partition("=")
         if not equals:

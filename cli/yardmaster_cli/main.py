@@ -1,6 +1,6 @@
 """The `yard` command: which module holds which command, and how errors end.
 
-Modules are imported when their command is called, so that `yard --help` and completion are quick.
+A command's module is imported when the command is called: `yard --help` and completion stay fast.
 """
 
 import importlib
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 COMMANDS: Final = {
     "submit": ("submit", "submit", "Submit a job: a YAML file, or -- COMMAND."),
     "ls": ("ls", "ls", "List tasks or jobs."),
-    "show": ("tasks", "show", "Show a job or task: what it needs, why it waits, its attempts."),
+    "show": ("tasks", "show", "Show a job or task: resources, wait reason and attempts."),
     "explain": ("explain", "explain", "Show why a task is pending, was stopped or was refused."),
-    "logs": ("logs", "logs", "Print what a task wrote."),
-    "wait": ("wait", "wait", "Wait for tasks to end, and return their exit code."),
+    "logs": ("logs", "logs", "Print the output of tasks."),
+    "wait": ("wait", "wait", "Wait for tasks to end, and exit with their exit code."),
     "cancel": ("tasks", "cancel", "End jobs or tasks."),
-    "pause": ("tasks", "pause", "Stop tasks with a checkpoint and hold them."),
-    "resume": ("tasks", "resume", "Let paused tasks run again."),
-    "set": ("set", "set_group", "Change a job's priority, weight or limit on slots."),
+    "pause": ("tasks", "pause", "Stop tasks with a checkpoint until they are resumed."),
+    "resume": ("tasks", "resume", "Resume paused tasks."),
+    "set": ("set", "set_group", "Change a job's priority, weight or limit of slots."),
     "erase": (
         "erase",
         "erase",
@@ -40,28 +40,32 @@ COMMANDS: Final = {
     "pools": ("configured", "pools", "List pools; show, create, set, delete."),
     "projects": ("configured", "projects", "List projects; show, create, set, delete."),
     "departments": ("configured", "departments", "List departments; show, create, set, delete."),
-    "log": ("log", "log", "Read the log itself: dump, tail, stat."),
+    "log": ("log", "log", "Read the event log: dump, tail, stat."),
     "replay": ("replay", "replay", "Show the cluster at any time; verify every decision."),
     "simulate": ("simulate", "simulate", "Compare policies on a simulated cluster."),
-    "conformance": ("conformance", "conformance", "Run scenarios of other schedulers."),
+    "conformance": (
+        "conformance",
+        "conformance",
+        "Run scenarios of other schedulers.",
+    ),
     "views": ("views", "views", "Rebuild the views that gateways read."),
-    "snapshots": ("snapshots", "snapshots", "List the stored snapshots of the machines."),
+    "snapshots": ("snapshots", "snapshots", "List and check the stored snapshots."),
     "dev": ("dev", "dev", "Run everything in one process on this machine."),
-    "up": ("up", "up", "Start a cluster: Kafka, Redis, every service by itself."),
-    "down": ("up", "down", "Stop that cluster, and leave nothing behind."),
-    "setup": ("setup", "setup", "Make a log's topics and first records."),
-    "demo": ("demo", "demo", "Watch a small cluster at work, in half a minute."),
-    "doctor": ("doctor", "doctor", "Say what this machine lacks, and how to get it."),
+    "up": ("up", "up", "Start a cluster with Kafka, Redis and all services."),
+    "down": ("up", "down", "Stop the cluster of yard up."),
+    "setup": ("setup", "setup", "Create the topics and first records of a log."),
+    "demo": ("demo", "demo", "Watch a small cluster at work for half a minute."),
+    "doctor": ("doctor", "doctor", "Check this machine and its running clusters."),
     "login": ("contexts", "login", "Save a server as a context and switch to it."),
     "whoami": ("contexts", "whoami", "Show your identity and roles on the server."),
-    "contexts": ("contexts", "contexts", "List contexts (known servers); use one."),
-    "config": ("contexts", "config", "Show every setting and where it is from."),
-    "completion": ("contexts", "completion", "Print the completion script of a shell."),
+    "contexts": ("contexts", "contexts", "List contexts (saved servers); switch to one."),
+    "config": ("contexts", "config", "Show every setting and its source."),
+    "completion": ("contexts", "completion", "Print the completion script for a shell."),
     "version": ("contexts", "version", "Print the version of yard and of the server."),
 }
 
 
-#: The exit code of a program that SIGPIPE ends.
+#: The exit code of a program that SIGPIPE terminates.
 CLOSED_PIPE: Final = 128 + 13
 
 
@@ -70,8 +74,8 @@ class _ClosedPipe(Exception):
 
 
 @contextmanager
-def _noticing_a_closed_pipe() -> Iterator[None]:
-    """Turn a closed pipe into an exception that click does not end with exit code 1."""
+def _closed_pipe_raised() -> Iterator[None]:
+    """Raise `_ClosedPipe` for a closed pipe: click would exit with code 1."""
     try:
         yield
     except BrokenPipeError:
@@ -79,7 +83,7 @@ def _noticing_a_closed_pipe() -> Iterator[None]:
 
 
 class Yard(YardGroup):
-    """The root; imports a command's module when it is named."""
+    """The root command; imports the module of a command when it is named."""
 
     def make_context(
         self,
@@ -88,13 +92,13 @@ class Yard(YardGroup):
         parent: click.Context | None = None,
         **extra: Any,
     ) -> click.Context:
-        """Parse the command line; prints help."""
-        with _noticing_a_closed_pipe():
+        """Parse the command line, or print help."""
+        with _closed_pipe_raised():
             return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
-        with _noticing_a_closed_pipe():
+        with _closed_pipe_raised():
             result = super().invoke(ctx)
             sys.stdout.flush()
             return result
@@ -133,8 +137,8 @@ class Yard(YardGroup):
             formatter.write_dl([(name, about) for name, (_, _, about) in COMMANDS.items()])
 
 
-def _version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
-    if not asked or ctx.resilient_parsing:
+def _version(ctx: click.Context, _: click.Parameter, given: bool) -> None:
+    if not given or ctx.resilient_parsing:
         return
     from importlib.metadata import version
 
@@ -158,14 +162,14 @@ def _version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     ],
 )
 def yard(**_: object) -> None:
-    """Yardmaster: a scheduler for shared GPU clusters whose every decision can be replayed.
+    """Schedule tasks on shared GPU clusters; every decision can be replayed.
 
     Start with `yard demo`, or `yard dev` in one terminal and `yard submit -- COMMAND` in another.
     """
 
 
 def run(args: Sequence[str]) -> int:
-    """Run a command; the exit code of the public interface."""
+    """Run a command and return its exit code."""
     verbose = "-v" in args or "--verbose" in args
     try:
         result = yard.main(list(args), prog_name="yard", standalone_mode=False)
@@ -183,7 +187,7 @@ def run(args: Sequence[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return int(Exit.INTERRUPTED)
     except _ClosedPipe:
-        # What is still buffered must not fail at exit.
+        # Buffered output must not fail at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
     except ModuleNotFoundError as error:
@@ -225,7 +229,7 @@ def _missing_extra(error: ModuleNotFoundError) -> CliError:
 
 
 def _known(error: Exception) -> CliError:
-    """What to show for an exception of the libraries, or for one that nobody foresaw."""
+    """The error to show for an exception of the libraries, or for an unexpected one."""
     from yardmaster.transport import ApiError
     from yardmaster_cli.server.remote import api_error
     from yardmaster_eventlog.errors import LogCorrupt, LogTruncated, LogUnavailable, NotOurLog
@@ -262,12 +266,12 @@ def _known(error: Exception) -> CliError:
     return CliError(
         f"internal: {type(error).__name__}: {error}",
         exit_code=Exit.INTERNAL,
-        hint="run again with -v for the traceback, and report it",
+        hint="repeat the command with -v for the traceback, and report it",
     )
 
 
 def _say(lines: Sequence[str]) -> None:
-    with suppress(BrokenPipeError):  # the exit code counts, also when nothing reads stderr
+    with suppress(BrokenPipeError):  # the exit code must reach the caller without stderr, too
         for line in lines:
             click.echo(line, err=True)
 

@@ -1,6 +1,7 @@
-"""Public keys of nodes, from files: PEM (`openssl pkey -pubout`) or OpenSSH (`id_ed25519.pub`).
+"""Public keys of nodes from files: PEM (`openssl pkey -pubout`) or OpenSSH (`id_ed25519.pub`).
 
-Only a digest of a key is enrolled: SHA-256 of its SubjectPublicKeyInfo in DER, 64 hex digits.
+An enrollment contains the digest of a key: SHA-256 of its SubjectPublicKeyInfo in DER, 64 hex
+digits.
 """
 
 import base64
@@ -12,11 +13,11 @@ from typing import Final
 
 from yardmaster_cli.errors import BadUsage
 
-#: A public key is far smaller; what is larger is another file.
+#: A larger file is not a public key.
 MAX_BYTES: Final = 16 * 1024
 _PEM: Final = re.compile(r"-----BEGIN PUBLIC KEY-----(.*?)-----END PUBLIC KEY-----", re.DOTALL)
 _OPENSSH: Final = re.compile(r"ssh-ed25519 ([A-Za-z0-9+/=]+)")
-#: Of an Ed25519 key, what comes before its 32 bytes (RFC 8410): in DER, and in OpenSSH's form.
+#: The bytes before the 32 bytes of an Ed25519 key (RFC 8410), in DER and in OpenSSH's format.
 _DER_PREFIX: Final = bytes.fromhex("302a300506032b6570032100")
 _SSH_PREFIX: Final = b"\x00\x00\x00\x0bssh-ed25519\x00\x00\x00\x20"
 
@@ -25,7 +26,7 @@ def key_digest(path: Path) -> str:
     """The digest of the Ed25519 public key in a file.
 
     Raises:
-        BadUsage: there is none in it.
+        BadUsage: the file contains none.
     """
     try:
         content = path.read_bytes()[: MAX_BYTES + 1]
@@ -34,13 +35,14 @@ def key_digest(path: Path) -> str:
     text = content.decode("ascii", "replace")
     if "PRIVATE KEY" in text:
         raise BadUsage(
-            f"--key {path} is a private key, which stays on its host",
-            hint=f"openssl pkey -in {path} -pubout",
+            f"--key {path} is a private key; enroll the public key",
+            hint=f"print it with: openssl pkey -in {path} -pubout",
         )
     der = _der(text)
     if len(content) > MAX_BYTES or len(der) != 44 or not der.startswith(_DER_PREFIX):
         raise BadUsage(
-            f"--key {path}: no Ed25519 public key", hint="PEM, or OpenSSH's: ssh-ed25519 AAAA..."
+            f"--key {path} contains no Ed25519 public key",
+            hint="give a PEM file, or an OpenSSH file that starts with: ssh-ed25519 AAAA",
         )
     return sha256(der).hexdigest()
 

@@ -14,7 +14,7 @@ DEFAULT_POLICY: Final = "priority"
 
 
 class PolicySpec(BaseModel):
-    """The policy of the pool `default` when the log is made; later `yard pools set` changes it."""
+    """The policy of the pool `default` in a new log; later `yard pools set` changes it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -26,7 +26,7 @@ def checked_policy(spec: PolicySpec) -> "PolicyRef":
     """The policy that a spec names.
 
     Raises:
-        BadUsage: there is no such policy, or it does not have these options.
+        BadUsage: the policy does not exist, or does not have these options.
     """
     # Imported here: only a start that names a policy needs the registry.
     from yardmaster_core.errors import BadPolicyOptions

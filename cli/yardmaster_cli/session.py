@@ -1,8 +1,8 @@
-"""What every command shares: its options, its settings, its client, and how it ends.
+"""The part that every command shares: options, settings, output and connection.
 
-A command is a `YardCommand`: besides its own options it takes those that `catalog` names, and its
-first argument is a `Session`, which makes what it needs when it is asked for. The shared options
-may also come before the command: `yard --server URL ls`.
+A command is a `YardCommand`: it accepts its own options and the shared ones that `catalog` names.
+Its first argument is a `Session`, which creates settings, output and connection on first use. The
+shared options may also precede the command: `yard --server URL ls`.
 """
 
 import os
@@ -31,7 +31,7 @@ _EXPORTED: Final = {"server": "YARD_SERVER", "context": "YARD_CONTEXT", "data": 
 
 
 class Session:
-    """One command's settings, output and connection."""
+    """The settings, output and connection of one command."""
 
     def __init__(self, shared: dict[str, Any], formats: Sequence[str] = ()) -> None:
         self._shared = shared
@@ -51,7 +51,7 @@ class Session:
         return configuration.resolve(flags, os.environ)
 
     def command(self, *words: str) -> str:
-        """`yard WORDS` to copy: with the connection that this command was given."""
+        """`yard WORDS` with the connection options of this command, for users to copy."""
         given = [
             word
             for flag in _EXPORTED
@@ -61,18 +61,18 @@ class Session:
         return shlex.join(["yard", *words, *given])
 
     def again(self) -> str:
-        """This very command, to copy."""
+        """The command line of this command, for users to copy."""
         return shlex.join(["yard", *sys.argv[1:]])
 
     def export(self) -> None:
-        """Let commands that this process runs have the connection that was asked of this one."""
+        """Pass the connection options to further commands that this process runs."""
         for flag, variable in _EXPORTED.items():
             if self._shared.get(flag) is not None:
                 os.environ[variable] = str(self._shared[flag])
 
     @cached_property
     def out(self) -> Output:
-        """Where results go."""
+        """The output."""
         terminal = is_terminal()
         chosen = self.config.output
         if chosen.value not in FORMATS:
@@ -80,16 +80,16 @@ class Session:
                 f"{chosen.source}: there is no output format {chosen.value}",
                 hint=f"formats: {', '.join(FORMATS)}",
             )
-        # A setting is a wish for every command; a flag was refused where it cannot be followed.
-        follows = chosen.value in self._formats or not self._formats
+        # A setting applies where the command supports it; a flag was validated by click.
+        supported = chosen.value in self._formats or not self._formats
         columns = self._shared.get("columns") or ""
         return Output(
-            format=chosen.value if follows else self._formats[0],
+            format=chosen.value if supported else self._formats[0],
             columns=tuple(filter(None, columns.split(","))),
             headers=not self._shared.get("no_headers"),
             sort=self._shared.get("sort"),
             limit=self._shared.get("limit"),
-            colour=terminal and not self._shared.get("no_color") and _colors(os.environ),
+            color=terminal and not self._shared.get("no_color") and _colors(os.environ),
             terminal=terminal,
             width=terminal_width() if terminal else 0,
             quiet=bool(self._shared.get("quiet")),
@@ -99,20 +99,20 @@ class Session:
 
     @cached_property
     def remote(self) -> "Remote":
-        """The server.
+        """The connection to the server.
 
         Raises:
-            CliError: none is known.
+            CliError: the settings name no server.
         """
         from yardmaster_cli.server.remote import connect
 
         return connect(self.config)
 
     def log_file(self, given: str | None) -> Path:
-        """The log to read: the file given, else the one of the embedded mode's data folder.
+        """The log file to read: the given one, else that of the data folder.
 
         Raises:
-            BadUsage: there is no such file.
+            BadUsage: the file does not exist.
         """
         path = Path(given) if given else self.config.data_dir / "log.db"
         if not path.is_file():
@@ -124,16 +124,16 @@ class Session:
 
 
 def _colors(env: Mapping[str, str]) -> bool:
-    """Whether the terminal shows colors, and its user wants them."""
+    """Whether the terminal supports colors, and its user did not turn them off."""
     return not env.get("NO_COLOR") and env.get("TERM") != "dumb"
 
 
-#: The options that may also come before the command.
+#: The options that may also precede the command.
 _GLOBAL: Final = ("output", "no_color", "quiet", "verbose", "server", "context", "data")
 
 
 def global_options(formats: Sequence[str] = FORMATS) -> list[click.Option]:
-    """The options that may also come before the command; `formats`: the values of `-o`."""
+    """The options that may also precede the command; `formats`: the values of `-o`."""
     return [option for option in _shared_options(formats) if option.name in _GLOBAL]
 
 
@@ -166,12 +166,12 @@ def _shared_options(formats: Sequence[str]) -> list[click.Option]:
 
 
 class YardCommand(click.Command):
-    """A command with the shared options; its callback gets the `Session` first."""
+    """A command with shared options; the first argument of its callback is the `Session`."""
 
     _shared: list[click.Option] | None = None
 
     def shared(self, ctx: click.Context) -> list[click.Option]:
-        """The shared options that the command takes, without those that it has itself."""
+        """The shared options of the command, without those that it defines itself."""
         if self._shared is None:
             entry = _entry(ctx)
             own = {option for param in self.params for option in param.opts}
@@ -188,7 +188,7 @@ class YardCommand(click.Command):
         return self._shared
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """The command's own parameters, then the shared options, then `--help`."""
+        """The own parameters of the command, then the shared options, then `--help`."""
         shared = self.shared(ctx)
         own = super().get_params(ctx)
         return [*own[: len(self.params)], *shared, *own[len(self.params) :]]
@@ -203,7 +203,7 @@ class YardCommand(click.Command):
             flag = "-o" if name == "output" else f"--{name.replace('_', '-')}"
             if name not in shared:
                 if name != "no_color":
-                    raise click.UsageError(f"{flag} means nothing to {ctx.command_path}.", ctx)
+                    raise click.UsageError(f"{flag} has no effect on {ctx.command_path}.", ctx)
             elif not values[name]:
                 values[name] = shared[name].type_cast_value(ctx, value)
         session = Session(values, _entry(ctx).formats)
@@ -214,7 +214,7 @@ class YardCommand(click.Command):
         return ctx.invoke(self.callback, session, **ctx.params)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The command's own options first, then the shared ones."""
+        """Print the own options of the command, then the shared ones."""
         shared = set(map(id, self.shared(ctx)))
         for title, own in (("Options", True), (_SHARED, False)):
             rows = [
@@ -228,7 +228,7 @@ class YardCommand(click.Command):
                     formatter.write_dl(rows)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The examples."""
+        """Print the examples."""
         write_examples(ctx, formatter)
 
 
@@ -237,21 +237,21 @@ def _entry(ctx: click.Context) -> Entry:
 
 
 def write_examples(ctx: click.Context, formatter: click.HelpFormatter) -> None:
-    """The examples of a command or group, as they are typed."""
+    """Print the examples of a command or group."""
     with formatter.section("Examples"):
         for words in _entry(ctx).examples:
             formatter.write(f"{'':>{formatter.current_indent}}yard {words}\n")
 
 
 class YardGroup(click.Group):
-    """A word with several commands."""
+    """A group of commands."""
 
     command_class = YardCommand
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that the first argument names, or a hint at the nearest."""
+        """The command that the first argument names; the error suggests the nearest name."""
         name = args[0]
         if not ctx.resilient_parsing and not name.startswith("-"):
             known = self.list_commands(ctx)
@@ -262,11 +262,11 @@ class YardGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The examples."""
+        """Print the examples."""
         write_examples(ctx, formatter)
 
 
-#: Words of other tools, and what they are called here.
+#: Commands of other tools, and their names here.
 _SYNONYMS: Final = {
     "describe": ("show",),
     "enroll": ("enrol",),
@@ -293,7 +293,7 @@ def _nearest_command(name: str, known: Sequence[str]) -> str | None:
 
 
 class NounGroup(YardGroup):
-    """A noun with verbs; bare, or with options alone, it lists."""
+    """A noun with verbs; without a verb it lists."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read `yard nodes -o json` as `yard nodes ls -o json`."""
@@ -309,24 +309,24 @@ def command(name: str, **attrs: Any) -> Callable[[Callable[..., Any]], YardComma
 
 
 class Detached(CliError):
-    """Ctrl-C while waiting: nothing was cancelled, and here is how to come back."""
+    """Ctrl-C while waiting: nothing was cancelled, and the hint continues the wait."""
 
-    def __init__(self, come_back: str) -> None:
+    def __init__(self, command: str) -> None:
         super().__init__(
             "detached; nothing was cancelled",
             exit_code=Exit.INTERRUPTED,
-            hint=f"come back with: {come_back}",
+            hint=f"continue with: {command}",
         )
 
     def lines(self) -> list[str]:
-        """Ctrl-C is no error: two plain lines."""
+        """The lines for stderr, without `error:`: Ctrl-C is not an error."""
         return ["", self.message, f"hint: {self.hint}"]
 
 
 @contextmanager
-def detaching(come_back: str) -> Iterator[None]:
-    """Turn Ctrl-C into `Detached`."""
+def detaching(command: str) -> Iterator[None]:
+    """Turn Ctrl-C into `Detached`; `command` continues the wait."""
     try:
         yield
     except KeyboardInterrupt:
-        raise Detached(come_back) from None
+        raise Detached(command) from None

@@ -1,7 +1,7 @@
-"""Times as people write them on a command line, for every option that takes one.
+"""Times on a command line, for every option that takes one.
 
-`2h`, `-2h` and `1h30m` are relative to now; `2026-01-31T12:00:00Z` and `2026-01-31` are times of a
-clock, in UTC unless they name an offset; a date alone is its midnight.
+`2h`, `-2h` and `1h30m` are relative to now. `2026-01-31T12:00:00Z` and `2026-01-31` are absolute,
+in UTC unless they have an offset; a date without a time is its midnight.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import Final
 from yardmaster_cli.errors import BadUsage
 from yardmaster_schemas.durations import duration_s
 
-#: What help and errors show.
+#: The forms, for help and errors.
 FORMS: Final = "2h, -2h, 2026-01-31 or 2026-01-31T12:00:00Z"
 
 _CLOCK: Final = re.compile(
@@ -43,7 +43,7 @@ def is_relative(text: str) -> bool:
 
 
 def past_ms(text: str, now_ms: int, option: str) -> int:
-    """Milliseconds since the epoch of a time, given for `option`; `2h` and `-2h`: 2 hours ago.
+    """Milliseconds since the epoch of the value of `option`; `2h` and `-2h` mean 2 hours ago.
 
     Raises: BadUsage.
     """
@@ -53,7 +53,7 @@ def past_ms(text: str, now_ms: int, option: str) -> int:
 
 
 def future_ms(text: str, now_ms: int, option: str) -> int:
-    """The same, where `2h` means in 2 hours.
+    """Milliseconds since the epoch of the value of `option`; `2h` means in 2 hours.
 
     Raises: BadUsage, also for a time that has passed.
     """
@@ -61,14 +61,12 @@ def future_ms(text: str, now_ms: int, option: str) -> int:
         return now_ms + _milliseconds(text, option)
     at_ms = past_ms(text, now_ms, option)
     if at_ms <= now_ms:
-        raise BadUsage(
-            f"{option}: {text} has passed already", hint="give a time to come: 2h, or a later time"
-        )
+        raise BadUsage(f"{option}: {text} is in the past", hint="give a future time, such as 2h")
     return at_ms
 
 
 def clock_ms(text: str, option: str) -> int:
-    """Milliseconds since the epoch of a date, or of a date with a time.
+    """Milliseconds since the epoch of a date, with or without a time.
 
     Raises: BadUsage.
     """

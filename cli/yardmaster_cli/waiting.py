@@ -1,4 +1,4 @@
-"""How a command waits: until a timeout or Ctrl-C, and across restarts of the gateway."""
+"""Waiting commands: timeout, Ctrl-C, and reconnecting after a restart of the gateway."""
 
 import signal
 import threading
@@ -12,16 +12,16 @@ from yardmaster_cli.output.formats import Output
 from yardmaster_cli.session import Session, detaching
 from yardmaster_schemas.durations import duration_s
 
-#: A timer of zero seconds would be none.
+#: The shortest timer, in seconds: zero would disable it.
 _LEAST_S: Final = 0.001
 
 
 class _TimeUp(BaseException):
-    """The timeout passed; no `except Exception` on the way may catch it."""
+    """The timeout passed; a BaseException, so that no `except Exception` catches it."""
 
 
 class Reconnecting:
-    """Says on stderr that the gateway is away, once, and that it is back."""
+    """Reports on stderr, once for each outage, that the gateway is lost and that it is back."""
 
     def __init__(self, out: Output) -> None:
         self._out = out
@@ -29,22 +29,22 @@ class Reconnecting:
         self._away = False
 
     def lost(self, error: ApiError) -> None:
-        """Take note that a try failed."""
+        """Record that a try failed."""
         with self._lock:
             if not self._away:
                 self._away = True
                 self._out.note(f"{error}; reconnecting")
 
     def back(self) -> None:
-        """Take note that the gateway answered."""
+        """Record that the gateway answered."""
         with self._lock:
             if self._away:
                 self._away = False
-                self._out.note("connected again")
+                self._out.note("reconnected")
 
 
 def timeout_s(text: str | None) -> int | None:
-    """The seconds that `--timeout` means.
+    """The seconds of `--timeout`.
 
     Raises:
         BadUsage: it is not a duration.
@@ -58,24 +58,24 @@ def timeout_s(text: str | None) -> int | None:
 
 
 @contextmanager
-def lasting(session: Session, come_back: str, limit_s: int | None) -> Iterator[None]:
-    """Wait for as long as the user wants: reads outlast a gateway's restart.
+def interruptible(session: Session, command: str, limit_s: int | None) -> Iterator[None]:
+    """Within this context reads wait for the end of outages of the gateway.
 
-    Ctrl-C, and the end of `limit_s` seconds (None: there is none), leave all tasks as they are and
-    say which command continues. Main thread only.
+    Ctrl-C and the end of `limit_s` seconds (None: no limit) change no task; the error names the
+    command that continues the wait. Main thread only.
 
     Raises:
         CliError: 124 after `limit_s`, 130 after Ctrl-C.
     """
     session.remote.outlast(Reconnecting(session.out))
     try:
-        with detaching(come_back), _alarm(limit_s):
+        with detaching(command), _alarm(limit_s):
             yield
     except _TimeUp:
         raise CliError(
             f"not finished after {limit_s} s",
             exit_code=Exit.TIMEOUT,
-            hint=f"nothing was cancelled; come back with: {come_back}",
+            hint=f"nothing was cancelled; continue with: {command}",
         ) from None
     finally:
         session.remote.outlast(None)
@@ -87,10 +87,10 @@ def _alarm(limit_s: int | None) -> Iterator[None]:
         yield
         return
 
-    def ring(number: int, frame: Any) -> None:
+    def on_alarm(number: int, frame: Any) -> None:
         raise _TimeUp
 
-    before = signal.signal(signal.SIGALRM, ring)
+    before = signal.signal(signal.SIGALRM, on_alarm)
     signal.setitimer(signal.ITIMER_REAL, max(_LEAST_S, limit_s))
     try:
         yield

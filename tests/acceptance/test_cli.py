@@ -199,7 +199,7 @@ def test_projects_and_pools_are_made_changed_and_deleted(dev: Dev) -> None:
     assert shown["config"]["limit_milli"] == 1000
     dev.yard("submit", "-p", "nlp", "--priority", "5", "--", "true", code=104)
     again = dev.yard("projects", "create", "nlp", "department=research", code=103)
-    assert again.err.startswith("error: project nlp exists already\nhint: change it with: ")
+    assert again.err.startswith("error: project nlp already exists\nhint: change it with: ")
     refused = dev.yard("projects", "set", "nlp", "weight=x", code=2)
     assert "weight: a whole number, not x" in refused.err
     dev.yard("pools", "create", "spare", "option.preemption=false")
@@ -207,7 +207,7 @@ def test_projects_and_pools_are_made_changed_and_deleted(dev: Dev) -> None:
     assert "unknown key polcy" in dev.yard("pools", "set", "spare", "polcy=x", code=2).err
     refused = dev.yard("pools", "set", "spare", "policy=nonsense", code=2)
     assert "there are: priority (version 1), fair_share (version 1)" in refused.err
-    assert "exists already" in dev.yard("pools", "create", "spare", code=103).err
+    assert "already exists" in dev.yard("pools", "create", "spare", code=103).err
     dev.yard("pools", "delete", "spare")
     dev.yard("projects", "delete", "nlp")
     dev.yard("departments", "delete", "research")
@@ -319,7 +319,7 @@ def test_ctrl_c_detaches_and_cancels_nothing(dev: Dev) -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=20)
     assert process.returncode == 130, err
-    assert f"come back with: yard wait {job}" in err
+    assert f"continue with: yard wait {job}" in err
     assert dev.reach(f"{job}.0", "running")
     dev.yard("cancel", job, "--now")
 

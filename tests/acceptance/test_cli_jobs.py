@@ -57,7 +57,7 @@ def test_a_list_has_active_tasks_first_and_those_of_an_array_in_one_row(dev: Dev
     ]
     assert "1 running, 29 pending" in jobs.out
     assert not dev.yard("ls", "--name", "list", "--kind", "inference").lines[1:]
-    assert "no such kind" in dev.yard("ls", "--kind", "batch", code=2).err
+    assert "unknown kind" in dev.yard("ls", "--kind", "batch", code=2).err
     shown = dev.yard("show", array)
     assert f"{array}.[1-29]" in shown.out
     assert len(dev.yard("show", array, "--all").lines) == 2 + 1 + 30
@@ -124,7 +124,7 @@ def test_lines_of_a_gang_begin_with_their_replica(dev: Dev) -> None:
 def test_following_gives_up_in_time_and_leaves_the_task_alone(dev: Dev) -> None:
     said = dev.yard("submit", "--follow", "--timeout", "2s", "--", "sleep", "600", code=124)
     job = said.out.strip()
-    assert f"come back with: yard logs -f {job}" in said.err
+    assert f"continue with: yard logs -f {job}" in said.err
     assert dev.reach(f"{job}.0", "running")
     dev.yard("cancel", job, "--now")
     dev.yard("submit", "--timeout", "2s", "--", "true", code=2)
@@ -143,7 +143,7 @@ def test_ctrl_c_while_following_says_how_to_follow_again(dev: Dev) -> None:
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=STEP_S)
     assert process.returncode == 130
-    assert f"come back with: yard logs -f {job}" in err
+    assert f"continue with: yard logs -f {job}" in err
     dev.yard("cancel", job, "--now")
 
 
@@ -154,7 +154,7 @@ def test_ctrl_c_in_a_watch_prints_the_same_command(dev: Dev) -> None:
         continue
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=STEP_S)
-    assert "come back with: yard ls --queue default --label 'a=b c' -w -o csv" in err
+    assert "continue with: yard ls --queue default --label 'a=b c' -w -o csv" in err
     dev.yard("cancel", job)
 
 

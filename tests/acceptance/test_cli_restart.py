@@ -70,7 +70,7 @@ def test_commands_that_wait_outlast_a_restart_and_lose_and_repeat_nothing(
         rest, err = process.communicate(timeout=STEP_S)
         assert process.returncode == 0, err
         assert rest == "two\n"
-        assert "connected again" in err
+        assert "reconnected" in err
     _, err = waiting.communicate(timeout=STEP_S)
     assert waiting.returncode == 0, err
     assert f"{job}.0 succeeded" in err
@@ -80,7 +80,7 @@ def test_commands_that_wait_outlast_a_restart_and_lose_and_repeat_nothing(
     listed.send_signal(signal.SIGINT)
     _, err = listed.communicate(timeout=STEP_S)
     assert listed.returncode == 130
-    assert "come back with: yard ls -w --columns id,phase" in err
+    assert "continue with: yard ls -w --columns id,phase" in err
 
 
 def test_a_command_that_waits_for_a_server_that_stays_away_gives_up_in_time(
@@ -95,5 +95,5 @@ def test_a_command_that_waits_for_a_server_that_stays_away_gives_up_in_time(
     for process, words in ((waiting, "yard wait"), (followed, f"yard logs -f {job}")):
         _, err = process.communicate(timeout=STEP_S)
         assert process.returncode == 124, err
-        assert f"come back with: {words}" in err
+        assert f"continue with: {words}" in err
     dev.start("--port", str(port))

@@ -96,7 +96,7 @@ def group(kind: ConfiguredKind) -> click.Group:
         config = kind.parse(kind.new, pairs)
         with creating(noun, name):
             accepted = getattr(remote.client, f"put_{noun}")(name, config, create=True)
-        remote.settle(accepted, name, session.out)
+        remote.await_verdict(accepted, name, session.out)
         session.out.say(name)
 
     @found.command("set", help=f"Change keys of a {noun}'s configuration; keep the others.")
@@ -110,7 +110,7 @@ def group(kind: ConfiguredKind) -> click.Group:
         body = plain(getattr(remote.client, noun)(name))["config"]
         config = kind.parse(body, pairs)
         accepted = getattr(remote.client, f"put_{noun}")(name, config, if_match=tag)
-        remote.settle(accepted, name, session.out)
+        remote.await_verdict(accepted, name, session.out)
         session.out.say(name)
 
     @found.command("delete", help=f"Delete a {noun} {kind.unused}.")
@@ -119,7 +119,7 @@ def group(kind: ConfiguredKind) -> click.Group:
     def delete(session: Session, name: str, if_match: str | None) -> None:
         remote = session.remote
         accepted = getattr(remote.client, f"delete_{noun}")(name, if_match=if_match)
-        remote.settle(accepted, name, session.out)
+        remote.await_verdict(accepted, name, session.out)
         session.out.say(name)
 
     return found

@@ -27,9 +27,9 @@ def demo(session: Session, keep: bool, running: bool) -> int:
     stage: Stage
     if running:
         session.export()
-        stage = RunningStage(folder, colour=session.out.colour)
+        stage = RunningStage(folder, color=session.out.color)
     else:
-        stage = Stage.in_folder(folder, colour=session.out.colour)
+        stage = Stage.in_folder(folder, color=session.out.color)
     walk = Walk(stage)
     good = False
     try:

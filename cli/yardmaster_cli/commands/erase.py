@@ -29,5 +29,5 @@ def erase(session: Session, refs: tuple[str, ...], yes: bool) -> None:
         confirm(f"This permanently erases {names}.", out)
     pending = [(ref, remote.client.erase(ref.job_id)) for ref in found]
     for ref, accepted in pending:
-        remote.settle(accepted, ref.id, out)
+        remote.await_verdict(accepted, ref.id, out)
         out.say(ref.id)

@@ -11,11 +11,11 @@ import click
 
 from yardmaster.client import Piece
 from yardmaster_cli.errors import BadUsage
-from yardmaster_cli.output.cells import coloured
+from yardmaster_cli.output.cells import colored
 from yardmaster_cli.output.formats import Output, Row
 from yardmaster_cli.server.remote import Remote
 from yardmaster_cli.session import Session, command
-from yardmaster_cli.waiting import lasting, timeout_s
+from yardmaster_cli.waiting import interruptible, timeout_s
 
 #: So many tasks are followed at once; more say to choose.
 MAX_FOLLOWED: Final = 32
@@ -45,7 +45,7 @@ def logs(
         raise BadUsage("--timeout is for --follow")
     remote, out = session.remote, session.out
     if follow:
-        with lasting(session, session.again(), timeout_s(timeout)):
+        with interruptible(session, session.again(), timeout_s(timeout)):
             tasks = remote.rows_of(remote.resolve(ref))
             follow_all(remote, tasks, out, attempt=attempt, replica=replica, tail=tail)
         return
@@ -181,5 +181,5 @@ class _Writers:
 
     def _print(self, text: str) -> None:
         terminal = self._out is not None and self._out.terminal
-        sys.stdout.write(coloured(text) if terminal else text)
+        sys.stdout.write(colored(text) if terminal else text)
         sys.stdout.flush()

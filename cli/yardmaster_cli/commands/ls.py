@@ -12,7 +12,7 @@ from yardmaster_cli.listing.rows import MOST_ROWS, EachTask, Listed, Listing, ch
 from yardmaster_cli.output.columns import TASKS
 from yardmaster_cli.output.formats import Output, Row
 from yardmaster_cli.session import Session, command
-from yardmaster_cli.waiting import lasting, timeout_s
+from yardmaster_cli.waiting import interruptible, timeout_s
 from yardmaster_schemas.phases import ENDED
 
 #: Pause between two looks of `--watch`, in seconds.
@@ -44,15 +44,15 @@ def ls(
     query = filters(session, given)
     if timeout is not None and not watch:
         raise BadUsage("--timeout is for --watch")
-    together = out.for_people and not (every or out.sort or (watch and not out.terminal))
-    shown = listing(remote, query, queue=queue, jobs=jobs, together=together)
+    group = out.for_people and not (every or out.sort or (watch and not out.terminal))
+    shown = listing(remote, query, queue=queue, jobs=jobs, group=group)
     # What is sorted here is read whole.
     short = out.for_people and not every and queue is None
     most = None if out.sort else out.limit or (MOST_ROWS if short else None)
     if not watch:
         _show(out, shown, shown.read(most), given)
         return
-    with lasting(session, session.again(), timeout_s(timeout)):
+    with interruptible(session, session.again(), timeout_s(timeout)):
         if out.terminal and out.for_people:
             while True:
                 listed = shown.read(most)

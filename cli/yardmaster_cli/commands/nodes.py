@@ -85,7 +85,7 @@ def slots(
     if both := sorted(back & more):
         raise BadUsage(f"slot {both[0]} is to be disabled and enabled")
     wish = NodeSlots(disabled=sorted((known - back) | more), stop=stop, reason=reason)
-    session.remote.settle(client.put_slots(name, wish, if_match=tag), name, session.out)
+    session.remote.await_verdict(client.put_slots(name, wish, if_match=tag), name, session.out)
     session.out.say(name)
 
 
@@ -172,12 +172,12 @@ def enrol(
         _confirm_barring(session, name, barred)
     known = if_match or _enrolment_tag(session, name)
     accepted = remote.client.put_enrolment(name, enrolment, if_match=known, create=known is None)
-    remote.settle(accepted, name, session.out)
+    remote.await_verdict(accepted, name, session.out)
     session.out.say(name)
     for other in others:
         as_joined = Enrolment(pool=other.pool, gpus=other.gpus, labels=other.labels)
         accepted = remote.client.put_enrolment(other.name, as_joined, create=True)
-        remote.settle(accepted, other.name, session.out)
+        remote.await_verdict(accepted, other.name, session.out)
         session.out.say(other.name)
     if known is None and name not in [node.name for node in present]:
         session.out.note(f"{name} may join now: start its agent (again, if it runs)")
@@ -252,13 +252,13 @@ def revoke(session: Session, name: str, if_match: str | None) -> None:
     To let tasks save their work, drain it first.
     """
     remote = session.remote
-    remote.settle(remote.client.delete_enrolment(name, if_match=if_match), name, session.out)
+    remote.await_verdict(remote.client.delete_enrolment(name, if_match=if_match), name, session.out)
     session.out.say(name)
 
 
 def _wish(session: Session, name: str, wish: NodePatch) -> None:
     remote = session.remote
-    remote.settle(remote.client.patch_node(name, wish), name, session.out)
+    remote.await_verdict(remote.client.patch_node(name, wish), name, session.out)
     session.out.say(name)
 
 

@@ -29,7 +29,7 @@ def _change(
         accepted = remote.client.patch_job(found.job_id, if_match=if_match, **{key: value})
     except ValidationError as error:
         raise BadUsage(first_error(error)) from None
-    remote.settle(accepted, found.job_id, session.out)
+    remote.await_verdict(accepted, found.job_id, session.out)
     session.out.say(found.job_id)
 
 

@@ -17,19 +17,19 @@ from yardmaster_schemas.quantities import duration_s
 
 @command("setup")
 @click.option("--log", "url", metavar="URL", help="kafka://HOST:PORT[,...] (default: YARD_LOG).")
-@click.option("--cells", default="main", metavar="A[,B]", help="The log's cells, in this order.")
-@click.option("--wait", default="60s", metavar="TIME", help="How long the log may be away.")
+@click.option("--cells", default="main", metavar="A[,B]", help="Cells of the log, in this order.")
+@click.option("--wait", default="60s", metavar="TIME", help="Retry an unreachable log this long.")
 def setup(session: Session, url: str | None, cells: str, wait: str) -> None:
-    """Make a log's topics and first records; repeated, it changes nothing.
+    """Create the topics and first records of a log; a repeated setup changes nothing.
 
-    How brokers are reached (TLS, users, replication) is what YARD_KAFKA__... says, as for services.
+    YARD_KAFKA__... configures the connection to brokers (TLS, users, replication), as for services.
     """
     names = tuple(name.strip() for name in cells.split(",") if name.strip())
     if not 1 <= len(names) <= MAX_CELLS or len(set(names)) < len(names):
         raise BadUsage(f"--cells {cells}: expected 1 to {MAX_CELLS} different names")
     settings = LogSettings() if url is None else LogSettings(log=url)
     if not settings.log:
-        raise BadUsage("which log?", hint="name it with --log kafka://HOST:PORT or YARD_LOG")
+        raise BadUsage("no log given", hint="name it with --log kafka://HOST:PORT or YARD_LOG")
     try:
         limit_s = duration_s(wait)
     except ValueError as error:
@@ -40,7 +40,7 @@ def setup(session: Session, url: str | None, cells: str, wait: str) -> None:
         found = asyncio.run(wait_and_set_up(settings, SystemClock(), SystemChance(), site, limit_s))
     except NotOurLog as error:
         raise BadUsage(str(error)) from None
-    made = f"new: {', '.join(found.new_cells)}" if found.new_cells else "nothing was missing"
+    made = f"created: {', '.join(found.new_cells)}" if found.new_cells else "nothing to create"
     document = {"log_id": found.log_id, "cells": list(names), "new_cells": list(found.new_cells)}
     session.out.one(
         document, lambda: [f"log {found.log_id}, cells {', '.join(names)}; {made}"], "log_id"

@@ -19,7 +19,7 @@ from yardmaster_cli.output.cells import span
 from yardmaster_cli.output.formats import Output
 from yardmaster_cli.server.remote import VERDICT_S, Ref, Remote, refusal_error, rows
 from yardmaster_cli.session import Session, YardCommand
-from yardmaster_cli.waiting import lasting, timeout_s
+from yardmaster_cli.waiting import interruptible, timeout_s
 from yardmaster_cli.yaml_tree import NotAMapping
 from yardmaster_schemas.api import Phase, Submitted, Task
 
@@ -122,7 +122,7 @@ def submit(session: Session, files: tuple[str, ...], command: tuple[str, ...], *
         out.note(f"warning: it can never fit: {warning}")
     out.detail(f"recorded at {answer.position}, idempotency key {key}")
     words = ("logs", "-f") if given["follow"] else ("wait",)
-    with lasting(session, session.command(*words, answer.job_id), limit_s):
+    with interruptible(session, session.command(*words, answer.job_id), limit_s):
         if not given["no_wait"]:
             _admitted(remote, answer, session)
         out.one(answer.model_dump(mode="json"), lambda: [answer.job_id], "job_id")
@@ -189,5 +189,5 @@ def _admitted(remote: Remote, answer: Submitted, session: Session) -> Task:
     if task.phase is Phase.REJECTED and task.refusal is not None:
         raise refusal_error(task.refusal, answer.job_id, admission=True)
     if task.phase is Phase.SUBMITTED:
-        session.out.note(f"{answer.job_id}: recorded, not judged after {span(VERDICT_S)}")
+        session.out.note(f"{answer.job_id}: recorded; no verdict after {span(VERDICT_S)}")
     return task

@@ -10,7 +10,7 @@ from yardmaster_cli.confirm import confirm
 from yardmaster_cli.errors import BadUsage
 from yardmaster_cli.job_file.write import job_file
 from yardmaster_cli.listing.filters import filter_options, filters, narrowed
-from yardmaster_cli.listing.rows import Together
+from yardmaster_cli.listing.rows import GroupedTasks
 from yardmaster_cli.output.cells import plain
 from yardmaster_cli.output.columns import GROUPS, TASKS, ended
 from yardmaster_cli.output.describe import job_lines, task_lines
@@ -77,10 +77,10 @@ def _show_job(remote: Remote, out: Output, ref: Ref, job: Row, every: bool) -> N
         body: Row = {**job, "items": listed}
         out.one(body, lambda: job_lines(out, job, _table(out, listed, TASKS)), "job_id")
         return
-    together = Together(remote, {"job_id": ref.job_id}, GROUPS).read(FEW_TASKS)
-    out.one(job, lambda: job_lines(out, job, _table(out, together.rows, GROUPS)), "job_id")
-    if sum(row["count"] for row in together.rows) < job["tasks"]:
-        out.note(f"{len(together.rows)} rows shown; --all lists every task")
+    grouped = GroupedTasks(remote, {"job_id": ref.job_id}, GROUPS).read(FEW_TASKS)
+    out.one(job, lambda: job_lines(out, job, _table(out, grouped.rows, GROUPS)), "job_id")
+    if sum(row["count"] for row in grouped.rows) < job["tasks"]:
+        out.note(f"{len(grouped.rows)} rows shown; --all lists every task")
 
 
 def _table(out: Output, listed: Sequence[Row], columns: Sequence[Column]) -> list[str]:
@@ -184,7 +184,7 @@ def _targets(
 def _ask_all(session: Session, refs: Sequence[Ref], ask: "Callable[[str], Accepted]") -> None:
     pending = [(ref, ask(ref.id)) for ref in refs]
     for ref, accepted in pending:
-        session.remote.settle(accepted, ref.id, session.out)
+        session.remote.await_verdict(accepted, ref.id, session.out)
         session.out.say(ref.id)
 
 

@@ -11,7 +11,7 @@ from yardmaster_cli.output.columns import counted, ended, reason
 from yardmaster_cli.output.formats import Output
 from yardmaster_cli.server.remote import Ref, Remote
 from yardmaster_cli.session import Session, command
-from yardmaster_cli.waiting import lasting, timeout_s
+from yardmaster_cli.waiting import interruptible, timeout_s
 from yardmaster_schemas.api import List, Phase, Task
 from yardmaster_schemas.reasons import WaitClass
 
@@ -245,7 +245,7 @@ def wait(session: Session, refs: tuple[str, ...], phase: str | None, timeout: st
     """
     limit_s = timeout_s(timeout)
     chosen = ("--for", phase) if phase else ()
-    with lasting(session, session.command("wait", *refs, *chosen), limit_s):
+    with interruptible(session, session.command("wait", *refs, *chosen), limit_s):
         found = [session.remote.resolve(ref) for ref in refs]
         return wait_for_end(
             session.remote, found, session.out, phase=Phase(phase) if phase else None

@@ -100,10 +100,10 @@ class Stage:
     at_the_end = "The cluster is stopped."
     next_step = "yard dev, and in another terminal yard submit -- COMMAND"
 
-    def __init__(self, folder: Path, programs: Programs, *, colour: bool) -> None:
+    def __init__(self, folder: Path, programs: Programs, *, color: bool) -> None:
         self.folder = folder
         self.programs = programs
-        self.colour = colour
+        self.color = color
         self.remote: Remote | None = None
         self.nodes = NODES
         self.slots = SLOTS
@@ -111,9 +111,9 @@ class Stage:
         self._last = ""
 
     @classmethod
-    def in_folder(cls, folder: Path, *, colour: bool) -> "Stage":
+    def in_folder(cls, folder: Path, *, color: bool) -> "Stage":
         """On this machine, with everything in `folder`."""
-        return cls(folder, Programs.here(folder), colour=colour)
+        return cls(folder, Programs.here(folder), color=color)
 
     @property
     def client(self) -> Client:
@@ -189,11 +189,11 @@ class Stage:
 
     def say(self, text: str) -> None:
         """A line of the story."""
-        click.echo("\n" + click.style(f"# {text}", fg="cyan"), color=self.colour)
+        click.echo("\n" + click.style(f"# {text}", fg="cyan"), color=self.color)
 
     def command(self, text: str) -> None:
         """A command, as a user would type it."""
-        click.echo(click.style(f"$ {text}", bold=True), color=self.colour)
+        click.echo(click.style(f"$ {text}", bold=True), color=self.color)
 
     def yard(self, *words: str) -> int:
         """Show and run a command; its exit code.
@@ -270,12 +270,12 @@ class RunningStage(Stage):
     at_the_end = "All has ended, and the cluster goes on."
     next_step = "yard submit -- COMMAND; yard down stops the cluster"
 
-    def __init__(self, folder: Path, *, colour: bool) -> None:
+    def __init__(self, folder: Path, *, color: bool) -> None:
         session = Session({})
         dev = session.config.dev
         given = dev.programs if dev is not None else None
         programs = Programs(**given) if given is not None else Programs.here(folder)
-        super().__init__(folder, programs, colour=colour)
+        super().__init__(folder, programs, color=color)
         self.remote = session.remote
 
     @property

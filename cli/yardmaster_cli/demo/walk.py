@@ -157,7 +157,7 @@ class Walk:
         stage.say("Observed:")
         for held, text in checks:
             mark = click.style("ok ", fg="green") if held else click.style("NOT", fg="red")
-            click.echo(f"  {mark} {text}", color=stage.colour)
+            click.echo(f"  {mark} {text}", color=stage.color)
         took = f"{time.monotonic() - self.started_s:.0f} s"
         click.echo(f"\n{took}. Next: {stage.next_step}")
         return all(held for held, _ in checks)

@@ -1,4 +1,4 @@
-"""Which tasks a command means: the filters of `ls`, shared with cancel, pause and resume."""
+"""The filters of `ls`, `cancel`, `pause` and `resume`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -12,35 +12,35 @@ from yardmaster_cli.times import now_ms, parse_time, past_ms
 from yardmaster_schemas.phases import ENDED, Phase
 
 _OPTIONS = (
-    click.option("-A", "--all-projects", "everything", is_flag=True, help="Of every project."),
-    click.option("-p", "--project", metavar="NAME", help="Of this project."),
+    click.option("-A", "--all-projects", "everything", is_flag=True, help="Tasks of all projects."),
+    click.option("-p", "--project", metavar="NAME", help="Tasks of this project."),
     click.option(
         "--phase",
         metavar="A,B",
-        help="In these phases; active: not ended; ended: ended.",
+        help="Tasks in these phases; or active (not ended), or ended.",
     ),
-    click.option("--pool", metavar="NAME", help="In this pool."),
-    click.option("--node", metavar="NAME", help="On this node."),
-    click.option("--user", metavar="NAME", help="Of this user."),
-    click.option("--kind", metavar="A,B", help="Of these kinds: training, interactive, inference."),
-    click.option("--name", metavar="NAME", help="Of jobs with this name."),
-    click.option("--label", multiple=True, metavar="KEY=VALUE", help="With this label."),
-    click.option("--since", metavar="TIME", help="Submitted since: 2h, a date, or a time."),
+    click.option("--pool", metavar="NAME", help="Tasks in this pool."),
+    click.option("--node", metavar="NAME", help="Tasks on this node."),
+    click.option("--user", metavar="NAME", help="Tasks of this user."),
+    click.option("--kind", metavar="A,B", help="Tasks of kind training, interactive, inference."),
+    click.option("--name", metavar="NAME", help="Tasks of jobs with this name."),
+    click.option("--label", multiple=True, metavar="KEY=VALUE", help="Tasks with this label."),
+    click.option("--since", metavar="TIME", help="Submitted since: 2h (ago), a date, or a time."),
 )
 
 
 def filter_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the filters."""
+    """Add the filter options to a command."""
     for option in reversed(_OPTIONS):
         function = option(function)
     return function
 
 
 def filters(session: Session, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The query of `GET /v1/tasks` for the filters given.
+    """The query of `GET /v1/tasks` for the given filters.
 
     Raises:
-        BadUsage: an unknown phase, a label without `=`, a time that is none.
+        BadUsage: an unknown phase or kind, a label without `=`, an invalid time.
     """
     project = None if given["everything"] else session.config.project.value
     found: dict[str, Any] = {
@@ -61,13 +61,13 @@ def filters(session: Session, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def narrowed(given: Mapping[str, Any]) -> bool:
-    """Whether any filter was given at all."""
+    """Whether any filter was given."""
     named = ("project", "phase", "pool", "node", "user", "kind", "name", "label", "since")
     return any(given[key] for key in named)
 
 
 def matches(task: Mapping[str, Any], query: Mapping[str, Any]) -> bool:
-    """Whether a task as the server shows it matches a query of `filters`, as the server decides."""
+    """Whether a task matches a query of `filters`, by the rules of the server."""
     pools = [task["pool"]] if task["pool"] is not None else task["pools"]
     found = {
         "project": [task["project"]],
@@ -97,25 +97,25 @@ def matches(task: Mapping[str, Any], query: Mapping[str, Any]) -> bool:
 
 
 def kinds(text: str | None) -> str | None:
-    """The kinds that `--kind` names.
+    """Check the kinds of `--kind`.
 
     Raises:
-        BadUsage: there is no such kind.
+        BadUsage: an unknown kind.
     """
     if text is None:
         return None
-    # Imported here: few lists are narrowed by kind, and the requests' models take long to import.
+    # Imported here: the models of requests are slow to import, and few commands filter by kind.
     from yardmaster_schemas.events.requests import Kind
 
     known = [kind.value for kind in Kind]
     for kind in text.split(","):
         if kind not in known:
-            raise BadUsage(f"--kind {kind}: no such kind", hint=f"kinds: {', '.join(known)}")
+            raise BadUsage(f"--kind: unknown kind {kind}", hint=f"kinds: {', '.join(known)}")
     return text
 
 
 def phases(text: str | None) -> Sequence[str] | None:
-    """The phases that `--phase` names."""
+    """The phases of `--phase`."""
     if text is None:
         return None
     if text == "active":
@@ -126,12 +126,12 @@ def phases(text: str | None) -> Sequence[str] | None:
     known = [phase.value for phase in Phase]
     for phase in named:
         if phase not in known:
-            raise BadUsage(f"--phase {phase}: no such phase", hint=f"phases: {', '.join(known)}")
+            raise BadUsage(f"--phase: unknown phase {phase}", hint=f"phases: {', '.join(known)}")
     return named
 
 
 def since(text: str | None) -> str | None:
-    """The RFC 3339 time that `--since` means."""
+    """The RFC 3339 time of `--since`."""
     return None if text is None else at_time(past_ms(text, now_ms(), "--since"))
 
 

@@ -1,7 +1,7 @@
-"""In which order the tasks that wait for a pool are considered, worked out from its tasks as shown.
+"""The order in which a policy considers the pending tasks of a pool, derived from the API.
 
-What the scheduler counts and these do not show is left out: what a party's bounds and the nodes of
-the pool keep it from asking for.
+The API does not show every number of the scheduler: this order ignores demand that the limits of a
+claimant or the nodes of the pool exclude.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -12,7 +12,7 @@ from yardmaster_schemas.reasons import WaitCode
 Row = Mapping[str, Any]
 Order = Callable[[Row], tuple[Any, ...]]
 
-#: Why a task that is pending does not count among what its party asks for.
+#: Pending tasks with these reasons do not count as demand of their claimant.
 UNCOUNTED: Final = (WaitCode.PAUSED, WaitCode.AT_MAX_CONCURRENT)
 
 
@@ -22,16 +22,16 @@ def submission(task: Row) -> tuple[Any, ...]:
 
 
 def by_priority(task: Row) -> tuple[Any, ...]:
-    """`priority`'s order: the best priority, then the earliest submission."""
+    """The order of `priority`: the highest priority (smallest number), then the earliest."""
     return task["priority"], *submission(task)
 
 
 def by_kind(task: Row) -> tuple[Any, ...]:
-    """`fitgpp`'s order: what is not preemptible first, then the earliest submission."""
+    """The order of `fitgpp`: non-preemptible tasks first, then the earliest submission."""
     return task["preemptible"], *submission(task)
 
 
-#: The orders in which each task has its place whatever the others are, by policy.
+#: By policy, the orders in which the place of a task does not depend on other tasks.
 OF_TASKS: Final[Mapping[str, Order]] = {
     "priority": by_priority,
     "fifo": submission,
@@ -41,28 +41,27 @@ OF_TASKS: Final[Mapping[str, Order]] = {
 }
 
 
-def least_asked_first(tasks: Iterable[Row], among: str) -> Order:
-    """`fair_share`'s order: tasks without GPUs apart, then whose party asks for least, then the
-    oldest.
+def least_demand_first(tasks: Iterable[Row], among: str) -> Order:
+    """The order of `fair_share`: tasks without GPUs, then claimants with the least demand, oldest.
 
     Args:
-        tasks: all of the pool that have not ended.
-        among: whether `job`s or `project`s are the parties.
+        tasks: all active tasks of the pool.
+        among: the claimants, `job` or `project`.
     """
-    party = "project" if among == "project" else "job_id"
-    asked: dict[str, int] = {}
+    claimant = "project" if among == "project" else "job_id"
+    demand: dict[str, int] = {}
     oldest: dict[str, tuple[Any, ...]] = {}
     for task in tasks:
         wait = task["wait"]
         if task["gpu_milli"] and not (wait and wait["code"] in UNCOUNTED):
-            name = task[party]
-            asked[name] = asked.get(name, 0) + task["gpu_milli"]
+            name = task[claimant]
+            demand[name] = demand.get(name, 0) + task["gpu_milli"]
             oldest[name] = min(oldest.get(name, submission(task)), submission(task))
 
     def order(task: Row) -> tuple[Any, ...]:
-        own, name = submission(task), task[party]
+        own, name = submission(task), task[claimant]
         if not task["gpu_milli"]:
             return False, 0, own, own
-        return True, asked.get(name, 0), oldest.get(name, own), own
+        return True, demand.get(name, 0), oldest.get(name, own), own
 
     return order

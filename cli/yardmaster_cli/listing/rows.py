@@ -1,7 +1,7 @@
-"""What `yard ls` reads: active tasks first, those of an array together, as much as is shown.
+"""The rows of `yard ls`: active tasks first, tasks of an array grouped.
 
-For people a list is short: tasks of a job that wait, or that have ended alike, are one row, and a
-limited number of rows is read. Other formats, and `--all`, have every task as a row.
+Lists for people are short: the pending tasks of a job are one row, as are ended tasks in the same
+phase, and the number of rows is limited. Other formats, and `--all`, have a row for every task.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,14 +18,14 @@ from yardmaster_cli.server.reader import Reader
 from yardmaster_cli.server.remote import Remote
 from yardmaster_schemas.phases import ENDED, Phase
 
-#: Rows of a list for people without `--limit` or `--all`.
+#: The most rows of a list for people without `--limit` or `--all`.
 MOST_ROWS: Final = 100
-#: Tasks read to put those of a job together where the server does not.
+#: The most tasks read where the client groups them instead of the server.
 _READ: Final = 1000
 
 _RUN: Final = (Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
 _WAIT: Final = (Phase.SUBMITTED, Phase.PENDING)
-#: Filters that one task of a job may match and another not.
+#: Filters that match only some tasks of a job.
 _OF_TASKS: Final = ("pool", "node")
 
 Query = Mapping[str, Any]
@@ -33,7 +33,7 @@ Query = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Rows, and a line that sums up (None: the rows say it all)."""
+    """Rows and a summary line; None: the rows are complete."""
 
     rows: Sequence[Row]
     summary: str | None = None
@@ -41,7 +41,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """One way to list: its columns, the key of a row's name."""
+    """A kind of list: its columns, and the key of a row's name."""
 
     remote: Remote
     query: Query
@@ -49,11 +49,11 @@ class Listing:
     name: str = "task_id"
 
     def read(self, most: int | None) -> Listed:
-        """At most `most` rows as they are now; None: all."""
+        """Read at most `most` rows; None: all rows."""
         raise NotImplementedError
 
     def _phases(self, some: Sequence[Phase]) -> list[str]:
-        """Those of `some` that the filters allow."""
+        """The phases of `some` that the filters allow."""
         wanted = self.query.get("phase")
         return [phase.value for phase in some if wanted is None or phase.value in wanted]
 
@@ -63,10 +63,10 @@ _OVER: Final = tuple(phase for phase in Phase if phase in ENDED)
 
 
 class EachTask(Listing):
-    """Every task as a row."""
+    """One row for each task."""
 
     def read(self, most: int | None) -> Listed:
-        """Tasks, active ones first, each part the newest first."""
+        """Read active tasks, then ended ones, the newest first."""
         parts = [
             self.remote.reader.all_tasks(**{**self.query, "phase": wanted})
             for some in (_ACTIVE, _OVER)
@@ -75,11 +75,11 @@ class EachTask(Listing):
         return Listed(list(islice(chain.from_iterable(parts), most)))
 
 
-class Together(Listing):
-    """Tasks that run, then tasks that wait and have ended, those of a job together."""
+class GroupedTasks(Listing):
+    """Running tasks, then pending and ended tasks grouped by job and phase."""
 
     def read(self, most: int | None) -> Listed:
-        """Groups of tasks in the order of their phases."""
+        """Read groups of tasks in the order of their phases."""
         left = most if most is not None else MOST_ROWS
         found: list[Row] = []
         cut = False
@@ -118,9 +118,9 @@ class Together(Listing):
         return Listed(found, summary)
 
     def _by_tasks(self, found: list[Row], left: int, cut: bool) -> Listed:
-        """The same where filters tell tasks of a job apart: put together from pages of tasks.
+        """Group tasks in the client: the filters match only some tasks of a job.
 
-        `cut`: more tasks run than those in `found`.
+        `cut`: more tasks are running than `found` contains.
         """
         for some in (_WAIT, _OVER):
             wanted = self._phases(some)
@@ -141,10 +141,10 @@ class Together(Listing):
 
 
 class EachJob(Listing):
-    """A row for each job, those with active tasks first."""
+    """One row for each job, jobs with active tasks first."""
 
     def read(self, most: int | None) -> Listed:
-        """Jobs, the newest first in each part."""
+        """Read jobs with active tasks, then the others, the newest first."""
         seen: set[str] = set()
 
         def found() -> Iterator[Row]:
@@ -162,12 +162,12 @@ class EachJob(Listing):
 
 
 class Queue(Listing):
-    """What waits for a pool, in its policy's order."""
+    """The pending tasks of a pool, in the order of its policy."""
 
     def read(self, most: int | None) -> Listed:
-        """Pending tasks, the next one first."""
-        # Imported here: only this form of the command needs the reasons' models.
-        from yardmaster_cli.listing.queue_order import OF_TASKS, least_asked_first
+        """Read pending tasks, the next one first."""
+        # Imported here: only this list needs the models of reasons.
+        from yardmaster_cli.listing.queue_order import OF_TASKS, least_demand_first
 
         reader, pool = self.remote.reader, self.query["pool"]
         policy = reader.named("pool", pool)["config"]["policy"]
@@ -178,39 +178,37 @@ class Queue(Listing):
             )
         waiting = list(reader.all_tasks(**{**self.query, "phase": ["pending"]}))
         if order is None:
-            there = list(reader.all_tasks(pool=pool, phase=phases("active")))
-            order = least_asked_first(there, str(policy["options"].get("among", "job")))
+            active = list(reader.all_tasks(pool=pool, phase=phases("active")))
+            order = least_demand_first(active, str(policy["options"].get("among", "job")))
         return Listed(sorted(waiting, key=order)[:most])
 
 
 def listing(
-    remote: Remote, query: dict[str, Any], *, queue: str | None, jobs: bool, together: bool
+    remote: Remote, query: dict[str, Any], *, queue: str | None, jobs: bool, group: bool
 ) -> Listing:
-    """The way to list that options ask for.
+    """The kind of list that the options request.
 
     Raises:
-        BadUsage: options that exclude one another.
+        BadUsage: options that exclude each other.
     """
     if queue is not None:
         if jobs:
-            raise BadUsage("give either --jobs or --queue")
+            raise BadUsage("--jobs and --queue exclude each other", hint="leave one of them out")
         place = Column("PRIORITY", lambda row: row["priority"], right=True)
         columns = (TASKS[0], place, *(c for c in TASKS[1:] if c.title != "PRIORITY"))
         return Queue(remote, {**query, "pool": queue}, columns)
     if jobs:
         if "node" in query:
-            raise BadUsage("--node is for tasks", hint="leave out --jobs or --node")
+            raise BadUsage("--node filters tasks, not jobs", hint="leave out --jobs or --node")
         return EachJob(remote, query, JOBS, "job_id")
-    return Together(remote, query, GROUPS) if together else EachTask(remote, query, TASKS)
+    return GroupedTasks(remote, query, GROUPS) if group else EachTask(remote, query, TASKS)
 
 
 def check_names(reader: Reader, query: Query) -> None:
-    """Refuse names of nodes, pools and projects that the server does not know.
-
-    Asked when nothing was found: a wrong name then explains it.
+    """Check the node, pool and project of a query that found no task.
 
     Raises:
-        CliError: 101 with the name.
+        CliError: 101, with a name that the server does not know.
     """
     for kind in ("node", "pool", "project"):
         for name in filter(None, str(query.get(kind) or "").split(",")):
@@ -222,5 +220,5 @@ def check_names(reader: Reader, query: Query) -> None:
                 raise CliError(
                     f"there is no {kind} {name}",
                     exit_code=Exit.NOT_FOUND,
-                    hint=f"yard {kind}s lists them",
+                    hint=f"list them with: yard {kind}s",
                 ) from None

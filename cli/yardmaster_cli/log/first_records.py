@@ -1,8 +1,8 @@
-"""The topics and the first records of a log, before any service can work on it.
+"""The topics and the first records of a log, which services need.
 
-A cell's first records are one batch: LogCreated, then what a first job needs, asked for as a
-gateway asks: the pool, department and project `default`. So a setup that was cut short is repeated
-whole, and a later one changes nothing.
+The first records of a cell are one batch: LogCreated, then requests as from a gateway for the pool,
+department and project `default`, which a first job needs. An interrupted setup is therefore
+repeated as a whole, and a further setup changes nothing.
 """
 
 from collections.abc import Sequence
@@ -35,20 +35,20 @@ from yardmaster_schemas.topics import REQUESTS, TOPICS, assignments
 
 DEFAULT: Final = "default"
 LOG_ID_DIGITS: Final = 32
-#: Between two tries while the log cannot be reached, in seconds.
+#: The pause between tries while the log cannot be reached, in seconds.
 RETRY_S: Final = 0.5
 MAX_CELLS: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """What a log is made for.
+    """The cells and defaults of a new log.
 
     Attributes:
-        cells: each at its partition's number, in every topic.
-        actor: who asked for the first records.
-        nodes: whose topics are made too; an agent also makes its own.
-        policy: of the pool `default` in a cell that is new.
+        cells: in the order of their partitions, in every topic.
+        actor: the actor of the first records.
+        nodes: their topics are created too; an agent also creates its own.
+        policy: the policy of the pool `default` in a new cell.
     """
 
     mode: LogMode
@@ -60,17 +60,17 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What `set_up` left behind: the log's identity, and the cells that it began."""
+    """The result of a setup: the id of the log, and the cells that were created."""
 
     log_id: str
     new_cells: tuple[str, ...]
 
 
 async def set_up(log: EventLog, clock: Clock, chance: Chance, site: Site) -> Found:
-    """Make the topics, and write the first records of each cell that has none.
+    """Create the topics, and append the first records of each empty cell.
 
     Raises:
-        CliError: the log is another cell's or mode's, or has too few partitions; no such policy.
+        CliError: the log has other cells, another mode or too few partitions; unknown policy.
         LogError: the log cannot be reached, or failed.
     """
     nodes = [assignments(node) for node in site.nodes]
@@ -80,9 +80,9 @@ async def set_up(log: EventLog, clock: Clock, chance: Chance, site: Site) -> Fou
     ids = {created.log_id: created for created in known if created is not None}
     if len(ids) > 1:
         raise CliError(
-            "the cells' partitions say that they are of different logs",
+            "the partitions of the cells belong to different logs",
             exit_code=Exit.CONFLICT,
-            hint="use a broker, or topics, of their own for each log",
+            hint="use a separate broker, or separate topics, for each log",
         )
     log_id = next(iter(ids), None) or chance.hex("log id", LOG_ID_DIGITS)
     new: list[str] = []
@@ -93,14 +93,14 @@ async def set_up(log: EventLog, clock: Clock, chance: Chance, site: Site) -> Fou
             new.append(cell)
         elif created is not None and created.mode is not site.mode:
             raise CliError(
-                f"the log was made for mode {created.mode.value}, not {site.mode.value}",
+                f"the log was created for mode {created.mode.value}, not {site.mode.value}",
                 exit_code=Exit.CONFLICT,
             )
     return Found(log_id, tuple(new))
 
 
 async def _created(log: EventLog, number: int, cell: str) -> LogCreatedV1 | None:
-    """What a cell's partition begins with; None when it is empty."""
+    """The first record of a cell; None when its partition is empty."""
     where = Partition(REQUESTS.name, number)
     try:
         first = await log.read(where, 0, max_records=1)
@@ -108,7 +108,7 @@ async def _created(log: EventLog, number: int, cell: str) -> LogCreatedV1 | None
         raise CliError(
             f"the log's topics have no partition {number} for the cell {cell}",
             exit_code=Exit.CONFLICT,
-            hint="how many cells a log has is settled when its topics are made",
+            hint="a log keeps the number of cells that its topics were created with",
         ) from None
     if not first:
         return None
@@ -119,9 +119,9 @@ async def _created(log: EventLog, number: int, cell: str) -> LogCreatedV1 | None
     if not isinstance(event, LogCreatedV1) or event.cell != cell:
         found = f"cell {event.cell}" if isinstance(event, LogCreatedV1) else "something else"
         raise CliError(
-            f"partition {number} of {REQUESTS.name} holds {found}, not the cell {cell}",
+            f"partition {number} of {REQUESTS.name} contains {found}, not the cell {cell}",
             exit_code=Exit.CONFLICT,
-            hint="name the cells in the order in which they were first set up",
+            hint="name the cells in the order of their first setup",
         )
     return event
 
@@ -138,7 +138,7 @@ def _first_records(
             project=DEFAULT, config=ProjectConfig(department=DEFAULT), if_revision=0
         ),
     )
-    asked: list[tuple[Event, str, str]] = [
+    events: list[tuple[Event, str, str]] = [
         (created, cell, setup),
         (pool, DEFAULT, gateway),
         (department, DEFAULT, gateway),
@@ -159,16 +159,16 @@ def _first_records(
             ),
             cell,
         )
-        for seq, (event, subject, source) in enumerate(asked)
+        for seq, (event, subject, source) in enumerate(events)
     ]
 
 
 async def wait_and_set_up(
     settings: LogSettings, clock: Clock, chance: Chance, site: Site, limit_s: float
 ) -> Found:
-    """Set up the log that the settings name; one that is away is tried again until the limit.
+    """Set up the log that the settings name; retry while it cannot be reached.
 
-    Raises: what `set_up` raises; LogUnavailable after `limit_s` seconds.
+    Raises: as `set_up`; LogUnavailable after `limit_s` seconds.
     """
     deadline_s = clock.monotonic_s() + limit_s
     while True:
@@ -179,7 +179,7 @@ async def wait_and_set_up(
             finally:
                 await log.close()
         except (LogUnavailable, AppendOutcomeUnknown):
-            # What may have been written is found, or not, by the next try.
+            # The next try finds records that were written in spite of the error.
             if clock.monotonic_s() >= deadline_s:
                 raise
         await clock.sleep(RETRY_S)

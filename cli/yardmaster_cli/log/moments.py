@@ -1,4 +1,4 @@
-"""Moments in a log as people write them: a position, a time (`times` says how), `cycle:88121`."""
+"""Moments in a log on a command line: a position, a time (see `times`), or `cycle:88121`."""
 
 from dataclasses import dataclass
 
@@ -12,14 +12,14 @@ from yardmaster_schemas.topics import DECISIONS
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Exactly one of the three is given."""
+    """A moment in a log; exactly one field is set."""
 
     position: Position | None = None
     at_ms: int | None = None
     cycle: int | None = None
 
     def passed(self, entry: Entry) -> bool:
-        """Whether the log up to and with `entry` has reached this moment."""
+        """Whether the log up to and including `entry` has reached this moment."""
         if self.position is not None:
             return entry.position.covers(self.position)
         if entry.envelope is None:
@@ -36,10 +36,10 @@ class Moment:
 
 
 def parse_moment(text: str, now_ms: int, option: str) -> Moment:
-    """The moment that `text`, given for `option`, names.
+    """Parse the value of `option`.
 
     Raises:
-        BadUsage: it names none.
+        BadUsage: it is not a moment.
     """
     if text.startswith("cycle:") and text[6:].isdecimal():
         return Moment(cycle=int(text[6:]))

@@ -9,12 +9,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def log_options(command: F) -> F:
-    """Give a command `--log` and `--cell`; it gets them as `file` and `cell`."""
-    cell = click.option("--cell", metavar="CELL", help="Which cell of the log (also: YARD_CELL).")
+    """Add `--log` and `--cell` to a command, as the arguments `file` and `cell`."""
+    cell = click.option("--cell", metavar="CELL", help="Cell of the log (also: YARD_CELL).")
     log = click.option(
         "--log",
         "file",
         metavar="FILE|URL",
-        help="The log's file, or kafka://HOST:PORT,... (also: YARD_LOG).",
+        help="File of the log, or kafka://HOST:PORT,... (also: YARD_LOG).",
     )
     return log(cell(command))

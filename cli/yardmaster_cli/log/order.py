@@ -1,8 +1,8 @@
-"""A log's records in the order in which they were decided on.
+"""The records of a log in causal order.
 
-The four topics that decide are one story: a cycle's inputs come before its decisions, and what a
-machine took from another machine's topic comes after that cycle's own inputs. Records that no cycle
-took yet come last.
+The inputs of a cycle come before its decisions, and the records that a machine consumed from
+another machine's topic come after the inputs of the cycle that wrote them. Records that no cycle
+has consumed come last.
 """
 
 from collections import deque
@@ -20,13 +20,13 @@ from yardmaster_schemas.position import Position
 from yardmaster_schemas.topics import ADMISSIONS, DECISIONS, INPUT_ORDER
 
 PAGE: Final = 500
-#: The topics whose records commit what they took from others.
+#: The topics of the machines, whose commits name the ranges that they consumed.
 _MACHINES: Final = (ADMISSIONS.name, DECISIONS.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A record, what it says (None: it cannot be decoded), and the position after it."""
+    """A record, its decoded envelope (None: it cannot be decoded), and the position after it."""
 
     stored: StoredRecord
     envelope: Envelope[Any] | None
@@ -34,13 +34,13 @@ class Entry:
 
     @property
     def topic(self) -> str:
-        """The topic it lies in."""
+        """The topic of the record."""
         return self.stored.partition.topic
 
 
 @dataclass(slots=True)
 class _Cursor:
-    """How far one topic was read and given out."""
+    """The progress in one topic: records that were read, and records that were yielded."""
 
     partition: Partition
     next: int = 0
@@ -49,13 +49,13 @@ class _Cursor:
 
 
 class LogOrder:
-    """Reads a cell's log once, from the start, in order."""
+    """Reads the log of a cell once, from the start, in causal order."""
 
     def __init__(self, log: EventLog, cell: str = "main", partition: int = 0) -> None:
         self._log = log
         self._position = Position.start(cell)
         self._cursors = {topic: _Cursor(Partition(topic, partition)) for topic in INPUT_ORDER}
-        #: Machines whose cycle is being given out: what they wait for is not asked of them again.
+        #: Machines whose cycle is being yielded; an input range does not start them again.
         self._open: set[str] = set()
 
     async def entries(self) -> AsyncIterator[Entry]:
@@ -71,21 +71,21 @@ class LogOrder:
                 yield entry
 
     async def _with_inputs(self, topic: str, batch: Sequence[Entry]) -> AsyncIterator[Entry]:
-        """A machine's records up to a commit, after what the commit took."""
+        """A machine's records up to a commit, after the ranges that the commit consumed."""
         commit = batch[-1].envelope
         self._open.add(topic)
         if commit is not None and isinstance(commit.data, CycleCommittedV1):
-            ranges = {taken.topic: taken.next for taken in commit.data.inputs}
-            for upstream in INPUT_ORDER:
-                if upstream in ranges and upstream not in self._open:
-                    async for entry in self._upto(upstream, ranges[upstream]):
+            ranges = {each.topic: each.next for each in commit.data.inputs}
+            for source in INPUT_ORDER:
+                if source in ranges and source not in self._open:
+                    async for entry in self._upto(source, ranges[source]):
                         yield entry
         self._open.discard(topic)
         for _ in batch:
-            yield self._give(topic)
+            yield self._next(topic)
 
     async def _upto(self, topic: str, until: int) -> AsyncIterator[Entry]:
-        """Records of a topic before offset `until`; of a machine's topic whole cycles."""
+        """The records of a topic before offset `until`; of a machine's topic, whole cycles."""
         if topic not in _MACHINES:
             async for entry in self._until(topic, until):
                 yield entry
@@ -99,10 +99,10 @@ class LogOrder:
         while until is None or cursor.next < until:
             if not cursor.ahead and not await self._fill(cursor):
                 return
-            yield self._give(topic)
+            yield self._next(topic)
 
     async def _batch(self, topic: str) -> Sequence[Entry]:
-        """The next records of a machine up to a commit or a new term; none when no such follows."""
+        """The next records of a machine up to a commit or a new term; empty without one."""
         cursor = self._cursors[topic]
         at = 0
         while True:
@@ -124,8 +124,8 @@ class LogOrder:
     def _entry(self, stored: StoredRecord) -> Entry:
         return Entry(stored, decoded(stored), self._position)
 
-    def _give(self, topic: str) -> Entry:
-        """Give out the next record of a topic, at the position that is then reached."""
+    def _next(self, topic: str) -> Entry:
+        """Return the next record of a topic with the position after it."""
         cursor = self._cursors[topic]
         first = cursor.ahead.popleft()
         cursor.next = first.stored.offset + 1
@@ -134,7 +134,7 @@ class LogOrder:
 
 
 def decoded(stored: StoredRecord) -> Envelope[Any] | None:
-    """What a record says, or None when it cannot be decoded."""
+    """The envelope of a record; None when it cannot be decoded."""
     try:
         return decode(stored.record)
     except SchemaError:

@@ -1,8 +1,8 @@
-"""Which log a command reads itself, with an auditor's read-only eyes, and which cell of it.
+"""The log, and the cell of it, that a command reads without a server.
 
-`--log` takes a file or a log's URL; without it `YARD_LOG` counts, then the log of `yard up` where
-that runs, then the embedded mode's file. How brokers are reached is said as services are told:
-`YARD_KAFKA__...`, and `YARD_CELLS` where a log has several cells.
+`--log` takes a file or the URL of a log. Its default is `YARD_LOG`, then the log of a running
+`yard up`, then the file of the embedded mode. `YARD_KAFKA__...` configures the connection to
+brokers as for services, and `YARD_CELLS` names the cells of a log with several.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class LogSource:
-    """A log, and the cell that is meant; `shown` names the log to people."""
+    """A log and one of its cells; `shown` is the name of the log in messages."""
 
     settings: SharedSettings
     cell: str
@@ -34,15 +34,15 @@ class LogSource:
     shown: str
 
     def at(self, topic: str) -> Partition:
-        """Where the cell's records of a topic lie."""
+        """The partition with the cell's records of a topic."""
         return Partition(topic, self.partition)
 
 
 def log_source(session: Session, given: str | None, cell: str | None) -> LogSource:
-    """The log that is asked for.
+    """The log that the options and settings name.
 
     Raises:
-        BadUsage: there is no such file, or no such cell among those that the settings name.
+        BadUsage: the file does not exist, or the settings name no such cell.
     """
     try:
         settings = SharedSettings()
@@ -52,8 +52,8 @@ def log_source(session: Session, given: str | None, cell: str | None) -> LogSour
         raise BadUsage(f"{name}: {found['msg']}") from None
     url = given if given is not None and _is_url(given) else ""
     if given is None:
-        # The cluster that runs here says where its log is; the embedded mode's is a file. A folder
-        # that is named on the command line goes before the environment.
+        # A running cluster publishes the URL of its log; the log of the embedded mode is a file. A
+        # folder on the command line overrides the environment.
         named = session.config.data.source == "flag --data"
         url = ("" if named else settings.log) or session.config.log or ""
     if url:
@@ -82,7 +82,7 @@ def file_source(path: Path, cell: str = "main") -> LogSource:
 
 @asynccontextmanager
 async def opened(source: LogSource) -> AsyncIterator[EventLog]:
-    """The log, which must be there.
+    """Open an existing log.
 
     Raises:
         NotOurLog, LogCorrupt, LogUnavailable, SecretUnreadable.
@@ -95,7 +95,7 @@ async def opened(source: LogSource) -> AsyncIterator[EventLog]:
 
 
 def on_log(source: LogSource, work: Callable[[EventLog], Awaitable[T]]) -> T:
-    """What `work` makes of the log."""
+    """Run `work` on the log and return its result."""
 
     async def run() -> T:
         async with opened(source) as log:

@@ -1,4 +1,4 @@
-"""The kinds of value a table shows, each in two ways: short for a terminal, exact for a pipe."""
+"""The values of table cells, each with two forms: short for a terminal, exact for a pipe."""
 
 import re
 from collections.abc import Mapping
@@ -7,45 +7,45 @@ from typing import Any, Final
 
 from yardmaster_cli.times import parse_time
 
-#: Control characters except tab; what users wrote must not move the cursor of who reads it.
+#: Control characters except tab: text of users must not move the cursor of a terminal.
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
-#: ANSI colours, the only escape sequences that output of tasks may carry to a terminal.
-_COLOUR: Final = re.compile(r"\x1b\[[0-9;]{0,32}m")
+#: ANSI colors, the only escape sequences of task output that reach a terminal.
+_COLOR: Final = re.compile(r"\x1b\[[0-9;]{0,32}m")
 
 NOTHING: Final = "-"
 
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """A moment, RFC 3339; on a terminal how long ago (or, in the future, how long until)."""
+    """An RFC 3339 time; on a terminal the time since then, or until then."""
 
     at: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Age:
-    """How long ago a moment was; exact, the moment itself (RFC 3339). The youngest sorts first."""
+    """The time since an RFC 3339 time; exact: the time itself. The shortest age sorts first."""
 
     at: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Percent:
-    """A share, kept in thousandths; exact, a number of percent without its sign."""
+    """A share in thousandths; exact: a percentage without its sign."""
 
     permille: int
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Seconds; on a terminal in the largest unit that fits."""
+    """A duration in seconds; on a terminal in the largest unit that fits."""
 
     seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """GPUs, kept in gpu_milli; shown as a number of GPUs."""
+    """Thousandths of GPUs, printed as GPUs."""
 
     milli: int | None
     digits: int | None = None
@@ -59,11 +59,11 @@ def plain(text: str) -> str:
     return _CONTROL.sub("", text).replace("\t", " ")
 
 
-def coloured(text: str) -> str:
-    """Output of a task for a terminal: line ends, tabs and colours stay, other controls go."""
+def colored(text: str) -> str:
+    """Task output for a terminal: line ends, tabs and colors stay, other controls are removed."""
     parts: list[str] = []
     last = 0
-    for found in _COLOUR.finditer(text):
+    for found in _COLOR.finditer(text):
         parts += [_lines(text[last : found.start()]), found.group()]
         last = found.end()
     parts.append(_lines(text[last:]))
@@ -75,14 +75,14 @@ def _lines(text: str) -> str:
 
 
 def clock_time(at: str | None) -> str:
-    """`09:42:10` of an RFC 3339 time, UTC as written; `-` for none."""
+    """`09:42:10` of an RFC 3339 time as written, in UTC; `-` for None."""
     if not at or len(at) < 19:
         return NOTHING
     return at[11:19]
 
 
 def span(seconds: float) -> str:
-    """`41s`, `12m`, `2h`, `5d`: the largest unit in which it is at least one."""
+    """`41s`, `12m`, `2h`, `5d`: in the largest unit that gives at least one."""
     whole = max(0, int(seconds))
     for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
         if whole >= size:
@@ -91,7 +91,7 @@ def span(seconds: float) -> str:
 
 
 def gpus(milli: int | None, digits: int | None = None) -> str:
-    """`8`, `0.5`; with `digits` always that many decimals."""
+    """`8`, `0.5`; with `digits`, always that many decimals."""
     if milli is None:
         return NOTHING
     if digits is not None:
@@ -105,7 +105,7 @@ def mebibytes(mib: int) -> str:
 
 
 def duration(seconds: int) -> str:
-    """`1h30m`, `90d`, `0s`: exact, as people write it."""
+    """`1h30m`, `90d`, `0s`: an exact duration."""
     parts = []
     left = seconds
     for unit, size in (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)):
@@ -118,19 +118,19 @@ def _thousandths(milli: int | None) -> float | int | None:
     return milli if milli is None else milli / 1000 if milli % 1000 else milli // 1000
 
 
-#: Keys of mappings whose keys are their users' own.
-_AS_GIVEN: Final = ("labels", "options")
+#: Mappings whose keys users choose.
+_USER_KEYS: Final = ("labels", "options")
 
 
 def readable(value: Any) -> Any:
-    """A document of the API with units for people: `memory_mib: 2048` is `memory: 2 GiB`."""
+    """A document of the API with readable units: `memory_mib: 2048` becomes `memory: 2 GiB`."""
     if isinstance(value, list):
         return [readable(item) for item in value]
     if not isinstance(value, Mapping):
         return value
     found: dict[str, Any] = {}
     for key, inner in value.items():
-        if key in _AS_GIVEN:
+        if key in _USER_KEYS:
             found[key] = inner
         elif inner is not None and (isinstance(inner, bool) or not isinstance(inner, int)):
             found[key] = readable(inner)
@@ -145,8 +145,8 @@ def readable(value: Any) -> Any:
     return found
 
 
-def show(cell: Cell, *, relative: bool, now_ms: int) -> str:
-    """The text of a cell; `relative` is for people at a terminal."""
+def render(cell: Cell, *, relative: bool, now_ms: int) -> str:
+    """The text of a cell; `relative`: short, for a terminal."""
     if cell is None or cell == "":
         return NOTHING
     if isinstance(cell, bool):
@@ -168,7 +168,7 @@ def show(cell: Cell, *, relative: bool, now_ms: int) -> str:
 
 
 def sort_key(cell: Cell) -> tuple[int, float, str]:
-    """Numbers by size, then moments by time, then texts; nothing last."""
+    """Sort numbers first, then times, then texts; empty cells last."""
     if cell is None:
         return (3, 0.0, "")
     if isinstance(cell, Gpus):

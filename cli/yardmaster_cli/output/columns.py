@@ -1,4 +1,4 @@
-"""The columns of each kind of thing that `yard` lists."""
+"""The columns of each list."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -7,8 +7,8 @@ from yardmaster_cli.output.cells import Age, Cell, Gpus, Percent, Span, When, sp
 from yardmaster_cli.output.formats import Column, Row
 from yardmaster_cli.times import now_ms, parse_time
 
-#: Phases in the order in which people look for them: what runs, what waits, what has ended.
-SHOWN_FIRST: Final = (
+#: Phases in the order of lists: running, waiting, ended.
+PHASE_ORDER: Final = (
     *("running", "starting", "stopping", "pending", "submitted"),
     *("succeeded", "failed", "cancelled", "rejected"),
 )
@@ -31,7 +31,7 @@ def _joined(name: str) -> Any:
 
 
 def reason(task: Row) -> str | None:
-    """Why a task is where it is, in a few words: the last column of `yard ls`; None: no reason."""
+    """The reason for the phase of a task, the last column of `yard ls`; None: there is none."""
     phase = task["phase"]
     if phase == "stopping" and task.get("stop"):
         return f"{task['stop']['code']}{_left(task['stop'].get('deadline_at'))}"
@@ -48,7 +48,7 @@ def reason(task: Row) -> str | None:
 
 
 def ended(end: Mapping[str, Any]) -> str:
-    """How a task ended: `exit 3`, `signal 9`, `time_limit`, `restarts_exhausted, exit 3`."""
+    """The end of a task: `exit 3`, `signal 9`, `time_limit`, `restarts_exhausted, exit 3`."""
     parts = [] if end["code"] in ("exit", "signal") else [str(end["code"])]
     if end.get("exit_code") is not None:
         parts.append(f"exit {end['exit_code']}")
@@ -58,12 +58,12 @@ def ended(end: Mapping[str, Any]) -> str:
 
 
 def counted(phases: Mapping[Any, int], most: int | None = None) -> str:
-    """`332 tasks: 8 running, 300 pending`; a count of `most` may be larger than that."""
-    shown = [(phase, phases[phase]) for phase in SHOWN_FIRST if phases.get(phase)]
-    total = sum(count for _, count in shown)
-    more = "+" if any(count == most for _, count in shown) else ""
+    """`332 tasks: 8 running, 300 pending`; a count of `most` is a lower bound, `300+`."""
+    counts = [(phase, phases[phase]) for phase in PHASE_ORDER if phases.get(phase)]
+    total = sum(count for _, count in counts)
+    more = "+" if any(count == most for _, count in counts) else ""
     noun = "task" if total == 1 else "tasks"
-    parts = [f"{count}{'+' if count == most else ''} {phase}" for phase, count in shown]
+    parts = [f"{count}{'+' if count == most else ''} {phase}" for phase, count in counts]
     return f"{total}{more} {noun}: {', '.join(parts)}" if parts else f"0 {noun}"
 
 
@@ -122,18 +122,18 @@ TASKS: Final = (
 
 
 def grouped(row: Row) -> Row:
-    """A row of `TASKS` for a group of tasks: its first one's, under an id like `ID.[3-299]`."""
+    """The row of a group of tasks: that of its first task, with an id like `ID.[3-299]`."""
     first: Row = row["first"]
     if row["count"] == 1:
         return {**first, "count": 1}
-    # Tasks between the first and the last may be in another phase, and so in another row.
+    # Tasks between the first and the last may be in another phase and therefore in another row.
     whole = row["last_index"] - first["index"] + 1 == row["count"]
     to = "-" if whole else ",..,"
     span_ = f"{first['job_id']}.[{first['index']}{to}{row['last_index']}]"
     return {**first, "task_id": span_, "count": row["count"]}
 
 
-#: Tasks with those of a job that are in the same phase together; GPUS are of one of them.
+#: The columns of groups of tasks: tasks of a job in the same phase; GPUS are those of one task.
 GROUPS: Final = (
     *TASKS[:4],
     Column("TASKS", lambda row: row.get("count", 1), right=True),
@@ -143,7 +143,7 @@ GROUPS: Final = (
 
 def _phases(row: Row) -> Cell:
     counts = row["phases"]
-    return ", ".join(f"{counts[p]} {p}" for p in SHOWN_FIRST if counts.get(p)) or None
+    return ", ".join(f"{counts[p]} {p}" for p in PHASE_ORDER if counts.get(p)) or None
 
 
 JOBS: Final = (

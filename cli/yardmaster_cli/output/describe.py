@@ -1,4 +1,4 @@
-"""One task or job in words: what `yard show` and `yard explain` print for people."""
+"""The text of one task or job that `yard show` and `yard explain` print."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -15,18 +15,18 @@ from yardmaster_cli.output.columns import ended
 from yardmaster_cli.output.formats import Output, Row
 from yardmaster_cli.times import parse_time
 
-#: Words for the classes of a wait.
+#: The texts of wait classes.
 _CLASS_WORDS: Final = {"never": "never", "held": "held", "not_now": "not now"}
 _LABEL_WIDTH: Final = 12
-#: What end codes mean that do not explain themselves, and what to do.
+#: Explanations of end codes, with what to do.
 END_TEXTS: Final = {
-    "start_failed": "too many starts in a row failed; yard logs has the reason of each",
+    "start_failed": "too many starts failed in a row; yard logs shows the reason of each",
     "no_executor": "run.image needs a node that runs containers",
-    "secret_missing": "the node has no secret of that name; yard logs says which",
+    "secret_missing": "the node does not have the secret; yard logs names it",
     "details_missing": "the command to run was erased or cannot be read",
     "directory_missing": "run.working_dir is not a directory on the node",
-    "reserved_variable": "run.env sets a variable that the agent sets; yard logs says which",
-    "decision_too_large": "no record can hold its allocation; ask for fewer replicas",
+    "reserved_variable": "run.env sets a variable that the agent sets; yard logs names it",
+    "decision_too_large": "its allocation exceeds the size of a record; request fewer replicas",
 }
 
 
@@ -35,7 +35,7 @@ def _labelled(label: str, text: str) -> str:
 
 
 def numbers(values: Mapping[str, int], *, without: Sequence[str] = ()) -> str:
-    """`free 1, short 3`: the numbers of a reason, in words."""
+    """`free 1, short 3`: the numbers of a reason as text."""
     parts = []
     for key, value in values.items():
         if key in without:
@@ -72,22 +72,20 @@ def _utc(at_ms: int) -> str:
 
 
 def needs(task: Row) -> str:
-    """`2 x (8 GPU, 32 CPU, 256 GiB)`: what all replicas of a task ask for."""
-    asked = task["resources"]
-    each = asked["gpus"] * asked["gpu_milli"]
-    if asked["gpus"] > 1 and asked["gpu_milli"] < 1000:
-        shown = f"{asked['gpus']} x {gpus(asked['gpu_milli'])} GPU"
+    """`2 x (8 GPU, 32 CPU, 256 GiB)`: the resources that all replicas of a task request."""
+    request = task["resources"]
+    if request["gpus"] > 1 and request["gpu_milli"] < 1000:
+        parts = [f"{request['gpus']} x {gpus(request['gpu_milli'])} GPU"]
     else:
-        shown = f"{gpus(each)} GPU"
-    parts = [shown]
-    if asked.get("cpu_milli"):
-        parts.append(f"{gpus(asked['cpu_milli'])} CPU")
-    if asked.get("memory_mib"):
-        parts.append(mebibytes(asked["memory_mib"]))
+        parts = [f"{gpus(request['gpus'] * request['gpu_milli'])} GPU"]
+    if request.get("cpu_milli"):
+        parts.append(f"{gpus(request['cpu_milli'])} CPU")
+    if request.get("memory_mib"):
+        parts.append(mebibytes(request["memory_mib"]))
     low, high = task["replicas_min"], task["replicas_max"]
     if task.get("layout") == "whole_nodes":
         each = f", each with {', '.join(parts[1:])}" if parts[1:] else ""
-        return f"{parts[0]} on one node or whole ones{each}"
+        return f"{parts[0]} on one node or on whole nodes{each}"
     if high == 1:
         return ", ".join(parts)
     count = f"{low}" if low == high else f"{low} to {high}"
@@ -95,7 +93,7 @@ def needs(task: Row) -> str:
 
 
 def task_lines(out: Output, task: Row, attempts: Sequence[Row]) -> list[str]:
-    """`yard show TASK`."""
+    """The lines of `yard show TASK`."""
     lines = [_title(task)]
     pools = ", ".join(task["pools"]) or NOTHING
     avoided = f"   not on {', '.join(task['avoid_nodes'])}" if task.get("avoid_nodes") else ""
@@ -165,20 +163,26 @@ def _waits(out: Output, wait: Row) -> str:
 
 
 def _recorded(wait: Row, *, without: Sequence[str] = ()) -> str:
-    """The numbers of a wait, and the cycle that they are of."""
+    """The numbers of a wait, and the cycle that recorded them."""
     shown = numbers(wait.get("numbers") or {}, without=without)
     if shown and wait.get("cycle") is not None:
         shown += f" (as of cycle {wait['cycle']})"
     return shown
 
 
-#: Numbers of a wait that say what the task asks for.
-_ASKED: Final = ("asked_gpus", "asked_cpu_milli", "asked_memory_mib", "asked_milli", "asked")
+#: The numbers of a wait that state the request of the task.
+_REQUEST_NUMBERS: Final = (
+    "asked_gpus",
+    "asked_cpu_milli",
+    "asked_memory_mib",
+    "asked_milli",
+    "asked",
+)
 
 
-def _asked(wait: Row) -> str:
-    """What a task asks for of the resource that it waits for: `16`, `1000 CPUs`."""
-    found = {key: wait["numbers"][key] for key in _ASKED[1:3] if key in wait["numbers"]}
+def _request(wait: Row) -> str:
+    """The request of a task for the resource that it waits for: `16`, `1000 CPUs`."""
+    found = {key: wait["numbers"][key] for key in _REQUEST_NUMBERS[1:3] if key in wait["numbers"]}
     return numbers(found).replace("asked ", "") if found else gpus(wait["asked_milli"])
 
 
@@ -206,7 +210,7 @@ def refusal_words(refusal: Row) -> str:
 
 
 def attempts_table(out: Output, attempts: Sequence[Row], phase: str) -> list[str]:
-    """A line for each attempt, the newest first; `phase` is the task's."""
+    """A line for each attempt, the newest first; `phase` is that of the task."""
     newest = max(one["attempt"] for one in attempts)
     rows: list[list[Any]] = []
     for one in sorted(attempts, key=lambda row: -row["attempt"]):
@@ -228,14 +232,14 @@ def attempts_table(out: Output, attempts: Sequence[Row], phase: str) -> list[str
 
 
 def _attempt_end(attempt: Row, *, over: bool) -> str:
-    """How an attempt ended; one that was stopped, and whose task went on (`over`), was requeued."""
+    """The end of an attempt; a stopped attempt of a task that continued (`over`) was requeued."""
     if attempt.get("end") is None:
         return "running" if attempt.get("started_at") else "starting"
     return "requeued" if over and attempt.get("stop") else str(attempt["end"])
 
 
 def job_lines(out: Output, job: Row, task_table: Sequence[str]) -> list[str]:
-    """`yard show JOB` for a job with several tasks; `task_table` has its tasks."""
+    """The lines of `yard show JOB` for a job with several tasks, which `task_table` lists."""
     department = job.get("department")
     place = f"{job['project']} / {department}" if department else job["project"]
     phases = ", ".join(f"{count} {phase}" for phase, count in job["phases"].items() if count)
@@ -261,7 +265,7 @@ def job_lines(out: Output, job: Row, task_table: Sequence[str]) -> list[str]:
 
 
 def explain_lines(out: Output, why: Row, position: str | None) -> list[str]:
-    """`yard explain TASK`."""
+    """The lines of `yard explain TASK`."""
     lines = [_explain_title(why, position)]
     pools = why.get("pools") or []
     if pools:
@@ -269,7 +273,7 @@ def explain_lines(out: Output, why: Row, position: str | None) -> list[str]:
             [
                 wait["pool"],
                 f"never: {wait['code']}" if wait["wait_class"] == "never" else wait["code"],
-                _asked(wait),
+                _request(wait),
                 _pool_numbers(wait),
             ]
             for wait in pools
@@ -308,13 +312,13 @@ def _unblock_line(why: Row) -> str:
 
 
 def _pool_numbers(wait: Row) -> str:
-    shown = _recorded(wait, without=_ASKED)
+    shown = _recorded(wait, without=_REQUEST_NUMBERS)
     about = wait.get("about")
     return ", ".join(part for part in (about, shown) if part) or NOTHING
 
 
 def _end_text(end: Row) -> list[str]:
-    """What an end code means, where the code alone does not say it."""
+    """The explanation of an end code, if the code needs one."""
     text = END_TEXTS.get(end["code"])
     return [] if text is None else [_labelled("", text)]
 

@@ -1,8 +1,8 @@
-"""How results are shown: table, wide, json, jsonl, yaml, csv, name.
+"""The output formats: table, wide, json, jsonl, yaml, csv, name.
 
-Data goes to stdout, everything else to stderr. On a terminal tables are cut to its width, coloured,
-with relative times. Through a pipe they are uncut and plain, with RFC 3339 times. `json` is the
-body that the REST interface answered.
+Data goes to stdout, everything else to stderr. On a terminal, tables are cut to its width and
+colored, with relative times. In a pipe they are whole and plain, with RFC 3339 times. `json` is the
+body of the REST API.
 """
 
 import csv
@@ -17,12 +17,12 @@ from typing import Any, Final
 import click
 
 from yardmaster_cli.errors import BadUsage
-from yardmaster_cli.output.cells import Age, Cell, Gpus, Span, When, readable, show, sort_key
+from yardmaster_cli.output.cells import Age, Cell, Gpus, Span, When, readable, render, sort_key
 
 Row = Mapping[str, Any]
 
-#: Colours of a word where it is a whole cell.
-_COLOURS: Final[Mapping[str, str]] = {
+#: The colors of cells that consist of one of these words.
+_COLORS: Final[Mapping[str, str]] = {
     "running": "green",
     "succeeded": "green",
     "ready": "green",
@@ -41,9 +41,9 @@ _COLOURS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its title, how a row gives its cell, and whether only `wide` shows it.
+    """A column: its title, the function from a row to its cell, and whether only `wide` has it.
 
-    `exact` is its title where cells are shown exactly instead of for people: it names their unit.
+    `exact` is the title of the exact form of the cells, which names their unit.
     """
 
     title: str
@@ -54,16 +54,16 @@ class Column:
 
     @property
     def key(self) -> str:
-        """What `--columns` and `--sort` call it."""
+        """The name in `--columns` and `--sort`."""
         return _key(self.title)
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """All that `--columns` and `--sort` may call it."""
+        """Every accepted name in `--columns` and `--sort`."""
         return (self.key,) if self.exact is None else (self.key, _key(self.exact))
 
     def title_of(self, *, relative: bool) -> str:
-        """Its title in a table for people at a terminal (`relative`), or elsewhere."""
+        """The title of the short form (`relative`), or of the exact form."""
         return self.title if relative or self.exact is None else self.exact
 
 
@@ -73,14 +73,14 @@ def _key(title: str) -> str:
 
 @dataclass(slots=True)
 class Output:
-    """Where and how to show; one for each command that runs."""
+    """The output of one command: its format and its terminal."""
 
     format: str = "table"
     columns: tuple[str, ...] = ()
     headers: bool = True
     sort: str | None = None
     limit: int | None = None
-    colour: bool = False
+    color: bool = False
     terminal: bool = False
     width: int = 0
     quiet: bool = False
@@ -88,22 +88,22 @@ class Output:
     now_ms: Callable[[], int] = field(default=lambda: 0)
 
     def say(self, text: str = "") -> None:
-        """A line of data."""
-        click.echo(text, color=self.colour)
+        """Print a line of data."""
+        click.echo(text, color=self.color)
 
     def note(self, text: str) -> None:
-        """A line for people, on stderr; `-q` leaves it out."""
+        """Print a hint or progress on stderr, unless `-q` is given."""
         if not self.quiet:
-            click.echo(text, err=True, color=self.colour)
+            click.echo(text, err=True, color=self.color)
 
     def detail(self, text: str) -> None:
-        """A line on stderr that only `-v` shows."""
+        """Print a line on stderr if `-v` is given."""
         if self.verbose:
-            click.echo(text, err=True, color=self.colour)
+            click.echo(text, err=True, color=self.color)
 
     @property
     def for_people(self) -> bool:
-        """Whether the format is one to read, not to parse."""
+        """Whether the format is for people, not for programs."""
         return self.format in ("table", "wide")
 
     def items(
@@ -114,7 +114,7 @@ class Output:
         name: str,
         document: Mapping[str, Any] | None = None,
     ) -> None:
-        """Show a list. `name` is the key of a row's name, `document` the REST body it came in."""
+        """Print a list; `name` is the key of a row's name, `document` the body of the API."""
         for line in self.lines(rows, columns, name=name, document=document):
             self.say(line)
 
@@ -126,7 +126,7 @@ class Output:
         name: str,
         document: Mapping[str, Any] | None = None,
     ) -> list[str]:
-        """What `items` prints, line by line."""
+        """The lines that `items` prints."""
         rows = self._arranged(rows, columns)
         if self.format == "json":
             body = {**(document or {}), "items": list(rows)}
@@ -145,7 +145,7 @@ class Output:
     def one(
         self, document: Mapping[str, Any], text: Callable[[], Sequence[str]], name: str
     ) -> None:
-        """Show one object: `text` makes the lines to read, other formats show the document."""
+        """Print one object: the lines of `text` for people, `document` in other formats."""
         if self.format == "json":
             self.say(json.dumps(document, indent=2, ensure_ascii=False))
         elif self.format == "jsonl":
@@ -155,17 +155,17 @@ class Output:
         elif self.format == "name":
             self.say(str(document[name]))
         elif self.format == "csv":
-            raise BadUsage("-o csv is for lists", hint="use -o json or -o yaml here")
+            raise BadUsage("-o csv prints lists only", hint="use -o json or -o yaml")
         else:
             for line in text():
                 self.say(self.fit(line))
 
     def whole(self, document: Mapping[str, Any], name: str) -> None:
-        """Show all of one object; for people with units instead of thousandths and MiB."""
+        """Print every field of one object, for people with readable units."""
         self.one(document, lambda: _yaml(readable(document)).splitlines(), name)
 
     def fit(self, line: str) -> str:
-        """`line`, cut to the terminal's width where there is one."""
+        """Cut `line` to the width of the terminal, if there is one."""
         if not self.terminal or self.width <= 0 or len(line) <= self.width:
             return line
         return line[: self.width - 1] + "…"
@@ -173,7 +173,7 @@ class Output:
     def table(
         self, titles: Sequence[str], rows: Sequence[Sequence[Cell]], right: str = ""
     ) -> list[str]:
-        """Lines of a small table inside a larger text; `right` names titles set to the right."""
+        """The lines of a table within a text; `right` names the right-aligned titles."""
         flush = set(right.split())
         return self._grid(
             list(titles),
@@ -186,20 +186,20 @@ class Output:
         return self.terminal and self.for_people
 
     def _text(self, cell: Cell) -> str:
-        return show(cell, relative=self._relative, now_ms=self.now_ms())
+        return render(cell, relative=self._relative, now_ms=self.now_ms())
 
     def _arranged(self, rows: Sequence[Row], columns: Sequence[Column]) -> Sequence[Row]:
         if self.sort:
             for key in reversed(self.sort.split(",")):
                 name = key.lstrip("-")
                 column = _column(columns, name)
-                # By age the youngest is first, by the moment the oldest.
-                by_moment = isinstance(column.cell(rows[0]), Age) if rows else False
-                turned = by_moment and name.lower() != column.key
+                # Sorted by age, the newest row is first; sorted by time, the oldest.
+                is_age = isinstance(column.cell(rows[0]), Age) if rows else False
+                by_time = is_age and name.lower() != column.key
                 rows = sorted(
                     rows,
                     key=lambda row: sort_key(column.cell(row)),
-                    reverse=key.startswith("-") is not turned,
+                    reverse=key.startswith("-") is not by_time,
                 )
         return rows if self.limit is None else rows[: self.limit]
 
@@ -241,13 +241,13 @@ class Output:
             for text, width, flush in zip(texts, widths, right, strict=True)
         ]
         line = self.fit(" ".join(padded).rstrip())
-        if not self.colour or not self.terminal:
+        if not self.color or not self.terminal:
             return line
         if heading:
             return click.style(line, bold=True)
         for text, cell in zip(texts, padded, strict=True):
-            if text in _COLOURS and cell in line:
-                return line.replace(cell, click.style(cell, fg=_COLOURS[text]), 1)
+            if text in _COLORS and cell in line:
+                return line.replace(cell, click.style(cell, fg=_COLORS[text]), 1)
         return line
 
 
@@ -276,7 +276,7 @@ def _column(columns: Sequence[Column], key: str) -> Column:
 
 
 def terminal_width() -> int:
-    """Columns of the terminal on stdout."""
+    """The width of the terminal on stdout, in columns."""
     return shutil.get_terminal_size((120, 24)).columns
 
 

@@ -1,7 +1,7 @@
-"""Reads of one gateway as plain JSON, by the standard library alone.
+"""GET requests to a gateway, answered as plain JSON, with the standard library alone.
 
 `Client` returns typed models over httpx; importing both costs more processor time than most reads.
-A `Reader` serves commands that only show what the gateway answers. It sends no writes.
+Commands that only print the answer of the gateway use a `Reader`.
 """
 
 import json
@@ -28,8 +28,8 @@ class Reader:
     Args:
         server: its address, `http://127.0.0.1:7450`.
         token: the bearer token; None sends none.
-        sleep: waits so many seconds between tries.
-        ca: a file of certificates to trust instead of the machine's.
+        sleep: waits between tries, in seconds.
+        ca: a file of certificates to trust instead of those of the machine.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Reader:
         self._max_tries = max_tries
         self._answer_s = answer_s
         self.tolerance = OutageTolerance()
-        # Without a handler for redirects: the token goes to no other address.
+        # There is no handler for redirects: the token must not reach another address.
         self._opener = urllib.OpenerDirector()
         for handler in (
             urllib.ProxyHandler(),
@@ -62,12 +62,12 @@ class Reader:
             self._opener.add_handler(handler)
 
     def get(self, path: str, params: Params | None = None, *, wait_s: float = 0.0) -> Json:
-        """The JSON object at a path; `wait_s`: how long the gateway may delay its answer.
+        """The JSON object at a path; the gateway may delay its answer by `wait_s` seconds.
 
         Raises: ApiError.
         """
-        asked = urlencode(encode_query(params or {}))
-        url = f"{self._server}{path}{'?' + asked if asked else ''}"
+        parameters = urlencode(encode_query(params or {}))
+        url = f"{self._server}{path}{'?' + parameters if parameters else ''}"
         request = urllib.Request(
             url, headers={**self._headers, **self.tolerance.headers(params or {})}
         )
@@ -78,10 +78,10 @@ class Reader:
             tolerance=self.tolerance,
         )
 
-    def _once(self, asked: urllib.Request, wait_s: float) -> Json:
+    def _once(self, request: urllib.Request, wait_s: float) -> Json:
         position: str | None = None
         try:
-            with self._opener.open(asked, timeout=self._answer_s + wait_s) as answer:
+            with self._opener.open(request, timeout=self._answer_s + wait_s) as answer:
                 found = json.loads(answer.read())
                 position = answer.headers.get("Yard-Position")
         except HTTPError as error:
@@ -139,7 +139,7 @@ class Reader:
         return self.get(f"/v1/tasks/{quote(task_id, safe='')}", {"min_position": min_position})
 
     def named(self, kind: str, name: str) -> Json:
-        """The node, pool or project (`kind`) of a name."""
+        """The node, pool or project (`kind`) with a name."""
         return self.get(f"/v1/{kind}s/{quote(name, safe='')}")
 
     def attempts(self, task_id: str) -> list[Json]:
@@ -156,12 +156,12 @@ def _json(answer: HTTPError) -> object:
 
 
 def trust(server: str, ca: str | None) -> ssl.SSLContext:
-    """Which certificates a connection to `server` trusts.
+    """The certificates that a connection to `server` trusts.
 
-    Those in the file `ca`; else of SSL_CERT_FILE or SSL_CERT_DIR; else Mozilla's.
+    Those in the file `ca`, else in SSL_CERT_FILE or SSL_CERT_DIR, else those of Mozilla.
     """
     if server.startswith("http://"):
-        # Nothing is encrypted, and loading certificates takes longer than most calls.
+        # Plain HTTP needs no certificates, and loading them takes longer than most calls.
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     file, folder = ca or os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")
     if file:

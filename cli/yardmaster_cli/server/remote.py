@@ -1,4 +1,4 @@
-"""The gateway as commands see it: references resolved, verdicts awaited, answers as plain JSON."""
+"""The gateway for commands: resolves references, waits for verdicts, returns plain JSON."""
 
 import re
 import time
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from yardmaster_schemas.api import Accepted, Refusal, Task
 
 _JOB: Final = re.compile(r"^[0-9a-z]{12}$")
-#: An id of a job or task, or the beginning of one.
+#: The id of a job or task, or a prefix of one.
 REF: Final = re.compile(r"^([0-9a-z]{1,12})(?:\.(0|[1-9][0-9]{0,3}))?$")
 REF_HINT: Final = "like 4kq7w2mz9c1f, 4kq7w2mz9c1f.0 or 4kq7"
-#: How long a command waits for quota's verdict before it leaves it at "recorded", in seconds.
+#: The longest wait for the verdict of the quota service, in seconds; then it is "recorded".
 VERDICT_S: Final = 5.0
-#: The refusals that mean "there is no such thing"; all others are conflicts.
+#: The refusals of unknown names; all others are conflicts.
 _UNKNOWN: Final = frozenset(
     {
         "job_unknown",
@@ -56,33 +56,33 @@ class Ref:
 
 
 def connect(config: Config) -> "Remote":
-    """The server that the settings name.
+    """Connect to the server that the settings name.
 
     Raises:
-        CliError: none is named, and no embedded mode runs; or its URL or the token is not valid.
+        CliError: no server is named or runs here, or its URL or the token is not valid.
     """
     if config.server.value is None:
-        hint = "name one with --server or YARD_SERVER"
+        hint = "name a server with --server or YARD_SERVER"
         if config.context.value == DEV:
-            hint = f"start one with: yard dev   (data folder {config.data_dir})"
+            hint = f"start one with yard dev (data folder {config.data_dir}), or give --server URL"
         raise CliError("no server is running here", exit_code=Exit.UNREACHABLE, hint=hint)
     return Remote(server_url(config.server.value), config.bearer(), config.ca.value)
 
 
 def api_error(error: ApiError) -> CliError:
-    """What to show for a failed call."""
+    """The error to show for a failed call."""
     problem = error.document
     if error.status == 0 and problem["code"] == "unreachable":
         return CliError(
             problem["detail"],
             exit_code=Exit.UNREACHABLE,
-            hint="is it running? yard dev starts one here; yard config shows which is asked",
+            hint="check that it runs; yard config shows the address, yard dev starts a server here",
         )
     return problem_error(error.status, problem)
 
 
 def refusal_error(refusal: "Refusal", subject: str, *, admission: bool = False) -> CliError:
-    """What to show for what quota refused."""
+    """The error to show for a refusal of the quota service."""
     plain = refusal.model_dump(mode="json")
     code = Exit.NOT_FOUND if refusal.code in _UNKNOWN else Exit.CONFLICT
     return CliError(
@@ -93,21 +93,21 @@ def refusal_error(refusal: "Refusal", subject: str, *, admission: bool = False) 
 
 
 _HINTS: Final[Mapping[str, str]] = {
-    "project_unknown": "yard projects lists them; yard projects create NAME makes one",
-    "department_unknown": "yard departments lists them; yard departments create NAME makes one",
-    "pool_unknown": "yard pools lists them; yard pools create NAME makes one",
+    "project_unknown": "list them with yard projects, or create it with yard projects create NAME",
+    "department_unknown": "list them with yard departments; departments create NAME creates one",
+    "pool_unknown": "list them with yard pools, or create it with yard pools create NAME",
     "pool_not_allowed": "the project may not use this pool; see yard projects show",
-    "priority_not_allowed": "too urgent for this project; see yard projects show",
+    "priority_not_allowed": "the priority is too high for this project; see yard projects show",
     "kind_not_allowed": "the project may not run jobs of this kind; see yard projects show",
-    "limit_exceeded": "it asks for more than its project may ever use; see yard projects show",
-    "allocation_too_large": "one record could not hold its allocation; ask for fewer replicas",
+    "limit_exceeded": "it requests more than the limit of its project; see yard projects show",
+    "allocation_too_large": "its allocation exceeds the size of a record; request fewer replicas",
     "version_mismatch": "it was modified by someone else; review it and try again",
-    "in_use": "something still refers to it",
+    "in_use": "another object still refers to it",
 }
 
 
 class Remote:
-    """The gateway by its two clients, and what several commands do with it."""
+    """The two clients of a gateway, and the operations that several commands share."""
 
     def __init__(self, server: str, token: str | None, ca: str | None) -> None:
         self._server = server
@@ -116,7 +116,7 @@ class Remote:
         self._outages: OutageListener | None = None
 
     def outlast(self, outages: OutageListener | None) -> None:
-        """Let reads wait for the end of the gateway's outages; None: fail as others do."""
+        """Let reads wait for the end of outages of the gateway; None: let them fail."""
         self._outages = outages
         if "client" in self.__dict__:
             self.client.wait_out_outages(outages)
@@ -125,7 +125,7 @@ class Remote:
 
     @cached_property
     def client(self) -> "Client":
-        """Every call, with typed answers; commands that only read start faster with `reader`."""
+        """Every call, with typed answers; `reader` is faster to start for reads alone."""
         import secrets
 
         from yardmaster.client import Client
@@ -142,16 +142,16 @@ class Remote:
 
     @cached_property
     def reader(self) -> Reader:
-        """Reads alone, answered as plain JSON; imports neither models nor httpx."""
+        """Reads as plain JSON; imports neither models nor httpx."""
         made = Reader(self._server, self._token, sleep=time.sleep, ca=self._ca)
         made.tolerance.listener = self._outages
         return made
 
     def resolve(self, text: str) -> Ref:
-        """The job or task that `text` names: an id, or the beginning of one.
+        """The job or task with the id or prefix `text`.
 
         Raises:
-            CliError: nothing or more than one job begins so.
+            CliError: no job, or more than one job, has this prefix.
         """
         match = REF.match(text)
         if match is None:
@@ -165,34 +165,36 @@ class Remote:
         found = [job["job_id"] for job in self.reader.jobs(ref=prefix, limit=10)["items"]]
         if not found:
             raise CliError(
-                f"no job begins with {prefix}",
+                f"no job id starts with {prefix}",
                 exit_code=Exit.NOT_FOUND,
-                hint="yard ls -A lists all",
+                hint="list all tasks with: yard ls -A",
             )
         if len(found) > 1:
             raise CliError(
                 f"{prefix} is ambiguous: {', '.join(sorted(found))}",
                 exit_code=Exit.NOT_FOUND,
-                hint="give more of the id",
+                hint="give a longer prefix of the id",
             )
         return Ref(found[0], None if index is None else int(index))
 
     def one_task(self, text: str) -> str:
-        """The id of the only task that `text` can mean.
+        """The id of the task that `text` refers to; a job with one task stands for it.
 
         Raises:
-            CliError: it means a job with several.
+            CliError: the job has several tasks.
         """
         ref = self.resolve(text)
         if ref.index is not None:
             return ref.id
         count = self.reader.job(ref.job_id)["tasks"]
         if count > 1:
-            raise BadUsage(f"{ref.id} has {count} tasks", hint=f"name one: {ref.id}.0")
+            raise BadUsage(
+                f"{ref.id} has {count} tasks", hint=f"name one of them, such as {ref.id}.0"
+            )
         return f"{ref.job_id}.0"
 
     def tasks_of(self, ref: Ref, min_position: str | None = None) -> "list[Task]":
-        """The tasks that a reference means, in order of their index."""
+        """The tasks of a reference, in the order of their index."""
         if ref.index is not None:
             return [self.client.task(ref.id, min_position=min_position)]
         found = self.client.all_tasks(job_id=ref.job_id, min_position=min_position)
@@ -202,7 +204,7 @@ class Remote:
         return tasks
 
     def rows_of(self, ref: Ref) -> list[Json]:
-        """The tasks that a reference means as plain JSON, in order of their index."""
+        """The tasks of a reference as plain JSON, in the order of their index."""
         if ref.index is not None:
             return [self.reader.task(ref.id)]
         rows = sorted(self.reader.all_tasks(job_id=ref.job_id), key=lambda row: row["index"])
@@ -210,16 +212,16 @@ class Remote:
             raise CliError(f"there is no job {ref.job_id}", exit_code=Exit.NOT_FOUND)
         return rows
 
-    def settle(self, accepted: "Accepted", subject: str, out: Output) -> None:
-        """Wait until quota has judged a change; say so when it takes longer.
+    def await_verdict(self, accepted: "Accepted", subject: str, out: Output) -> None:
+        """Wait for the verdict of the quota service on a change; print a note when it is late.
 
         Raises:
-            CliError: it was refused.
+            CliError: the change was refused.
         """
         from yardmaster_schemas.api import RequestState
 
         deadline = time.monotonic() + VERDICT_S
-        # A request is known once the views have got to it.
+        # The views must reach the position before they contain the request.
         self.client.pools(limit=1, min_position=accepted.position)
         for request_id in accepted.request_ids:
             left = max(0.0, deadline - time.monotonic())
@@ -227,14 +229,15 @@ class Remote:
             if request.state is RequestState.REFUSED and request.refusal is not None:
                 raise refusal_error(request.refusal, subject)
             if request.state is RequestState.RECORDED:
-                out.note(f"{subject}: recorded, not judged after {span(VERDICT_S)}")
+                out.note(f"{subject}: recorded; no verdict after {span(VERDICT_S)}")
 
 
 @contextmanager
 def creating(what: str, name: str) -> Iterator[None]:
-    """Inside, an object is created that must not exist; `what`: `project`, say.
+    """Within this context an object is created; `what` is its kind, such as `project`.
 
-    Raises: CliError when it exists.
+    Raises:
+        CliError: it already exists.
     """
     try:
         yield
@@ -242,17 +245,17 @@ def creating(what: str, name: str) -> Iterator[None]:
         if error.document["code"] not in ("already_exists", "version_mismatch"):
             raise
         raise CliError(
-            f"{what} {name} exists already",
+            f"{what} {name} already exists",
             exit_code=Exit.CONFLICT,
             hint=f"change it with: yard {what}s set {name} KEY=VALUE",
         ) from None
 
 
 def plain(model: "BaseModel") -> dict[str, Any]:
-    """An answer as the JSON it was."""
+    """An answer as plain JSON."""
     return model.model_dump(mode="json")
 
 
 def rows(models: "Iterable[BaseModel]") -> list[Row]:
-    """Answers as rows of a table."""
+    """Answers as table rows."""
     return [plain(model) for model in models]

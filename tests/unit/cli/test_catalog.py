@@ -97,7 +97,7 @@ def test_a_shared_option_that_the_command_does_not_take_is_refused_before_it_too
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run(["--server", "http://127.0.0.1:1", "completion", "bash"]) == Exit.USAGE
-    assert "--server means nothing to yard completion" in capsys.readouterr().err
+    assert "--server has no effect on yard completion" in capsys.readouterr().err
     assert run(["-o", "csv", "whoami"]) == Exit.USAGE
     assert "'csv' is not one of" in capsys.readouterr().err
 

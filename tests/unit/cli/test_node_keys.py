@@ -26,7 +26,7 @@ def test_both_forms_of_a_key_have_one_digest(tmp_path: Path, text: str) -> None:
 def test_a_private_key_is_refused_without_being_shown(tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.write_text("-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIsecret\n")
-    with pytest.raises(CliError, match="private key, which stays on its host") as raised:
+    with pytest.raises(CliError, match="is a private key; enroll the public key") as raised:
         key_digest(path)
     assert "secret" not in "\n".join(raised.value.lines())
 

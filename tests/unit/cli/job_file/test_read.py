@@ -164,7 +164,7 @@ def test_numbers_in_a_command_are_words() -> None:
 
 
 def test_a_key_that_is_given_twice_is_refused() -> None:
-    assert failure("project: a\nproject: b\n").message == "job.yaml:2: project is given twice"
+    assert failure("project: a\nproject: b\n").message == "job.yaml:2: the key project occurs twice"
 
 
 def test_a_file_that_is_no_yaml_names_the_line() -> None:

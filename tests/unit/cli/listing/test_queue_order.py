@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from yardmaster_cli.listing.queue_order import OF_TASKS, by_priority, least_asked_first
+from yardmaster_cli.listing.queue_order import OF_TASKS, by_priority, least_demand_first
 
 
 def task(job: str, minute: int, **more: Any) -> dict[str, Any]:
@@ -12,7 +12,7 @@ def task(job: str, minute: int, **more: Any) -> dict[str, Any]:
 
 
 def names(tasks: list[dict[str, Any]], among: str = "job") -> list[str]:
-    return [t["job_id"] for t in sorted(tasks, key=least_asked_first(tasks, among))]
+    return [t["job_id"] for t in sorted(tasks, key=least_demand_first(tasks, among))]
 
 
 def test_under_priority_the_best_comes_first_then_the_earliest() -> None:

@@ -81,7 +81,7 @@ async def test_a_setup_cut_short_between_two_cells_is_finished_with_the_same_ide
 @pytest.mark.parametrize(
     ("cells", "says"),
     [
-        (("east", "main"), "holds cell main, not the cell east"),
+        (("east", "main"), "contains cell main, not the cell east"),
         (("main", "east", "west"), "no partition 2 for the cell west"),
     ],
 )

@@ -189,9 +189,9 @@ def test_needs_says_where_all_gpus_of_a_task_are_laid() -> None:
     asked = {"gpus": 16, "gpu_milli": 1000, "cpu_milli": 4000, "memory_mib": 0}
     whole = {"replicas_min": 1, "replicas_max": 1, "layout": "whole_nodes"}
     shown = needs(task(resources=asked, **whole))
-    assert shown == "16 GPU on one node or whole ones, each with 4 CPU"
+    assert shown == "16 GPU on one node or on whole nodes, each with 4 CPU"
     asked = {**asked, "cpu_milli": 0}
-    assert needs(task(resources=asked, **whole)) == "16 GPU on one node or whole ones"
+    assert needs(task(resources=asked, **whole)) == "16 GPU on one node or on whole nodes"
 
 
 def test_numbers_have_their_units() -> None:
@@ -204,9 +204,9 @@ def test_the_end_of_a_task_that_could_not_start_says_what_to_do() -> None:
     shown = task_lines(out(), task(phase="failed", end=end, ended_at="2026-01-01T09:42:00Z"), [])
     at = next(n for n, line in enumerate(shown) if line.startswith("Ended"))
     assert "failed, secret_missing" in shown[at]
-    assert "the node has no secret of that name" in shown[at + 1]
+    assert "the node does not have the secret" in shown[at + 1]
     why = {"task_id": "x.0", "phase": "failed", "pools": [], "end": end}
-    assert any("no secret of that name" in line for line in explain_lines(out(), why, None))
+    assert any("does not have the secret" in line for line in explain_lines(out(), why, None))
 
 
 def test_the_end_of_a_task_that_exited_needs_no_more_words() -> None:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from yardmaster_cli.errors import BadUsage
-from yardmaster_cli.output.cells import Gpus, Span, When, coloured, gpus, plain, show, span
+from yardmaster_cli.output.cells import Gpus, Span, When, colored, gpus, plain, render, span
 from yardmaster_cli.output.formats import Column, Output
 
 NOW_MS = 1_700_000_000_000
@@ -53,8 +53,8 @@ def test_a_terminal_gets_rows_cut_to_its_width() -> None:
     assert max(map(len, lines(output(terminal=True, width=12)))) == 12
 
 
-def test_a_terminal_gets_colours_only_when_asked() -> None:
-    shown = "\n".join(lines(output(terminal=True, width=80, colour=True)))
+def test_a_terminal_gets_colors_only_when_asked() -> None:
+    shown = "\n".join(lines(output(terminal=True, width=80, color=True)))
     assert "\x1b[32mrunning\x1b[0m" in shown
     assert "\x1b[" not in "\n".join(lines(output(terminal=True, width=80)))
 
@@ -147,15 +147,15 @@ def test_quiet_leaves_hints_out_and_data_is_never_on_stderr(
 
 def test_what_users_wrote_cannot_move_the_cursor() -> None:
     assert plain("a\x1b[2Jb\r\x07c") == "a[2Jbc"
-    assert show("x\x1b]0;title\x07", relative=False, now_ms=0) == "x]0;title"
+    assert render("x\x1b]0;title\x07", relative=False, now_ms=0) == "x]0;title"
 
 
-def test_output_of_tasks_keeps_colours_and_lines_only() -> None:
-    assert coloured("\x1b[31mred\x1b[0m\r\nnext\x1b[2J\tend") == "\x1b[31mred\x1b[0m\nnext[2J\tend"
+def test_output_of_tasks_keeps_colors_and_lines_only() -> None:
+    assert colored("\x1b[31mred\x1b[0m\r\nnext\x1b[2J\tend") == "\x1b[31mred\x1b[0m\nnext[2J\tend"
 
 
 def test_amounts_are_shown_short() -> None:
     assert [span(s) for s in (41, 720, 7200, 432_000, -5)] == ["41s", "12m", "2h", "5d", "0s"]
     assert [gpus(m) for m in (8000, 500, 0, None)] == ["8", "0.5", "0", "-"]
     assert gpus(2500, 1) == "2.5"
-    assert show(Span(90.0), relative=False, now_ms=0) == "90"
+    assert render(Span(90.0), relative=False, now_ms=0) == "90"
