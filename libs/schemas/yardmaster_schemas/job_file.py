@@ -1,8 +1,8 @@
 """The job file: what a user writes to submit a job, as YAML or as the body of `POST /v1/jobs`.
 
-`JobSpec` holds it as it was written, amounts in words included; `submitted_spec`, `run_of` and
-`task_params` turn it into what the log holds. All checks that need no state are made here, so that
-the command line can make them before anything is sent.
+`JobSpec` holds the values as the user wrote them, such as `256Gi`; `submitted_spec`, `run_of` and
+`task_params` convert them for the log. All checks that need no state are made here, so that the
+command line can make them before it sends a request.
 """
 
 from itertools import product
@@ -52,10 +52,10 @@ from yardmaster_schemas.quantities import (
 )
 from yardmaster_schemas.resources import Resources
 
-#: Environment that Yardmaster or the driver sets; a job may not.
+#: Prefixes of variables that Yardmaster or the driver sets; a job may not set them.
 RESERVED_ENV: Final = ("LD_", "YARD_", "NVIDIA_", "CUDA_")
 MAX_AXES: Final = 16
-#: CPUs of a replica whose job does not say.
+#: CPUs of a replica whose job file does not set them.
 DEFAULT_CPUS: Final = 1
 
 
@@ -88,7 +88,7 @@ def _with_unit(value: Any) -> Any:
     return value
 
 
-# The patterns are for readers of the schema; the validators say more than "should match".
+# The patterns are for readers of the schema; the validators have better messages.
 #: `90s`, `20m`, `12h`, `1h30m`, `7d`.
 Duration = Annotated[
     str, AfterValidator(_duration), Field(json_schema_extra={"pattern": DURATION_PATTERN})
@@ -102,7 +102,7 @@ Memory = Annotated[
 ]
 #: A number with at most three decimals.
 Amount = Annotated[int | float, Field(ge=0, le=1_000_000), AfterValidator(_thousandths)]
-#: One line that people read, without control characters.
+#: One line of text, without control characters.
 Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=128)]
 LabelValue = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$", max_length=256)]
 SecretRef = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._/-]{0,252}$")]
@@ -135,7 +135,7 @@ Gpus = Annotated[
 
 
 class JobResources(Closed):
-    """What one replica asks for. `gpus` is a number (0.5 is half of one) or {count, fraction}.
+    """The resources of one replica. `gpus` is a number (0.5: half a GPU) or {count, fraction}.
 
     With `replicas: auto` the GPUs are those of the whole task.
     """
@@ -149,7 +149,7 @@ class JobResources(Closed):
     def _not_by_memory(cls, value: Any) -> Any:
         if isinstance(value, dict) and "memory" in value:
             raise ValueError(
-                "asking for GPUs by memory is not supported yet; write {count: 1, fraction: 0.5}"
+                "requesting GPUs by memory is not supported yet; write {count: 1, fraction: 0.5}"
             )
         return value
 
@@ -164,7 +164,7 @@ class JobResources(Closed):
 
 
 class ReplicaRange(Closed):
-    """A gang of `min` to `max` replicas. Elastic gangs do not work yet, so both are the same."""
+    """A gang of `min` to `max` replicas. Both must be equal: elastic gangs are not supported."""
 
     min: Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
     max: Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
@@ -184,7 +184,7 @@ def _replica_form(value: Any) -> str:
     return "word" if isinstance(value, str) else "number"
 
 
-#: `auto`: one on a single node that holds the whole task, else one on each of several idle nodes.
+#: `auto`: one replica on a node that can hold the whole task, or one on each of several idle nodes.
 Replicas = Annotated[
     Annotated[Annotated[int, Field(ge=1, le=MAX_REPLICAS)], Tag("number")]
     | Annotated[ReplicaRange, Tag("range")]
@@ -216,14 +216,14 @@ class JobTasks(Closed):
 
     @property
     def size(self) -> int:
-        """How many tasks."""
+        """The number of tasks."""
         if self.matrix is not None:
             return prod(len(values) for values in self.matrix.values())
         return self.count or 1
 
 
 class JobStop(Closed):
-    """How a task is asked to stop: the signal, the time it has, and what exit code 0 then means."""
+    """How a task is stopped: the signal, the grace period, and the meaning of exit code 0."""
 
     signal: StopSignal = StopSignal.TERM
     grace: Duration | None = None
@@ -231,13 +231,13 @@ class JobStop(Closed):
 
 
 class JobCheckpoint(Closed):
-    """Where the first attempt starts from."""
+    """The checkpoint from which the first attempt starts."""
 
     start_from: CheckpointUri
 
 
 class JobRun(Closed):
-    """What runs: a command in exec form or a script for `sh -eu`; secrets by reference only."""
+    """The program: a command in exec form or a script for `sh -eu`; secrets by reference only."""
 
     image: Line | None = None
     command: Annotated[list[LongText], Field(min_length=1, max_length=1024)] | None = None
@@ -254,7 +254,7 @@ class JobRun(Closed):
             raise ValueError("give either command or script")
         for text in (*(self.command or ()), self.script or "", *self.env.values()):
             if "\x00" in text:
-                raise ValueError("a command, script or variable holds a zero byte")
+                raise ValueError("a command, script or variable contains a zero byte")
         for variable in (*self.env, *self.secrets):
             if variable.startswith(RESERVED_ENV):
                 raise ValueError(f"variable {variable} is reserved; Yardmaster sets it")
@@ -262,7 +262,7 @@ class JobRun(Closed):
 
 
 class JobSpec(Closed):
-    """A job as its user describes it."""
+    """A job as the user describes it."""
 
     version: Literal[1] = 1
     name: Line | None = None
@@ -301,7 +301,7 @@ class JobSpec(Closed):
     @model_validator(mode="after")
     def _fits_together(self) -> "JobSpec":
         if self.role is not None and self.kind is not Kind.INTERACTIVE:
-            raise ValueError("role is for jobs of kind interactive")
+            raise ValueError("role is only for jobs of kind interactive")
         if len(set(self.pools)) < len(self.pools):
             raise ValueError("a pool is named twice")
         if len(set(self.node_types)) < len(self.node_types):
@@ -309,20 +309,20 @@ class JobSpec(Closed):
         if len(set(self.avoid_nodes)) < len(self.avoid_nodes):
             raise ValueError("a node to avoid is named twice")
         if self.replicas == "auto" and resources_of(self).gpu_milli not in (0, 1000):
-            raise ValueError("replicas: auto is for whole GPUs; give a number of replicas")
+            raise ValueError("replicas: auto is only for whole GPUs; give a number of replicas")
         return self
 
 
 def parse_job(text: str | bytes) -> JobSpec:
-    """The job that a JSON document describes.
+    """Parse a job from a JSON document.
 
-    Raises: pydantic.ValidationError, each error with the place and what is wrong there.
+    Raises: pydantic.ValidationError; each error names a field and its mistake.
     """
     return JobSpec.model_validate_json(text)
 
 
 def resources_of(spec: JobSpec) -> Resources:
-    """What one replica asks for, in slots, milli and MiB."""
+    """Return the resources of one replica, in slots, milli and MiB."""
     gpus = spec.resources.gpus
     if isinstance(gpus, GpuShares):
         slots = Resources(gpus=gpus.count, gpu_milli=milli(gpus.fraction, "fraction"))
@@ -337,7 +337,7 @@ def resources_of(spec: JobSpec) -> Resources:
 
 
 def _replicas(spec: JobSpec) -> tuple[int, int]:
-    """At least and at most how many."""
+    """Return the minimum and maximum number of replicas."""
     replicas = spec.replicas
     if isinstance(replicas, ReplicaRange):
         return replicas.min, replicas.max
@@ -345,7 +345,7 @@ def _replicas(spec: JobSpec) -> tuple[int, int]:
 
 
 def submitted_spec(spec: JobSpec) -> SubmittedSpec:
-    """What decides of a job, in integers; None is left to the defaults of project and pool."""
+    """Return what decisions need of a job, in integers; None: project or pool has the default."""
     low, high = _replicas(spec)
     return SubmittedSpec(
         kind=spec.kind,
@@ -378,7 +378,7 @@ def submitted_spec(spec: JobSpec) -> SubmittedSpec:
 
 
 def run_of(spec: JobSpec) -> Run:
-    """What an agent runs."""
+    """Return the program for the agent."""
     return Run(
         command=tuple(spec.run.command or ()),
         script=spec.run.script,
@@ -390,7 +390,7 @@ def run_of(spec: JobSpec) -> Run:
 
 
 def task_params(spec: JobSpec) -> tuple[dict[str, JsonValue], ...]:
-    """The search point of each task, the last axis turning fastest; empty without a matrix."""
+    """Return the parameters of each task, the last axis varying fastest; empty without a matrix."""
     if spec.tasks is None or spec.tasks.matrix is None:
         return ()
     axes = list(spec.tasks.matrix)
@@ -400,7 +400,7 @@ def task_params(spec: JobSpec) -> tuple[dict[str, JsonValue], ...]:
 
 
 def name_of(spec: JobSpec) -> str:
-    """The job's name: as given, else that of the program that the command runs."""
+    """Return the given name of the job, or the name of the program that its command runs."""
     if spec.name is not None:
         return spec.name
     if spec.run.command:

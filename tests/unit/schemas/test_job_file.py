@@ -221,7 +221,7 @@ def test_replicas_auto_lays_all_gpus_of_a_task_over_whole_nodes() -> None:
 
 @pytest.mark.parametrize("gpus", [0.5, {"count": 2, "fraction": 0.5}])
 def test_replicas_auto_is_for_whole_gpus(gpus: Any) -> None:
-    assert "is for whole GPUs" in refused(replicas="auto", resources={"gpus": gpus})
+    assert "is only for whole GPUs" in refused(replicas="auto", resources={"gpus": gpus})
 
 
 def test_replicas_are_a_number_a_range_or_auto_and_no_mixture() -> None:
