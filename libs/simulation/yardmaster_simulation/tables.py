@@ -50,7 +50,7 @@ COLUMNS: Final[tuple[tuple[str, str, str], ...]] = (
     ("preempted_lost_gpu_milli_ms", "int64", "Lost to preemption: gpu_milli x ms"),
     ("stopping_ms", "int64", "From requests to stop until the slots were free again"),
     ("rescheduling_ms", "list<int64>", "From each preemption's request to the next start"),
-    ("held_gpu_milli_ms", "int64", "gpu_milli x ms held, of what it has given back"),
+    ("held_gpu_milli_ms", "int64", "gpu_milli x ms held, of slots that it has released"),
     ("attempt_started_at_ms", "list<int64>", "Of each attempt: its allocation"),
     ("attempt_ended_at_ms", "list<int64>", "Of each attempt: all slots free; null: not yet"),
     (

@@ -18,10 +18,10 @@ class AgentMetrics:
             "assignments_lost", "Replicas released because their assignment never came."
         )
         self.replicas = gauge("replicas", "Replicas that hold slots here.")
-        self.never_started = counter("never_started", "Replicas given back without a start.")
+        self.never_started = counter("never_started", "Replicas released without a start.")
         self.started = counter("started", "Replicas started.")
         self.killed = counter("killed", "Replicas killed at the end of their grace, or revoked.")
-        self.lost_exits = counter("lost_exits", "Replicas whose exit nobody saw.")
+        self.lost_exits = counter("lost_exits", "Replicas whose exit was not seen.")
         self.facts_waiting = gauge("facts_waiting", "Facts not yet in the log.")
         self.reports_coalesced = counter(
             "reports_coalesced",
