@@ -1,0 +1,102 @@
+"""The promises of every clock and of every source of random names."""
+
+import asyncio
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from yardmaster_runtime.chance import Chance, SeededChance, SystemChance
+from yardmaster_runtime.clock import Clock, ManualClock, SystemClock
+
+#: Longer than any sleep below.
+ENOUGH_S = 1.0
+
+
+@dataclass
+class Subject:
+    """A clock under test; `pass_time` lets time pass, where the clock does not do so by itself."""
+
+    clock: Clock
+    pass_time: Callable[[], object]
+
+
+@pytest.fixture(params=["system", "manual"])
+def subject(request: pytest.FixtureRequest) -> Subject:
+    if request.param == "system":
+        return Subject(SystemClock(), lambda: None)
+    clock = ManualClock()
+    return Subject(clock, lambda: clock.advance(ENOUGH_S))
+
+
+@pytest.fixture(params=[SystemChance, lambda: SeededChance(7)], ids=["system", "seeded"])
+def chance(request: pytest.FixtureRequest) -> Chance:
+    chance: Chance = request.param()
+    return chance
+
+
+async def finish(subject: Subject, task: asyncio.Task[None]) -> None:
+    """Let time pass until the task has ended."""
+    async with asyncio.timeout(10):
+        while not task.done():
+            await asyncio.sleep(0.001)
+            subject.pass_time()
+
+
+async def test_time_is_in_milliseconds_since_1970(subject: Subject) -> None:
+    assert 1_600_000_000_000 < subject.clock.now_ms() < 4_000_000_000_000
+
+
+async def test_elapsed_time_never_decreases(subject: Subject) -> None:
+    seen = []
+    for _ in range(10):
+        seen.append(subject.clock.monotonic_s())
+        subject.pass_time()
+    assert seen == sorted(seen)
+
+
+async def test_a_sleep_lasts_at_least_its_seconds(subject: Subject) -> None:
+    started_s = subject.clock.monotonic_s()
+    async with asyncio.TaskGroup() as group:
+        await finish(subject, group.create_task(subject.clock.sleep(0.02)))
+    assert subject.clock.monotonic_s() - started_s >= 0.02
+
+
+@pytest.mark.parametrize("seconds", [0, -1])
+async def test_a_sleep_of_no_seconds_ends_without_time_passing(
+    subject: Subject, seconds: float
+) -> None:
+    async with asyncio.timeout(10):
+        await subject.clock.sleep(seconds)
+
+
+async def test_a_sleep_lets_other_tasks_run(subject: Subject) -> None:
+    ran = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        sleeping = group.create_task(subject.clock.sleep(0.01))
+        group.create_task(_set(ran))
+        await finish(subject, sleeping)
+    assert ran.is_set()
+
+
+async def test_a_sleep_can_be_cancelled(subject: Subject) -> None:
+    async with asyncio.TaskGroup() as group:
+        sleeping = group.create_task(subject.clock.sleep(3600))
+        await asyncio.sleep(0)
+        sleeping.cancel()
+    assert sleeping.cancelled()
+
+
+async def _set(event: asyncio.Event) -> None:
+    event.set()
+
+
+@pytest.mark.parametrize("digits", [1, 12, 32, 129])
+def test_a_name_has_the_requested_number_of_hexadecimal_digits(chance: Chance, digits: int) -> None:
+    assert re.fullmatch(rf"[0-9a-f]{{{digits}}}", chance.hex("test", digits))
+
+
+def test_names_do_not_repeat_within_or_across_purposes(chance: Chance) -> None:
+    names = [chance.hex(purpose, 32) for purpose in ("a", "b") for _ in range(50)]
+    assert len(set(names)) == len(names)
