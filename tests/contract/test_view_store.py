@@ -1,4 +1,4 @@
-"""What every store of views keeps to; an adapter is one more parameter of `store`."""
+"""The contract of every store of views; an adapter is one more parameter of `store`."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -94,7 +94,7 @@ async def test_a_repeat_changes_nothing(store: ViewStore) -> None:
     assert await store.position() == at(2)
 
 
-async def test_what_expires_is_kept_without_a_position_and_is_watched_by_nobody(
+async def test_soft_state_is_stored_without_a_position_and_no_watch_reports_it(
     store: ViewStore,
 ) -> None:
     await store.note([Put(SeenRow(node="n1", at_ms=5))], {"heartbeats": 7})
@@ -104,7 +104,7 @@ async def test_what_expires_is_kept_without_a_position_and_is_watched_by_nobody(
     assert await store.changes(at(0)) == []
 
 
-async def test_a_writer_that_is_elsewhere_than_it_thinks_is_told(store: ViewStore) -> None:
+async def test_a_writer_with_a_wrong_position_or_note_fails(store: ViewStore) -> None:
     assert await store.begin() == at(0)
     await store.apply([Put(project("nlp"))], at(1), {}, before=at(0))
     await store.check(at(1))
@@ -145,7 +145,7 @@ async def test_a_list_is_narrowed_by_every_facet_named(store: ViewStore) -> None
     narrow = {"department": both, "project": frozenset({"ads", "nlp"})}
     assert await names(store, facets=narrow) == ["ads", "nlp"]
     assert await names(store, facets={"department": frozenset()}) == []
-    assert await names(store, facets={"colour": frozenset({"red"})}) == []
+    assert await names(store, facets={"color": frozenset({"red"})}) == []
 
 
 async def test_what_a_list_holds_is_counted_up_to_its_limit(store: ViewStore) -> None:
@@ -161,7 +161,7 @@ async def test_what_a_list_holds_is_counted_up_to_its_limit(store: ViewStore) ->
     assert await count(facets={"department": research}, limit=5) == 5
     assert await count(facets={"department": research | {"other"}}) == 9
     assert await count(facets={"department": frozenset()}) == 0
-    assert await count(facets={"department": frozenset({"nobody"})}) == 0
+    assert await count(facets={"department": frozenset({"unknown"})}) == 0
     both = {"department": research, "project": frozenset({"p1", "p3", "p4"})}
     assert await count(facets=both) == 2
     assert await count(facets={"department": research}, prefix="p4") == 1
@@ -234,7 +234,7 @@ async def test_waiting_for_a_position_gives_up_in_time(store: ViewStore) -> None
     assert not await store.reach(Position(cell="other", requests=0), 0.01)
 
 
-async def test_changes_are_told_in_order_from_any_position_that_is_kept(
+async def test_change_sets_are_read_in_order_from_any_kept_position(
     store: ViewStore,
 ) -> None:
     for position in range(1, 4):
@@ -246,7 +246,7 @@ async def test_changes_are_told_in_order_from_any_position_that_is_kept(
     assert await store.changes(at(3)) == []
 
 
-async def test_changes_that_are_no_longer_kept_are_said_to_be_gone(store: ViewStore) -> None:
+async def test_change_sets_that_are_no_longer_kept_are_reported_as_gone(store: ViewStore) -> None:
     for position in range(1, 21):
         await put(store, position, project(f"p{position}"))
     assert await store.changes(at(0)) is None
@@ -254,7 +254,7 @@ async def test_changes_that_are_no_longer_kept_are_said_to_be_gone(store: ViewSt
     assert await store.changes(at(20)) == []
 
 
-async def test_a_delete_is_told_with_what_was_there(store: ViewStore) -> None:
+async def test_a_deletion_is_in_the_change_set_with_the_deleted_row(store: ViewStore) -> None:
     await put(store, 1, project("nlp"))
     gone: list[Change] = [Delete(project("nlp"))]
     await store.apply(gone, at(2), {})
@@ -270,10 +270,10 @@ async def test_waiting_for_a_change_ends_with_the_next_one(store: ViewStore) -> 
         await asyncio.sleep(0)
         await put(store, 1, project("a"))
     assert waiting.result()
-    assert await store.changed(at(0), 5), "what happened before counts as well"
+    assert await store.changed(at(0), 5), "also for a change before the call"
 
 
-async def test_a_writer_that_is_wrong_about_where_the_store_is_changes_nothing(
+async def test_a_write_after_a_wrong_position_changes_nothing(
     store: ViewStore,
 ) -> None:
     await store.apply([Put(project("a"))], at(1), {}, before=at(0))
@@ -288,7 +288,7 @@ async def test_a_writer_that_is_wrong_about_where_the_store_is_changes_nothing(
     assert await names(store) == ["a", "b"]
 
 
-async def test_many_rows_are_found_at_once_in_the_order_asked_for(store: ViewStore) -> None:
+async def test_many_rows_are_read_at_once_in_the_requested_order(store: ViewStore) -> None:
     await put(store, 1, project("nlp"), project("ads"))
     await store.note([Put(SeenRow(node="n1", at_ms=5))], {})
     wanted: list[RowKey] = [
@@ -302,7 +302,7 @@ async def test_many_rows_are_found_at_once_in_the_order_asked_for(store: ViewSto
     assert (await store.get_all([])).rows == ()
 
 
-async def test_a_page_starts_at_the_least_time_that_is_asked_for(store: ViewStore) -> None:
+async def test_a_page_starts_at_the_requested_time(store: ViewStore) -> None:
     rows = [request(offset) for offset in range(5)]
     await store.apply([Put(row) for row in rows], at(1), {})
     for newest_first in (False, True):
@@ -310,7 +310,7 @@ async def test_a_page_starts_at_the_least_time_that_is_asked_for(store: ViewStor
         assert sorted(row.offset for row in page.rows) == [3, 4]
 
 
-async def test_everybody_who_waits_is_woken_and_some_who_leave_stop_nobody(
+async def test_all_waiters_are_woken_also_when_others_time_out_or_are_cancelled(
     store: ViewStore,
 ) -> None:
     async with asyncio.TaskGroup() as group:
@@ -327,7 +327,7 @@ async def test_everybody_who_waits_is_woken_and_some_who_leave_stop_nobody(
     assert not any(task.result() for task in leaving)
 
 
-async def test_what_an_erased_job_was_called_is_told_to_no_watch_any_more(
+async def test_change_sets_from_before_an_erasure_are_no_longer_kept(
     store: ViewStore,
 ) -> None:
     facts = JobFacts(
@@ -344,7 +344,7 @@ async def test_what_an_erased_job_was_called_is_told_to_no_watch_any_more(
     gone = replace(facts, name=facts.job_id, erased=True)
     erased: list[Change] = [Put(JobRow(facts=gone, body_digest="0" * 64, offset=1))]
     await store.apply(erased, at(3), {})
-    assert await store.changes(at(1)) is None, "it begins with a snapshot"
+    assert await store.changes(at(1)) is None, "a watch begins with a snapshot"
     sets = await store.changes(at(2))
     assert sets is not None
     assert [list(one.changes) for one in sets] == [erased]

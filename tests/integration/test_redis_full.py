@@ -1,4 +1,4 @@
-"""A Redis that may take no more memory refuses writes by name and is read on; nothing is lost."""
+"""A full Redis refuses writes with a named error and still answers reads; nothing is lost."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -47,11 +47,11 @@ async def store(server: RedisServer) -> AsyncIterator[RedisViewStore]:
 
 
 def fill(server: RedisServer) -> None:
-    """It has more than it may have."""
+    """Lower the limit below the memory in use."""
     assert command(server, "CONFIG SET maxmemory 100kb") == "+OK\r\n"
 
 
-def make_room(server: RedisServer) -> None:
+def raise_the_limit(server: RedisServer) -> None:
     assert command(server, "CONFIG SET maxmemory 100mb") == "+OK\r\n"
 
 
@@ -59,7 +59,7 @@ def follower(log: MemoryLog, store: RedisViewStore) -> Follower:
     return Follower(log, Views(store, CachedReader(store)), "main", 0, Metrics(telemetry()))
 
 
-async def test_a_full_redis_is_named_is_read_on_and_is_written_when_it_has_room(
+async def test_a_full_redis_answers_reads_and_is_written_once_its_limit_is_raised(
     server: RedisServer, log: MemoryLog, store: RedisViewStore
 ) -> None:
     worker = follower(log, store)
@@ -74,12 +74,12 @@ async def test_a_full_redis_is_named_is_read_on_and_is_written_when_it_has_room(
         assert (await store.page(JobRow, Query())).rows
         assert not await store.reach(worker.position.at("requests", 99), 0.05)
         await worker.start()
-    make_room(server)
+    raise_the_limit(server)
     await worker.catch_up()
     assert len((await store.page(TaskRow, Query(limit=100))).rows) == 6
 
 
-async def test_a_rebuild_that_finds_no_room_leaves_nothing_and_the_views_as_they_were(
+async def test_a_rebuild_in_a_full_redis_leaves_no_keys_and_the_views_unchanged(
     server: RedisServer, log: MemoryLog, store: RedisViewStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = follower(log, store)

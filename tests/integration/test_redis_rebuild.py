@@ -1,4 +1,4 @@
-"""A rebuild that ends where a worker is: at the very same position, the rows are others."""
+"""A rebuild that ends at the position of a worker: the position is the same, the rows differ."""
 
 from dataclasses import replace
 
@@ -50,7 +50,7 @@ async def test_a_worker_notices_a_rebuild_that_ends_at_its_own_position(
         assert position == worker.position
         node = await built.get(NodeRow, "n1")
         assert node is not None
-        # What the old rows had wrong, say.
+        # Stands for a difference between the old rows and the new.
         await built.note([Put(replace(node, reason="repaired"))], {})
         assert await generations.switch(number)
 
@@ -70,7 +70,7 @@ async def test_a_worker_notices_a_rebuild_that_ends_at_its_own_position(
         assert await worker.catch_up() != position
         found = await live.get(NodeRow, "n1")
         assert found is not None
-        assert found.reason == "repaired", "it was made from what was at hand of the old rows"
+        assert found.reason == "repaired", "the new row was made from a cached old row"
     finally:
         await live.close()
         await built.close()

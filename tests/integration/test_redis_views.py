@@ -1,4 +1,4 @@
-"""The views' store when Redis is slow, away, empty, old, shared or asks who is there."""
+"""The views' store when Redis is slow, down, empty, restored, shared or needs a password."""
 
 import asyncio
 import itertools
@@ -59,7 +59,7 @@ async def opened(settings: RedisSettings, **options: Any) -> AsyncIterator[Redis
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RedisServer]:
-    """A server of the test's own, which keeps what it is told on disk."""
+    """A server of the test's own, which stores all writes on disk."""
     with RedisServer(tmp_path, settings={"appendonly": "yes", "appendfsync": "always"}) as server:
         yield server
 
@@ -68,10 +68,10 @@ def settings_of(server: RedisServer, **more: object) -> RedisSettings:
     return RedisSettings.model_validate({"url": server.url, "timeout_s": 2} | more)
 
 
-# --- who is there -------------------------------------------------------------------------------
+# --- authentication -----------------------------------------------------------------------------
 
 
-async def test_a_password_is_needed_and_taken_from_a_file_as_it_is_now(tmp_path: Path) -> None:
+async def test_a_password_is_read_from_its_file_for_each_connection(tmp_path: Path) -> None:
     file = tmp_path / "password"
     file.touch(mode=0o600)
     file.write_text(f"{SECRET}\n")
@@ -95,7 +95,7 @@ async def test_a_password_is_needed_and_taken_from_a_file_as_it_is_now(tmp_path:
                 await store.position()
 
 
-def test_a_password_shows_nowhere(tmp_path: Path) -> None:
+def test_a_password_is_in_no_text(tmp_path: Path) -> None:
     settings = RedisSettings.model_validate({"password": SECRET})
     assert SECRET not in repr(settings) + str(settings.model_dump()) + settings.model_dump_json()
     for url in (f"redis://u:{SECRET}@host", f"redis://host/0?password={SECRET}", "http://host"):
@@ -106,7 +106,7 @@ def test_a_password_shows_nowhere(tmp_path: Path) -> None:
         RedisSettings.model_validate({"password": SECRET, "password_file": tmp_path / "file"})
 
 
-async def test_tls_is_spoken_to_a_server_whose_certificate_is_trusted(
+async def test_tls_connects_only_to_a_server_with_a_trusted_certificate(
     server: RedisServer, tmp_path: Path
 ) -> None:
     ours, theirs = (authority(tmp_path / name) for name in ("ours", "theirs"))
@@ -124,10 +124,10 @@ async def test_tls_is_spoken_to_a_server_whose_certificate_is_trusted(
                 await store.position()
 
 
-# --- away ---------------------------------------------------------------------------------------
+# --- down ---------------------------------------------------------------------------------------
 
 
-async def test_a_store_whose_redis_is_away_says_so_at_once_and_heals_by_itself(
+async def test_a_store_without_redis_fails_at_once_and_recovers_by_itself(
     server: RedisServer,
 ) -> None:
     async with opened(settings_of(server)) as store:
@@ -150,7 +150,9 @@ async def test_a_store_whose_redis_is_away_says_so_at_once_and_heals_by_itself(
         assert await store.reach(at(2), 1)
 
 
-async def test_connections_that_died_unused_are_noticed_by_nobody(server: RedisServer) -> None:
+async def test_idle_connections_that_broke_are_replaced_without_an_error(
+    server: RedisServer,
+) -> None:
     async with opened(settings_of(server)) as store:
         async with asyncio.TaskGroup() as group:
             for _ in range(8):
@@ -178,23 +180,23 @@ async def test_a_store_may_be_opened_before_its_redis(tmp_path: Path) -> None:
             assert await names(store) == ["p1"]
 
 
-async def test_who_waits_is_told_when_redis_goes(server: RedisServer) -> None:
+async def test_waiters_get_an_error_when_redis_stops(server: RedisServer) -> None:
     async with opened(settings_of(server)) as store:
 
         async def wait() -> str:
             try:
                 return str(await store.reach(at(9), 30))
             except ViewsUnavailable:
-                return "told"
+                return "unavailable"
 
         async with asyncio.TaskGroup() as group:
             waiting = [group.create_task(wait()) for _ in range(20)]
             await asyncio.sleep(0.2)
             server.kill()
-        assert {task.result() for task in waiting} == {"told"}
+        assert {task.result() for task in waiting} == {"unavailable"}
 
 
-async def test_a_redis_that_does_not_answer_is_given_up_in_time(server: RedisServer) -> None:
+async def test_a_redis_that_does_not_answer_meets_the_deadline(server: RedisServer) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
         async with opened(RedisSettings(url=url, timeout_s=0.2)) as store, asyncio.timeout(5):
@@ -209,7 +211,7 @@ def clients(server: RedisServer) -> int:
     return command(server, "CLIENT LIST").count("name=yardmaster")
 
 
-async def test_a_thousand_who_wait_take_one_connection(server: RedisServer) -> None:
+async def test_a_thousand_waiters_use_one_connection(server: RedisServer) -> None:
     async with opened(settings_of(server, max_connections=4)) as store:
         async with asyncio.TaskGroup() as group:
             waiting = [group.create_task(store.reach(at(1), 20)) for _ in range(500)]
@@ -220,7 +222,7 @@ async def test_a_thousand_who_wait_take_one_connection(server: RedisServer) -> N
         assert all(task.result() for task in waiting)
 
 
-async def test_more_callers_than_connections_wait_for_one_but_not_for_ever(
+async def test_callers_wait_for_a_free_connection_but_not_forever(
     server: RedisServer,
 ) -> None:
     async with opened(settings_of(server, max_connections=2)) as store:
@@ -251,7 +253,7 @@ async def test_a_cancelled_reader_leaves_no_answer_to_another(server: RedisServe
 # --- empty, old, of another --------------------------------------------------------------------
 
 
-async def test_a_flushed_redis_is_at_the_start_and_the_writer_is_told(server: RedisServer) -> None:
+async def test_a_flushed_redis_is_at_the_start_and_the_writer_fails(server: RedisServer) -> None:
     async with opened(settings_of(server)) as writer, opened(settings_of(server)) as reader:
         for position in range(1, 4):
             await put(writer, position, before=position - 1)
@@ -270,7 +272,9 @@ async def test_a_flushed_redis_is_at_the_start_and_the_writer_is_told(server: Re
         assert [one.position for one in changes or ()] == [at(2)]
 
 
-async def test_of_an_old_dump_nothing_newer_is_told(server: RedisServer, tmp_path: Path) -> None:
+async def test_a_restored_dump_reports_no_newer_changes(
+    server: RedisServer, tmp_path: Path
+) -> None:
     dump = tmp_path / "appendonly.aof"
     async with opened(settings_of(server)) as writer, opened(settings_of(server)) as reader:
         await put(writer, 1, before=0)
@@ -322,7 +326,7 @@ async def test_two_writers_never_write_over_one_another(redis_server: RedisServe
         ]
 
 
-async def test_what_another_version_wrote_is_named(redis_server: RedisServer) -> None:
+async def test_a_row_of_another_version_is_reported_as_damaged(redis_server: RedisServer) -> None:
     settings = own_database(redis_server)
     async with opened(settings) as store:
         await put(store, 1)
@@ -447,7 +451,7 @@ async def test_nothing_of_an_erased_job_is_left_in_redis(redis_server: RedisServ
         assert job.key in stored()
 
 
-async def test_a_change_whose_large_part_is_gone_is_not_kept_any_more(
+async def test_a_change_set_whose_large_value_changed_is_no_longer_kept(
     redis_server: RedisServer,
 ) -> None:
     settings = own_database(redis_server)
@@ -474,7 +478,7 @@ async def test_a_jobs_row_and_its_tasks_share_their_facts(redis_server: RedisSer
 # --- generations --------------------------------------------------------------------------------
 
 
-async def test_views_are_rebuilt_beside_those_that_are_read(redis_server: RedisServer) -> None:
+async def test_views_are_rebuilt_while_the_old_ones_are_read(redis_server: RedisServer) -> None:
     settings = own_database(redis_server)
     generations = RedisGenerations(settings, "main")
     async with opened(settings) as live, opened(settings) as reader:
@@ -511,7 +515,7 @@ async def test_views_are_rebuilt_beside_those_that_are_read(redis_server: RedisS
     await generations.close()
 
 
-async def test_views_of_a_future_that_never_was_are_left_by_force(
+async def test_views_ahead_of_the_log_are_replaced_by_force(
     redis_server: RedisServer,
 ) -> None:
     settings = own_database(redis_server)
@@ -528,7 +532,7 @@ async def test_views_of_a_future_that_never_was_are_left_by_force(
     await generations.close()
 
 
-async def test_pages_stay_whole_while_somebody_writes(redis_server: RedisServer) -> None:
+async def test_pages_are_complete_while_another_process_writes(redis_server: RedisServer) -> None:
     settings = own_database(redis_server)
     async with opened(settings) as writer, opened(settings) as reader:
         for position in range(1, 30):
@@ -543,10 +547,10 @@ async def test_pages_stay_whole_while_somebody_writes(redis_server: RedisServer)
             last = 0
             while not writing.done():
                 page = await reader.page(ProjectRow, Query(limit=1000))
-                shown = page.position.requests or 0
-                assert shown >= last
-                last = shown
-                assert {row.name for row in page.rows} >= {f"p{n}" for n in range(1, shown + 1)}
+                requests = page.position.requests or 0
+                assert requests >= last
+                last = requests
+                assert {row.name for row in page.rows} >= {f"p{n}" for n in range(1, requests + 1)}
 
 
 async def test_many_watches_share_their_looks_at_redis(redis_server: RedisServer) -> None:
@@ -562,24 +566,24 @@ async def test_many_watches_share_their_looks_at_redis(redis_server: RedisServer
         before = commands()
         async with asyncio.TaskGroup() as group:
             watching = [group.create_task(reader.changes(at(0))) for _ in range(500)]
-            asking = [group.create_task(reader.position()) for _ in range(500)]
+            reading = [group.create_task(reader.position()) for _ in range(500)]
         assert commands() - before < 50
         assert all(len(task.result() or ()) == 1 for task in watching)
-        assert {task.result() for task in asking} == {at(1)}
+        assert {task.result() for task in reading} == {at(1)}
 
 
 async def test_a_cancellation_is_not_lost_whenever_it_comes(redis_server: RedisServer) -> None:
     client = Client(own_database(redis_server))
     try:
         for steps in itertools.count(1):
-            asking = asyncio.create_task(client.read(["a"], [("GET", "a")] * 3))
+            reading = asyncio.create_task(client.read(["a"], [("GET", "a")] * 3))
             for _ in range(steps):
                 await asyncio.sleep(0)
-            if asking.done():
+            if reading.done():
                 break
-            asking.cancel()
-            await asyncio.wait([asking])
-            assert asking.cancelled(), f"cancelled after {steps} steps of the loop, and not heard"
-        assert steps > 3, "it waits for nothing: this test says nothing"
+            reading.cancel()
+            await asyncio.wait([reading])
+            assert reading.cancelled(), f"cancelled after {steps} steps of the loop, and lost"
+        assert steps > 3, "the read never waited: this test proves nothing"
     finally:
         await client.close()

@@ -208,7 +208,7 @@ async def compare(
         for number, (how, changes) in enumerate(steps, 1):
             for store in (memory, writer):
                 if how == "note":
-                    await store.note(changes, {"beside": number})
+                    await store.note(changes, {"number": number})
                 else:
                     await store.apply(changes, at(number), {"steps": number})
             late = at(max(0, number - 2))
@@ -227,7 +227,7 @@ async def compare(
         await reader.close()
 
 
-# The server is one for all examples; each begins with an empty database.
+# All examples share one server; each begins with an empty database.
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -21,11 +21,11 @@ _IN_GPUS: Final = frozenset({WaitCode.GANG_INDIVISIBLE, WaitCode.TOPOLOGY_IMPOSS
 
 
 def with_units(
-    code: str, about: str | None, numbers: Mapping[str, int], asked: Resources, replicas: int
+    code: str, about: str | None, numbers: Mapping[str, int], request: Resources, replicas: int
 ) -> dict[str, int]:
     """The numbers of a wait about the missing resource, with units in their names.
 
-    `asked` is the request of one replica; `asked_cpu_milli` and similar numbers of a task that
+    `request` is that of one replica; `asked_cpu_milli` and similar numbers of a task that
     waits for free capacity are for all its replicas.
     """
     if code == WaitCode.EXCEEDS_EVERY_NODE or code in _IN_GPUS:
@@ -35,8 +35,8 @@ def with_units(
         # It requests no GPU, so the number of free GPUs does not matter.
         gpus = ("asked_milli", "free_milli", "short_milli")
         found = {key: number for key, number in numbers.items() if key not in gpus}
-        found["asked_cpu_milli"] = asked.cpu_milli * replicas
-        if asked.memory_mib:
-            found["asked_memory_mib"] = asked.memory_mib * replicas
+        found["asked_cpu_milli"] = request.cpu_milli * replicas
+        if request.memory_mib:
+            found["asked_memory_mib"] = request.memory_mib * replicas
         return found
     return dict(numbers)

@@ -48,7 +48,7 @@ MAX_TASKS: Final = 10_000
 #: Changed rows that are not saved yet; above it, steps are saved.
 MAX_UNSAVED: Final = 2_000
 
-_Taken = tuple[str, int, Envelope[Event], Details]
+_Consumed = tuple[str, int, Envelope[Event], Details]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,13 +169,13 @@ class Follower:
         telemetry = self._metrics.telemetry
         start_ms = telemetry.now_ms()
         try:
-            for topic, take in (
-                (REQUESTS.name, self._take_requests),
-                (ADMISSIONS.name, self._take_admissions),
-                (DECISIONS.name, self._take_decisions),
+            for topic, project in (
+                (REQUESTS.name, self._project_requests),
+                (ADMISSIONS.name, self._project_admissions),
+                (DECISIONS.name, self._project_decisions),
             ):
                 for _ in count() if steps is None else range(steps):
-                    if not self._wanted(topic) or not await take(buffered_only=buffered_only):
+                    if not self._has_more(topic) or not await project(buffered_only=buffered_only):
                         break
         except (SchemaError, CoreError, LogError):
             await self._save()
@@ -229,13 +229,13 @@ class Follower:
 
     # --- requests -------------------------------------------------------------------------------
 
-    async def _take_requests(
+    async def _project_requests(
         self, until: int | None = None, *, buffered_only: bool = False
     ) -> bool:
         """Project the next requests, those before `until`; False when there was none.
 
         Each request could be a step of its own, so one step ends after `MAX_READ` of them or
-        `MAX_TASKS` tasks, whichever comes first; who wants all up to `until` calls again.
+        `MAX_TASKS` tasks, whichever comes first. To project all up to `until`, call it again.
         """
         offset = self._requests.offset
         wanted = 1 if until is None else until - offset
@@ -247,30 +247,30 @@ class Follower:
         found = min(await self._requests.fill(wanted, buffered_only=buffered_only), most)
         if found == 0:
             return False
-        taken: list[_Taken] = []
+        consumed: list[_Consumed] = []
         tasks = 0
         for _ in range(found):
             stored = self._requests.pop()
-            envelope = self._claim(stored)
+            envelope = self._request_of(stored)
             if envelope is not None:
                 details = await self._details(envelope) if self._fold.details else None
-                taken.append((REQUESTS.name, stored.offset, envelope, details))
+                consumed.append((REQUESTS.name, stored.offset, envelope, details))
                 tasks += _tasks(envelope.data)
             if tasks >= MAX_TASKS:
                 break
 
         def step() -> FoldStep:
             step = self._fold.step(self._reader)
-            for each in taken:
+            for each in consumed:
                 step.take(*each)
             return step
 
-        changes = await self._changes(step, taken)
+        changes = await self._changes(step, consumed)
         position = self._position.at(REQUESTS.name, self._requests.offset)
         await self._apply(REQUESTS.name, changes, position, {})
         return True
 
-    def _claim(self, stored: StoredRecord) -> Envelope[Event] | None:
+    def _request_of(self, stored: StoredRecord) -> Envelope[Event] | None:
         """The request in a record; None for an invalid record, which quota refuses."""
         try:
             envelope = decode(stored.record)
@@ -296,14 +296,14 @@ class Follower:
             return None
         return data if isinstance(data, JobDetailedV1 | RequestNotedV1) else None
 
-    # --- cycles ----------------------------------------------------------------------------
+    # --- cycles ---------------------------------------------------------------------------------
 
-    def _wanted(self, topic: str) -> bool:
+    def _has_more(self, topic: str) -> bool:
         if self._until is None:
             return True
         return (self._position.of(topic) or 0) < (self._until.of(topic) or 0)
 
-    async def _take_admissions(self, *, buffered_only: bool = False) -> bool:
+    async def _project_admissions(self, *, buffered_only: bool = False) -> bool:
         """Project the next counted cycle of quota; False when there is none.
 
         A cycle is one step, however much it says: what quota decides in one (`max_decisions`, of
@@ -315,33 +315,33 @@ class Follower:
         for taken in counted.commit.inputs:
             if taken.topic == REQUESTS.name:
                 while self._requests.offset < taken.next:
-                    if not await self._take_requests(taken.next):
+                    if not await self._project_requests(taken.next):
                         raise self._cut(REQUESTS.name, taken.next, counted)
         position = self._position.at(ADMISSIONS.name, counted.offset + 1)
         await self._apply_cycle(ADMISSIONS.name, counted, [], position)
         return True
 
-    async def _take_decisions(self, *, buffered_only: bool = False) -> bool:
+    async def _project_decisions(self, *, buffered_only: bool = False) -> bool:
         """Project the next counted cycle of the scheduler with its claims, if there is one."""
         counted = await self._machines[DECISIONS.name].next(buffered_only=buffered_only)
         if counted is None:
             return False
-        claims: list[_Taken] = []
+        claims: list[_Consumed] = []
         position = self._position.at(DECISIONS.name, counted.offset + 1)
         for taken in counted.commit.inputs:
             if taken.topic == ADMISSIONS.name:
                 while (self._position.admissions or 0) < taken.next:
-                    if not await self._take_admissions():
+                    if not await self._project_admissions():
                         raise self._cut(ADMISSIONS.name, taken.next, counted)
                 position = position.at(ADMISSIONS.name, self._position.admissions or 0)
                 position = position.at(REQUESTS.name, self._position.requests or 0)
             elif taken.topic == NODE_EVENTS.name:
-                claims = await self._take_claims(counted, taken.next)
+                claims = await self._read_claims(counted, taken.next)
                 position = position.at(NODE_EVENTS.name, taken.next)
         await self._apply_cycle(DECISIONS.name, counted, claims, position)
         return True
 
-    async def _take_claims(self, counted: CountedCycle, until: int) -> list[_Taken]:
+    async def _read_claims(self, counted: CountedCycle, until: int) -> list[_Consumed]:
         refused = {
             offset
             for one in counted.commit.refused
@@ -351,13 +351,13 @@ class Follower:
         claims = await self._claims.take(until)
         if self._claims.offset < until:
             raise self._cut(NODE_EVENTS.name, until, counted)
-        taken: list[_Taken] = []
+        consumed: list[_Consumed] = []
         for stored in claims:
             if stored.offset in refused:
                 self._metrics.skipped.labels(NODE_EVENTS.name).inc()
                 continue
-            taken.append((NODE_EVENTS.name, stored.offset, decode(stored.record), None))
-        return taken
+            consumed.append((NODE_EVENTS.name, stored.offset, decode(stored.record), None))
+        return consumed
 
     @staticmethod
     def _cut(topic: str, until: int, counted: CountedCycle) -> LogTruncated:
@@ -365,7 +365,7 @@ class Follower:
         return LogTruncated(found=f"{where}, which cycle {counted.commit.cycle} has taken")
 
     async def _apply_cycle(
-        self, topic: str, counted: CountedCycle, claims: list[_Taken], position: Position
+        self, topic: str, counted: CountedCycle, claims: list[_Consumed], position: Position
     ) -> None:
         """Project a cycle: the claims that it consumed, its decisions, its commit."""
         commit = counted.commit
@@ -387,14 +387,16 @@ class Follower:
 
     # --- the store ------------------------------------------------------------------------------
 
-    async def _changes(self, make: Callable[[], FoldStep], taken: Sequence[_Taken]) -> list[Change]:
+    async def _changes(
+        self, make: Callable[[], FoldStep], consumed: Sequence[_Consumed]
+    ) -> list[Change]:
         """The changes of a step, which runs again while rows are missing."""
         if self._metrics.telemetry.tracer is not OFF and len(self._linked) < MAX_LINKS:
-            self._linked += contexts(envelope for _, _, envelope, _ in taken)
+            self._linked += contexts(envelope for _, _, envelope, _ in consumed)
         if self._cache is None:
             return make().changes()
         likely = self._fold.likely_read
-        await self._cache.want(each for _, _, envelope, _ in taken for each in likely(envelope))
+        await self._cache.want(each for _, _, envelope, _ in consumed for each in likely(envelope))
         while True:
             try:
                 return make().changes()

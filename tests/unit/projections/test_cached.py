@@ -1,4 +1,4 @@
-"""The writer's reader: what is at hand, what must be loaded, and that it changes nothing."""
+"""The cache of the writer: cached rows, loaded rows, and that caching changes no result."""
 
 import pytest
 from hypothesis import given, settings
@@ -68,7 +68,7 @@ def all_rows(store: MemoryViewStore) -> dict[str, dict[str, Row]]:
     max_unsaved=st.sampled_from([1, 3, 20, 1000]),
     cuts=st.lists(st.integers(0, 80), max_size=4),
 )
-async def test_what_is_at_hand_changes_nothing_of_what_is_projected(
+async def test_the_size_of_the_cache_does_not_change_the_rows(
     cached: int, max_unsaved: int, cuts: list[int]
 ) -> None:
     whole = await Followed(story()).catch_up()
@@ -95,7 +95,7 @@ def counters(name: str, running: int = 0) -> CountersRow:
     return CountersRow(name=name, running=running)
 
 
-async def test_a_row_that_is_not_at_hand_is_asked_for_once(store: MemoryViewStore) -> None:
+async def test_a_row_that_is_not_cached_is_requested_once(store: MemoryViewStore) -> None:
     await store.note([Put(counters("pool/a", 3))], {})
     reader = CachedReader(store)
     with pytest.raises(NotLoaded) as missing:
@@ -107,13 +107,13 @@ async def test_a_row_that_is_not_at_hand_is_asked_for_once(store: MemoryViewStor
     assert reader.loaded == 1
 
 
-async def test_a_row_known_not_to_be_there_is_not_asked_for_again(store: MemoryViewStore) -> None:
+async def test_a_missing_row_is_not_requested_again(store: MemoryViewStore) -> None:
     reader = CachedReader(store)
     await reader.want([(CountersRow, "pool/a")])
     assert reader.find(CountersRow, "pool/a") is None
 
 
-async def test_an_empty_store_is_never_asked(store: MemoryViewStore) -> None:
+async def test_an_empty_store_is_never_read(store: MemoryViewStore) -> None:
     reader = CachedReader(store, max_rows=2)
     reader.forget(empty=True)
     assert reader.find(CountersRow, "pool/a") is None
@@ -124,7 +124,7 @@ async def test_an_empty_store_is_never_asked(store: MemoryViewStore) -> None:
         reader.find(CountersRow, "a")
 
 
-async def test_what_is_not_saved_is_never_let_go(store: MemoryViewStore) -> None:
+async def test_an_unsaved_row_is_never_evicted(store: MemoryViewStore) -> None:
     reader = CachedReader(store, max_rows=1)
     reader.forget(empty=True)
     reader.take([Put(counters("a")), Put(counters("b"))])
@@ -140,7 +140,7 @@ async def test_a_row_changed_twice_is_written_once(store: MemoryViewStore) -> No
     assert reader.find(CountersRow, "b") is None
 
 
-async def test_a_list_by_facet_counts_what_is_not_saved_yet() -> None:
+async def test_a_list_by_facet_includes_unsaved_changes() -> None:
     followed = Followed(story(1), cached=100)
     store = await followed.catch_up()
     reader = CachedReader(store)
@@ -157,7 +157,7 @@ async def test_a_list_by_facet_counts_what_is_not_saved_yet() -> None:
     assert list(reader.having(TaskRow, ("job", task.job.job_id))) == []
 
 
-async def test_several_steps_go_together_in_one_write() -> None:
+async def test_several_steps_are_saved_in_one_write() -> None:
     one_by_one = Followed(story(), cached=1000, max_unsaved=1)
     await one_by_one.catch_up()
     together = Followed(story(), cached=1000)
@@ -171,7 +171,7 @@ async def test_several_steps_go_together_in_one_write() -> None:
     assert writes(together) == 1
 
 
-async def test_a_writer_that_is_not_alone_is_told_and_can_go_on() -> None:
+async def test_a_second_writer_fails_and_can_start_again() -> None:
     whole = await Followed(story()).catch_up()
     builder = LogBuilder()
     followed = Followed(builder, cached=1000)
@@ -195,7 +195,7 @@ async def test_a_writer_that_is_not_alone_is_told_and_can_go_on() -> None:
     assert all_rows(followed.store) == all_rows(whole)
 
 
-async def test_a_store_that_was_emptied_shows_without_a_new_record() -> None:
+async def test_a_store_that_was_emptied_is_detected_without_a_new_record() -> None:
     followed = Followed(story(), cached=1000)
     await followed.catch_up()
     follower = followed.follower
@@ -209,20 +209,20 @@ async def test_a_store_that_was_emptied_shows_without_a_new_record() -> None:
     assert await follower.start() == Position.start("main")
 
 
-async def test_rows_that_no_step_reads_again_are_not_kept_at_hand() -> None:
+async def test_final_rows_are_not_cached() -> None:
     followed = Followed(story(), cached=10_000)
     store = await followed.catch_up()
     cache = followed.cache
     assert cache is not None
     kinds = {kind for kind, _ in cache._rows}
     assert CycleRow.KIND not in kinds
-    assert RequestRow.KIND not in kinds, "all were judged"
+    assert RequestRow.KIND not in kinds, "quota decided on all"
     assert JobRow.KIND in kinds
     assert store.rows(CycleRow)
-    # They are there, though everything else is known to be at hand.
+    # They are in the store, although all other rows are known to be cached.
     with pytest.raises(NotLoaded) as missing:
         cache.find(RequestRow, "1")
     await cache.load(missing.value)
     assert cache.find(RequestRow, "1") == store.find(RequestRow, "1")
-    assert cache.find(JobRow, "nobody's") is None
+    assert cache.find(JobRow, "unknown") is None
     assert (cache.loaded, cache.evicted) == (1, 0)

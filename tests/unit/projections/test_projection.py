@@ -95,10 +95,18 @@ async def counters(store: MemoryViewStore, name: str) -> CountersRow:
 
 
 def test_every_published_event_is_projected_or_named_as_ignored() -> None:
-    beside = {"JobDetailed", "RequestNoted", "NodeHeartbeat", "TaskOutput", "RecordQuarantined"}
+    not_projected = {
+        "JobDetailed",
+        "RequestNoted",
+        "NodeHeartbeat",
+        "TaskOutput",
+        "RecordQuarantined",
+    }
     known = PROJECTED.keys() | IGNORED
     missing = [
-        cls.__name__ for (name, _), cls in EVENTS.items() if cls not in known and name not in beside
+        cls.__name__
+        for (name, _), cls in EVENTS.items()
+        if cls not in known and name not in not_projected
     ]
     assert missing == []
     assert not PROJECTED.keys() & IGNORED
@@ -201,7 +209,7 @@ async def test_a_submission_that_was_no_valid_record_is_gone_when_none_follows()
     assert await store.get(TaskRow, TASK) is None
 
 
-async def test_what_a_fenced_leader_wrote_is_not_shown() -> None:
+async def test_records_of_a_fenced_leader_are_not_projected() -> None:
     log = cell()
     submit(log)
     stale = log.quota.writer
@@ -212,7 +220,7 @@ async def test_what_a_fenced_leader_wrote_is_not_shown() -> None:
     assert (await task(store)).phase is Phase.SUBMITTED
 
 
-async def test_decisions_without_their_commit_are_not_shown() -> None:
+async def test_decisions_without_their_commit_are_not_projected() -> None:
     log = cell()
     admit(log)
     log.scheduler.cycle(logs.allocated(TASK, logs.placed("n1", 0)), keep=[0])
@@ -236,7 +244,7 @@ async def test_a_claim_shows_only_when_a_cycle_takes_it() -> None:
     assert row.started_at_ms == log.now_ms
 
 
-async def test_a_refused_claim_is_never_shown() -> None:
+async def test_a_refused_claim_is_never_projected() -> None:
     log = cell()
     admit(log)
     log.scheduler.cycle(logs.allocated(TASK, logs.placed("n1", 0)))
@@ -471,7 +479,7 @@ async def test_a_join_that_the_scheduler_took_before_it_knew_of_the_enrolments_i
     assert (await node(await viewed(log), "n2")).state is NodeState.BARRED
 
 
-async def test_a_revoked_node_is_shown_as_such_until_it_is_enrolled_and_back() -> None:
+async def test_a_revoked_node_has_that_state_until_it_is_enrolled_and_joins_again() -> None:
     log = cell()
     followed = Followed(log)
     enrol(log, "n1")

@@ -1,4 +1,4 @@
-"""What the views are asked."""
+"""Queries of the views."""
 
 from typing import Any
 
@@ -55,10 +55,10 @@ async def test_tasks_are_filtered_by_phase_project_pool_node_and_job() -> None:
     assert await listed(store, Filters(nodes=frozenset({"n1"}))) == [f"{A}.0"]
     assert await listed(store, Filters(job_id=C)) == [f"{C}.0"]
     assert len(await listed(store, Filters(pools=frozenset({"default"})))) == 5
-    assert await listed(store, Filters(users=frozenset({"nobody"}))) == []
+    assert await listed(store, Filters(users=frozenset({"unknown"}))) == []
 
 
-async def test_the_newest_job_comes_first_unless_asked_otherwise() -> None:
+async def test_the_newest_job_comes_first_unless_the_filter_reverses_it() -> None:
     _, store = await populated()
     assert (await listed(store, Filters()))[0] == f"{C}.0"
     assert (await listed(store, Filters(newest_first=False)))[0] == f"{A}.0"
@@ -95,9 +95,9 @@ async def test_a_caller_sees_the_projects_of_its_sight_and_nothing_else() -> Non
     assert await queries.project(store, "nlp", visibility) is None
     projects = await queries.rows(store, ProjectRow, Filters(), visibility)
     assert [row.name for row in projects.rows] == ["vision"]
-    nobody = Visibility(frozenset())
-    assert await listed(store, Filters(), nobody) == []
-    jobs = await queries.rows(store, JobRow, Filters(), nobody)
+    no_project = Visibility(frozenset())
+    assert await listed(store, Filters(), no_project) == []
+    jobs = await queries.rows(store, JobRow, Filters(), no_project)
     assert jobs.rows == ()
 
 
@@ -139,9 +139,9 @@ async def test_a_task_that_nothing_was_recorded_of_was_not_considered() -> None:
     assert found.recorded == (("default", None),)
     row = await store.get(TaskRow, f"{C}.0")
     assert row is not None
-    shown = await Presenter(store, 0).task(row)
-    assert shown.wait is not None
-    assert (shown.wait.code, shown.wait.wait_class) == ("not_considered", WaitClass.NOT_NOW)
+    presented = await Presenter(store, 0).task(row)
+    assert presented.wait is not None
+    assert (presented.wait.code, presented.wait.wait_class) == ("not_considered", WaitClass.NOT_NOW)
 
 
 async def test_a_task_that_runs_does_not_wait() -> None:

@@ -1,4 +1,4 @@
-"""Rows as bytes and back, and members that sort like rows."""
+"""Rows as JSON and back, and members that sort like rows."""
 
 from dataclasses import fields, replace
 
@@ -30,7 +30,7 @@ KINDS = [
 ]
 
 
-async def shown_rows() -> list[Row]:
+async def rows_of_a_cell() -> list[Row]:
     """Rows of every kind, as a cell's life leaves them."""
     log = LogBuilder()
     log.request(logs.log_created())
@@ -56,7 +56,7 @@ def written(codec: RowCodec, row: Row) -> tuple[bytes, dict[str, bytes | None]]:
 
 
 async def test_every_row_of_a_cell_comes_back_as_it_was() -> None:
-    found = await shown_rows()
+    found = await rows_of_a_cell()
     writer, reader = RowCodec(), RowCodec()
     for row in found:
         assert reader.decode(type(row), *written(writer, row)) == row
@@ -65,7 +65,7 @@ async def test_every_row_of_a_cell_comes_back_as_it_was() -> None:
 
 
 async def test_a_commit_comes_back_in_its_own_version_with_the_version_of_its_rules() -> None:
-    (row,) = [row for row in await shown_rows() if isinstance(row, rows.CycleRow)][:1]
+    (row,) = [row for row in await rows_of_a_cell() if isinstance(row, rows.CycleRow)][:1]
     first = {field.name: getattr(row.commit, field.name) for field in fields(row.commit)}
     codec = RowCodec()
     for commit in (row.commit, CycleCommittedV2(**{**first, "rules": 3})):
@@ -112,7 +112,7 @@ def test_rows_with_reasons_and_stops_come_back() -> None:
         assert codec.decode(type(row), *written(codec, row)) == row
 
 
-def test_what_is_shared_is_one_object_when_it_is_read() -> None:
+def test_shared_values_are_one_object_when_they_are_read() -> None:
     writer, reader = RowCodec(), RowCodec()
     raws = [
         written(writer, TaskRow(job=facts(), index=index, phase=Phase.PENDING))
@@ -121,7 +121,7 @@ def test_what_is_shared_is_one_object_when_it_is_read() -> None:
     assert raws[0][1] == raws[1][1], "equal facts are equal bytes"
     read = [reader.decode(TaskRow, *raw) for raw in raws]
     assert read[0].job is read[1].job
-    assert written(reader, read[0]) == raws[0], "what was read is written alike"
+    assert written(reader, read[0]) == raws[0], "a row that was read is written the same"
 
 
 def test_a_row_whose_facts_are_missing_is_damage_with_a_name() -> None:
@@ -156,7 +156,7 @@ def test_change_sets_come_back_in_order() -> None:
     payload = writer.encode_set((change, writer.encode(change.row)) for change in changes)
     assert reader.references(payload) == []
     assert reader.decode_set(payload, {}) == tuple(changes)
-    assert payload.count(b'"project":"nlp"') == 1, "what they share is written once"
+    assert payload.count(b'"project":"nlp"') == 1, "shared values are written once"
 
 
 def test_a_change_set_refers_to_large_facts_and_is_read_while_they_are_stored() -> None:
@@ -187,9 +187,7 @@ def test_members_sort_as_orders_and_keys_do(entries: list[tuple[rows.Order, str]
 
 
 @given(st.tuples(TEXT, TEXT), st.tuples(TEXT, TEXT))
-def test_facets_have_names_of_their_own_that_fit_in_a_key(
-    one: rows.Facet, other: rows.Facet
-) -> None:
+def test_facets_have_unique_names_that_fit_in_a_key(one: rows.Facet, other: rows.Facet) -> None:
     names = [redis_keys.facet_name(facet) for facet in (one, other)]
     assert (names[0] == names[1]) == (one == other)
     long = redis_keys.facet_name(("user", "x" * 10_000))

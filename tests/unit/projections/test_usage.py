@@ -1,4 +1,4 @@
-"""Metered usage: what is billed, to whom, in which hours; repeats and restarts change nothing."""
+"""Metered usage: GPU time by user and hour; repeats and restarts change nothing."""
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
@@ -232,7 +232,7 @@ def stories(draw: st.DrawFn) -> LogBuilder:
 
 
 def naively(log: LogBuilder, until_ms: int) -> int:
-    """gpu_milli x ms that the log says were held, counted anew in the simplest way."""
+    """gpu_milli x ms that were held according to the log, counted in the simplest way."""
     since: dict[tuple[str, int, int], tuple[int, int]] = {}
     taken = 0
     total = 0
@@ -275,8 +275,8 @@ async def test_all_that_is_metered_is_all_that_was_held(
 ) -> None:
     store = await counted(log, cached=cached)
     now_ms = log.now_ms + later_ms
-    asked = UsageQuery.window(START, now_ms, UsageBy.PROJECT, UsageBucket.HOUR)
-    found = await metered(store, asked, ALL_PROJECTS, now_ms)
+    query = UsageQuery.window(START, now_ms, UsageBy.PROJECT, UsageBucket.HOUR)
+    found = await metered(store, query, ALL_PROJECTS, now_ms)
     assert sum(count for _, _, count in found.sums) == naively(log, now_ms)
 
 
@@ -296,7 +296,7 @@ async def test_a_meter_that_starts_again_bills_nothing_twice(log: LogBuilder, cu
         assert store.rows(kind) == whole.rows(kind)
 
 
-# --- what is asked ------------------------------------------------------------------------------
+# --- queries ------------------------------------------------------------------------------------
 
 
 def total(found: Metered) -> dict[str, int]:
@@ -311,8 +311,8 @@ async def test_what_is_held_counts_up_to_now_or_to_the_end_of_the_window() -> No
     log.scheduler.cycle(logs.allocated(TASK, logs.placed("n1", 0)), after_ms=HOUR_MS)
     store = await counted(log)
     now_ms = START + HOUR_MS + 30_000
-    asked = UsageQuery.window(START, now_ms, UsageBy.USER, None)
-    assert total(await metered(store, asked, ALL_PROJECTS, now_ms)) == {"gw-1": 30_000}
+    query = UsageQuery.window(START, now_ms, UsageBy.USER, None)
+    assert total(await metered(store, query, ALL_PROJECTS, now_ms)) == {"gw-1": 30_000}
     later = now_ms + 10 * HOUR_MS
     two_hours = UsageQuery.window(START, START + 2 * HOUR_MS, UsageBy.POOL, None)
     found = await metered(store, two_hours, ALL_PROJECTS, later)
@@ -362,11 +362,11 @@ async def test_what_is_given_back_while_it_is_counted_counts_once(quiet: int) ->
         await followed.catch_up()
 
     async def nothing() -> None:
-        """Nobody gives anything back."""
+        """No slots are released."""
 
     store.happens = iter([nothing] * quiet + [partial(release, job) for job in jobs])
-    asked = UsageQuery.window(START, now_ms, UsageBy.PROJECT, None)
-    found = await metered(store, asked, ALL_PROJECTS, now_ms)
+    query = UsageQuery.window(START, now_ms, UsageBy.PROJECT, None)
+    found = await metered(store, query, ALL_PROJECTS, now_ms)
     assert total(found) == {"nlp": 3 * (HOUR_MS + 5)}
     assert (await store.position()).covers(found.position)
 
@@ -384,9 +384,9 @@ async def test_usage_that_never_holds_still_is_said_to_be_unavailable() -> None:
         await followed.catch_up()
 
     store.happens = iter([partial(release, job) for job in jobs])
-    asked = UsageQuery.window(START, log.now_ms, UsageBy.PROJECT, None)
+    query = UsageQuery.window(START, log.now_ms, UsageBy.PROJECT, None)
     with pytest.raises(ViewsUnavailable):
-        await metered(store, asked, ALL_PROJECTS, log.now_ms)
+        await metered(store, query, ALL_PROJECTS, log.now_ms)
 
 
 async def test_only_projects_that_may_be_seen_are_counted() -> None:
@@ -395,11 +395,11 @@ async def test_only_projects_that_may_be_seen_are_counted() -> None:
     log.claim(logs.released(TASK, "n1"))
     log.scheduler.cycle()
     store = await counted(log)
-    asked = UsageQuery.window(START, log.now_ms, UsageBy.PROJECT, None)
-    assert total(await metered(store, asked, Visibility(frozenset({"nlp"})), log.now_ms)) == {
+    query = UsageQuery.window(START, log.now_ms, UsageBy.PROJECT, None)
+    assert total(await metered(store, query, Visibility(frozenset({"nlp"})), log.now_ms)) == {
         "nlp": 1_000
     }
-    assert total(await metered(store, asked, Visibility(frozenset({"vision"})), log.now_ms)) == {}
+    assert total(await metered(store, query, Visibility(frozenset({"vision"})), log.now_ms)) == {}
 
 
 def test_buckets_start_where_people_expect() -> None:

@@ -91,7 +91,7 @@ async def test_views_of_a_future_that_the_log_does_not_have_are_named() -> None:
 
 
 class Busy(MemoryViewStore):
-    """While it is read, its writer goes on."""
+    """A store whose writer continues while it is read."""
 
     followed: Followed
     entries: list[Any]
@@ -130,6 +130,6 @@ def test_what_is_compared_is_every_kind_that_is_counted() -> None:
     def kinds(of: type[Row]) -> set[str]:
         return {each.KIND for each in of.__subclasses__() if each.__module__.startswith("yard")}
 
-    beside = {"seen", "output"}
-    assert {kind.KIND for kind in (*VIEWS.kinds, *USAGE.kinds)} == kinds(Row) - beside
+    soft_state = {"seen", "output"}
+    assert {kind.KIND for kind in (*VIEWS.kinds, *USAGE.kinds)} == kinds(Row) - soft_state
     assert logs.START_MS

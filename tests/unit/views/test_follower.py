@@ -227,8 +227,8 @@ async def test_lag_is_measured() -> None:
     await followed.log.append(Partition("decisions"), [builder.of("decisions")[0].record])
     assert followed.follower is not None
     assert await followed.follower.measure() == 1
-    shown = followed.follower._metrics.telemetry.exposition().decode()
-    assert 'yard_views_lag_records{topic="decisions",view="views"} 1.0' in shown
+    exposition = followed.follower._metrics.telemetry.exposition().decode()
+    assert 'yard_views_lag_records{topic="decisions",view="views"} 1.0' in exposition
 
 
 async def test_what_is_far_behind_is_caught_up_in_rounds() -> None:
@@ -271,8 +271,8 @@ async def test_a_step_of_requests_ends_after_so_many_tasks() -> None:
     # Also where a cycle of quota's takes them all.
     rejected = TaskRejectedV1(job_id=jobs[0], code=AdmissionCode.PROJECT_UNKNOWN)
     log.quota.cycle((rejected, causes[0]))
-    anew = Followed(log)
-    await anew.catch_up()
-    assert await anew.store.position() == Position(
+    again = Followed(log)
+    await again.catch_up()
+    assert await again.store.position() == Position(
         cell="main", requests=6, admissions=7, node_events=0, decisions=0
     )

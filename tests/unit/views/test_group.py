@@ -31,13 +31,13 @@ class Falling:
         raise RuntimeError("half of it was never made")
 
 
-async def test_an_app_that_cannot_even_be_stopped_is_made_anew(
+async def test_an_app_that_cannot_be_stopped_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "bind_to_running_loop", lambda app: None)
     clock, out = ManualClock(), StringIO()
-    told = Telemetry("views", now_ms=clock.now_ms, stream=out, quiet=True)
-    process: Any = SimpleNamespace(health=Health(), clock=clock, telemetry=told)
+    telemetry = Telemetry("views", now_ms=clock.now_ms, stream=out, quiet=True)
+    process: Any = SimpleNamespace(health=Health(), clock=clock, telemetry=telemetry)
     made: list[Any] = []
 
     def make() -> Any:

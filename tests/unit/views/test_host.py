@@ -44,7 +44,7 @@ class Away(MemoryViewStore):
 
     def _reached(self) -> None:
         if self.away:
-            raise ViewsUnavailable(found="nobody answers")
+            raise ViewsUnavailable(found="no answer")
 
     async def position(self) -> Position:
         self._reached()
@@ -276,7 +276,7 @@ async def test_two_that_follow_one_cell_lose_and_double_nothing(world: World) ->
 # --- progress and cells -------------------------------------------------------------------------
 
 
-async def test_who_waits_for_a_record_goes_on_when_it_is_covered() -> None:
+async def test_a_waiter_for_a_record_continues_once_it_is_covered() -> None:
     progress = Progress(Position.start("main"))
     async with asyncio.TaskGroup() as group:
         waiting = group.create_task(progress.covers("requests", 4))
@@ -289,7 +289,7 @@ async def test_who_waits_for_a_record_goes_on_when_it_is_covered() -> None:
     assert waiting.result()
 
 
-async def test_who_waits_for_a_cell_that_is_taken_away_is_told() -> None:
+async def test_a_waiter_for_a_cell_that_is_revoked_gets_false() -> None:
     served: list[int] = []
 
     async def serve(partition: int, cell: str, progress: Mapping[str, Progress]) -> None:
@@ -303,13 +303,13 @@ async def test_who_waits_for_a_cell_that_is_taken_away_is_told() -> None:
     async with asyncio.TaskGroup() as group:
         running = group.create_task(cells.run())
         cells.assign(frozenset({0, 1, 7}))
-        await settle()
+        await run_all_tasks()
         assert served == [0, 1]
         waiting = group.create_task(cells.wait_covered(1, "views", "requests", 0))
-        await settle()
+        await run_all_tasks()
         assert not waiting.done()
         cells.assign(frozenset({0}))
-        await settle()
+        await run_all_tasks()
         assert served == [0]
         assert waiting.result() is False
         assert await cells.wait_covered(7, "views", "requests", 0) is False
@@ -327,16 +327,16 @@ async def test_a_cell_that_stops_leaves_the_others_alone() -> None:
         await asyncio.Event().wait()
 
     health, out = Health(), StringIO()
-    told = Telemetry("views", now_ms=lambda: 0, stream=out)
-    cells = Cells({0: "main", 1: "east", 2: "west"}, serve, told, health)
+    telemetry = Telemetry("views", now_ms=lambda: 0, stream=out)
+    cells = Cells({0: "main", 1: "east", 2: "west"}, serve, telemetry, health)
 
     def stopped(cell: str) -> bool:
-        return f'yard_views_stopped{{cell="{cell}"}} 1.0' in told.exposition().decode()
+        return f'yard_views_stopped{{cell="{cell}"}} 1.0' in telemetry.exposition().decode()
 
     async with asyncio.TaskGroup() as group:
         running = group.create_task(cells.run())
         cells.assign(frozenset({0, 2}))
-        await settle()
+        await run_all_tasks()
         assert served == [0, 2]
         assert not running.done()
         assert stopped("main")
@@ -344,11 +344,11 @@ async def test_a_cell_that_stops_leaves_the_others_alone() -> None:
         assert await cells.wait_covered(0, "views", "requests", 0) is False
         assert "cell_stopped" in out.getvalue()
 
-        # Given anew, it is tried again, also where both were said at once.
+        # Assigned again, it is tried again, also if it was revoked in the same moment.
         broken.discard(0)
         cells.assign(frozenset({2}))
         cells.assign(frozenset({0, 2}))
-        await settle()
+        await run_all_tasks()
         assert served == [0, 2, 0]
         assert not health.reasons
         assert not stopped("main")
@@ -365,6 +365,6 @@ async def test_a_worker_none_of_whose_cells_is_left_ends() -> None:
         await cells.run()
 
 
-async def settle() -> None:
+async def run_all_tasks() -> None:
     for _ in range(10):
         await asyncio.sleep(0)

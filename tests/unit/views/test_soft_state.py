@@ -37,7 +37,7 @@ class Said:
         self.seq = 0
 
     async def says(self) -> int:
-        """A piece of output; where it lies."""
+        """Append a piece of output; return its offset."""
         self.seq += 1
         data = replace(sample(TaskOutputV1).data, task_id=TASK, attempt=1, node="n1")
         envelope = replace(sample(TaskOutputV1), data=data, source="node/n1", seq=self.seq)
@@ -97,16 +97,16 @@ async def test_output_of_a_job_that_is_erased_does_not_come_back(said: Said) -> 
     assert said.output() is None
     assert (await said.followed.store.notes())[TASK_LOGS.name] == last + 1
 
-    # Nor where all is folded anew, output after what erased it.
-    anew = Followed(said.builder)
-    anew.log = said.followed.log
-    follower = anew.another()
+    # Also in a new fold, where the output is read after its erasure.
+    refolded = Followed(said.builder)
+    refolded.log = said.followed.log
+    follower = refolded.another()
     await follower.start()
     await follower.catch_up()
-    job = anew.store.find(JobRow, JOB)
+    job = refolded.store.find(JobRow, JOB)
     assert job is not None
     assert job.facts.erased
-    assert anew.store.find(OutputRow, KEY) is None
+    assert refolded.store.find(OutputRow, KEY) is None
 
 
 async def test_a_worker_that_is_late_brings_no_erased_output_back(said: Said) -> None:

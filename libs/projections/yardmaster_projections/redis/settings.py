@@ -54,7 +54,7 @@ class RedisSettings(BaseModel):
         except ValueError:
             raise ValueError("is no redis://host:port/db or rediss://host:port/db") from None
         if named or parts.query:
-            raise ValueError("holds more than an address: name the user and password beside it")
+            raise ValueError("contains more than an address: set `username` and `password` instead")
         return url
 
     @model_validator(mode="after")
