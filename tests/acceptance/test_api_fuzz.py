@@ -90,7 +90,7 @@ class Settled:
         # Before each: whether the views are behind must not depend on how busy the machine is.
         recorded = await self.cell.log.end(Partition(REQUESTS.name))
         if recorded != self._recorded:
-            await self.cell.settle()
+            await self.cell.run_until_idle()
             self._recorded = recorded
 
 

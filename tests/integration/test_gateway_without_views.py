@@ -70,9 +70,9 @@ class RedisCell(TestCell):
         self.app.add_middleware(Noting, sent=self.sent)
         self.projected = True
 
-    async def settle(self) -> None:
+    async def run_until_idle(self) -> None:
         """Let everybody take what there is, the views on Redis too while they can."""
-        await super().settle()
+        await super().run_until_idle()
         if self.projected:
             await follow(self.log, self.redis)
 
@@ -181,11 +181,11 @@ async def test_without_redis_reads_answer_503_submits_go_on_and_all_heals(
             assert other.json()["code"] == "idempotency_mismatch"
             change = await client.post(f"/v1/jobs/{during}/cancel", json={})
             assert change.json()["code"] == "views_unavailable"
-        assert await cell.call("GET", "/v1/whoami", settle=False)
-        assert await cell.call("GET", "/v1/version", settle=False)
+        assert await cell.call("GET", "/v1/whoami", run=False)
+        assert await cell.call("GET", "/v1/version", run=False)
         server.start()
         cell.projected = True
-        await cell.settle()
+        await cell.run_until_idle()
         for job in (before, during, keyed):
             task = await cell.call("GET", f"/v1/tasks/{job}.0", token="nlp")
             assert task["phase"] in ("starting", "pending"), task
@@ -247,7 +247,7 @@ async def test_a_watch_ends_whole_when_redis_goes_and_resumes_when_it_is_back(
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(watch(seen[-1][1]))
             await somebody_waits(server)
-            await cell.settle()
+            await cell.run_until_idle()
             await is_sent(cell, b"event: upsert")
             server.kill()
         assert "upsert" in [event for event, _ in watching.result()], second
@@ -278,7 +278,7 @@ async def test_output_is_followed_on_while_redis_is_away(server: RedisServer) ->
                 return response.text
 
         await says(1)
-        await cell.settle()
+        await cell.run_until_idle()
         async with asyncio.TaskGroup() as group:
             following = group.create_task(follow())
             await is_sent(cell, b"line 1")
@@ -290,7 +290,7 @@ async def test_output_is_followed_on_while_redis_is_away(server: RedisServer) ->
             await says(3)
             await cell.finishes(task_id)
             cell.projected = True
-            await cell.settle()
+            await cell.run_until_idle()
         text = following.result()
         assert [text.count(f"line {seq}\\n") for seq in (1, 2, 3)] == [1, 1, 1], text
         assert "event: end" in text
@@ -312,7 +312,7 @@ async def test_a_flushed_redis_is_filled_again_and_min_position_waits(server: Re
             assert change.json()["code"] == "views_unavailable"
         for path in ("/v1/jobs", f"/v1/jobs/{job}", f"/v1/tasks/{job}.0", "/v1/pools"):
             await refused(cell, path)
-        await cell.settle()
+        await cell.run_until_idle()
         found = await cell.call("GET", f"/v1/jobs/{job}", params={"min_position": position})
         assert found["job_id"] == job
 
@@ -347,7 +347,7 @@ async def test_without_redis_a_key_that_may_be_an_old_one_is_left_to_quota(
         assert len({key for key in keys if key.startswith(f"{job}.")}) == 2
         server.start()
         cell.projected = True
-        await cell.settle()
+        await cell.run_until_idle()
         assert await cell.submit_keyed("old") == job
 
 

@@ -1,4 +1,4 @@
-"""A whole cell, without threads or waiting: every service is stepped by the test."""
+"""A whole cell in one process without threads: the test steps every service."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -55,7 +55,7 @@ def caller(user: str, role: RoleName, scope: Scope = Scope.CELL, name: str = CEL
     return Caller(user, "token", "test", f"{user}-token", (Binding(role, scope, name),))
 
 
-#: Token -> who it stands for.
+#: The callers by token.
 CALLERS = {
     "operator": caller("olga", RoleName.OPERATOR),
     "viewer": caller("vera", RoleName.VIEWER),
@@ -64,12 +64,12 @@ CALLERS = {
     "admin": caller("adam", RoleName.PROJECT_ADMIN, Scope.PROJECT, "nlp"),
     "vision": caller("viki", RoleName.USER, Scope.PROJECT, "vision"),
     "research": caller("rosa", RoleName.VIEWER, Scope.DEPARTMENT, "research"),
-    "nobody": Caller("nemo", "token", "test", "nemo-token", ()),
+    "no_roles": Caller("nemo", "token", "test", "nemo-token", ()),
 }
 
 
 class TestCell:
-    """One cell on a memory log; `settle` lets everybody take what there is."""
+    """One cell on a memory log; `run_until_idle` lets all services consume all records."""
 
     __test__ = False
 
@@ -105,7 +105,7 @@ class TestCell:
         self._seqs: dict[str, int] = {}
 
     async def start(self) -> "TestCell":
-        """Set the log up, with pools, projects and a node, and have it all judged."""
+        """Set up the log with pools, projects and a node, and run the services until idle."""
         await self.log.create_topics(tuple(TOPICS.values()))
         pool = PoolConfig(policy=PolicyRef(name="priority"))
         await self.write(
@@ -143,7 +143,7 @@ class TestCell:
         for leader in self.leaders:
             await leader.fold.catch_up()
             await leader.take_term()
-        await self.settle()
+        await self.run_until_idle()
         return self
 
     def _leader(self, machine: Machine[Any]) -> Leader[Any]:
@@ -157,21 +157,21 @@ class TestCell:
             observations=Observations(100, metrics),
         )
 
-    async def settle(self) -> None:
-        """Let quota, the scheduler and the views take all there is."""
-        await self.decide()
+    async def run_until_idle(self) -> None:
+        """Let quota, the scheduler and the views consume all records."""
+        await self.run_machines()
         await self.follower.catch_up()
         await self.meter.catch_up()
 
-    async def decide(self) -> None:
-        """Let quota and the scheduler take all there is, but not the views."""
+    async def run_machines(self) -> None:
+        """Let quota and the scheduler consume all records; the views stay behind."""
         for _ in range(8):
             stepped = [await self._step(leader) for leader in self.leaders]
             if not any(stepped):
                 break
 
     async def _step(self, leader: Leader[Any]) -> bool:
-        """One cycle with all that the log has; by itself it takes what has been sent to it."""
+        """Run one cycle with all records of the log."""
         for source in leader.fold.inputs.values():
             cursor = source.cursor if isinstance(source, MachineInput) else source
             await cursor.fill(CycleLimits().max_inputs)
@@ -180,7 +180,7 @@ class TestCell:
     async def write(
         self, topic: str, source: str, event: Event, subject: str, *, user: str | None = None
     ) -> int:
-        """Append an event as if somebody else had."""
+        """Append an event as another source."""
         seq = self._seqs.get(source, 0)
         self._seqs[source] = seq + 1
         kind = ActorKind.NODE if source.startswith("node/") else ActorKind.USER
@@ -199,7 +199,7 @@ class TestCell:
         return await self.log.append(Partition(topic), [encode(envelope, key)])
 
     async def claim(self, event: Any) -> None:
-        """What a node's agent reports."""
+        """Append a report of a node's agent."""
         await self.write("node-events", f"node/{event.node}", event, event.node)
 
     async def joins(self, node: str, *, gpus: int = 4, pool: str = "default") -> None:
@@ -226,16 +226,16 @@ class TestCell:
         *,
         token: str | None = "operator",
         status: int = 200,
-        settle: bool = True,
+        run: bool = True,
         headers: Mapping[str, str] | None = None,
         **what: Any,
     ) -> Any:
-        """Call an endpoint, expect a status, let the cell settle; the JSON or the response."""
+        """Call an endpoint, expect a status, run until idle; return the JSON or the response."""
         async with self.client(token) as client:
             response = await client.request(method, path, headers=dict(headers or {}), **what)
         assert response.status_code == status, f"{response.status_code}: {response.text[:600]}"
-        if settle:
-            await self.settle()
+        if run:
+            await self.run_until_idle()
         kind = response.headers.get("content-type", "")
         if status >= 400:
             assert kind == "application/problem+json", kind
@@ -253,25 +253,25 @@ class TestCell:
         return str(answer["job_id"])
 
     async def starts(self, task_id: str, node: str = "n1", *, attempt: int = 1) -> None:
-        """The agent says that a task's only replica runs."""
+        """Report that a task's only replica has started."""
         await self.claim(
             logs.started(task_id, node, attempt=attempt, pid=100 + self._seqs[f"node/{node}"])
         )
-        await self.settle()
+        await self.run_until_idle()
 
     async def finishes(self, task_id: str, node: str = "n1", *, attempt: int = 1) -> None:
-        """The agent says that a task's only replica ended well."""
+        """Report that a task's only replica has exited with 0."""
         await self.claim(logs.exited(task_id, node, attempt=attempt))
         await self.claim(logs.released(task_id, node, attempt=attempt))
-        await self.settle()
+        await self.run_until_idle()
 
 
 @asynccontextmanager
 async def test_cell(**settings: Any) -> AsyncIterator[TestCell]:
-    """A cell that has started; its log is audited in the end."""
+    """A started cell; its log is audited at the end."""
     cell = await TestCell(**settings).start()
     yield cell
-    await cell.settle()
+    await cell.run_until_idle()
     await assert_audit_clean(cell.log)
 
 

@@ -27,7 +27,7 @@ async def test_only_health_endpoints_answer_without_a_known_token(
         await cell.call(method, path, token=None)
         return
     for token in (None, "wrong"):
-        problem = await cell.call(method, path, token=token, status=401, settle=False)
+        problem = await cell.call(method, path, token=token, status=401, run=False)
         assert problem["code"] == "unauthenticated"
 
 
@@ -63,7 +63,7 @@ async def test_an_invisible_object_is_not_found(cell: TestCell) -> None:
     for path in paths:
         for token in ("nlp", "nlp2", "admin", "viewer", "research", "operator"):
             await cell.call("GET", path, token=token)
-        for token in ("vision", "nobody"):
+        for token in ("vision", "no_roles"):
             problem = await cell.call("GET", path, token=token, status=404)
             assert problem["code"] == "not_found"
     for action in ("cancel", "pause", "resume"):
@@ -83,7 +83,7 @@ async def test_lists_contain_only_what_the_caller_may_see(cell: TestCell) -> Non
     assert await jobs("research") == [ours, theirs]
     assert await jobs("nlp") == [ours]
     assert await jobs("nlp", "&project=vision") == []
-    assert await jobs("nobody") == []
+    assert await jobs("no_roles") == []
     projects = await cell.call("GET", "/v1/projects", token="vision")
     assert [one["name"] for one in projects["items"]] == ["vision"]
     node = await cell.call("GET", "/v1/nodes/n1", token="vision")
@@ -102,7 +102,7 @@ async def test_a_project_admin_may_change_another_users_job(
     await cell.call("POST", path, token="admin", status=202, json={})
 
 
-@pytest.mark.parametrize("token", ["viewer", "research", "nobody", "vision"])
+@pytest.mark.parametrize("token", ["viewer", "research", "no_roles", "vision"])
 async def test_submitting_needs_a_role_in_the_project(cell: TestCell, token: str) -> None:
     body = {"project": "nlp", "run": {"command": ["true"]}}
     await cell.call("POST", "/v1/jobs", token=token, status=403, json=body)
@@ -131,14 +131,14 @@ async def test_only_operators_change_shared_objects(
     for token in sorted(CALLERS.keys() - {"operator"}):
         what = {"json": body} if body is not None else {}
         await cell.call(
-            method, path, token=token, status=403, settle=False, headers={"If-Match": "*"}, **what
+            method, path, token=token, status=403, run=False, headers={"If-Match": "*"}, **what
         )
 
 
 async def test_only_callers_that_see_the_whole_cell_read_the_log(cell: TestCell) -> None:
     for path in ("/v1/events", "/v1/cycles/main/1"):
         await cell.call("GET", path, token="viewer")
-        for token in ("nlp", "admin", "research", "nobody"):
+        for token in ("nlp", "admin", "research", "no_roles"):
             await cell.call("GET", path, token=token, status=403)
 
 
@@ -159,15 +159,15 @@ async def test_a_rate_limited_caller_gets_the_time_of_its_next_request() -> None
     clock = ManualClock()
     async with test_cell(clock=clock, rate_burst=3, rate_per_s=0.5) as cell:
         for _ in range(3):
-            await cell.call("GET", "/v1/whoami", token="nlp", settle=False)
+            await cell.call("GET", "/v1/whoami", token="nlp", run=False)
         async with cell.client("nlp") as client:
             response = await client.get("/v1/whoami")
         assert response.status_code == 429
         assert response.headers["Retry-After"] == "2"
-        await cell.call("GET", "/v1/whoami", token="vision", settle=False)
+        await cell.call("GET", "/v1/whoami", token="vision", run=False)
         clock.advance(2)
-        await cell.call("GET", "/v1/whoami", token="nlp", settle=False)
-        await cell.call("GET", "/v1/whoami", token="nlp", status=429, settle=False)
+        await cell.call("GET", "/v1/whoami", token="nlp", run=False)
+        await cell.call("GET", "/v1/whoami", token="nlp", status=429, run=False)
 
 
 async def test_the_rate_of_the_least_recently_active_caller_is_dropped(cell: TestCell) -> None:

@@ -91,7 +91,7 @@ async def test_an_enrolled_node_is_listed_before_and_after_it_joins(cell: TestCe
     listed = await cell.call("GET", "/v1/nodes?state=enrolled")
     assert [one["name"] for one in listed["items"]] == ["n2"]
     await cell.claim(joined("n2", node_type="h100"))
-    await cell.settle()
+    await cell.run_until_idle()
     assert await state_of(cell, "n2") == "ready"
 
 
@@ -120,11 +120,11 @@ async def test_a_join_beyond_its_enrollment_is_refused_with_the_reason(cell: Tes
         {"labels": {"rack": "r1", "zone": "a"}},
     ):
         await cell.claim(joined("n2", **{**offer, **beyond}))
-    await cell.settle()
+    await cell.run_until_idle()
     assert await refusals(cell) == [(RefusalCode.BEYOND_ENROLMENT, 6)]
     assert await state_of(cell, "n2") == "enrolled"
     await cell.claim(joined("n2", **offer, gpus=3, labels={"rack": "r1"}))
-    await cell.settle()
+    await cell.run_until_idle()
     assert await state_of(cell, "n2") == "ready"
 
 
@@ -138,7 +138,7 @@ async def test_a_hostile_agent_that_sends_many_new_pools_and_nodes_changes_no_st
     for number in range(300):
         await cell.claim(joined("n2", pool=f"pool-{number}"))
         await cell.claim(joined(f"ghost-{number}", pool=f"pool-{number}"))
-    await cell.settle()
+    await cell.run_until_idle()
     after = scheduling(cell)
     assert (set(after.pools), set(after.nodes), len(after.sources)) == (pools, nodes, digest)
     counts = dict.fromkeys(RefusalCode, 0)
@@ -159,18 +159,18 @@ async def test_a_revoked_node_loses_its_tasks_and_cannot_join(cell: TestCell) ->
     assert (task["phase"], task["stop"]["code"]) == ("stopping", "node_drained")
     await cell.claim(logs.exited(f"{job}.0", "n1", exit_code=137))
     await cell.claim(logs.released(f"{job}.0", "n1"))
-    await cell.settle()
+    await cell.run_until_idle()
     lost = [e for e in await cell.events("decisions") if isinstance(e, NodeLostV1)]
     assert [(e.node, e.cause) for e in lost] == [("n1", "revoked")]
     assert (await cell.call("GET", f"/v1/tasks/{job}.0"))["phase"] == "pending"
     await cell.claim(joined("n1", incarnation="f" * 12))
-    await cell.settle()
+    await cell.run_until_idle()
     assert await refusals(cell) == [(RefusalCode.NOT_ENROLLED, 1)]
     # Only enrolled nodes may join, even after the last enrollment was revoked.
     await cell.joins("n3")
-    await cell.settle()
+    await cell.run_until_idle()
     await cell.call("GET", "/v1/nodes/n3", status=404)
     await enrol(cell, "n1")
     await cell.claim(joined("n1", incarnation="f" * 12))
-    await cell.settle()
+    await cell.run_until_idle()
     assert await state_of(cell, "n1") == "ready"

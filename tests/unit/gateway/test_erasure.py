@@ -85,8 +85,13 @@ async def test_an_erased_job_has_no_details_in_the_log_and_in_any_answer(
     assert await state(cell, answer) == "accepted"
     assert SECRET.encode() not in await in_details(cell.log)
     assert SECRET not in await all_answers(cell, job)
-    shown = await cell.call("GET", f"/v1/jobs/{job}")
-    assert (shown["erased"], shown["name"], shown["labels"], shown["run"]) == (True, job, {}, None)
+    answer = await cell.call("GET", f"/v1/jobs/{job}")
+    assert (answer["erased"], answer["name"], answer["labels"], answer["run"]) == (
+        True,
+        job,
+        {},
+        None,
+    )
     assert [e for e in await cell.events("admissions") if isinstance(e, DetailsErasedV1)]
 
 
@@ -203,13 +208,11 @@ async def test_a_gateway_that_crashes_before_recording_the_request_has_deleted_t
         return await append(partition, batch)
 
     monkeypatch.setattr(cell.log, "append", crash)
-    problem = await cell.call(
-        "POST", f"/v1/jobs/{job}/erase", token="admin", status=504, settle=False
-    )
+    problem = await cell.call("POST", f"/v1/jobs/{job}/erase", token="admin", status=504, run=False)
     assert problem["code"] == "outcome_unknown"
     monkeypatch.undo()
     assert SECRET.encode() not in await in_details(cell.log)
-    await cell.settle()
+    await cell.run_until_idle()
     assert not (await cell.call("GET", f"/v1/jobs/{job}"))["erased"]
     await erase(cell, job)
     assert (await cell.call("GET", f"/v1/jobs/{job}"))["erased"]

@@ -1,4 +1,4 @@
-"""Submitting, reading, changing and ending jobs."""
+"""Submitting, showing, changing and cancelling jobs."""
 
 import asyncio
 from dataclasses import replace
@@ -21,11 +21,11 @@ from yardmaster_schemas.events.requests import CancelRequestedV1, DetailsRef, Ta
 RUN = {"command": ["python", "t.py"]}
 
 
-async def test_a_job_is_recorded_then_judged_then_placed(cell: TestCell) -> None:
+async def test_a_job_is_recorded_then_admitted_then_placed(cell: TestCell) -> None:
     body = {"project": "nlp", "name": "sft", "resources": {"gpus": 1}, "run": RUN}
     headers = {"Idempotency-Key": "k1"}
     answer = await cell.call(
-        "POST", "/v1/jobs", token="nlp", status=202, json=body, headers=headers, settle=False
+        "POST", "/v1/jobs", token="nlp", status=202, json=body, headers=headers, run=False
     )
     assert answer["task_ids"] == [f"{answer['job_id']}.0"]
     assert answer["position"].startswith("main@r")
@@ -42,16 +42,18 @@ async def test_a_job_is_recorded_then_judged_then_placed(cell: TestCell) -> None
     assert (task["phase"], task["end"]["exit_code"]) == ("succeeded", 0)
 
 
-async def test_an_answer_names_its_position_and_key_in_headers_too(cell: TestCell) -> None:
+async def test_an_answer_has_its_position_and_key_in_headers_too(cell: TestCell) -> None:
     async with cell.client("nlp") as client:
         response = await client.post("/v1/jobs", json={"project": "nlp", "run": RUN})
         assert response.status_code == 202
         assert response.headers["Yard-Position"] == response.json()["position"]
-        assert len(response.headers["Idempotency-Key"]) == 32, "made up and echoed"
+        assert len(response.headers["Idempotency-Key"]) == 32, "generated and returned"
         assert len(response.headers["Trace-Id"]) == 32
 
 
-async def test_the_same_key_and_body_give_the_same_answer_and_one_record(cell: TestCell) -> None:
+async def test_the_same_key_and_body_return_the_same_answer_and_write_one_record(
+    cell: TestCell,
+) -> None:
     body = {"project": "nlp", "tasks": {"count": 3}, "run": RUN}
     headers = {"Idempotency-Key": "again"}
     answers = [
@@ -63,7 +65,7 @@ async def test_the_same_key_and_body_give_the_same_answer_and_one_record(cell: T
     assert len(submitted) == 1
 
 
-async def test_the_same_key_with_another_body_is_refused(cell: TestCell) -> None:
+async def test_the_same_key_with_a_different_body_is_refused(cell: TestCell) -> None:
     headers = {"Idempotency-Key": "clash"}
     body = {"project": "nlp", "run": RUN}
     await cell.call("POST", "/v1/jobs", token="nlp", status=202, json=body, headers=headers)
@@ -78,7 +80,7 @@ async def test_the_same_key_with_another_body_is_refused(cell: TestCell) -> None
     assert problem["code"] == "idempotency_mismatch"
 
 
-async def test_two_at_once_with_one_key_make_one_job(cell: TestCell) -> None:
+async def test_concurrent_submissions_with_one_key_create_one_job(cell: TestCell) -> None:
     body = {"project": "nlp", "run": RUN}
     headers = {"Idempotency-Key": "twins"}
 
@@ -106,22 +108,22 @@ def other_gateway(cell: TestCell) -> FastAPI:
 
 
 async def through_both(cell: TestCell, *bodies: dict[str, Any]) -> list[httpx.Response]:
-    """The answers to submissions under one key, each gateway having looked before any recorded."""
+    """The answers to submissions with one key; both gateways check for it before one records."""
     apps = [cell.app, other_gateway(cell)]
-    looked = [asyncio.Event() for _ in apps]
+    checked = [asyncio.Event() for _ in apps]
     answers: list[httpx.Response] = []
 
     async def send(number: int) -> None:
         gateway: Gateway = apps[number].state.gateway
         record_detail = gateway.writer.record_detail
 
-        async def when_both_looked(*args: Any) -> DetailsRef:
-            looked[number].set()
-            for each in looked:
+        async def when_both_checked(*args: Any) -> DetailsRef:
+            checked[number].set()
+            for each in checked:
                 await each.wait()
             return await record_detail(*args)
 
-        gateway.writer.record_detail = when_both_looked  # type: ignore[method-assign, assignment]
+        gateway.writer.record_detail = when_both_checked  # type: ignore[method-assign, assignment]
         transport = httpx.ASGITransport(apps[number])
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             headers = {"Authorization": "Bearer nlp", "Idempotency-Key": "both"}
@@ -130,11 +132,11 @@ async def through_both(cell: TestCell, *bodies: dict[str, Any]) -> list[httpx.Re
     async with asyncio.TaskGroup() as group:
         for number in range(len(apps)):
             group.create_task(send(number))
-    await cell.settle()
+    await cell.run_until_idle()
     return answers
 
 
-async def test_one_key_through_two_gateways_is_one_job_that_keeps_its_command(
+async def test_one_key_sent_to_two_gateways_is_one_job_that_keeps_its_command(
     cell: TestCell,
 ) -> None:
     body = {"project": "nlp", "run": RUN}
@@ -142,16 +144,16 @@ async def test_one_key_through_two_gateways_is_one_job_that_keeps_its_command(
     assert (first.status_code, second.status_code) == (202, 202)
     assert first.json() == second.json()
     submitted = [e for e in await cell.events("requests") if isinstance(e, TaskSubmittedV1)]
-    assert len(submitted) == 2, "this test means both gateways to record it"
+    assert len(submitted) == 2, "both gateways must record it for this test"
     # What compaction leaves of each key: the newest record.
     stored = await cell.log.read(Partition("details"), 0, max_records=100)
     kept = {one.record.key: one for one in stored}
     (admitted,) = [e for e in await cell.events("admissions") if isinstance(e, TaskAdmittedV1)]
     left = [one.offset for one in kept.values() if one.record.value is not None]
-    assert left == [admitted.details.offset], "the repeat's details are removed, and only those"
+    assert left == [admitted.details.offset], "only the details of the repetition are removed"
 
 
-async def test_one_key_with_two_bodies_through_two_gateways_is_refused_for_the_second(
+async def test_one_key_with_two_bodies_sent_to_two_gateways_is_refused_for_the_second(
     cell: TestCell,
 ) -> None:
     body = {"project": "nlp", "run": RUN}
@@ -163,7 +165,9 @@ async def test_one_key_with_two_bodies_through_two_gateways_is_refused_for_the_s
     assert (job["run"]["command"], job["phases"]) == (RUN["command"], {"starting": 1})
 
 
-async def test_the_same_key_is_another_job_for_another_user_or_project(cell: TestCell) -> None:
+async def test_the_same_key_of_a_different_user_or_project_is_a_different_job(
+    cell: TestCell,
+) -> None:
     ids = set()
     for token, project in (("nlp", "nlp"), ("nlp2", "nlp"), ("vision", "vision")):
         answer = await cell.call(
@@ -184,7 +188,7 @@ async def test_ten_thousand_tasks_are_one_request(cell: TestCell) -> None:
         "/v1/jobs",
         token="nlp",
         status=202,
-        settle=False,
+        run=False,
         json={"project": "nlp", "tasks": {"count": 10_000}, "run": RUN},
     )
     assert len(answer["task_ids"]) == 10_000
@@ -227,7 +231,7 @@ async def test_ten_thousand_tasks_are_one_request(cell: TestCell) -> None:
         ({"project": "nlp", "run": RUN, "role": "shell"}, "", "interactive"),
     ],
 )
-async def test_a_body_that_is_wrong_is_refused_with_the_place(
+async def test_an_invalid_body_is_refused_with_the_field(
     cell: TestCell, body: dict[str, object], pointer: str, word: str
 ) -> None:
     problem = await cell.call("POST", "/v1/jobs", token="nlp", status=422, json=body)
@@ -238,7 +242,9 @@ async def test_a_body_that_is_wrong_is_refused_with_the_place(
     assert word in found, found
 
 
-async def test_what_is_no_json_or_too_large_or_of_another_type_is_refused(cell: TestCell) -> None:
+async def test_a_body_that_is_not_json_or_too_large_or_of_a_wrong_type_is_refused(
+    cell: TestCell,
+) -> None:
     kind = {"Content-Type": "application/json"}
     problem = await cell.call("POST", "/v1/jobs", status=400, content=b'{"project": ', headers=kind)
     assert problem["code"] == "malformed"
@@ -252,7 +258,7 @@ async def test_what_is_no_json_or_too_large_or_of_another_type_is_refused(cell: 
     await cell.call("POST", "/v1/jobs", status=400, content=deep, headers=kind)
 
 
-async def test_a_job_that_quota_rejects_says_why(cell: TestCell) -> None:
+async def test_a_rejected_job_shows_the_reason(cell: TestCell) -> None:
     job = await cell.submit(pools=["nowhere"])
     task = await cell.call("GET", f"/v1/tasks/{job}.0")
     assert task["phase"] == "rejected"
@@ -261,7 +267,7 @@ async def test_a_job_that_quota_rejects_says_why(cell: TestCell) -> None:
     assert explained["refusal"] == task["refusal"]
 
 
-async def test_what_no_decision_reads_is_in_details_alone(cell: TestCell) -> None:
+async def test_what_no_decision_reads_is_only_in_details(cell: TestCell) -> None:
     await cell.submit(name="secret-name", labels={"team": "x"}, run={"command": ["hush"]})
     for topic in ("requests", "admissions", "decisions"):
         for stored in await cell.log.read(Partition(topic), 0, max_records=1000):
@@ -271,23 +277,23 @@ async def test_what_no_decision_reads_is_in_details_alone(cell: TestCell) -> Non
     assert details[0].name == "secret-name"
 
 
-async def test_a_job_shows_what_was_asked_and_all_defaults(cell: TestCell) -> None:
+async def test_a_job_shows_the_submitted_spec_and_all_defaults(cell: TestCell) -> None:
     job = await cell.submit(
         tasks={"matrix": {"lr": [0.1, 0.01], "seed": [1, 2]}, "max_concurrent": 1},
         stop={"grace": "2m", "signal": "USR1"},
     )
-    shown = await cell.call("GET", f"/v1/jobs/{job}")
-    assert shown["tasks"] == 4
-    assert shown["phases"] == {"starting": 1, "pending": 3}
-    assert shown["asked"]["grace_s"] == 120
-    assert shown["spec"]["preemptible"] is True
-    assert shown["stop_signal"] == "USR1"
+    answer = await cell.call("GET", f"/v1/jobs/{job}")
+    assert answer["tasks"] == 4
+    assert answer["phases"] == {"starting": 1, "pending": 3}
+    assert answer["asked"]["grace_s"] == 120
+    assert answer["spec"]["preemptible"] is True
+    assert answer["stop_signal"] == "USR1"
     last = await cell.call("GET", f"/v1/tasks/{job}.3")
     assert last["params"] == {"lr": 0.01, "seed": 2}
     assert last["wait"]["code"] == "at_max_concurrent"
 
 
-async def test_a_change_needs_the_etag_of_what_was_seen(cell: TestCell) -> None:
+async def test_a_change_needs_the_current_etag(cell: TestCell) -> None:
     job = await cell.submit()
     path = f"/v1/jobs/{job}"
     async with cell.client("nlp") as client:
@@ -303,8 +309,8 @@ async def test_a_change_needs_the_etag_of_what_was_seen(cell: TestCell) -> None:
         "PATCH", path, token="nlp", status=202, json=change, headers={"If-Match": tag}
     )
     assert len(answer["request_ids"]) == 2
-    shown = await cell.call("GET", path)
-    assert (shown["priority"], shown["max_slots_milli"], shown["revision"]) == (7, 2000, 3)
+    changed = await cell.call("GET", path)
+    assert (changed["priority"], changed["max_slots_milli"], changed["revision"]) == (7, 2000, 3)
     for request_id in answer["request_ids"]:
         request = await cell.call("GET", f"/v1/requests/{request_id}", token="nlp")
         assert request["state"] == "accepted"
@@ -313,7 +319,7 @@ async def test_a_change_needs_the_etag_of_what_was_seen(cell: TestCell) -> None:
     assert (await cell.call("GET", path))["max_slots_milli"] is None
 
 
-async def test_of_two_changes_at_once_the_later_one_is_refused_by_quota(cell: TestCell) -> None:
+async def test_quota_refuses_the_second_of_two_concurrent_changes(cell: TestCell) -> None:
     job = await cell.submit()
     path = f"/v1/jobs/{job}"
     ids = []
@@ -325,10 +331,10 @@ async def test_of_two_changes_at_once_the_later_one_is_refused_by_quota(cell: Te
             status=202,
             json={"priority": priority},
             headers={"If-Match": '"1"'},
-            settle=False,
+            run=False,
         )
         ids += answer["request_ids"]
-    await cell.settle()
+    await cell.run_until_idle()
     states = [await cell.call("GET", f"/v1/requests/{one}", token="nlp") for one in ids]
     assert [one["state"] for one in states] == ["accepted", "refused"]
     assert states[1]["refusal"]["code"] == "version_mismatch"
@@ -336,7 +342,7 @@ async def test_of_two_changes_at_once_the_later_one_is_refused_by_quota(cell: Te
 
 
 @pytest.mark.parametrize("body", [{}, {"priority": None}, {"priority": 100}, {"weight": 0}])
-async def test_a_change_that_changes_nothing_or_too_much_is_refused(
+async def test_an_empty_or_invalid_change_is_refused(
     cell: TestCell, body: dict[str, object]
 ) -> None:
     job = await cell.submit()
@@ -344,7 +350,7 @@ async def test_a_change_that_changes_nothing_or_too_much_is_refused(
     await cell.call("PATCH", f"/v1/jobs/{job}", status=422, json=body, headers=headers)
 
 
-async def test_a_cancelled_job_ends_and_cannot_be_changed_any_more(cell: TestCell) -> None:
+async def test_a_cancelled_job_ends_and_can_no_longer_be_changed(cell: TestCell) -> None:
     job = await cell.submit(tasks={"count": 2}, resources={"gpus": 4})
     path = f"/v1/jobs/{job}"
     body = {"reason": "wrong data"}
@@ -355,14 +361,14 @@ async def test_a_cancelled_job_ends_and_cannot_be_changed_any_more(cell: TestCel
     assert waiting["phase"] == "cancelled"
     assert (await cell.call("GET", f"/v1/tasks/{job}.0"))["phase"] == "stopping"
     await cell.claim(logs.released(f"{job}.0", "n1", never_started=True))
-    await cell.settle()
+    await cell.run_until_idle()
     assert (await cell.call("GET", path))["phases"] == {"cancelled": 2}
     problem = await cell.call("POST", f"{path}/cancel", token="nlp", status=409, json={})
     assert problem["code"] == "wrong_phase"
     await cell.call("PATCH", path, status=409, json={"priority": 1}, headers={"If-Match": "*"})
 
 
-async def test_a_paused_job_waits_until_it_is_resumed(cell: TestCell) -> None:
+async def test_a_paused_job_is_held_until_it_is_resumed(cell: TestCell) -> None:
     first = await cell.submit(resources={"gpus": 4})
     job = await cell.submit()
     await cell.call("POST", f"/v1/jobs/{job}/pause", token="nlp", status=202, json={})
@@ -375,13 +381,13 @@ async def test_a_paused_job_waits_until_it_is_resumed(cell: TestCell) -> None:
     assert not task["paused"]
 
 
-async def test_one_task_of_a_job_is_cancelled_by_itself(cell: TestCell) -> None:
+async def test_one_task_of_a_job_can_be_cancelled(cell: TestCell) -> None:
     job = await cell.submit(tasks={"count": 6})
     await cell.call("POST", f"/v1/tasks/{job}.5/cancel", token="nlp", status=202, json={})
-    shown = await cell.call("GET", f"/v1/jobs/{job}")
-    assert shown["phases"] == {"starting": 4, "pending": 1, "cancelled": 1}
-    asked = [e for e in await cell.events("requests") if isinstance(e, CancelRequestedV1)]
-    assert asked[0].index == 5
+    answer = await cell.call("GET", f"/v1/jobs/{job}")
+    assert answer["phases"] == {"starting": 4, "pending": 1, "cancelled": 1}
+    requests = [e for e in await cell.events("requests") if isinstance(e, CancelRequestedV1)]
+    assert requests[0].index == 5
 
 
 async def test_jobs_are_listed_by_label_phase_and_ref(cell: TestCell) -> None:
@@ -395,10 +401,10 @@ async def test_jobs_are_listed_by_label_phase_and_ref(cell: TestCell) -> None:
     assert await ids("label.team=red&label.team=blue&sort=submitted_at") == [red, blue]
     assert await ids("phase=pending,running") == [blue]
     assert await ids(f"ref={red[:6]}") == [red]
-    assert await ids("user=nobody") == []
+    assert await ids("user=unknown") == []
 
 
-async def test_a_submission_that_a_stopping_gateway_cuts_off_may_have_been_recorded(
+async def test_a_submission_interrupted_by_the_gateways_stop_has_an_unknown_outcome(
     cell: TestCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append, recorded = cell.log.append, asyncio.Event()
@@ -414,11 +420,11 @@ async def test_a_submission_that_a_stopping_gateway_cuts_off_may_have_been_recor
     with monkeypatch.context() as patched:
         patched.setattr(cell.log, "append", unanswered)
         submitting = asyncio.create_task(
-            cell.call("POST", "/v1/jobs", token="nlp", status=504, settle=False, json=body)
+            cell.call("POST", "/v1/jobs", token="nlp", status=504, run=False, json=body)
         )
         await recorded.wait()
         submitting.cancel()
         problem = await submitting
     assert problem["code"] == "outcome_unknown"
-    await cell.settle()
+    await cell.run_until_idle()
     assert len((await cell.call("GET", "/v1/jobs", token="nlp"))["items"]) == 1

@@ -1,4 +1,4 @@
-"""Views that were lost and are being filled again: what they lack is not taken for missing."""
+"""Lost views that are being rebuilt: a missing row does not mean a missing object."""
 
 import asyncio
 from dataclasses import replace
@@ -23,12 +23,12 @@ from yardmaster_schemas.topics import DETAILS
 from yardmaster_views.follower import Follower, Metrics, Views
 
 JOB: dict[str, Any] = {"project": "nlp", "run": {"command": ["true"]}}
-#: A user by a role on the department of nlp.
+#: A user with a role in the department of project nlp.
 ROSS = caller("ross", RoleName.USER, Scope.DEPARTMENT, "research")
 
 
 def lose(*stores: MemoryViewStore) -> None:
-    """Empty stores; whoever waits for a change looks at once."""
+    """Empty the stores, and wake all readers that wait for a change."""
     for store in stores:
         waiters, clock = store._waiters, store._clock
         MemoryViewStore.__init__(store, CELL, clock)
@@ -61,7 +61,7 @@ async def unavailable(cell: TestCell, method: str, path: str, **what: Any) -> No
 
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["known", "fresh"])
-async def test_reads_say_so_until_lost_views_are_whole(fresh: bool) -> None:
+async def test_reads_are_unavailable_until_lost_views_are_rebuilt(fresh: bool) -> None:
     identity = StaticTokens({**CALLERS, "dept": ROSS})
     async with test_cell(identity=identity, view_wait_s=0.01) as cell:
         job = await cell.submit()
@@ -88,26 +88,26 @@ async def test_reads_say_so_until_lost_views_are_whole(fresh: bool) -> None:
             await unavailable(cell, "POST", "/v1/jobs", json=JOB, token="dept")
             await unavailable(cell, "POST", f"/v1/jobs/{job}/erase")
             if not fresh:
-                ready = await cell.call("GET", "/readyz", settle=False, token=None)
+                ready = await cell.call("GET", "/readyz", run=False, token=None)
                 assert ready["status"] == "degraded"
         assert (await cell.call("GET", f"/v1/jobs/{job}"))["job_id"] == job
         assert (await cell.call("GET", "/readyz", token=None))["status"] == "ready"
         await cell.call("POST", "/v1/jobs", json=JOB, token="dept", status=202)
 
 
-async def test_a_read_waits_a_while_for_what_was_lost() -> None:
+async def test_a_read_waits_for_the_rebuild_of_lost_views() -> None:
     async with test_cell(view_wait_s=10.0) as cell:
         job = await cell.submit()
         await cell.call("GET", "/v1/jobs")
         lose(cell.store)
         async with asyncio.TaskGroup() as group:
-            reading = group.create_task(cell.call("GET", f"/v1/jobs/{job}", settle=False))
+            reading = group.create_task(cell.call("GET", f"/v1/jobs/{job}", run=False))
             await asyncio.sleep(0.05)
             group.create_task(refill(cell))
         assert reading.result()["job_id"] == job
 
 
-async def test_what_is_lost_in_the_middle_of_a_wait_is_not_gone() -> None:
+async def test_views_lost_during_a_wait_do_not_mean_a_missing_task() -> None:
     async with test_cell(max_wait_s=10.0) as cell:
         job = await cell.submit()
         async with asyncio.TaskGroup() as group:
@@ -119,23 +119,23 @@ async def test_what_is_lost_in_the_middle_of_a_wait_is_not_gone() -> None:
         await refill(cell)
 
 
-async def test_a_gateway_compares_with_the_log_once_and_then_shows_views_that_stand_still(
+async def test_a_gateway_compares_the_views_with_the_log_only_once(
     cell: TestCell,
 ) -> None:
     await cell.submit()
-    # A leader that has begun a term and committed nothing is nothing that views cover.
+    # Views do not cover the records of a leader that has started a term and committed nothing.
     leader = cell._leader(QuotaMachine(check))
     await leader.fold.catch_up()
     await leader.take_term()
     start_another_gateway(cell)
-    before = await cell.call("GET", "/v1/jobs", settle=False)
-    await cell.call("POST", "/v1/jobs", token="nlp", status=202, json=JOB, settle=False)
-    after = await cell.call("GET", "/v1/jobs", settle=False)
+    before = await cell.call("GET", "/v1/jobs", run=False)
+    await cell.call("POST", "/v1/jobs", token="nlp", status=202, json=JOB, run=False)
+    after = await cell.call("GET", "/v1/jobs", run=False)
     assert after["position"] == before["position"]
     cell.leaders[0] = leader
 
 
-async def test_a_position_that_the_log_took_back_is_not_waited_for(cell: TestCell) -> None:
+async def test_a_position_beyond_a_truncated_log_is_not_waited_for(cell: TestCell) -> None:
     store = MemoryViewStore(CELL, cell.clock)
     views = MonotonicViews(store, cell.log, CELL, 0)
     end = await cell.log.end(Partition("requests"))
@@ -164,32 +164,32 @@ def keyed(key: str) -> dict[str, Any]:
     return {"json": JOB, "headers": {"Idempotency-Key": key}, "token": "nlp"}
 
 
-async def test_a_key_that_only_lost_views_could_know_is_judged_by_quota_alone() -> None:
+async def test_a_key_that_only_lost_views_know_is_decided_by_quota_alone() -> None:
     async with test_cell(recent_requests=3, view_wait_s=0.01) as cell:
         job = (await cell.call("POST", "/v1/jobs", status=202, **keyed("old")))["job_id"]
         for _ in range(5):
             await cell.submit()
         before = await ends(cell)
         lose(cell.store)
-        repeat = await cell.call("POST", "/v1/jobs", status=202, settle=False, **keyed("old"))
+        repeat = await cell.call("POST", "/v1/jobs", status=202, run=False, **keyed("old"))
         assert repeat["job_id"] == job
-        await cell.call("POST", "/v1/jobs", status=202, settle=False, **keyed("new"))
+        await cell.call("POST", "/v1/jobs", status=202, run=False, **keyed("new"))
         assert await ends(cell) == (before[0] + 2, before[1] + 2), "both were recorded"
         details = await cell.log.read(Partition(DETAILS.name), 0)
         keys = [stored.record.key.decode() for stored in details]
         apart = sum(key.startswith(f"{job}.") for key in keys)
-        assert apart == 2, "the repeat's details take the place of the first's"
+        assert apart == 2, "the details of the repetition have a key of their own"
         await refill(cell)
-        again = await cell.call("POST", "/v1/jobs", status=202, settle=False, **keyed("old"))
+        again = await cell.call("POST", "/v1/jobs", status=202, run=False, **keyed("old"))
         assert again["job_id"] == job
         assert await ends(cell) == (before[0] + 2, before[1] + 2)
 
 
-async def test_while_the_gateway_knows_all_requests_a_key_needs_no_views(cell: TestCell) -> None:
+async def test_a_key_needs_no_views_while_the_gateway_knows_all_requests(cell: TestCell) -> None:
     job = (await cell.call("POST", "/v1/jobs", status=202, **keyed("old")))["job_id"]
     lose(cell.store)
-    again = await cell.call("POST", "/v1/jobs", status=202, settle=False, **keyed("old"))
-    other = await cell.call("POST", "/v1/jobs", status=202, settle=False, **keyed("new"))
+    again = await cell.call("POST", "/v1/jobs", status=202, run=False, **keyed("old"))
+    other = await cell.call("POST", "/v1/jobs", status=202, run=False, **keyed("new"))
     assert again["job_id"] == job != other["job_id"]
     gateway: Gateway = cell.app.state.gateway
     assert gateway.recent.oldest == 0

@@ -1,4 +1,4 @@
-"""What a submission is told at once when no node could ever hold its job."""
+"""The warnings of a submission whose job can never fit on any node."""
 
 import asyncio
 from dataclasses import replace
@@ -58,7 +58,7 @@ def spec(text: str) -> SubmittedSpec:
         ),
     ],
 )
-def test_a_job_that_can_never_fit_is_told_what_is_short_and_what_would_fit(
+def test_a_job_that_can_never_fit_gets_a_warning_with_the_shortage_and_an_alternative(
     text: str, warning: str
 ) -> None:
     assert fit_warnings(spec(text), POOLS) == [warning]
@@ -75,11 +75,11 @@ def test_a_job_that_can_never_fit_is_told_what_is_short_and_what_would_fit(
         '"node_types": ["sxm"]',
     ],
 )
-def test_a_job_that_may_fit_some_day_is_told_nothing(text: str) -> None:
+def test_a_job_that_may_fit_later_gets_no_warning(text: str) -> None:
     assert fit_warnings(spec(text), POOLS) == []
 
 
-def test_of_pools_without_nodes_nothing_is_said() -> None:
+def test_pools_without_nodes_cause_no_warning() -> None:
     assert fit_warnings(spec('"resources": {"gpus": 99}'), {"empty": {}}) == []
 
 
@@ -89,9 +89,9 @@ async def submit(cell: TestCell, gpus: int, **more: Any) -> list[str]:
     return list(answer["warnings"])
 
 
-async def test_a_submission_is_answered_with_what_its_pools_lack(cell: TestCell) -> None:
+async def test_a_submission_returns_the_warnings_of_its_pools(cell: TestCell) -> None:
     await cell.joins("n2", pool="h100", gpus=8)
-    await cell.settle()
+    await cell.run_until_idle()
     (warning,) = await submit(cell, 12)
     assert warning.startswith("resources.gpus: 12 per replica, the largest node has 8")
     assert await submit(cell, 8) == [], "another of its pools may run it"
@@ -99,7 +99,7 @@ async def test_a_submission_is_answered_with_what_its_pools_lack(cell: TestCell)
     assert warning == "resources.gpus: 8 per replica, the largest node has 4"
 
 
-async def test_a_submission_needs_no_views_to_be_recorded(cell: TestCell) -> None:
+async def test_a_submission_is_recorded_without_views(cell: TestCell) -> None:
     cell.app = create_app(replace(cell.ports, telemetry=telemetry("gateway")), cell.settings)
     gateway: Gateway = cell.app.state.gateway
     gateway.views.store = type(cell.store)("main", cell.clock)
@@ -107,17 +107,17 @@ async def test_a_submission_needs_no_views_to_be_recorded(cell: TestCell) -> Non
 
 
 class Hanging:
-    """Views whose reads end when the test says so, without an answer."""
+    """Views whose reads fail when the test sets an event."""
 
     def __init__(self) -> None:
         self.reads = 0
-        self.asked = asyncio.Event()
-        self.over = asyncio.Event()
+        self.read_started = asyncio.Event()
+        self.fail_reads = asyncio.Event()
 
     async def page(self, kind: type[Row], query: Query) -> Page[Row]:
         self.reads += 1
-        self.asked.set()
-        await self.over.wait()
+        self.read_started.set()
+        await self.fail_reads.wait()
         raise ViewsUnavailable(found="no answer in time")
 
     @property
@@ -125,17 +125,17 @@ class Hanging:
         return self
 
 
-async def test_submissions_wait_together_for_views_that_hang_and_then_not_at_all() -> None:
+async def test_submissions_wait_for_hanging_views_together_and_only_once() -> None:
     views, clock = Hanging(), ManualClock()
     sizes = NodeSizes(cast(MonotonicViews, views), clock, telemetry("gateway"))
-    asked = spec('"resources": {"gpus": 12}')
+    requested = spec('"resources": {"gpus": 12}')
     async with asyncio.TaskGroup() as group:
-        waiting = [group.create_task(sizes.warnings(asked, "nlp")) for _ in range(20)]
-        await views.asked.wait()
-        views.over.set()
+        waiting = [group.create_task(sizes.warnings(requested, "nlp")) for _ in range(20)]
+        await views.read_started.wait()
+        views.fail_reads.set()
     assert [one.result() for one in waiting] == [[]] * 20
-    assert await sizes.warnings(asked, "nlp") == []
+    assert await sizes.warnings(requested, "nlp") == []
     assert views.reads == 1, "each read of views that hang takes as long as their timeout"
     clock.advance(FRESH_S)
-    assert await sizes.warnings(asked, "nlp") == []
+    assert await sizes.warnings(requested, "nlp") == []
     assert views.reads == 2

@@ -1,4 +1,4 @@
-"""Pools, projects, departments and nodes: configured, changed on a condition, deleted."""
+"""Pools, projects, departments and nodes: creation, conditional changes, deletion."""
 
 import re
 from typing import Any
@@ -22,15 +22,15 @@ async def state(cell: TestCell, answer: dict[str, Any]) -> Any:
     return request["refusal"]["code"] if request["refusal"] else request["state"]
 
 
-MADE = [
+CONFIGURED = [
     ("/v1/pools/new", POOL),
     ("/v1/projects/new", {"department": "research", "limit_milli": 8000}),
     ("/v1/departments/new", {"quotas": {"h100": {"limit_milli": 4000}}}),
 ]
 
 
-@pytest.mark.parametrize(("path", "body"), MADE)
-async def test_a_thing_is_made_changed_and_deleted_on_conditions(
+@pytest.mark.parametrize(("path", "body"), CONFIGURED)
+async def test_an_object_is_created_changed_and_deleted_with_conditions(
     cell: TestCell, path: str, body: dict[str, Any]
 ) -> None:
     new = {"If-None-Match": "*"}
@@ -56,11 +56,11 @@ async def test_a_thing_is_made_changed_and_deleted_on_conditions(
 
 
 @pytest.mark.parametrize("header", ["3", '"a', "W/", '"a" "b"', "", 'W/"1"'])
-async def test_a_condition_that_is_none_is_refused(cell: TestCell, header: str) -> None:
+async def test_a_malformed_condition_is_refused(cell: TestCell, header: str) -> None:
     await cell.call("PUT", "/v1/pools/h100", status=400, json=POOL, headers={"If-Match": header})
 
 
-async def test_a_name_that_the_log_does_not_take_is_no_name(cell: TestCell) -> None:
+async def test_an_invalid_name_is_not_found(cell: TestCell) -> None:
     for name in ("UPPER", "a b", "-x", "x" * 64):
         for path in (f"/v1/pools/{name}", f"/v1/projects/{name}", f"/v1/departments/{name}"):
             body = POOL if "pools" in path else {"department": "research"}
@@ -69,7 +69,7 @@ async def test_a_name_that_the_log_does_not_take_is_no_name(cell: TestCell) -> N
             await cell.call("PUT", path, status=404, json=body, headers=headers)
 
 
-async def test_what_is_in_use_is_not_deleted(cell: TestCell) -> None:
+async def test_an_object_in_use_is_not_deleted(cell: TestCell) -> None:
     await cell.submit()
     for path in ("/v1/pools/default", "/v1/projects/nlp", "/v1/departments/research"):
         problem = await cell.call("DELETE", path, status=409, headers={"If-Match": "*"})
@@ -77,7 +77,7 @@ async def test_what_is_in_use_is_not_deleted(cell: TestCell) -> None:
 
 
 @pytest.mark.parametrize("policy", [{"name": "astrology"}, {"name": "priority", "version": 999}])
-async def test_a_policy_that_does_not_exist_is_refused_with_those_that_do(
+async def test_an_unknown_policy_is_refused_with_the_known_ones(
     cell: TestCell, policy: dict[str, Any]
 ) -> None:
     problem = await cell.call(
@@ -90,11 +90,11 @@ async def test_a_policy_that_does_not_exist_is_refused_with_those_that_do(
     assert (found["pointer"], found["code"]) == ("/policy/name", "policy_unknown")
     assert f"no policy {policy['name']} version" in found["detail"]
     assert "priority (version 1), fair_share (version 1)" in found["detail"]
-    assert "sjf" not in found["detail"], "a policy for simulations only"
+    assert "sjf" not in found["detail"], "sjf is for simulations only"
 
 
-@pytest.mark.parametrize(("path", "body"), MADE)
-async def test_making_what_exists_says_that_it_does(
+@pytest.mark.parametrize(("path", "body"), CONFIGURED)
+async def test_creating_an_existing_object_is_refused(
     cell: TestCell, path: str, body: dict[str, Any]
 ) -> None:
     new = {"If-None-Match": "*"}
@@ -105,11 +105,11 @@ async def test_making_what_exists_says_that_it_does(
     assert problem["detail"] == f"{kind} new already exists."
 
 
-async def test_a_405_allows_every_method_of_the_path(cell: TestCell) -> None:
+async def test_a_405_names_every_method_of_the_path(cell: TestCell) -> None:
     paths = document()["paths"]
     for path, operations in paths.items():
         response = await cell.call(
-            "OPTIONS", re.sub(r"\{[^}]*\}", "x", path), status=405, settle=False
+            "OPTIONS", re.sub(r"\{[^}]*\}", "x", path), status=405, run=False
         )
         assert "does not support OPTIONS" in response["detail"]
         async with cell.client() as client:
@@ -143,9 +143,9 @@ async def test_a_quota_is_part_of_its_project(cell: TestCell) -> None:
     quota = {"deserved_milli": None, "limit_milli": 8000, "over_quota_weight": 1}
     answer = await cell.call("PUT", f"{path}/quotas/h100", status=202, json=quota, headers=headers)
     assert await state(cell, answer) == "accepted"
-    shown = await cell.call("GET", path)
-    assert shown["config"]["quotas"] == {"h100": quota}
-    assert shown["pools"][0]["limit_milli"] == 8000
+    answer = await cell.call("GET", path)
+    assert answer["config"]["quotas"] == {"h100": quota}
+    assert answer["pools"][0]["limit_milli"] == 8000
     await cell.call("PUT", f"{path}/quotas/h100", status=412, json=quota, headers=headers)
     any_ = {"If-Match": "*"}
     await cell.call("DELETE", f"{path}/quotas/a100", status=404, headers=any_)
@@ -171,7 +171,7 @@ async def test_a_quota_is_part_of_its_project(cell: TestCell) -> None:
         ("/v1/projects/nlp/quotas/h100", {"over_quota_weight": 0}, ["/over_quota_weight"]),
     ],
 )
-async def test_options_that_do_not_work_yet_are_refused(
+async def test_unsupported_options_are_refused(
     cell: TestCell, path: str, body: dict[str, Any], places: list[str]
 ) -> None:
     problem = await cell.call("PUT", path, status=422, json=body, headers={"If-Match": "*"})
@@ -179,7 +179,9 @@ async def test_options_that_do_not_work_yet_are_refused(
     assert all("is not supported yet" in one["detail"] for one in problem["errors"])
 
 
-async def test_sums_of_pools_projects_and_departments_follow_the_tasks(cell: TestCell) -> None:
+async def test_the_counters_of_pools_projects_and_departments_follow_the_tasks(
+    cell: TestCell,
+) -> None:
     await cell.submit(resources={"gpus": 3})
     await cell.submit(token="vision", project="vision", resources={"gpus": 2})
     pool = await cell.call("GET", "/v1/pools/default")
@@ -193,10 +195,10 @@ async def test_sums_of_pools_projects_and_departments_follow_the_tasks(cell: Tes
     assert research["projects"] == ["nlp", "vision"]
     assert (research["used_milli"], research["pending_milli"]) == (3000, 2000)
     seen = await cell.call("GET", "/v1/departments/research", token="nlp")
-    assert seen["projects"] == ["nlp"], "of a department a caller sees its own projects"
+    assert seen["projects"] == ["nlp"], "a caller sees only its own projects of a department"
 
 
-async def test_a_node_is_cordoned_with_a_reason_drained_and_taken_back(cell: TestCell) -> None:
+async def test_a_node_is_cordoned_with_a_reason_drained_and_uncordoned(cell: TestCell) -> None:
     path = "/v1/nodes/n1"
     before = await tag(cell, path)
     await cell.call("PATCH", path, status=428, json={"state": "cordoned"})
@@ -207,19 +209,19 @@ async def test_a_node_is_cordoned_with_a_reason_drained_and_taken_back(cell: Tes
         json={"state": "cordoned", "reason": "fan"},
         headers={"If-Match": before},
     )
-    shown = await cell.call("GET", path)
-    assert (shown["state"], shown["reason"]) == ("cordoned", "fan")
+    answer = await cell.call("GET", path)
+    assert (answer["state"], answer["reason"]) == ("cordoned", "fan")
     after = await tag(cell, path)
     assert after != before
     stale = {"If-Match": before}
     await cell.call("PATCH", path, status=412, json={"state": "ready"}, headers=stale)
     drain = {"state": "draining", "deadline_at": "2100-01-01T00:00:00Z"}
     await cell.call("PATCH", path, status=202, json=drain, headers={"If-Match": after})
-    shown = await cell.call("GET", path)
-    assert (shown["state"], shown["deadline_at"]) == ("draining", "2100-01-01T00:00:00.000Z")
+    answer = await cell.call("GET", path)
+    assert (answer["state"], answer["deadline_at"]) == ("draining", "2100-01-01T00:00:00.000Z")
     await cell.call("PATCH", path, status=202, json={"state": "ready"}, headers={"If-Match": "*"})
-    shown = await cell.call("GET", path)
-    assert (shown["state"], shown["reason"], shown["deadline_at"]) == ("ready", None, None)
+    answer = await cell.call("GET", path)
+    assert (answer["state"], answer["reason"], answer["deadline_at"]) == ("ready", None, None)
 
 
 @pytest.mark.parametrize(
@@ -233,32 +235,32 @@ async def test_a_node_is_cordoned_with_a_reason_drained_and_taken_back(cell: Tes
         {"state": "lost"},
     ],
 )
-async def test_a_wish_for_a_node_that_cannot_be_meant_is_refused(
-    cell: TestCell, body: dict[str, Any]
-) -> None:
+async def test_an_invalid_change_of_a_node_is_refused(cell: TestCell, body: dict[str, Any]) -> None:
     await cell.call("PATCH", "/v1/nodes/n1", status=422, json=body, headers={"If-Match": "*"})
 
 
-async def test_slots_of_a_node_are_disabled_with_a_reason_and_taken_back(cell: TestCell) -> None:
+async def test_slots_of_a_node_are_disabled_with_a_reason_and_enabled_again(cell: TestCell) -> None:
     path, node = "/v1/nodes/n1/slots", "/v1/nodes/n1"
     before = await tag(cell, node)
     body = {"disabled": [3, 0, 3], "stop": True, "reason": "ecc"}
     await cell.call("PUT", path, status=428, json=body)
     await cell.call("PUT", path, status=202, json=body, headers={"If-Match": before})
-    shown = await cell.call("GET", node)
-    assert (shown["disabled_slots"], shown["disabled_reason"]) == ([0, 3], "ecc")
-    assert (shown["state"], shown["gpu_milli_free"]) == ("ready", 2000)
-    assert [slot["disabled"] for slot in shown["slots"]] == [True, False, False, True]
+    answer = await cell.call("GET", node)
+    assert (answer["disabled_slots"], answer["disabled_reason"]) == ([0, 3], "ecc")
+    assert (answer["state"], answer["gpu_milli_free"]) == ("ready", 2000)
+    assert [slot["disabled"] for slot in answer["slots"]] == [True, False, False, True]
     assert await tag(cell, node) != before
     await cell.call("PUT", path, status=412, json=body, headers={"If-Match": before})
-    asked = [e for e in await cell.events("requests") if isinstance(e, NodeSlotsChangeRequestedV1)]
-    assert [(e.node, e.disabled, e.stop) for e in asked] == [("n1", (0, 3), True)]
+    requests = [
+        e for e in await cell.events("requests") if isinstance(e, NodeSlotsChangeRequestedV1)
+    ]
+    assert [(e.node, e.disabled, e.stop) for e in requests] == [("n1", (0, 3), True)]
     await cell.call(
         "PUT", path, status=202, json={"disabled": []}, headers={"If-Match": await tag(cell, node)}
     )
-    shown = await cell.call("GET", node)
-    assert (shown["disabled_slots"], shown["disabled_reason"]) == ([], None)
-    assert (await tag(cell, node), shown["gpu_milli_free"]) == (before, 4000)
+    answer = await cell.call("GET", node)
+    assert (answer["disabled_slots"], answer["disabled_reason"]) == ([], None)
+    assert (await tag(cell, node), answer["gpu_milli_free"]) == (before, 4000)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +276,7 @@ async def test_slots_that_a_node_does_not_have_are_refused(
 
 async def test_nodes_are_listed_by_pool_and_state(cell: TestCell) -> None:
     await cell.joins("n2", pool="h100")
-    await cell.settle()
+    await cell.run_until_idle()
 
     async def names(query: str = "") -> list[str]:
         return [node["name"] for node in (await cell.call("GET", f"/v1/nodes{query}"))["items"]]

@@ -1,4 +1,4 @@
-"""A gateway's records are taken whatever its clock says; one whose records are refused ends."""
+"""Quota accepts a gateway's records whatever its clock shows; refused records stop the gateway."""
 
 import asyncio
 from dataclasses import replace
@@ -20,8 +20,8 @@ RUN = {"command": ["true"]}
 REQUESTS = Partition("requests")
 
 
-def started_again(cell: TestCell, clock: ManualClock | None = None) -> Gateway:
-    """Another start of the cell's gateway, with a clock of its own."""
+def restarted_gateway(cell: TestCell, clock: ManualClock | None = None) -> Gateway:
+    """A restarted gateway of the cell, optionally with its own clock."""
     ports = replace(cell.ports, telemetry=telemetry("gateway"), clock=clock or cell.clock)
     cell.app = create_app(ports, cell.settings)
     gateway = cell.app.state.gateway
@@ -29,19 +29,19 @@ def started_again(cell: TestCell, clock: ManualClock | None = None) -> Gateway:
     return gateway
 
 
-async def test_what_a_gateway_acknowledges_after_its_clock_stepped_back_is_judged() -> None:
+async def test_requests_acknowledged_after_a_clock_step_backwards_are_accepted() -> None:
     async with test_cell(clock=ManualClock(1_700_000_000_000)) as cell:
         await cell.submit()
-        started_again(cell, ManualClock(1_700_000_000_000 - 30_000))
+        restarted_gateway(cell, ManualClock(1_700_000_000_000 - 30_000))
         job = await cell.submit()
         assert (await cell.call("GET", f"/v1/jobs/{job}"))["job_id"] == job
 
 
-async def test_a_gateway_ends_when_quota_refuses_what_it_acknowledged(cell: TestCell) -> None:
-    gateway = started_again(cell)
+async def test_a_gateway_stops_when_quota_refuses_an_acknowledged_record(cell: TestCell) -> None:
+    gateway = restarted_gateway(cell)
     source = gateway.writer.source
     await cell.submit()
-    # As if its numbers began again: what it writes now is taken for a repeat.
+    # Its sequence numbers start again, so quota refuses the next records as repeated.
     gateway.writer = type(gateway.writer)(
         *(cell.log, cell.clock, telemetry("gateway")),
         cell="main",
@@ -57,15 +57,15 @@ async def test_a_gateway_ends_when_quota_refuses_what_it_acknowledged(cell: Test
     assert caught.value.code == "own_record_refused"
     assert str(caught.value.fields["record"]).startswith(f"{source}/1/")
     assert caught.value.fields["reason"] == "repeated"
-    problem = await cell.call("GET", "/readyz", token=None, status=503, settle=False)
+    problem = await cell.call("GET", "/readyz", token=None, status=503, run=False)
     assert problem["code"] == "not_ready"
     assert source in problem["detail"]
 
 
-async def test_a_record_that_landed_late_and_was_never_acknowledged_ends_nothing(
+async def test_a_late_record_that_was_never_acknowledged_does_not_stop_the_gateway(
     cell: TestCell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gateway = started_again(cell)
+    gateway = restarted_gateway(cell)
     late: list[Any] = []
     append = cell.log.append
 
@@ -82,7 +82,7 @@ async def test_a_record_that_landed_late_and_was_never_acknowledged_ends_nothing
     watching = asyncio.create_task(watch_own_records(gateway))
     job = await cell.submit()
     await cell.log.append(REQUESTS, late)
-    await cell.settle()
+    await cell.run_until_idle()
     assert (await cell.call("GET", f"/v1/jobs/{job}"))["job_id"] == job
     for _ in range(20):
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""The gateway's parts by themselves: ids, digests, the writer, tokens."""
+"""Parts of the gateway on their own: ids, digests, the request writer, token files."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ def test_a_job_id_never_changes_for_its_inputs() -> None:
     assert job_id(LOG_ID, "nlp", "nina", "k") == "k847r88635zh"
 
 
-def test_a_job_id_tells_its_parts_apart() -> None:
+def test_a_job_id_depends_on_the_boundaries_of_its_parts() -> None:
     ids = {
         job_id(LOG_ID, "nlp", "nina", "k"),
         job_id(LOG_ID, "nl", "pnina", "k"),
@@ -41,7 +41,7 @@ def test_a_job_id_tells_its_parts_apart() -> None:
     assert len(ids) == 4
 
 
-def test_a_body_digest_is_of_what_is_said_not_how() -> None:
+def test_a_body_digest_depends_on_content_and_not_on_format() -> None:
     def digest(body: str, key: str = "k") -> str:
         return body_digest(parse_job(body), key)
 
@@ -53,7 +53,7 @@ def test_a_body_digest_is_of_what_is_said_not_how() -> None:
     assert one != digest('{"project":"nlp","run":{"command":["a"]},"resources":{"gpus":1}}', "l")
 
 
-def test_a_body_digest_stays_what_it_was_when_the_job_file_learns_more() -> None:
+def test_a_body_digest_stays_the_same_when_the_job_file_gets_new_fields() -> None:
     body = '{"project":"nlp","run":{"command":["a"]}}'
     assert body_digest(parse_job(body), "k").startswith("d398a72e49ac")
     assert body_digest(parse_job(body[:-1] + ',"avoid_nodes":[]}'), "k").startswith("d398a72e49ac")
@@ -62,7 +62,7 @@ def test_a_body_digest_stays_what_it_was_when_the_job_file_learns_more() -> None
         assert not learnt.startswith("d398a72e49ac")
 
 
-def test_a_body_digest_tells_no_cpus_from_the_default() -> None:
+def test_a_body_digest_distinguishes_zero_cpus_from_the_default() -> None:
     def digest(cpus: str) -> str:
         body = f'{{"project":"nlp","run":{{"command":["a"]}},"resources":{{"gpus":1{cpus}}}}}'
         return body_digest(parse_job(body), "k")
@@ -75,7 +75,7 @@ def test_a_body_digest_tells_no_cpus_from_the_default() -> None:
 
 
 class SlowLog(MemoryLog):
-    """Appends wait until they are let go."""
+    """A log whose appends wait for an event."""
 
     def __init__(self) -> None:
         super().__init__(SystemClock())
@@ -113,21 +113,21 @@ def event(number: int) -> tuple[NodeUncordonRequestedV1, str]:
     return NodeUncordonRequestedV1(node=f"n{number}"), f"n{number}"
 
 
-async def test_requests_that_wait_together_are_one_batch_in_order() -> None:
+async def test_concurrent_requests_are_one_batch_in_order() -> None:
     log, writer = await slow()
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(writer.record([event(i)], ORIGIN)) for i in range(20)]
         await asyncio.sleep(0)
         log.gate.set()
-    assert log.batches == [1, 19], "while the first is appended, the others gather"
+    assert log.batches == [1, 19], "the others wait while the first is appended"
     assert [task.result() for task in tasks] == list(range(20))
     stored = await log.read(Partition("requests"), 0)
     envelopes = [decode(each.record) for each in stored]
-    assert [one.seq for one in envelopes] == list(range(20)), "quota takes rising numbers only"
+    assert [one.seq for one in envelopes] == list(range(20)), "quota accepts only ascending numbers"
     assert [one.subject for one in envelopes] == [f"n{i}" for i in range(20)]
 
 
-async def test_events_of_one_request_lie_side_by_side() -> None:
+async def test_events_of_one_request_are_adjacent() -> None:
     log, writer = await slow()
     log.gate.set()
     offsets = await asyncio.gather(*(writer.record([event(i), event(i)], ORIGIN) for i in range(5)))
@@ -137,7 +137,7 @@ async def test_events_of_one_request_lie_side_by_side() -> None:
         assert subjects[offset : offset + 2] == [f"n{number}"] * 2
 
 
-async def test_what_became_of_a_batch_is_told_to_all_of_it() -> None:
+async def test_all_requests_of_a_batch_get_its_result() -> None:
     log, writer = await slow()
     log.error = LogUnavailable(found="gone")
     log.gate.set()
@@ -149,7 +149,7 @@ async def test_what_became_of_a_batch_is_told_to_all_of_it() -> None:
     assert await writer.record([event(9)], ORIGIN) == 0
 
 
-async def test_a_caller_that_goes_away_leaves_the_others_of_its_batch_in_doubt() -> None:
+async def test_a_cancelled_append_leaves_the_batch_with_an_unknown_outcome() -> None:
     log, writer = await slow()
     loop = asyncio.get_running_loop()
     first, second, third = (
@@ -169,7 +169,7 @@ async def test_a_caller_that_goes_away_leaves_the_others_of_its_batch_in_doubt()
     assert await writer.record([event(3)], ORIGIN) == 1
 
 
-async def test_too_many_waiting_requests_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_beyond_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_writer, "MAX_WAITING", 2)
     log, writer = await slow()
     async with asyncio.TaskGroup() as group:
@@ -183,7 +183,7 @@ async def test_too_many_waiting_requests_are_turned_away(monkeypatch: pytest.Mon
         log.gate.set()
 
 
-async def test_a_detail_is_found_by_its_offset_and_digest() -> None:
+async def test_details_are_found_by_offset_and_digest() -> None:
     log, writer = await slow()
     log.gate.set()
     from yardmaster_schemas.events.details import RequestNotedV1
@@ -212,7 +212,7 @@ def token_file(path: Path, *tokens: str, mode: int = 0o600) -> Path:
     return path
 
 
-async def test_a_token_of_the_file_stands_for_its_user(tmp_path: Path) -> None:
+async def test_a_token_of_the_file_identifies_its_user(tmp_path: Path) -> None:
     tokens = TokenFile(token_file(tmp_path / "tokens.json", "s3cret"))
     found = await tokens.identify("s3cret")
     assert found is not None
@@ -220,7 +220,7 @@ async def test_a_token_of_the_file_stands_for_its_user(tmp_path: Path) -> None:
     assert await tokens.identify("other") is None
 
 
-async def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
+async def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     path = token_file(tmp_path / "tokens.json", "old")
     tokens = TokenFile(path)
     token_file(path, "new", "newer")
@@ -228,21 +228,21 @@ async def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
     assert await tokens.identify("newer") is not None
 
 
-async def test_its_group_may_read_a_file(tmp_path: Path) -> None:
+async def test_the_group_may_read_the_file(tmp_path: Path) -> None:
     """A Secret that Kubernetes mounts belongs to root and the pod's group."""
     tokens = TokenFile(token_file(tmp_path / "tokens.json", "s3cret", mode=0o440))
     assert await tokens.identify("s3cret") is not None
 
 
 @pytest.mark.parametrize("mode", [0o604, 0o644, 0o660, 0o602])
-def test_a_file_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
+def test_a_file_that_other_users_may_access_is_refused(tmp_path: Path, mode: int) -> None:
     path = token_file(tmp_path / "tokens.json", "s3cret", mode=mode)
     with pytest.raises(TokenFileRefused, match="chmod 600"):
         TokenFile(path)
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"tokens": [{"id": "a"}]}', '{"tokens": "s3cret"}'])
-def test_a_file_that_is_none_is_refused_without_quoting_it(tmp_path: Path, content: str) -> None:
+def test_an_invalid_file_is_refused_without_quoting_it(tmp_path: Path, content: str) -> None:
     path = tmp_path / "tokens.json"
     path.write_text(content)
     path.chmod(0o600)
@@ -251,6 +251,6 @@ def test_a_file_that_is_none_is_refused_without_quoting_it(tmp_path: Path, conte
     assert "s3cret" not in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TokenFileRefused, match="No such file"):
         TokenFile(tmp_path / "tokens.json")

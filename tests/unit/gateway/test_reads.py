@@ -1,4 +1,4 @@
-"""Reading: positions, waiting, lists, conditions, unknown paths and parameters."""
+"""Reads: positions, waiting, lists, unknown paths and parameters."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from yardmaster_gateway.errors import TokenFileRefused
 from yardmaster_runtime.clock import SystemClock
 
 
-async def test_every_read_names_its_position(cell: TestCell) -> None:
+async def test_every_read_has_its_position(cell: TestCell) -> None:
     async with cell.client() as client:
         for path in ("/v1/tasks", "/v1/nodes/n1", "/v1/projects/nlp"):
             response = await client.get(path)
@@ -21,21 +21,21 @@ async def test_every_read_names_its_position(cell: TestCell) -> None:
     assert page["position"] == str(await cell.store.position())
 
 
-async def test_a_read_waits_for_what_its_caller_wrote(cell: TestCell) -> None:
+async def test_a_read_waits_for_the_position_of_its_caller(cell: TestCell) -> None:
     answer = await cell.call(
         "POST",
         "/v1/jobs",
         status=202,
-        settle=False,
+        run=False,
         json={"project": "nlp", "run": {"command": ["true"]}},
     )
     path = f"/v1/tasks/{answer['task_ids'][0]}"
     headers = {"Yard-Min-Position": answer["position"]}
-    behind = await cell.call("GET", path, status=503, settle=False, headers=headers)
+    behind = await cell.call("GET", path, status=503, run=False, headers=headers)
     assert behind["code"] == "view_behind"
     async with asyncio.TaskGroup() as group:
         reading = group.create_task(
-            cell.call("GET", f"{path}?min_position={answer['position']}", settle=False)
+            cell.call("GET", f"{path}?min_position={answer['position']}", run=False)
         )
         await asyncio.sleep(0)
         group.create_task(cell.follower.catch_up())
@@ -43,7 +43,7 @@ async def test_a_read_waits_for_what_its_caller_wrote(cell: TestCell) -> None:
 
 
 @pytest.mark.parametrize("position", ["main@r999999", "main@d999", "other@r1"])
-async def test_a_position_that_the_log_does_not_have_is_gone(cell: TestCell, position: str) -> None:
+async def test_a_position_beyond_the_log_is_refused_as_gone(cell: TestCell, position: str) -> None:
     for path in (f"/v1/tasks?min_position={position}", f"/v1/events?after={position}"):
         problem = await cell.call("GET", path, status=410)
         assert problem["code"] == "position_unknown"
@@ -65,16 +65,16 @@ async def test_a_position_that_the_log_does_not_have_is_gone(cell: TestCell, pos
         "&".join(f"label.a{i}=x" for i in range(17)),
     ],
 )
-async def test_a_parameter_that_cannot_be_meant_is_refused(cell: TestCell, query: str) -> None:
+async def test_an_invalid_parameter_is_refused(cell: TestCell, query: str) -> None:
     problem = await cell.call("GET", f"/v1/tasks?{query}", status=400)
     assert problem["code"] == "malformed"
 
 
-async def test_a_label_filter_is_no_parameter_where_nothing_has_labels(cell: TestCell) -> None:
+async def test_a_label_filter_is_refused_for_objects_without_labels(cell: TestCell) -> None:
     await cell.call("GET", "/v1/pools?label.team=x", status=400)
 
 
-async def test_a_made_up_cursor_is_refused(cell: TestCell) -> None:
+async def test_an_invalid_cursor_is_refused(cell: TestCell) -> None:
     for path in ("/v1/tasks", "/v1/jobs", "/v1/nodes", "/v1/pools", "/v1/projects"):
         problem = await cell.call("GET", f"{path}?cursor=abc", status=400)
         assert problem["code"] == "bad_cursor"
@@ -162,7 +162,7 @@ async def test_groups_come_in_pages_of_jobs(cell: TestCell) -> None:
         ("PUT", "/v1/tasks", 405),
     ],
 )
-async def test_what_is_not_there_is_a_problem_document_as_well(
+async def test_a_missing_path_is_answered_with_a_problem_document(
     cell: TestCell, method: str, path: str, status: int
 ) -> None:
     problem = await cell.call(method, path, status=status)
@@ -170,59 +170,63 @@ async def test_what_is_not_there_is_a_problem_document_as_well(
     assert len(problem["trace_id"]) == 32
 
 
-async def test_a_task_is_waited_for_until_it_is_admitted_or_time_is_up() -> None:
+async def test_a_read_waits_until_the_task_is_admitted_or_the_time_is_over() -> None:
     async with test_cell(max_wait_s=5.0, view_wait_s=5.0) as cell:
         answer = await cell.call(
             "POST",
             "/v1/jobs",
             status=202,
-            settle=False,
+            run=False,
             json={"project": "nlp", "run": {"command": ["true"]}},
         )
         await cell.follower.catch_up()
         path = f"/v1/tasks/{answer['task_ids'][0]}"
-        late = await cell.call("GET", f"{path}?wait_for=admitted&timeout_s=0", settle=False)
+        late = await cell.call("GET", f"{path}?wait_for=admitted&timeout_s=0", run=False)
         assert late["phase"] == "submitted"
         async with asyncio.TaskGroup() as group:
             waiting = group.create_task(
-                cell.call("GET", f"{path}?wait_for=admitted&timeout_s=30", settle=False)
+                cell.call("GET", f"{path}?wait_for=admitted&timeout_s=30", run=False)
             )
             await asyncio.sleep(0.01)
             assert not waiting.done()
-            group.create_task(cell.settle())
+            group.create_task(cell.run_until_idle())
         assert waiting.result()["phase"] in {"pending", "starting"}
-        running = await cell.call("GET", f"{path}?wait_for=starting&timeout_s=5", settle=False)
+        running = await cell.call("GET", f"{path}?wait_for=starting&timeout_s=5", run=False)
         assert running["phase"] == "starting"
 
 
-async def test_a_request_is_waited_for_until_it_is_judged() -> None:
+async def test_a_read_waits_until_quota_has_decided_on_the_request() -> None:
     async with test_cell(max_wait_s=5.0) as cell:
         answer = await cell.call(
             "PUT",
             "/v1/pools/new",
             status=202,
-            settle=False,
+            run=False,
             json={"policy": {"name": "priority"}},
             headers={"If-None-Match": "*"},
         )
         await cell.follower.catch_up()
         path = f"/v1/requests/{answer['request_ids'][0]}"
-        assert (await cell.call("GET", path, settle=False))["state"] == "recorded"
+        assert (await cell.call("GET", path, run=False))["state"] == "recorded"
         async with asyncio.TaskGroup() as group:
-            waiting = group.create_task(cell.call("GET", f"{path}?wait_s=5", settle=False))
+            waiting = group.create_task(cell.call("GET", f"{path}?wait_s=5", run=False))
             await asyncio.sleep(0.01)
-            group.create_task(cell.settle())
+            group.create_task(cell.run_until_idle())
         assert waiting.result()["state"] == "accepted"
 
 
-async def test_the_version_names_the_log(cell: TestCell) -> None:
-    shown = await cell.call("GET", "/v1/version")
-    assert (shown["log_id"], shown["cell"], shown["api"]) == ("0123456789abcdef" * 2, "main", "v1")
+async def test_the_version_contains_the_id_of_the_log(cell: TestCell) -> None:
+    answer = await cell.call("GET", "/v1/version")
+    assert (answer["log_id"], answer["cell"], answer["api"]) == (
+        "0123456789abcdef" * 2,
+        "main",
+        "v1",
+    )
 
 
-async def test_a_gateway_is_ready_when_log_and_views_are() -> None:
+async def test_a_gateway_is_ready_when_the_log_and_the_views_are() -> None:
     fresh = TestCell()
-    problem = await fresh.call("GET", "/readyz", token=None, status=503, settle=False)
+    problem = await fresh.call("GET", "/readyz", token=None, status=503, run=False)
     assert problem["code"] == "not_ready"
     await fresh.start()
     assert (await fresh.call("GET", "/readyz", token=None))["status"] == "ready"
@@ -238,7 +242,7 @@ async def test_metrics_count_answers(cell: TestCell) -> None:
 
 
 class Failing(MemoryLog):
-    """A log whose appends to `requests` fail as a test says."""
+    """A log whose appends to `requests` fail with an error that the test sets."""
 
     error: Exception | None = None
 
@@ -255,7 +259,7 @@ class Failing(MemoryLog):
         (AppendOutcomeUnknown(topic="requests", found="timeout"), 504, "outcome_unknown"),
     ],
 )
-async def test_a_log_that_fails_is_said_so_and_the_same_key_works_again(
+async def test_a_failing_log_is_reported_and_the_same_key_works_afterwards(
     error: Exception, status: int, code: str
 ) -> None:
     log = Failing(SystemClock())
@@ -264,7 +268,7 @@ async def test_a_log_that_fails_is_said_so_and_the_same_key_works_again(
         headers = {"Idempotency-Key": "k"}
         log.error = error
         problem = await cell.call(
-            "POST", "/v1/jobs", status=status, settle=False, json=body, headers=headers
+            "POST", "/v1/jobs", status=status, run=False, json=body, headers=headers
         )
         assert problem["code"] == code
         log.error = None
@@ -273,7 +277,7 @@ async def test_a_log_that_fails_is_said_so_and_the_same_key_works_again(
         assert task["phase"] == "starting"
 
 
-async def test_a_token_file_that_is_refused_is_no_ones_fault_but_the_gateways() -> None:
+async def test_a_refused_token_file_is_an_internal_error_of_the_gateway() -> None:
     class Refused:
         async def identify(self, token: str) -> Caller | None:
             raise TokenFileRefused(path="tokens.json", found="others may read it")
@@ -281,10 +285,10 @@ async def test_a_token_file_that_is_refused_is_no_ones_fault_but_the_gateways() 
     async with test_cell(identity=Refused()) as cell:
         problem = await cell.call("GET", "/v1/whoami", status=500)
     assert problem["code"] == "internal"
-    assert "tokens.json" not in problem["detail"], "what is wrong here is for the operator's log"
+    assert "tokens.json" not in problem["detail"], "the cause is for the operator's log"
 
 
-async def test_a_request_carries_the_callers_trace_into_the_log(cell: TestCell) -> None:
+async def test_the_trace_of_the_caller_is_recorded_in_the_log(cell: TestCell) -> None:
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
     body = {"project": "nlp", "run": {"command": ["true"]}}
@@ -302,7 +306,7 @@ async def test_a_request_carries_the_callers_trace_into_the_log(cell: TestCell) 
     assert envelope.auth.credential_id == "olga-token"
 
 
-async def test_the_numbers_of_a_wait_name_the_resource_their_unit_and_their_cycle(
+async def test_the_numbers_of_a_wait_have_a_resource_a_unit_and_a_cycle(
     cell: TestCell,
 ) -> None:
     job = await cell.submit(resources={"gpus": 2, "cpus": 1000})
@@ -314,4 +318,6 @@ async def test_the_numbers_of_a_wait_name_the_resource_their_unit_and_their_cycl
     await cell.submit()
     task = await cell.call("GET", f"/v1/tasks/{job}.0")
     again = await cell.call("GET", f"/v1/tasks/{job}.0/explain")
-    assert task["wait"]["cycle"] == before < again["cycle"], "the reason is of its own cycle"
+    assert task["wait"]["cycle"] == before < again["cycle"], (
+        "the reason keeps the cycle in which it was recorded"
+    )

@@ -1,4 +1,4 @@
-"""Submissions found in the log itself."""
+"""The cache of the newest submissions."""
 
 from tests.support import logs
 from yardmaster_eventlog.codec import encode
@@ -61,7 +61,7 @@ async def test_only_the_newest_requests_are_kept() -> None:
     assert await recent.find(job(41)) is not None
 
 
-async def test_what_landed_late_is_no_submission_because_quota_takes_it_for_a_repeat() -> None:
+async def test_a_late_record_is_not_a_submission_because_quota_refuses_it_as_repeated() -> None:
     log = await a_log(record(job(1), 5), record(job(2), 4), record(job(3), 9, source="gateway/h"))
     recent = RecentSubmissions(log, PLACE, max_requests=10)
     assert await recent.find(job(2)) is None

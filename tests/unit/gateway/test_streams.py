@@ -30,7 +30,7 @@ def events(text: str) -> list[Event]:
 
 
 async def watched(cell: TestCell, query: str = "", token: str = "operator", **what: Any) -> Any:
-    response = await cell.call("GET", f"/v1/watch{query}", token=token, settle=False, **what)
+    response = await cell.call("GET", f"/v1/watch{query}", token=token, run=False, **what)
     assert response.headers["content-type"].startswith("text/event-stream")
     return events(response.text)
 
@@ -142,7 +142,7 @@ async def test_streams_are_bounded() -> None:
     async with test_cell(max_streams=1) as cell, asyncio.TaskGroup() as group:
         group.create_task(watched(cell))
         await asyncio.sleep(0.05)
-        await cell.call("GET", "/v1/watch", status=429, settle=False)
+        await cell.call("GET", "/v1/watch", status=429, run=False)
 
 
 @pytest.mark.parametrize("query", ["?kinds=share", "?kinds=", "?after=x", "?kinds=task,task,"])
@@ -248,7 +248,7 @@ async def test_followed_output_starts_with_its_last_lines_or_after_the_last_even
         path = f"/v1/tasks/{task}/logs?follow=true"
 
         async def followed(query: str, **headers: str) -> list[Event]:
-            answer = await cell.call("GET", path + query, settle=False, headers=headers)
+            answer = await cell.call("GET", path + query, run=False, headers=headers)
             return [one for one in events(answer.text) if one[0] == "output"]
 
         assert [data["text"] for _, _, data in await followed("&tail=1")] == ["line 3\n"]
@@ -264,18 +264,18 @@ async def test_followed_output_with_tail_zero_resumes_with_all_output_written_si
         await cell.starts(task)
         await prints(cell, task, "before\n", 0)
         path = f"/v1/tasks/{task}/logs?follow=true&tail=0"
-        first = events((await cell.call("GET", path, settle=False)).text)
+        first = events((await cell.call("GET", path, run=False)).text)
         seen = [id_ for _, id_, _ in first if id_ is not None]
         assert not [one for one in first if one[0] == "output"]
         await prints(cell, task, "while disconnected\n", 1)
-        answer = await cell.call("GET", path, settle=False, headers={"Last-Event-ID": seen[-1]})
+        answer = await cell.call("GET", path, run=False, headers={"Last-Event-ID": seen[-1]})
         found = [data["text"] for event, _, data in events(answer.text) if event == "output"]
         assert found == ["while disconnected\n"]
 
 
 async def test_output_of_another_node_or_a_repeated_piece_is_ignored(cell: TestCell) -> None:
     await cell.joins("n2")
-    await cell.settle()
+    await cell.run_until_idle()
     job = await cell.submit()
     task = f"{job}.0"
     await cell.starts(task)
@@ -300,7 +300,7 @@ async def test_output_is_followed_until_the_task_has_ended() -> None:
 
         async with asyncio.TaskGroup() as group:
             group.create_task(continue_task())
-            response = await cell.call("GET", f"/v1/tasks/{task}/logs?follow=true", settle=False)
+            response = await cell.call("GET", f"/v1/tasks/{task}/logs?follow=true", run=False)
     found = events(response.text)
     texts = [data["text"] for event, _, data in found if event == "output"]
     assert texts == ["before\n", "while\n"]
@@ -331,7 +331,7 @@ async def followed_while_views_are_behind(
     cell.store.get_all = get_all_and_notify  # type: ignore[method-assign]
     async with asyncio.TaskGroup() as group:
         group.create_task(catch_up_views())
-        response = await cell.call("GET", f"/v1/tasks/{task}/logs?follow=true", settle=False)
+        response = await cell.call("GET", f"/v1/tasks/{task}/logs?follow=true", run=False)
     return [data["text"] for event, _, data in events(response.text) if event == "output"]
 
 
@@ -353,7 +353,7 @@ async def test_output_is_not_lost_while_the_views_are_behind_the_allocation_of_i
         await cell.starts(ahead)
         await cell.claim(logs.exited(ahead, "n1"))
         await cell.claim(logs.released(ahead, "n1"))
-        await cell.decide()
+        await cell.run_machines()
         assert await followed_while_views_are_behind(cell, task, AttemptRow) == ["first\n"]
 
 
@@ -362,12 +362,12 @@ async def test_a_heartbeat_sets_the_time_when_a_node_was_seen(cell: TestCell) ->
         node="n1", incarnation=logs.incarnation(), sent_at_ms=5, running=0, gpu_milli_used=0
     )
     await cell.write("heartbeats", "node/n2", beat, "n1")
-    await cell.settle()
+    await cell.run_until_idle()
     assert (await cell.call("GET", "/v1/nodes/n1"))["seen_at"] is None, (
         "n2 must not send heartbeats of n1"
     )
     await cell.write("heartbeats", "node/n1", beat, "n1")
-    await cell.settle()
+    await cell.run_until_idle()
     assert (await cell.call("GET", "/v1/nodes/n1"))["seen_at"] is not None
 
 
@@ -421,9 +421,9 @@ async def test_the_events_of_a_task_are_those_about_it_and_its_job(cell: TestCel
 async def test_a_cycle_shows_its_inputs(cell: TestCell) -> None:
     await cell.submit()
     number = (await cell.call("GET", "/v1/tasks"))["position"]
-    shown = await cell.call("GET", "/v1/cycles/main/1")
-    assert shown["cycle"] == 1
-    assert {taken["topic"] for taken in shown["inputs"]} <= {"admissions", "node-events"}
+    answer = await cell.call("GET", "/v1/cycles/main/1")
+    assert answer["cycle"] == 1
+    assert {taken["topic"] for taken in answer["inputs"]} <= {"admissions", "node-events"}
     assert number.startswith("main@")
 
 
@@ -437,7 +437,7 @@ async def test_resumed_output_misses_nothing_of_an_attempt_that_ended_in_the_mea
         await cell.starts(task)
         await prints(cell, task, "one\n", 0)
         path = f"/v1/tasks/{task}/logs?follow=true"
-        answer = await cell.call("GET", path, settle=False)
+        answer = await cell.call("GET", path, run=False)
         (seen,) = [one for one in events(answer.text) if one[0] == "output"]
         await prints(cell, task, "two\n", 1)
         await cell.call("POST", f"/v1/tasks/{task}/pause", status=202, json={})
@@ -446,6 +446,6 @@ async def test_resumed_output_misses_nothing_of_an_attempt_that_ended_in_the_mea
         await cell.starts(task, attempt=2)
         await prints(cell, task, "three\n", 0, attempt=2)
         headers = {"Last-Event-ID": str(seen[1])}
-        answer = await cell.call("GET", path, settle=False, headers=headers)
+        answer = await cell.call("GET", path, run=False, headers=headers)
         texts = [data["text"] for event, _, data in events(answer.text) if event == "output"]
         assert texts == ["two\n", "three\n"]

@@ -1,4 +1,4 @@
-"""`GET /v1/usage`: what was held, by whom, as far as the caller may see."""
+"""`GET /v1/usage`: metered GPU time of the projects that the caller may see."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from yardmaster_projections.usage import UsageRow
 
 
 async def ran(cell: TestCell) -> int:
-    """A job of nlp ran and ended; the milliseconds that its GPU was held."""
+    """Run a job of nlp to its end; return its use in gpu_milli x milliseconds."""
     job = await cell.submit()
     task = f"{job}.0"
     await cell.starts(task)
@@ -31,7 +31,7 @@ async def test_usage_is_summed_by_project_user_or_pool(cell: TestCell) -> None:
         assert found["position"] == str(await cell.usage.position())
 
 
-async def test_usage_comes_in_hours_days_or_months(cell: TestCell) -> None:
+async def test_usage_is_grouped_by_hours_days_or_months(cell: TestCell) -> None:
     await ran(cell)
     starts = {}
     for bucket in ("hour", "day", "month"):
@@ -42,7 +42,7 @@ async def test_usage_comes_in_hours_days_or_months(cell: TestCell) -> None:
     assert starts["month"] == starts["hour"][:7] + "-01T00:00:00.000Z"
 
 
-async def test_what_is_held_still_counts_up_to_now(cell: TestCell) -> None:
+async def test_a_running_task_counts_up_to_now(cell: TestCell) -> None:
     job = await cell.submit()
     await cell.starts(f"{job}.0")
     await asyncio.sleep(0.02)
@@ -54,7 +54,7 @@ async def test_what_is_held_still_counts_up_to_now(cell: TestCell) -> None:
 
 async def test_a_caller_sees_the_usage_of_its_own_projects(cell: TestCell) -> None:
     await ran(cell)
-    for token, seen in (("nlp", 1), ("research", 1), ("vision", 0), ("nobody", 0)):
+    for token, seen in (("nlp", 1), ("research", 1), ("vision", 0), ("no_roles", 0)):
         found = await cell.call("GET", "/v1/usage?by=user", token=token)
         assert len(found["items"]) == seen, token
 
@@ -71,17 +71,17 @@ async def test_a_caller_sees_the_usage_of_its_own_projects(cell: TestCell) -> No
         "window=1h",
     ],
 )
-async def test_a_question_that_makes_no_sense_is_refused(cell: TestCell, query: str) -> None:
+async def test_an_invalid_query_is_refused(cell: TestCell, query: str) -> None:
     problem = await cell.call("GET", f"/v1/usage?{query}", status=400)
     assert problem["code"] == "malformed"
 
 
-async def test_usage_waits_for_what_its_caller_saw(cell: TestCell) -> None:
+async def test_usage_waits_for_the_position_of_its_caller(cell: TestCell) -> None:
     answer = await cell.call(
         "POST",
         "/v1/jobs",
         status=202,
-        settle=False,
+        run=False,
         json={"project": "nlp", "run": {"command": ["true"]}},
     )
     path = f"/v1/usage?min_position={answer['position']}"
