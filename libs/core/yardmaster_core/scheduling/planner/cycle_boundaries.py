@@ -25,9 +25,9 @@ def begin_cycle(state: ClusterState, cycle: int, now_ms: int) -> ClusterState:
     state.cycle = cycle
     state.now_ms = max(state.now_ms, now_ms)
     state.restless = False
-    # Revoked nodes are checked in every cycle, because their deadline changes with what they hold
-    # and with their pool. So the log alone decides when one is lost, not what was checked since a
-    # snapshot.
+    # Revoked nodes are checked in every cycle, because their deadline changes with their pool and
+    # with the replicas that they hold. So the log alone decides when a node is lost, not the checks
+    # since a snapshot.
     state.revoked = {name: node for name, node in state.revoked.items() if node.revoked}
     state.node_attention.update(state.revoked)
     while state.deadlines and state.deadlines[0][0] <= state.now_ms:
@@ -99,11 +99,11 @@ def end_cycle(state: ClusterState, *, complete: bool) -> ClusterState:
     """End a cycle: groups that were considered and stay pending sleep until an event wakes them.
 
     Groups that wait for their victims stay awake, because their reserved slots must be kept from
-    other groups in every cycle until they start. Meanwhile they stay awake in the pools that they
-    prefer less, too.
+    other groups in every cycle until they start. Meanwhile they also stay awake in the pools that
+    they prefer less.
 
-    Another cycle follows at once (`restless`) if a node joins here that waited for its old
-    incarnation to be lost, if this cycle changed what shares depend on, or if it placed a task that
+    Another cycle follows at once (`restless`) in three cases: a node joins here that waited for its
+    old incarnation to be lost; this cycle changed an input of the shares; or it placed a task that
     a pending task may preempt.
 
     An observed silence that did not lose its node is forgotten: the node may be heard again, and

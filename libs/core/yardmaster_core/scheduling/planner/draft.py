@@ -1,10 +1,10 @@
 """The draft of a cycle's decisions.
 
-Each decision is applied to the state when it is recorded, so that every later step sees it and
-nothing is copied. At the end of the draft all decisions are rolled back, unless the draft keeps
-them: so `decide` leaves the state unchanged. Trials and reservations are rolled back in any case,
-and so is the planner's own bookkeeping: a kept draft leaves exactly what the appliers of its
-decisions leave.
+Each decision is applied to the state when it is recorded, so every later step sees it and nothing
+is copied. At the end of the draft all decisions are rolled back, unless the draft keeps them: so
+`decide` leaves the state unchanged. Trials, reservations and the planner's own bookkeeping are
+rolled back in any case: a kept draft differs from the initial state only by the effects of its
+decisions.
 """
 
 from collections.abc import Iterator
@@ -59,10 +59,10 @@ class Draft:
         state = self.state
         self.roll_back()
         state.undo()
-        left, state.unpruned = state.unpruned, None
+        unpruned, state.unpruned = state.unpruned, None
         if self._keep:
-            for line in left or ():
-                line.prune()
+            for queue in unpruned or ():
+                queue.prune()
             for pool in self._recheck_taken:
                 pool.recheck = True
             for pool in self._reshare_cleared:

@@ -1,6 +1,6 @@
-"""Whether a task could run at all in a pool, once its preemptible tasks are gone.
+"""Whether a task could ever run in a pool: whether it fits without the pool's preemptible tasks.
 
-Policies call it before they search victims or count demand.
+Policies check this before they search victims or count demand.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from yardmaster_core.scheduling.state.shapes import Shape
 
 
 def could_fit(pool: Pool, shape: Shape) -> bool:
-    """Whether a task would fit if every preemptible task of the pool were gone."""
+    """Whether a task would fit if every preemptible task of the pool released its slots."""
     assert pool.config is not None
     key = ("could_fit", shape.fit)
     known = pool.policy_cache.get(key)
@@ -20,7 +20,7 @@ def could_fit(pool: Pool, shape: Shape) -> bool:
         then, fits, capacity = known
         if then == now:
             return bool(fits)
-        # The node on which it fitted may still fit it, whatever changed on other nodes.
+        # The node that fitted before may still fit, whatever changed on other nodes.
         if (
             capacity is not None
             and then[0] == now[0]
@@ -29,12 +29,14 @@ def could_fit(pool: Pool, shape: Shape) -> bool:
         ):
             pool.policy_cache[key] = (now, True, capacity)
             return True
-    places = any_placement(pool.max_free, shape, pool.config)
-    fits = places is not None
+    placement = any_placement(pool.max_free, shape, pool.config)
+    fits = placement is not None
     if not fits and shape.whole_nodes and pool.config.unequal_gangs:
         # With unequal gangs, a subset of the free nodes may fit where all of them do not.
         fits = has_exact_sum(shape.gpus, idle_sizes(pool.max_free, shape))
-    capacity = places[0][0] if places is not None and shape.replicas == len(places) == 1 else None
+    capacity = (
+        placement[0][0] if placement is not None and shape.replicas == len(placement) == 1 else None
+    )
     pool.policy_cache[key] = (now, fits, capacity)
     return fits
 

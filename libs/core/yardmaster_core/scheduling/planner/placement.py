@@ -4,13 +4,14 @@ A strategy is a function from a capacity index, a shape and a set of nodes to th
 one replica, best first. Every pool may use every strategy, under every policy. The strategy decides
 where a task is placed, never whether it fits.
 
-The replicas of a gang are equal, and what one node can hold does not depend on the others. So
-filling one node after another finds a placement for all replicas whenever there is one.
+The replicas of a gang are equal, and the number of replicas that one node can hold does not depend
+on the other nodes. So filling one node after another finds a placement for all replicas whenever
+there is one.
 
-A task on whole nodes goes to one node that holds all of it, chosen by the strategy. Else it becomes
-a gang over idle nodes of equal size, largest first, whose size divides the requested number of GPUs
-(as in Determined; tasks without GPUs do not keep a node from being idle). A pool may allow nodes of
-unequal size: then the largest that still fit are taken one after another.
+A task on whole nodes goes to one node that holds all of it, chosen by the strategy. Otherwise it
+becomes a gang over idle nodes of equal size: the largest size that divides the requested number of
+GPUs (as in Determined; tasks without GPUs do not keep a node from being idle). A pool may allow
+nodes of unequal size: then the largest nodes that still fit are taken one after another.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -179,7 +180,8 @@ def tight_fit(index: CapacityIndex, shape: Shape, within: int = -1) -> Iterator[
 
 
 def _left(_: CapacityIndex, capacity: NodeCapacity, __: Shape) -> int:
-    # The task takes the same amount on every node, so what is free before decides.
+    # The task takes the same amount on every node, so the order before the placement is also the
+    # order after it.
     return capacity.gpu_milli * CPUS_OF_A_GPU + capacity.cpu_milli
 
 

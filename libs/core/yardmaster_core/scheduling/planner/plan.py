@@ -286,8 +286,8 @@ class PoolPass:
         waits.
 
         `start_wait` is the reason why the task must not start yet even if it fits. A task whose
-        last starts failed starts on free capacity only: it preempts no task, and gets no slots that
-        a task releases for a third one.
+        last starts failed starts on free capacity only: it preempts no task, and gets no slots of a
+        task that was preempted for another one.
         """
         shape = group.shape
         if shape.start_failed:
@@ -436,7 +436,7 @@ class PoolPass:
         run = victim.run
         assert run is not None
         grace_s = victim.job.spec.grace_s
-        # A task that is not stopped for another task is above a limit of its own.
+        # Without a receiving task, the victim is above a limit or a share of its own claimant.
         kind = StopRequestedV1 if stop.for_task is None else PreemptionRequestedV1
         event = kind(
             task_id=victim.id,

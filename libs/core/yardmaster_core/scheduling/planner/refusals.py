@@ -1,8 +1,8 @@
 """Which claims of agents are accepted.
 
-A claim counts only if it comes from the node that it is about, in that node's present incarnation,
-concerns a replica placed there, and can follow what is known of that replica. Any other claim is
-refused: it changes nothing, is recorded and quarantined, and never stops the cell.
+A claim is accepted only if it comes from the node that it is about, in that node's present
+incarnation, concerns a replica placed there, and is a possible next state of that replica. Any
+other claim is refused: it changes nothing, is recorded and quarantined, and never stops the cell.
 """
 
 from yardmaster_core.scheduling.state.cluster import ClusterState

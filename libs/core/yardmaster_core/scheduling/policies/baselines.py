@@ -1,16 +1,15 @@
 """The policies that FitGpp is compared with in its paper: `fifo`, `lrtp`, `rand`; and `sjf`.
 
 - `fifo`: one strict queue by submission. No task passes another and no task is preempted.
-- `lrtp` and `rand`: two strict queues, as under `fitgpp`: tasks that are not preemptible come
-  before preemptible ones. For a task that is not preemptible and does not fit, preemptible tasks
-  are preempted until it fits on some nodes: with `lrtp` the tasks with the longest remaining time
-  first, with `rand` in random order. As in the paper, victims that turn out unnecessary are
-  preempted too.
-- `sjf`: the shortest runtime estimate first. For simulations only: otherwise a user could get ahead
-  with a false estimate.
+- `lrtp` and `rand`: two strict queues, as under `fitgpp`: non-preemptible tasks come before
+  preemptible ones. For a non-preemptible task that does not fit, preemptible tasks are preempted
+  until it fits: with `lrtp` the tasks with the longest remaining time first, with `rand` in random
+  order. As in the paper, victims that turn out unnecessary are preempted too.
+- `sjf`: the shortest runtime estimate first. It is for simulations only, because users could get
+  ahead with false estimates.
 
-The planner asks `may_start` whether an earlier task of the queue waits for capacity; only `lrtp`
-and `rand` then have `victims` for a task that does not fit.
+The planner asks, in this order: `may_start` (is an earlier task of the queue waiting for
+capacity?), then under `lrtp` and `rand`, for a task that does not fit, `victims` and `stop_reason`.
 """
 
 from collections.abc import Iterator
@@ -89,13 +88,13 @@ def in_random_order(view: PoolView, task: Task) -> Iterator[Task]:
 
 
 def lrtp_stop_reason(view: PoolView, victim: Task, task: Task) -> Stop:
-    """Why `victim` is stopped for `task` under `lrtp`."""
+    """Return why `victim` is preempted for `task` under `lrtp`."""
     left_s = remaining_ms(view, victim) // 1000
     return stop_for_task(victim, task, StopCode.LRTP, "longest_remaining", remaining_s=left_s)
 
 
 def rand_stop_reason(view: PoolView, victim: Task, task: Task) -> Stop:
-    """Why `victim` is stopped for `task` under `rand`."""
+    """Return why `victim` is preempted for `task` under `rand`."""
     candidates = view.memo["candidates"]
     return stop_for_task(victim, task, StopCode.RAND, "drawn", candidates=candidates)
 

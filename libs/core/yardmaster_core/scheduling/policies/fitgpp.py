@@ -120,7 +120,7 @@ def capacity_of(pool: Pool) -> Amounts:
 
 
 def amounts_held(run: Attempt) -> Amounts:
-    """Return what an attempt holds on all its nodes together."""
+    """Return the resources that an attempt holds on all its nodes together."""
     cpu = memory = gpu = 0
     for placement in _held(run):
         cpu += placement.cpu_milli
@@ -205,7 +205,7 @@ class _VictimFit:
 
 
 def fitgpp_stop_reason(view: PoolView, victim: Task, task: Task) -> Stop:
-    """Why `victim` is stopped for `task`; size and score in thousandths."""
+    """Return why `victim` is preempted for `task`; size and score in thousandths."""
     scores: Scores = view.memo["scores"]
     limit = view.options.p
     numbers = {

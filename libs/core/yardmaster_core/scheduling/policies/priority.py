@@ -157,7 +157,7 @@ def min_runtime_wait(view: PoolView, task: Task) -> Wait | None:
 
 
 def stop_reason(_: PoolView, victim: Task, task: Task) -> Stop:
-    """Why `victim` is stopped for `task`."""
+    """Return why `victim` is preempted for `task`."""
     job, of = victim.job, task.job
     requested = of.shape.total_gpu_milli
     return _stop(task.id, of.priority, requested, job.priority, job.shape.total_gpu_milli)

@@ -75,8 +75,8 @@ def _may_be_passed(pool: Pool, group: Group) -> bool:
 
 def running_victims(view: PoolView) -> list[Task]:
     """Return the preemptible tasks of the pool that hold slots, by priority and submission."""
-    lines = view.pool.victims
-    return [task for priority in sorted(lines) for task in lines[priority].in_order()]
+    victims = view.pool.victims
+    return [task for priority in sorted(victims) for task in victims[priority].in_order()]
 
 
 def allowed_victims(view: PoolView, task: Task) -> list[Task]:

@@ -13,7 +13,7 @@ class Demand:
     """A demand in gpu_milli; `age` is the age of the oldest task."""
 
     age: Age
-    #: `demand` is what is requested within all limits. Of it, `fixed` cannot be preempted.
+    #: `demand` is the amount requested within all limits. Of it, `fixed` cannot be preempted.
     #: `smallest_task` is the smallest preemptible or pending task (0: none); all of those tasks are
     #: multiples of `multiple_of`.
     demand: int

@@ -3,18 +3,18 @@
 Only claimants that were marked are counted again. Claimants with equal demands and limits share one
 `ClaimantKind` (`claim_runs.py`).
 
-A claimant's demand is what its running tasks hold plus what its pending tasks could get. Pending
-tasks count if they would fit with every preemptible task of the pool gone, so that a claimant that
-arrives at a full pool counts. Tasks whose last starts failed do not count, because no task may be
-preempted for them. A demand is at most what the claimant's limits allow. If the jobs of a project
+A claimant's demand is the amount that its running tasks hold plus the amount that its pending tasks
+could get. Pending tasks count if they would fit without the pool's preemptible tasks, so that a
+claimant that arrives at a full pool counts. Tasks whose last starts failed do not count, because no
+task may be preempted for them. A demand is at most the claimant's limit. If the jobs of a project
 or the projects of a department demand more than a limit above them, that limit is divided among
 them first, in the same way as the pool.
 
-Whatever changes what a job holds or waits for marks the job (`ClusterState.recount`), also when a
+Every change of a job's slots or pending tasks marks the job (`ClusterState.recount`), also when a
 draft is rolled back: so demands updated within a draft are updated again after it. Two results
-depend on other claimants and are checked at each update: whether a shape could fit, and what the
-limits leave. Claimants whose result changed are marked. All of this follows from the state: a new
-tracker computes the same.
+depend on other claimants and are checked at each update: whether a shape could fit, and how much
+the limits leave. Claimants whose result changed are marked. All of this follows from the state: a
+new tracker computes the same.
 """
 
 from bisect import bisect_left, insort

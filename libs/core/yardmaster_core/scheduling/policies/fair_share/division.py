@@ -28,12 +28,12 @@ from yardmaster_core.scheduling.state.shapes import WHOLE
 
 
 def max_min(capacity: int, runs: Sequence[ClaimRun]) -> list[ClaimRun]:
-    """Return shares by weight; what a claimant does not need goes to the others.
+    """Return shares by weight; capacity that a claimant does not need goes to the others.
 
-    Progressive filling, in rounds: each claimant that is not satisfied gets a part of what is left
-    by its weight, the smallest demand first, but at least one grain while there is one.
+    Progressive filling, in rounds: each claimant that is not satisfied gets a part of the remaining
+    capacity by its weight, the smallest demand first, but at least one grain while there is one.
 
-    Source: Determined 0.38, `fair_share.go`, with corrections (docs/reference/policies.md).
+    Source: Determined 0.38, `fair_share.go`, with corrections (docs/policies.md).
     """
     grain = _grain(runs)
     fixed = sum(run.claim.fixed * run.count for run in runs)
@@ -48,9 +48,9 @@ def max_min(capacity: int, runs: Sequence[ClaimRun]) -> list[ClaimRun]:
 def demand_proportional(capacity: int, runs: Sequence[ClaimRun]) -> list[ClaimRun]:
     """Return shares proportional to demand times weight.
 
-    What exceeds a claimant's demand goes to the others. What is left after rounding down goes to
-    the claimants without a share first, then to the others, oldest first. So the shares depend only
-    on the demands, and not on which claimant holds what.
+    The part of a share above its claimant's demand goes to the others. The remainder of rounding
+    down goes to the claimants without a share first, then to the others, oldest first. So the
+    shares depend only on the demands, and not on the slots that each claimant holds.
 
     Source: Determined's documentation (demands of 10 and 30 on 8 GPUs: 2 and 6; with weights 3 and
     1: 4 and 4).
@@ -79,8 +79,9 @@ def _proportional(capacity: int, runs: Sequence[ClaimRun], grain: int) -> list[C
     free = [i for i in range(len(found)) if low[i] < high[i] and weighted[i]]
     left = capacity - sum(low[i] * counts[i] for i in range(len(found)) if low[i] >= high[i])
     left = max(0, left)
-    # Shares are bounded on both sides. What the lower bounds add is compared with what the upper
-    # bounds cut, and the larger side is decided first, so that no bound has to be undone.
+    # Shares have a lower and an upper bound. The amount that the lower bounds add is compared with
+    # the amount that the upper bounds cut. The side with the larger amount is decided first, so
+    # that no bound has to be undone.
     while free:
         weighted_sum = sum(weighted[i] * counts[i] for i in free)
         below = [i for i in free if left * weighted[i] < low[i] * weighted_sum]
@@ -147,8 +148,8 @@ def _return_too_small(found: list[ClaimRun], grain: int) -> int:
     leftover = sum((run.share - run.claim.fixed // grain) * run.count for run in too_small)
     if not leftover:
         return 0
-    # A claimant gets a task's worth if the sum suffices for it and for all older ones: what each of
-    # them lacks is what the younger ones had.
+    # A claimant gets the size of one task if the sum suffices for it and for all older ones: older
+    # claimants get what the younger ones return.
     leasts = [run.claim.smallest_task // grain for run in too_small]
     for run, least, end in zip(
         too_small, leasts, oldest_within(too_small, leasts, leftover), strict=True
@@ -166,7 +167,7 @@ def _return_too_small(found: list[ClaimRun], grain: int) -> int:
 
 
 def _give_to_usable(found: list[ClaimRun], grain: int, leftover: int) -> None:
-    """Give what no other claimant can use to claimants that have at least a task's worth, oldest
+    """Give the leftover to claimants that already have at least the size of one task, oldest
     first.
     """
     users = [
@@ -217,11 +218,11 @@ def _round_to_whole_tasks(found: list[ClaimRun], most: int = 0) -> list[ClaimRun
             by_order.setdefault(order, []).append(run)
     by_order_runs = [by_order[order] for order in sorted(by_order)]
     while by_order_runs:
-        share = leftover // sum(run.count for line in by_order_runs for run in line)
+        share = leftover // sum(run.count for same_order in by_order_runs for run in same_order)
         given = []
-        for line in by_order_runs:
+        for same_order in by_order_runs:
             served: list[ClaimRun] = []
-            leftover = _serve(found, line, served, share, leftover, most)
+            leftover = _serve(found, same_order, served, share, leftover, most)
             if served:
                 given.append(served)
         by_order_runs = given
@@ -230,7 +231,7 @@ def _round_to_whole_tasks(found: list[ClaimRun], most: int = 0) -> list[ClaimRun
 
 def _serve(
     found: list[ClaimRun],
-    line: Sequence[ClaimRun],
+    same_order: Sequence[ClaimRun],
     served: list[ClaimRun],
     share: int,
     leftover: int,
@@ -241,7 +242,7 @@ def _serve(
     Adds the runs that got some and want more to `served`.
     """
     unserved = []
-    for run in line:
+    for run in same_order:
         claim = run.claim
         size = (gcd(most, claim.multiple_of) if claim.multiple_of else 0) or 1
         least = max(size, claim.smallest_task - (run.share - claim.fixed))

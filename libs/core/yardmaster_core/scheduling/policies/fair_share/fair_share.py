@@ -3,13 +3,13 @@ projects.
 
 After Determined's fair-share scheduler, as documented (`demand_proportional`) or as its resource
 manager computes it (`max_min`), with corrections: pending tasks count also when the pool is full,
-tasks that cannot be preempted are counted once, and each start in a cycle reduces what is free for
-the next.
+tasks that cannot be preempted are counted once, and each start in a cycle reduces the free capacity
+for the next start.
 
 - A claimant above its share releases tasks as soon as another claimant below its share has a
   pending task that no limit blocks: running tasks are preempted until no more than the share is
   left, with `demand_proportional` the latest submission first, with `max_min` the earliest first.
-  What a claimant holds above its own limit is released in any case.
+  Tasks of a claimant above its own limit are preempted in any case.
 - A task starts if it fits and its claimant stays within its share. The claimant with the smallest
   demand comes first, then the oldest; within a claimant the earliest submission. A task that does
   not fit lets others pass.
@@ -186,7 +186,9 @@ def reclaim_above_share(view: PoolView) -> Iterator[tuple[Task, Stop]]:
 
 @dataclass(slots=True)
 class AboveShare:
-    """A claimant above its share; `left` is what it holds less what it releases (gpu_milli)."""
+    """A claimant above its share. `left` is the amount that it holds without releasing tasks
+    (gpu_milli).
+    """
 
     share: Share
     left: int
@@ -340,10 +342,10 @@ def _stop(view: PoolView, share: Share, used: int, receiver: Task | None) -> Sto
 
 
 def _receivers(view: PoolView) -> list[tuple[Group, Task, int]]:
-    """Return pending groups of claimants below their shares, with the first task and what is left
+    """Return pending groups of claimants below their shares, each with its first task and the rest
     of the share (gpu_milli).
 
-    Groups whose first task fits into what is left come first.
+    Groups whose first task fits into that rest come first.
     """
     found: list[tuple[tuple[bool, OrderKey], tuple[Group, Task, int]]] = []
     for share, group in _below(view):

@@ -144,7 +144,7 @@ class WaterFill:
         oldest_ages = [run.ages[run.first] for run in same_demand]
         short = [part > self.left for part in wanted]
         if short[oldest_ages.index(min(oldest_ages))]:
-            # It takes all that is left, except what its fixed part covers: then nothing changes.
+            # It takes all that is left, except for its fixed part: then nothing changes.
             return oldest_within(same_demand, nets, 0)
         ends = [run.first for run in same_demand]
         until = min(
@@ -186,7 +186,8 @@ class WaterFill:
 
     def _return_unusable(self) -> None:
         """Take back the share of the youngest claim whose share, its fixed part included, is
-        smaller than its smallest task, as Determined compares them; repeat until something is left.
+        smaller than its smallest task, as Determined compares them; repeat until some capacity is
+        left.
 
         Shares only grow, so a claim that can use its share now can use it later.
         """
@@ -271,7 +272,7 @@ class WaterFill:
             return False
         if part > 1 and len({run.share for run in same_demand}) > 1:
             return False
-        # The two groups meet where the older claims lack what the younger ones return.
+        # The two groups meet where the older claims lack as much as the younger ones return.
         cap = self._cap(same_demand[0])
         of_run = dict(returning_runs)
         tried: list[ClaimRun] = []
