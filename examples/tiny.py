@@ -1,7 +1,7 @@
-# ruff: noqa: TID251  (a task is its user's program: it may ask the machine for what it likes)
-"""A tiny neural network in plain Python, and checkpoints of it: what the examples train.
+# ruff: noqa: TID251  (a user's program may use the machine directly)
+"""A tiny neural network in plain Python, with checkpoints. The other examples train it.
 
-Two inputs, one hidden layer, one output; it learns which of two half moons a point belongs to.
+Two inputs, one hidden layer, one output; it learns to which of two half moons a point belongs.
 """
 
 import json
@@ -17,20 +17,20 @@ Point = tuple[float, float, int]
 
 @dataclass
 class Net:
-    """Weights of the network; `hidden` rows of (two weights, bias), then the output's."""
+    """The weights: one row (two weights, bias) per hidden unit, and those of the output."""
 
     hidden: list[list[float]]
     output: list[float]
 
     @classmethod
     def fresh(cls, size: int, seed: int) -> "Net":
-        """A network that has learned nothing yet."""
-        chance = random.Random(seed)
-        hidden = [[chance.uniform(-1, 1) for _ in range(3)] for _ in range(size)]
-        return cls(hidden, [chance.uniform(-1, 1) for _ in range(size + 1)])
+        """A network with random weights."""
+        rng = random.Random(seed)
+        hidden = [[rng.uniform(-1, 1) for _ in range(3)] for _ in range(size)]
+        return cls(hidden, [rng.uniform(-1, 1) for _ in range(size + 1)])
 
     def gradient(self, points: list[Point]) -> tuple[float, list[float]]:
-        """Mean loss over the points, and its slope for every weight (hidden rows, then output)."""
+        """The mean loss over the points, and its slope for each weight: hidden, then output."""
         slopes = [[0.0] * 3 for _ in self.hidden]
         out_slopes = [0.0] * len(self.output)
         loss = 0.0
@@ -51,7 +51,7 @@ class Net:
         return loss / len(points), [value / len(points) for value in flat]
 
     def step(self, slopes: list[float], rate: float) -> None:
-        """Move every weight against its slope."""
+        """Move each weight against its slope."""
         at = 0
         for row in self.hidden:
             for i in range(3):
@@ -63,20 +63,20 @@ class Net:
 
 
 def moons(count: int, seed: int) -> list[Point]:
-    """`count` points of two half moons that reach into each other."""
-    chance = random.Random(seed)
+    """`count` points of two interleaving half moons."""
+    rng = random.Random(seed)
     points: list[Point] = []
     for i in range(count):
-        angle = chance.uniform(0, math.pi)
+        angle = rng.uniform(0, math.pi)
         x, y = math.cos(angle), math.sin(angle)
         if i % 2:
             x, y = 1 - x, 0.5 - y
-        points.append((x + chance.gauss(0, 0.1), y + chance.gauss(0, 0.1), i % 2))
+        points.append((x + rng.gauss(0, 0.1), y + rng.gauss(0, 0.1), i % 2))
     return points
 
 
 def save(net: Net, step: int, folder: Path) -> str:
-    """Write a checkpoint; its URI. Whoever finds the file finds it whole: it comes by rename."""
+    """Write a checkpoint and return its URI. Because of the rename, the file is always complete."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{step:06d}.json"
     part = path.with_suffix(".part")
@@ -89,7 +89,7 @@ def save(net: Net, step: int, folder: Path) -> str:
 
 
 def load(uri: str) -> tuple[Net, int]:
-    """The network of a checkpoint, and the step it was saved after."""
+    """The network of a checkpoint, and the step after which it was saved."""
     with open(unquote(urlparse(uri).path)) as file:
         found = json.load(file)
     return Net(**found["net"]), found["step"]

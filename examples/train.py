@@ -1,8 +1,8 @@
-# ruff: noqa: TID251  (a task is its user's program: it may ask the machine for what it likes)
-"""Trains a tiny network and survives being stopped: what a training job of Yardmaster looks like.
+# ruff: noqa: TID251  (a user's program may use the machine directly)
+"""Trains a tiny network and survives preemption: an example of a training job.
 
-It saves checkpoints by rename, reports each, asks `should_stop()` every step, and starts from the
-last checkpoint that any earlier attempt reported. Rate and seed come from the job's search point.
+It writes checkpoints by rename, reports each, calls `should_stop()` in every step, and starts from
+the last checkpoint of any earlier attempt. Rate and seed come from the job's search point.
 """
 
 import argparse
@@ -19,13 +19,15 @@ import yardmaster
 
 
 def main() -> int:
-    """Train until done or asked to stop."""
+    """Train until all steps are done or a stop is requested."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rate", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--every", type=int, default=10, help="steps between two checkpoints")
-    parser.add_argument("--pause", type=float, default=0.1, help="seconds a step takes at least")
+    parser.add_argument("--every", type=int, default=10, help="steps between checkpoints")
+    parser.add_argument(
+        "--pause", type=float, default=0.1, help="minimum duration of a step in seconds"
+    )
     parser.add_argument(
         "--out", type=Path, default=Path(tempfile.gettempdir()) / "yard-checkpoints"
     )
@@ -33,7 +35,7 @@ def main() -> int:
     point = json.loads(os.environ.get("YARD_PARAMS") or "{}")
     rate, seed = float(point.get("rate", args.rate)), int(point.get("seed", args.seed))
 
-    # Each attempt writes into a folder of its own, so that a late one can spoil nothing.
+    # Each attempt writes into its own folder, so that an old attempt cannot overwrite a new one's.
     attempt = os.environ.get("YARD_ATTEMPT", "1")
     folder = args.out.resolve() / os.environ.get("YARD_TASK_ID", "local") / f"attempt-{attempt}"
     points = tiny.moons(60, seed)

@@ -1,9 +1,10 @@
-# ruff: noqa: TID251  (a task is its user's program: it may ask the machine for what it likes)
-"""Trains one network on several replicas at once, by the standard library alone.
+# ruff: noqa: TID251  (a user's program may use the machine directly)
+"""Trains one network on several replicas at once, with the standard library only.
 
-Each replica has its own share of the points. Every step the replicas send their gradients to rank 0
-(MASTER_ADDR, MASTER_PORT), which answers with the mean, so all of them hold the same weights. Rank
-0 saves the checkpoints and says for all when to stop: no replica waits for one that has left.
+Each replica has its own share of the points. In every step, the replicas send their gradients to
+rank 0 (MASTER_ADDR, MASTER_PORT), which answers with the mean, so all replicas have the same
+weights. Rank 0 saves the checkpoints. It also decides for all replicas when to stop, so that no
+replica waits for one that has exited.
 """
 
 import argparse
@@ -23,8 +24,8 @@ import yardmaster
 CONNECT_S = 30
 
 
-class Ring:
-    """The replicas of a gang, rank 0 in their middle; messages are lines of JSON."""
+class ReplicaGroup:
+    """The connections of a gang's replicas to rank 0; a message is a line of JSON."""
 
     def __init__(self) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
@@ -54,9 +55,9 @@ class Ring:
                 time.sleep(0.1)
 
     def mean(self, values: list[float], stop: bool) -> tuple[list[float], bool]:
-        """The mean of all replicas' values, and whether rank 0 says to stop."""
+        """The mean of the values of all replicas, and whether rank 0 wants to stop."""
         if self.rank != 0:
-            self._say(self._peers[0], {"values": values})
+            self._send(self._peers[0], {"values": values})
             answer = json.loads(self._peers[0].readline())
             return answer["values"], answer["stop"]
         totals = list(values)
@@ -65,17 +66,17 @@ class Ring:
                 totals[i] += value
         means = [total / self.size for total in totals]
         for peer in self._peers:
-            self._say(peer, {"values": means, "stop": stop})
+            self._send(peer, {"values": means, "stop": stop})
         return means, stop
 
     @staticmethod
-    def _say(peer: TextIO, message: dict[str, object]) -> None:
+    def _send(peer: TextIO, message: dict[str, object]) -> None:
         peer.write(json.dumps(message) + "\n")
         peer.flush()
 
 
 def main() -> int:
-    """Train together until done or asked to stop."""
+    """Train together until all steps are done or a stop is requested."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--rate", type=float, default=1.0)
@@ -85,12 +86,12 @@ def main() -> int:
         "--out", type=Path, default=Path(tempfile.gettempdir()) / "yard-checkpoints"
     )
     args = parser.parse_args()
-    ring = Ring()
+    group = ReplicaGroup()
     attempt = os.environ.get("YARD_ATTEMPT", "1")
     folder = args.out.resolve() / os.environ.get("YARD_TASK_ID", "local") / f"attempt-{attempt}"
-    points = tiny.moons(60 * ring.size, seed=7)[ring.rank :: ring.size]
+    points = tiny.moons(60 * group.size, seed=7)[group.rank :: group.size]
     node = os.environ.get("YARD_NODE", "here")
-    print(f"rank {ring.rank} of {ring.size} on {node}, {len(points)} points", flush=True)
+    print(f"rank {group.rank} of {group.size} on {node}, {len(points)} points", flush=True)
 
     last = yardmaster.last_checkpoint()
     net, step = (tiny.Net.fresh(8, seed=7), 0) if last is None else tiny.load(last.uri)
@@ -98,12 +99,12 @@ def main() -> int:
         print(f"resumed from step {step} (attempt {attempt})", flush=True)
     while step < args.steps:
         loss, slopes = net.gradient(points)
-        (mean_loss, *means), stop = ring.mean([loss, *slopes], yardmaster.should_stop())
+        (mean_loss, *means), stop = group.mean([loss, *slopes], yardmaster.should_stop())
         net.step(means, args.rate)
         step += 1
-        if ring.rank == 0 and step % 5 == 0:
-            print(f"step {step} loss {mean_loss:.4f} over {ring.size} replicas", flush=True)
-        if ring.rank == 0 and (stop or step % args.every == 0 or step == args.steps):
+        if group.rank == 0 and step % 5 == 0:
+            print(f"step {step} loss {mean_loss:.4f} over {group.size} replicas", flush=True)
+        if group.rank == 0 and (stop or step % args.every == 0 or step == args.steps):
             yardmaster.report_checkpoint(tiny.save(net, step, folder), step)
         if stop:
             print(f"stopped at step {step}, state saved", flush=True)

@@ -66,7 +66,7 @@ async def run(
 
 
 async def _finish(server: Server, gateway: Gateway) -> None:
-    """Stop listening, let what is being answered be answered for a while, then let go of it."""
+    """Stop listening, wait up to `stop_s` seconds for open requests, then cancel the rest."""
     server.close()
     gateway.end_streams()
     clock = gateway.ports.clock

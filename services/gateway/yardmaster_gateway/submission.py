@@ -23,7 +23,7 @@ ID_LENGTH: Final = 12
 def job_id(log_id: str, project: str, user: str, key: str) -> str:
     """The id of the job that a user submits to a project under an idempotency key.
 
-    12 characters of [0-9a-z], from an HMAC-SHA256 keyed with the log's id, so that nobody can
+    12 characters of [0-9a-z], from an HMAC-SHA256 keyed with the log's id, so that no user can
     choose a key that yields a given id.
     """
     parts = (project, user, key)

@@ -57,15 +57,15 @@ async def read_usage(
     from_ms = max(0, to_ms - DEFAULT_WINDOW_MS) if begin is None else _moment("from", begin)
     if not 0 <= to_ms - from_ms <= MAX_WINDOW_MS:
         raise errors.Malformed(found="`to` must be after `from`, by at most 400 days")
-    asked = UsageQuery.window(from_ms, to_ms, by, bucket)
+    query = UsageQuery.window(from_ms, to_ms, by, bucket)
     try:
-        found = await metered(store, asked, await gateway.visibility(caller), now_ms)
+        found = await metered(store, query, await gateway.visibility(caller), now_ms)
     except TooMuchUsage as error:
         raise errors.Malformed(found=str(error)) from None
     response.headers["Yard-Position"] = str(found.position)
     return Usage(
-        from_at=rfc3339(asked.from_ms),
-        to_at=rfc3339(asked.to_ms),
+        from_at=rfc3339(query.from_ms),
+        to_at=rfc3339(query.to_ms),
         by=by,
         bucket=bucket,
         items=[
