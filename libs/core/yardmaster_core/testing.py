@@ -3,6 +3,8 @@
 Events are applied as inputs of the next cycle. `cycle` decides, checks that deciding left the state
 unchanged and that applying the decisions gives the promised digest, and returns the decisions.
 Claims of agents pass through `refusal` first, as in production.
+
+It is one file, so that a test finds all inputs of a cell in one class.
 """
 
 import itertools

@@ -59,25 +59,25 @@ def due_ms(state: ClusterState) -> int | None:
     """
     if state.restless:
         return state.now_ms
-    whens = [
-        when
+    moments = [
+        moment
         for node in state.revoked.values()
-        if (when := node.forfeit_ms(state.config_of(node))) is not None
+        if (moment := node.forfeit_ms(state.config_of(node))) is not None
     ]
     while state.deadlines:
-        when, due, name, attempt = state.deadlines[0]
-        if _holds(state, when, due, name, attempt):
-            whens.append(when)
+        moment, due, name, attempt = state.deadlines[0]
+        if _still_applies(state, moment, due, name, attempt):
+            moments.append(moment)
             break
         heappop(state.deadlines)
-    return min(whens, default=None)
+    return min(moments, default=None)
 
 
 def _until_ms(pool: Pool, group: Group) -> int:
     return group.waits[pool.name][0].numbers.get("until_at_ms", 0)
 
 
-def _holds(state: ClusterState, when_ms: int, due: int, name: str, attempt: int) -> bool:
+def _still_applies(state: ClusterState, when_ms: int, due: int, name: str, attempt: int) -> bool:
     if due == Due.DRAIN:
         node = state.nodes.get(name)
         return node is not None and bool(node.drain_ms and node.open)
@@ -123,7 +123,7 @@ def end_cycle(state: ClusterState, *, complete: bool) -> ClusterState:
     if not complete:
         return state
     for pool in state.pools.values():
-        state.restless |= _may_stop_what_was_placed(pool)
+        state.restless |= _may_preempt_placed_task(pool)
         pool.reshare = pool.reshare_next
         pool.reshare_next = False
         state.restless |= pool.reshare
@@ -148,31 +148,31 @@ def end_cycle(state: ClusterState, *, complete: bool) -> ClusterState:
     return state
 
 
-def _may_stop_what_was_placed(pool: Pool) -> bool:
+def _may_preempt_placed_task(pool: Pool) -> bool:
     """Whether a group that waits for capacity may preempt a task that this cycle placed.
 
     In the cycle itself it could not.
     """
-    worst, pool.lowest_placed_priority = pool.lowest_placed_priority, None
-    if worst is None or not pool.preempts:
+    lowest, pool.lowest_placed_priority = pool.lowest_placed_priority, None
+    if lowest is None or not pool.preempts:
         return False
     if pool.strict_queues is None:
-        may_stop = (
+        may_preempt = (
             group
             for group in pool.awake
-            if group.priority <= worst and not group.shape.start_failed
+            if group.priority <= lowest and not group.shape.start_failed
         )
     else:
         # Under a strict policy no task is placed past one that may preempt, unless that one waited
         # for the result of a pool that it prefers.
-        may_stop = (
+        may_preempt = (
             group
             for group in pool.awake
             if not group.shape.preemptible
             and not group.shape.start_failed
             and group.shape.pools[0] != pool.name
         )
-    return any(code_of(group, pool) in NO_CAPACITY for group in may_stop)
+    return any(code_of(group, pool) in NO_CAPACITY for group in may_preempt)
 
 
 def _waits_for_victims(group: Group, pool: str) -> bool:

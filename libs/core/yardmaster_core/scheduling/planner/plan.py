@@ -9,6 +9,8 @@ on the groups that were woken and the tasks that start, not on the number of pen
 
 Among groups of the same rank, every task that fits starts before any task is preempted for the
 others. So no task is preempted for capacity that a task of equal rank then takes.
+
+It is one file because `PoolPass` is one algorithm over one set of caches.
 """
 
 from collections.abc import Iterator

@@ -118,7 +118,7 @@ class DemandTracker:
         stale, pool.stale = pool.stale, {}
         if self.among == "job":
             for job in stale:
-                assert isinstance(job, Job), "a job that shares a pool is equal to no other"
+                assert isinstance(job, Job), "a job that is a claimant has equals in other jobs"
                 self._set(job, self._job_demand(job, state.pools), state.pools)
         else:
             projects = dict.fromkeys(self._limits)
@@ -173,12 +173,12 @@ class DemandTracker:
         return Demand(age, pending * task_milli, 0, task_milli, task_milli)
 
     def _held_demand(self, job: Job) -> Demand | None:
-        holding = self.pool.usage_by_job.get(job)
-        if holding is None:
+        usage = self.pool.usage_by_job.get(job)
+        if usage is None:
             return None
         task_milli = job.shape.total_gpu_milli
         # Whole tasks, even if a gang has released some replicas: its task needs all of them again.
-        demand = len(holding.tasks) * task_milli
+        demand = len(usage.tasks) * task_milli
         age = (job.submitted_ms, job.seq)
         if job.spec.preemptible:
             return Demand(age, demand, 0, task_milli, task_milli)
@@ -194,14 +194,14 @@ class DemandTracker:
         """Count a source of a project's demand again; return the project."""
         if isinstance(source, Group):
             project = state.projects[source.shape.project]
-            demand, bounded = self._group_demand(source, project, state.pools), False
+            demand, limited = self._group_demand(source, project, state.pools), False
         elif source.shape.job_id is not None:
             project = source.project
-            demand, bounded = self._job_demand(source, state.pools), True
+            demand, limited = self._job_demand(source, state.pools), True
         else:
             project = source.project
             self._counts_pending(source, source.shape, project, 0, None, state.pools)
-            demand, bounded = self._held_demand(source), False
+            demand, limited = self._held_demand(source), False
         sums = self._sums.get(project)
         if sums is None:
             sums = self._sums[project] = DemandSum(), DemandSum()
@@ -209,8 +209,8 @@ class DemandTracker:
         if known is not None:
             sums[known[1]].remove(known[0])
         if demand is not None:
-            self._by_source[source] = demand, bounded
-            sums[bounded].add(demand)
+            self._by_source[source] = demand, limited
+            sums[limited].add(demand)
         return project
 
     def _project_demand(self, project: Project, pools: Pools) -> Demand | None:
@@ -219,12 +219,12 @@ class DemandTracker:
             return None
         self._owners_of(project, pools)
         limit, _ = self._limits.get(project, (None, None))
-        equal, bounded = (total.total() for total in sums)
+        equal, limited = (total.total() for total in sums)
         if equal is None:
-            equal, bounded = bounded, None
+            equal, limited = limited, None
         if equal is not None:
             equal.cap(limit, whole_tasks=self.whole_tasks)
-            equal.add(bounded)
+            equal.add(limited)
             equal.cap(limit, whole_tasks=self.whole_tasks)
         return equal
 
