@@ -146,7 +146,7 @@ class Histories(RuleBasedStateMachine):
         # All at first, or the cell would stand still with its nodes.
         for one, most in ({name: gpus} if self.closed else dict.fromkeys(NODES, 3)).items():
             self.enrolled.add(one)
-            self.world.both("enrol", one, gpus=most)
+            self.world.both("enroll", one, gpus=most)
         self.closed = True
 
     # Quota's verdicts
