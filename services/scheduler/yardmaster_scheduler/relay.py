@@ -269,9 +269,9 @@ class Relay:
         return None
 
     async def _append(self, node: str, records: Sequence[Record]) -> None:
-        place = self._place(node)
+        partition = self._partition_of(node)
         try:
-            await self._nodes_log.append(place, records)
+            await self._nodes_log.append(partition, records)
         except BatchTooLarge:
             if len(records) == 1:
                 raise
@@ -281,7 +281,7 @@ class Relay:
         except UnknownTopic:
             self._known.discard(node)
             await self._nodes_log.create_topics([assignments(node)], self._partitions)
-            await self._nodes_log.append(place, records)
+            await self._nodes_log.append(partition, records)
             self._known.add(node)
 
     # Topics
@@ -353,8 +353,8 @@ class Relay:
     # Where to continue
 
     def _cycles(self, reader: CommitReader) -> "_Cycles":
-        place = Partition(DECISIONS.name, self._number)
-        cursor = Cursor(self._log, place, reader.next, self._limits.max_read)
+        partition = Partition(DECISIONS.name, self._number)
+        cursor = Cursor(self._log, partition, reader.next, self._limits.max_read)
         return _Cycles(self._log, cursor, reader, self._decoded)
 
     async def _highest_relayed(self, nodes: Sequence[str]) -> int:
@@ -363,14 +363,14 @@ class Relay:
         A topic that cannot be read now is left out if another topic has copies: then the relay may
         start too early, which is safe, but never too late.
         """
-        places = [self._place(node) for node in nodes]
+        partitions = [self._partition_of(node) for node in nodes]
         while True:
             try:
-                newest = await self._nodes_log.newest(places)
+                newest = await self._nodes_log.newest(partitions)
             except LogUnavailable:
                 newest = {}
             highest, behind = max(map(_relayed, newest.values()), default=(-1, 1))
-            unread = [place.topic for place in places if place not in newest]
+            unread = [partition.topic for partition in partitions if partition not in newest]
             if not unread or highest >= 0:
                 return -behind
             self._metrics.telemetry.warn("relay_unread", topics=len(unread), first=unread[0])
@@ -405,7 +405,7 @@ class Relay:
         except (ValueError, KeyError, TypeError):
             return None
 
-    def _place(self, node: str) -> Partition:
+    def _partition_of(self, node: str) -> Partition:
         return Partition(assignments(node).name, self._number)
 
 

@@ -60,7 +60,7 @@ class SilenceWatch:
         self._clock = clock
         self._limits = limits
         self._metrics = metrics
-        self._place = Partition(HEARTBEATS.name, partition)
+        self._partition = Partition(HEARTBEATS.name, partition)
         #: By (node, incarnation), the last heartbeat: elapsed seconds, and time in ms.
         self._heard: dict[tuple[str, str], tuple[float, int]] = {}
         #: Every heartbeat written before this moment was read.
@@ -72,13 +72,13 @@ class SilenceWatch:
         Raises:
             LogUnavailable, LogClosed, UnknownTopic.
         """
-        offset = await self._log.end(self._place)
+        offset = await self._log.end(self._partition)
         self._read_up_to_s = checked_s = self._clock.monotonic_s()
         self.check()
         while True:
             left_s = checked_s + self._limits.silence_check_s - self._clock.monotonic_s()
             if left_s > 0:
-                if await self._log.wait({self._place: offset}, left_s):
+                if await self._log.wait({self._partition: offset}, left_s):
                     offset = await self._read(offset)
                 continue
             offset = await self._read_to_the_end(offset)
@@ -88,7 +88,7 @@ class SilenceWatch:
     async def _read_to_the_end(self, offset: int) -> int:
         """Read all heartbeats written before this moment, which becomes `_read_up_to_s`."""
         started_s = self._clock.monotonic_s()
-        end = await self._log.end(self._place)
+        end = await self._log.end(self._partition)
         while offset < end:
             offset = await self._read(offset)
         self._extend(started_s - self._read_up_to_s - self._limits.deaf_s)
@@ -97,11 +97,13 @@ class SilenceWatch:
 
     async def _read(self, offset: int) -> int:
         try:
-            records = await self._log.read(self._place, offset, max_records=self._limits.max_read)
+            records = await self._log.read(
+                self._partition, offset, max_records=self._limits.max_read
+            )
         except OffsetGone:
             # Heartbeats of any node expired unread, so every node gets its full timeout again.
             self._heard.clear()
-            return await self._log.end(self._place)
+            return await self._log.end(self._partition)
         for stored in records:
             self.on_heartbeat(stored)
         return records[-1].offset + 1 if records else offset

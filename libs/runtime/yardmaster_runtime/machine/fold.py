@@ -76,24 +76,24 @@ class Fold(Generic[S]):
         self._own_cycles = CycleReader(self.cursor, self.reader)
         self.inputs: dict[Partition, Cursor | MachineInput] = {}
         for topic in machine.inputs:
-            place = Partition(topic.name, partition)
-            offset = self.reader.inputs.get((place.topic, place.number), 0)
-            cursor = Cursor(log, place, offset, read_ahead)
+            source = Partition(topic.name, partition)
+            offset = self.reader.inputs.get((source.topic, source.number), 0)
+            cursor = Cursor(log, source, offset, read_ahead)
             if topic.claims:
-                self.inputs[place] = cursor
+                self.inputs[source] = cursor
                 continue
             reader = readers.get(topic.name) or CommitReader(writer_of(topic), cell, topic.name)
             if reader.next != offset:
-                raise SnapshotUnreadable(found=f"{place} is read to {reader.next}, not {offset}")
-            self.inputs[place] = MachineInput(cursor, reader)
+                raise SnapshotUnreadable(found=f"{source} is read to {reader.next}, not {offset}")
+            self.inputs[source] = MachineInput(cursor, reader)
 
     @property
     def position(self) -> Position:
         """The position in each topic up to which the state is built."""
         position = Position(cell=self.cell).at(self.own.topic, self.reader.boundary)
-        for place in self.inputs:
-            taken = self.reader.inputs.get((place.topic, place.number), 0)
-            position = position.at(place.topic, taken)
+        for partition in self.inputs:
+            taken = self.reader.inputs.get((partition.topic, partition.number), 0)
+            position = position.at(partition.topic, taken)
         return position
 
     def dump(self) -> dict[str, Any]:
@@ -107,8 +107,8 @@ class Fold(Generic[S]):
             "digest": self.machine.digest(self.state),
             "reader": self.reader.dump(),
             "upstream": {
-                place.topic: source.reader.dump()
-                for place, source in self.inputs.items()
+                partition.topic: source.reader.dump()
+                for partition, source in self.inputs.items()
                 if isinstance(source, MachineInput)
             },
             "state": self.machine.dump(self.state),
@@ -200,8 +200,8 @@ class Fold(Generic[S]):
 
     async def take(self, counted: CountedCycle, wanted: InputRange) -> list[Envelope[Event]]:
         """Read a range that a commit took, check its records, return the accepted events."""
-        place = Partition(wanted.topic, wanted.partition)
-        source = self.inputs[place]
+        partition = Partition(wanted.topic, wanted.partition)
+        source = self.inputs[partition]
         cycle = counted.commit.cycle
         cursor = source.cursor if isinstance(source, MachineInput) else source
         records = await cursor.take(wanted.next)
@@ -222,7 +222,7 @@ class Fold(Generic[S]):
                 accepted.append(decode(stored.record))
             except SchemaError as error:
                 raise self.diverged(
-                    place, stored.offset, cycle, f"the leader accepted it: {error}"
+                    partition, stored.offset, cycle, f"the leader accepted it: {error}"
                 ) from error
         return accepted
 
@@ -254,7 +254,7 @@ class Fold(Generic[S]):
 
     def ordered(self, counted: CountedCycle) -> Sequence[InputRange]:
         """Return the commit's ranges, checked to be of the machine's inputs in their order."""
-        order = {place: index for index, place in enumerate(self.inputs)}
+        order = {partition: index for index, partition in enumerate(self.inputs)}
         ranks = [
             order.get(Partition(taken.topic, taken.partition), -1)
             for taken in counted.commit.inputs
@@ -267,10 +267,14 @@ class Fold(Generic[S]):
             )
         return counted.commit.inputs
 
-    def diverged(self, place: Partition, offset: int, cycle: int, found: str) -> ReplayDiverged:
+    def diverged(self, partition: Partition, offset: int, cycle: int, found: str) -> ReplayDiverged:
         """The error of a record that differs from a commit."""
         return ReplayDiverged(
-            topic=place.topic, partition=place.number, offset=offset, cycle=cycle, found=found
+            topic=partition.topic,
+            partition=partition.number,
+            offset=offset,
+            cycle=cycle,
+            found=found,
         )
 
 

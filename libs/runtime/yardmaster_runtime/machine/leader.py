@@ -207,7 +207,7 @@ class Leader(Generic[S]):
 
     async def _wait(self) -> None:
         """Wait for a record, an urgent observation, or the machine's due time."""
-        ends = {place: cursor_of(source).end for place, source in self.fold.inputs.items()}
+        ends = {partition: cursor_of(source).end for partition, source in self.fold.inputs.items()}
         ends[self.fold.own] = self.fold.cursor.end
         timeout_s = self._limits.idle_wait_s
         due_ms = self._due_ms()

@@ -114,13 +114,13 @@ async def from_snapshot(
         raise SnapshotUnreadable(found=str(error)) from None
     fold = Fold(log, machine, cell, partition=partition, read_ahead=read_ahead, dump=dump)
     ends = {fold.own: fold.reader.next}
-    for place in fold.inputs:
-        ends[place] = fold.reader.inputs.get((place.topic, place.number), 0)
-    for place, known in ends.items():
-        end = await log.end(place)
+    for source in fold.inputs:
+        ends[source] = fold.reader.inputs.get((source.topic, source.number), 0)
+    for source, known in ends.items():
+        end = await log.end(source)
         if end < known:
             raise LogTruncated(
-                found=f"{place} ends at {end}, but the snapshot of cycle {snapshot.cycle} "
+                found=f"{source} ends at {end}, but the snapshot of cycle {snapshot.cycle} "
                 f"covers it to {known} (if this is a new log, remove the old log's snapshots)"
             )
     last = await log.read(fold.own, fold.reader.next - 1, max_records=1)
@@ -151,6 +151,6 @@ def _check_against(fold: Fold[Any], stored: StoredRecord) -> None:
     if (
         named != (reader.term, reader.owner, reader.seq, reader.cycle, reader.rules)
         or (commit.now_ms, commit.complete) != (reader.now_ms, reader.complete)
-        or any(reader.inputs.get(place) != end for place, end in inputs.items())
+        or any(reader.inputs.get(source) != end for source, end in inputs.items())
     ):
         raise SnapshotUnreadable(found="its reader differs from the log's commit")

@@ -66,11 +66,11 @@ async def _details_of(
     log: EventLog, number: int, wrong: list[Finding]
 ) -> AsyncIterator[StoredRecord]:
     """Read all details of a partition; append a finding to `wrong` for each unreadable record."""
-    place = Partition(DETAILS.name, number)
+    partition = Partition(DETAILS.name, number)
     offset, most = 0, PAGE
     while True:
         try:
-            records = await log.read(place, offset, max_records=most)
+            records = await log.read(partition, offset, max_records=most)
         except UnknownTopic:
             return
         except LogCorrupt as error:
@@ -79,7 +79,7 @@ async def _details_of(
                 most = 1  # the records before the damaged one are readable
                 continue
             at = damaged if isinstance(damaged, int) else offset
-            wrong.append(Finding(place.topic, number, at, str(error)))
+            wrong.append(Finding(partition.topic, number, at, str(error)))
             if not isinstance(damaged, int):
                 return
             offset, most = damaged + 1, PAGE

@@ -131,8 +131,8 @@ class Prover(Fold[S]):
         self, counted: CountedCycle, wanted: InputRange
     ) -> tuple[list[Envelope[Event]], list[RefusedRecord]]:
         """Check a range's claims again; return the accepted events and the refused records."""
-        place = Partition(wanted.topic, wanted.partition)
-        source = self.inputs[place]
+        partition = Partition(wanted.topic, wanted.partition)
+        source = self.inputs[partition]
         self.taken += wanted.next - wanted.first
         if isinstance(source, MachineInput):
             accepted = await self.take(counted, wanted)
@@ -163,7 +163,7 @@ class Prover(Fold[S]):
         verdict = self.machine.decide(
             self.state, limit=commit.limit or UNLIMITED, observed=observed
         )
-        place = CycleHeader(
+        header = CycleHeader(
             machine=self.machine.name,
             cell=self.cell,
             source=counted.owner,
@@ -174,7 +174,7 @@ class Prover(Fold[S]):
             now_ms=commit.now_ms,
         )
         expected = write_cycle(
-            place,
+            header,
             with_observed(observed, verdict.decisions),
             traces,
             inputs=commit.inputs,

@@ -79,13 +79,13 @@ async def _prove(prover: Prover[Any]) -> Finding | None:
 
 def _finding(prover: Prover[Any], error: YardmasterError) -> Finding:
     fields = error.fields
-    place = fields.get("partition")
+    partition = fields.get("partition")
     topic = str(fields.get("topic", prover.own.topic))
     number = prover.own.number
-    if isinstance(place, Partition):
-        topic, number = place.topic, place.number
-    elif isinstance(place, int):
-        number = place
+    if isinstance(partition, Partition):
+        topic, number = partition.topic, partition.number
+    elif isinstance(partition, int):
+        number = partition
     offset = fields.get("offset")
     return Finding(
         topic=topic,
@@ -101,13 +101,14 @@ async def _note_unproved(
     log: EventLog, prover: Prover[Any], unproved: dict[Partition, tuple[int, int]]
 ) -> None:
     reached = {prover.own: prover.reader.boundary}
-    for place in prover.inputs:
-        reached[place] = prover.reader.inputs.get((place.topic, place.number), 0)
-    for place, offset in reached.items():
-        end = await log.end(place)
-        first = min(offset, unproved.get(place, (offset, 0))[0])
+    for partition in prover.inputs:
+        taken = prover.reader.inputs.get((partition.topic, partition.number), 0)
+        reached[partition] = taken
+    for partition, offset in reached.items():
+        end = await log.end(partition)
+        first = min(offset, unproved.get(partition, (offset, 0))[0])
         if first < end:
-            unproved[place] = (first, end)
+            unproved[partition] = (first, end)
 
 
 async def audit_log(log: EventLog, partition: int = 0) -> tuple[audit.Finding, ...]:
@@ -115,9 +116,9 @@ async def audit_log(log: EventLog, partition: int = 0) -> tuple[audit.Finding, .
     auditor = audit.Audit(honest_agents=False)
     # Outputs are read before inputs, so that the inputs of each cycle read exist by then.
     for topic in reversed(INPUT_ORDER):
-        place, offset = Partition(topic, partition), 0
+        source, offset = Partition(topic, partition), 0
         try:
-            while records := await log.read(place, offset):
+            while records := await log.read(source, offset):
                 for stored in records:
                     envelope = _decoded(stored)
                     digest = digest_of(stored.record)
@@ -141,8 +142,8 @@ def _once(findings: Sequence[Finding]) -> list[Finding]:
     seen = set()
     kept = []
     for finding in findings:
-        place = (finding.topic, finding.partition, finding.offset)
-        if place not in seen:
-            seen.add(place)
+        record = (finding.topic, finding.partition, finding.offset)
+        if record not in seen:
+            seen.add(record)
             kept.append(finding)
     return kept
