@@ -33,7 +33,7 @@ def max_min(capacity: int, runs: Sequence[ClaimRun]) -> list[ClaimRun]:
     Progressive filling, in rounds: each claimant that is not satisfied gets a part of the remaining
     capacity by its weight, the smallest demand first, but at least one grain while there is one.
 
-    Source: Determined 0.38, `fair_share.go`, with corrections (docs/policies.md).
+    Source: Determined 0.38, `fair_share.go`, with corrections (docs/reference/policies.md).
     """
     grain = _grain(runs)
     fixed = sum(run.claim.fixed * run.count for run in runs)
