@@ -1,4 +1,4 @@
-"""The logs that the contract suite holds to the port, one after another."""
+"""The adapters that the contract suite tests, one after another."""
 
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -25,14 +25,14 @@ KINDS = [
 
 
 def topic(name: str, **settings: object) -> Topic:
-    """A topic that nobody else uses (all tests share one broker)."""
+    """A topic for one test alone (all tests share one broker)."""
     unique = f"{name}.{uuid.uuid4().hex[:12]}"
     return Topic(name=unique, key="cell", writers=(), readers=(), **settings)  # type: ignore[arg-type]
 
 
 @dataclass
 class Subject:
-    """A log under test: `open` gives another handle on it, as another process would have."""
+    """A log under test: `open` returns another handle on it, as in another process."""
 
     kind: str
     open_handle: Callable[[], Awaitable[EventLog]]

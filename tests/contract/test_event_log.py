@@ -1,4 +1,4 @@
-"""What every log promises (`yardmaster_eventlog.port`), held by memory, SQLite and Kafka."""
+"""The contract of every log (`yardmaster_eventlog.port`), for memory, SQLite and Kafka."""
 
 import asyncio
 import time
@@ -70,7 +70,7 @@ async def test_every_field_of_a_record_survives(subject: Subject) -> None:
     assert [stored.record for stored in await read_all(log, partition)] == batch
 
 
-async def test_a_read_starts_in_the_middle_of_a_batch_and_ends_where_it_was_asked_to(
+async def test_a_read_may_start_in_the_middle_of_a_batch_and_returns_at_most_max_records(
     subject: Subject,
 ) -> None:
     log, partition = await subject.with_topic()
@@ -125,13 +125,13 @@ async def test_a_batch_just_within_the_limit_is_taken(subject: Subject) -> None:
     assert len(await read_all(log, partition)) == 101
 
 
-async def test_an_empty_batch_is_a_mistake_of_the_caller(subject: Subject) -> None:
+async def test_an_empty_batch_is_refused(subject: Subject) -> None:
     log, partition = await subject.with_topic()
     with pytest.raises(ValueError, match="without records"):
         await log.append(partition, [])
 
 
-async def test_a_topic_or_partition_that_is_not_there_is_named(subject: Subject) -> None:
+async def test_an_unknown_topic_or_partition_is_named(subject: Subject) -> None:
     log, partition = await subject.with_topic()
     for unknown in (Partition("nowhere"), Partition(partition.topic, 1)):
         for call in (
@@ -187,13 +187,13 @@ async def test_concurrent_appends_never_interleave_nor_lose(subject: Subject) ->
     found = await read_all(one, partition)
     expected: list[bytes] = []
     for mark, offset in sorted(placed.items(), key=lambda item: item[1]):
-        assert offset == len(expected), f"batch {mark} lies elsewhere than its writer was told"
+        assert offset == len(expected), f"batch {mark} is not at the offset that its writer got"
         number = int(mark.split(".")[1])
         expected += [f"{mark}{each}".encode() for each in range(1 + number % 5)]
     assert values(found) == expected
 
 
-async def test_of_many_appends_at_once_each_gets_its_turn(subject: Subject) -> None:
+async def test_none_of_many_concurrent_appends_starves(subject: Subject) -> None:
     log, partition = await subject.with_topic(max_batch_bytes=4096)
     offsets: list[int] = []
 
@@ -236,7 +236,7 @@ async def test_closing_a_handle_leaves_the_others_open(subject: Subject) -> None
     assert len(await two.read(partition, 0)) == 2
 
 
-async def test_every_call_on_a_closed_handle_says_so(subject: Subject) -> None:
+async def test_every_call_on_a_closed_handle_raises_log_closed(subject: Subject) -> None:
     log, partition = await subject.with_topic()
     await log.append(partition, records(1))
     await log.close()
@@ -305,7 +305,7 @@ async def test_waiting_ends_at_once_when_the_record_is_there(subject: Subject) -
     assert values(await log.read(partition, 0)) == [b"r0", b"r1", b"r2"]
 
 
-async def test_what_was_waited_for_is_at_hand(subject: Subject) -> None:
+async def test_a_record_that_ended_a_wait_is_buffered(subject: Subject) -> None:
     log, partition = await subject.with_topic()
     other = await subject.open()
     await log.append(partition, records(1))
@@ -330,7 +330,7 @@ async def test_waiting_for_any_of_several_partitions(subject: Subject) -> None:
     assert not await log.wait({first: 0, second: 1}, 0.05)
 
 
-async def test_waiting_in_vain_ends_in_time(subject: Subject) -> None:
+async def test_waiting_without_a_record_ends_at_the_timeout(subject: Subject) -> None:
     log, partition = await subject.with_topic()
     await log.append(partition, records(2))
     started = time.monotonic()
@@ -354,7 +354,7 @@ async def test_waiting_ends_with_an_error_when_the_handle_is_closed(subject: Sub
         await waiting
 
 
-async def test_a_wait_that_was_cancelled_leaves_the_log_usable(subject: Subject) -> None:
+async def test_a_cancelled_wait_leaves_the_log_usable(subject: Subject) -> None:
     log, partition = await subject.with_topic()
     async with asyncio.TaskGroup() as group:
         waiting = group.create_task(log.wait({partition: 0}, 30))

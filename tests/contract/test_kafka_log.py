@@ -1,4 +1,4 @@
-"""What only the Kafka log promises: brokers that are killed, bounded appends, hostile records."""
+"""The Kafka log alone: killed brokers, bounded appends, hostile records."""
 
 import asyncio
 import itertools
@@ -51,12 +51,12 @@ def batch(mark: str, size: int) -> list[Record]:
 
 
 def whole_batches(found: list[StoredRecord]) -> dict[str, int]:
-    """Where each batch begins; fails when one is torn or was written twice."""
+    """Return where each batch begins; fail when one is torn or was written twice."""
     begins: dict[str, int] = {}
     at = 0
     while at < len(found):
         mark, first, size = (found[at].record.value or b"").decode().split("/")
-        assert first == "0", f"offset {at}: {mark} lies here without its beginning"
+        assert first == "0", f"offset {at}: {mark} has no beginning here"
         there = [stored.record for stored in found[at : at + int(size)]]
         assert there == batch(mark, int(size)), f"{mark} is torn at {at}"
         assert mark not in begins, f"{mark} was written twice"
@@ -67,7 +67,7 @@ def whole_batches(found: list[StoredRecord]) -> dict[str, int]:
 
 
 class Outcomes:
-    """What writers were told of their batches."""
+    """The outcomes that writers got for their batches."""
 
     def __init__(self) -> None:
         self.acknowledged: dict[str, int] = {}
@@ -77,28 +77,28 @@ class Outcomes:
         self.left: int | None = None
 
 
-async def write(log: KafkaLog, at: Partition, name: str, told: Outcomes) -> None:
+async def write(log: KafkaLog, at: Partition, name: str, outcomes: Outcomes) -> None:
     number = 0
-    while told.left is None or told.left > 0:
+    while outcomes.left is None or outcomes.left > 0:
         mark = f"{name}.{number}"
         try:
-            told.acknowledged[mark] = await log.append(at, batch(mark, 1 + number * 31 % 200))
-            told.left = None if told.left is None else told.left - 1
+            outcomes.acknowledged[mark] = await log.append(at, batch(mark, 1 + number * 31 % 200))
+            outcomes.left = None if outcomes.left is None else outcomes.left - 1
         except AppendOutcomeUnknown:
-            told.unknown.append(mark)
+            outcomes.unknown.append(mark)
         except LogUnavailable:
-            told.refused.append(mark)
+            outcomes.refused.append(mark)
         number += 1
 
 
-async def acknowledged(told: Outcomes, count: int) -> None:
-    """Wait for so many acknowledgements more: appends are under way then."""
-    enough = len(told.acknowledged) + count
-    while len(told.acknowledged) < enough:  # noqa: ASYNC110 writers go on without a bell
+async def acknowledged(outcomes: Outcomes, count: int) -> None:
+    """Wait for `count` more acknowledgments, so that appends are under way."""
+    enough = len(outcomes.acknowledged) + count
+    while len(outcomes.acknowledged) < enough:  # noqa: ASYNC110 writers do not notify
         await asyncio.sleep(0.02)
 
 
-async def test_batches_are_whole_through_brokers_that_are_killed_and_come_back(
+async def test_batches_stay_whole_while_brokers_are_killed_and_restarted(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     with KafkaBroker(tmp_path_factory.mktemp("killed")) as broker:
@@ -108,26 +108,26 @@ async def test_batches_are_whole_through_brokers_that_are_killed_and_come_back(
         await log.create_topics([new])
         at = Partition(new.name)
         await warmed(broker)
-        told = Outcomes()
+        outcomes = Outcomes()
         async with asyncio.timeout(200), asyncio.TaskGroup() as group:
             for writer in range(3):
-                group.create_task(write(log, at, f"w{writer}", told))
+                group.create_task(write(log, at, f"w{writer}", outcomes))
             for _ in range(2):
-                await acknowledged(told, 30)
+                await acknowledged(outcomes, 30)
                 broker.kill()
                 await asyncio.sleep(1.5)  # longer than an append may take
                 await asyncio.to_thread(broker.start)
-            told.left = 20
+            outcomes.left = 20
         begins = whole_batches(await read_all(log, at))
         await log.close()
-    assert told.unknown, "a dead broker leaves outcomes unknown"
-    lost = {mark for mark, offset in told.acknowledged.items() if begins.get(mark) != offset}
-    assert not lost, "acknowledged, but not where its writer was told"
-    assert not begins.keys() & set(told.refused), "said not to be written, and yet there"
-    assert begins.keys() <= told.acknowledged.keys() | set(told.unknown)
+    assert outcomes.unknown, "a dead broker leaves outcomes unknown"
+    lost = {mark for mark, offset in outcomes.acknowledged.items() if begins.get(mark) != offset}
+    assert not lost, "acknowledged, but not at the offset that its writer got"
+    assert not begins.keys() & set(outcomes.refused), "reported as not written, but found"
+    assert begins.keys() <= outcomes.acknowledged.keys() | set(outcomes.unknown)
 
 
-async def test_after_an_unknown_outcome_the_tail_tells_what_became_of_it(
+async def test_after_an_unknown_outcome_the_tail_shows_whether_the_batch_was_written(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     with KafkaBroker(tmp_path_factory.mktemp("unknown")) as broker:
@@ -199,16 +199,16 @@ async def test_a_cancellation_is_not_lost_while_a_client_closes(
 
 
 async def warmed(broker: KafkaBroker) -> None:
-    """A broker that has just started takes its time over its first batch: give it one."""
-    patient = await KafkaLog.open(KafkaSettings(bootstrap=broker.bootstrap), SystemClock())
+    """Append one batch first, because a broker that has just started is slow at the first."""
+    warm = await KafkaLog.open(KafkaSettings(bootstrap=broker.bootstrap), SystemClock())
     new = topic("warm")
-    await patient.create_topics([new])
-    await appended(patient, Partition(new.name), batch("warm", 1))
-    await patient.close()
+    await warm.create_topics([new])
+    await appended(warm, Partition(new.name), batch("warm", 1))
+    await warm.close()
 
 
 async def appended(log: KafkaLog, at: Partition, records: Sequence[Record]) -> int:
-    """Append, again while the broker does not answer in time: nothing was written then."""
+    """Append, and retry while the log is unavailable, since nothing was written then."""
     async with asyncio.timeout(30):
         while True:
             try:
@@ -223,7 +223,7 @@ async def test_no_broker_at_all_is_unavailable() -> None:
         await KafkaLog.open(settings, SystemClock())
 
 
-async def test_a_limit_that_only_the_broker_knows_is_kept_too(
+async def test_a_limit_that_only_the_broker_knows_is_respected(
     log: KafkaLog, kafka_broker: KafkaBroker
 ) -> None:
     small = topic("small", max_batch_bytes=4096)
@@ -236,7 +236,7 @@ async def test_a_limit_that_only_the_broker_knows_is_kept_too(
     await other.close()
 
 
-async def test_topics_are_configured_as_the_catalogue_says(
+async def test_topics_are_configured_as_in_the_catalog(
     log: KafkaLog, kafka_broker: KafkaBroker
 ) -> None:
     await log.create_topics([NODE_EVENTS, assignments("gpu-07")])
@@ -257,7 +257,7 @@ async def test_topics_are_configured_as_the_catalogue_says(
     assert assigned["retention.ms"] == str(7 * 24 * 3_600_000)
 
 
-async def test_a_header_name_that_is_no_text_does_not_halt_the_reader(
+async def test_a_header_name_that_is_not_text_does_not_stop_the_reader(
     log: KafkaLog, kafka_broker: KafkaBroker
 ) -> None:
     new = topic("hostile")
@@ -293,7 +293,7 @@ async def append_raw(broker: KafkaBroker, at: Partition, name: bytes, instead: b
     await producer.stop()
 
 
-async def test_many_readers_of_one_handle_get_what_they_ask_for(log: KafkaLog) -> None:
+async def test_many_readers_of_one_handle_get_the_records_that_they_request(log: KafkaLog) -> None:
     names = [topic(f"many{uuid.uuid4().hex[:4]}") for _ in range(3)]
     await log.create_topics(names)
     partitions = [Partition(new.name) for new in names]
@@ -310,7 +310,7 @@ async def test_many_readers_of_one_handle_get_what_they_ask_for(log: KafkaLog) -
                 group.create_task(read(at, offset))
 
 
-async def test_who_takes_what_is_at_hand_is_told_what_retention_removed(
+async def test_a_buffered_read_reports_records_that_retention_removed(
     kafka_broker: KafkaBroker, log: KafkaLog
 ) -> None:
     made = topic(f"test-{uuid.uuid4().hex}")
@@ -337,7 +337,7 @@ async def test_who_takes_what_is_at_hand_is_told_what_retention_removed(
     assert len(await log.read(at, 5, buffered_only=True)) == 1
 
 
-async def test_more_topics_than_one_request_takes_are_made(
+async def test_more_topics_than_fit_one_request_are_created(
     log: KafkaLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kafka, "TOPICS_AT_ONCE", 2)

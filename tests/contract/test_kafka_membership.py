@@ -1,4 +1,4 @@
-"""What only Kafka's groups know: members that are killed or stopped, brokers that are away."""
+"""Kafka's groups alone: killed and stopped members, missing brokers."""
 
 import asyncio
 import itertools
@@ -133,7 +133,7 @@ async def test_an_offer_made_while_an_assignment_arrives_counts(
         await has_exactly(member, {0, 1})
 
 
-async def test_who_is_killed_is_replaced_when_its_session_ends(place: Place) -> None:
+async def test_a_killed_member_is_replaced_when_its_session_ends(place: Place) -> None:
     least_s, took_s, most_s = SESSION_S - 0.5, 0.0, SESSION_S + 2
     for _ in range(TRIES):
         with place.process() as process:
@@ -148,7 +148,9 @@ async def test_who_is_killed_is_replaced_when_its_session_ends(place: Place) -> 
     assert least_s < took_s < most_s
 
 
-async def test_who_was_stopped_comes_back_without_what_was_taken_over(place: Place) -> None:
+async def test_a_stopped_member_continues_without_its_former_partitions(
+    place: Place,
+) -> None:
     with place.process() as process:
         async with place.member(0) as member:
             await has_exactly(member, set())
@@ -157,7 +159,7 @@ async def test_who_was_stopped_comes_back_without_what_was_taken_over(place: Pla
             os.kill(process.pid, signal.SIGCONT)
             assert process.stdout is not None
             said = await asyncio.to_thread(process.stdout.readline)
-            while said != b"\n":  # it may be told of an earlier assignment first
+            while said != b"\n":  # an earlier assignment may come first
                 said = await asyncio.to_thread(process.stdout.readline)
             assert member.assigned.partitions == {0}
 
@@ -184,7 +186,7 @@ async def test_a_cancellation_is_not_lost_while_a_member_leaves(place: Place) ->
             assert leaving.cancelled(), f"cancelled after {steps} steps of the loop, and not heard"
 
 
-async def test_a_member_whose_client_cancelled_itself_joins_anew(place: Place) -> None:
+async def test_a_member_whose_client_cancelled_itself_joins_again(place: Place) -> None:
     async with place.member(0) as member:
         await has_exactly(member, {0})
         assert member._consumer is not None
@@ -193,10 +195,10 @@ async def test_a_member_whose_client_cancelled_itself_joins_anew(place: Place) -
         async with asyncio.timeout(20):
             assert (await member.changed(seen)).partitions == {0}
         assert member._consumer is not first
-        assert any(place.reasons), "why it had to is told"
+        assert any(place.reasons), "the reason is reported"
 
 
-async def test_what_a_client_that_was_thrown_away_is_given_counts_for_nothing(
+async def test_assignments_of_a_discarded_client_are_ignored(
     place: Place,
 ) -> None:
     async with place.member(0) as member:
@@ -208,7 +210,7 @@ async def test_what_a_client_that_was_thrown_away_is_given_counts_for_nothing(
         await thrown_away.stop()
 
 
-async def test_while_the_broker_is_away_all_keep_what_they_have(tmp_path: Path) -> None:
+async def test_without_a_broker_members_keep_their_partitions(tmp_path: Path) -> None:
     with KafkaBroker(tmp_path) as broker:
         place = await Place(broker).create()
         async with place.member(0, 1) as first, place.member(0, 1) as second:
@@ -227,7 +229,7 @@ async def test_while_the_broker_is_away_all_keep_what_they_have(tmp_path: Path) 
                 assert mine | theirs == {0, 1}
 
 
-async def test_a_member_joins_when_the_broker_comes_and_says_why_it_could_not(
+async def test_a_member_reports_a_missing_broker_and_joins_when_it_starts(
     tmp_path: Path,
 ) -> None:
     with KafkaBroker(tmp_path) as broker:

@@ -1,4 +1,4 @@
-"""What every group promises its members; both adapters are held to it."""
+"""The contract of groups, for both adapters."""
 
 import asyncio
 import time
@@ -30,40 +30,40 @@ KINDS = [
 class Group:
     """A group under test: `join` makes a member, as another process would be one.
 
-    Somebody waits for each member's news, as elections do; `told` has all of it.
+    A task awaits each member's assignments, as elections do; `news` has all of them.
     """
 
     member: Callable[[], Membership]
     tasks: asyncio.TaskGroup
     members: list[Membership] = field(default_factory=list)
-    told: dict[Membership, list[Assignment]] = field(default_factory=dict)
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    news: dict[Membership, list[Assignment]] = field(default_factory=dict)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def join(self, *offers: int) -> Membership:
         member = self.member()
         self.members.append(member)
         for partition in offers:
             member.offer(partition)
-        self.told[member] = []
+        self.news[member] = []
         self.tasks.create_task(self._listen(member))
         return member
 
-    async def shared_out(self, *counts: int) -> list[frozenset[int]]:
-        """Wait until the members have so many partitions, whoever has how many."""
+    async def has_shares(self, *counts: int) -> list[frozenset[int]]:
+        """Wait until the members have these numbers of partitions, in any order."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
-                self.news.clear()
+                self.changed.clear()
                 parts = [member.assigned.partitions for member in self.members]
                 if sorted(map(len, parts)) == sorted(counts):
                     return parts
-                await self.news.wait()
+                await self.changed.wait()
 
     async def _listen(self, member: Membership) -> None:
         assigned = member.assigned
         with suppress(LogClosed):
             while True:
-                self.told[member].append(assigned)
-                self.news.set()
+                self.news[member].append(assigned)
+                self.changed.set()
                 assigned = await member.changed(assigned)
 
 
@@ -93,7 +93,7 @@ async def group(request: pytest.FixtureRequest) -> AsyncIterator[Group]:
 
 
 async def has(member: Membership, count: int) -> frozenset[int]:
-    """Wait until a member has so many partitions."""
+    """Wait until a member has this number of partitions."""
     async with asyncio.timeout(PATIENCE_S):
         assigned = member.assigned
         while assigned.number == 0 or len(assigned.partitions) != count:
@@ -113,29 +113,29 @@ async def test_a_lone_member_gets_all_that_it_offers(group: Group) -> None:
     assert await has(member, 3) == {0, 1, 3}
 
 
-async def test_members_share_and_nobody_loses_what_it_keeps(group: Group) -> None:
+async def test_members_share_and_a_member_keeps_most_of_its_partitions(group: Group) -> None:
     first = group.join(0, 1, 2, 3)
     await has(first, 4)
-    before = len(group.told[first])
+    before = len(group.news[first])
     second = group.join(0, 1, 2, 3)
     theirs = await has(second, 2)
     mine = await has(first, 2)
-    told = group.told[first]
+    news = group.news[first]
     assert mine | theirs == {0, 1, 2, 3}
-    assert all(mine <= assigned.partitions for assigned in told[before:]), (
+    assert all(mine <= assigned.partitions for assigned in news[before:]), (
         "what stays is never taken away"
     )
-    assert [assigned.number for assigned in told] == sorted({each.number for each in told})
+    assert [assigned.number for assigned in news] == sorted({each.number for each in news})
 
 
-async def test_the_odd_one_goes_to_somebody(group: Group) -> None:
+async def test_an_odd_number_of_partitions_is_assigned_completely(group: Group) -> None:
     for _ in range(3):
         group.join(0, 1, 2, 3)
-    parts = await group.shared_out(1, 1, 2)
+    parts = await group.has_shares(1, 1, 2)
     assert frozenset().union(*parts) == {0, 1, 2, 3}
 
 
-async def test_who_leaves_is_replaced_within_a_second(group: Group) -> None:
+async def test_a_member_that_leaves_is_replaced_within_a_second(group: Group) -> None:
     took_s = 0.0
     for _ in range(TRIES):
         first, second = group.join(0, 1), group.join(0, 1)
@@ -152,7 +152,7 @@ async def test_who_leaves_is_replaced_within_a_second(group: Group) -> None:
     assert took_s < 1.0
 
 
-async def test_who_comes_back_gets_a_share_again(group: Group) -> None:
+async def test_a_member_that_joins_again_gets_a_share(group: Group) -> None:
     first, second = group.join(0, 1), group.join(0, 1)
     await has(second, 1)
     await first.close()
@@ -162,7 +162,7 @@ async def test_who_comes_back_gets_a_share_again(group: Group) -> None:
     assert mine | theirs == {0, 1}
 
 
-async def test_what_a_member_withdraws_goes_to_another_and_can_come_back(group: Group) -> None:
+async def test_a_withdrawn_partition_goes_to_another_member_and_can_return(group: Group) -> None:
     first, second = group.join(0, 1), group.join(0, 1)
     (mine,) = await has(first, 1)
     await has(second, 1)
@@ -177,13 +177,13 @@ async def test_what_a_member_withdraws_goes_to_another_and_can_come_back(group: 
     await has_exactly(second, {1 - mine})
 
 
-async def test_nobody_gets_what_it_does_not_offer(group: Group) -> None:
+async def test_no_member_gets_a_partition_that_it_does_not_offer(group: Group) -> None:
     first, second = group.join(0), group.join(0, 1, 2)
     assert await has(second, 2) == {1, 2}
     assert await has(first, 1) == {0}
 
 
-async def test_a_group_confirms_what_a_member_has_and_nothing_else(group: Group) -> None:
+async def test_a_group_confirms_exactly_the_partitions_of_a_member(group: Group) -> None:
     first = group.join(0, 1)
     await has(first, 2)
     assert await first.confirmed(0)
@@ -196,7 +196,7 @@ async def test_a_group_confirms_what_a_member_has_and_nothing_else(group: Group)
     assert not await first.confirmed(7)
 
 
-async def test_who_waits_is_told_that_the_member_was_closed(group: Group) -> None:
+async def test_a_waiting_call_ends_with_log_closed_when_the_member_is_closed(group: Group) -> None:
     member = group.join(0)
     await has(member, 1)
 

@@ -1,4 +1,4 @@
-"""What only the SQLite log promises: several processes, SIGKILL, damage that is named, erasure."""
+"""The SQLite log alone: several processes, SIGKILL, damage that is named, erasure."""
 
 import asyncio
 import json
@@ -84,12 +84,12 @@ async def read_all(log: SqliteLog, at: Partition = AT) -> list[StoredRecord]:
 
 
 def assert_whole(found: list[StoredRecord], acknowledged: dict[str, tuple[int, int]]) -> None:
-    """Every batch lies in one piece, and every acknowledged one where its writer was told."""
+    """Every batch is whole, and every acknowledged one is at the offset that its writer got."""
     begins: dict[str, tuple[int, int]] = {}
     at = 0
     while at < len(found):
         mark, first, size = json.loads(found[at].record.value or b"")
-        assert first == 0, f"offset {at}: {mark} lies here without its beginning"
+        assert first == 0, f"offset {at}: {mark} has no beginning here"
         batch = [json.loads(stored.record.value or b"") for stored in found[at : at + size]]
         assert batch == [[mark, each, size] for each in range(size)], f"{mark} is torn at {at}"
         assert mark not in begins, f"{mark} was written twice"
@@ -150,7 +150,7 @@ async def test_a_killed_writer_leaves_whole_batches_and_all_that_was_acknowledge
     assert len(acknowledged) > 200
 
 
-async def test_another_process_wakes_who_waits_within_milliseconds(
+async def test_an_append_of_another_process_wakes_a_waiting_call_within_milliseconds(
     log: SqliteLog, tmp_path: Path
 ) -> None:
     with writer(tmp_path / "log.db", "other", 1) as process:
@@ -168,7 +168,7 @@ async def test_another_process_wakes_who_waits_within_milliseconds(
         (b"SQLite format 3\x00" + bytes(200), "no database"),
     ],
 )
-async def test_a_file_that_is_not_ours_is_left_alone(
+async def test_a_foreign_file_is_refused_and_left_unchanged(
     tmp_path: Path, content: bytes, found: str
 ) -> None:
     path = tmp_path / "log.db"
@@ -197,7 +197,7 @@ async def test_a_log_of_a_newer_format_is_refused_by_name(log: SqliteLog, tmp_pa
         await SqliteLog.open(tmp_path / "log.db", SystemClock())
 
 
-async def test_where_nothing_is_nothing_is_made_unless_asked_for(tmp_path: Path) -> None:
+async def test_no_log_is_created_unless_requested(tmp_path: Path) -> None:
     with pytest.raises(NotOurLog, match="there is nothing"):
         await SqliteLog.open(tmp_path / "log.db", SystemClock(), create=False)
     assert names_in(tmp_path) == []
@@ -219,7 +219,7 @@ async def filled(path: Path, batches: int = 50) -> None:
 
 
 async def outcome(path: Path) -> str:
-    """What opening and reading a log gives: the error's code, or how many records."""
+    """The result of opening and reading a log: the error's code, or the number of records."""
     try:
         log = await SqliteLog.open(path, SystemClock())
     except (NotOurLog, LogCorrupt) as error:
@@ -245,7 +245,9 @@ async def test_a_file_cut_short_anywhere_is_never_read_as_a_whole_log(tmp_path: 
     assert await outcome(cut) == "log_corrupt"
 
 
-async def test_a_log_whose_file_is_gone_but_for_its_tail_is_not_begun_anew(tmp_path: Path) -> None:
+async def test_a_log_of_which_only_the_wal_is_left_is_not_created_again(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "log.db-wal").write_bytes(b"the tail of a log")
     with pytest.raises(LogCorrupt, match=r"only its log\.db-wal is there"):
         await SqliteLog.open(tmp_path / "log.db", SystemClock())
@@ -261,7 +263,7 @@ async def test_a_log_whose_file_is_gone_but_for_its_tail_is_not_begun_anew(tmp_p
         ("DROP TABLE records", "no such table"),
     ],
 )
-async def test_ends_that_do_not_agree_with_the_records_are_damage(
+async def test_ends_that_contradict_the_records_are_damage(
     tmp_path: Path, change: str, said: str
 ) -> None:
     await filled(tmp_path / "log.db")
@@ -306,7 +308,7 @@ async def test_a_log_that_stays_locked_is_unavailable_and_nothing_was_written(
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(LogUnavailable, match="stayed locked"):
             await log.append(AT, [Record(b"", b"1")])
-        assert await log.end(AT) == 0, "readers go on"
+        assert await log.end(AT) == 0, "reading still works"
         other.execute("ROLLBACK")
     assert await log.append(AT, [Record(b"", b"2")]) == 0
     await log.close()

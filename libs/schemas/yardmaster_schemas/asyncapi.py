@@ -1,7 +1,7 @@
 """The AsyncAPI 3 document: channels from the catalogue of topics, messages from the events.
 
 JSON, which every AsyncAPI tool reads, so that the schemas need no YAML library. Payloads are
-references to the JSON Schemas beside it.
+references to the JSON Schemas in the same folder.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from yardmaster_schemas.topics import ADMISSIONS, ASSIGNED, DECISIONS, TOPICS, T
 
 ASSIGNMENTS: Final = "assignments"
 KEYS: Final[Mapping[str, str]] = {
-    "cell": "The cell's name; all records of a cell lie in one partition, in one order.",
+    "cell": "The cell's name; all records of a cell are in one partition, in one order.",
     "job": "The job's id; a tombstone erases the content of the job's records.",
     "node": "The node's name.",
     "task": "The task's id.",
@@ -105,10 +105,10 @@ def _channel(name: str, topic: Topic) -> Json:
         "x-yardmaster": {
             "key": KEYS[topic.key],
             "partitions": (
-                "A cell's records lie in one partition, chosen by the cell, appended in batches "
+                "A cell's records are in one partition, chosen by the cell, appended in batches "
                 "that are there whole or not at all."
                 if topic.key == "cell"
-                else "Any number; records of a key lie in one partition."
+                else "Any number; records of a key are in one partition."
             ),
             "retention": _retention(topic),
             "compression.type": topic.compression,
@@ -182,7 +182,7 @@ def _trait() -> Json:
     properties = {
         "ce_id": text("The record's identity: source, epoch, seq."),
         "ce_type": text("The event's name."),
-        "ce_source": text("Who wrote it."),
+        "ce_source": text("The writer."),
         "ce_subject": text("What it is about: a job, task, node, pool, project or cell."),
         "ce_time": text("When, RFC 3339, UTC.", format="date-time"),
         "ce_specversion": {"const": SPEC_VERSION},

@@ -1,4 +1,4 @@
-"""Hostile bytes: whatever a record holds, only a SchemaError comes out, short and soon."""
+"""Hostile bytes: whatever a record holds, decoding raises only a short SchemaError, quickly."""
 
 import dataclasses
 import json
@@ -36,7 +36,7 @@ JSON = st.recursive(
 
 
 def tried(record: Record) -> None:
-    """Decode; what is decoded reads the same when it is written again."""
+    """Decode; a decoded event must decode to the same event when it is encoded again."""
     try:
         envelope = decode(record)
     except SchemaError as error:
@@ -139,7 +139,7 @@ def test_the_last_moment_of_the_year_9999_is_a_time() -> None:
 
 
 def as_its_schema_writes_it(envelope: Envelope[Any]) -> bytes:
-    """By pydantic; without the fields added to a published version where they say nothing new."""
+    """Encode with pydantic, without later fields of a published version that have their default."""
     written: bytes = adapter(envelope.type, envelope.version).dump_json(envelope)
     if not later_fields(type(envelope.data)):
         return written
@@ -160,11 +160,11 @@ def _parts(of: Any, plain: Any) -> Iterator[tuple[Any, Any]]:
 
 
 @given(any_envelope())
-def test_a_value_is_what_the_schema_itself_writes(envelope: Envelope[Any]) -> None:
+def test_a_value_is_encoded_as_by_its_schema(envelope: Envelope[Any]) -> None:
     assert encode(envelope, "main").value == as_its_schema_writes_it(envelope)
 
 
-def test_a_field_added_later_is_written_only_where_it_says_something() -> None:
+def test_a_field_added_later_is_written_only_if_it_differs_from_its_default() -> None:
     plain = sample(EVENTS["TaskRequeued", 1], full=False)
     assert b"failed_starts" not in (encode(plain, "main").value or b"")
     counted = dataclasses.replace(plain, data=dataclasses.replace(plain.data, failed_starts=1))
@@ -243,7 +243,7 @@ def test_duplicated_keys_make_no_record_that_its_headers_do_not_know() -> None:
 @pytest.mark.parametrize(
     "value", [None, b"", b"null", b"\xff\xfe{}", b'{"a":"\xc3\x28"}', "{}".encode("utf-16")]
 )
-def test_values_that_are_no_record(value: bytes | None) -> None:
+def test_values_that_are_not_events_are_refused(value: bytes | None) -> None:
     with pytest.raises(MalformedRecord):
         decode(dataclasses.replace(RECORD, value=value))
 

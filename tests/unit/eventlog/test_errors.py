@@ -1,4 +1,4 @@
-"""Every error of the log says what happened in one line, and has a code of its own."""
+"""Every error of the log has a message of one line and a unique code."""
 
 import inspect
 from pathlib import Path

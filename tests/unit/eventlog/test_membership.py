@@ -1,4 +1,4 @@
-"""How partitions are shared out: evenly, moving little, the last word winning."""
+"""`spread`: even shares, few moves, and the latest assignment wins."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,24 +16,24 @@ def test_a_new_group_shares_evenly() -> None:
     assert all(since == 1 for held in given.values() for since in held.values())
 
 
-def test_who_holds_keeps_and_the_newcomer_gets_what_was_held_shortest() -> None:
+def test_holders_keep_partitions_and_a_new_member_gets_the_most_recently_assigned() -> None:
     given = spread({"a": Claim(all_of(2), {0: 4, 1: 2}, 4), "b": Claim(all_of(2))})
     assert given == {"a": {1: 2}, "b": {0: 5}}
 
 
-def test_what_is_held_by_nobody_goes_to_who_has_least() -> None:
+def test_a_partition_without_holder_goes_to_the_member_with_the_fewest() -> None:
     given = spread({"a": Claim(all_of(3), {0: 1, 1: 1}, 2), "b": Claim(all_of(3), {}, 2)})
     assert given == {"a": {0: 1, 1: 1}, "b": {2: 3}}
 
 
-def test_who_slept_through_a_takeover_does_not_get_its_partition_back() -> None:
+def test_a_member_that_missed_a_takeover_does_not_get_its_partition_back() -> None:
     slept = Claim(all_of(1), {0: 1}, 1)
     took_over = Claim(all_of(1), {0: 2}, 2)
     assert spread({"a": slept, "b": took_over}) == {"a": {}, "b": {0: 2}}
     assert spread({"a": took_over, "b": slept}) == {"a": {0: 2}, "b": {}}
 
 
-def test_what_is_withdrawn_is_given_to_another() -> None:
+def test_a_withdrawn_partition_goes_to_another_member() -> None:
     given = spread({"a": Claim(frozenset({1}), {0: 1}, 1), "b": Claim(all_of(2), {1: 1}, 1)})
     assert given == {"a": {}, "b": {0: 2, 1: 1}} or given == {"a": {1: 2}, "b": {0: 2}}
 
@@ -70,7 +70,7 @@ def test_each_partition_goes_to_one_that_offers_it_and_a_second_round_moves_noth
 
 
 @given(st.integers(1, 6), claims)
-def test_where_all_offer_all_no_two_differ_by_more_than_one(
+def test_when_all_members_offer_all_no_two_shares_differ_by_more_than_one(
     count: int, claims: dict[str, Claim]
 ) -> None:
     given = spread(

@@ -1,4 +1,4 @@
-"""What the memory log does by its clock; the rest is in tests/contract/test_event_log.py."""
+"""The memory log and its clock; the rest is in tests/contract/test_event_log.py."""
 
 import asyncio
 
@@ -27,7 +27,7 @@ async def test_records_expire_by_the_clock_and_their_offsets_are_not_used_again(
         await log.read(at, 0)
 
 
-async def test_a_wait_lasts_as_long_as_the_clock_says() -> None:
+async def test_a_wait_is_timed_by_the_clock() -> None:
     clock = ManualClock()
     log = MemoryLog(clock)
     await log.create_topics([PLAIN])

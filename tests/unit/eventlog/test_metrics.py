@@ -1,4 +1,4 @@
-"""A log around a log: it counts what is asked of it, and changes nothing."""
+"""MeteredLog counts the calls of a log and changes nothing."""
 
 import pytest
 
@@ -56,7 +56,7 @@ async def test_the_topics_of_all_nodes_are_one_label(rig: Rig) -> None:
     assert family(DECISIONS.name) == DECISIONS.name
 
 
-async def test_what_was_not_written_is_told_from_what_may_be() -> None:
+async def test_refused_and_unknown_appends_are_counted_separately() -> None:
     rig = await started(Rig(Fault(topic=AT.topic, nth=1, kind=FaultKind.LOST)))
     with pytest.raises(AppendOutcomeUnknown):
         await rig.log.append(AT, [RECORD])

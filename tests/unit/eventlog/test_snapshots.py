@@ -51,7 +51,7 @@ async def test_nothing_is_there_at_first(store: SnapshotStore) -> None:
         await store.load("scheduler", "main", 7)
 
 
-async def test_the_newest_comes_first_and_one_below_a_cycle_can_be_asked_for(
+async def test_the_newest_snapshot_is_first_and_an_earlier_one_can_be_requested(
     store: SnapshotStore,
 ) -> None:
     for cycle in (9, 100, 20):
@@ -88,7 +88,7 @@ async def test_pruning_keeps_the_newest(store: SnapshotStore) -> None:
 
 
 @pytest.mark.parametrize("name", ["..", "a/b", "", "Main", "/etc", "a\n"])
-async def test_a_name_leads_to_no_other_place(store: SnapshotStore, name: str) -> None:
+async def test_a_name_cannot_leave_the_folder(store: SnapshotStore, name: str) -> None:
     with pytest.raises(ValueError, match="is not a name"):
         await store.save(snapshot(1, cell=name))
     with pytest.raises(ValueError, match="is not a name"):
@@ -111,7 +111,7 @@ async def test_a_damaged_one_is_reported_and_the_one_before_is_used(tmp_path: Pa
     ]
 
 
-async def test_one_in_anothers_place_is_not_used(tmp_path: Path) -> None:
+async def test_a_snapshot_under_another_name_is_not_used(tmp_path: Path) -> None:
     store = SnapshotStore(str(tmp_path))
     await store.save(snapshot(1))
     path_of(tmp_path, 1).rename(path_of(tmp_path, 5))
@@ -174,12 +174,14 @@ def sealed(header: object, payload: bytes, version: int = 1) -> bytes:
     return content + hashlib.sha256(content).digest()
 
 
-def test_a_format_that_is_not_known_is_named() -> None:
+def test_an_unknown_format_is_named() -> None:
     with pytest.raises(SnapshotCorrupt, match="format 2, but this Yardmaster knows only 1"):
         decode("x", sealed({}, b"", version=2))
 
 
-def test_a_header_that_lies_of_its_size_unpacks_no_bomb(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_header_with_a_wrong_size_unpacks_no_bomb(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     header = {"machine": "m", "cell": "c", "cycle": 1, "state_digest": "", "payload_bytes": 10}
     bomb = b"\x00" * 50_000_000
     with pytest.raises(SnapshotCorrupt, match="does not have the size in its header"):

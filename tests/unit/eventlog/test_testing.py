@@ -1,4 +1,4 @@
-"""FaultyLog: what its plan says happens, to whom it should, and nothing else."""
+"""FaultyLog: exactly the planned faults happen."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ A, B = Partition("a"), Partition("b")
 
 
 class Scene:
-    """A log, its plan, and what really lies in it."""
+    """A log, its plan, and the records that it really holds."""
 
     def __init__(self, *faults: Fault) -> None:
         self.clock = ManualClock()

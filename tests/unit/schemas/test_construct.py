@@ -1,4 +1,4 @@
-"""What is made faster behaves as what it replaces."""
+"""The faster constructors behave like those that they replace."""
 
 import inspect
 from dataclasses import FrozenInstanceError, dataclass, field, fields
@@ -26,7 +26,7 @@ class Quick:
     c: tuple[int, ...] = (1,)
 
 
-def test_it_takes_the_same_arguments_and_gives_the_same_values() -> None:
+def test_the_constructor_has_the_same_arguments_and_sets_the_same_values() -> None:
     for given in ({"a": 1}, {"a": 1, "b": "x"}, {"a": 1, "c": ()}):
         plain, quick = Plain(**given), Quick(**given)
         assert [getattr(plain, f.name) for f in fields(plain)] == [
@@ -41,12 +41,12 @@ def test_missing_and_unknown_arguments_are_errors(given: dict[str, int]) -> None
         Quick(**given)  # type: ignore[arg-type]
 
 
-def test_it_stays_frozen() -> None:
+def test_the_class_stays_frozen() -> None:
     with pytest.raises(FrozenInstanceError):
         Quick(a=1).a = 2  # type: ignore[misc]
 
 
-def test_what_is_checked_after_construction_still_is() -> None:
+def test_post_init_still_runs() -> None:
     @writes_slots
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Checked:
@@ -70,7 +70,7 @@ def test_a_class_with_a_default_factory_keeps_its_constructor() -> None:
     assert Made().a is not Made().a
 
 
-def test_what_is_not_given_to_the_constructor_has_its_default() -> None:
+def test_a_missing_argument_gets_its_default() -> None:
     @writes_slots
     @dataclass(frozen=True, slots=True)
     class Noted:
@@ -87,7 +87,7 @@ def test_every_event_can_be_made_with_all_of_its_fields() -> None:
         assert list(parameters) == [f.name for f in fields(cls)], cls.__name__  # type: ignore[arg-type]
 
 
-def test_members_made_plain_are_the_same_members() -> None:
+def test_plain_members_are_the_same_members() -> None:
     class Colour(Enum):
         RED = 1
         BLUE = 2

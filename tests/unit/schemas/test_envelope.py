@@ -66,13 +66,13 @@ def test_an_id_may_be_a_cause() -> None:
         {"type": "TaskResumed"},
     ],
 )
-def test_what_the_envelope_does_not_allow_is_malformed(fields: dict[str, object]) -> None:
+def test_fields_that_the_envelope_forbids_are_malformed(fields: dict[str, object]) -> None:
     with pytest.raises(MalformedRecord):
         decode(altered(**fields))
 
 
 @pytest.mark.parametrize("fields", [{"source": "gateway/gw-9"}, {"seq": 99}, {"time_ms": 1}])
-def test_headers_that_say_something_else_are_refused(fields: dict[str, object]) -> None:
+def test_headers_that_disagree_with_the_value_are_refused(fields: dict[str, object]) -> None:
     with pytest.raises(MalformedRecord, match="disagree"):
         decode(altered(**fields))
 
@@ -86,7 +86,7 @@ def test_an_error_names_the_field_and_repeats_no_value() -> None:
 
 @settings(suppress_health_check=[HealthCheck.too_slow], max_examples=150)
 @given(envelope=any_envelope())
-def test_what_is_written_is_read_back_the_same(envelope: Envelope[Event]) -> None:
+def test_an_encoded_event_decodes_to_the_same_event(envelope: Envelope[Event]) -> None:
     record = encode(envelope, key_of(type(envelope.data)))
     back = decode(record)
     assert back == envelope

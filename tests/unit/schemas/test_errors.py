@@ -60,13 +60,13 @@ def test_the_docstring_is_the_message(cls: type[YardmasterError]) -> None:
 
 
 @pytest.mark.parametrize("cls", ERRORS, ids=lambda e: e.__name__)
-def test_an_error_without_its_fields_still_says_what_it_is(cls: type[YardmasterError]) -> None:
+def test_an_error_without_its_fields_still_has_a_message(cls: type[YardmasterError]) -> None:
     message = str(cls())
     assert ("?" in message) is bool(fields_of(cls))
 
 
 class OfItsOwnMaking(YardmasterError):
-    """It takes {what}."""
+    """It needs {what}."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -74,7 +74,7 @@ class OfItsOwnMaking(YardmasterError):
 
 
 @pytest.mark.parametrize("cls", ERRORS, ids=lambda e: e.__name__)
-def test_an_error_of_another_process_says_here_what_it_said_there(
+def test_a_pickled_error_keeps_its_message_and_fields(
     cls: type[YardmasterError],
 ) -> None:
     error = cls(**{name: f"<{name}>" for name in fields_of(cls)}, also=7)
@@ -82,9 +82,9 @@ def test_an_error_of_another_process_says_here_what_it_said_there(
     assert (type(came), str(came), came.fields) == (cls, str(error), error.fields)
 
 
-def test_so_does_one_that_is_made_in_a_way_of_its_own() -> None:
+def test_a_pickled_error_with_its_own_constructor_keeps_its_message() -> None:
     came = pickle.loads(pickle.dumps(OfItsOwnMaking("a word")))
-    assert (str(came), came.what, came.fields) == ("It takes A WORD.", "a word", {"what": "A WORD"})
+    assert (str(came), came.what, came.fields) == ("It needs A WORD.", "a word", {"what": "A WORD"})
 
 
 def test_codes_are_stable_names_each_of_one_error() -> None:

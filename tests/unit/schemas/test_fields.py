@@ -1,4 +1,4 @@
-"""Every kind of value holds its bounds: the edges pass, what is one step past them does not."""
+"""Every field type has bounds: values at the bounds pass, values one step beyond do not."""
 
 from typing import Any
 
@@ -76,7 +76,7 @@ def refuses(name: str, value: object) -> bool:
     return False
 
 
-def test_every_kind_is_tried_here() -> None:
+def test_every_field_type_is_tested() -> None:
     kinds = {
         name
         for name, value in vars(fields).items()
@@ -99,7 +99,7 @@ def test_an_integer_holds_its_bounds(name: str) -> None:
 
 @pytest.mark.parametrize("name", INTEGERS)
 @given(data=st.data())
-def test_no_integer_is_let_through_past_its_bounds(name: str, data: st.DataObject) -> None:
+def test_no_integer_beyond_its_bounds_is_accepted(name: str, data: st.DataObject) -> None:
     least, most = INTEGERS[name]
     value = data.draw(st.integers() | st.integers(least - 2, least + 2))
     assert refuses(name, value) is not (least <= value <= most)
@@ -119,7 +119,7 @@ def test_a_string_holds_its_pattern(name: str) -> None:
 
 @pytest.mark.parametrize("name", STRINGS)
 @given(text=st.text(min_size=1, max_size=30).filter(lambda t: not t.isascii() or " " in t))
-def test_no_pattern_lets_words_or_other_alphabets_through(name: str, text: str) -> None:
+def test_no_pattern_accepts_words_or_other_alphabets(name: str, text: str) -> None:
     assert refuses(name, text)
 
 
@@ -136,12 +136,12 @@ def test_text_that_expires_is_bounded_too(name: str, most: int) -> None:
         ("Labels", 64, lambda i: (f"k{i}", "v")),
     ],
 )
-def test_a_mapping_has_a_most_entries(name: str, most: int, entry: Any) -> None:
+def test_a_mapping_has_a_maximum_size(name: str, most: int, entry: Any) -> None:
     assert not refuses(name, dict(entry(i) for i in range(most)))
     assert refuses(name, dict(entry(i) for i in range(most + 1)))
 
 
-def test_names_have_a_most() -> None:
+def test_names_have_a_maximum_count() -> None:
     assert not refuses("Names", ("a",) * 64)
     assert refuses("Names", ("a",) * 65)
 
@@ -152,7 +152,7 @@ def test_names_have_a_most() -> None:
     cpu_milli=st.integers(0, MAX_INT),
     memory_mib=st.integers(0, MAX_INT),
 )
-def test_resources_say_how_many_gpus_and_how_much_of_each_or_neither(
+def test_resources_have_both_gpus_and_gpu_milli_or_neither(
     gpus: int, gpu_milli: int, cpu_milli: int, memory_mib: int
 ) -> None:
     amounts = {"cpu_milli": cpu_milli, "memory_mib": memory_mib}

@@ -23,8 +23,8 @@ def asyncapi() -> dict[str, Any]:
     return document
 
 
-def test_the_tree_holds_what_the_models_say() -> None:
-    """Else: `make schemas`, and commit what changed."""
+def test_the_generated_files_match_the_models() -> None:
+    """If this fails, run `make schemas` and commit the changes."""
     assert generate.main(["--check"]) == 0
 
 
@@ -60,7 +60,7 @@ def test_any_change_of_a_closed_model_is_a_change_of_meaning(change: Any) -> Non
     assert generate.digest(after) != generate.digest(before)
 
 
-def test_words_for_people_may_change() -> None:
+def test_descriptions_may_change() -> None:
     before = schema(EVENTS["TaskPaused", 1])
     after = json.loads(json.dumps(before))
     after["description"] = after["title"] = "said otherwise"
@@ -68,7 +68,7 @@ def test_words_for_people_may_change() -> None:
     assert generate.digest(after) == generate.digest(before)
 
 
-def test_a_field_named_like_a_word_for_people_still_counts() -> None:
+def test_a_field_named_like_a_description_is_part_of_the_meaning() -> None:
     thing = {"properties": {"title": {"type": "string"}}}
     other = {"properties": {"title": {"type": "integer"}}}
     assert generate.digest(thing) != generate.digest(other)
@@ -103,7 +103,9 @@ def test_check_names_what_differs_and_writes_nothing(
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_a_schema_is_valid_says_what_it_is_and_takes_the_golden_records(cls: type[Event]) -> None:
+def test_a_schema_is_valid_described_and_accepts_the_golden_records(
+    cls: type[Event],
+) -> None:
     document = schema(cls)
     Draft202012Validator.check_schema(document)
     assert document["title"] == f"{cls.TYPE} version {cls.VERSION}"
@@ -133,7 +135,7 @@ def test_docstrings_describe_the_fields_they_name() -> None:
     assert "title" not in fields["restarts"]
 
 
-def test_every_reference_of_the_asyncapi_document_leads_somewhere(asyncapi: Any) -> None:
+def test_every_reference_of_the_asyncapi_document_resolves(asyncapi: Any) -> None:
     files = generate.documents()
     for reference in references(asyncapi):
         if reference.startswith("./"):
@@ -154,7 +156,7 @@ def references(node: Any) -> list[str]:
     return own + [r for each in node.values() for r in references(each)]
 
 
-def test_channels_are_the_catalogue_and_carry_its_events(asyncapi: Any) -> None:
+def test_channels_are_those_of_the_catalog_with_their_events(asyncapi: Any) -> None:
     channels = {c["address"]: c for c in asyncapi["channels"].values()}
     assert sorted(channels) == sorted([*TOPICS, "assignments.{node}"])
     for name, topic in TOPICS.items():
@@ -171,15 +173,15 @@ def test_channels_are_the_catalogue_and_carry_its_events(asyncapi: Any) -> None:
     assert all(DECISIONS.name in EVENTS[name, 1].TOPICS for name in ASSIGNED)
 
 
-def test_who_writes_and_reads_is_told_for_each_service(asyncapi: Any) -> None:
+def test_the_operations_name_the_writers_and_readers(asyncapi: Any) -> None:
     operations = asyncapi["operations"]
     for name, topic in TOPICS.items():
         channel = name.replace("-", "_")
         for action, services in (("send", topic.writers), ("receive", topic.readers)):
-            told = {
+            named = {
                 key.partition(".")[0]
                 for key, operation in operations.items()
                 if operation["action"] == action
                 and operation["channel"]["$ref"] == f"#/channels/{channel}"
             }
-            assert told == set(services), name
+            assert named == set(services), name

@@ -1,4 +1,4 @@
-"""The job file: what it takes, what it refuses and where, what it becomes."""
+"""The job file: accepted and refused values, and their form in the log."""
 
 import contextlib
 import json
@@ -58,39 +58,39 @@ def refused(**changes: Any) -> str:
     return str(caught.value)
 
 
-def test_the_example_of_the_interface_is_taken_whole() -> None:
+def test_the_example_of_the_interface_is_parsed_completely() -> None:
     spec = parse_job(json.dumps(WHOLE))
-    asked = submitted_spec(spec)
-    assert asked.resources == Resources(
-        gpus=8, gpu_milli=1000, cpu_milli=32_000, memory_mib=262_144
+    sent = submitted_spec(spec)
+    assert sent.resources == Resources(gpus=8, gpu_milli=1000, cpu_milli=32_000, memory_mib=262_144)
+    assert (sent.replicas_min, sent.replicas_max, sent.tasks) == (2, 2, 4)
+    assert (sent.min_runtime_s, sent.time_limit_s, sent.grace_s) == (
+        1200,
+        43_200,
+        120,
     )
-    assert (asked.replicas_min, asked.replicas_max, asked.tasks) == (2, 2, 4)
-    assert (asked.min_runtime_s, asked.time_limit_s, asked.grace_s) == (1200, 43_200, 120)
-    assert (asked.max_slots_milli, asked.max_concurrent) == (64_000, 2)
-    assert (asked.kind, asked.unschedulable) == (Kind.TRAINING, Unschedulable.WAIT)
-    assert (asked.exit_zero, spec.stop.signal) == (ExitZero.STOPPED, StopSignal.TERM)
-    assert asked.checkpoint_uri == "s3://models/base"
+    assert (sent.max_slots_milli, sent.max_concurrent) == (64_000, 2)
+    assert (sent.kind, sent.unschedulable) == (Kind.TRAINING, Unschedulable.WAIT)
+    assert (sent.exit_zero, spec.stop.signal) == (ExitZero.STOPPED, StopSignal.TERM)
+    assert sent.checkpoint_uri == "s3://models/base"
 
 
-def test_what_is_not_said_is_left_to_the_defaults_of_project_and_pool() -> None:
-    asked = submitted_spec(parse())
-    assert (asked.preemptible, asked.priority, asked.weight, asked.grace_s) == (None,) * 4
-    assert (asked.tasks, asked.replicas_min) == (1, 1)
+def test_missing_values_are_left_to_the_defaults_of_project_and_pool() -> None:
+    sent = submitted_spec(parse())
+    assert (sent.preemptible, sent.priority, sent.weight, sent.grace_s) == (None,) * 4
+    assert (sent.tasks, sent.replicas_min) == (1, 1)
 
 
 @pytest.mark.parametrize(
     ("said", "cpu_milli"), [({}, 1000), ({"cpus": 0}, 0), ({"cpus": 2.5}, 2500)]
 )
-def test_a_replica_asks_for_one_cpu_unless_the_job_says_otherwise(
-    said: dict[str, Any], cpu_milli: int
-) -> None:
+def test_a_replica_requests_one_cpu_by_default(said: dict[str, Any], cpu_milli: int) -> None:
     assert submitted_spec(parse()).resources == Resources(cpu_milli=1000)
-    asked = submitted_spec(parse(resources={"gpus": 1, **said}, replicas=2))
-    assert asked.resources == Resources(gpus=1, gpu_milli=1000, cpu_milli=cpu_milli)
+    sent = submitted_spec(parse(resources={"gpus": 1, **said}, replicas=2))
+    assert sent.resources == Resources(gpus=1, gpu_milli=1000, cpu_milli=cpu_milli)
 
 
 @pytest.mark.parametrize("memory", ["10", 10, "1.5", 0])
-def test_memory_without_a_unit_is_refused_with_what_to_write(memory: object) -> None:
+def test_memory_without_a_unit_is_refused_with_a_suggestion(memory: object) -> None:
     assert f"{memory} has no unit; write {memory}Mi or {memory}Gi" in refused(
         resources={"memory": memory}
     )
@@ -108,7 +108,7 @@ def test_memory_without_a_unit_is_refused_with_what_to_write(memory: object) -> 
         ({"count": 1, "fraction": 1}, (1, 1000)),
     ],
 )
-def test_gpus_are_whole_ones_or_equal_parts(gpus: object, slots: tuple[int, int]) -> None:
+def test_gpus_are_whole_or_equal_parts(gpus: object, slots: tuple[int, int]) -> None:
     found = resources_of(parse(resources={"gpus": gpus}))
     assert (found.gpus, found.gpu_milli) == slots
 
@@ -128,7 +128,7 @@ def test_gpus_are_whole_ones_or_equal_parts(gpus: object, slots: tuple[int, int]
         (None, "valid"),
     ],
 )
-def test_gpus_that_mean_nothing_are_refused(gpus: object, word: str) -> None:
+def test_ambiguous_numbers_of_gpus_are_refused(gpus: object, word: str) -> None:
     assert word in refused(resources={"gpus": gpus})
 
 
@@ -144,8 +144,8 @@ def test_a_search_has_a_task_for_every_point_the_last_axis_turning_fastest() -> 
 
 
 def test_an_elastic_gang_is_refused_because_it_would_never_grow() -> None:
-    asked = submitted_spec(parse(replicas={"min": 2, "max": 2}))
-    assert (asked.replicas_min, asked.replicas_max) == (2, 2)
+    sent = submitted_spec(parse(replicas={"min": 2, "max": 2}))
+    assert (sent.replicas_min, sent.replicas_max) == (2, 2)
     assert "not supported yet; give one number" in refused(replicas={"min": 2, "max": 4})
     assert "greater than max" in refused(replicas={"min": 4, "max": 2})
 
@@ -180,7 +180,7 @@ def test_an_elastic_gang_is_refused_because_it_would_never_grow() -> None:
         ({"surprise": 1}, "not permitted"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(changes: dict[str, Any], word: str) -> None:
+def test_contradictory_job_files_are_refused(changes: dict[str, Any], word: str) -> None:
     assert word in refused(**changes)
 
 
@@ -188,7 +188,7 @@ def test_an_error_quotes_no_input() -> None:
     assert "hush" not in refused(priority="hush")
 
 
-def test_what_runs_is_what_was_written() -> None:
+def test_the_program_is_stored_as_written() -> None:
     run = run_of(parse(run={"script": "echo hi", "env": {"A": "1"}, "secrets": {"B": "nlp/hf"}}))
     assert (run.script, run.command, run.env, run.secrets) == (
         "echo hi",
@@ -211,10 +211,14 @@ def test_a_job_without_a_name_is_named_after_its_program(run: Any, name: str) ->
     assert name_of(parse(name="mine")) == "mine"
 
 
-def test_replicas_auto_lays_all_gpus_of_a_task_over_whole_nodes() -> None:
-    asked = submitted_spec(parse(replicas="auto", resources={"gpus": 16, "cpus": 4}))
-    assert (asked.layout, asked.replicas_min, asked.replicas_max) == (Layout.WHOLE_NODES, 1, 1)
-    assert (asked.resources.gpus, asked.resources.cpu_milli) == (16, 4000)
+def test_replicas_auto_requests_all_gpus_of_a_task_on_whole_nodes() -> None:
+    sent = submitted_spec(parse(replicas="auto", resources={"gpus": 16, "cpus": 4}))
+    assert (sent.layout, sent.replicas_min, sent.replicas_max) == (
+        Layout.WHOLE_NODES,
+        1,
+        1,
+    )
+    assert (sent.resources.gpus, sent.resources.cpu_milli) == (16, 4000)
     assert submitted_spec(parse(replicas=2)).layout is Layout.REPLICAS
     assert submitted_spec(parse(replicas={"min": 2, "max": 2})).layout is Layout.REPLICAS
 
@@ -237,7 +241,7 @@ def test_replicas_are_a_number_a_range_or_auto_and_no_mixture() -> None:
         {"resources": Resources(gpus=2, gpu_milli=500)},
     ],
 )
-def test_a_request_for_whole_nodes_says_no_number_of_replicas_and_no_shares(spec: Any) -> None:
+def test_a_request_for_whole_nodes_has_no_number_of_replicas_and_no_fractions(spec: Any) -> None:
     with pytest.raises(ValueError, match="whole nodes"):
         SubmittedSpec(layout=Layout.WHOLE_NODES, **spec)
 
@@ -247,7 +251,7 @@ def test_nodes_to_avoid_are_named_once() -> None:
     assert "named twice" in refused(avoid_nodes=["n1", "n1"])
 
 
-def test_how_long_a_task_would_run_may_be_said() -> None:
+def test_a_runtime_estimate_is_optional() -> None:
     assert submitted_spec(parse(runtime_estimate="90m")).runtime_estimate_s == 5400
     assert submitted_spec(parse()).runtime_estimate_s is None
 
@@ -258,6 +262,6 @@ def test_how_long_a_task_would_run_may_be_said() -> None:
         lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     )
 )
-def test_any_json_is_taken_or_refused_and_nothing_else(body: Any) -> None:
+def test_any_json_is_accepted_or_refused_without_another_error(body: Any) -> None:
     with contextlib.suppress(ValidationError):
         parse_job(json.dumps(body))

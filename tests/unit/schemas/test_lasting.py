@@ -1,4 +1,4 @@
-"""What lasts is what decides: topics kept for ever hold no free text and nothing unbounded."""
+"""Topics that are kept forever hold no free text and nothing unbounded."""
 
 import importlib
 import re
@@ -147,12 +147,12 @@ def alphabet(pattern: str) -> set[str]:
     return set(walk(_parser.parse(pattern)))
 
 
-def test_the_topics_that_last_are_those_that_decide() -> None:
+def test_the_topics_kept_forever_are_those_that_decisions_read() -> None:
     assert FOREVER == ["admissions", "decisions", "node-events", "requests"]
 
 
 @pytest.mark.parametrize("cls", LASTING)
-def test_nothing_that_lasts_is_free_text_or_unbounded(cls: type[Event]) -> None:
+def test_no_field_kept_forever_is_free_text_or_unbounded(cls: type[Event]) -> None:
     found = [f"{cls.TYPE}.v{cls.VERSION}{path}: {what}" for path, what in problems(schema(cls))]
     assert found == []
 
@@ -187,7 +187,7 @@ def test_the_lint_finds(node: dict[str, Any], word: str) -> None:
     assert word in " ".join(found)
 
 
-def test_the_lint_finds_what_is_nested_too_deep() -> None:
+def test_the_lint_finds_deep_nesting() -> None:
     node: dict[str, Any] = {"type": "boolean"}
     for _ in range(MAX_DEPTH):
         node = {"type": "array", "maxItems": 1, "items": node}
@@ -197,8 +197,8 @@ def test_the_lint_finds_what_is_nested_too_deep() -> None:
     )
 
 
-def test_details_and_what_expires_may_hold_text() -> None:
-    """Else the lint would look at nothing that could fail."""
+def test_details_and_expiring_topics_may_hold_text() -> None:
+    """Otherwise the lint would check nothing that can fail."""
     texts = [what for _, what in problems(schema(EVENTS["JobDetailed", 1]))]
     assert "free text" in texts
 

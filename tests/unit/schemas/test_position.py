@@ -1,4 +1,4 @@
-"""Positions read back what they print, and say what they cover."""
+"""Positions are read back as printed, and compare by what they cover."""
 
 import pytest
 from hypothesis import given
@@ -34,7 +34,7 @@ def test_the_parts_are_next_offsets_by_topic() -> None:
     "text",
     ["", "main", "@r1", "main@x1", "main@d1.r1", "main@r1\n", "main@r-1", "Main@r1", "main@r1.r2"],
 )
-def test_what_is_no_position_is_refused(text: str) -> None:
+def test_text_that_is_not_a_position_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a position"):
         Position.parse(text)
 

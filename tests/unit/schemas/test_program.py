@@ -1,4 +1,4 @@
-"""What a job without a name is called."""
+"""The default name of a job."""
 
 import shlex
 
@@ -35,11 +35,11 @@ NAMES = [
 
 
 @pytest.mark.parametrize(("command", "name"), NAMES)
-def test_a_job_is_called_after_the_program_that_its_command_runs(command: str, name: str) -> None:
+def test_a_job_is_named_after_the_program_that_its_command_runs(command: str, name: str) -> None:
     assert program_of(shlex.split(command)) == name
 
 
-def test_a_name_that_is_given_counts_and_a_script_has_none() -> None:
+def test_a_given_name_is_used_and_a_script_has_no_name() -> None:
     named = '{"project": "p", "name": "mine", "run": {"command": ["python3", "t.py"]}}'
     assert name_of(parse_job(named)) == "mine"
     assert name_of(parse_job(named.replace('"name": "mine", ', ""))) == "t.py"

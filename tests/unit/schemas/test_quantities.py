@@ -1,4 +1,4 @@
-"""Amounts in words, positions and moments: read, written, refused."""
+"""Amounts, positions and times as text: read, written, refused."""
 
 import contextlib
 
@@ -47,18 +47,18 @@ def test_durations_are_in_seconds_rounded_up(text: str, seconds: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "5", "h", "5 m", "-5m", "1e3s", "5m\n", "٣m", "999999999w"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_text_that_is_not_a_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"not a duration|ten years"):
         duration_s(text)
 
 
 @pytest.mark.parametrize("text", ["", "Gi", "5 Gi", "-5Gi", "5GB", "5gi", "1e3", "5Gi\n"])
-def test_what_is_no_memory_is_refused(text: str) -> None:
+def test_text_that_is_not_an_amount_of_memory_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not an amount of memory"):
         memory_mib(text)
 
 
-def test_more_than_there_is_is_refused() -> None:
+def test_too_much_memory_is_refused() -> None:
     with pytest.raises(ValueError, match="out of range"):
         milli(float("inf"), "gpus")
     with pytest.raises(ValueError, match="out of range"):
@@ -84,7 +84,7 @@ def test_a_position_reads_as_it_was_written(
     assert position.covers(position)
 
 
-def test_a_position_looks_as_in_the_interface() -> None:
+def test_a_position_is_printed_as_in_the_interface() -> None:
     text = "main@r4711.a4709.n1892.d3021"
     position = Position.parse(text)
     assert str(position) == text
@@ -97,12 +97,12 @@ def test_a_position_looks_as_in_the_interface() -> None:
     "text",
     ["", "main", "@r1", "main@r-1", "main@x1", "main@r1 ", "main@r1\n", "MAIN@r1", "main@d1.r1"],
 )
-def test_what_is_no_position_is_refused(text: str) -> None:
+def test_text_that_is_not_a_position_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a position"):
         Position.parse(text)
 
 
-def test_a_position_covers_what_lies_before_it_in_its_own_cell() -> None:
+def test_a_position_covers_earlier_positions_of_its_own_cell() -> None:
     later = Position.parse("main@r5.a3")
     assert later.covers(Position.parse("main@r5"))
     assert later.covers(Position.parse("main@"))
@@ -113,7 +113,7 @@ def test_a_position_covers_what_lies_before_it_in_its_own_cell() -> None:
 
 
 @given(st.integers(min_value=0, max_value=253_402_300_799_999))
-def test_a_moment_reads_as_it_was_written(time_ms: int) -> None:
+def test_a_time_is_read_as_it_was_written(time_ms: int) -> None:
     assert parse_rfc3339(rfc3339(time_ms)) == time_ms
 
 
@@ -121,7 +121,7 @@ def test_a_moment_reads_as_it_was_written(time_ms: int) -> None:
     ("text", "time_ms"),
     [("1970-01-01T00:00:00Z", 0), ("2026-01-31T13:00:00.5+01:00", 1_769_860_800_500)],
 )
-def test_moments_in_other_zones_are_read(text: str, time_ms: int) -> None:
+def test_times_in_other_zones_are_read(text: str, time_ms: int) -> None:
     assert parse_rfc3339(text) == time_ms
 
 
@@ -136,6 +136,6 @@ def test_moments_in_other_zones_are_read(text: str, time_ms: int) -> None:
         "2026-02-30T00:00:00Z",
     ],
 )
-def test_what_is_no_moment_is_refused(text: str) -> None:
+def test_text_that_is_not_a_time_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"not an RFC 3339|offset|1970"):
         parse_rfc3339(text)

@@ -29,7 +29,7 @@ def test_numbers_go_with_waits_and_stops_only() -> None:
     assert set(NUMBERS) == {*WaitCode, *StopCode}
 
 
-def test_moments_and_amounts_say_their_unit() -> None:
+def test_names_of_times_and_amounts_end_with_their_unit() -> None:
     for code, names in NUMBERS.items():
         for name in names:
             if "_at" in name:
@@ -37,7 +37,7 @@ def test_moments_and_amounts_say_their_unit() -> None:
 
 
 @pytest.mark.parametrize("code", WaitCode)
-def test_never_held_and_not_now_are_told_apart(code: WaitCode) -> None:
+def test_never_held_and_not_now_are_distinguished(code: WaitCode) -> None:
     if code in NEVER:
         assert code.wait_class is WaitClass.NEVER
     elif code is WaitCode.PAUSED:

@@ -1,4 +1,4 @@
-"""What the relay says of a copy, and what is read from it."""
+"""The relay's header of a copy, written and read."""
 
 import pytest
 
@@ -10,12 +10,12 @@ LIFE = "0123456789ab"
 @pytest.mark.parametrize(
     "origin", [RelayedFrom(0), RelayedFrom(7, LIFE, (0,)), RelayedFrom(7, LIFE, (1, 4095))]
 )
-def test_what_is_written_is_read(origin: RelayedFrom) -> None:
+def test_a_header_is_read_as_it_was_written(origin: RelayedFrom) -> None:
     name, value = origin.header()
     assert (name, relayed_from(value)) == (OFFSET_HEADER, origin)
 
 
-def test_a_copy_of_an_assignment_says_its_offset_alone_as_earlier_relays_did() -> None:
+def test_the_header_of_a_copied_assignment_is_its_offset_alone_as_in_earlier_versions() -> None:
     assert RelayedFrom(12).header() == ("yard_offset", b"12")
     assert RelayedFrom(12, LIFE).header() == ("yard_offset", b"12")
 
@@ -35,5 +35,5 @@ def test_a_copy_of_an_assignment_says_its_offset_alone_as_earlier_relays_did() -
         b"9" * 17,
     ],
 )
-def test_a_value_of_another_form_says_nothing(value: bytes) -> None:
+def test_a_value_of_another_form_is_ignored(value: bytes) -> None:
     assert relayed_from(value) == NOWHERE

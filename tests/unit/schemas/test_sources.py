@@ -1,4 +1,4 @@
-"""Whose a record is, by its source."""
+"""The author of a record, by its source."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def test_an_agents_source_names_its_node_and_incarnation() -> None:
 
 
 @pytest.mark.parametrize("source", ["node/gpu-07", "node/gpu-07.0123456789ab"])
-def test_a_node_is_spoken_for_by_its_incarnation_or_by_an_agent_of_an_earlier_version(
+def test_records_of_a_node_come_from_its_incarnation_or_from_an_agent_of_an_earlier_version(
     source: str,
 ) -> None:
     assert written_by_agent(source, "gpu-07", LIFE)
@@ -32,11 +32,11 @@ def test_a_node_is_spoken_for_by_its_incarnation_or_by_an_agent_of_an_earlier_ve
         "gateway/gpu-07",
     ],
 )
-def test_nobody_else_speaks_for_a_node(source: str) -> None:
+def test_no_other_source_may_report_for_a_node(source: str) -> None:
     assert not written_by_agent(source, "gpu-07", LIFE)
     assert not written_by_agent(source, "gpu-07")
 
 
-def test_another_incarnation_does_not_speak_for_this_one() -> None:
+def test_another_incarnation_may_not_report_for_this_one() -> None:
     assert not written_by_agent(agent_source("gpu-07", OTHER), "gpu-07", LIFE)
     assert written_by_agent(agent_source("gpu-07", OTHER), "gpu-07")

@@ -1,4 +1,4 @@
-"""The catalogue of topics is architecture's table, and every event lies in it."""
+"""The catalog of topics matches the table of the architecture and contains every event."""
 
 import pytest
 
@@ -30,7 +30,7 @@ TABLE = {
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_a_topic_is_as_the_table_says(name: str) -> None:
+def test_a_topic_matches_the_table(name: str) -> None:
     found = topic(name)
     assert found is TOPICS[name]
     assert (found.writers, found.key, found.claims) == TABLE[name]
@@ -50,16 +50,16 @@ def test_a_node_has_a_topic_of_its_own_assignments() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "request", "assignments", "Decisions"])
-def test_a_name_that_is_not_in_the_catalogue_is_none(name: str) -> None:
+def test_an_unknown_name_is_not_a_topic(name: str) -> None:
     assert topic(name) is None
 
 
-def test_inputs_are_applied_in_the_catalogues_order() -> None:
+def test_inputs_are_applied_in_the_order_of_the_catalog() -> None:
     assert INPUT_ORDER == ("requests", "admissions", "node-events", "decisions")
     assert [name for name in TOPICS if name in INPUT_ORDER] == list(INPUT_ORDER)
 
 
-def test_what_decides_is_kept_for_ever_and_what_is_personal_can_be_erased() -> None:
+def test_decisions_are_kept_forever_and_personal_data_can_be_erased() -> None:
     for name in INPUT_ORDER:
         assert TOPICS[name].retention_ms is None
         assert not TOPICS[name].compacted
@@ -77,7 +77,7 @@ def test_a_record_of_an_agent_costs_its_reader_no_more_than_its_size() -> None:
             assert found.max_batch_bytes == 128 * KIB
 
 
-def test_every_event_lies_in_known_topics_and_only_a_machines_own_in_two() -> None:
+def test_every_event_belongs_to_known_topics_and_only_events_of_machines_to_two() -> None:
     for cls in EVENTS.values():
         assert cls.TOPICS
         assert set(cls.TOPICS) <= set(TOPICS)
@@ -87,7 +87,7 @@ def test_every_event_lies_in_known_topics_and_only_a_machines_own_in_two() -> No
     assert {name for cls in EVENTS.values() for name in cls.TOPICS} == set(TOPICS)
 
 
-def test_an_event_is_registered_as_what_its_class_is_called() -> None:
+def test_an_event_is_registered_under_the_name_of_its_class() -> None:
     for (type_, version), cls in EVENTS.items():
         assert (type_, version) == (cls.TYPE, cls.VERSION)
         assert cls.__name__ == f"{type_}V{version}"

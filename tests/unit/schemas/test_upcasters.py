@@ -1,4 +1,4 @@
-"""Old bodies are made new before validation, one step after the other."""
+"""Bodies of old versions are upcast before validation, step by step."""
 
 import json
 from typing import Any
@@ -40,7 +40,7 @@ def test_steps_follow_one_another() -> None:
     assert upcast("X", 3, {"new": 1}, steps) == (3, {"new": 1})
 
 
-def test_a_step_does_not_touch_what_it_was_given() -> None:
+def test_a_step_does_not_change_its_input() -> None:
     body = {"job": "4kq7w2mz9c1f"}
     upcast("TaskPaused", 0, body, {("TaskPaused", 0): renamed})
     assert body == {"job": "4kq7w2mz9c1f"}
@@ -55,7 +55,7 @@ def test_an_old_record_is_upcast_before_it_is_validated(monkeypatch: pytest.Monk
     assert envelope.data == sample(EVENTS["TaskPaused", 1]).data
 
 
-def test_what_a_step_makes_is_validated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_result_of_a_step_is_validated(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: Any = {("TaskPaused", 0): lambda body: {**renamed(body), "job_id": "no id"}}
     monkeypatch.setattr(codec, "UPCASTERS", steps)
     monkeypatch.setattr(codec, "upcast", lambda t, v, body: upcast(t, v, body, steps))

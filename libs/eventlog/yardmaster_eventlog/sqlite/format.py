@@ -1,6 +1,6 @@
 """The file of a SQLite log: its tables, how it is created, recognized and upgraded, its errors.
 
-The records of a partition lie side by side in one b-tree, with the key (partition, offset). Pages
+The records of a partition are adjacent in one b-tree, with the key (partition, offset). Pages
 have 8 KiB: in such a table a record that does not fit four times into a page is stored outside of
 it, which at 4 KiB was every second record.
 

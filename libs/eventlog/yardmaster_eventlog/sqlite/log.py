@@ -116,10 +116,10 @@ class _Worker:
             except Exception as raised:  # noqa: BLE001 raised in the caller
                 error = raised
             with suppress(RuntimeError):  # the loop is closed: no caller is left
-                self._loop.call_soon_threadsafe(_settle, done, result, error)
+                self._loop.call_soon_threadsafe(_resolve, done, result, error)
 
 
-def _settle(done: asyncio.Future[Any], result: Any, error: Exception | None = None) -> None:
+def _resolve(done: asyncio.Future[Any], result: Any, error: Exception | None = None) -> None:
     if done.done():  # its caller was cancelled, or has timed out
         return
     if error is None:
@@ -254,16 +254,16 @@ class SqliteLog:
                 fields = error.fields
                 if isinstance(error, AppendOutcomeUnknown):
                     fields = {**fields, "topic": append.write.to.partition.topic}
-                _settle(append.done, None, type(error)(**fields))
+                _resolve(append.done, None, type(error)(**fields))
         except Exception as error:  # noqa: BLE001 a record that cannot be stored
             if len(group) == 1:
-                _settle(group[0].done, None, error)
+                _resolve(group[0].done, None, error)
                 return
             for append in group:
                 await self._commit([append])
         else:
             for append, offset in zip(group, offsets, strict=True):
-                _settle(append.done, offset)
+                _resolve(append.done, offset)
                 for waiter in self._waiters:
                     waiter.see(append.write.to.partition, offset + len(append.write.batch))
 

@@ -55,7 +55,7 @@ def test_a_batch_cut_short_is_left_for_the_next_fetch(batch: list[Record], lost:
     assert len(found) in (0, len(batch), 2 * len(batch))
 
 
-def test_records_before_the_offset_asked_for_are_left_out() -> None:
+def test_records_before_the_requested_offset_are_left_out() -> None:
     found = records(AT, 12, built([Record(b"k", b"%d" % n) for n in range(5)], 10))
     assert [stored.offset for stored in found] == [12, 13, 14]
 

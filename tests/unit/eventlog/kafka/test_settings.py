@@ -8,7 +8,7 @@ from yardmaster_schemas.topics import DECISIONS, DETAILS, HEARTBEATS, HOUR_MS
 SETTINGS = KafkaSettings(bootstrap="kafka:9092", min_insync_replicas=2)
 
 
-def test_a_forever_topic_is_kept_for_ever() -> None:
+def test_a_topic_without_retention_is_kept_forever() -> None:
     config = topic_settings(DECISIONS, SETTINGS)
     assert config["retention.ms"] == config["retention.bytes"] == "-1"
     assert config["cleanup.policy"] == "delete"
@@ -24,18 +24,18 @@ def test_a_topic_that_expires_rolls_its_segments_in_time() -> None:
     assert config["compression.type"] == "uncompressed"
 
 
-def test_what_can_be_erased_is_compacted_within_a_day() -> None:
+def test_a_compacted_topic_is_compacted_within_a_day() -> None:
     config = topic_settings(DETAILS, SETTINGS)
     assert config["cleanup.policy"] == "compact"
     assert config["max.compaction.lag.ms"] == str(24 * HOUR_MS)
 
 
-def test_passwords_are_not_shown() -> None:
+def test_passwords_are_not_printed() -> None:
     settings = KafkaSettings(bootstrap="k:1", sasl_password="hunter2", ssl_key_password="hunter3")
     assert "hunter" not in repr(settings)
 
 
-def test_tls_is_new_and_checks_who_answers() -> None:
+def test_tls_is_1_3_and_checks_the_broker_name() -> None:
     assert SETTINGS.client()["ssl_context"] is None
     client = KafkaSettings(
         bootstrap="k:1", security_protocol="SASL_SSL", sasl_mechanism="SCRAM-SHA-512"

@@ -42,37 +42,37 @@ async def answered(log: KafkaLog, *answers: tuple[int, Sequence[int]]) -> None:
     await log._require(DECISIONS)
 
 
-async def test_a_topic_that_no_broker_has_is_unknown(log: KafkaLog) -> None:
+async def test_a_missing_topic_is_unknown(log: KafkaLog) -> None:
     with pytest.raises(UnknownTopic):
         await answered(log, (3, []))
 
 
-async def test_a_partition_that_the_topic_has_not_is_unknown(log: KafkaLog) -> None:
+async def test_a_missing_partition_is_unknown(log: KafkaLog) -> None:
     with pytest.raises(UnknownTopic):
         await answered(log, (0, []))
 
 
 @pytest.mark.parametrize("answer", [(0, [1, -1]), (5, [1])])
-async def test_a_partition_without_a_leader_is_waited_for(
+async def test_a_call_waits_for_a_partition_to_get_a_leader(
     log: KafkaLog, answer: tuple[int, Sequence[int]]
 ) -> None:
     await answered(log, answer, answer, (0, [1, 1]))
 
 
 @pytest.mark.parametrize("answer", [(0, [-1]), (5, [])])
-async def test_one_that_stays_without_a_leader_is_unavailable_not_unknown(
+async def test_a_partition_that_stays_without_a_leader_is_unavailable_not_unknown(
     log: KafkaLog, answer: tuple[int, Sequence[int]]
 ) -> None:
     with pytest.raises(LogUnavailable, match="LeaderNotAvailable"):
         await answered(log, answer)
 
 
-async def test_a_topic_that_this_client_may_not_see_is_said_at_once(log: KafkaLog) -> None:
+async def test_a_topic_that_this_client_may_not_read_is_reported_at_once(log: KafkaLog) -> None:
     with pytest.raises(LogUnavailable, match="TopicAuthorizationFailed"):
         await answered(log, (29, []))
 
 
-async def test_partitions_that_were_added_are_found(log: KafkaLog) -> None:
+async def test_added_partitions_are_found(log: KafkaLog) -> None:
     east = Partition("assignments.n1", 1)
     await log._admin.close()
     log._admin = Brokers((0, (1,)), (0, (1, 1)))

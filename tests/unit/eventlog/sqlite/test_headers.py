@@ -18,7 +18,7 @@ VALUES = st.binary(max_size=6) | st.sampled_from([b"\x00", b"\x1f", b"\x00\x1f"]
 @example((("\x1f", b""),))
 @example((("a", b"\x00"), ("b", b"")))
 @example((("a\x1fb", b"1"), ("c", b"2")))
-def test_what_is_packed_is_unpacked(headers: Headers) -> None:
+def test_packed_headers_are_unpacked_unchanged(headers: Headers) -> None:
     assert unpack(pack(headers)) == headers
 
 

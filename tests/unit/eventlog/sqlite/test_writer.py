@@ -19,7 +19,7 @@ def record(number: int) -> Record:
     return Record(b"main", b"%d" % number, (("ce_type", b"Test"), ("n", b"%d" % number)))
 
 
-async def test_what_was_written_is_read_back_and_appended_to(tmp_path: Path) -> None:
+async def test_a_written_log_is_read_back_and_appended_to(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     writer = SqliteWriter(path, TOPICS)
     records = [record(number) for number in range(ROWS + 10)]
@@ -42,7 +42,7 @@ async def test_what_was_written_is_read_back_and_appended_to(tmp_path: Path) -> 
         await log.close()
 
 
-def test_a_file_that_is_there_is_left_alone(tmp_path: Path) -> None:
+def test_an_existing_file_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     path.write_bytes(b"mine")
     with pytest.raises(NotOurLog, match="path of its own"):
@@ -50,7 +50,7 @@ def test_a_file_that_is_there_is_left_alone(tmp_path: Path) -> None:
     assert path.read_bytes() == b"mine"
 
 
-def test_what_is_discarded_leaves_nothing(tmp_path: Path) -> None:
+def test_a_discarded_log_leaves_no_file(tmp_path: Path) -> None:
     writer = SqliteWriter(tmp_path / "log.db", TOPICS)
     writer.append(AT, [record(number) for number in range(ROWS)], 5)
     writer.discard()
