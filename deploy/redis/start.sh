@@ -1,6 +1,6 @@
 #!/bin/sh
 # Be Redis, with the password of a file: it is in no argument, no environment and no image.
-# Scripting is off. Compose, Kubernetes and the tests all use it.
+# Of scripting, only what the views need is allowed. Compose, Kubernetes and the tests use this file.
 set -eu
 
 exec redis-server - <<END
@@ -14,5 +14,5 @@ appendonly no
 # in it may be evicted: what views have is all or it is wrong.
 maxmemory ${REDIS_MAXMEMORY:-1gb}
 maxmemory-policy noeviction
-user default on >$(cat "${REDIS_PASSWORD_FILE:-/run/secrets/redis_password}") ~* &* +@all -@scripting
+user default on >$(cat "${REDIS_PASSWORD_FILE:-/run/secrets/redis_password}") ~* &* +@all -@scripting +evalsha +script|load
 END

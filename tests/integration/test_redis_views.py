@@ -29,6 +29,7 @@ from yardmaster_schemas.events.requests import ProjectConfig, SubmittedSpec
 from yardmaster_schemas.position import Position
 
 SECRET = "correct-horse-battery"
+START = Path(__file__).parents[2] / "deploy/redis/start.sh"
 
 
 def at(requests: int) -> Position:
@@ -122,6 +123,24 @@ async def test_tls_connects_only_to_a_server_with_a_trusted_certificate(
         async with opened(plain) as store:
             with pytest.raises(ViewsUnavailable):
                 await store.position()
+
+
+async def test_the_rights_of_the_shipped_redis_are_enough_and_include_no_other_scripting(
+    server: RedisServer,
+) -> None:
+    (user,) = [line for line in START.read_text().splitlines() if line.startswith("user default")]
+    rights = user.partition(" &* ")[2]
+    assert rights.startswith("+@all -@scripting ")
+    assert command(server, f"ACL SETUSER default {rights}") == "+OK\r\n"
+    async with opened(settings_of(server)) as store:
+        await put(store, 1)
+        assert await names(store) == ["p1"]
+        assert await store.reach(at(1), 1)
+    generations = RedisGenerations(settings_of(server), "main")
+    assert await generations.begin() == 2
+    await generations.close()
+    for refused in ("EVAL 'return 1' 0", "SCRIPT FLUSH", "SCRIPT KILL"):
+        assert "NOPERM" in command(server, refused)
 
 
 # --- down ---------------------------------------------------------------------------------------
