@@ -26,7 +26,7 @@ COMMANDS: Final = {
     "explain": ("explain", "explain", "Show why a task is pending, was stopped or was refused."),
     "logs": ("logs", "logs", "Print the output of tasks."),
     "wait": ("wait", "wait", "Wait for tasks to end, and exit with their exit code."),
-    "cancel": ("tasks", "cancel", "End jobs or tasks."),
+    "cancel": ("tasks", "cancel", "Cancel jobs or tasks."),
     "pause": ("tasks", "pause", "Stop tasks with a checkpoint until they are resumed."),
     "resume": ("tasks", "resume", "Resume paused tasks."),
     "set": ("set", "set_group", "Change a job's priority, weight or limit of slots."),

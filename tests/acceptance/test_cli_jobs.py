@@ -103,7 +103,7 @@ def test_a_failed_task_is_shown_with_its_exit_code_and_its_last_lines(dev: Dev) 
     assert f"yard logs {job}.0" in lines[-11]
     assert lines[-10:] == [f"  line {number}" for number in range(3, 13)]
     quiet = dev.yard("submit", "--wait", "--script", "exit 4", code=4).out.strip()
-    assert dev.yard("show", quiet).lines[-2:] == ["Failed      exit 4", "It wrote no output."]
+    assert dev.yard("show", quiet).lines[-2:] == ["Failed      exit 4", "Output      none"]
 
 
 def test_lines_of_a_gang_begin_with_their_replica(dev: Dev) -> None:

@@ -21,18 +21,18 @@ def test_the_demo_shows_all_seven_steps_and_their_proof_within_a_minute(tmp_path
     steps = re.findall(r"^# (\d)\. ", said.out, re.MULTILINE)
     assert steps == [str(number) for number in range(1, 8)]
     for state in (
-        "8 of 8 GPUs | search 8 | waiting: 12 search (insufficient_free)",
-        "8 of 8 GPUs | search 4 | gang 4 | waiting: 16 search",
+        "8 of 8 GPUs | search 8 | pending: 12 search (insufficient_free)",
+        "8 of 8 GPUs | search 4 | gang 4 | pending: 16 search",
         "| notebook 1\n",
-        "1 of 8 GPUs | notebook 1 | waiting: 1 all (insufficient_free)",
-        "5 of 8 GPUs | notebook 1 | late 4 | waiting: 1 all (insufficient_free)",
-        "8 of 8 GPUs | all 8 | waiting: 1 late (insufficient_free)",
+        "1 of 8 GPUs | notebook 1 | pending: 1 all (insufficient_free)",
+        "5 of 8 GPUs | notebook 1 | late 4 | pending: 1 all (insufficient_free)",
+        "8 of 8 GPUs | all 8 | pending: 1 late (insufficient_free)",
     ):
         assert state in said.out
     assert re.search(r"^resumed from step [1-9]\d* \(attempt 2\)$", said.out, re.MULTILINE)
     assert re.search(r"^\[1\] rank 1 of 2 on node-", said.out, re.MULTILINE)
-    assert "4 points were stopped for the gang, each with a checkpoint" in said.out
-    assert "6 of 6 tasks that nobody cancelled succeeded" in said.out
+    assert "4 points were preempted for the gang, each with a checkpoint" in said.out
+    assert "6 of 6 tasks that were not cancelled succeeded" in said.out
     assert "every decision was derived again" in said.out
     assert "NOT" not in said.out
     assert "\x1b" not in said.out

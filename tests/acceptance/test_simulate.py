@@ -102,15 +102,15 @@ def test_a_trace_with_failing_nodes_ends(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("atlantis",), "no workload atlantis"),
+        (("atlantis",), "unknown workload atlantis"),
         (("calibrated", "--policy", "fitgp"), "did you mean fitgpp?"),
-        (("calibrated", "--policy", "fitgpp:p=lots"), "fitgpp does not take that"),
-        (("calibrated", "--placement", "tetris"), "no placement tetris"),
+        (("calibrated", "--policy", "fitgpp:p=lots"), "fitgpp does not have these options"),
+        (("calibrated", "--placement", "tetris"), "unknown placement tetris"),
         (("calibrated", "--seed", "9..1"), "9..1 is empty"),
-        (("calibrated", "--node-repair", "1h"), "without --node-fails"),
-        (("waves:1", "--te-share", "100"), "are for calibrated"),
-        (("csv:jobs.csv",), "which column holds what?"),
-        (("philly:/dev/null",), "there is no file"),
+        (("calibrated", "--node-repair", "1h"), "--node-repair needs --node-fails"),
+        (("waves:1", "--te-share", "100"), "are only for calibrated"),
+        (("csv:jobs.csv",), "the columns are not given"),
+        (("philly:/dev/null",), "no such file"),
         (("waves:1", "--every", "soon"), "--every"),
     ],
 )

@@ -135,7 +135,7 @@ def test_the_gateway_has_port_7450_or_the_next_and_keeps_it_over_a_restart(user:
 
     taken = user.dev("--port", "7460")[0]
     said = user.yard("dev", "--data", "other", "--port", "7460", code=103)
-    assert "cannot listen on 127.0.0.1: port 7460 in use" in said.err
+    assert "cannot listen on 127.0.0.1: port 7460 already in use" in said.err
     user.stop(taken)
 
 

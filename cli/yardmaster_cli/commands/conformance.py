@@ -1,4 +1,4 @@
-"""`yard conformance`: scenarios of other schedulers, held against the core that decides here."""
+"""`yard conformance`: run scenarios of other schedulers through the core."""
 
 from collections import Counter
 from pathlib import Path
@@ -21,10 +21,10 @@ from yardmaster_simulation.conformance.scenarios import (
 @command("conformance")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 def conformance(session: Session, files: tuple[Path, ...]) -> int:
-    """Run scenario FILEs, one JSON object a line, through the scheduler's own core.
+    """Run the scenarios in FILEs, one JSON object per line, through the scheduler's core.
 
-    Says what failed and what was skipped, and why; exit 1 when something failed, 2 when something
-    could not be read.
+    Prints each failed or skipped scenario with the reason. Exits with 1 when a scenario failed, and
+    with 2 when a line could not be read.
     """
     texts = [(path, _text(path)) for path in files]
     counts: Counter[Outcome] = Counter()
@@ -57,5 +57,5 @@ def _line(verdict: Verdict) -> str:
 
 
 def _shown(text: str) -> str:
-    """Names are the scenarios' own: what would not print, or move the cursor, is spelt out."""
+    """Escape the unprintable characters of names, which scenarios choose."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -1,4 +1,4 @@
-"""`yard contexts`, `config`, `whoami`, `version`, `login`, `completion`: the command itself."""
+"""`yard contexts`, `config`, `whoami`, `version`, `login` and `completion`."""
 
 import os
 import sys
@@ -26,32 +26,32 @@ from yardmaster_cli.server.reader import Reader
 from yardmaster_cli.server.remote import api_error, plain
 from yardmaster_cli.session import NounGroup, Session, command
 
-#: Tries of the check of `login`, the first included.
+#: The number of tries of `login` to reach the server.
 CHECK_TRIES: Final = 2
 
-_COMPLETION = """Print the completion script of a shell.
+_COMPLETION = """Print the completion script for a shell.
 
-It completes commands and options, and, by asking the server (for 1.5 s at most), the ids of
-jobs and tasks, nodes, pools, projects, departments, phases, kinds and contexts.
+It completes commands, options and contexts, and with the server's answer (within 1.5 s) ids,
+nodes, pools, projects and departments.
 
 \b
 bash  yard completion bash > ~/.local/share/bash-completion/completions/yard
 zsh   yard completion zsh > "${fpath[1]}/_yard"
 fish  yard completion fish > ~/.config/fish/completions/yard.fish
 
-For the running shell alone: source <(yard completion bash), or the same with zsh; in fish
+For the current shell only: source <(yard completion bash), likewise for zsh; in fish:
 yard completion fish | source.
 """
 
 
 @click.group("contexts", cls=NounGroup)
 def contexts() -> None:
-    """List contexts (known servers); use one."""
+    """List contexts (saved servers); switch to one."""
 
 
 @contexts.command("ls")
 def list_contexts(session: Session) -> None:
-    """List contexts; the one in use is marked."""
+    """List contexts; * marks the current one."""
     config = session.config
     columns = (
         Column("CURRENT", lambda row: "*" if row["name"] == config.context.value else None),
@@ -86,7 +86,7 @@ def use(session: Session, name: str) -> None:
 
 @command("config")
 def config(session: Session) -> None:
-    """Show every setting and where it comes from; secrets are not shown."""
+    """Show every setting and its source, without secrets."""
     columns = (
         Column("SETTING", lambda row: row["setting"]),
         Column("VALUE", lambda row: row["value"]),
@@ -117,9 +117,9 @@ def whoami(session: Session) -> None:
 
 
 @command("version")
-@click.option("--client", is_flag=True, help="Show the version of yard alone.")
+@click.option("--client", is_flag=True, help="Print only the version of yard.")
 def version(session: Session, client: bool) -> None:
-    """Print the version of yard, and of the server where one answers."""
+    """Print the version of yard and of the server."""
     out = session.out
     mine = installed("yardmaster")
     answer: dict[str, object] = {"client": mine, "server": None}
@@ -134,10 +134,14 @@ def version(session: Session, client: bool) -> None:
 @command("login")
 @click.argument("name")
 @click.argument("url")
-@click.option("--token-command", metavar="COMMAND", help="Prints the token; each command runs it.")
-@click.option("--ca", metavar="FILE", help="Certificates to trust.")
+@click.option(
+    "--token-command",
+    metavar="COMMAND",
+    help="Command that prints the token; every yard command runs it.",
+)
+@click.option("--ca", metavar="FILE", help="File of certificates to trust.")
 @click.option("-p", "--project", metavar="NAME", help="Default project of this context.")
-@click.option("--no-check", is_flag=True, help="Save it without asking the server.")
+@click.option("--no-check", is_flag=True, help="Save the context without a request to the server.")
 def login(
     session: Session,
     name: str,
@@ -149,11 +153,11 @@ def login(
 ) -> None:
     """Save a server as a context and switch to it.
 
-    The server must answer at URL, and accept the token that COMMAND or YARD_TOKEN gives; nothing
-    is saved otherwise. The token itself is never saved.
+    The server at URL must answer and accept the token of COMMAND or YARD_TOKEN; otherwise nothing
+    is saved. The token itself is never saved.
     """
     if not name:
-        raise BadUsage("a context needs a name", hint=f"like: yard login prod {url}")
+        raise BadUsage("the name of the context is empty", hint=f"name it: yard login prod {url}")
     server_url(url)
     path = session.config.path
     content = load_file(path)
@@ -167,7 +171,7 @@ def login(
 
 
 def _checked(url: str, token_command: str | None, ca: str | None, path: Path) -> str:
-    """What the server says to a caller of the new context, in a few words.
+    """Call the server with the new context and return the result as text.
 
     Raises: CliError when it does not answer, or does not accept the token.
     """
@@ -176,18 +180,18 @@ def _checked(url: str, token_command: str | None, ca: str | None, path: Path) ->
         token = sendable(token, "environment YARD_TOKEN")
     elif token_command is not None:
         token = token_of(command_words(token_command), path)
-    hint = "nothing was saved; --no-check saves it without asking the server"
+    hint = "nothing was saved; --no-check saves the context without a request"
     try:
         reader = Reader(url, token, sleep=time.sleep, ca=ca, max_tries=CHECK_TRIES)
         return f"you are {reader.get('/v1/whoami')['user']}"
     except ApiError as error:
         if token is None and error.document["code"] == "unauthenticated":
-            return "which wants a token: give --token-command, or set YARD_TOKEN"
+            return "it requires a token: give --token-command, or set YARD_TOKEN"
         found = api_error(error)
         raise CliError(found.message, exit_code=found.exit_code, hint=hint) from None
     except (OSError, KeyError) as error:
         raise CliError(
-            f"{url} cannot be asked: {error}", exit_code=Exit.UNREACHABLE, hint=hint
+            f"cannot reach {url}: {error}", exit_code=Exit.UNREACHABLE, hint=hint
         ) from None
 
 
@@ -201,7 +205,7 @@ def _write(path: Path, text: str) -> None:
 @command("completion", help=_COMPLETION)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(session: Session, shell: str) -> None:
-    """Print the completion script of a shell."""
+    """Print the completion script for a shell."""
     from yardmaster_cli.main import yard
 
     found = get_completion_class(shell)

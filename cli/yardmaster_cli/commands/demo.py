@@ -1,9 +1,9 @@
 """`yard demo`: a small cluster at work, from the first job to the proof of its log.
 
-It brings a cluster of its own, the embedded mode as a process; with `--running` it plays on one
-that runs: that of `yard up`, or the one that `--server` or `--context` names. Everything shown is
-real: the commands are the ones a user types, the tasks are processes that train. It ends with exit
-code 0 only if what it tells was observed.
+It starts its own cluster in the embedded mode; with `--running` it uses a running cluster: that of
+`yard up`, or the one that `--server` or `--context` names. All output is real: the commands are
+those of a user, and the tasks are training processes. The exit code is 0 only if every claim was
+observed.
 """
 
 import shutil
@@ -12,29 +12,29 @@ from pathlib import Path
 
 import click
 
-from yardmaster_cli.demo.cluster import RunningStage, Stage
+from yardmaster_cli.demo.cluster import DemoCluster, RunningCluster
 from yardmaster_cli.demo.walk import Walk
 from yardmaster_cli.errors import Exit
 from yardmaster_cli.session import Session, command
 
 
 @command("demo")
-@click.option("--keep", is_flag=True, help="Keep the folder, to look around in it.")
-@click.option("--running", is_flag=True, help="Play on the cluster that runs: of yard up, say.")
+@click.option("--keep", is_flag=True, help="Keep the data folder.")
+@click.option("--running", is_flag=True, help="Use a running cluster, such as that of yard up.")
 def demo(session: Session, keep: bool, running: bool) -> int:
-    """Watch a small cluster at work: jobs make room for gangs, resume from checkpoints, finish."""
+    """Watch a small cluster at work: jobs are preempted for gangs, resume and finish."""
     folder = Path(tempfile.mkdtemp(prefix="yard-demo-"))
-    stage: Stage
+    cluster: DemoCluster
     if running:
         session.export()
-        stage = RunningStage(folder, color=session.out.color)
+        cluster = RunningCluster(folder, color=session.out.color)
     else:
-        stage = Stage.in_folder(folder, color=session.out.color)
-    walk = Walk(stage)
+        cluster = DemoCluster.in_folder(folder, color=session.out.color)
+    walk = Walk(cluster)
     good = False
     try:
-        with stage.cluster():
-            walk.play()
+        with cluster.running():
+            walk.run()
         good = walk.judge()
     finally:
         if good and not keep:

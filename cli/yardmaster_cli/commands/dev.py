@@ -1,4 +1,4 @@
-"""`yard dev`: everything in one process on this machine."""
+"""`yard dev`: all services in one process on this machine."""
 
 import os
 import shutil
@@ -22,21 +22,23 @@ from yardmaster_cli.session import Session, command
 from yardmaster_cli.yaml_tree import scalar
 from yardmaster_localcluster.process import path_with_python
 
-#: The policies of a log, for the help; `setup` checks against the registry itself.
+#: The policies for the help text; `checked_policy` reads the registry.
 POLICY_NAMES: Final = ("priority", "fair_share", "fitgpp", "fifo", "lrtp", "rand")
 
 
 @command("dev")
-@click.option("--nodes", type=click.IntRange(1, 64), metavar="N", help="Nodes (default: 1).")
+@click.option(
+    "--nodes", type=click.IntRange(1, 64), metavar="N", help="Number of nodes (default: 1)."
+)
 @click.option("--slots", type=click.IntRange(0, 1024), metavar="N", help="Slots (GPUs) per node.")
-@click.option("--cluster", "file", metavar="FILE", help="Nodes and policy from a YAML file.")
+@click.option("--cluster", "file", metavar="FILE", help="Read nodes and policy from a YAML file.")
 @click.option(
     "--port",
     type=click.IntRange(0, 65_535),
     default=None,
     metavar="PORT",
-    help="Port of the gateway; 0: any free port. Default: the port of the last start, at first "
-    "7450, or the next free port.",
+    help="Port of the gateway; 0: any free port. Default: the port of the last start, or the first "
+    "free port from 7450.",
 )
 @click.option(
     "--policy",
@@ -61,28 +63,30 @@ def dev(
 ) -> int:
     """Run gateway, quota, scheduler, views and agents in one process over one SQLite file.
 
-    Runs until Ctrl-C; tasks keep running. The next start on the same data folder continues with
-    its log. Slots are declared: no GPU is needed.
+    Runs until Ctrl-C; tasks keep running. The next start on the same data folder continues with its
+    log. Slots are declared, so no GPU is needed.
     """
     from yardmaster_cli.dev.embedded import Options, serve
 
     if file is not None and (nodes is not None or slots is not None):
-        raise BadUsage("give either --cluster or --nodes and --slots")
-    # Everything that is given is checked before anything is written.
-    asked = _policy(policy, policy_option)
+        raise BadUsage(
+            "--cluster excludes --nodes and --slots", hint="set nodes and slots in the file"
+        )
+    # All options are checked before anything is written.
+    requested = _policy(policy, policy_option)
     given = None if file is None else read_cluster(Path(file))
     if given is not None and "policy" in given.model_fields_set:
-        if asked is not None:
+        if requested is not None:
             raise BadUsage(f"{file} has a policy: leave out --policy and --policy-option")
-        asked = given.policy
-    if asked is not None:
-        _check(asked)
+        requested = given.policy
+    if requested is not None:
+        _check(requested)
     folder = DataFolder.take(session.config.data_dir)
     cluster = given or _cluster(folder, nodes, slots)
-    if asked is not None:
-        cluster = cluster.model_copy(update={"policy": asked})
+    if requested is not None:
+        cluster = cluster.model_copy(update={"policy": requested})
     out = session.out
-    # Tasks find the Python and the SDK that this command runs with.
+    # Tasks find the Python and the SDK of this command.
     yard = yard_for(folder.path.absolute(), os.environ)
     os.environ["PATH"] = path_with_python(os.environ)
 
@@ -93,7 +97,7 @@ def dev(
         out.note(f"hint: in another terminal: {yard} submit -- COMMAND")
         out.note("Ctrl-C stops this process; tasks keep running")
 
-    options = Options(cluster=cluster, port=port, policy=asked, quiet=not out.verbose)
+    options = Options(cluster=cluster, port=port, policy=requested, quiet=not out.verbose)
     code = serve(folder, options, ready)
     out.note(
         f"\nyard dev stopped; its tasks keep running. {yard} dev continues with the log in "
@@ -103,7 +107,7 @@ def dev(
 
 
 def _policy(name: str | None, options: tuple[str, ...]) -> PolicySpec | None:
-    """The policy that the flags name; None without any."""
+    """The policy of the flags; None without flags."""
     if name is None and not options:
         return None
     found: dict[str, bool | int | str] = {}
@@ -119,14 +123,14 @@ def _policy(name: str | None, options: tuple[str, ...]) -> PolicySpec | None:
 
 
 def _check(policy: PolicySpec) -> None:
-    """Raises: BadUsage when there is no such policy, or it does not have these options."""
+    """Raises: BadUsage when the policy does not exist, or does not have these options."""
     from yardmaster_cli.policy_spec import checked_policy
 
     checked_policy(policy)
 
 
 def _cluster(folder: DataFolder, nodes: int | None, slots: int | None) -> Cluster:
-    """The nodes asked for; without any flag those of the last start."""
+    """The nodes of the flags; without flags those of the last start."""
     before = folder.cluster()
     if nodes is None and slots is None and before is not None:
         return before
@@ -135,7 +139,7 @@ def _cluster(folder: DataFolder, nodes: int | None, slots: int | None) -> Cluste
 
 
 def _slots_here() -> int:
-    """As many slots as this machine has GPUs, and some when it has none."""
+    """The number of GPUs of this machine, or the default when it has none."""
     if shutil.which("nvidia-smi") is None:
         return DEFAULT_SLOTS
     from yardmaster_cli.commands.doctor import gpu_names

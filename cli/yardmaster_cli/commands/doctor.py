@@ -1,4 +1,4 @@
-"""`yard doctor`: what this machine has, what it lacks, and how to get it."""
+"""`yard doctor`: check this machine and its running clusters."""
 
 import errno
 import importlib.util
@@ -27,10 +27,10 @@ from yardmaster_localcluster.redis_server import redis_program
 
 #: Free space below which a log and its snapshots are not safe, in GiB.
 MIN_DISK_GIB: Final = 1
-#: SQLite that has WAL with the fixes we rest on.
+#: The oldest SQLite whose WAL mode has the fixes that the log needs.
 MIN_SQLITE: Final = (3, 31)
 PROBE_S: Final = 10
-#: Who listens on which port by default, and what to do when it is taken.
+#: The default ports, and what to do when one is in use.
 _LISTENERS: Final = (
     ("gateway", GATEWAY_PORT, "yard dev takes the next free port; yard up --gateway-port PORT"),
     ("Kafka", KAFKA_PORT, "yard up --kafka-port PORT"),
@@ -40,9 +40,9 @@ _LISTENERS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked for; `needed` things that are not `good` fail the check.
+    """The result of one check; a `needed` one that is not `good` fails the command.
 
-    `lacking`: the state of an optional thing that is not good.
+    `lacking`: the state of an optional one that is not good.
     """
 
     what: str
@@ -54,7 +54,7 @@ class Finding:
 
     @property
     def state(self) -> str:
-        """ok, missing (needed), or what is lacking (optional)."""
+        """`ok`, `missing` (needed), or `lacking` (optional)."""
         return "ok" if self.good else "missing" if self.needed else self.lacking
 
 
@@ -90,14 +90,14 @@ def _sqlite(folder: Path) -> Finding:
 
 
 def _running(env: Mapping[str, str], chosen: Path) -> list[tuple[Path, DevServer]]:
-    """The clusters that run here: in the folder of this command, and in the usual ones."""
+    """The running clusters, in the folder of this command and in the default folders."""
     folders = dict.fromkeys([chosen.absolute(), default_data_dir(env), default_up_dir(env)])
     found = [(folder, read_dev(folder)) for folder in folders]
     return [(folder, dev) for folder, dev in found if dev is not None]
 
 
 def _ports(running: Sequence[tuple[Path, DevServer]]) -> Iterator[Finding]:
-    """The default port of each listener: free, a running cluster's own, or taken."""
+    """Check each default port: free, used by a running cluster, or used by another program."""
     owners: dict[int, str] = {}
     for folder, dev in running:
         for url in filter(None, (dev.server, dev.log, dev.redis)):
@@ -120,12 +120,12 @@ def _ports(running: Sequence[tuple[Path, DevServer]]) -> Iterator[Finding]:
 def _clusters(running: Sequence[tuple[Path, DevServer]]) -> Iterator[Finding]:
     """Each running cluster, and whether it answers."""
     if not running:
-        yield Finding("cluster", False, "none runs here", get="yard dev; or make up")
+        yield Finding("cluster", False, "no cluster runs here", get="yard dev; or make up")
     for folder, dev in running:
         why = why_not_ready(dev.server)
         said = "ready" if why is None else why
         found = f"{dev.what} at {dev.server}: {said}; data in {folder}"
-        get = f"look at its output, or at {folder / 'logs'}"
+        get = f"read its output, or the logs in {folder / 'logs'}"
         yield Finding("cluster", why is None, found, get=get, lacking="not ready")
 
 
@@ -149,7 +149,7 @@ def _process_groups() -> Finding:
 
 
 def gpu_names() -> list[str]:
-    """A line of nvidia-smi for each GPU of this machine; empty without any."""
+    """One line of nvidia-smi for each GPU of this machine."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
@@ -169,8 +169,8 @@ def gpu_names() -> list[str]:
 
 def _gpus() -> Finding:
     names = gpu_names()
-    get = "none are needed: yard dev declares slots with --slots"
-    found = f"{len(names)}: {names[0]}" if names else "nvidia-smi shows none"
+    get = "not needed: yard dev declares slots with --slots"
+    found = f"{len(names)}: {names[0]}" if names else "nvidia-smi shows no GPU"
     return Finding("GPUs", bool(names), found, get=get)
 
 
@@ -197,15 +197,15 @@ def _module(what: str, name: str, get: str) -> Finding:
 
 
 def _broken_safe(look: Callable[[], Finding], what: str) -> Finding:
-    """A look that itself fails says so instead of ending the rest."""
+    """Run a check; its own failure becomes a finding."""
     try:
         return look()
     except OSError as error:
-        return Finding(what, False, f"{type(error).__name__}: {error}", True, "see the error")
+        return Finding(what, False, f"{type(error).__name__}: {error}", True, "fix the error")
 
 
 def look(folder: Path) -> list[Finding]:
-    """Everything there is to say about this machine; `folder` is where data would be stored."""
+    """Run all checks; `folder` is the data folder, which need not exist."""
     running = _running(os.environ, folder)
     while not folder.is_dir():
         folder = folder.parent
@@ -231,15 +231,15 @@ def look(folder: Path) -> list[Finding]:
 
 
 def lacks(findings: Iterable[Finding]) -> list[Finding]:
-    """What is needed and not there."""
+    """The needed findings that are not good."""
     return [finding for finding in findings if finding.needed and not finding.good]
 
 
 @command("doctor")
 def doctor(session: Session) -> int:
-    """Check this machine and the clusters that run on it; exit 1 when something needed is missing.
+    """Check this machine and its running clusters; exit 1 when a requirement is missing.
 
-    Names what is lacking and how to get it, the default ports that other programs use, and whether
+    Prints missing programs and how to get them, default ports that other programs use, and whether
     each running cluster answers.
     """
     findings = look(session.config.data_dir)
@@ -264,5 +264,5 @@ def doctor(session: Session) -> int:
     if missing:
         session.out.note(f"missing: {', '.join(one.what for one in missing)}")
         return int(Exit.CHECK_FAILED)
-    session.out.note("everything needed is there")
+    session.out.note("all requirements are met")
     return int(Exit.DONE)

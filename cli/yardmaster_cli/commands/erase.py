@@ -1,4 +1,4 @@
-"""`yard erase`: permanently delete what users wrote about a job, and what it ran."""
+"""`yard erase`: permanently delete the names, labels, commands and notes of jobs."""
 
 import click
 
@@ -9,20 +9,20 @@ from yardmaster_cli.session import Session, command
 
 @command("erase")
 @click.argument("refs", nargs=-1, required=True, metavar="JOB...")
-@click.option("--yes", is_flag=True, help="Erase without asking.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def erase(session: Session, refs: tuple[str, ...], yes: bool) -> None:
     """Permanently delete names, labels, commands, environments and notes of finished jobs.
 
-    For operators and the project's admins. Decisions stay, and replay still proves them. What is
-    erased is hidden at once; it leaves the log's files when they are compacted, output after its
-    retention, and backups as you keep them: see docs/how-to/operate.md.
+    Only operators and admins of the project may do this. Decisions stay, and replay still verifies
+    them. Erased data is hidden at once. It leaves the files of the log at their next compaction,
+    and output at the end of its retention; backups keep it. See docs/how-to/operate.md.
     """
     remote, out = session.remote, session.out
     found = [remote.resolve(ref) for ref in refs]
     for ref in found:
         if ref.index is not None:
             raise BadUsage(
-                f"{ref.id} is a task", hint=f"name its whole job: yard erase {ref.job_id}"
+                f"{ref.id} is a task", hint=f"erase its whole job: yard erase {ref.job_id}"
             )
     if not yes:
         names = ", ".join(ref.id for ref in found)

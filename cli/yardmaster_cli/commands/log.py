@@ -1,4 +1,4 @@
-"""`yard log dump|tail|stat`: the log itself, not what a service makes of it."""
+"""`yard log dump|tail|stat`: read the event log itself."""
 
 import json
 from collections import Counter
@@ -28,7 +28,7 @@ from yardmaster_schemas.plain import dump as plain_json
 from yardmaster_schemas.position import Position
 from yardmaster_schemas.topics import INPUT_ORDER, REQUESTS, TOPICS
 
-#: The longest that `tail -f` waits before it looks whether it was told to stop, in seconds.
+#: The longest wait of `tail -f` before it can react to a signal, in seconds.
 FOLLOW_S: Final = 5.0
 
 
@@ -78,7 +78,7 @@ class _Filter:
             return True
         if envelope is None:
             return False
-        # All of a job; of a task what concerns its job too.
+        # A job matches all of its tasks; a task matches the events of its job too.
         job = self.about.partition(".")[0]
         return envelope.subject in (self.about, job) or envelope.subject.startswith(
             f"{self.about}."
@@ -86,25 +86,25 @@ class _Filter:
 
 
 def _types(given: Sequence[str]) -> Sequence[str]:
-    """The types that `--type` names.
+    """Check the types of `--type`.
 
-    Raises: BadUsage for one that no version of Yardmaster has published.
+    Raises: BadUsage for an unknown type.
     """
     known = sorted({name for name, _ in EVENTS})
     for name in given:
         if name not in known:
             like = nearest(name, known)
             raise BadUsage(
-                f"--type {name}: there is no such event type",
+                f"--type: unknown event type {name}",
                 hint=f"did you mean {like}?" if like else f"types: {', '.join(known)}",
             )
     return given
 
 
 async def _about(log: EventLog, where: LogSource, given: str) -> str:
-    """The whole id of the job or task that `--task` names by an id or the beginning of one.
+    """The id of the job or task that `--task` names by an id or a prefix.
 
-    Raises: CliError when no job of the log begins so, or several do.
+    Raises: CliError when no job, or more than one job, of the log has this prefix.
     """
     match = REF.match(given)
     if match is None:
@@ -120,12 +120,12 @@ async def _about(log: EventLog, where: LogSource, given: str) -> str:
             if headers.get("ce_type") == b"TaskSubmitted" and subject.startswith(prefix):
                 found.add(subject)
     if not found:
-        raise CliError(f"no job of the log begins with {prefix}", exit_code=Exit.NOT_FOUND)
+        raise CliError(f"no job id of the log starts with {prefix}", exit_code=Exit.NOT_FOUND)
     if len(found) > 1:
         raise CliError(
             f"{prefix} is ambiguous: {', '.join(sorted(found)[:10])}",
             exit_code=Exit.NOT_FOUND,
-            hint="give more of the id",
+            hint="give a longer prefix of the id",
         )
     job = found.pop()
     return job if index is None else f"{job}.{index}"
@@ -140,15 +140,21 @@ def _print(out: Output, entry: Entry) -> None:
 
 @log.command("dump")
 @log_options
-@click.option("--from", "start", metavar="T", help="A time, 2h (ago), a position or cycle:N.")
-@click.option("--to", "end", metavar="T", help="The same.")
 @click.option(
-    "--type", "types", multiple=True, metavar="TYPE", help="Only this type, TaskExited say."
+    "--from", "start", metavar="T", help="Start: a time, 2h (ago), a position or cycle:N."
+)
+@click.option("--to", "end", metavar="T", help="End, in the same forms.")
+@click.option(
+    "--type",
+    "types",
+    multiple=True,
+    metavar="TYPE",
+    help="Print only this type, such as TaskExited.",
 )
 @click.option(
     "--task",
     metavar="ID",
-    help="Only events about this job (all its tasks) or task; an id's beginning.",
+    help="Print only events of this job or task; an id or a prefix.",
 )
 def dump(
     session: Session,
@@ -159,7 +165,7 @@ def dump(
     types: tuple[str, ...],
     task: str | None,
 ) -> None:
-    """Print records as JSON lines with their positions, in the order decided on."""
+    """Print records as JSON lines with their positions, in causal order."""
     now = now_ms()
     first = parse_moment(start, now, "--from") if start else None
     last = parse_moment(end, now, "--to") if end else None
@@ -186,7 +192,7 @@ def dump(
 async def between(
     order: LogOrder, first: Moment | None, last: Moment | None
 ) -> AsyncIterator[Entry]:
-    """The entries from `first` on up to `last`, both included."""
+    """The entries from `first` to `last`, both included."""
     begun = first is None
     async for entry in order.entries():
         begun = begun or (first is not None and first.passed(entry))
@@ -198,10 +204,16 @@ async def between(
 
 @log.command("tail")
 @log_options
-@click.option("-n", "count", type=click.IntRange(min=0), default=10, help="Records of each topic.")
-@click.option("-f", "--follow", is_flag=True, help="Print new records as they come.")
 @click.option(
-    "--type", "types", multiple=True, metavar="TYPE", help="Only this type, TaskExited say."
+    "-n", "count", type=click.IntRange(min=0), default=10, help="Number of records of each topic."
+)
+@click.option("-f", "--follow", is_flag=True, help="Print new records until Ctrl-C.")
+@click.option(
+    "--type",
+    "types",
+    multiple=True,
+    metavar="TYPE",
+    help="Print only this type, such as TaskExited.",
 )
 def tail(
     session: Session,
@@ -211,7 +223,7 @@ def tail(
     follow: bool,
     types: tuple[str, ...],
 ) -> None:
-    """Print the newest records of each topic as JSON lines; -f prints new ones as they come."""
+    """Print the newest records of each topic as JSON lines."""
     wanted = _Filter(_types(types))
     where = log_source(session, file, cell)
     out = session.out
@@ -240,9 +252,9 @@ def tail(
 
 @log.command("stat")
 @log_options
-@click.option("--types", is_flag=True, help="Count each type of event.")
+@click.option("--types", is_flag=True, help="Count the records of each event type.")
 def stat(session: Session, file: str | None, cell: str | None, types: bool) -> None:
-    """Count records, bytes, terms and cycles of each topic; tombstones are erased records."""
+    """Count the records, bytes, terms and cycles of each topic; tombstones are erased records."""
     where = log_source(session, file, cell)
     counted = on_log(where, lambda source: count_topics(source, where.partition))
     if types:
@@ -277,7 +289,7 @@ def _show_types(out: Output, counted: Sequence[dict[str, Any]]) -> None:
 
 
 async def count_topics(source: EventLog, number: int = 0) -> list[dict[str, Any]]:
-    """One entry for each topic of the catalogue: what is in it."""
+    """The counts of each topic."""
     found = []
     for topic in TOPICS:
         partition = Partition(topic, number)

@@ -1,4 +1,4 @@
-"""Output of tasks: what was written, and what is being written."""
+"""`yard logs`: print and follow the output of tasks."""
 
 import queue
 import sys
@@ -17,17 +17,19 @@ from yardmaster_cli.server.remote import Remote
 from yardmaster_cli.session import Session, command
 from yardmaster_cli.waiting import interruptible, timeout_s
 
-#: So many tasks are followed at once; more say to choose.
+#: The most tasks that are followed at once.
 MAX_FOLLOWED: Final = 32
 
 
 @command("logs")
 @click.argument("ref", metavar="REF")
-@click.option("-f", "--follow", is_flag=True, help="Wait for more until the task ends.")
-@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines.")
-@click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Of this attempt only.")
-@click.option("--replica", type=click.IntRange(min=0), metavar="N", help="Of this replica only.")
-@click.option("--timeout", metavar="TIME", help="With --follow: end after this long: 90s, 2h.")
+@click.option("-f", "--follow", is_flag=True, help="Print new output until the task ends.")
+@click.option(
+    "--tail", type=click.IntRange(min=0), metavar="N", help="Print only the last N lines."
+)
+@click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="Print only this attempt.")
+@click.option("--replica", type=click.IntRange(min=0), metavar="N", help="Print only this replica.")
+@click.option("--timeout", metavar="TIME", help="Stop --follow after this long: 90s, 2h.")
 def logs(
     session: Session,
     ref: str,
@@ -37,12 +39,12 @@ def logs(
     replica: int | None,
     timeout: str | None,
 ) -> None:
-    """Print what a task, or every task of a job, wrote.
+    """Print the output of a task, or of every task of a job.
 
-    Lines of an array begin with the task's number, [3]; those of a gang with the replica's, [0].
+    Lines of an array start with the index of the task, [3]; lines of a gang with the replica, [0].
     """
     if timeout is not None and not follow:
-        raise BadUsage("--timeout is for --follow")
+        raise BadUsage("--timeout needs --follow")
     remote, out = session.remote, session.out
     if follow:
         with interruptible(session, session.again(), timeout_s(timeout)):
@@ -69,24 +71,24 @@ def follow_all(
     tail: int | None = None,
     meanwhile: Callable[[], object] | None = None,
 ) -> None:
-    """Print the output of tasks as it comes, until all of them have ended.
+    """Print the output of tasks as it is written, until all of them have ended.
 
-    `meanwhile` runs in a thread of its own; what it raises ends the following.
+    `meanwhile` runs in a separate thread; its exception ends the output.
 
     Raises:
         ApiError: the server failed.
         BadUsage: more tasks than can be followed at once.
-        Whatever `meanwhile` raises.
+        Exception: as `meanwhile`.
     """
     if len(tasks) > MAX_FOLLOWED:
         raise BadUsage(
-            f"{len(tasks)} tasks are more than the {MAX_FOLLOWED} that can be followed at once",
+            f"cannot follow {len(tasks)} tasks at once, only {MAX_FOLLOWED}",
             hint=f"follow one: yard logs -f {tasks[0]['task_id']}",
         )
     pieces: queue.SimpleQueue[tuple[str, Piece | Exception | None]] = queue.SimpleQueue()
 
-    def aside(task_id: str, work: Callable[[], object]) -> None:
-        """Do `work` in a thread; the queue gets its error, or None when it is done."""
+    def in_thread(task_id: str, work: Callable[[], object]) -> None:
+        """Run `work` in a thread; the queue receives its error, or None at its end."""
 
         def run() -> None:
             end: Exception | None = None
@@ -108,9 +110,9 @@ def follow_all(
         task["task_id"]: _Writers(out, task, many=len(tasks) > 1, replica=replica) for task in tasks
     }
     for task_id in writers:
-        aside(task_id, partial(follow, task_id))
+        in_thread(task_id, partial(follow, task_id))
     if meanwhile is not None:
-        aside("", meanwhile)
+        in_thread("", meanwhile)
     open_ = set(writers)
     while open_:
         task_id, piece = pieces.get()
@@ -124,7 +126,7 @@ def follow_all(
 
 
 def last_lines(remote: Remote, task: Row, lines: int) -> list[str]:
-    """The last lines that a task's newest attempt wrote, those of a gang with their replica."""
+    """The last lines of a task's newest attempt; lines of a gang start with the replica."""
     found: list[str] = []
     writers = _Writers(None, task, many=False, replica=None, take=found.append)
     for piece in remote.client.output(task["task_id"], tail=lines):
@@ -134,9 +136,9 @@ def last_lines(remote: Remote, task: Row, lines: int) -> list[str]:
 
 
 class _Writers:
-    """Prints pieces of one task's output; line by line with its mark where there are several.
+    """Prints the output of one task, with a prefix on each line where there are several writers.
 
-    `many`: other tasks are printed too; `replica`: the only one that was asked for.
+    `many`: other tasks are printed too; `replica`: the only replica to print.
     """
 
     def __init__(
@@ -153,7 +155,7 @@ class _Writers:
         gang = task["replicas_max"] > 1 or task.get("layout") == "whole_nodes"
         self._by_replica = gang and replica is None
         self._take = take if take is not None else self._print
-        #: Of each replica, a line that has begun.
+        #: The unfinished line of each replica.
         self._open: dict[int, str] = {}
 
     def write(self, piece: Piece) -> None:

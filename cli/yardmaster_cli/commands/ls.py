@@ -15,17 +15,19 @@ from yardmaster_cli.session import Session, command
 from yardmaster_cli.waiting import interruptible, timeout_s
 from yardmaster_schemas.phases import ENDED
 
-#: Pause between two looks of `--watch`, in seconds.
+#: The interval of `--watch`, in seconds.
 WATCH_S: Final = 1.0
 
 
 @command("ls")
 @filter_options
-@click.option("--queue", metavar="POOL", help="Pending tasks of a pool, in its policy's order.")
-@click.option("--jobs", is_flag=True, help="One row for each job.")
-@click.option("--all", "every", is_flag=True, help="Every task as a row, without a limit.")
-@click.option("-w", "--watch", is_flag=True, help="Redraw on a terminal; on a pipe, append.")
-@click.option("--timeout", metavar="TIME", help="With --watch: end after this long: 90s, 2h.")
+@click.option(
+    "--queue", metavar="POOL", help="List pending tasks of a pool in the order of its policy."
+)
+@click.option("--jobs", is_flag=True, help="List jobs instead of tasks.")
+@click.option("--all", "every", is_flag=True, help="List every task, without a limit.")
+@click.option("-w", "--watch", is_flag=True, help="Redraw on a terminal; append changes in a pipe.")
+@click.option("--timeout", metavar="TIME", help="Stop --watch after this long: 90s, 2h.")
 def ls(
     session: Session,
     queue: str | None,
@@ -35,18 +37,18 @@ def ls(
     timeout: str | None,
     **given: Any,
 ) -> None:
-    """List tasks of your project, or of all when you have set none; active tasks first.
+    """List tasks of your project, or of all projects if none is set; active tasks first.
 
-    Tasks of an array that wait, or that ended alike, are one row: ID.[3-299]. Shows 100 rows unless
-    --limit or --all is given. Other formats than table and wide have every task.
+    Pending tasks of an array are one row, ID.[3-299], as are ended tasks in the same phase. Prints
+    100 rows unless --limit or --all is given. Formats other than table and wide have every task.
     """
     out, remote = session.out, session.remote
     query = filters(session, given)
     if timeout is not None and not watch:
-        raise BadUsage("--timeout is for --watch")
+        raise BadUsage("--timeout needs --watch")
     group = out.for_people and not (every or out.sort or (watch and not out.terminal))
     shown = listing(remote, query, queue=queue, jobs=jobs, group=group)
-    # What is sorted here is read whole.
+    # Sorting needs all rows.
     short = out.for_people and not every and queue is None
     most = None if out.sort else out.limit or (MOST_ROWS if short else None)
     if not watch:
@@ -78,7 +80,7 @@ def _show(out: Output, shown: Listing, listed: Listed, given: Mapping[str, Any])
 
 
 def _append(out: Output, shown: Listing) -> None:
-    """Print rows that changed between two looks."""
+    """Print changed rows, at intervals."""
     seen: dict[str, str] = {}
     while True:
         listed = shown.read(None).rows
@@ -89,7 +91,7 @@ def _append(out: Output, shown: Listing) -> None:
 
 
 def _append_changes(out: Output, shown: EachTask) -> None:
-    """Print each task that matches, and then each change of one, as the server reports it."""
+    """Print matching tasks, then each change that the server reports."""
     client = shown.remote.client
     seen: dict[str, str] = {}
     known: set[str] | None = None
@@ -115,7 +117,7 @@ def _append_changes(out: Output, shown: EachTask) -> None:
             listed.update(row["task_id"] for row in change.data["items"])
             take(change.data["items"])
             if change.data["complete"]:
-                # A snapshot has active tasks only: what was active before it may have ended.
+                # A snapshot has active tasks only: tasks that were active may have ended since.
                 if known is None and out.headers and out.format in ("table", "wide", "csv"):
                     _print(out, shown, [], even_empty=True)
                 gone = sorted((known or set()) - listed)
@@ -130,6 +132,6 @@ def _print(out: Output, shown: Listing, changed: list[Row], *, even_empty: bool 
 
 
 def _mark(row: Row) -> str:
-    """What makes a row worth another line on a pipe."""
+    """The fields whose change prints a row again."""
     named = ("phase", "phases", "attempt", "wait", "stop", "priority")
     return " ".join(str(row.get(name)) for name in named)

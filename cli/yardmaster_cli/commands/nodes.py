@@ -24,11 +24,11 @@ from yardmaster_schemas.api import Enrolment, Node, NodePatch, NodeSlots, NodeSt
 from yardmaster_schemas.fields import MAX_SLOTS
 
 _ENROLMENT: Final[TypeAdapter[Enrolment]] = TypeAdapter(Enrolment)
-#: Time that tasks which may not be preempted are left by a drain without --deadline.
+#: The default deadline of a drain, for tasks that may not be preempted.
 DRAIN_DEADLINE: Final = "1h"
-#: Pause between two looks of `drain --wait`, in seconds.
+#: The interval of `drain --wait`, in seconds.
 LOOK_S: Final = 1.0
-#: The states of nodes that are not there.
+#: The states of nodes that have not joined.
 _ABSENT: Final = (NodeState.ENROLLED, NodeState.REVOKED, NodeState.GONE, NodeState.LOST)
 
 
@@ -38,10 +38,14 @@ def nodes() -> None:
 
 
 @nodes.command("ls")
-@click.option("--pool", metavar="NAME", help="Of this pool.")
-@click.option("--state", metavar="STATE", help="enrolled, ready, cordoned, draining, ...")
+@click.option("--pool", metavar="NAME", help="List nodes of this pool.")
+@click.option(
+    "--state",
+    metavar="STATE",
+    help="List nodes in this state: enrolled, ready, cordoned, draining, ...",
+)
 def ls(session: Session, pool: str | None, state: str | None) -> None:
-    """List nodes: what they have, what is used, when they were last heard."""
+    """List nodes with their resources, usage and last heartbeat."""
     page = session.remote.client.nodes(pool=pool, state=state, limit=1000)
     session.out.items(rows(page.items), NODES, name="name", document=plain(page))
 
@@ -49,16 +53,16 @@ def ls(session: Session, pool: str | None, state: str | None) -> None:
 @nodes.command("show")
 @click.argument("name")
 def show(session: Session, name: str) -> None:
-    """Show all of one node; -o yaml and json give the numbers of the API."""
+    """Show a node; -o yaml and json print the API's numbers."""
     session.out.whole(plain(session.remote.client.node(name)), "name")
 
 
 @nodes.command("slots")
 @click.argument("name")
-@click.option("--disable", metavar="N,...", help="Start nothing new on these GPUs.")
-@click.option("--enable", metavar="N,...|all", help="Let these take tasks again.")
-@click.option("--stop", is_flag=True, help="Stop what runs on the disabled ones, with grace.")
-@click.option("--reason", metavar="TEXT", help="Why; shown to all users.")
+@click.option("--disable", metavar="N,...", help="Start no new tasks on these GPUs.")
+@click.option("--enable", metavar="N,...|all", help="Allow new tasks on these GPUs.")
+@click.option("--stop", is_flag=True, help="Stop tasks on the disabled GPUs, with grace.")
+@click.option("--reason", metavar="TEXT", help="Reason, shown to all users.")
 @click.option("--if-match", metavar="ETAG", help="Only if the node was not modified since.")
 def slots(
     session: Session,
@@ -69,23 +73,23 @@ def slots(
     reason: str | None,
     if_match: str | None,
 ) -> None:
-    """List a node's GPUs and who holds them; put some out of use, or back."""
+    """List a node's GPUs with their tasks; disable or enable some."""
     client = session.remote.client
     if disable is None and (stop or reason):
-        # They would hold for all slots that stay out of use.
-        raise BadUsage("--stop and --reason go with --disable")
+        # They would apply to every disabled slot.
+        raise BadUsage("--stop and --reason need --disable")
     if disable is None and enable is None:
         _list_slots(session, name)
         return
-    # Before what it is laid over: a change in between is then refused, not undone.
+    # The ETag is read before the slots: a change in between is refused, not undone.
     tag = if_match or client.etag(f"/v1/nodes/{name}")
     known = set(client.node(name).disabled_slots)
     back = known if enable == "all" else _indexes("--enable", enable)
     more = _indexes("--disable", disable)
     if both := sorted(back & more):
-        raise BadUsage(f"slot {both[0]} is to be disabled and enabled")
-    wish = NodeSlots(disabled=sorted((known - back) | more), stop=stop, reason=reason)
-    session.remote.await_verdict(client.put_slots(name, wish, if_match=tag), name, session.out)
+        raise BadUsage(f"slot {both[0]} is in both --disable and --enable")
+    change = NodeSlots(disabled=sorted((known - back) | more), stop=stop, reason=reason)
+    session.remote.await_verdict(client.put_slots(name, change, if_match=tag), name, session.out)
     session.out.say(name)
 
 
@@ -93,7 +97,7 @@ def _indexes(flag: str, text: str | None) -> set[int]:
     parts = [part.strip() for part in (text or "").split(",") if part.strip()]
     for part in parts:
         if not part.isdecimal() or int(part) >= MAX_SLOTS:
-            raise BadUsage(f"{flag} {part}: expected numbers of slots, from 0 on")
+            raise BadUsage(f"{flag}: expected numbers of slots, not {part}")
     return {int(part) for part in parts}
 
 
@@ -110,32 +114,32 @@ def _list_slots(session: Session, name: str) -> None:
 
 @nodes.command("enrol")
 @click.argument("name")
-@click.option("--pool", required=True, metavar="NAME", help="The pool that it may join.")
+@click.option("--pool", required=True, metavar="NAME", help="Pool that it may join.")
 @click.option(
     *("--gpus", "gpus"),
     required=True,
     type=click.IntRange(0, MAX_SLOTS),
     metavar="N",
-    help="GPUs that it may have at most.",
+    help="Most GPUs that it may have.",
 )
-@click.option("--type", "node_type", metavar="TYPE", help="The type it must be of; default: any.")
+@click.option("--type", "node_type", metavar="TYPE", help="Type that it must have; default: any.")
 @click.option(
-    "--label", "labels", multiple=True, metavar="KEY=VALUE", help="A label that it may have."
+    "--label", "labels", multiple=True, metavar="KEY=VALUE", help="Label that it may have."
 )
-@click.option("--address", metavar="HOST", help="The address it must have; default: any.")
+@click.option("--address", metavar="HOST", help="Address that it must have; default: any.")
 @click.option(
     *("--key", "keys"),
     multiple=True,
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Its Ed25519 public key; two while one follows the other.",
+    help="Its Ed25519 public key; give two during a key rotation.",
 )
 @click.option(
     "--all-present",
     is_flag=True,
-    help="Enroll the nodes that have joined too, with what they have.",
+    help="Enroll all nodes that have joined, with their resources.",
 )
-@click.option("--yes", is_flag=True, help="Bar the nodes that are not enrolled, without asking.")
+@click.option("--yes", is_flag=True, help="Bar nodes that are not enrolled, without asking.")
 @click.option("--if-match", metavar="ETAG", help="Only if it was not modified since.")
 def enrol(
     session: Session,
@@ -180,25 +184,24 @@ def enrol(
         remote.await_verdict(accepted, other.name, session.out)
         session.out.say(other.name)
     if known is None and name not in [node.name for node in present]:
-        session.out.note(f"{name} may join now: start its agent (again, if it runs)")
+        session.out.note(f"{name} may join now: start or restart its agent")
 
 
 def _barred_by(
     name: str, enrolment: Enrolment, nodes: Sequence[Node], present: Sequence[Node]
 ) -> list[Node]:
-    """The nodes that get nothing new once `name` is enrolled: some, where it is the first."""
+    """The nodes that get no new tasks once `name` is enrolled; empty unless it is the first."""
     if any(node.enrolment is not None for node in nodes):
         return []
     return [
         node
         for node in present
-        # Where the enrollment of every node was revoked, the others are barred already.
-        if node.state is not NodeState.BARRED
-        and (node.name != name or not _covered(node, enrolment))
+        # If every enrollment was revoked, the other nodes are barred already.
+        if node.state is not NodeState.BARRED and (node.name != name or not _fits(node, enrolment))
     ]
 
 
-def _covered(node: Node, enrolment: Enrolment) -> bool:
+def _fits(node: Node, enrolment: Enrolment) -> bool:
     return covers(
         *(enrolment, node.pool, node.gpus, node.node_type or "", node.labels, node.address or "")
     )
@@ -207,7 +210,7 @@ def _covered(node: Node, enrolment: Enrolment) -> bool:
 def _confirm_barring(session: Session, name: str, barred: Sequence[Node]) -> None:
     """Ask whether the first enrollment may bar these nodes.
 
-    Raises: BadUsage when no one can answer; click.Abort for no.
+    Raises: BadUsage without a terminal; click.Abort for no.
     """
     named = ", ".join(
         f"{node.name} ({len(node.tasks)} tasks)" if node.tasks else node.name for node in barred
@@ -233,7 +236,7 @@ def _labels(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def _enrolment_tag(session: Session, name: str) -> str | None:
-    """The ETag of what a node may claim; None where it is not enrolled."""
+    """The ETag of a node's enrollment; None when it is not enrolled."""
     client = session.remote.client
     try:
         return f'"{client.enrolment(name).revision}"'
@@ -256,25 +259,25 @@ def revoke(session: Session, name: str, if_match: str | None) -> None:
     session.out.say(name)
 
 
-def _wish(session: Session, name: str, wish: NodePatch) -> None:
+def _patch(session: Session, name: str, patch: NodePatch) -> None:
     remote = session.remote
-    remote.await_verdict(remote.client.patch_node(name, wish), name, session.out)
+    remote.await_verdict(remote.client.patch_node(name, patch), name, session.out)
     session.out.say(name)
 
 
 @nodes.command("cordon")
 @click.argument("name")
-@click.option("--reason", metavar="TEXT", help="Why; shown to all users.")
+@click.option("--reason", metavar="TEXT", help="Reason, shown to all users.")
 def cordon(session: Session, name: str, reason: str | None) -> None:
-    """Start nothing new on a node."""
-    _wish(session, name, NodePatch(state=NodeWish.CORDONED, reason=reason))
+    """Start no new tasks on a node."""
+    _patch(session, name, NodePatch(state=NodeWish.CORDONED, reason=reason))
 
 
 @nodes.command("uncordon")
 @click.argument("name")
 def uncordon(session: Session, name: str) -> None:
-    """Let a node take tasks again."""
-    _wish(session, name, NodePatch(state=NodeWish.READY))
+    """Allow new tasks on a node."""
+    _patch(session, name, NodePatch(state=NodeWish.READY))
 
 
 @nodes.command("drain")
@@ -284,14 +287,14 @@ def uncordon(session: Session, name: str) -> None:
     default=DRAIN_DEADLINE,
     metavar="TIME",
     show_default=True,
-    help="When to stop the rest: in 2h, or at a time.",
+    help="Stop the remaining tasks then: in 2h, or at a time.",
 )
-@click.option("--reason", metavar="TEXT", help="Why; shown to all users.")
-@click.option("--wait", is_flag=True, help="Wait until nothing runs on it.")
+@click.option("--reason", metavar="TEXT", help="Reason, shown to all users.")
+@click.option("--wait", is_flag=True, help="Wait until no task runs on it.")
 def drain(session: Session, name: str, deadline: str, reason: str | None, wait: bool) -> None:
-    """Cordon a node, stop preemptible tasks with grace now and the rest at the deadline."""
+    """Cordon a node; stop preemptible tasks with grace now, the others at the deadline."""
     until_ms = future_ms(deadline, now_ms(), "--deadline")
-    _wish(
+    _patch(
         session,
         name,
         NodePatch(state=NodeWish.DRAINING, reason=reason, deadline_at=at_time(until_ms)),
@@ -300,7 +303,7 @@ def drain(session: Session, name: str, deadline: str, reason: str | None, wait: 
         return
     with detaching(f"yard nodes show {name}"):
         while held := session.remote.client.node(name).tasks:
-            # Grace comes on top of the deadline; an hour more is taken for a hang.
+            # Grace periods follow the deadline; after one more hour the drain hangs.
             if now_ms() > until_ms + 3_600_000:
                 raise CliError(
                     f"{name}: {len(held)} tasks still run: {', '.join(held)}",
@@ -308,4 +311,4 @@ def drain(session: Session, name: str, deadline: str, reason: str | None, wait: 
                     hint="end them with: yard cancel --now ID",
                 )
             time.sleep(LOOK_S)
-    session.out.note(f"{name}: nothing runs on it")
+    session.out.note(f"{name}: no task runs on it")

@@ -1,6 +1,6 @@
-"""`yard replay at|verify`: the cluster at any moment, and every decision derived again.
+"""`yard replay at|verify`: the cluster at any moment, and the proof of every decision.
 
-Both read the log itself, not what a service says of it.
+Both read the log itself, without a service.
 """
 
 import re
@@ -45,7 +45,7 @@ def machines() -> tuple[Machine[Any], ...]:
 
 
 class _AtCommand(YardCommand):
-    """Takes `-2h` as the moment it means, not as options."""
+    """Reads `-2h` as a moment, not as options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ago = [word for word in args if _AGO.match(word)]
@@ -55,14 +55,14 @@ class _AtCommand(YardCommand):
 
 @click.group("replay", cls=YardGroup)
 def replay() -> None:
-    """The cluster at any moment, every decision proved. Without --log of the embedded mode."""
+    """Show the cluster at any moment; verify every decision."""
 
 
 @replay.command("at", cls=_AtCommand)
 @click.argument("moment", metavar="T", required=False)
 @log_options
-@click.option("--all", "everything", is_flag=True, help="Ended tasks too.")
-@click.option("--nodes", "nodes_only", is_flag=True, help="Only the nodes.")
+@click.option("--all", "everything", is_flag=True, help="Show ended tasks too.")
+@click.option("--nodes", "nodes_only", is_flag=True, help="Show only the nodes.")
 def at(
     session: Session,
     moment: str | None,
@@ -73,12 +73,12 @@ def at(
 ) -> None:
     """Show the cluster as the scheduler saw it at T.
 
-    T is a time, 2h or -2h (ago), a position, or cycle:88121; without it, the end of the log.
+    T is a time, 2h or -2h (ago), a position, or cycle:88121. Without T: the end of the log.
     """
     bounds: dict[str, Any] = {}
     if moment is not None:
-        asked = parse_moment(moment, now_ms(), "T")
-        bounds = {"position": asked.position, "time_ms": asked.at_ms, "cycle": asked.cycle}
+        bound = parse_moment(moment, now_ms(), "T")
+        bounds = {"position": bound.position, "time_ms": bound.at_ms, "cycle": bound.cycle}
 
     where = log_source(session, file, cell)
 
@@ -92,7 +92,7 @@ def at(
                 raise CliError(
                     f"{moment} is before the log's first cycle, at {rfc3339(first_ms)}",
                     exit_code=Exit.NOT_FOUND,
-                    hint=f"yard replay at {rfc3339(first_ms)}",
+                    hint=f"the earliest state: yard replay at {rfc3339(first_ms)}",
                 )
         return found
 
@@ -101,7 +101,7 @@ def at(
 
 
 async def _first_cycle_ms(log: EventLog, where: LogSource) -> int | None:
-    """The time of the scheduler's first cycle; None when there is none."""
+    """The time of the scheduler's first cycle; None without a cycle."""
     partition, offset = where.at(DECISIONS.name), 0
     while page := await log.read(partition, offset, max_records=PAGE):
         for stored in page:
@@ -225,15 +225,15 @@ def _task_row(task: Task) -> dict[str, Any]:
 
 @replay.command("verify")
 @log_options
-@click.option("--views", is_flag=True, help="Compare what gateways read with the log instead.")
+@click.option("--views", is_flag=True, help="Compare the views of gateways with the log instead.")
 @click.option("--redis", metavar="URL", help="Redis of the views (also: YARD_REDIS__URL).")
 def verify(
     session: Session, file: str | None, cell: str | None, views: bool, redis: str | None
 ) -> int:
-    """Derive every decision of a log again, check the chain, and audit its promises.
+    """Derive every decision of a log again, check the hash chain, and audit the guarantees.
 
-    With --views: fold the log into views and compare every row that Redis has, at the position it
-    has. Exit code 1 when something differs; what does is named. Services may run meanwhile.
+    With --views: fold the log into views and compare every row in Redis, at its position. The exit
+    code is 1 when a difference is found and named. Services may run meanwhile.
     """
     where = log_source(session, file, cell)
     started = time.monotonic()
@@ -252,7 +252,7 @@ def verify(
 
 
 def _verify_views(session: Session, where: LogSource, redis: str | None, started: float) -> int:
-    # Imported here: what follows a log into Redis is a service of its own.
+    # Imported here: the views service is needed only for --views.
     from yardmaster_cli.commands import views
 
     found = views.redis_settings(session, where, redis)

@@ -1,4 +1,4 @@
-"""`yard set priority|weight|max-slots REF N`: changes of a job that goes on."""
+"""`yard set priority|weight|max-slots REF N`: change an active job."""
 
 from math import isfinite
 
@@ -10,7 +10,7 @@ from yardmaster_cli.session import Session, YardGroup
 
 @click.group("set", cls=YardGroup)
 def set_group() -> None:
-    """Change a job's priority, weight or limit on slots."""
+    """Change a job's priority, weight or limit of slots."""
 
 
 def _change(
@@ -20,7 +20,8 @@ def _change(
     found = remote.resolve(ref)
     if found.index is not None:
         raise BadUsage(
-            f"{key} is of whole jobs", hint=f"yard set {key.replace('_', '-')} {found.job_id} N"
+            f"{ref} is a task, and {key} belongs to a whole job",
+            hint=f"yard set {key.replace('_', '-')} {found.job_id} N",
         )
     # Imported here: help needs no models.
     from pydantic import ValidationError
@@ -38,7 +39,7 @@ def _change(
 @click.argument("n", type=click.IntRange(1, 99), metavar="N")
 @click.option("--if-match", metavar="ETAG", help="Only if it was not modified since.")
 def priority(session: Session, ref: str, n: int, if_match: str | None) -> None:
-    """Set a job's priority: 1 to 99, smaller numbers go first."""
+    """Set a job's priority: 1 to 99, a smaller number is a higher priority."""
     _change(session, ref, if_match, "priority", n)
 
 
@@ -47,7 +48,7 @@ def priority(session: Session, ref: str, n: int, if_match: str | None) -> None:
 @click.argument("n", type=click.IntRange(1), metavar="N")
 @click.option("--if-match", metavar="ETAG", help="Only if it was not modified since.")
 def weight(session: Session, ref: str, n: int, if_match: str | None) -> None:
-    """Set a job's weight in a fair share."""
+    """Set a job's weight in fair sharing."""
     _change(session, ref, if_match, "weight", n)
 
 
@@ -62,5 +63,5 @@ def max_slots(session: Session, ref: str, n: str, if_match: str | None) -> None:
         if value is not None and not isfinite(value):
             raise ValueError(n)
     except ValueError:
-        raise BadUsage(f"{n} is not a number of GPUs", hint="a number, or none") from None
+        raise BadUsage(f"{n} is not a number of GPUs", hint="give a number, or none") from None
     _change(session, ref, if_match, "max_slots", value)

@@ -39,30 +39,54 @@ POLICY_NAMES = tuple(dict.fromkeys(name for name, _ in POLICIES))
 )
 @click.option("--placement", "placements", multiple=True, metavar="NAME", help="Repeat to compare.")
 @click.option("--seed", default="0", metavar="SEEDS", help="7, 1,2,5 or 100..107 (default: 0).")
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Keep logs and report.")
-@click.option("--jobs", type=click.IntRange(min=1), help="This many jobs, the first ones.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Write logs and a report to DIR."
+)
+@click.option("--jobs", type=click.IntRange(min=1), help="Use only the first N jobs.")
 @click.option(
     "--nodes",
     metavar="NODESxGPUS",
-    help="Equal nodes instead of the workload's, with the CPU and memory of its largest.",
+    help="Equal nodes with the CPU and memory of the workload's largest node.",
 )
-@click.option("--every", metavar="TIME", help="Between decisions; 0s: after every event.")
-@click.option("--checkpoint-every", metavar="TIME", help="Tasks save their state so often.")
-@click.option("--checkpoint-cost", metavar="TIME", help="How long that takes.")
-@click.option("--restart-cost", metavar="TIME", help="Lost at each start but a task's first.")
-@click.option("--works-in-grace/--idles-in-grace", default=None, help="While a task stops.")
-@click.option("--node-fails", metavar="TIME", help="After so long on average.")
-@click.option("--node-repair", metavar="TIME", help="And is back after so long (default: 1h).")
-@click.option("--te-share", type=click.IntRange(0, 1000), help="Of the jobs, in thousandths.")
-@click.option("--load", type=click.IntRange(min=1), help="Of the capacity, in thousandths.")
-@click.option("--grace", type=click.IntRange(min=0), help="Of the set's, in thousandths.")
-@click.option("--preemptible/--not-preemptible", default=None, help="The tasks of waves.")
-@click.option("--columns", metavar="FIELD=COLUMN,...", help="Which column of a CSV holds what.")
-@click.option("--where", multiple=True, metavar="COLUMN=VALUE", help="Only these rows of it.")
-@click.option("--from", "since", metavar="TIME", help="Jobs of a trace submitted from then on.")
-@click.option("--to", "until", metavar="TIME", help="Jobs of a trace submitted up to then.")
-@click.option("--cell", metavar="CELL", help="Which cell of a recorded log (default: main).")
-@click.option("--workers", type=click.IntRange(1, 256), help="Runs at once (default: all cores).")
+@click.option(
+    "--every", metavar="TIME", help="Time between decisions; 0s: decide after every event."
+)
+@click.option("--checkpoint-every", metavar="TIME", help="Interval of checkpoints.")
+@click.option("--checkpoint-cost", metavar="TIME", help="Duration of a checkpoint.")
+@click.option("--restart-cost", metavar="TIME", help="Time lost at each restart of a task.")
+@click.option(
+    "--works-in-grace/--idles-in-grace",
+    default=None,
+    help="Whether a task makes progress while it stops.",
+)
+@click.option("--node-fails", metavar="TIME", help="Mean time between failures of a node.")
+@click.option("--node-repair", metavar="TIME", help="Mean time to repair a node (default: 1h).")
+@click.option(
+    "--te-share",
+    type=click.IntRange(0, 1000),
+    help="Share of trial-and-error jobs, in thousandths.",
+)
+@click.option(
+    "--load", type=click.IntRange(min=1), help="Load relative to the capacity, in thousandths."
+)
+@click.option(
+    "--grace",
+    type=click.IntRange(min=0),
+    help="Grace periods relative to the default, in thousandths.",
+)
+@click.option(
+    "--preemptible/--not-preemptible", default=None, help="Whether tasks of waves are preemptible."
+)
+@click.option("--columns", metavar="FIELD=COLUMN,...", help="Columns of the CSV file.")
+@click.option(
+    "--where", multiple=True, metavar="COLUMN=VALUE", help="Use only these rows of the CSV file."
+)
+@click.option("--from", "since", metavar="TIME", help="Use jobs of a trace submitted from TIME on.")
+@click.option("--to", "until", metavar="TIME", help="Use jobs of a trace submitted up to TIME.")
+@click.option("--cell", metavar="CELL", help="Cell of a recorded log (default: main).")
+@click.option(
+    "--workers", type=click.IntRange(1, 256), help="Number of parallel runs (default: all cores)."
+)
 def simulate(
     session: Session,
     workload: str,
@@ -74,7 +98,7 @@ def simulate(
     workers: int | None,
     **options: Any,
 ) -> None:
-    """Run WORKLOAD under policies, placements and seeds, and compare.
+    """Run WORKLOAD under policies, placements and seeds, and compare the results.
 
     WORKLOAD: calibrated (the default), fit_mean_2, plain, waves:SCALE, philly:FILE[#CLUSTER],
     openb:PODS,NODES, csv:FILE, log:FILE. With --out: the log of each run, tasks.parquet and
@@ -154,7 +178,7 @@ def _faults(options: Mapping[str, Any]) -> NodeFaults | None:
     if up_ms is None:
         return None
     if up_ms == 0:
-        raise BadUsage("--node-fails 0s: nodes would do nothing else")
+        raise BadUsage("--node-fails 0s: expected a longer time, as nodes would always fail")
     return NodeFaults(mean_up_ms=up_ms, mean_down_ms=3_600_000 if down_ms is None else down_ms)
 
 
@@ -165,21 +189,23 @@ def _behaviour(options: Mapping[str, Any]) -> dict[str, Any]:
         if (when_ms := _ms(options, name)) is not None
     }
     if found.get("checkpoint_every_ms") == 0:
-        raise BadUsage("--checkpoint-every 0s: tasks would do nothing else")
+        raise BadUsage(
+            "--checkpoint-every 0s: expected a longer time, as tasks would make no progress"
+        )
     if options["works_in_grace"] is not None:
         found["works_in_grace"] = options["works_in_grace"]
     return found
 
 
 def _prepare(out: Path) -> None:
-    """A folder for what the runs leave; nothing that is there is overwritten.
+    """Create the output folder; it must be empty.
 
     Raises: BadUsage.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
         if any(out.iterdir()):
-            raise BadUsage(f"--out {out}: the folder is not empty", hint="name a new one")
+            raise BadUsage(f"--out {out}: the folder is not empty", hint="name a new folder")
     except OSError as error:
         raise BadUsage(f"--out {out}: {error.strerror}") from None
 
@@ -198,11 +224,11 @@ def _bar(out: Output, runs: int) -> Iterator[Callable[[float], None]]:
 
 
 def _show(out: Output, results: Sequence[Result]) -> None:
-    """A line for the runs that differ by their seed alone: means over the seeds."""
+    """Print one line for the runs that differ only by their seed, with means over the seeds."""
     groups: dict[str, list[Result]] = {}
     for result in results:
-        told = {key: value for key, value in result.case.labels.items() if key != SEED}
-        groups.setdefault(" ".join(map(str, told.values())), []).append(result)
+        fixed = {key: value for key, value in result.case.labels.items() if key != SEED}
+        groups.setdefault(" ".join(map(str, fixed.values())), []).append(result)
     rows = [_row(name, group) for name, group in groups.items()]
     runs = [
         {
@@ -217,10 +243,10 @@ def _show(out: Output, results: Sequence[Result]) -> None:
     out.items(rows, COLUMNS, name="policy", document={"runs": runs})
     left = sum(result.left for result in results)
     if left:
-        out.note(f"{left} tasks never ended: nothing there fits them, or they do not end")
+        out.note(f"{left} tasks did not end: they fit no node, or run forever")
     refused = sum(result.figures.summary.rejected for result in results)
     if refused:
-        out.note(f"{refused} jobs were refused by quota: they are over what their projects may ask")
+        out.note(f"{refused} jobs were refused: they exceed the limits of their projects")
 
 
 def _row(name: str, group: Sequence[Result]) -> dict[str, Any]:

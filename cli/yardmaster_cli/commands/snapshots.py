@@ -1,4 +1,4 @@
-"""`yard snapshots`: the machines' stored states, a cache: losing all loses time, not state."""
+"""`yard snapshots`: list the stored states of the machines. They are a cache and can be lost."""
 
 import asyncio
 from typing import Any
@@ -15,8 +15,10 @@ MACHINES = ("quota", "scheduler")
 
 
 @command("snapshots")
-@click.option("--url", metavar="URL", help="Where they lie (default: the data folder's).")
-@click.option("--cell", default="main", metavar="NAME", help="Of this cell.")
+@click.option(
+    "--url", metavar="URL", help="Location of the snapshots (default: in the data folder)."
+)
+@click.option("--cell", default="main", metavar="NAME", help="Cell of the snapshots.")
 def snapshots(session: Session, url: str | None, cell: str) -> None:
     """List the stored snapshots and check each."""
     place = url or str(session.config.data_dir / "snapshots")
@@ -30,7 +32,7 @@ def snapshots(session: Session, url: str | None, cell: str) -> None:
     found = asyncio.run(_listed(SnapshotStore(place), cell))
     session.out.items(found, columns, name="cycle", document={"url": place})
     if not found:
-        session.out.note(f"no snapshots at {place}; restarts read the whole log")
+        session.out.note(f"no snapshots at {place}: a restart replays the whole log")
 
 
 async def _listed(store: SnapshotStore, cell: str) -> list[dict[str, Any]]:

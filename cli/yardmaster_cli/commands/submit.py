@@ -1,4 +1,4 @@
-"""`yard submit`: a job file or a command becomes a job."""
+"""`yard submit`: submit a job file or a command."""
 
 import re
 import secrets
@@ -23,18 +23,18 @@ from yardmaster_cli.waiting import interruptible, timeout_s
 from yardmaster_cli.yaml_tree import NotAMapping
 from yardmaster_schemas.api import Phase, Submitted, Task
 
-#: What the job file takes as a working directory; a longer one is left to the agent.
+#: The longest working directory of a job file; for a longer one the agent chooses.
 MAX_FOLDER: Final = 128
 
 
 #: An idempotency key, as the API takes it.
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
-#: How a script is run, by the end of its name.
+#: The interpreter of a script, by the suffix of its name.
 _RUN_WITH: Final = {".py": "python3", ".sh": "sh"}
 
 
 class _SubmitCommand(YardCommand):
-    """Takes what follows `--` as the job's command, whatever it looks like."""
+    """Passes all words after `--` to the job, also words that look like options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         command: list[str] = []
@@ -42,7 +42,9 @@ class _SubmitCommand(YardCommand):
             at = args.index("--")
             args, command = args[:at], args[at + 1 :]
             if not command:
-                raise click.UsageError("There is no command after --.", ctx)
+                raise click.UsageError(
+                    "There is no command after --. Write: yard submit -- COMMAND", ctx
+                )
         try:
             rest = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -62,20 +64,24 @@ class _SubmitCommand(YardCommand):
     "sets",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Set any key of the file: resources.gpus=4.",
+    help="Set a key of the job file: resources.gpus=4.",
 )
 @click.option(
-    "--idempotency-key", metavar="KEY", help="The same key and job again give the same id."
+    "--idempotency-key", metavar="KEY", help="Return the same id for the same key and job."
 )
 @click.option("--no-wait", is_flag=True, help="Do not wait for admission.")
-@click.option("--wait", is_flag=True, help="Wait for the end; the exit code is the tasks'.")
+@click.option(
+    "--wait", is_flag=True, help="Wait for the end; exit with the exit code of the tasks."
+)
 @click.option("--follow", is_flag=True, help="Print the output until the end.")
-@click.option("--timeout", metavar="TIME", help="With --wait or --follow: give up after this long.")
+@click.option(
+    "--timeout", metavar="TIME", help="Stop waiting after this long; needs --wait or --follow."
+)
 def submit(session: Session, files: tuple[str, ...], command: tuple[str, ...], **given: Any) -> int:
-    """Submit a job: a YAML file, - for one on stdin, or -- COMMAND.
+    """Submit a job: a YAML file, - for a file on stdin, or -- COMMAND.
 
-    With a file, options and a command take the place of what the file says. Prints the job's id.
-    Waits up to 5 s for admission, so that a refusal shows at once.
+    Options and a command override the keys of the file. Prints the id of the job. Waits up to 5 s
+    for admission, so that a refusal is reported at once.
     """
     if len(files) > 1:
         raise BadUsage(
@@ -86,7 +92,7 @@ def submit(session: Session, files: tuple[str, ...], command: tuple[str, ...], *
     text, source = _text(file, bool(command or given["script"]))
     here = session.config.context.value == DEV
     folder = str(Path.cwd())
-    beside = str(Path(file).absolute().parent) if file not in (None, "-") else folder
+    file_folder = str(Path(file).absolute().parent) if file not in (None, "-") else folder
     dev = session.config.dev
     contained = dev is not None and dev.programs is not None
     try:
@@ -97,26 +103,27 @@ def submit(session: Session, files: tuple[str, ...], command: tuple[str, ...], *
             sets=given["sets"],
             command=command,
             project=session.config.project.value or ("default" if here else None),
-            # The nodes are this machine: a program finds the files that its user sees. Containers
-            # have files of their own.
+            # On this machine a task sees the files of its user; in a container it does not.
             folder=folder if here and not contained and len(folder) <= MAX_FOLDER else None,
-            beside=beside if here and not contained else None,
+            file_folder=file_folder if here and not contained else None,
         )
     except BadUsage as error:
         raise _not_a_job_file(file, error) or error from None
     limit_s = timeout_s(given["timeout"])
     if limit_s is not None and not (given["wait"] or given["follow"]):
-        raise BadUsage("--timeout is for --wait and --follow")
+        raise BadUsage("--timeout needs --wait or --follow")
     remote, out = session.remote, session.out
     key = given["idempotency_key"]
     if key is None:
         key = secrets.token_hex(16)
     elif not _KEY.fullmatch(key):
-        raise BadUsage("--idempotency-key: 1 to 255 printable ASCII characters, no spaces")
+        raise BadUsage("--idempotency-key: expected 1 to 255 printable ASCII characters, no spaces")
     try:
         answer = remote.client.submit(spec, idempotency_key=key)
     except KeyboardInterrupt:
-        out.note(f"\nnot known whether it was recorded; repeat with: --idempotency-key {key}")
+        out.note(
+            f"\nit is unknown whether the job was recorded; repeat with --idempotency-key {key}"
+        )
         raise
     for warning in answer.warnings:
         out.note(f"warning: it can never fit: {warning}")
@@ -133,7 +140,7 @@ def submit(session: Session, files: tuple[str, ...], command: tuple[str, ...], *
 
 
 def _to_the_end(remote: Remote, answer: Submitted, out: Output, *, follow: bool) -> int:
-    """Wait for the end, printing the output with `follow`; the tasks' exit code.
+    """Wait for the end, and print the output with `follow`; returns the exit code of the tasks.
 
     Raises:
         CliError: 105 when the job can never fit.
@@ -145,13 +152,13 @@ def _to_the_end(remote: Remote, answer: Submitted, out: Output, *, follow: bool)
     if follow:
         tasks = remote.client.all_tasks(job_id=answer.job_id, min_position=answer.position)
         listed = sorted(rows(tasks), key=lambda row: int(row["index"]))
-        # What can never fit writes nothing: it is looked for while output is waited for.
+        # A task that can never fit writes no output: it is detected while output is awaited.
         follow_all(remote, listed, out, meanwhile=lambda: ended(replace(out, quiet=True)))
     return ended(out)
 
 
 def _not_a_job_file(file: str | None, error: BadUsage) -> BadUsage | None:
-    """A clearer error for a program that was given in the place of a job file."""
+    """The error for a program that was given instead of a job file; None: it may be a job file."""
     if file is None or file == "-":
         return None
     program = _RUN_WITH.get(Path(file).suffix)
@@ -164,10 +171,10 @@ def _not_a_job_file(file: str | None, error: BadUsage) -> BadUsage | None:
 
 
 def _text(file: str | None, runs: bool) -> tuple[str | None, str]:
-    """The job file's text (None: no file) and its name; `runs`: flags say what to run."""
+    """The text of the job file (None: no file) and its name; `runs`: flags contain the command."""
     if file is None:
         if not runs:
-            raise BadUsage("nothing to submit", hint="give a job file, or -- COMMAND")
+            raise BadUsage("no job given", hint="give a job file, or -- COMMAND")
         return None, "command line"
     if file == "-":
         return sys.stdin.read(), "stdin"

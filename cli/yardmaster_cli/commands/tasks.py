@@ -1,4 +1,4 @@
-"""`yard show`, `cancel`, `pause` and `resume`: what is done with jobs and tasks every day."""
+"""`yard show`, `cancel`, `pause` and `resume`."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
     from yardmaster_schemas.api import Accepted
 
 
-#: Lines of output that the description of a failed task ends with.
+#: Lines of output at the end of a failed task's description.
 LAST_LINES: Final = 10
-#: A job of more tasks is summed up.
+#: The most tasks of a job that are listed one by one.
 FEW_TASKS: Final = 20
 
 
 @command("show")
 @click.argument("ref", metavar="REF")
-@click.option("--attempts", is_flag=True, help="Each attempt with its replicas and numbers.")
-@click.option("--events", is_flag=True, help="The log's records about it.")
-@click.option("--spec", is_flag=True, help="Its job file, all defaults resolved.")
-@click.option("--all", "every", is_flag=True, help="Of a large job every task as a row.")
+@click.option("--attempts", is_flag=True, help="Show each attempt with its replicas.")
+@click.option("--events", is_flag=True, help="Show the records of the log about it.")
+@click.option("--spec", is_flag=True, help="Print its job file, with all defaults.")
+@click.option("--all", "every", is_flag=True, help="List every task of a large job.")
 def show(session: Session, ref: str, attempts: bool, events: bool, spec: bool, every: bool) -> None:
-    """Show a job or task: what it needs, why it waits, its checkpoint, its attempts.
+    """Show a job or task: resources, wait reason, checkpoint and attempts.
 
-    A failed task ends with the last lines that it wrote. To edit a job and run it again: yard show
-    JOB --spec > job.yaml, then yard submit job.yaml.
+    For a failed task the last lines of its output are printed. To edit a job and run it again: yard
+    show JOB --spec > job.yaml, then yard submit job.yaml.
     """
     remote, out = session.remote, session.out
     found = remote.resolve(ref)
@@ -71,7 +71,7 @@ def show(session: Session, ref: str, attempts: bool, events: bool, spec: bool, e
 
 
 def _show_job(remote: Remote, out: Output, ref: Ref, job: Row, every: bool) -> None:
-    """A job of several tasks; for people a large one is summed up."""
+    """Show a job of several tasks; for people the tasks of a large job are grouped."""
     if every or not out.for_people or job["tasks"] <= FEW_TASKS:
         listed = remote.rows_of(ref)
         body: Row = {**job, "items": listed}
@@ -98,8 +98,8 @@ def _show_spec(remote: Remote, out: Output, job: Row) -> None:
 
 
 def _last_output(session: Session, task: Row) -> list[str]:
-    """The last lines that a task wrote, under a title that says where the others are."""
-    # Imported here: output is read by the client with models, which takes long to import.
+    """The last lines of a task's output, under a title with the command for all of it."""
+    # Imported here: the client for output needs models, which are slow to import.
     from yardmaster_cli.commands.logs import last_lines
 
     try:
@@ -110,9 +110,13 @@ def _last_output(session: Session, task: Row) -> list[str]:
         return []
     end = f"Failed      {ended(task['end'])}" if task.get("end") else ""
     if not found:
-        return [end, "It wrote no output."]
+        return [end, "Output      none"]
     more = session.command("logs", task["task_id"])
-    return [end, f"Output      last lines; all of it: {more}", *(f"  {plain(x)}" for x in found)]
+    return [
+        end,
+        f"Output      the last lines; print all with: {more}",
+        *(f"  {plain(x)}" for x in found),
+    ]
 
 
 def _show_events(remote: Remote, out: Output, task_id: str) -> None:
@@ -154,16 +158,16 @@ def _exit(replica: Row) -> str | None:
 def _targets(
     session: Session, refs: Sequence[str], yes: bool, given: dict[str, Any], verb: str
 ) -> list[Ref]:
-    """The jobs and tasks a command means, asked for once more where filters chose them."""
+    """The jobs and tasks of a command; a choice by filters must be confirmed."""
     remote = session.remote
     if refs:
         if narrowed({**given, "project": None}):
-            raise BadUsage("give either ids or filters")
+            raise BadUsage("ids and filters exclude each other", hint="give either ids or filters")
         return [remote.resolve(ref) for ref in refs]
     if not narrowed(given) and not given["everything"]:
         raise BadUsage(
             "no job or task given",
-            hint=f"give ids, or filters as for ls: yard {verb} -p nlp --phase pending",
+            hint=f"give ids, or filters as for yard ls: yard {verb} -p nlp --phase pending",
         )
     found = [
         task
@@ -181,8 +185,10 @@ def _targets(
     return [Ref(task["job_id"], task["index"]) for task in found]
 
 
-def _ask_all(session: Session, refs: Sequence[Ref], ask: "Callable[[str], Accepted]") -> None:
-    pending = [(ref, ask(ref.id)) for ref in refs]
+def _request_all(
+    session: Session, refs: Sequence[Ref], request: "Callable[[str], Accepted]"
+) -> None:
+    pending = [(ref, request(ref.id)) for ref in refs]
     for ref, accepted in pending:
         session.remote.await_verdict(accepted, ref.id, session.out)
         session.out.say(ref.id)
@@ -191,36 +197,36 @@ def _ask_all(session: Session, refs: Sequence[Ref], ask: "Callable[[str], Accept
 @command("cancel")
 @click.argument("refs", nargs=-1, metavar="REF...")
 @filter_options
-@click.option("--reason", metavar="TEXT", help="Why; kept with the job's details.")
-@click.option("--now", is_flag=True, help="Kill at once instead of asking and giving grace.")
-@click.option("--yes", is_flag=True, help="With filters: do not ask.")
+@click.option("--reason", metavar="TEXT", help="Reason, stored with the details of the job.")
+@click.option("--now", is_flag=True, help="Kill at once, without grace.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def cancel(
     session: Session, refs: tuple[str, ...], reason: str | None, now: bool, yes: bool, **given: Any
 ) -> None:
-    """End jobs or tasks, in whatever phase; by id, or by the filters of ls."""
+    """Cancel jobs or tasks in any phase, by id or by the filters of ls."""
     targets = _targets(session, refs, yes, given, "cancel")
     client = session.remote.client
-    _ask_all(session, targets, lambda ref: client.cancel(ref, reason=reason, immediate=now))
+    _request_all(session, targets, lambda ref: client.cancel(ref, reason=reason, immediate=now))
 
 
 @command("pause")
 @click.argument("refs", nargs=-1, metavar="REF...")
 @filter_options
-@click.option("--reason", metavar="TEXT", help="Why; kept with the job's details.")
-@click.option("--yes", is_flag=True, help="With filters: do not ask.")
+@click.option("--reason", metavar="TEXT", help="Reason, stored with the details of the job.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def pause(
     session: Session, refs: tuple[str, ...], reason: str | None, yes: bool, **given: Any
 ) -> None:
-    """Stop jobs or tasks with a checkpoint and hold them until they are resumed."""
+    """Stop jobs or tasks with a checkpoint until they are resumed."""
     targets = _targets(session, refs, yes, given, "pause")
-    _ask_all(session, targets, lambda ref: session.remote.client.pause(ref, reason=reason))
+    _request_all(session, targets, lambda ref: session.remote.client.pause(ref, reason=reason))
 
 
 @command("resume")
 @click.argument("refs", nargs=-1, metavar="REF...")
 @filter_options
-@click.option("--yes", is_flag=True, help="With filters: do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def resume(session: Session, refs: tuple[str, ...], yes: bool, **given: Any) -> None:
-    """Let paused jobs or tasks run again."""
+    """Resume paused jobs or tasks."""
     targets = _targets(session, refs, yes, given, "resume")
-    _ask_all(session, targets, session.remote.client.resume)
+    _request_all(session, targets, session.remote.client.resume)

@@ -11,8 +11,12 @@ from yardmaster_schemas.instants import rfc3339
 
 
 @command("usage")
-@click.option("--from", "begin", metavar="T", default="30d", help="Start: a time, or 30d (ago).")
-@click.option("--to", "end", metavar="T", help="End: a time, or 1d (ago); default: now.")
+@click.option(
+    "--from", "begin", metavar="T", default="30d", help="Start of the period: a time, or 30d (ago)."
+)
+@click.option(
+    "--to", "end", metavar="T", help="End of the period: a time, or 1d (ago); default: now."
+)
 @click.option(
     "--by",
     type=click.Choice([each.value for each in UsageBy]),

@@ -1,7 +1,7 @@
-"""`yard views rebuild`, and what `yard replay verify --views` adds: views against the log.
+"""`yard views rebuild`, and the comparison of views with the log for `yard replay verify --views`.
 
-Beside the embedded mode the only module that uses a service's own code: the follower that the views
-service runs is what rebuilds views, and what they are compared with.
+Apart from the embedded mode this is the only module that imports a service: the follower of the
+views service rebuilds views and produces the rows for the comparison.
 """
 
 import asyncio
@@ -36,17 +36,19 @@ from yardmaster_views.settings import ViewsSettings
 
 @click.group("views", cls=YardGroup)
 def views() -> None:
-    """The views that gateways read: rebuild them from the log."""
+    """Rebuild the views that gateways read."""
 
 
 @views.command("rebuild")
 @log_options
 @click.option("--redis", metavar="URL", help="Redis of the views (also: YARD_REDIS__URL).")
-@click.option("--only", type=click.Choice(tuple(FOLDS)), help="The views, or metered usage, alone.")
+@click.option(
+    "--only", type=click.Choice(tuple(FOLDS)), help="Rebuild only the views, or only metered usage."
+)
 def rebuild(
     session: Session, file: str | None, cell: str | None, redis: str | None, only: str | None
 ) -> None:
-    """Build the views anew from the log, beside those that are read, and switch; nothing stops."""
+    """Rebuild the views from the log, then switch gateways to them; services keep running."""
     where = log_source(session, file, cell)
     found = redis_settings(session, where, redis)
     done = asyncio.run(_rebuild(session.out, where, found, [only] if only else list(FOLDS)))
@@ -64,7 +66,7 @@ def rebuild(
         {"items": items},
         lambda: [
             f"{one.view}: {one.folded} records folded, up to {one.position}; generation "
-            f"{one.generation} is read now, {one.dropped} keys of older ones are gone"
+            f"{one.generation} is active, {one.dropped} keys of older ones are deleted"
             for one in done
         ],
         "items",
@@ -77,7 +79,7 @@ async def _rebuild(
     done = []
     clock = SystemClock()
 
-    def tell(now: Rebuilt) -> None:
+    def report(now: Rebuilt) -> None:
         share = 100 * now.folded // now.records if now.records else 100
         out.note(f"{now.view}: {now.folded} of {now.records} records, {share} %")
 
@@ -94,7 +96,7 @@ async def _rebuild(
                 clock=clock,
                 metrics=metrics,
             )
-            done.append(await work.run(tell))
+            done.append(await work.run(report))
     return done
 
 
@@ -102,7 +104,7 @@ def redis_settings(session: Session, where: LogSource, url: str | None) -> Redis
     """Redis of the views: `url`, else the services' settings, else that of the log's cluster.
 
     Raises:
-        BadUsage: the settings cannot be.
+        BadUsage: the settings are not valid.
     """
     try:
         known = ViewsSettings().redis
@@ -115,8 +117,8 @@ def redis_settings(session: Session, where: LogSource, url: str | None) -> Redis
             return RedisSettings(url=dev.redis, password_file=Path(dev.redis_password_file or ""))
         if where.settings.log.startswith("sqlite:"):
             raise BadUsage(
-                "the views of this log are in the memory of its yard dev, not in Redis",
-                hint="give --redis URL if a views service follows this log",
+                "the views of this log are in the memory of yard dev, not in Redis",
+                hint="give --redis URL if a views service reads this log",
             )
         return known
     except ValidationError as error:
@@ -126,10 +128,10 @@ def redis_settings(session: Session, where: LogSource, url: str | None) -> Redis
 
 
 async def check_same_log(log: EventLog, where: LogSource, redis: RedisSettings) -> None:
-    """Check that the views in Redis are of this log; views that name no log are empty.
+    """Check that the views in Redis belong to this log; views without a log id are empty.
 
     Raises:
-        CliError: they are of another log.
+        CliError: they belong to another log.
         LogError, ViewsUnavailable, ViewsDamaged.
     """
     store = RedisViewStore(redis, where.cell, SystemClock())
@@ -144,18 +146,18 @@ async def check_same_log(log: EventLog, where: LogSource, redis: RedisSettings) 
     log_id = event.log_id if isinstance(event, LogCreatedV1) else "nothing"
     if shown.log_id != log_id:
         raise CliError(
-            f"the views in {redis.url} are of another log: they show log {shown.log_id}, and "
+            f"the views in {redis.url} belong to another log: they show log {shown.log_id}, and "
             f"{where.shown} is log {log_id}",
             exit_code=Exit.CONFLICT,
-            hint="name the Redis of this log: --redis redis://HOST:PORT/DB; or empty this one, "
+            hint="name the Redis of this log with --redis redis://HOST:PORT/DB; or empty this one, "
             "if no other cluster uses it",
         )
 
 
 async def compare(log: EventLog, where: LogSource, redis: RedisSettings) -> list[Compared]:
-    """Every row of Redis against the log.
+    """Compare every row in Redis with the log.
 
-    Raises: what `check_same_log` and `Comparison.run` raise.
+    Raises: as `check_same_log` and `Comparison.run`.
     """
     await check_same_log(log, where, redis)
     clock = SystemClock()
@@ -180,7 +182,7 @@ async def compare(log: EventLog, where: LogSource, redis: RedisSettings) -> list
 
 
 def compared_json(done: Sequence[Compared]) -> list[dict[str, Any]]:
-    """What was compared, as part of a report."""
+    """The comparison as part of a JSON report."""
     return [
         {
             "view": one.view,
@@ -203,7 +205,7 @@ def compared_json(done: Sequence[Compared]) -> list[dict[str, Any]]:
 
 
 def compared_lines(done: Sequence[Compared]) -> list[str]:
-    """The same, for people."""
+    """The comparison as text."""
     lines = []
     for one in done:
         lines += [

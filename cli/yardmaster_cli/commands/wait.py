@@ -1,4 +1,4 @@
-"""Waiting for tasks: until they end, until they reach a phase; the exit code is theirs."""
+"""`yard wait`: wait until tasks end or reach a phase, and return their exit code."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -15,22 +15,22 @@ from yardmaster_cli.waiting import interruptible, timeout_s
 from yardmaster_schemas.api import List, Phase, Task
 from yardmaster_schemas.reasons import WaitClass
 
-#: The longest that one question to the server waits, in seconds.
-ASK_S: Final = 10.0
-#: A task must be "never" for this long before waiting for it is given up: nodes may be joining.
+#: The longest wait of one request, in seconds.
+REQUEST_S: Final = 10.0
+#: A task must be "never" for this long before the wait ends: nodes may be joining.
 NEVER_S: Final = 3.0
 
-#: A job of more tasks is summed up instead of naming each.
+#: The most tasks of a job that are reported one by one.
 BY_NAME: Final = 10
-#: How a task may end without success.
+#: The phases of tasks that ended without success.
 UNSUCCESSFUL: Final = (Phase.FAILED, Phase.CANCELLED, Phase.REJECTED)
 
-#: Phases in the order in which a task passes them; what is further counts as reached.
+#: Phases in the order of a task's life; a later phase counts as reached.
 _ORDER: Final = (Phase.SUBMITTED, Phase.PENDING, Phase.STARTING, Phase.RUNNING)
 
 
 def exit_of(task: Task) -> int:
-    """The exit code of a task that has ended."""
+    """The exit code of an ended task."""
     end = task.end
     return exit_of_end(
         task.phase,
@@ -48,16 +48,16 @@ def wait_for_end(
     phase: Phase | None = None,
     position: str | None = None,
 ) -> int:
-    """Wait until every task of `refs` has ended (or reached `phase`); the exit code for all.
+    """Wait until every task has ended or reached `phase`; returns the exit code for all.
 
     Raises:
-        CliError: 105 when all that is left can never fit.
+        CliError: 105 when none of the remaining tasks can ever fit.
     """
     never_since: float | None = None
     watched = [_watched(remote, ref, position, phase, out) for ref in refs]
     while True:
         for one in watched:
-            one.look()
+            one.update()
         open_ = [one for one in watched if one.open]
         if not open_:
             return exit_of_all(code for one in watched for code in one.codes())
@@ -68,27 +68,27 @@ def wait_for_end(
                 raise _never_fits(open_[0].first())
         else:
             never_since = None
-        ask_s = NEVER_S if never_since is not None else ASK_S
-        remote.client.task(open_[0].first().task_id, wait_for=phase or "ended", timeout_s=ask_s)
+        request_s = NEVER_S if never_since is not None else REQUEST_S
+        remote.client.task(open_[0].first().task_id, wait_for=phase or "ended", timeout_s=request_s)
 
 
 class _Watched(Protocol):
-    """What is waited for: a few tasks, or a job of many."""
+    """The tasks of a reference: a few, or those of a large job."""
 
     #: Tasks that have neither ended nor reached the phase.
     open: int
 
-    def look(self) -> None:
-        """See where they are now, and say on stderr what has ended."""
+    def update(self) -> None:
+        """Read their phases, and report ended tasks on stderr."""
 
     def first(self) -> Task:
         """An open task."""
 
     def never(self) -> bool:
-        """Whether none of the open tasks can ever fit."""
+        """Whether no open task can ever fit."""
 
     def codes(self) -> Iterable[int]:
-        """The exit codes of those that have ended."""
+        """The exit codes of the ended tasks."""
 
 
 def _watched(
@@ -100,7 +100,7 @@ def _watched(
 
 
 class _Few:
-    """A task, or the tasks of a small job: each is named when it has ended."""
+    """A task, or the tasks of a small job: the end of each is reported."""
 
     def __init__(
         self, remote: Remote, ref: Ref, position: str | None, phase: Phase | None, out: Output
@@ -111,7 +111,7 @@ class _Few:
         self._open: list[Task] = []
         self.open = 0
 
-    def look(self) -> None:
+    def update(self) -> None:
         tasks = self._remote.tasks_of(self._ref, self._position)
         for task in tasks:
             if task.phase.final and task.task_id not in self._ended:
@@ -134,7 +134,7 @@ class _Few:
 
 
 class _Many:
-    """The tasks of a large job: counted, and only those that failed are read, at the end."""
+    """The tasks of a large job: only counted; failed tasks are read at the end."""
 
     def __init__(self, remote: Remote, ref: Ref, phase: Phase | None, out: Output) -> None:
         self._remote, self._ref, self._phase, self._out = remote, ref, phase, out
@@ -143,7 +143,7 @@ class _Many:
         self._sample: list[Task] = []
         self.open = 0
 
-    def look(self) -> None:
+    def update(self) -> None:
         if self._phases and not self.open:
             return
         while True:
@@ -155,17 +155,17 @@ class _Many:
             ]
             self.open = sum(self._phases[phase] for phase in self._waiting)
             if not self.open:
-                self._sum_up()
+                self._summarize()
                 return
             self._sample = self._tasks(self._waiting).items
             if self._sample:
-                return  # else they moved on since the job was read
+                return  # otherwise their phase changed after the job was read
 
     def first(self) -> Task:
         return self._sample[0]
 
     def never(self) -> bool:
-        # Tasks of a job ask for the same, so that a page of them stands for all.
+        # Tasks of a job have the same request: one page represents all of them.
         return all(map(_never, self._sample))
 
     def codes(self) -> Iterable[int]:
@@ -187,19 +187,19 @@ class _Many:
             limit=BY_NAME,
         )
 
-    def _sum_up(self) -> None:
-        lost = sum(self._phases.get(phase, 0) for phase in UNSUCCESSFUL)
-        if lost:
+    def _summarize(self) -> None:
+        unsuccessful = sum(self._phases.get(phase, 0) for phase in UNSUCCESSFUL)
+        if unsuccessful:
             named = self._tasks(UNSUCCESSFUL).items
             for task in named:
                 self._out.note(f"{task.task_id} {_how(task)}")
-            if lost > len(named):
-                self._out.note(f"and {lost - len(named)} more that did not succeed")
+            if unsuccessful > len(named):
+                self._out.note(f"and {unsuccessful - len(named)} more that did not succeed")
         self._out.note(f"{self._ref.job_id}: {counted(self._phases)}")
 
 
 def reached(phase: Phase, wanted: Phase | None) -> bool:
-    """Whether a task in `phase` has come to `wanted` or further, without having ended otherwise."""
+    """Whether `phase` is `wanted`, or a later phase of a task that has not ended."""
     if wanted is None or phase is wanted:
         return phase is wanted
     if phase in _ORDER and wanted in _ORDER:
@@ -224,7 +224,7 @@ def _never_fits(task: Task) -> CliError:
     return CliError(
         f"{task.task_id} can never fit: {code}",
         exit_code=Exit.NEVER_FITS,
-        hint=f"it stays queued; yard explain {task.task_id} says why, yard cancel ends it",
+        hint=f"it stays queued; yard explain {task.task_id} shows why, yard cancel removes it",
     )
 
 
@@ -236,12 +236,12 @@ def _never_fits(task: Task) -> CliError:
     type=click.Choice([phase.value for phase in Phase]),
     help="Wait for this phase instead of the end.",
 )
-@click.option("--timeout", metavar="TIME", help="Give up after this long: 90s, 2h.")
+@click.option("--timeout", metavar="TIME", help="Stop waiting after this long: 90s, 2h.")
 def wait(session: Session, refs: tuple[str, ...], phase: str | None, timeout: str | None) -> int:
-    """Wait for tasks to end, however they end.
+    """Wait for tasks to end, with or without success.
 
-    Being requeued does not count as ending. The exit code is 0 when all succeeded, else the highest
-    one of the tasks. A restart of the server is waited for.
+    Being requeued does not count as ending. The exit code is 0 when all tasks succeeded, else their
+    highest exit code. The wait continues after a restart of the server.
     """
     limit_s = timeout_s(timeout)
     chosen = ("--for", phase) if phase else ()

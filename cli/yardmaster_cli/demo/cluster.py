@@ -1,4 +1,4 @@
-"""Where `yard demo` plays: a cluster, the commands given to it, and who holds what on it."""
+"""The cluster of `yard demo`: its start and stop, the commands on it, and its allocations."""
 
 import contextlib
 import io
@@ -23,22 +23,22 @@ from yardmaster_cli.server.remote import Remote
 from yardmaster_cli.session import Session
 from yardmaster_schemas.api import Phase, Task
 
-#: Longest wait for one thing to happen, in seconds; all of it usually takes 25.
+#: The longest wait for one event, in seconds; the whole demo usually takes 25.
 STEP_S: Final = 60.0
-#: Pause between two looks, in seconds.
+#: The polling interval, in seconds.
 LOOK_S: Final = 0.2
 NODES: Final = 2
 SLOTS: Final = 4
-#: The most GPUs of a cluster on which it plays, each with a process.
+#: The most GPUs of a cluster for the demo; each runs a process.
 MOST_GPUS: Final = 32
 POOL: Final = "default"
-#: Settings of the user's own that must not reach the demo.
+#: Settings of the user that must not affect the demo.
 _FOREIGN: Final = ("YARD_SERVER", "YARD_TOKEN", "YARD_PROJECT", "YARD_OUTPUT", "YARD_LOG")
 
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """Where tasks find what they run, and a folder that all nodes share for checkpoints."""
+    """The paths of programs on the nodes, and a shared folder for checkpoints."""
 
     python: str
     examples: str
@@ -46,26 +46,26 @@ class Programs:
 
     @classmethod
     def here(cls, folder: Path) -> "Programs":
-        """On this machine."""
+        """The paths on this machine."""
         return cls(sys.executable, str(find_examples()), str(folder / "checkpoints"))
 
     def run(self, program: str, steps: int) -> list[str]:
-        """The command of an example program."""
+        """The command line of an example program."""
         words = [self.python, f"{self.examples}/{program}", "--steps", str(steps)]
         return [*words, "--out", self.checkpoints]
 
     def shown(self, words: Sequence[str]) -> list[str]:
-        """A command as a reader would type it in a clone."""
+        """A command line as a user types it in a clone."""
         if words[0] != self.python:
             return list(words)
         return [Path(words[0]).name, f"examples/{Path(words[1]).name}", *words[2:-2]]
 
 
 def find_examples() -> Path:
-    """The folder of the example programs, beside the sources.
+    """The folder of the example programs in a clone.
 
     Raises:
-        BadUsage: this is an installation without them.
+        BadUsage: this is an installation without the sources.
     """
     path = Path(__file__).resolve().parents[3] / "examples"
     if not (path / "train.py").is_file():
@@ -76,7 +76,7 @@ def find_examples() -> Path:
 
 
 def line_of(tasks: Sequence[Task], gpus: int) -> str:
-    """Who holds how many of the GPUs, and how many tasks wait, of whom and why."""
+    """One line with the GPUs of each job, and with the pending tasks and their reasons."""
     held: Counter[str] = Counter()
     waiting: Counter[str] = Counter()
     for task in tasks:
@@ -88,14 +88,14 @@ def line_of(tasks: Sequence[Task], gpus: int) -> str:
     parts = [f"{sum(held.values())} of {gpus} GPUs"]
     parts += [f"{name} {count}" for name, count in held.items()]
     if waiting:
-        parts.append("waiting: " + ", ".join(f"{count} {name}" for name, count in waiting.items()))
+        parts.append("pending: " + ", ".join(f"{count} {name}" for name, count in waiting.items()))
     return "  " + " | ".join(parts)
 
 
-class Stage:
-    """A cluster of its own in a folder."""
+class DemoCluster:
+    """A cluster of the embedded mode in a folder of its own."""
 
-    #: How many steps a point of the search takes: it should not be over before it is given up.
+    #: Steps of a search point: more than run before the demo cancels it.
     search_steps = 60
     at_the_end = "The cluster is stopped."
     next_step = "yard dev, and in another terminal yard submit -- COMMAND"
@@ -111,26 +111,26 @@ class Stage:
         self._last = ""
 
     @classmethod
-    def in_folder(cls, folder: Path, *, color: bool) -> "Stage":
-        """On this machine, with everything in `folder`."""
+    def in_folder(cls, folder: Path, *, color: bool) -> "DemoCluster":
+        """A cluster on this machine with all data in `folder`."""
         return cls(folder, Programs.here(folder), color=color)
 
     @property
     def client(self) -> Client:
-        """The cluster's gateway."""
+        """The client of the gateway."""
         assert self.remote is not None
         return self.remote.client
 
     @property
-    def words(self) -> str:
-        """Where to look when something does not come."""
-        return f"the cluster's own words: {self.folder / 'dev.out'}"
+    def log_hint(self) -> str:
+        """The place of the logs, for errors."""
+        return f"the log of the cluster is {self.folder / 'dev.out'}"
 
     # --- the cluster ----------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def cluster(self) -> Iterator[None]:
-        """Run the embedded mode as a process of its own; stop it, and its tasks, at the end."""
+    def running(self) -> Iterator[None]:
+        """Run the embedded mode as a process; stop it and its tasks at the end."""
         for name in _FOREIGN:
             os.environ.pop(name, None)
         os.environ |= {
@@ -141,7 +141,7 @@ class Stage:
         self.say(f"A cluster of {NODES} nodes with {SLOTS} GPUs each, in one process:")
         shown = f"yard dev --nodes {NODES} --slots {SLOTS}"
         self.command(f"{shown} &")
-        # The usual port is left to the user's own cluster.
+        # The default port stays free for a cluster of the user.
         words = [sys.executable, "-m", "yardmaster_cli.main", *shlex.split(shown)[1:]]
         words += ["--port", "0"]
         output = self.folder / "dev.out"
@@ -175,7 +175,7 @@ class Stage:
         )
 
     def _end_tasks(self) -> None:
-        """After a failure: leave no process behind."""
+        """Cancel all tasks after a failure."""
         if self.remote is None:
             return
         with contextlib.suppress(Exception):
@@ -185,18 +185,18 @@ class Stage:
             while time.monotonic() < deadline and any(not t.phase.final for t in self.tasks()):
                 time.sleep(LOOK_S)
 
-    # --- what is said and done ------------------------------------------------------------------
+    # --- output and commands --------------------------------------------------------------------
 
     def say(self, text: str) -> None:
-        """A line of the story."""
+        """Print a line of the story."""
         click.echo("\n" + click.style(f"# {text}", fg="cyan"), color=self.color)
 
     def command(self, text: str) -> None:
-        """A command, as a user would type it."""
+        """Print a command."""
         click.echo(click.style(f"$ {text}", bold=True), color=self.color)
 
     def yard(self, *words: str) -> int:
-        """Show and run a command; its exit code.
+        """Print and run a command; returns its exit code.
 
         Raises:
             KeyboardInterrupt: the command was interrupted.
@@ -208,10 +208,10 @@ class Stage:
         return _not_interrupted(run(words))
 
     def submit(self, flags: Sequence[str], program: Sequence[str]) -> str:
-        """Submit a job and give its id.
+        """Submit a job and return its id.
 
         Raises:
-            CliError: it was not taken.
+            CliError: the job was refused.
         """
         shown = self.programs.shown(program)
         self.command(shlex.join(["yard", "submit", *flags, "--", *shown]))
@@ -219,38 +219,38 @@ class Stage:
         click.echo(job)
         self.jobs.append(job)
         if code != Exit.DONE:
-            raise CliError("the job was not taken", exit_code=code)
+            raise CliError("the job was refused", exit_code=code)
         return job
 
     def cancel(self, refs: Sequence[str]) -> None:
-        """Cancel jobs or tasks; of many, few are shown."""
+        """Cancel jobs or tasks; a long list is abbreviated."""
         shown = refs if len(refs) < 4 else [refs[0], "...", refs[-1]]
         self.command(" ".join(["yard", "cancel", *shown]))
         _silently(["cancel", *refs])
 
     def tasks(self) -> list[Task]:
-        """All tasks of the demo, the first submitted first."""
+        """All tasks of the demo, in the order of their submission."""
         found = [task for task in self.client.all_tasks() if task.job_id in self.jobs]
         return sorted(found, key=lambda task: (task.submitted_at, task.job_id, task.index))
 
     def until(self, there: Callable[[], bool], what: str) -> None:
-        """Wait until something is there.
+        """Wait until a condition holds; `what` describes it.
 
         Raises:
-            CliError: it never came.
+            CliError: it does not hold in time.
         """
         deadline = time.monotonic() + STEP_S
         while not there():
             if time.monotonic() > deadline:
                 raise CliError(
-                    f"waited {STEP_S:.0f} s for this: {what}",
+                    f"timeout after {STEP_S:.0f} s: {what}",
                     exit_code=Exit.TIMEOUT,
-                    hint=self.words,
+                    hint=self.log_hint,
                 )
             time.sleep(LOOK_S)
 
     def watch(self, done: Callable[[list[Task]], bool], what: str) -> None:
-        """Show who holds what, a line for each change, until something happens."""
+        """Print a line for each change of the allocations until a condition holds."""
 
         def look() -> bool:
             tasks = self.tasks()
@@ -263,11 +263,11 @@ class Stage:
         self.until(look, what)
 
 
-class RunningStage(Stage):
-    """A cluster that runs, and goes on running."""
+class RunningCluster(DemoCluster):
+    """A running cluster, which keeps running after the demo."""
 
     search_steps = 100
-    at_the_end = "All has ended, and the cluster goes on."
+    at_the_end = "All tasks have ended; the cluster keeps running."
     next_step = "yard submit -- COMMAND; yard down stops the cluster"
 
     def __init__(self, folder: Path, *, color: bool) -> None:
@@ -279,16 +279,16 @@ class RunningStage(Stage):
         self.remote = session.remote
 
     @property
-    def words(self) -> str:
-        """Where to look when something does not come."""
-        return "yard up says where the logs of its processes are"
+    def log_hint(self) -> str:
+        """The place of the logs, for errors."""
+        return "the logs are in the folder that yard up printed"
 
     @contextlib.contextmanager
-    def cluster(self) -> Iterator[None]:
-        """Look at what there is to play on; end the tasks of a play that fails.
+    def running(self) -> Iterator[None]:
+        """Check the cluster; cancel the tasks of a demo that fails.
 
         Raises:
-            CliError: it is not two nodes or more of one size, all free, under `priority`.
+            CliError: it does not have two or more idle nodes of equal size under `priority`.
         """
         ready = [n for n in self.client.nodes(pool=POOL, limit=1000).items if n.state == "ready"]
         sizes = {node.gpus for node in ready}
@@ -297,20 +297,20 @@ class RunningStage(Stage):
         too_many = self.nodes * self.slots > MOST_GPUS
         if self.nodes < NODES or len(sizes) > 1 or self.slots < 2 or busy or too_many:
             raise CliError(
-                f"the demo wants {NODES} nodes or more, of one size, with 2 to {MOST_GPUS} GPUs in "
-                f"all, and nothing on them; {self.nodes} are ready, with "
+                f"the demo needs {NODES} or more idle nodes of one size, at most {MOST_GPUS} GPUs "
+                f"in all; {self.nodes} are ready, with "
                 f"{' or '.join(map(str, sorted(sizes))) or 'no'} GPUs{', busy' if busy else ''}",
                 exit_code=Exit.CONFLICT,
-                hint="yard up --agents 3 --slots 4; yard ls shows what runs",
+                hint="start one with yard up --agents 3 --slots 4; yard ls shows running tasks",
             )
         policy = self.client.pool(POOL).config.policy
         if policy.name != "priority" or not all(policy.options.values()):
             raise CliError(
-                f"the demo is about policy priority; pool {POOL} has another, or not all of it",
+                f"the demo needs the policy priority with all options; pool {POOL} differs",
                 exit_code=Exit.CONFLICT,
-                hint=f"yard pools show {POOL}",
+                hint=f"see yard pools show {POOL}",
             )
-        self.say(f"The cluster that runs: {self.nodes} nodes with {self.slots} GPUs each:")
+        self.say(f"The running cluster: {self.nodes} nodes with {self.slots} GPUs each:")
         try:
             yield
         except BaseException:
@@ -319,7 +319,7 @@ class RunningStage(Stage):
 
 
 def _silently(words: Sequence[str]) -> tuple[int, str]:
-    """Run a command; its exit code, and what it printed.
+    """Run a command; returns its exit code and its output.
 
     Raises:
         KeyboardInterrupt: the command was interrupted.
@@ -333,14 +333,14 @@ def _silently(words: Sequence[str]) -> tuple[int, str]:
 
 
 def _not_interrupted(code: int) -> int:
-    """A command's exit code; Ctrl-C that a command took as its own ends the demo too."""
+    """Return the exit code of a command; Ctrl-C during the command ends the demo too."""
     if code == Exit.INTERRUPTED:
         raise KeyboardInterrupt
     return code
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Stop the embedded mode as Ctrl-C does; by force when it does not go."""
+    """Stop the embedded mode like Ctrl-C; kill it after a timeout."""
     if process.poll() is not None:
         return
     process.send_signal(signal.SIGINT)

@@ -1,9 +1,9 @@
-"""What `yard demo` plays: an example of Determined's documentation, in its seven steps.
+"""The steps of `yard demo`: an example from Determined's documentation, in seven steps.
 
-On 8 GPUs: a search takes them all; a more urgent gang of 4 has part of it stopped; a notebook waits
-for its turn; gang and search end; a gang of 8 waits for the notebook's GPU, a less urgent gang of 4
-is lent the rest; the notebook is closed, and the lent GPUs are given back, with a checkpoint. On a
-cluster of another size all of them are as much larger or smaller.
+On 8 GPUs: a search uses all of them; a gang of 4 with a higher priority preempts part of it; a
+notebook is pending; gang and search end; a gang of 8 is pending for the GPU of the notebook, and a
+gang of 4 with a lower priority runs as backfill on the others; the notebook ends, and the gang of 8
+preempts the backfill, which saves a checkpoint. The sizes scale with the cluster.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import Final
 
 import click
 
-from yardmaster_cli.demo.cluster import Stage
+from yardmaster_cli.demo.cluster import DemoCluster
 from yardmaster_cli.errors import Exit
 from yardmaster_schemas.api import Attempt, Phase, Task
 
@@ -21,149 +21,153 @@ _RESUMED: Final = re.compile(r"^resumed from step (\d+)", re.MULTILINE)
 
 
 class Walk:
-    """The play on one stage, and what was observed of it."""
+    """One run of the demo on a cluster, with its observations."""
 
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
+    def __init__(self, cluster: DemoCluster) -> None:
+        self.cluster = cluster
         self.started_s = time.monotonic()
         self.search = self.gang = self.notebook = self.whole = self.late = ""
-        #: The last tasks, and their attempts, the newest first.
+        #: The tasks at the end, and their attempts, the newest first.
         self.tasks: dict[str, Task] = {}
         self.attempts: dict[str, list[Attempt]] = {}
         self.resumed: dict[str, int] = {}
-        #: Points of the search that it does not give up.
+        #: Search points that are not cancelled.
         self.kept: set[str] = set()
-        #: The code with which the notebook, and the gang of all GPUs, waited.
+        #: The wait codes of the notebook and of the gang of all GPUs.
         self.waited: dict[str, str] = {}
 
     @property
     def gpus(self) -> int:
-        """All GPUs."""
-        return self.stage.nodes * self.stage.slots
+        """The number of GPUs."""
+        return self.cluster.nodes * self.cluster.slots
 
-    # --- the play -------------------------------------------------------------------------------
+    # --- the steps ------------------------------------------------------------------------------
 
-    def play(self) -> None:
-        """Everything, in order."""
-        self.stage.yard("nodes")
+    def run(self) -> None:
+        """Run all steps in order."""
+        self.cluster.yard("nodes")
         self._search()
         self._gang()
         self._notebook()
         self._gang_of_all()
-        self._lent_and_given_back()
+        self._backfill()
         self._look_back()
 
     def _search(self) -> None:
         seeds = ",".join(str(seed + 1) for seed in range(self.gpus * 5 // 4))
         points = self.gpus * 5 // 4 * 2
-        self.stage.say(f"1. A search of {points} points, a GPU each: it takes all there are.")
+        self.cluster.say(f"1. A search of {points} points with one GPU each: it uses all GPUs.")
         flags = ["--name", "search", "--priority", "2", "--gpus", "1", "--grace", "20s"]
-        self.search = self.stage.submit(
+        self.search = self.cluster.submit(
             [*flags, "--matrix", "rate=[0.5,2.0]", "--matrix", f"seed=[{seeds}]"],
-            self.stage.programs.run("train.py", self.stage.search_steps),
+            self.cluster.programs.run("train.py", self.cluster.search_steps),
         )
-        self.stage.watch(
+        self.cluster.watch(
             lambda tasks: sum(_saved(task) for task in tasks) == self.gpus,
             "as many points as there are GPUs have saved a checkpoint",
         )
 
     def _gang(self) -> None:
-        half = self.stage.slots // 2
-        size = self.stage.nodes * half
-        self.stage.say(
-            f"2. A gang of {size} GPUs that is more urgent (1 goes before 2), all or nothing: "
-            "the youngest points are asked to stop. They save, leave, and wait."
+        half = self.cluster.slots // 2
+        size = self.cluster.nodes * half
+        self.cluster.say(
+            f"2. A gang of {size} GPUs with a higher priority (1 before 2): the newest points are "
+            "preempted. They save a checkpoint, stop, and are pending again."
         )
         self.gang = self._submit_gang("gang", 1, half, 40)
-        self.stage.watch(lambda tasks: _runs(tasks, self.gang), "the gang runs")
+        self.cluster.watch(lambda tasks: _runs(tasks, self.gang), "the gang runs")
         stopped = [t for t in self._of(self.search) if self._stopped_for(t.task_id, self.gang)]
-        # One less than was stopped: so one GPU is left.
+        # One less than were preempted: so one GPU is left.
         self.kept = {task.task_id for task in stopped[1:]}
 
     def _notebook(self) -> None:
-        stage = self.stage
-        stage.say("3. A notebook, which nobody may stop, of priority 3: the search goes first.")
+        cluster = self.cluster
+        cluster.say("3. A notebook of priority 3, not preemptible: the search goes first.")
         flags = ["--name", "notebook", "--kind", "interactive", "--role", "notebook"]
-        self.notebook = stage.submit([*flags, "--priority", "3", "--gpus", "1"], ["sleep", "600"])
+        self.notebook = cluster.submit([*flags, "--priority", "3", "--gpus", "1"], ["sleep", "600"])
         self._until_it_waits(self.notebook)
-        stage.yard("explain", self.notebook)
-        stage.say(
-            f"The search gives up all points but {len(self.kept)}, which go on from their "
-            "checkpoints; that leaves a GPU for the notebook."
+        cluster.yard("explain", self.notebook)
+        cluster.say(
+            f"All points of the search but {len(self.kept)} are cancelled; these resume from their "
+            "checkpoints, and one GPU is left for the notebook."
         )
         given_up = [
             task
             for task in self._of(self.search)
             if task.task_id not in self.kept and not task.phase.final
         ]
-        # Those that wait first: else some would start in place of those that run.
+        # Pending points first: otherwise they would start in place of cancelled ones.
         given_up.sort(key=lambda task: task.phase is not Phase.PENDING)
-        stage.cancel([task.task_id for task in given_up])
-        stage.watch(lambda tasks: _runs(tasks, self.notebook), "the notebook runs")
-        stage.say("4. Gang and search come to their ends.")
-        stage.watch(
+        cluster.cancel([task.task_id for task in given_up])
+        cluster.watch(lambda tasks: _runs(tasks, self.notebook), "the notebook runs")
+        cluster.say("4. The gang and the search finish.")
+        cluster.watch(
             lambda tasks: all(t.phase.final or t.job_id == self.notebook for t in tasks),
             "gang and search have ended",
         )
 
     def _gang_of_all(self) -> None:
-        stage = self.stage
-        stage.say(f"5. A gang of all {self.gpus} GPUs: the notebook has one of them, so it waits.")
-        self.whole = self._submit_gang("all", 1, stage.slots, 15)
+        cluster = self.cluster
+        cluster.say(
+            f"5. A gang of all {self.gpus} GPUs: it is pending, as the notebook has one of them."
+        )
+        self.whole = self._submit_gang("all", 1, cluster.slots, 15)
         self._until_it_waits(self.whole)
-        stage.yard("explain", self.whole)
+        cluster.yard("explain", self.whole)
 
-    def _lent_and_given_back(self) -> None:
-        stage = self.stage
-        half = stage.slots // 2
-        size = stage.nodes * half
-        stage.say(f"6. A gang of {size} of priority 2: it is lent what the other cannot use.")
+    def _backfill(self) -> None:
+        cluster = self.cluster
+        half = cluster.slots // 2
+        size = cluster.nodes * half
+        cluster.say(
+            f"6. A gang of {size} of priority 2 runs as backfill on the GPUs that are left."
+        )
         self.late = self._submit_gang("late", 2, half, 30)
-        stage.watch(
+        cluster.watch(
             lambda tasks: any(t.job_id == self.late and _saved(t) for t in tasks),
             "the gang has saved a checkpoint",
         )
-        stage.say(
-            "7. The notebook is closed. What was lent is given back, with a checkpoint; the gang "
-            f"of {self.gpus} runs; the other goes on after it."
+        cluster.say(
+            "7. The notebook ends. The backfill is preempted and saves a checkpoint; the gang "
+            f"of {self.gpus} runs; then the other gang resumes."
         )
-        stage.cancel([self.notebook])
-        stage.watch(lambda tasks: all(t.phase.final for t in tasks), "everything has ended")
+        cluster.cancel([self.notebook])
+        cluster.watch(lambda tasks: all(t.phase.final for t in tasks), "everything has ended")
 
     def _look_back(self) -> None:
-        stage = self.stage
-        for task in stage.tasks():
+        cluster = self.cluster
+        for task in cluster.tasks():
             self.tasks[task.task_id] = task
-            self.attempts[task.task_id] = stage.client.attempts(task.task_id).items
+            self.attempts[task.task_id] = cluster.client.attempts(task.task_id).items
             if task.task_id in self.kept or task.job_id == self.late:
-                found = _RESUMED.search("".join(stage.client.logs(task.task_id)))
+                found = _RESUMED.search("".join(cluster.client.logs(task.task_id)))
                 if found:
                     self.resumed[task.task_id] = int(found[1])
-        stage.say("What was lent and given back, and what it wrote, first and last:")
-        stage.yard("show", self.late)
-        stage.yard("logs", "--attempt", "1", "--replica", "0", self.late)
-        stage.yard("logs", "--replica", "0", self.late)
-        stage.say("And the gang of all GPUs: its replicas exchanged gradients, over both nodes.")
-        stage.yard("logs", self.whole)
+        cluster.say("The gang that was backfill, and its output, first and last:")
+        cluster.yard("show", self.late)
+        cluster.yard("logs", "--attempt", "1", "--replica", "0", self.late)
+        cluster.yard("logs", "--replica", "0", self.late)
+        cluster.say("The gang of all GPUs: its replicas exchanged gradients over both nodes.")
+        cluster.yard("logs", self.whole)
 
-    # --- what was observed ----------------------------------------------------------------------
+    # --- observations ---------------------------------------------------------------------------
 
     def judge(self) -> bool:
-        """Prove the log, and say what was observed of what was promised."""
-        stage = self.stage
-        stage.say(f"{stage.at_the_end} Now its log alone: is every decision derived again?")
-        proved = stage.yard("replay", "verify") == Exit.DONE
+        """Verify the log, and print which claims were observed; returns whether all were."""
+        cluster = self.cluster
+        cluster.say(f"{cluster.at_the_end} Does its log prove every decision?")
+        proved = cluster.yard("replay", "verify") == Exit.DONE
         checks = [*self._checks(), (proved, "every decision was derived again from the log")]
-        stage.say("Observed:")
+        cluster.say("Observed:")
         for held, text in checks:
             mark = click.style("ok ", fg="green") if held else click.style("NOT", fg="red")
-            click.echo(f"  {mark} {text}", color=stage.color)
+            click.echo(f"  {mark} {text}", color=cluster.color)
         took = f"{time.monotonic() - self.started_s:.0f} s"
-        click.echo(f"\n{took}. Next: {stage.next_step}")
+        click.echo(f"\n{took}. Next: {cluster.next_step}")
         return all(held for held, _ in checks)
 
     def _checks(self) -> list[tuple[bool, str]]:
-        half = self.stage.nodes * (self.stage.slots // 2)
+        half = self.cluster.nodes * (self.cluster.slots // 2)
         stopped = [
             each[-1]
             for task, each in self.attempts.items()
@@ -186,43 +190,42 @@ class Walk:
         return [
             (
                 len(stopped) == half and all(each.checkpoint for each in stopped),
-                f"{len(stopped)} points were stopped for the gang, each with a checkpoint",
+                f"{len(stopped)} points were preempted for the gang, each with a checkpoint",
             ),
             (
                 self.kept <= self.resumed.keys() and min(self.resumed.values(), default=0) > 0,
-                f"those that were kept went on from their checkpoints, at step {steps or '-'}",
+                f"the points that were kept resumed from their checkpoints, at step {steps or '-'}",
             ),
             (
                 self.waited[self.notebook] == "backfill_not_allowed"
                 and notebook.allocated_at >= max(points),
-                f"the notebook waited ({self.waited[self.notebook]}) for the last of the search",
+                f"the notebook was pending ({self.waited[self.notebook]}) behind the search",
             ),
             (
-                self.waited[self.whole] == "insufficient_free" and len(nodes) == self.stage.nodes,
-                f"the gang of {self.gpus} waited ({self.waited[self.whole]}) for the notebook, "
+                self.waited[self.whole] == "insufficient_free" and len(nodes) == self.cluster.nodes,
+                f"the gang of {self.gpus} was pending ({self.waited[self.whole]}) for the notebook "
                 f"and ran on {' and '.join(nodes)}",
             ),
             (
                 late[-1].rule == "backfill" and _stop_for(late[-1], self.whole) and late_step > 0,
-                f"the lent GPUs ({late[-1].rule}) were given back, and that gang went on from "
-                f"step {late_step}",
+                f"the {late[-1].rule} gang was preempted, and resumed from step {late_step}",
             ),
             (
                 good == len(wanted) and goals <= {task.task_id for task in wanted},
-                f"{good} of {len(wanted)} tasks that nobody cancelled succeeded",
+                f"{good} of {len(wanted)} tasks that were not cancelled succeeded",
             ),
         ]
 
-    # --- how ------------------------------------------------------------------------------------
+    # --- helpers --------------------------------------------------------------------------------
 
     def _submit_gang(self, name: str, priority: int, gpus: int, steps: int) -> str:
-        """Submit a gang of a replica for each node."""
-        return self.stage.submit(
+        """Submit a gang with one replica per node."""
+        return self.cluster.submit(
             [
                 *("--name", name, "--priority", str(priority), "--grace", "20s"),
-                *("--gpus", str(gpus), "--replicas", str(self.stage.nodes)),
+                *("--gpus", str(gpus), "--replicas", str(self.cluster.nodes)),
             ],
-            self.stage.programs.run("train_gang.py", steps),
+            self.cluster.programs.run("train_gang.py", steps),
         )
 
     def _until_it_waits(self, job: str) -> None:
@@ -233,13 +236,13 @@ class Walk:
                     return True
             return False
 
-        self.stage.watch(waits, "it is known why it waits")
+        self.cluster.watch(waits, "the job has a wait reason")
 
     def _of(self, job: str) -> list[Task]:
-        return [task for task in self.stage.tasks() if task.job_id == job]
+        return [task for task in self.cluster.tasks() if task.job_id == job]
 
     def _stopped_for(self, task: str, job: str) -> bool:
-        return any(_stop_for(each, job) for each in self.stage.client.attempts(task).items)
+        return any(_stop_for(each, job) for each in self.cluster.client.attempts(task).items)
 
 
 def _runs(tasks: Sequence[Task], job: str) -> bool:

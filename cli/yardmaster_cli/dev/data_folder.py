@@ -1,10 +1,10 @@
-"""The data folder of the embedded mode: its lock, its token, its cluster, what runs on it.
+"""The data folder of the embedded mode: lock, token, cluster, and the address of the process.
 
 ```
-log.db        the log           token         what callers send; 0600
-dev.json      port, token, pid  cluster.json  nodes and policy, as last started
-lock          held while one runs               nodes/ snapshots/
-port          where the gateway listened last
+log.db        the log           token         the token of callers; 0600
+dev.json      port, token, pid  cluster.json  nodes and policy of the last start
+lock          held by the process  nodes/ snapshots/
+port          the last port of the gateway
 ```
 """
 
@@ -24,14 +24,14 @@ from yardmaster_schemas.fields import MAX_SLOTS, Labels, Name, Port
 #: Ports of a node's range for gangs; nodes of one machine must not share any.
 PORTS_A_NODE: Final = 100
 FIRST_PORT: Final = 29_600
-#: Slots of a node when nothing says how many and the machine has no GPU.
+#: The slots of a node when none are given and the machine has no GPU.
 DEFAULT_SLOTS: Final = 4
 
 _CLOSED = ConfigDict(extra="forbid", frozen=True)
 
 
 class NodeSpec(BaseModel):
-    """One node of the embedded cluster; `slots` are declared, no GPU needs to be there."""
+    """One node of the embedded cluster; its slots are declared and need no GPU."""
 
     model_config = _CLOSED
 
@@ -45,7 +45,7 @@ class NodeSpec(BaseModel):
 
 
 class Cluster(BaseModel):
-    """What `yard dev --cluster FILE` describes."""
+    """The content of a file for `yard dev --cluster FILE`."""
 
     model_config = _CLOSED
 
@@ -72,10 +72,10 @@ def plain_cluster(nodes: int, slots: int, policy: PolicySpec) -> Cluster:
 
 
 def read_cluster(path: Path) -> Cluster:
-    """The cluster that a YAML file describes.
+    """Read a cluster from a YAML file.
 
     Raises:
-        BadUsage: naming the line that is wrong.
+        BadUsage: with the wrong line.
     """
     try:
         text = path.read_text()
@@ -96,18 +96,18 @@ def read_cluster(path: Path) -> Cluster:
 
 @dataclass(slots=True)
 class DataFolder:
-    """A data folder that this process has to itself. Made by `take`."""
+    """A data folder that this process has locked; `take` creates it."""
 
     path: Path
     lock: int
 
     @classmethod
     def take(cls, path: Path) -> "DataFolder":
-        """Make the folder if it is not there, and hold its lock until this process ends.
+        """Create the folder if necessary, and hold its lock until this process ends.
 
         Raises:
-            DataDirInUse: another embedded mode runs on it.
-            DataDirUnusable: it cannot be made.
+            DataDirInUse: another process runs on it.
+            DataDirUnusable: it cannot be created.
         """
         return cls(path, take_lock(path))
 
@@ -117,11 +117,11 @@ class DataFolder:
         return self.path / "log.db"
 
     def node(self, name: str) -> Path:
-        """Where a node's agent keeps its ledger and its tasks."""
+        """The folder of a node's agent, with its ledger and its tasks."""
         return self.path / "nodes" / name
 
     def token(self) -> str:
-        """The token of this folder, made at its first start; for its owner's eyes alone."""
+        """The token of this folder, created at the first start; only the owner can read it."""
         path = self.path / "token"
         try:
             found = path.read_text().strip()
@@ -133,35 +133,35 @@ class DataFolder:
         return found
 
     def cluster(self) -> Cluster | None:
-        """The cluster as last started; None when there was none, or what is there is damaged."""
+        """The cluster of the last start; None without one, or when its file is damaged."""
         try:
             return Cluster.model_validate_json((self.path / "cluster.json").read_bytes())
         except (OSError, ValidationError):
             return None
 
     def keep_cluster(self, cluster: Cluster) -> None:
-        """Remember the cluster for the next start."""
+        """Store the cluster for the next start."""
         self._write("cluster.json", cluster.model_dump_json(indent=2) + "\n")
 
     def port(self) -> int | None:
-        """The gateway's port at the last start; None when there was none."""
+        """The gateway's port at the last start; None without one."""
         try:
             return int((self.path / "port").read_text())
         except (OSError, ValueError):
             return None
 
     def keep_port(self, port: int) -> None:
-        """Remember the gateway's port for the next start."""
+        """Store the gateway's port for the next start."""
         self._write("port", f"{port}\n")
 
     def announce(self, port: int, token: str) -> None:
-        """Say where callers find this process."""
+        """Publish the address of this process for callers."""
         announce(self.path, port, token, what="yard dev")
 
     def withdraw(self) -> None:
-        """Say that nothing runs here any more; who crashes leaves it, and its pid is then gone."""
+        """Remove the published address; after a crash its pid shows that it is out of date."""
         withdraw(self.path)
 
     def _write(self, name: str, text: str) -> None:
-        """Replace a file in one step, readable by its owner alone."""
+        """Replace a file atomically; only its owner can read it."""
         write_private(self.path / name, text)

@@ -1,10 +1,10 @@
 """The embedded mode: every service in one process over one SQLite file.
 
-The only module that wires several services. Nothing here decides: it opens the log, sets it up when
-it is new, hands each service its ports and runs them as one group. A service that ends, for
-whatever reason, ends the process with its named error; there is no half of a cluster. Ctrl-C and
-SIGTERM are a polite crash: services are cancelled where they are, tasks live on, and the next start
-goes on from the log.
+The only module that wires several services. It contains no decisions: it opens the log, sets up a
+new one, passes each service its ports, and runs all services as one group. When a service ends, for
+any reason, the process ends with its error; a part of a cluster never runs. Ctrl-C and SIGTERM are
+handled like a crash: services are cancelled, tasks keep running, and the next start continues from
+the log.
 """
 
 import asyncio
@@ -53,18 +53,18 @@ HOST: Final = "127.0.0.1"
 #: Longest that the gateway may take from its start to its first good answer, in seconds.
 READY_S: Final = 30.0
 LOOK_S: Final = 0.05
-#: So many ports from GATEWAY_PORT on are tried before the start fails.
+#: The number of ports from GATEWAY_PORT on that are tried before the start fails.
 PORTS_TRIED: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to start.
+    """The options of a start.
 
     Attributes:
-        port: the gateway's; 0: any free one; None: the folder's last one, else the first free one
-            from GATEWAY_PORT on.
-        policy: the policy that was asked for; the log must have it. None: whatever it has.
+        port: of the gateway; 0: any free port; None: the last port of the folder, or the first free
+            port from GATEWAY_PORT on.
+        policy: the policy that the log must have; None: any.
         quiet: services print no log lines.
     """
 
@@ -80,21 +80,21 @@ class ServiceEnded(YardmasterError):
     code = "service_ended"
 
 
-class _Asked(Exception):
-    """Somebody asked the process to stop."""
+class _StopRequested(Exception):
+    """A signal requested the stop of the process."""
 
 
 def serve(folder: DataFolder, options: Options, ready: Callable[[str], None]) -> int:
-    """Run everything until Ctrl-C or SIGTERM; `ready` is called with the address once it serves.
+    """Run all services until Ctrl-C or SIGTERM; `ready` is called with the address once they serve.
 
-    Returns: the exit code: 0 when it was asked to stop.
-    Raises: CliError with the named error of the service that failed.
+    Returns: the exit code: 0 after a requested stop.
+    Raises: CliError with the error of the service that failed.
     """
     try:
         asyncio.run(_serve(folder, options, ready))
     except BaseExceptionGroup as group:
         causes = list(_leaves(group))
-        failed = [error for error in causes if not isinstance(error, _Asked)]
+        failed = [error for error in causes if not isinstance(error, _StopRequested)]
         if len(failed) == len(causes):
             raise _failure(failed[0]) from None
         for error in failed:
@@ -121,7 +121,7 @@ def _shown(error: BaseException) -> str:
 
 
 def site_of(cluster: Cluster) -> Site:
-    """What the embedded mode's log is made for."""
+    """The site of the embedded mode's log."""
     return Site(
         mode=LogMode.EMBEDDED,
         cells=(CELL,),
@@ -134,7 +134,7 @@ def site_of(cluster: Cluster) -> Site:
 async def _serve(folder: DataFolder, options: Options, ready: Callable[[str], None]) -> None:
     clock, chance = SystemClock(), SystemChance()
     token = folder.token()
-    # The port comes first: a start that fails on it has written nothing.
+    # The port is taken first: a start that fails on it has written nothing.
     with _listen(folder, options.port) as listener:
         log = await SqliteLog.open(folder.log, clock)
         try:
@@ -157,14 +157,14 @@ async def _serve(folder: DataFolder, options: Options, ready: Callable[[str], No
             await log.close()
 
 
-def _listen(folder: DataFolder, asked: int | None) -> socket.socket:
+def _listen(folder: DataFolder, requested: int | None) -> socket.socket:
     """Listen on the port that `Options.port` describes.
 
     Raises:
-        CliError: the port that was asked for is in use, or all that are tried are.
+        CliError: the requested port, or every port that was tried, is in use.
     """
-    if asked is not None:
-        tried = [asked]
+    if requested is not None:
+        tried = [requested]
     else:
         last = folder.port()
         tried = [] if last is None else [last]
@@ -174,27 +174,27 @@ def _listen(folder: DataFolder, asked: int | None) -> socket.socket:
             return gateway.listen(HOST, port)
     ports = f"port {tried[0]}" if len(tried) == 1 else f"all ports from {GATEWAY_PORT} on"
     raise CliError(
-        f"cannot listen on {HOST}: {ports} in use",
+        f"cannot listen on {HOST}: {ports} already in use",
         exit_code=Exit.CONFLICT,
-        hint="choose another port with --port PORT, or any free one with --port 0",
+        hint="choose another port with --port PORT, or any free port with --port 0",
     )
 
 
 def _stop_on_signals(group: asyncio.TaskGroup) -> None:
-    asked = asyncio.Event()
+    requested = asyncio.Event()
 
     async def stop() -> None:
-        await asked.wait()
-        raise _Asked
+        await requested.wait()
+        raise _StopRequested
 
     group.create_task(stop())
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, asked.set)
+        loop.add_signal_handler(number, requested.set)
 
 
 async def _named(name: str, run: Callable[[], Awaitable[object]]) -> None:
-    """Run a service; that it ends at all is an error."""
+    """Run a service; its end is always an error."""
     try:
         await run()
     except YardmasterError:
@@ -206,7 +206,7 @@ async def _named(name: str, run: Callable[[], Awaitable[object]]) -> None:
 
 
 async def _until_ready(server: str, clock: Clock) -> None:
-    """Wait until the gateway answers that it can serve."""
+    """Wait until the gateway reports that it is ready."""
     try:
         async with asyncio.timeout(READY_S), httpx.AsyncClient(trust_env=False) as client:
             while not await _answers(client, server):
@@ -219,7 +219,7 @@ async def _answers(client: httpx.AsyncClient, server: str) -> bool:
     try:
         return (await client.get(f"{server}/readyz")).is_success
     except httpx.TransportError:
-        return False  # it does not listen yet
+        return False  # not listening yet
 
 
 def _services(
@@ -231,7 +231,7 @@ def _services(
     token: str,
     listener: socket.socket,
 ) -> dict[str, Callable[[], Awaitable[object]]]:
-    """Every service by name, each with ports of its own."""
+    """All services by name, each with its own ports."""
 
     def telemetry(service: str) -> Telemetry:
         return Telemetry(service, now_ms=clock.now_ms, quiet=options.quiet)
@@ -268,7 +268,7 @@ def _services(
                 telemetry=telemetry("gateway"),
                 usage=usage,
             ),
-            # Streams are few here, so they can look about more often than in production.
+            # There are few streams, so they can send bookmarks more often than in production.
             GatewaySettings(cell=CELL, instance="dev", bookmark_s=1.0, details_tick_s=None),
             listener=listener,
         ),
@@ -310,7 +310,7 @@ def _agent(
 
 
 def owner() -> Caller:
-    """Who owns the data folder may do everything."""
+    """The caller with the token of the data folder: an operator of the cell."""
     return Caller(
         user="dev",
         method="token",

@@ -1,4 +1,4 @@
-"""The policy of the embedded mode's log, compared with the one that `yard dev` was asked for."""
+"""The policy of the embedded mode's log, compared with the policy that `yard dev` requests."""
 
 from typing import Final
 
@@ -13,35 +13,33 @@ from yardmaster_runtime.replay.rebuild import state_at
 from yardmaster_schemas.events.requests import PolicyRef, PoolChangeRequestedV1
 from yardmaster_schemas.topics import REQUESTS
 
-#: A log begins with fewer records than this; the request for its first pool is one of them.
+#: The request for the first pool is among this many records at the start of a log.
 _FIRST_RECORDS: Final = 10
 
 
-async def check_policy_of_log(log: EventLog, cell: str, asked: PolicySpec) -> None:
-    """Check that the pool `default` has the policy that was asked for, and the options given.
-
-    Takes as long as a replay of the log.
+async def check_policy_of_log(log: EventLog, cell: str, requested: PolicySpec) -> None:
+    """Check that the pool `default` has the requested policy and options; replays the log.
 
     Raises:
-        CliError: it has another policy, or other options.
+        CliError: the pool has another policy, or other options.
     """
     policy = await _policy_of_log(log, cell)
     if policy is None:
         return
-    wanted = checked_policy(asked)
+    wanted = checked_policy(requested)
     if policy.name == wanted.name:
         now, then = options_of(policy), options_of(wanted)
-        differ = [name for name in asked.options if getattr(now, name) != getattr(then, name)]
+        differ = [name for name in requested.options if getattr(now, name) != getattr(then, name)]
         if not differ:
             return
         what = ", ".join(f"{name}={_shown(getattr(now, name))}" for name in differ)
-        changes = " ".join(f"option.{name}={_shown(asked.options[name])}" for name in differ)
+        changes = " ".join(f"option.{name}={_shown(requested.options[name])}" for name in differ)
     else:
         what = f"policy {policy.name}"
-        options = [f"option.{name}={_shown(value)}" for name, value in asked.options.items()]
+        options = [f"option.{name}={_shown(value)}" for name, value in requested.options.items()]
         changes = " ".join([f"policy={wanted.name}", *options])
     raise CliError(
-        f"pool {DEFAULT} of this log has {what}: --policy and --policy-option set up a new log, "
+        f"pool {DEFAULT} of this log has {what}: --policy and --policy-option apply to a new log, "
         "and do not change an existing one",
         exit_code=Exit.CONFLICT,
         hint=f"start without them, then run: yard pools set {DEFAULT} {changes}; "

@@ -1,6 +1,6 @@
-"""What each key of a job file takes, in words.
+"""The expected form of each key of a job file, as text.
 
-For errors that pydantic states as patterns and types; `schemas.job_file` has the rules themselves.
+It replaces the patterns and types in the errors of pydantic; `schemas.job_file` has the rules.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ _LINE: Final = "one line of text"
 _GPUS: Final = "a number of GPUs such as 8 or 0.5"
 _REPLICAS: Final = "a number of replicas, or auto"
 
-#: By path; `*` stands for any one part.
+#: By path; `*` matches any one part.
 _FORMS: Final[Mapping[Path, str]] = {
     ("min_runtime",): _DURATION,
     ("runtime_estimate",): _DURATION,
@@ -41,7 +41,7 @@ _FORMS: Final[Mapping[Path, str]] = {
     ("run", "secrets", "*", "[key]"): _VARIABLE,
     ("run", "secrets", "*"): "a secret's reference such as nlp/hf-token",
 }
-#: Errors that say that a value has another form than its key's.
+#: Errors of values whose form differs from that of their key.
 _FORM_ERRORS: Final = frozenset(
     {"string_type", "string_pattern_mismatch", "literal_error", "int_type", "float_type"}
 )
@@ -60,12 +60,12 @@ _TYPES: Final[Mapping[str, str]] = {
 
 
 def expected(path: Path, kind: str) -> str | None:
-    """What the value at a path should be, for an error of pydantic's type `kind`.
+    """The expected form of the value at `path`, for a pydantic error of type `kind`.
 
-    None: pydantic's own words are good.
+    None: the message of pydantic is clear.
     """
     if path == ("run", "command") and kind == "list_type":
-        return "a list such as [python3, train.py] (for a line of shell use run.script)"
+        return "a list such as [python3, train.py] (for a shell script use run.script)"
     if kind in _FORM_ERRORS:
         for known, words in _FORMS.items():
             if len(known) == len(path) and all(map(_same, known, path)):

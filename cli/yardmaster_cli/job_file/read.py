@@ -1,7 +1,7 @@
-"""The job file and the flags of `submit`, one for each of its keys, made into the body to send.
+"""Job files and the flags of `submit`: a file and flags become the body of the request.
 
-What a job may hold is `schemas.job_file.JobSpec`'s to say; here its errors get the line of the file
-or the flag they are about, and unknown keys the nearest known one.
+`schemas.job_file.JobSpec` defines the keys. This module adds the line of the file, or the flag, to
+its errors, and the nearest known key to the error of an unknown key.
 """
 
 import json
@@ -28,7 +28,7 @@ from yardmaster_schemas.job_file import (
     ReplicaRange,
 )
 
-#: Which model holds the keys at a path; what is not here has keys of the user's own (env, labels).
+#: The model of the keys at a path; users choose the keys at other paths (env, labels).
 _MODELS: Final[Mapping[Path, type[BaseModel]]] = {
     (): JobSpec,
     ("resources",): JobResources,
@@ -41,11 +41,11 @@ _MODELS: Final[Mapping[Path, type[BaseModel]]] = {
 }
 #: The longest part of a wrong value that an error repeats, in characters.
 SHOWN: Final = 64
-#: Keys of amounts, which have a unit.
+#: Keys whose values need a unit.
 _AMOUNTS: Final = frozenset(
     (key,) for key in ("memory", "grace", "min_runtime", "time_limit", "runtime_estimate")
 )
-#: Words by which pydantic names a branch of a union; no keys of the file.
+#: Names of union branches in the locations of pydantic; they are not keys of the file.
 _BRANCHES: Final = frozenset({"number", "shares", "range", "word", "str", "int", "float", "bool"})
 
 
@@ -65,7 +65,7 @@ class Flag:
 
     @property
     def parameter(self) -> str:
-        """The name of the command's argument."""
+        """The name of the argument of the command."""
         return self.name.replace("-", "_")
 
 
@@ -76,16 +76,16 @@ def _replicas(text: str) -> Any:
 
 FLAGS: Final = (
     Flag("name", ("name",), "Name of the job.", text=True),
-    Flag("project", ("project",), "Project it belongs to.", "NAME", text=True, short="p"),
+    Flag("project", ("project",), "Project of the job.", "NAME", text=True, short="p"),
     Flag("kind", ("kind",), "training, interactive or inference.", "KIND", text=True),
-    Flag("role", ("role",), "Of an interactive job: notebook, shell, ...", "ROLE", text=True),
-    Flag("priority", ("priority",), "1 to 99, lower goes first.", "N"),
-    Flag("weight", ("weight",), "Weight in a fair share.", "N"),
-    Flag("max-slots", ("max_slots",), "Bound on the job's running GPUs.", "N"),
+    Flag("role", ("role",), "Role of an interactive job: notebook, shell, ...", "ROLE", text=True),
+    Flag("priority", ("priority",), "1 to 99; a smaller number is a higher priority.", "N"),
+    Flag("weight", ("weight",), "Weight in fair sharing.", "N"),
+    Flag("max-slots", ("max_slots",), "Limit of the job's running GPUs.", "N"),
     Flag(
         "pool",
         ("pools",),
-        "Pool to run in; again for a second choice.",
+        "Pool to run in; repeat for alternatives.",
         "NAME",
         many=True,
         text=True,
@@ -94,79 +94,90 @@ FLAGS: Final = (
     Flag(
         "avoid-node",
         ("avoid_nodes",),
-        "Node never to run on; again for another.",
+        "Node to avoid; repeat for several.",
         "NAME",
         many=True,
         text=True,
     ),
-    Flag("gpus", ("resources", "gpus"), "GPUs of one replica: 8, 0.5.", "N"),
-    Flag("cpus", ("resources", "cpus"), "CPUs of one replica (default: 1).", "N"),
-    Flag("memory", ("resources", "memory"), "Memory of one replica: 256Gi.", "SIZE", text=True),
+    Flag("gpus", ("resources", "gpus"), "GPUs per replica: 8, 0.5.", "N"),
+    Flag("cpus", ("resources", "cpus"), "CPUs per replica (default: 1).", "N"),
+    Flag("memory", ("resources", "memory"), "Memory per replica: 256Gi.", "SIZE", text=True),
     Flag(
         "replicas",
         ("replicas",),
-        "Gang size, all or nothing; auto: as many nodes as --gpus take.",
+        "Size of the gang; auto: as many nodes as --gpus need.",
         "N",
         read=_replicas,
     ),
-    Flag("tasks", ("tasks", "count"), "Tasks of an array.", "N"),
+    Flag("tasks", ("tasks", "count"), "Number of tasks of an array.", "N"),
     Flag(
         "matrix",
         ("tasks", "matrix"),
-        "An axis of a search: lr=[0.1,0.01].",
+        "Axis of a search: lr=[0.1,0.01].",
         "AXIS=[...]",
         pairs=True,
     ),
-    Flag("max-concurrent", ("tasks", "max_concurrent"), "Tasks that may run at once.", "N"),
-    Flag("min-runtime", ("min_runtime",), "Not preempted before: 20m.", "TIME", text=True),
+    Flag("max-concurrent", ("tasks", "max_concurrent"), "Most tasks that run at once.", "N"),
+    Flag(
+        "min-runtime",
+        ("min_runtime",),
+        "Run at least this long before a preemption: 20m.",
+        "TIME",
+        text=True,
+    ),
     Flag(
         "runtime-estimate",
         ("runtime_estimate",),
-        "How long it would run undisturbed: 8h.",
+        "Estimated running time without preemptions: 8h.",
         "TIME",
         text=True,
     ),
     Flag("time-limit", ("time_limit",), "Longest running time: 12h.", "TIME", text=True),
-    Flag("max-restarts", ("max_restarts",), "Restarts after a failure.", "N"),
+    Flag("max-restarts", ("max_restarts",), "Most restarts after failures.", "N"),
     Flag(
         "unschedulable",
         ("unschedulable",),
-        "wait or fail, when it can never fit.",
+        "wait or fail, if the job can never fit.",
         "WHAT",
         text=True,
     ),
-    Flag("signal", ("stop", "signal"), "Signal that asks it to stop.", "SIGNAL", text=True),
-    Flag("grace", ("stop", "grace"), "Time to save its state: 2m.", "TIME", text=True),
+    Flag("signal", ("stop", "signal"), "Signal that requests a stop.", "SIGNAL", text=True),
+    Flag("grace", ("stop", "grace"), "Time between the signal and SIGKILL: 2m.", "TIME", text=True),
     Flag(
         "exit-zero",
         ("stop", "exit_zero"),
-        "After a stop exit 0 means stopped or finished.",
+        "Meaning of exit 0 after a stop: stopped or finished.",
         "WHAT",
         text=True,
     ),
     Flag("start-from", ("checkpoint", "start_from"), "Checkpoint to start from.", "URI", text=True),
     Flag("image", ("run", "image"), "Container image.", "IMAGE", text=True),
     Flag(
-        "script", ("run", "script"), "A script for sh -eu instead of a command.", "TEXT", text=True
+        "script", ("run", "script"), "Script for sh -eu, instead of a command.", "TEXT", text=True
     ),
-    Flag("working-dir", ("run", "working_dir"), "Folder to run in.", "DIR", text=True),
+    Flag("working-dir", ("run", "working_dir"), "Working directory.", "DIR", text=True),
     Flag(
         "env",
         ("run", "env"),
-        "Variable; kept in the log, no secrets.",
+        "Environment variable; stored in the log, so no secrets.",
         "NAME=VALUE",
         pairs=True,
         text=True,
     ),
     Flag(
-        "secret", ("run", "secrets"), "Variable from a secret.", "NAME=REF", pairs=True, text=True
+        "secret",
+        ("run", "secrets"),
+        "Environment variable from a secret.",
+        "NAME=REF",
+        pairs=True,
+        text=True,
     ),
     Flag("label", ("labels",), "Label.", "NAME=VALUE", pairs=True, text=True),
 )
 
 
 def flag_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the flags of the job file."""
+    """Add the flags of the job file to a command."""
     for flag in reversed(FLAGS):
         names = [f"--{flag.name}", *([f"-{flag.short}"] if flag.short else []), flag.parameter]
         function = click.option(
@@ -176,7 +187,7 @@ def flag_options(function: Callable[..., Any]) -> Callable[..., Any]:
         "--preemptible/--no-preemptible",
         "preemptible",
         default=None,
-        help="Whether others may stop it (default: training only).",
+        help="Allow preemption (default: for training only).",
     )(function)
 
 
@@ -189,20 +200,22 @@ def build(
     command: Sequence[str] = (),
     project: str | None = None,
     folder: str | None = None,
-    beside: str | None = None,
+    file_folder: str | None = None,
 ) -> JobSpec:
-    """The job of a file's text (None: no file), with flags, `--set` and a command laid over it.
+    """Build the job of a file's text (None: no file), with flags, `--set` and a command applied.
 
-    `flags` are by `Flag.parameter`; `project` is used where neither file nor flags name one,
-    `folder` as the folder to run in where they name none (and no image). A relative folder of the
-    file is relative to `beside`, the file's own folder; None: it is left as it is.
+    Args:
+        flags: values by `Flag.parameter`.
+        project: the default project.
+        folder: the default working directory of a job without an image.
+        file_folder: a relative working directory in the file is relative to it; None: unchanged.
 
     Raises:
-        BadUsage: every error found, each with its line or flag.
+        BadUsage: all errors, each with its line or flag.
     """
     tree = read(text, source) if text is not None else Tree(source)
-    if beside is not None:
-        _resolve_folder(tree, beside)
+    if file_folder is not None:
+        _resolve_folder(tree, file_folder)
     for flag in FLAGS:
         _put_flag(tree, flag, flags.get(flag.parameter))
     if flags.get("preemptible") is not None:
@@ -219,13 +232,13 @@ def build(
     return check(tree)
 
 
-def _resolve_folder(tree: Tree, beside: str) -> None:
-    """Make the file's working directory an absolute path."""
+def _resolve_folder(tree: Tree, file_folder: str) -> None:
+    """Make the working directory in the file an absolute path."""
     run = tree.values.get("run")
     named = run.get("working_dir") if isinstance(run, dict) and "image" not in run else None
     if isinstance(named, str) and named:
         place = tree.places.get(("run", "working_dir"), tree.source)
-        tree.put(("run", "working_dir"), os.path.normpath(os.path.join(beside, named)), place)
+        tree.put(("run", "working_dir"), os.path.normpath(os.path.join(file_folder, named)), place)
 
 
 def _put_flag(tree: Tree, flag: Flag, given: Any) -> None:
@@ -246,7 +259,7 @@ def _put_flag(tree: Tree, flag: Flag, given: Any) -> None:
 
 
 def _words(tree: Tree) -> None:
-    """Make numbers in a label, command or variable the texts they are meant as."""
+    """Convert numbers in labels, commands and variables to text."""
     labels = tree.values.get("labels")
     if isinstance(labels, dict):
         tree.values["labels"] = {key: _word(item) for key, item in labels.items()}
@@ -264,16 +277,16 @@ def _word(value: Any) -> Any:
 
 
 def check(tree: Tree) -> JobSpec:
-    """The job that a tree describes.
+    """Validate a tree.
 
     Raises:
-        BadUsage: naming every place that is wrong.
+        BadUsage: all errors, each with its line or flag.
     """
     try:
         text = json.dumps(tree.values)
     except (TypeError, ValueError):
         raise BadUsage(
-            f"{tree.source}: a value is no number, text, list or mapping",
+            f"{tree.source}: a value is not a number, text, list or mapping",
             hint="put quotes around dates and times",
         ) from None
     try:
@@ -284,7 +297,7 @@ def check(tree: Tree) -> JobSpec:
     found = list({one.message: one for one in (_explained(tree, each) for each in errors)}.values())
     if len(found) == 1:
         raise found[0]
-    # Several: each with its own hint behind it.
+    # Several errors: each line ends with its hint.
     lines = [one.message + (f" ({one.hint})" if one.hint else "") for one in found]
     raise BadUsage("\nerror: ".join(lines))
 
@@ -309,7 +322,7 @@ def _explained(tree: Tree, item: Mapping[str, Any]) -> BadUsage:
     elif path == ("project",) and item["type"] == "missing":
         hint = "name one with -p, in the file, or in your context"
     elif path[-1:] in _AMOUNTS:
-        hint = "amounts have a unit: 512Mi, 256Gi; 90s, 20m, 12h"
+        hint = "write a unit: 512Mi, 256Gi; 90s, 20m, 12h"
     return tree.error(path, what, hint)
 
 
@@ -329,7 +342,7 @@ def _instead(tree: Tree, path: Path) -> str:
 
 
 def _branch(tree: Tree, loc: Sequence[Any], part: Any) -> bool:
-    """Whether `part` of an error's place names a branch of a union and no key of the file."""
+    """Whether `part` of an error's location names a branch of a union, not a key of the file."""
     if part not in _BRANCHES:
         return False
     at = list(loc).index(part)

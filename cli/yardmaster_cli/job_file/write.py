@@ -1,4 +1,4 @@
-"""A submitted job as a job file: what `yard show --spec` prints, to edit and submit again."""
+"""A submitted job as a job file, for `yard show --spec`: to edit and submit again."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,16 +10,16 @@ Document = dict[str, Any]
 
 
 def job_file(job: Row, params: Sequence[Row]) -> Document:
-    """The job file of a job, with the defaults that it was admitted with.
+    """The job file of a job, with the defaults of its admission.
 
-    `params` are the search points of its tasks, in order of their index; empty without a matrix.
+    `params` are the search points of its tasks in the order of their index; empty without a matrix.
 
     Raises:
-        CliError: the job was erased: what it ran is gone.
+        CliError: the job was erased.
     """
     if job["run"] is None:
         raise CliError(
-            f"what job {job['job_id']} ran was erased", exit_code=Exit.NOT_FOUND, hint=None
+            f"job {job['job_id']} was erased: its command is deleted", exit_code=Exit.NOT_FOUND
         )
     spec = job["spec"] or job["asked"]
     run = job["run"]
@@ -60,7 +60,7 @@ def job_file(job: Row, params: Sequence[Row]) -> Document:
 
 
 def _given(values: Document) -> Document:
-    """Without what is not set."""
+    """The values that are set."""
     return {key: value for key, value in values.items() if value not in (None, [], {})}
 
 
@@ -74,13 +74,13 @@ def _number(milli: int | None) -> int | float | None:
     return milli // 1000 if milli % 1000 == 0 else milli / 1000
 
 
-def _resources(asked: Row) -> Document:
-    gpus: Any = _number(asked["gpus"] * asked["gpu_milli"])
-    if asked["gpus"] > 1 and asked["gpu_milli"] < 1000:
-        gpus = {"count": asked["gpus"], "fraction": asked["gpu_milli"] / 1000}
-    found: Document = {"gpus": gpus, "cpus": _number(asked["cpu_milli"])}
-    if asked["memory_mib"]:
-        found["memory"] = f"{asked['memory_mib']}Mi"
+def _resources(request: Row) -> Document:
+    gpus: Any = _number(request["gpus"] * request["gpu_milli"])
+    if request["gpus"] > 1 and request["gpu_milli"] < 1000:
+        gpus = {"count": request["gpus"], "fraction": request["gpu_milli"] / 1000}
+    found: Document = {"gpus": gpus, "cpus": _number(request["cpu_milli"])}
+    if request["memory_mib"]:
+        found["memory"] = f"{request['memory_mib']}Mi"
     return found
 
 
@@ -98,7 +98,7 @@ def _tasks(spec: Row, params: Sequence[Row]) -> Document | None:
         for point in params:
             for axis, value in point.items():
                 known = axes.setdefault(axis, [])
-                # 1 and True are equal, and not the same point.
+                # 1 and True are equal in Python, but are different points.
                 if not any(value == one and type(value) is type(one) for one in known):
                     known.append(value)
         found["matrix"] = axes

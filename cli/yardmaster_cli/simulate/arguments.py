@@ -1,4 +1,4 @@
-"""The words of `yard simulate`: workloads, policies with their options, seeds, nodes."""
+"""The arguments of `yard simulate`: workloads, policies with options, seeds and nodes."""
 
 import itertools
 import re
@@ -31,7 +31,7 @@ WORKLOADS: Final = (
     f"{'|'.join(DEMAND_SETS)}, waves:SCALE, philly:FILE[#CLUSTER], openb:PODS,NODES, csv:FILE, "
     "log:FILE"
 )
-#: Options of some workloads alone, how a message about them begins, and the workloads.
+#: Options for some workloads only, the start of their error, and the workloads.
 _ONLY_FOR: Final = (
     (("te_share", "load", "grace"), "--te-share, --load and --grace are", tuple(DEMAND_SETS)),
     (("preemptible",), "--preemptible and --not-preemptible are", ("waves",)),
@@ -39,16 +39,16 @@ _ONLY_FOR: Final = (
     (("columns", "where"), "--columns and --where are", ("csv",)),
     (("cell",), "--cell is", ("log",)),
 )
-#: Options that say nothing without another.
+#: Options that need another option.
 _WITH: Final = {"node_repair": "node_fails", "checkpoint_cost": "checkpoint_every"}
-#: The policy that a workload's own pools have.
+#: The policy of the pools of the workload.
 OWN: Final = "own"
 MAX_SEEDS: Final = 1000
 MAX_RUNS: Final = 10_000
 
 
 def check_options(text: str, options: Mapping[str, Any]) -> None:
-    """Whether all options that are given mean something for the workload that is named.
+    """Check that the given options apply to the workload.
 
     Raises: BadUsage.
     """
@@ -56,11 +56,11 @@ def check_options(text: str, options: Mapping[str, Any]) -> None:
     kind = text.partition(":")[0]
     for names, begin, kinds in _ONLY_FOR:
         if given.intersection(names) and kind not in kinds:
-            raise BadUsage(f"{begin} for {', '.join(kinds)}")
+            raise BadUsage(f"{begin} only for {', '.join(kinds)}")
     for name, other in _WITH.items():
         if name in given and other not in given:
             one, needed = (f"--{each.replace('_', '-')}" for each in (name, other))
-            raise BadUsage(f"{one} says nothing without {needed}")
+            raise BadUsage(f"{one} needs {needed}")
 
 
 def source(
@@ -73,7 +73,7 @@ def source(
     since: str | None = None,
     until: str | None = None,
 ) -> Movable:
-    """The workload that is named.
+    """The workload of the argument.
 
     Raises: BadUsage.
     """
@@ -81,7 +81,7 @@ def source(
         return TrialAndError(mix)
     kind, _, rest = text.partition(":")
     if not rest:
-        raise BadUsage(f"no workload {text}", hint=f"workloads: {WORKLOADS}")
+        raise BadUsage(f"unknown workload {text}", hint=f"workloads: {WORKLOADS}")
     match kind:
         case "waves":
             if not rest.isdecimal() or not 1 <= int(rest) <= 1000:
@@ -98,19 +98,19 @@ def source(
         case "csv":
             if columns is None:
                 raise BadUsage(
-                    f"{text}: which column holds what?",
-                    hint="say so with --columns submit=COLUMN,run=COLUMN,gpus=COLUMN",
+                    f"{text}: the columns are not given",
+                    hint="name them with --columns submit=COLUMN,run=COLUMN,gpus=COLUMN",
                 )
             return Csv(_file(rest), replace(columns, since=since, until=until))
         case "log":
             return Recorded(_file(rest), cell)
-    raise BadUsage(f"no workload {text}", hint=f"workloads: {WORKLOADS}")
+    raise BadUsage(f"unknown workload {text}", hint=f"workloads: {WORKLOADS}")
 
 
 def _file(text: str) -> Path:
     path = Path(text)
     if not path.is_file():
-        raise BadUsage(f"there is no file {path}")
+        raise BadUsage(f"{path}: no such file")
     return path.resolve()
 
 
@@ -135,8 +135,8 @@ def _pair(text: str, option: str) -> tuple[str, str]:
 
 
 def policies(texts: Sequence[str]) -> list[PolicyRef | None]:
-    """Every policy that is asked for: `fitgpp:s_milli=1000|4000,p=1` stands for two; None is the
-    workload's own.
+    """The requested policies: `fitgpp:s_milli=1000|4000,p=1` stands for two; None: that of the
+    workload.
 
     Raises: BadUsage.
     """
@@ -162,21 +162,23 @@ def _policy(text: str, ref: PolicyRef) -> PolicyRef:
     if ref.name not in names:
         like = nearest(ref.name, names)
         hint = f"did you mean {like}?" if like else f"policies: {', '.join(names)}"
-        raise BadUsage(f"no policy {ref.name}", hint=hint)
+        raise BadUsage(f"unknown policy {ref.name}", hint=hint)
     if check(PoolConfig(policy=ref)) not in (None, AdmissionCode.POLICY_FOR_SIMULATIONS):
         hint = "options of each policy: docs/reference/policies.md"
-        raise BadUsage(f"--policy {text}: {ref.name} does not take that", hint=hint)
+        raise BadUsage(
+            f"--policy {text}: {ref.name} does not have these options or values", hint=hint
+        )
     return ref
 
 
 def placements(texts: Sequence[str]) -> list[str | None]:
-    """The placement strategies that are asked for; None: the workload's own.
+    """The requested placements; None: that of the workload.
 
     Raises: BadUsage.
     """
     for text in texts:
         if text not in PLACEMENTS:
-            raise BadUsage(f"no placement {text}", hint=f"placements: {', '.join(PLACEMENTS)}")
+            raise BadUsage(f"unknown placement {text}", hint=f"placements: {', '.join(PLACEMENTS)}")
     return list(texts) or [None]
 
 
@@ -198,7 +200,7 @@ def seeds(text: str) -> list[int]:
 
 
 def nodes(text: str | None) -> Equal | None:
-    """`309x8`: so many nodes with so many GPUs; None: the workload's own.
+    """Parse `309x8`, 309 nodes with 8 GPUs each; None: the nodes of the workload.
 
     Raises: BadUsage.
     """
@@ -213,7 +215,7 @@ def nodes(text: str | None) -> Equal | None:
 def cases(
     refs: Sequence[PolicyRef | None], places: Sequence[str | None], numbers: Sequence[int]
 ) -> list[Case]:
-    """Every combination as a run of its own.
+    """One run for each combination.
 
     Raises: BadUsage.
     """
@@ -221,14 +223,14 @@ def cases(
         _case(ref, place, seed) for ref, place, seed in itertools.product(refs, places, numbers)
     ]
     if len(found) > MAX_RUNS:
-        raise BadUsage(f"that is {len(found)} runs; at most {MAX_RUNS} at a time")
+        raise BadUsage(f"{len(found)} runs are too many; at most {MAX_RUNS} are possible")
     if len({case.name for case in found}) < len(found):
-        raise BadUsage("two of the runs are the same")
+        raise BadUsage("two of the runs are identical: leave one out")
     return found
 
 
 def _case(ref: PolicyRef | None, place: str | None, seed: int) -> Case:
-    labels: dict[str, str | int] = {POLICY: _shown(ref)}
+    labels: dict[str, str | int] = {POLICY: _label(ref)}
     if place is not None:
         labels["placement"] = place
     labels[SEED] = seed
@@ -237,7 +239,7 @@ def _case(ref: PolicyRef | None, place: str | None, seed: int) -> Case:
     return Case(name=name, labels=labels, seed=seed, policy=ref, placement=place)
 
 
-def _shown(ref: PolicyRef | None) -> str:
+def _label(ref: PolicyRef | None) -> str:
     if ref is None:
         return OWN
     options = ", ".join(f"{key}={value}" for key, value in ref.options.items())

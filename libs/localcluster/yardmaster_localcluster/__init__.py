@@ -1,5 +1,5 @@
-"""A whole cluster on one machine without containers: broker, Redis and services as processes.
+"""A whole cluster on one machine: broker, Redis and services, as processes or in containers.
 
-Start reading at `plan`, then `fleet` and `supervisor`. Must not import a service or the CLI:
-services are started as programs.
+Start reading at `background` (or `compose`), then `supervisor`, `fleet` and `plan`. The package
+must not import a service or the CLI: it starts services as programs.
 """

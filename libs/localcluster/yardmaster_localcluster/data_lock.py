@@ -1,4 +1,4 @@
-"""Who has a data folder to itself, and where callers find it: `lock` and `dev.json`."""
+"""The lock of a data folder, and the address that its cluster publishes: `lock` and `dev.json`."""
 
 import fcntl
 import json
@@ -10,22 +10,22 @@ from typing import Any, Final
 
 from yardmaster_localcluster.errors import DataDirInUse, DataDirUnusable
 
-#: How long a process that was killed may still hold its lock, in seconds, and how often to look.
-LET_GO_S: Final = 5.0
+#: The longest time that a killed process may still hold its lock, in seconds.
+RELEASE_S: Final = 5.0
 LOOK_S: Final = 0.01
-#: What others may not do with a data folder. Passing through is harmless, and containers need it.
+#: Mode bits that a data folder must not have. Others may pass through it, as containers need.
 OTHERS: Final = 0o066
-#: A folder with one of these is a cluster's.
-OURS: Final = frozenset({"lock", "up.json"})
+#: Files that identify the data folder of a cluster.
+CLUSTER_FILES: Final = frozenset({"lock", "up.json"})
 
 
 def take_lock(path: Path) -> int:
-    """Make the folder if it is not there, and hold its lock until this process ends.
+    """Create the folder if necessary, and hold its lock until this process ends.
 
-    Returns: the lock's descriptor; closing it lets go.
+    Returns: the descriptor of the lock; closing it releases the lock.
     Raises:
         DataDirInUse: another cluster runs on it.
-        DataDirUnusable: it cannot be made, or is open to other users.
+        DataDirUnusable: it cannot be created, or is open to other users.
     """
     try:
         make_private(path)
@@ -40,7 +40,7 @@ def take_lock(path: Path) -> int:
         raise DataDirInUse(
             pid=owner,
             path=path,
-            hint="use it as it is, stop it first, or choose another folder: --data DIR",
+            hint="use that cluster, stop it, or choose another folder with --data DIR",
         ) from None
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
@@ -48,27 +48,27 @@ def take_lock(path: Path) -> int:
 
 
 def make_private(path: Path) -> None:
-    """Make a data folder, or close it to other users: it holds commands and environments.
+    """Create a data folder, or close it to other users: it contains commands and environments.
 
     Raises:
-        DataDirUnusable: others may enter it, and it holds files that are not a cluster's.
-        OSError: it cannot be made, or its mode cannot be changed.
+        DataDirUnusable: it is open to others and contains files of other programs.
+        OSError: it cannot be created, or its mode cannot be changed.
     """
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     mode = stat.S_IMODE(path.stat().st_mode)
     if not mode & OTHERS:
         return
     names = os.listdir(path)
-    if names and OURS.isdisjoint(names):
+    if names and CLUSTER_FILES.isdisjoint(names):
         raise DataDirUnusable(
-            found=f"{path} is open to other users (mode {mode:o}) and holds other files",
+            found=f"{path} is open to other users (mode {mode:o}) and contains other files",
             hint=f"choose an empty folder with --data DIR, or run: chmod 700 {path}",
         )
     path.chmod(0o700)
 
 
 def lock_owner(path: Path) -> int | None:
-    """The pid of who holds a folder's lock; None when nobody does."""
+    """The pid of the process that holds a folder's lock; None when it is free."""
     try:
         lock = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -95,12 +95,12 @@ def alive(pid: int) -> bool:
 
 
 def _lock(lock: int) -> str | None:
-    """Take the lock; the pid of who holds it when that lives.
+    """Take the lock, or return the pid of the running process that holds it.
 
-    A child that was being made for a task when its parent was killed holds the parent's lock until
-    it executes its program: a start in that moment waits for it.
+    When a parent is killed while it forks a child for a task, the child holds the lock until it
+    executes its program: a start waits for that.
     """
-    deadline = time.monotonic() + LET_GO_S
+    deadline = time.monotonic() + RELEASE_S
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -114,18 +114,18 @@ def _lock(lock: int) -> str | None:
 
 
 def announce(path: Path, port: int, token: str, **more: Any) -> None:
-    """Say where callers find what runs here: the gateway's port, what to send, whose pid."""
+    """Publish the address of a cluster: the gateway's port, the token of callers, and the pid."""
     found = {"port": port, "token": token, "pid": os.getpid(), **more}
     write_private(path / "dev.json", json.dumps(found) + "\n")
 
 
 def withdraw(path: Path) -> None:
-    """Say that nothing runs here any more; who crashes leaves it, and its pid is then gone."""
+    """Remove the published address; after a crash its pid shows that it is out of date."""
     (path / "dev.json").unlink(missing_ok=True)
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace a file in one step, readable by its owner alone."""
+    """Replace a file atomically; only its owner can read it."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w") as file:

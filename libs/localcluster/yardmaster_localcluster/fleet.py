@@ -1,6 +1,6 @@
-"""All processes of one cluster in the hands of one owner: broker, Redis, setup, every service.
+"""All processes of one cluster: broker, Redis, setup and services.
 
-Nothing here restarts what ends by itself: the supervisor does, tests do not.
+This module restarts nothing: the supervisor restarts processes that end, and tests do not.
 """
 
 import os
@@ -17,7 +17,7 @@ from yardmaster_localcluster.plan import MODULES, Plan, PortPlan, Wanted, plan
 from yardmaster_localcluster.process import Launch, Running, ServiceProcess, launch
 from yardmaster_localcluster.redis_server import RedisServer
 
-#: How long setup waits for the broker, and one process may take until it is ready, in seconds.
+#: The longest wait of the setup for the broker, and of a process until it is ready, in seconds.
 SETUP_WAIT_S: Final = 240
 READY_LIMIT_S: Final = 240.0
 LOOK_S: Final = 0.1
@@ -31,10 +31,10 @@ class Fleet:
     """The processes of a cluster in a data folder.
 
     Args:
-        env: more environment, by a process's name, its service, or `*` for all services.
-        kafka_settings, redis_settings: lines of their configuration that override or add.
-        kafka_proxied: listeners of the broker beside the usual one (`KafkaBroker`).
-        launch: how setup and services are started.
+        env: more environment, by the name of a process, its service, or `*` for all services.
+        kafka_settings, redis_settings: lines of their configuration.
+        kafka_proxied: further listeners of the broker (`KafkaBroker`).
+        launch: starts setup and services.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class Fleet:
 
     @property
     def members(self) -> dict[str, Member]:
-        """Every process by name, those that others rest on first."""
+        """Every process by name, in the order of their dependencies."""
         return {KAFKA: self.broker, REDIS: self.redis, **self.services}
 
     def begin_infrastructure(self) -> Running:
-        """Start broker and Redis, and the setup, which waits for the broker; it is returned."""
+        """Start broker, Redis and the setup, which waits for the broker; return the setup."""
         self.broker.begin()
         self.redis.begin()
         return self.begin_setup()
@@ -103,7 +103,8 @@ class Fleet:
     def until_set_up(self, setup: Running) -> None:
         """Wait for the setup.
 
-        Raises: ServiceFailed when it failed, BrokerFailed or RedisFailed when they ended.
+        Raises:
+            ProcessFailed: the setup, the broker or Redis failed.
         """
         while (code := setup.poll()) is None:
             self.broker.ready()
@@ -114,7 +115,7 @@ class Fleet:
             raise ServiceFailed(f"yard setup ended ({code}):\n{words}")
 
     def plans(self) -> dict[str, Plan]:
-        """What shall run, by name."""
+        """The plans of the wanted processes, by name."""
         return plan(
             self.wanted,
             self.data,
@@ -124,9 +125,9 @@ class Fleet:
         )
 
     def adopt(self, wanted: Wanted) -> tuple[list[str], list[str]]:
-        """Want something else: the names of the processes to stop, and of those to start.
+        """Set the wanted cluster; return the names of the processes to stop, and to start.
 
-        Neither is done here. One whose plan changed is in both.
+        Nothing is stopped or started. A process whose plan changed is in both lists.
         """
         self.wanted = wanted
         plans = self.plans()
@@ -139,7 +140,7 @@ class Fleet:
         return over, new
 
     def add(self, name: str) -> ServiceProcess:
-        """Make the process of a plan, not started."""
+        """Create the process of a plan without starting it."""
         found = self.plans()[name]
         log_file = self.data.logs / f"{name}.log"
         env: dict[str, str] = {}
@@ -149,14 +150,15 @@ class Fleet:
         return self.services[name]
 
     def begin_services(self) -> None:
-        """Start all services, and do not wait."""
+        """Start all services without waiting."""
         for name in self.adopt(self.wanted)[1]:
             self.add(name).begin()
 
     def not_ready(self) -> Iterator[tuple[str, str]]:
         """Every process that is not ready, and why.
 
-        Raises: what `ready` of a process raises that ended.
+        Raises:
+            ProcessFailed: a process ended.
         """
         for name, member in self.members.items():
             if not member.ready():
@@ -164,9 +166,10 @@ class Fleet:
                 yield name, why or "it does not answer yet"
 
     def until_ready(self, limit_s: float = READY_LIMIT_S) -> None:
-        """Wait until all are ready.
+        """Wait until all processes are ready.
 
-        Raises: ServiceFailed when one is not within the limit; what `ready` raises.
+        Raises:
+            ProcessFailed: a process ended, or is not ready within the limit.
         """
         deadline = time.monotonic() + limit_s
         while waiting := dict(self.not_ready()):
@@ -179,9 +182,9 @@ class Fleet:
             time.sleep(LOOK_S)
 
     def stop_services(self, names: list[str]) -> None:
-        """Stop services in order, gateways first; the tasks of agents among them are ended too.
+        """Stop services in order, gateways first; the tasks of stopped agents are killed.
 
-        A task has nobody without its agent: what a machine that loses power does to it.
+        A task cannot run without its agent; it ends as in a power failure.
         """
         for service in reversed(list(MODULES)):
             held = [self.services[name] for name in names if name in self.services]
@@ -196,7 +199,7 @@ class Fleet:
                 del self.services[each.plan.name]
 
     def stop(self) -> None:
-        """Stop everything in order, and leave no process behind."""
+        """Stop all processes in order."""
         self._end_setup()
         self.stop_services(list(self.services))
         end_tasks(self.data.agents)
@@ -204,7 +207,7 @@ class Fleet:
         self.redis.stop()
 
     def kill(self) -> None:
-        """Kill everything at once, and leave no process behind."""
+        """Kill all processes at once."""
         self._end_setup()
         for member in self.members.values():
             member.kill()

@@ -1,13 +1,13 @@
-"""Where everything of a cluster lies: its data folder and its ports, alike here and in compose.
+"""The data folder of a cluster and its ports, the same for processes and containers.
 
 ```
-kafka/ redis/ snapshots/ agents/NODE/ views/   what each keeps
-logs/PROCESS.log                               what each said
-token                                          what callers send; 0600
+kafka/ redis/ snapshots/ agents/NODE/ views/   data of each service
+logs/PROCESS.log                               log of each process
+token                                          the token of callers; 0600
 tokens.json                                    its digest and roles, for gateways; 0600
 redis/password                                 0600
-lock up.json state.json dev.json               of the supervisor: who runs, what is wanted, what is,
-                                               and where `yard` finds it
+lock up.json state.json dev.json               of the supervisor: its lock, the request, its report,
+                                               and its address for `yard`
 ```
 """
 
@@ -20,13 +20,13 @@ from typing import Any, Final
 
 from yardmaster_localcluster.data_lock import make_private, write_private
 
-#: Ports when nothing says otherwise. Gateways and health take one for each process from there on.
+#: Default ports. Gateways and health endpoints use one port per process, from these on.
 GATEWAY_PORT: Final = 7450
 HEALTH_PORT: Final = 7500
 KAFKA_PORT: Final = 9092
 CONTROLLER_PORT: Final = 9093
 REDIS_PORT: Final = 6379
-#: Ports of a node's range for gangs; nodes of one machine must not share any.
+#: The port ranges of nodes for gangs; nodes of one machine must not share ports.
 FIRST_GANG_PORT: Final = 29_600
 GANG_PORTS: Final = 100
 
@@ -39,17 +39,17 @@ class DataLayout:
 
     @property
     def kafka(self) -> Path:
-        """The broker's records and settings."""
+        """The data and settings of the broker."""
         return self.path / "kafka"
 
     @property
     def redis(self) -> Path:
-        """Redis' settings, and what it saves."""
+        """The settings and saved data of Redis."""
         return self.path / "redis"
 
     @property
     def redis_password_file(self) -> Path:
-        """Redis' password."""
+        """The file with the password of Redis."""
         return self.redis / "password"
 
     @property
@@ -59,31 +59,31 @@ class DataLayout:
 
     @property
     def agents(self) -> Path:
-        """The nodes' ledgers and their tasks' directories, one folder a node."""
+        """The ledgers and task directories of the nodes, one folder per node."""
         return self.path / "agents"
 
     @property
     def views(self) -> Path:
-        """What the views' workers keep."""
+        """The data of the views workers."""
         return self.path / "views"
 
     @property
     def logs(self) -> Path:
-        """What every process said."""
+        """The logs of the processes."""
         return self.path / "logs"
 
     @property
     def token_file(self) -> Path:
-        """What callers send."""
+        """The file with the token of callers."""
         return self.path / "token"
 
     @property
     def tokens_file(self) -> Path:
-        """What gateways know of it."""
+        """The file with its digest, for gateways."""
         return self.path / "tokens.json"
 
     def make(self, cells: tuple[str, ...]) -> None:
-        """Make what is not there yet: folders, and secrets of chance."""
+        """Create missing folders and random secrets."""
         make_private(self.path)
         for folder in (self.kafka, self.redis, self.snapshots, self.agents, self.views, self.logs):
             folder.mkdir(exist_ok=True)
@@ -95,11 +95,11 @@ class DataLayout:
         write_private(self.tokens_file, json.dumps({"version": 1, "tokens": [entry]}) + "\n")
 
     def token(self) -> str:
-        """What callers send; empty before `make`."""
+        """The token of callers; empty before `make`."""
         return read(self.token_file)
 
     def redis_password(self) -> str:
-        """Redis' password; empty before `make`."""
+        """The password of Redis; empty before `make`."""
         return read(self.redis_password_file)
 
     def _secret(self, path: Path) -> str:
@@ -111,7 +111,7 @@ class DataLayout:
 
 
 def read(path: Path) -> str:
-    """A small file's text; empty when it is not there."""
+    """The text of a small file; empty without the file."""
     try:
         return path.read_text().strip()
     except FileNotFoundError:
@@ -119,7 +119,7 @@ def read(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A small file's object; empty when it is not there, or damaged."""
+    """The JSON object in a small file; empty without the file, or when it is damaged."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError):

@@ -1,9 +1,9 @@
-"""Processes of a cluster that nobody holds any more, found in /proc, and their end.
+"""Find the orphaned processes of a cluster in /proc, and end them.
 
-A cluster's processes carry `YARDMASTER_UP=<data folder>` in their environment. Not Redis, which
-overwrites its own, and not tasks, which get one of their own from their agent: a task hangs on its
-runner, which has the attempt's directory as its argument, and carries that directory in
-`YARD_STOP_FILE`.
+The processes of a cluster have `YARDMASTER_UP=<data folder>` in their environment, with two
+exceptions. Redis overwrites its environment; it is recognized by its program and folder. Tasks get
+their environment from the agent; a task is recognized by `YARD_STOP_FILE`, a path in the directory
+of the attempt, or by its runner, which has that directory as an argument.
 """
 
 import os
@@ -22,7 +22,7 @@ LOOK_S: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A process: what the kernel says, and when it started, so that no other is taken for it."""
+    """A process as the kernel reports it; the start time distinguishes it from a reused pid."""
 
     pid: int
     parent: int
@@ -31,7 +31,7 @@ class Seen:
 
 
 def of_cluster(data: Path) -> list[Seen]:
-    """The cluster's own processes that live, this one excepted."""
+    """The running processes of the cluster, without this process."""
     mark = f"{MARK}={data}\0".encode()
     return [
         each
@@ -41,7 +41,7 @@ def of_cluster(data: Path) -> list[Seen]:
 
 
 def of_tasks(agents: Path) -> list[Seen]:
-    """Runners and tasks of the agents whose data lie in the folder `agents`, or in one below it."""
+    """Runners and tasks of the agents whose data is in the folder `agents` or below it."""
     living = list(_living())
     folder = str(agents).encode()
     found = {
@@ -65,9 +65,9 @@ def of_tasks(agents: Path) -> list[Seen]:
 
 
 def end_tasks(agents: Path, limit_s: float = 10.0) -> int:
-    """Kill all tasks of the agents in a folder, as when their machine lost power; how many.
+    """Kill all tasks of the agents in a folder, as in a power failure; return how many.
 
-    Runners are stopped first, so that none writes an exit that never was.
+    Runners are suspended first, so that they do not record exits of killed tasks.
     """
     ended: set[tuple[int, int]] = set()
     deadline = time.monotonic() + limit_s
@@ -86,9 +86,9 @@ def end_tasks(agents: Path, limit_s: float = 10.0) -> int:
 
 
 def end(found: Iterable[Seen], grace_s: float) -> None:
-    """Ask processes to stop, and kill what is left after `grace_s` seconds.
+    """Ask processes to stop, and kill the remaining ones after `grace_s` seconds.
 
-    What survives that for as long again hangs in the kernel: it is left, for who looks next.
+    A process that survives SIGKILL for `grace_s` seconds hangs in the kernel and is left.
     """
     waiting = [each for each in found if send(each, signal.SIGTERM)]
     deadline = time.monotonic() + grace_s
@@ -105,19 +105,19 @@ def end(found: Iterable[Seen], grace_s: float) -> None:
 
 
 def lives(process: Seen) -> bool:
-    """That very process is there and runs."""
+    """Whether this process still runs."""
     now = _look(process.pid)
     return now is not None and now.started == process.started
 
 
 def send(process: Seen, number: int) -> bool:
-    """Signal that process and no other; whether it was there."""
+    """Send a signal to this process and no other; returns whether it was running."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except OSError:
         return False
     try:
-        # The descriptor pins whoever has the pid now: only then is it certain who that is.
+        # The descriptor refers to the current process of the pid: check it after opening.
         if not lives(process):
             return False
         signal.pidfd_send_signal(descriptor, number)
@@ -154,7 +154,7 @@ def _carries(pid: int, mark: bytes) -> bool:
 
 
 def _is_redis(pid: int, data: Path) -> bool:
-    """Redis shows its title where its environment was."""
+    """Whether a process is the Redis of a cluster: Redis overwrites its environment."""
     try:
         program = os.readlink(_PROC / str(pid) / "exe")
         return Path(program).name == "redis-server" and os.readlink(

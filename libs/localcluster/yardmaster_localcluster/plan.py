@@ -1,8 +1,8 @@
-"""Which processes a cluster is made of, and the environment of each. Pure: nothing starts here.
+"""The processes of a cluster and the environment of each, as pure data.
 
-A process is named for its service and its number, `scheduler-2`; an agent for its node, `agent-n1`;
-in a cell other than the first, for the cell too: `gateway-east-1`, `agent-east-n1`. Quota,
-schedulers and views serve all cells; a gateway and a node belong to one.
+The name of a process consists of its service and number, `scheduler-2`, that of an agent of its
+node, `agent-n1`. In cells other than the first the name contains the cell: `gateway-east-1`,
+`agent-east-n1`. Quota, schedulers and views serve all cells; a gateway and a node serve one.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from yardmaster_localcluster.layout import (
 )
 from yardmaster_localcluster.ports import HOST, free_ports
 
-#: The modules that are started, in the order in which they are; stopped they are the other way.
+#: The module of each service, in start order; they stop in reverse order.
 MODULES: Final[Mapping[str, str]] = {
     "quota": "yardmaster_quota.main",
     "scheduler": "yardmaster_scheduler.main",
@@ -26,14 +26,14 @@ MODULES: Final[Mapping[str, str]] = {
     "agent": "yardmaster_node_agent.main",
     "gateway": "yardmaster_gateway.main",
 }
-#: Where each service's health ports begin, from the first health port on, and so how many fit.
+#: The offset of each service's health ports from the first health port, and the most processes.
 _HEALTH_AT: Final = {"gateway": 0, "quota": 10, "scheduler": 20, "views": 30, "agent": 40}
 MOST: Final = {"gateway": 10, "quota": 10, "scheduler": 10, "views": 10, "agent": 60}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """How many of each there are; gateways and agents in every cell."""
+    """The number of processes of each service; of gateways and agents, in each cell."""
 
     gateway: int = 1
     quota: int = 2
@@ -43,7 +43,7 @@ class Counts:
 
 
 class PortPlan(Protocol):
-    """Who listens where."""
+    """The ports of gateways and health endpoints."""
 
     def gateway(self, number: int) -> int:
         """The port of gateway `number`, from 0."""
@@ -54,7 +54,7 @@ class PortPlan(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FixedPorts:
-    """Ports from two numbers on, the same at every start."""
+    """Consecutive ports, the same at every start."""
 
     gateway_port: int = GATEWAY_PORT
     health_port: int = HEALTH_PORT
@@ -70,7 +70,7 @@ class FixedPorts:
 
 @dataclass(slots=True)
 class FreePorts:
-    """Free ports, chosen when first asked for and kept from then on; for tests."""
+    """Free ports, chosen on first use and then kept; for tests."""
 
     chosen: dict[tuple[str, int], int] = field(default_factory=dict)
 
@@ -90,7 +90,7 @@ class FreePorts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One process: its name, its module, its environment, where it says how it is."""
+    """One process: name, module, environment and health port."""
 
     name: str
     service: str
@@ -98,33 +98,33 @@ class Plan:
     cell: str
     env: Mapping[str, str]
     health_port: int
-    #: Of a gateway: where it serves.
+    #: The port that a gateway serves.
     port: int | None = None
-    #: Of an agent: its node.
+    #: The node of an agent.
     node: str | None = None
 
     @property
     def health_url(self) -> str:
-        """Where `/livez`, `/readyz` and `/metrics` are."""
+        """The base URL of `/livez`, `/readyz` and `/metrics`."""
         return f"http://{HOST}:{self.health_port}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What a cluster shall be; what it is said to be in `up.json`."""
+    """The requested cluster, as in `up.json`."""
 
     counts: Counts = Counts()
     cells: tuple[str, ...] = ("main",)
     slots: int = 4
 
     def json(self) -> dict[str, Any]:
-        """For a file."""
+        """The JSON form."""
         counts = {name: getattr(self.counts, name) for name in MODULES}
         return {"counts": counts, "cells": list(self.cells), "slots": self.slots}
 
     @classmethod
     def of_json(cls, plain: Mapping[str, Any]) -> "Wanted":
-        """From a file."""
+        """Parse the JSON form."""
         return cls(
             counts=Counts(**plain["counts"]), cells=tuple(plain["cells"]), slots=plain["slots"]
         )
@@ -150,13 +150,13 @@ def plan(
         service: str, number: int, name: str, cell: str, env: dict[str, str], **more: Any
     ) -> None:
         health = ports.health(service, number)
-        everybody = {**log, "YARD_HEALTH_PORT": str(health), "YARD_HEALTH_HOST": HOST}
+        common = {**log, "YARD_HEALTH_PORT": str(health), "YARD_HEALTH_HOST": HOST}
         found[name] = Plan(
             name=name,
             service=service,
             module=MODULES[service],
             cell=cell,
-            env={**everybody, **env},
+            env={**common, **env},
             health_port=health,
             **more,
         )

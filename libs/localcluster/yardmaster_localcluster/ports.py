@@ -6,19 +6,19 @@ import socket
 from typing import Final
 
 HOST: Final = "127.0.0.1"
-#: Below those that Linux gives to outgoing connections (ip_local_port_range): what is chosen here
-#: is not taken by somebody's connection before it is listened on.
+#: Below the ports of outgoing connections (ip_local_port_range of Linux): no connection takes a
+#: chosen port before a server listens on it.
 CHOICE: Final = range(15_000, 32_000)
-#: Processes that choose at the same time begin this far apart.
+#: The distance between the first choices of processes that choose at the same time.
 STRIDE: Final = 97
 
 _turns: Final = itertools.count(os.getpid() * STRIDE)
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` ports nobody listens on; none is given twice until all of CHOICE had their turn.
+    """Return `count` free ports; no port is returned twice before all of CHOICE were tried.
 
-    Raises: OSError when not so many are free.
+    Raises: OSError when fewer are free.
     """
     found: list[int] = []
     for turn in itertools.islice(_turns, len(CHOICE)):
@@ -31,7 +31,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def is_free(port: int) -> bool:
-    """Nobody listens there now."""
+    """Whether no program listens on the port now."""
     try:
         with socket.create_server((HOST, port)):
             return True

@@ -1,9 +1,9 @@
-"""The process in the background that keeps a local cluster running: `yard up --local` starts it.
+"""The background process that keeps a local cluster running; `yard up --local` starts it.
 
-It starts what `up.json` wants, starts again what ends by itself (after a pause that doubles, so
-many times in a row), does what a changed `up.json` wants when it gets SIGHUP, and stops everything
-in order at SIGTERM. `state.json` says what it holds. It waits on processes and signals, and polls
-nothing.
+It starts the processes of `up.json`, and restarts a process that ends, after a pause that doubles,
+up to a limit. On SIGHUP it reads `up.json` again and starts or stops the difference. On SIGTERM it
+stops all processes in order. `state.json` is its report. It waits for processes and signals without
+polling.
 """
 
 import json
@@ -26,33 +26,33 @@ from yardmaster_localcluster.process import Running, ServiceProcess
 from yardmaster_localcluster.request import requested, requested_ports
 from yardmaster_schemas.backoff import Backoff
 
-#: The pause before a process is started again: it doubles from the first to the longest.
+#: The pause before a restart: it doubles from the first to the longest.
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 10.0
-#: So many ends in a row and a process is given up; one that lived this long begins anew.
+#: The most consecutive restarts of a process; a process that ran this long starts a new count.
 MAX_RESTARTS: Final = 20
 LIVED_S: Final = 60.0
-#: What Redis keeps over a stop, so that views need not be projected anew: they are droppable, and
-#: their position is stored with them.
+#: Redis saves its data at a stop, so that views are not rebuilt: views are disposable, and their
+#: position is saved with them.
 REDIS_SAVES: Final = {"save": "300 1000"}
 
 
 @dataclass(slots=True)
 class _Life:
-    """One process as the supervisor sees it."""
+    """The supervisor's record of one process."""
 
     restarts: int = 0
     in_a_row: int = 0
     backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S))
     began_s: float = 0.0
-    #: When it is to be started again; None: it runs, or is given up.
+    #: The time of the next restart; None: it runs, or was given up.
     due_s: float | None = None
     given_up: bool = False
     descriptor: int = -1
 
 
 class Supervisor:
-    """Keeps one cluster; `run` returns when it was asked to stop."""
+    """Keeps one cluster running; `run` returns after SIGTERM."""
 
     def __init__(self, data: DataLayout, ports: dict[str, int]) -> None:
         self._data = data
@@ -74,15 +74,15 @@ class Supervisor:
         )
 
     def run(self) -> int:
-        """Start everything, keep it, and stop it when asked to; the exit code."""
+        """Start the cluster, keep it running until SIGTERM, and stop it; returns the exit code."""
         signal.set_wakeup_fd(self._woken)
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._asked_to_stop)
-        signal.signal(signal.SIGHUP, self._asked_to_change)
+            signal.signal(number, self._on_stop)
+        signal.signal(signal.SIGHUP, self._on_change)
         try:
             return self._run()
         finally:
-            # After an error that nobody foresaw nothing may be left either.
+            # No process may be left after an unexpected error either.
             self.fleet.kill()
 
     def _run(self) -> int:
@@ -94,24 +94,24 @@ class Supervisor:
                 self._look()
         except LocalClusterError as error:
             failed = str(error)
-            _say("failed", why=failed)
+            _log("failed", why=failed)
         withdraw(self._data.path)
-        _say("stopping", processes=len(self._lives))
+        _log("stopping", processes=len(self._lives))
         self.fleet.stop()
         self._write_state(failed=failed, stopped=True)
-        _say("stopped")
+        _log("stopped")
         return 1 if failed else 0
 
     def _start(self) -> None:
         self._write_state()
-        _say("starting", data=str(self._data.path), pid=os.getpid())
+        _log("starting", data=str(self._data.path), pid=os.getpid())
         self._setup = self.fleet.begin_infrastructure()
         for name in ("kafka", "redis"):
             self._began(name)
         self._write_state()
 
     def _wait(self) -> None:
-        """Until a process ends, a signal comes, or a restart is due."""
+        """Wait until a process ends, a signal arrives, or a restart is due."""
         now_s = time.monotonic()
         due = [life.due_s for life in self._lives.values() if life.due_s is not None]
         limit_s = max(0.0, min(due) - now_s) if due else None
@@ -132,10 +132,10 @@ class Supervisor:
             pass
 
     def _look(self) -> None:
-        """Do what there is to do."""
+        """Handle ended processes, due restarts and a changed request."""
         if self._stopping:
             return
-        before = self._said()
+        before = self._rows()
         if self._setup is not None and self._setup.poll() is not None:
             code, self._setup = self._setup.returncode, None
             if code:
@@ -147,7 +147,7 @@ class Supervisor:
             self._change()
         for name, life in self._lives.items():
             self._look_at(name, life)
-        if self._said() != before:
+        if self._rows() != before:
             self._write_state()
 
     def _finish_start(self) -> None:
@@ -168,19 +168,19 @@ class Supervisor:
         )
 
     def _change(self) -> None:
-        """Run what is wanted now: stop what is over, start what is new."""
+        """Start and stop processes as the request in `up.json` now wants."""
         if not self._set_up:
             return
         over, new = self.fleet.adopt(requested(self._data))
         for name in over:
             self._forget(name)
         if over:
-            _say("scaling_down", stop=over)
+            _log("scaling_down", stop=over)
             self.fleet.stop_services(over)
         for name in new:
             self.fleet.add(name).begin()
             self._began(name)
-            _say("started", process=name)
+            _log("started", process=name)
 
     def _look_at(self, name: str, life: _Life) -> None:
         member = self.fleet.members[name]
@@ -191,7 +191,7 @@ class Supervisor:
                 life.restarts += 1
                 member.begin()
                 self._began(name)
-                _say("restarted", process=name, restarts=life.restarts)
+                _log("restarted", process=name, restarts=life.restarts)
             return
         if life.given_up or member.running:
             return
@@ -199,18 +199,18 @@ class Supervisor:
         code = None if process is None else process.returncode
         self._unwatch(life)
         if not self._set_up:
-            raise ServiceFailed(f"{name} ended ({code}) at its start:\n{member.tail()}")
+            raise ServiceFailed(f"{name} ended ({code}) during the start:\n{member.tail()}")
         if now_s - life.began_s >= LIVED_S:
             life.in_a_row = 0
             life.backoff.reset()
         life.in_a_row += 1
         if life.in_a_row > MAX_RESTARTS:
             life.given_up = True
-            _say("given_up", process=name, code=code, ends=life.in_a_row, log=str(member.log_file))
+            _log("given_up", process=name, code=code, ends=life.in_a_row, log=str(member.log_file))
             return
         pause_s = life.backoff.next_s()
         life.due_s = now_s + pause_s
-        _say("ended", process=name, code=code, again_in_s=pause_s, log=str(member.log_file))
+        _log("ended", process=name, code=code, again_in_s=pause_s, log=str(member.log_file))
 
     def _began(self, name: str) -> None:
         life = self._lives.setdefault(name, _Life())
@@ -229,14 +229,14 @@ class Supervisor:
             os.close(life.descriptor)
             life.descriptor = -1
 
-    def _asked_to_stop(self, *_: object) -> None:
+    def _on_stop(self, *_: object) -> None:
         self._stopping = True
 
-    def _asked_to_change(self, *_: object) -> None:
+    def _on_change(self, *_: object) -> None:
         self._changed = True
 
-    def _said(self) -> list[dict[str, Any]]:
-        """Every process, for `state.json`."""
+    def _rows(self) -> list[dict[str, Any]]:
+        """The processes, for `state.json`."""
         found = []
         for name, life in self._lives.items():
             member = self.fleet.members[name]
@@ -262,19 +262,19 @@ class Supervisor:
             "stopped": stopped,
             "wanted": self.fleet.wanted.json(),
             "ports": self._ports,
-            "processes": [] if stopped else self._said(),
+            "processes": [] if stopped else self._rows(),
         }
         write_private(self._data.path / "state.json", json.dumps(state, indent=1) + "\n")
 
 
-def _say(what: str, **more: object) -> None:
-    """A line of the supervisor's own log."""
+def _log(event: str, **more: object) -> None:
+    """Write a line to the supervisor's log."""
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    print(json.dumps({"at": at, "event": what, **more}), flush=True)
+    print(json.dumps({"at": at, "event": event, **more}), flush=True)
 
 
 def main() -> int:
-    """Be the supervisor of the data folder named on the command line."""
+    """Run the supervisor of the data folder on the command line."""
     path = Path(sys.argv[1]).absolute()
     try:
         lock = take_lock(path)

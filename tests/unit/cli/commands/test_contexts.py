@@ -72,7 +72,7 @@ def test_a_token_that_the_server_does_not_accept_is_an_error_and_no_token_is_a_h
         assert not config.exists()
         assert "--no-check" in capsys.readouterr().err
         assert run(words) == 0
-    assert "wants a token" in capsys.readouterr().err
+    assert "requires a token" in capsys.readouterr().err
     assert config.exists()
 
 

@@ -171,7 +171,8 @@ def test_dump_takes_the_beginning_of_an_id_and_a_job_means_all_its_tasks(
     for text in (JOB, JOB[:4], f"{JOB}.0", f"{JOB[:4]}.0"):
         assert dumped(log_file, capsys, "--task", text) == (of_job, "")
     assert (
-        "no job of the log begins with zz" in dumped(log_file, capsys, "--task", "zz", code=101)[1]
+        "no job id of the log starts with zz"
+        in dumped(log_file, capsys, "--task", "zz", code=101)[1]
     )
     assert "not a valid id" in dumped(log_file, capsys, "--task", "x_y", code=2)[1]
 

@@ -14,17 +14,32 @@ TRACES = Path(__file__).parents[3] / "data" / "traces"
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("waves:1", "--load", "1000"), "--te-share, --load and --grace are for calibrated"),
-        (("waves:1", "--grace", "0"), "--te-share, --load and --grace are for calibrated"),
-        (("calibrated", "--not-preemptible"), "--not-preemptible are for waves"),
-        (("calibrated", "--preemptible"), "--not-preemptible are for waves"),
-        (("waves:1", "--from", "2017-10-01"), "--from and --to are for philly, csv"),
-        (("waves:1", "--columns", "submit=at"), "--columns and --where are for csv"),
-        (("calibrated", "--where", "team=a"), "--columns and --where are for csv"),
-        (("plain", "--cell", "other"), "--cell is for log"),
-        (("plain", "--checkpoint-cost", "5s"), "says nothing without --checkpoint-every"),
-        (("plain", "--node-repair", "0s"), "--node-repair says nothing without --node-fails"),
-        (("plain", "--node-fails", "0s"), "--node-fails 0s: nodes would do nothing else"),
+        (
+            ("waves:1", "--load", "1000"),
+            "--te-share, --load and --grace are only for calibrated",
+        ),
+        (
+            ("waves:1", "--grace", "0"),
+            "--te-share, --load and --grace are only for calibrated",
+        ),
+        (("calibrated", "--not-preemptible"), "--not-preemptible are only for waves"),
+        (("calibrated", "--preemptible"), "--not-preemptible are only for waves"),
+        (
+            ("waves:1", "--from", "2017-10-01"),
+            "--from and --to are only for philly, csv",
+        ),
+        (
+            ("waves:1", "--columns", "submit=at"),
+            "--columns and --where are only for csv",
+        ),
+        (
+            ("calibrated", "--where", "team=a"),
+            "--columns and --where are only for csv",
+        ),
+        (("plain", "--cell", "other"), "--cell is only for log"),
+        (("plain", "--checkpoint-cost", "5s"), "needs --checkpoint-every"),
+        (("plain", "--node-repair", "0s"), "--node-repair needs --node-fails"),
+        (("plain", "--node-fails", "0s"), "--node-fails 0s: expected a longer time"),
         (("plain", "--nodes", "10x0"), "1 to 64 GPUs each"),
     ],
 )
