@@ -60,7 +60,7 @@ async def report_health(gateway: Gateway, process: ProcessHealth) -> NoReturn:
 
 @router.get("/livez", operation_id="live", response_model=Health)
 async def live() -> Health:
-    """Whether the process is running."""
+    """Check that the process is running."""
     return Health(status="ok")
 
 
@@ -72,7 +72,7 @@ async def live() -> Health:
     responses=problem_responses("not_ready", anywhere=False),
 )
 async def ready(request: Request, gateway: CurrentGateway) -> Health | Response:
-    """Whether the gateway can read the log and the views follow it.
+    """Check that the gateway can read the log, and that the views follow it.
 
     If the store of the views is unavailable, the gateway is ready but `degraded`: it accepts jobs,
     and reads return 503. Otherwise an outage of Redis would take every gateway out of service at
