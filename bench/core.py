@@ -63,7 +63,7 @@ def a2(nodes: int) -> Took:
 
 
 def a4(nodes: int) -> Took:
-    """Rooms and index of `nodes` nodes built from what runs there: 32 one-GPU tasks each."""
+    """Rebuild the capacities and indexes of `nodes` nodes with 32 one-GPU tasks each."""
     state = cell(nodes, 32)
     admit(state, (admitted(i, one_gpu()) for i in range(32 * nodes)))
     commit(state, MACHINE.decide(state, limit=NO_LIMIT))

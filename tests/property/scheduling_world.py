@@ -262,8 +262,9 @@ class World:
             assert not passed, f"{task.id} starts past tasks that slots are being freed for"
 
     def _nobody_passed(self, task: Task, pool: Pool) -> None:
-        """In a strict line nobody starts while one ahead of him waits for room, and did already
-        when the cycle began; who may use other pools too may be passed in one that he likes less.
+        """In a strict queue no task starts while an earlier one waits since before the cycle.
+
+        A task that may use several pools may be passed in a pool that it prefers less.
         """
         if pool.strict_queues is None:
             return

@@ -87,7 +87,7 @@ def test_whom_the_paper_would_stop_is_stopped(seed: int, s_milli: int, p: int | 
         assert stopped[0] in able
         assert by_name[stopped[0]] <= min(by_name[name] for name in able) + NEAR
         return
-    # Nobody alone: drawn ones that make room together on one node, or nobody at all.
+    # No single victim suffices: random victims on one node that suffice together, or none.
     for name in offers:
         together = [t for t in before if t.run and t.run.placements[0].node == name]
         could = all(

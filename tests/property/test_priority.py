@@ -1,4 +1,4 @@
-"""Under `priority` nothing goes past who waits for room, but what its options lend."""
+"""With `priority` no task passes one that did not fit, except as its options allow."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -86,7 +86,7 @@ def goes_past_nobody(cell: Cell, decided: list[Event], *, preemption: bool, back
         for task in queue_class:
             stop = task.run.stop if task.run is not None else None
             served = stop.numbers["for_priority"] if stop is not None else job.priority
-            assert served >= job.priority, f"{event.task_id} starts past whom {task.id} makes room"
+            assert served >= job.priority, f"{event.task_id} starts on slots that {task.id} frees"
 
 
 def is_rightly_stopped(cell: Cell, decided: list[Event], *, preemption: bool) -> None:
@@ -126,7 +126,7 @@ def play(cell: Cell, gpus: list[int], come: list[tuple[list[Any], list[Any]]]) -
     come=[
         ([job(42, 2), job(42, 2, preemptible=False)], [(False, 9)]),
         ([job(1, 2)], [(False, 9)]),
-        # There is room for it beside what is being freed for the one before.
+        # It fits on slots that are not being freed for the task before.
         ([job(99, 1)], [(False, 9)]),
     ],
 )

@@ -81,7 +81,7 @@ def test_what_nobody_was_offered_nobody_could_use(
     offers = divide(capacity, asked)
     left = capacity - sum(offers)
     for claim, offer in zip(asked, offers, strict=True):
-        if offer - claim.fixed >= claim.smallest_task:  # who has room for a task is not passed over
+        if offer - claim.fixed >= claim.smallest_task:  # capacity for one more task
             assert left <= 0 or offer == claim.demand
 
 

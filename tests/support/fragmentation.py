@@ -1,6 +1,4 @@
-"""Fragmentation as its paper defines it, nothing kept and no shortcut: what the core is held
-against.
-"""
+"""Fragmentation computed as in its paper, without caches; the reference for the core."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,10 +10,10 @@ from yardmaster_core.scheduling.state.workload import Class
 
 
 def useless_to(
-    asked: Class, slots: Sequence[int], cpu_milli: int, memory_mib: int, node_type: str
+    requested: Class, slots: Sequence[int], cpu_milli: int, memory_mib: int, node_type: str
 ) -> int:
-    """What is free on a node and of no use to a class."""
-    cpu, memory, gpus, milli, types = asked
+    """The free gpu_milli of a node that is useless to a class."""
+    cpu, memory, gpus, milli, types = requested
     free = [max(0, slot) for slot in slots]
     fits = (
         gpus > 0
@@ -34,10 +32,10 @@ def useless(
     memory_mib: int,
     node_type: str,
 ) -> int:
-    """The sum over all that ask."""
+    """The sum over all requested replicas."""
     return sum(
-        number * useless_to(asked, slots, cpu_milli, memory_mib, node_type)
-        for asked, number in counts.items()
+        number * useless_to(requested, slots, cpu_milli, memory_mib, node_type)
+        for requested, number in counts.items()
     )
 
 
@@ -51,7 +49,7 @@ def ways(shape: Shape, capacity: NodeCapacity) -> list[tuple[int, ...]]:
 def grade(
     counts: Mapping[Class, int], capacity: NodeCapacity, shape: Shape, slots: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """What to choose by among rooms, and slots of them: the least."""
+    """The key by which nodes, and slots on them, are chosen: the smallest."""
     after = list(capacity.slots)
     for slot in slots:
         after[slot] -= shape.gpu_milli

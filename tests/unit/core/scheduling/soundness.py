@@ -314,7 +314,7 @@ def _contents(demands: DemandTracker) -> dict[str, Any]:
 
 
 def _capacity(node: Node, label: str, tasks: list[Task]) -> tuple[NodeCapacity, int]:
-    """The node's room, and how many replicas without GPUs are in it."""
+    """The node's capacity, and the number of replicas without GPUs on it."""
     capacity = NodeCapacity(node.ordinal, node.gpus, node.cpu_milli, node.memory_mib)
     capacity.disabled = tuple(slot for slot in node.disabled if slot < node.gpus)
     gpuless = 0

@@ -83,7 +83,7 @@ class Node:
         return tuple(slot for slot in self.disabled if slot < self.gpus)
 
     def timeout_s(self, config: PoolConfig | None) -> int:
-        """How long the node may be silent, or keep tasks that were told to stop.
+        """How long the node may be silent, or keep tasks that must stop.
 
         `config` is its pool's. The pool's timeout may have been shortened after agents received a
         fence, so the result is never shorter than the fences of the node's tasks require.

@@ -49,7 +49,7 @@ def task_exited_v1(state: ClusterState, event: nev.TaskExitedV1, record_id: str)
     if event.exit_code == 0:
         run.zero_exits += 1
     elif not run.failed and run.stop is None:
-        # An attempt that was told to stop does not fail by its exit code.
+        # The exit code of a stopping attempt is not a failure.
         run.exit_code = event.exit_code
         run.signal = event.signal
         run.out_of_memory = event.out_of_memory
