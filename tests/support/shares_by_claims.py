@@ -1,6 +1,6 @@
-"""The core's divisions asked claim by claim, oldest first: equal claims are made one kind.
+"""The core's divisions, called with single claims, oldest first; equal claims become one kind.
 
-The kinds are handed over youngest first: their order is not to matter.
+The kinds are passed youngest first, because their order must not matter.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,13 +16,13 @@ def _by_kinds(divide: claim_runs.Division, capacity: int, claims: Sequence[Claim
     kinds: dict[Claim, ClaimKind] = {}
     for age, claim in enumerate(claims):
         kinds.setdefault(claim, ClaimKind(claim, [])).ages.append((0, age))
-    offers = [-1] * len(claims)
+    shares = [-1] * len(claims)
     for run in divide(capacity, runs_of(list(reversed(kinds.values())))):
         for _, age in run.ages[run.first : run.end]:
-            assert offers[age] == -1, "he is in two runs"
-            offers[age] = run.share
-    assert -1 not in offers, "somebody is in no run"
-    return offers
+            assert shares[age] == -1, "a claim is in two runs"
+            shares[age] = run.share
+    assert -1 not in shares, "a claim is in no run"
+    return shares
 
 
 demand_proportional: Final[Division] = partial(_by_kinds, division.demand_proportional)

@@ -1,8 +1,8 @@
-"""How a pool is divided, claim by claim: the specification that `shares.py`, which divides among
-kinds of claims, is held to. Slow, and only here to be compared with.
+"""How a pool is divided, claim by claim: the reference for `division.py`, which divides among runs
+of equal claims, and for `demand_tracker.py`, which keeps demands from cycle to cycle.
 
-Claims come in the order of their age, oldest first, which settles ties; offers come back in the
-same order.
+Slow; only for comparison. Claims come by age, oldest first, which breaks ties; shares are returned
+in the same order.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,12 +31,12 @@ Division = Callable[[int, Sequence[Claim]], list[int]]
 
 
 def max_min(capacity: int, claims: Sequence[Claim]) -> list[int]:
-    """Shares by weight, of which whoever needs less leaves the rest to the others.
+    """Return shares by weight; capacity that a claimant does not need goes to the others.
 
-    Progressive filling: those who are not satisfied get of what is left by their weights, in rounds
-    and the smallest demand first, but at least one grain while there is one.
+    Progressive filling, in rounds: each claimant that is not satisfied gets a part of the remaining
+    capacity by its weight, the smallest demand first, but at least one grain while there is one.
 
-    Source: Determined 0.38, `fair_share.go`, without its slips (docs/reference/policies.md).
+    Source: Determined 0.38, `fair_share.go`, with corrections (docs/reference/policies.md).
     """
     grain = _grain(claims)
     filling = _Filling(max(0, capacity - sum(c.fixed for c in claims)) // grain, claims, grain)
@@ -75,7 +75,7 @@ class _Filling:
         self._oldest_asked = len(claims)
 
     def one_round(self) -> bool:
-        """Offer what is left once around; whether that made a difference."""
+        """Do one round; return whether it changed anything."""
         at_first = self.left
         moved = False
         i = self._next[self._ring]
@@ -96,7 +96,7 @@ class _Filling:
         return moved
 
     def _count_ahead(self) -> None:
-        """Skip the rounds like the last one, in which all that was offered was fixed already."""
+        """Skip the rounds that repeat the last one, in which only fixed parts were counted."""
         parts: dict[int, int] = {}
         i = self._next[self._ring]
         while i != self._ring:
@@ -281,18 +281,18 @@ class Share:
 
     @property
     def weight(self) -> int:
-        """How much it counts."""
+        """The claimant's weight."""
         return weight_of(self.claimant)
 
     @property
     def claim(self) -> Claim:
-        """What it asks for, for a division."""
+        """The claim of this share, for a division."""
         return Claim(
             self.weight, self.demand, self.fixed, self.smallest_task, self.multiple_of, self.held
         )
 
     def add(self, other: "Share") -> None:
-        """Count something more that it holds or could have."""
+        """Add another demand."""
         self.age = min(self.age, other.age)
         self.demand += other.demand
         self.fixed += other.fixed
@@ -305,7 +305,7 @@ class Share:
             )
 
     def cut(self, most: int, *, whole_tasks: bool) -> None:
-        """Let it ask for no more than that, above what is fixed perhaps for whole tasks only."""
+        """Reduce the demand to at most `most`, above the fixed part perhaps to whole tasks."""
         if self.demand <= most:
             return
         above = max(0, most - self.fixed)
@@ -315,8 +315,8 @@ class Share:
 
 
 def claimant_limit(pool: Pool, claimant: Claimant, pools: Pools) -> int | None:
-    """The most a claimant may hold of a pool, by its own bounds and with what it holds elsewhere;
-    what is stopping there is as good as gone, so that a bound over pools is not enforced in each.
+    """Return the most a claimant may hold of a pool, by its own limits and what it holds in other
+    pools; stopping tasks of other pools do not count.
     """
     if isinstance(claimant, Job):
         if claimant.max_slots_milli is None:
