@@ -206,7 +206,7 @@ def test_projects_and_pools_are_made_changed_and_deleted(dev: Dev) -> None:
     assert dev.yard("pools", "-o", "name").lines == ["default", "spare"]
     assert "unknown key polcy" in dev.yard("pools", "set", "spare", "polcy=x", code=2).err
     refused = dev.yard("pools", "set", "spare", "policy=nonsense", code=2)
-    assert "there are: priority (version 1), fair_share (version 1)" in refused.err
+    assert "choose one of: priority (version 1), fair_share (version 1)" in refused.err
     assert "already exists" in dev.yard("pools", "create", "spare", code=103).err
     dev.yard("pools", "delete", "spare")
     dev.yard("projects", "delete", "nlp")
@@ -230,7 +230,7 @@ def test_a_drain_takes_a_time_to_come_and_no_other(dev: Dev) -> None:
     dev.yard("nodes", "drain", "node-2", "--deadline", "2999-01-01")
     until(lambda: "until" in dev.yard("nodes").out, "the node is drained")
     said = dev.yard("nodes", "drain", "node-2", "--deadline", "-2h", code=2)
-    assert "has passed already" in said.err
+    assert "is in the past" in said.err
     dev.yard("nodes", "uncordon", "node-2")
 
 
@@ -276,7 +276,7 @@ def test_a_task_is_laid_over_whole_nodes_and_its_processes_know(dev: Dev) -> Non
     for replica in ("0", "1"):
         said = dev.yard("logs", job, "--replica", replica).out
         assert f"{replica} of 2, 2 each" in said
-    assert "4 GPU on one node or whole ones" in dev.yard("show", job).out
+    assert "4 GPU on one node or on whole nodes" in dev.yard("show", job).out
     never = dev.submit("--gpus", "3", "--replicas", "auto", "--", "true")
     assert dev.yard("wait", never, code=105).err
     dev.yard("cancel", never)
