@@ -74,7 +74,7 @@ def test_views_of_another_log_are_neither_compared_nor_replaced(
     show(settings, OTHER)
     said = yard(tmp_path, *command, *where)
     assert said.code == 103, said.err
-    assert f"the views in {settings.url} are of another log: they show log {OTHER.log_id}" in (
+    assert f"the views in {settings.url} belong to another log: they show log {OTHER.log_id}" in (
         said.err
     )
     # Nothing was written: they still say so.
