@@ -133,12 +133,12 @@ def rewrite(log: Path, topic: str, old: bytes, new: bytes) -> None:
             if "value" not in columns:
                 continue
             found = database.execute(
-                f"SELECT rowid, value FROM {table} WHERE instr(value, ?) > 0 LIMIT 1",
+                f"SELECT value FROM {table} WHERE instr(value, ?) > 0 LIMIT 1",
                 (old,),
             ).fetchone()
             if found is not None:
-                value = bytes(found[1]).replace(old, new, 1)
-                database.execute(f"UPDATE {table} SET value = ? WHERE rowid = ?", (value, found[0]))
+                value = bytes(found[0]).replace(old, new, 1)
+                database.execute(f"UPDATE {table} SET value = ? WHERE value = ?", (value, found[0]))
                 changed += 1
         assert changed == 1, f"{changed} records of {topic} hold {old!r}"
     database.close()

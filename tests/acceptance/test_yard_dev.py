@@ -213,7 +213,7 @@ def test_a_policy_is_checked_before_anything_is_written(user: User, tmp_path: Pa
     data = tmp_path / "data"
     nothing_written(user, data, ["--policy", "nope"], "there is no policy nope")
     nothing_written(user, data, ["--policy", "sjf"], "policy sjf is for yard simulate only")
-    nothing_written(user, data, ["--policy-option", "nope=1"], "does not take these options")
+    nothing_written(user, data, ["--policy-option", "nope=1"], "does not accept these options")
     file = tmp_path / "cluster.yaml"
     file.write_text("nodes: [{name: n1}]\npolicy: {name: nope}\n")
     nothing_written(user, data, ["--cluster", str(file)], "there is no policy nope")
