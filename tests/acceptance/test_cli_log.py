@@ -187,7 +187,7 @@ def test_a_second_process_and_views_in_redis_are_refused_and_sigterm_is_a_clean_
         said = dev.yard("dev", code=103)
         assert f"another yard dev or yard up (pid {dev.process.pid}) runs on" in said.err
         said = dev.yard("replay", "verify", "--views", code=2)
-        assert "the views of this log are in the memory of its yard dev, not in Redis" in said.err
+        assert "the views of this log are in the memory of yard dev, not in Redis" in said.err
         assert dev.stop(signal.SIGTERM) == 0
 
 
