@@ -244,24 +244,24 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="the smaller sizes, in two minutes")
     parser.add_argument("--out", type=Path, help="where the JSON goes (bench/results/<time>.json)")
     parser.add_argument("--part", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.part:
-        run = next(run for name, _, _, run in PARTS if name == asked.part)
-        print(json.dumps([asdict(row) for row in run(asked.quick)]))
+    arguments = parser.parse_args()
+    if arguments.part:
+        run = next(run for name, _, _, run in PARTS if name == arguments.part)
+        print(json.dumps([asdict(row) for row in run(arguments.quick)]))
         return 0
     facts = machine_facts()
     print(", ".join(f"{name} {value}" for name, value in facts.items()))
     print(f"{'':<52}  {'value':>10} {'unit':<11}  {'cpu':>10}  {'aim':<10}  {'peer':>7}  ratio")
     rows = []
     for name, group, also_quick, _ in PARTS:
-        if asked.only in (None, group) and (also_quick or not asked.quick):
-            for row in run_part(name, quick=asked.quick):
+        if arguments.only in (None, group) and (also_quick or not arguments.quick):
+            for row in run_part(name, quick=arguments.quick):
                 rows.append({"group": group, **row})
                 print(line(row), flush=True)
     facts["load_average_after"] = [round(load, 2) for load in os.getloadavg()]
     print(FOOTER)
     RESULTS.mkdir(exist_ok=True)
-    out = asked.out or RESULTS / f"{datetime.now(UTC):%Y-%m-%dT%H%M%S}.json"
+    out = arguments.out or RESULTS / f"{datetime.now(UTC):%Y-%m-%dT%H%M%S}.json"
     out.write_text(json.dumps({"machine": facts, "rows": rows}, indent=1) + "\n")
     print(f"written to {out}")
     return 0

@@ -117,11 +117,11 @@ def determined_cycles(label: str, pending: int, policy: dict[str, Any]) -> list[
     stopping = sum(pool.stopping for pool in state.pools.values())
     if stopping:
         rows += _after(state, f"{size}, {stopping:,} stop", pending, 50)
-    _settle_down(state)
+    _run_until_idle(state)
     return rows + _after(state, size, pending + 50, CYCLES)
 
 
-def _settle_down(state: ClusterState) -> None:
+def _run_until_idle(state: ClusterState) -> None:
     """Let go of all that stops, cycle by cycle, until nothing more is decided."""
     for _ in range(1_000):
         cycle = state.cycle + 1
@@ -173,7 +173,7 @@ def k1_cycles(pending: int) -> list[Row]:
     state = cell(1_000, 8, **FAIR)
     admit(state, _kai_queues(8_000 + pending))
     commit(state, MACHINE.decide(state, limit=NO_LIMIT))
-    _settle_down(state)
+    _run_until_idle(state)
     return _after(state, f"K1, {pending:,} pending", 8_000 + pending, CYCLES)
 
 
@@ -194,7 +194,7 @@ def _steady(nodes: int, pending: int) -> ClusterState:
     jobs = nodes * 32 + pending
     admit(state, (admitted(i, one_gpu(), project=f"q{i % 10}") for i in range(jobs)))
     commit(state, MACHINE.decide(state, limit=NO_LIMIT))
-    _settle_down(state)
+    _run_until_idle(state)
     return state
 
 
@@ -230,7 +230,7 @@ def among_jobs(label: str, variant: str, pending: int) -> list[Row]:
         took = timed(lambda: MACHINE.decide(state, limit=NO_LIMIT))
     verdict = MACHINE.decide(state, limit=NO_LIMIT)
     commit(state, verdict)
-    _settle_down(state)
+    _run_until_idle(state)
     size = f"{label}, {pending:,} pending"
     whole = _ms(f"{size}: {len(verdict.decisions):,} events", took)
     return [whole, *_after(state, size, jobs, CYCLES)]

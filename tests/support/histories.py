@@ -14,7 +14,7 @@ def history_of(cell: Cell) -> History:
                 pass
             case EventApplied(event, _):
                 history.see(now_ms, event)
-    history.settle()
+    history.flush()
     return history
 
 

@@ -16,7 +16,7 @@ from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.requests import PolicyRef, PoolConfig, SubmittedSpec
 from yardmaster_schemas.resources import Resources
 from yardmaster_simulation.driver import CELL
-from yardmaster_simulation.log_sink import TOPICS, MemoryTape
+from yardmaster_simulation.log_sink import TOPICS, MemorySink
 from yardmaster_simulation.workload import DEFAULT, Listed, SimJob, SimNode, Workload, pool
 from yardmaster_simulation.world import START_MS, World
 
@@ -54,7 +54,7 @@ class Ran:
     """A run: its log, and what the scheduler took and decided, each with its second."""
 
     world: World
-    tape: MemoryTape
+    sink: MemorySink
     events: list[tuple[float, Event]] = field(default_factory=list)
 
     def of(self, kind: type[E], task: str = "") -> list[tuple[float, E]]:
@@ -67,7 +67,7 @@ class Ran:
 
     def records(self) -> dict[str, list[Record]]:
         """All that was written, by topic."""
-        sequences = self.tape.log._shared.sequences
+        sequences = self.sink.log._shared.sequences
         return {
             topic.name: [stored.record for stored in sequences[Partition(topic.name)].records]
             for topic in TOPICS
@@ -75,7 +75,7 @@ class Ran:
 
     async def proved(self) -> Report:
         """What `yard replay verify` says of the log."""
-        return await verify(self.tape.log, [QuotaMachine(check), SchedulerMachine()], CELL)
+        return await verify(self.sink.log, [QuotaMachine(check), SchedulerMachine()], CELL)
 
 
 def _short(event: Any) -> str:
@@ -105,16 +105,16 @@ def ran(
         jobs=jobs,
         **{"pools": {DEFAULT: configured}} | workload,
     )
-    tape = MemoryTape()
+    sink = MemorySink()
     writer = SqliteWriter(path, TOPICS) if path is not None else None
     events: list[tuple[float, Event]] = []
 
     def watch(now_ms: int, event: Event, _: int) -> None:
         events.append(((now_ms - START_MS) / 1000, event))
 
-    written = (writer or tape) if logged else None
+    written = (writer or sink) if logged else None
     world = World(whole, whole.pools, written, Listed(jobs), seed=seed, watch=watch)
     world.run()
     if writer is not None:
         writer.close()
-    return Ran(world, tape, events)
+    return Ran(world, sink, events)

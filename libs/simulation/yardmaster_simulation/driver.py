@@ -39,25 +39,25 @@ INCARNATION: Final = "0" * 12
 UNWRITTEN: Final = b""
 #: Cycles after which a machine that writes nothing is asked for its digest all the same: until then
 #: it keeps all that changed.
-LET_GO_EVERY: Final = 1_000
+DIGEST_EVERY: Final = 1_000
 
 
-class Tape(Protocol):
+class LogSink(Protocol):
     """Where a log is written from its start."""
 
     def append(self, partition: Partition, records: Sequence[Record], now_ms: int) -> int:
         """Write records; returns the offset of the first."""
 
 
-def write(tape: Tape, topic: Topic, records: Sequence[Record], now_ms: int) -> None:
+def write(sink: LogSink, topic: Topic, records: Sequence[Record], now_ms: int) -> None:
     """Write records in as few batches as the topic takes."""
     limit = topic.max_batch_bytes
     for batch in split_batches(records, min(MAX_BATCH_BYTES, limit), limit, topic.name):
-        tape.append(Partition(topic.name), batch, now_ms)
+        sink.append(Partition(topic.name), batch, now_ms)
 
 
 @dataclass(slots=True)
-class Told:
+class InputBatch:
     """What a machine takes from one topic: events, their records' ids, and those records' digests;
     a machine's own topic holds a commit for each of its cycles beside.
 
@@ -68,23 +68,23 @@ class Told:
     first: int
     events: list[tuple[Event, str]] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
-    said_ms: Sequence[int] = ()
+    events_ms: Sequence[int] = ()
 
     def range(self) -> InputRange:
         """As a commit names it."""
         return TakenRange(self.partition, self.first, self.digests).range()
 
 
-class Claims:
+class InputQueue:
     """What others than machines write into one topic, until a machine takes it."""
 
-    def __init__(self, topic: Topic, tape: Tape | None) -> None:
+    def __init__(self, topic: Topic, sink: LogSink | None) -> None:
         self._topic = topic
         self._partition = Partition(topic.name)
-        self._tape = tape
+        self._sink = sink
         self._next = 0
         self._events: list[tuple[Event, str]] = []
-        self._said_ms: list[int] = []
+        self._events_ms: list[int] = []
         #: The same, if they are written.
         self._envelopes: list[Envelope[Event]] = []
 
@@ -103,8 +103,8 @@ class Claims:
     ) -> None:
         """Somebody says something."""
         self._events.append((event, f"{source}/{epoch}/{seq}"))
-        self._said_ms.append(now_ms)
-        if self._tape is None:
+        self._events_ms.append(now_ms)
+        if self._sink is None:
             return
         self._envelopes.append(
             Envelope(
@@ -120,55 +120,55 @@ class Claims:
             )
         )
 
-    def take(self) -> Told:
+    def take(self) -> InputBatch:
         """What waits, as much as one cycle takes; all of it is believed."""
         events = self._events[:MAX_INPUTS]
         del self._events[:MAX_INPUTS]
-        said_ms = self._said_ms[:MAX_INPUTS]
-        del self._said_ms[:MAX_INPUTS]
+        events_ms = self._events_ms[:MAX_INPUTS]
+        del self._events_ms[:MAX_INPUTS]
         digests = [UNWRITTEN] * len(events)
-        if self._tape is not None and events:
+        if self._sink is not None and events:
             envelopes = self._envelopes[:MAX_INPUTS]
             del self._envelopes[:MAX_INPUTS]
             records = [encode(envelope, CELL) for envelope in envelopes]
             digests = [digest_of(record) for record in records]
-            write(self._tape, self._topic, records, envelopes[-1].time_ms)
-        told = Told(self._partition, self._next, events, digests, said_ms)
+            write(self._sink, self._topic, records, envelopes[-1].time_ms)
+        batch = InputBatch(self._partition, self._next, events, digests, events_ms)
         self._next += len(events)
-        return told
+        return batch
 
 
 class Driver(Generic[S]):
     """One machine, its state, and where its chain of commits is."""
 
-    def __init__(self, machine: InPlaceMachine[S], tape: Tape | None, now_ms: int) -> None:
+    def __init__(self, machine: InPlaceMachine[S], sink: LogSink | None, now_ms: int) -> None:
         self.machine = machine
         self.state = machine.initial(CELL)
         self.cycles = 0
         self.complete = True
-        self._tape = tape
+        self._sink = sink
         self._source = source_of(machine.name, CELL, INCARNATION)
         #: The record that is written next.
         self._seq = 1
         self._head = GENESIS
         digest = UNWRITTEN
-        if tape is not None:
+        if sink is not None:
             term = term_record(machine.name, CELL, 1, INCARNATION, now_ms)
             digest = digest_of(term)
             self._head = head_of_term(GENESIS, digest)
-            write(tape, machine.output, [term], now_ms)
+            write(sink, machine.output, [term], now_ms)
         self._own = Partition(machine.output.name)
-        self._output = Told(self._own, 0, digests=[digest])
+        self._output = InputBatch(self._own, 0, digests=[digest])
 
     def cycle(
-        self, now_ms: int, inputs: Sequence[Told], observed: Sequence[Decision] = ()
+        self, now_ms: int, inputs: Sequence[InputBatch], observed: Sequence[Decision] = ()
     ) -> list[Event]:
         """Take inputs, in the machine's order, decide, write it down; what was decided."""
         machine = self.machine
         self.cycles += 1
         state = machine.begin_cycle(self.state, self.cycles, now_ms)
-        for told in inputs:
-            for event, record_id in told.events:
+        for batch in inputs:
+            for event, record_id in batch.events:
                 state = machine.apply(state, event, record_id)
         # Nobody else writes here, so what is decided counts.
         state, decisions, complete = machine.decide_in_place(
@@ -176,9 +176,9 @@ class Driver(Generic[S]):
         )
         decisions = with_observed(observed, decisions)
         output, digests = self._output, [UNWRITTEN] * (len(decisions) + 1)
-        if self._tape is not None:
+        if self._sink is not None:
             digests = self._write(state, now_ms, inputs, decisions, complete)
-        elif self.cycles % LET_GO_EVERY == 0:
+        elif self.cycles % DIGEST_EVERY == 0:
             machine.digest(state)
         first = f"{self._source}/1/"
         decided = [made.event for made in decisions]
@@ -193,13 +193,13 @@ class Driver(Generic[S]):
         self,
         state: S,
         now_ms: int,
-        inputs: Sequence[Told],
+        inputs: Sequence[InputBatch],
         decisions: Sequence[Decision],
         complete: bool,
     ) -> list[bytes]:
-        machine, tape = self.machine, self._tape
-        assert tape is not None
-        place = CycleHeader(
+        machine, sink = self.machine, self._sink
+        assert sink is not None
+        header = CycleHeader(
             machine=machine.name,
             cell=CELL,
             source=self._source,
@@ -210,10 +210,10 @@ class Driver(Generic[S]):
             now_ms=now_ms,
         )
         written = write_cycle(
-            place,
+            header,
             decisions,
             {},
-            inputs=tuple(told.range() for told in inputs),
+            inputs=tuple(batch.range() for batch in inputs),
             refused=(),
             policies=machine.policies(state),
             state_digest=machine.digest(state),
@@ -222,10 +222,10 @@ class Driver(Generic[S]):
             rules=machine.rules,
         )
         self._head = written.digests[-1].hex()
-        write(tape, machine.output, written.records, now_ms)
+        write(sink, machine.output, written.records, now_ms)
         return written.digests
 
-    def take_output(self) -> Told:
+    def take_output(self) -> InputBatch:
         """What its readers have not taken yet."""
-        output, self._output = self._output, Told(self._own, self._seq)
+        output, self._output = self._output, InputBatch(self._own, self._seq)
         return output

@@ -41,7 +41,7 @@ class Figures:
     waits_s: dict[str, list[float]]
     up: list[float]
     allocated: list[float]
-    asked: list[float]
+    requested: list[float]
     unusable: list[float]
     projects: list[Shares]
 
@@ -50,7 +50,7 @@ def figures(labels: Labels, history: History, exec_ms: ExecMs | None = None) -> 
     """What a report shows of a run; `exec_ms` as of `summary`."""
     begin, end = span(history)
     edges = windows(begin, end, WINDOWS)
-    up, allocated, asked, unusable = pools_over(history, edges)
+    up, allocated, requested, unusable = pools_over(history, edges)
     return Figures(
         labels=dict(labels),
         summary=summary(history, exec_ms),
@@ -58,7 +58,7 @@ def figures(labels: Labels, history: History, exec_ms: ExecMs | None = None) -> 
         waits_s={kind: _waits(history, kind) for kind in (TE, BE)},
         up=up,
         allocated=allocated,
-        asked=asked,
+        requested=requested,
         unusable=unusable,
         projects=_largest(project_shares(history, edges, up)),
     )

@@ -68,7 +68,7 @@ class FreeNode:
                 parts[slot] = left
 
 
-class Asked:
+class Demand:
     """The sizes that were asked for so far, and a few that stand for them all."""
 
     __slots__ = ("_counts", "classes", "next_total", "total", "weight")

@@ -41,7 +41,7 @@ from yardmaster_schemas.events.node_events import (
     TaskStartedV1,
 )
 from yardmaster_schemas.reasons import EndCode
-from yardmaster_simulation.fragments import Asked, FreeNode
+from yardmaster_simulation.fragments import Demand, FreeNode
 from yardmaster_simulation.records import Attempt, Job, Pool, Project, Task
 
 #: How attempts end (`Attempt.end`), beside the outcomes of tasks.
@@ -88,9 +88,9 @@ class History:
         self.projects: dict[str, Project] = {}
         #: Jobs that were refused; nodes that were lost.
         self.rejected = self.nodes_lost = 0
-        self._said_ms = 0
+        self._event_ms = 0
         self._nodes: dict[str, _Node] = {}
-        self._asked = Asked()
+        self._demand = Demand()
         self._changed_pools: list[Pool] = []
         self._changed_projects: list[Project] = []
         self._changed_nodes: list[_Node] = []
@@ -116,23 +116,23 @@ class History:
             TaskEndedV1: self._ended,
         }
 
-    def see(self, now_ms: int, event: Event, said_ms: int | None = None) -> None:
+    def see(self, now_ms: int, event: Event, event_ms: int | None = None) -> None:
         """Take an event, in the cycle of that time; time does not go back. `said_ms`: the time that
         whoever said it gives, if that is not the cycle's.
         """
         if now_ms > self.now_ms:
-            self.settle()
+            self.flush()
             self.now_ms = now_ms
-        self._said_ms = now_ms if said_ms is None else said_ms
+        self._event_ms = now_ms if event_ms is None else event_ms
         take = self._takes.get(type(event))
         if take is not None:
             take(event)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Write what has changed by now into the series; whoever reads them calls it first."""
-        asked = self._asked
-        if asked.total >= asked.next_total:
-            asked.choose()
+        demand = self._demand
+        if demand.total >= demand.next_total:
+            demand.choose()
             for node in self._nodes.values():
                 self._touch_node(node)
             for pool in self.pools.values():
@@ -141,20 +141,20 @@ class History:
             node.changed = False
             free = node.free
             if free is not None:
-                unusable = asked.unusable(free)
+                unusable = demand.unusable(free)
                 node.pool.unusable += unusable - free.unusable
                 free.unusable = unusable
         self._changed_nodes.clear()
-        now_ms, weight = self.now_ms, asked.weight
+        now_ms, weight = self.now_ms, demand.weight
         for pool in self._changed_pools:
             pool.changed = False
             pool.series.points.extend(
-                (now_ms, pool.up, pool.allocated, pool.asked, pool.unusable // weight)
+                (now_ms, pool.up, pool.allocated, pool.requested, pool.unusable // weight)
             )
         self._changed_pools.clear()
         for project in self._changed_projects:
             project.changed = False
-            project.series.points.extend((now_ms, project.allocated, project.asked))
+            project.series.points.extend((now_ms, project.allocated, project.requested))
         self._changed_projects.clear()
 
     def _touch_pool(self, pool: Pool) -> None:
@@ -188,20 +188,20 @@ class History:
             found = self.projects[name] = Project(name)
         return found
 
-    def _asks(self, job: Job, waiting: int, holding: int = 0) -> None:
+    def _change_demand(self, job: Job, waiting: int, holding: int = 0) -> None:
         """So many more of a job's tasks wait, and hold slots (which counts only for a job that
         bounds it).
         """
-        asks = job.waiting = job.waiting + waiting
+        requesting = job.waiting = job.waiting + waiting
         if job.most is not None:
             job.holding += holding
-            asks = min(asks, job.most - job.holding)
-        more = (asks - job.asks) * job.gpu_milli
-        job.asks = asks
+            requesting = min(requesting, job.most - job.holding)
+        more = (requesting - job.requesting) * job.gpu_milli
+        job.requesting = requesting
         if more:
             pool, project = job.pool, job.project
-            pool.asked += more
-            project.asked += more
+            pool.requested += more
+            project.requested += more
             if not (pool.changed and project.changed):
                 self._touch(pool, project)
 
@@ -227,8 +227,8 @@ class History:
             task = Task(f"{event.job_id}.{index}", job)
             job.tasks.append(task)
             self.tasks[task.id] = task
-        self._asked.add(spec)
-        self._asks(job, spec.tasks)
+        self._demand.add(spec)
+        self._change_demand(job, spec.tasks)
 
     def _of(self, event: TaskPausedV1 | TaskResumedV1) -> list[Task]:
         job = self.jobs.get(event.job_id)
@@ -242,7 +242,7 @@ class History:
             if not task.paused:
                 if task.run is None:
                     self._waits_no_more(task)
-                    self._asks(task.job, -1)
+                    self._change_demand(task.job, -1)
                 task.paused = True
 
     def _resumed(self, event: TaskResumedV1) -> None:
@@ -251,7 +251,7 @@ class History:
                 task.paused = False
                 if task.run is None:
                     task.since_ms = self.now_ms
-                    self._asks(task.job, 1)
+                    self._change_demand(task.job, 1)
 
     def _waits_no_more(self, task: Task) -> None:
         if task.since_ms is not None:
@@ -330,7 +330,7 @@ class History:
         task.run = run = Attempt(event.attempt, pool, event.placements, self.now_ms)
         task.attempts.append(run)
         self._waits_no_more(task)
-        self._asks(task.job, -1, 1)
+        self._change_demand(task.job, -1, 1)
 
     def _run(self, task_id: str, attempt: int) -> Attempt | None:
         task = self.tasks.get(task_id)
@@ -347,7 +347,7 @@ class History:
 
     def _happened_ms(self, run: Attempt) -> int:
         """When an agent's claim came true: by its own word, within what the scheduler knows."""
-        return min(max(self._said_ms, run.allocated_ms), self.now_ms)
+        return min(max(self._event_ms, run.allocated_ms), self.now_ms)
 
     def _saved(self, event: CheckpointDoneV1) -> None:
         run = self._run(event.task_id, event.attempt)
@@ -424,7 +424,7 @@ class History:
         self._conclude(task, run, PREEMPTED if run.preempted else _CODES.get(event.code, STOPPED))
         if not task.paused:
             task.since_ms = self.now_ms
-            self._asks(task.job, 1)
+            self._change_demand(task.job, 1)
 
     def _ended(self, event: TaskEndedV1) -> None:
         task = self.tasks.get(event.task_id)
@@ -436,7 +436,7 @@ class History:
         if run is None:
             if not task.paused:
                 self._waits_no_more(task)
-                self._asks(task.job, -1)
+                self._change_demand(task.job, -1)
             return
         until_ms = run.works_until_ms(self.now_ms)
         if event.outcome is Outcome.SUCCEEDED:
@@ -450,4 +450,4 @@ class History:
         run.placements = ()
         task.run = None
         if task.job.most is not None:
-            self._asks(task.job, 0, -1)
+            self._change_demand(task.job, 0, -1)

@@ -12,11 +12,11 @@ TOPICS = (DETAILS, REQUESTS, ADMISSIONS, NODE_EVENTS, DECISIONS)
 T = TypeVar("T")
 
 
-class MemoryTape:
+class MemorySink:
     """A log in memory, for tests and short runs."""
 
     def __init__(self) -> None:
-        self._clock = _Told()
+        self._clock = _SetClock()
         self.log = MemoryLog(self._clock)
         _at_once(self.log.create_topics(TOPICS))
 
@@ -26,7 +26,7 @@ class MemoryTape:
         return _at_once(self.log.append(partition, records))
 
 
-class _Told:
+class _SetClock:
     """A clock that shows what it is told, and on which nobody waits."""
 
     at_ms = 0

@@ -206,7 +206,7 @@ class Shares:
 
 def project_shares(history: History, edges: Sequence[int], up: Sequence[float]) -> list[Shares]:
     """Of each project that held or asked for GPUs, by name; `up` are the GPUs of each window."""
-    history.settle()
+    history.flush()
     lengths = [end - begin for begin, end in pairwise(edges)]
     held: dict[str, list[float]] = {}
     asks: dict[str, list[float]] = {}
@@ -246,7 +246,7 @@ def pools_over(history: History, edges: Sequence[int]) -> list[list[float]]:
     """GPUs in nodes that are up, allocated, asked for by what waits, free but of no use: the mean
     of each window, over all pools.
     """
-    history.settle()
+    history.flush()
     found = [[0.0] * (len(edges) - 1) for _ in range(4)]
     for pool in history.pools.values():
         for column, means in enumerate(found):

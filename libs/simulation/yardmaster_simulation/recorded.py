@@ -75,7 +75,7 @@ class Recording:
             await state_at(log, SchedulerMachine(), cell, listeners=[self.see])
         finally:
             await log.close()
-        self._history.settle()
+        self._history.flush()
 
     def see(self, accepted: Sequence[Envelope[Event]], counted: CountedCycle) -> None:
         """Take a cycle."""
@@ -129,11 +129,11 @@ class Recording:
         )
         if not runs_ms:
             return None
-        said = {each.name: getattr(event.spec, each.name) for each in fields(SubmittedSpec)}
+        spec_fields = {each.name: getattr(event.spec, each.name) for each in fields(SubmittedSpec)}
         return SimJob(
             submit_ms=event.submitted_at_ms,
             project=event.project,
-            spec=SubmittedSpec(**said | {"tasks": len(runs_ms)}),
+            spec=SubmittedSpec(**spec_fields | {"tasks": len(runs_ms)}),
             runs_ms=runs_ms,
         )
 

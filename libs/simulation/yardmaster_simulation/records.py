@@ -15,12 +15,12 @@ class Pool:
     A task that may use several pools waits in the first.
     """
 
-    __slots__ = ("allocated", "asked", "changed", "name", "series", "unusable", "up")
+    __slots__ = ("allocated", "changed", "name", "requested", "series", "unusable", "up")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.series = Series(4)
-        self.up = self.allocated = self.asked = 0
+        self.up = self.allocated = self.requested = 0
         #: Times the weight of all classes.
         self.unusable = 0
         self.changed = False
@@ -29,12 +29,12 @@ class Pool:
 class Project:
     """A project's GPUs over time: allocated, and asked for by what waits; and its weight now."""
 
-    __slots__ = ("allocated", "asked", "changed", "name", "series", "weight")
+    __slots__ = ("allocated", "changed", "name", "requested", "series", "weight")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.series = Series(2)
-        self.allocated = self.asked = 0
+        self.allocated = self.requested = 0
         self.weight = 1
         self.changed = False
 
@@ -43,8 +43,8 @@ class Job:
     """What the tasks of a job have in common; resources are those of all replicas together."""
 
     __slots__ = (
-        *("asks", "cpu_milli", "gpu_milli", "grace_s", "holding", "id", "memory_mib", "most"),
-        *("pool", "preemptible", "project", "submitted_ms", "tasks", "waiting"),
+        *("cpu_milli", "gpu_milli", "grace_s", "holding", "id", "memory_mib", "most"),
+        *("pool", "preemptible", "project", "requesting", "submitted_ms", "tasks", "waiting"),
     )
 
     def __init__(
@@ -66,7 +66,7 @@ class Job:
         self.tasks: list[Task] = []
         #: Tasks that wait and are not paused; those with an attempt, if it bounds them; those that
         #: ask for GPUs.
-        self.waiting = self.holding = self.asks = 0
+        self.waiting = self.holding = self.requesting = 0
 
 
 class Attempt:

@@ -54,9 +54,11 @@ def report(title: str, runs: Sequence[Figures]) -> str:
 
     groups = _grouped(runs)
     seeds = len({run.labels.get(SEED) for run in runs})
-    told = f"{len(runs)} run{'s' if len(runs) > 1 else ''}"
+    about = f"{len(runs)} run{'s' if len(runs) > 1 else ''}"
     if seeds > 1:
-        told += f", {seeds} seeds; of each figure the mean, and the least and the most of all seeds"
+        about += (
+            f", {seeds} seeds; of each figure the mean, and the least and the most of all seeds"
+        )
     common = [
         f"{key} {value}"
         for key, value in runs[0].labels.items()
@@ -66,7 +68,7 @@ def report(title: str, runs: Sequence[Figures]) -> str:
     data = json.dumps([_plotted(group) for group in groups], separators=(",", ":"))
     parts = {
         "title": escape(title),
-        "about": escape("; ".join([told, *common])),
+        "about": escape("; ".join([about, *common])),
         "table": _table(groups),
         "data": data.replace("<", "\\u003c"),
         "library": get_plotlyjs(),
@@ -76,15 +78,15 @@ def report(title: str, runs: Sequence[Figures]) -> str:
 
 def _grouped(runs: Sequence[Figures]) -> list[_Group]:
     keys = dict.fromkeys(key for run in runs for key in run.labels if key != SEED)
-    told = [key for key in keys if len({run.labels.get(key) for run in runs}) > 1]
-    told = told or [key for key in keys if key == POLICY] or list(keys)[:1]
+    distinct = [key for key in keys if len({run.labels.get(key) for run in runs}) > 1]
+    distinct = distinct or [key for key in keys if key == POLICY] or list(keys)[:1]
     found: dict[tuple[object, ...], _Group] = {}
     for run in runs:
         same = tuple(run.labels.get(key) for key in keys)
         if same not in found:
             words = [
                 str(run.labels[key]) if key == POLICY else f"{key} {run.labels[key]}"
-                for key in told
+                for key in distinct
                 if key in run.labels
             ]
             found[same] = _Group(", ".join(words) or "run", [])
@@ -222,7 +224,7 @@ def _plotted(group: _Group) -> dict[str, Any]:
         "window_s": first.window_ms / 1000,
         "used": _parts_of(first.allocated, first.up),
         "unusable": _parts_of(first.unusable, first.up),
-        "asked": [_short(value) for value in first.asked],
+        "requested": [_short(value) for value in first.requested],
         "gpus": [_short(value) for value in first.up],
         "projects": [
             {

@@ -74,23 +74,23 @@ def rows(
     for line, row in _lines(path, needed):
         if any(row[name] != value for name, value in where.items()):
             continue
-        said = {key: row.get(name, "") for key, name in names.items()}
+        values = {key: row.get(name, "") for key, name in names.items()}
         try:
-            found = read(said)
+            found = read(values)
         except (Wrong, ValidationError) as error:
-            key, why = _wrong(said, error)
-            told = f"line {line}, column {names[key]}: {said[key][:40]!r}; {why}"
-            raise BadWorkload(path=path, found=told) from None
+            key, why = _wrong(values, error)
+            problem = f"line {line}, column {names[key]}: {values[key][:40]!r}; {why}"
+            raise BadWorkload(path=path, found=problem) from None
         yield found
 
 
-def _wrong(said: Mapping[str, str], error: Wrong | ValidationError) -> tuple[str, str]:
+def _wrong(values: Mapping[str, str], error: Wrong | ValidationError) -> tuple[str, str]:
     """Which field is wrong, and why."""
     if isinstance(error, Wrong):
         return error.name, error.why
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     place = str(first["loc"][-1])
-    key = next((key for key in _FROM.get(place, (place,)) if key in said), next(iter(said)))
+    key = next((key for key in _FROM.get(place, (place,)) if key in values), next(iter(values)))
     return key, f"{place}: {first['msg']}"
 
 
@@ -115,35 +115,35 @@ def _lines(path: Path, needed: Collection[str]) -> Iterator[tuple[int, dict[str,
         raise BadWorkload(path=path, found=str(error)) from None
 
 
-def amount(said: Mapping[str, str], name: str, otherwise: str = "") -> Decimal:
+def amount(values: Mapping[str, str], name: str, otherwise: str = "") -> Decimal:
     """What a field says, or `otherwise` if it says nothing.
 
     Raises: Wrong.
     """
     try:
-        return _bounded(said.get(name) or otherwise)
+        return _bounded(values.get(name) or otherwise)
     except ArithmeticError:
         raise Wrong(name) from None
 
 
-def whole(said: Mapping[str, str], name: str, otherwise: str = "") -> int:
+def whole(values: Mapping[str, str], name: str, otherwise: str = "") -> int:
     """A whole number that a field says, or `otherwise` if it says nothing.
 
     Raises: Wrong.
     """
-    found = amount(said, name, otherwise)
+    found = amount(values, name, otherwise)
     if found % 1:
         raise Wrong(name)
     return int(found)
 
 
-def moment(said: Mapping[str, str], name: str) -> Decimal:
+def moment(values: Mapping[str, str], name: str) -> Decimal:
     """The moment that a field says, in seconds.
 
     Raises: Wrong.
     """
     try:
-        return seconds(said[name])
+        return seconds(values[name])
     except ValueError:
         raise Wrong(name) from None
 

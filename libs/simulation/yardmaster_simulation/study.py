@@ -31,7 +31,7 @@ TELL_S: Final = 0.2
 #: A process of its own begins with nothing of this one's, on every system.
 _CONTEXT: Final = get_context("spawn")
 #: Told how far a run is, from 0 to 1.
-Told = Callable[[float], None]
+Progress = Callable[[float], None]
 
 
 class Source(Protocol):
@@ -94,7 +94,7 @@ class Study:
     cases: Sequence[Case]
     out: Path | None = None
     workers: int = 1
-    progress: Told = lambda part: None
+    progress: Progress = lambda part: None
 
     def run(self) -> list[Result]:
         """Run all; results are in the order of the cases. When one raises an error or the user
@@ -137,7 +137,7 @@ class Study:
             try:
                 with _uninterrupted():
                     running = [
-                        pool.submit(_told, at, function, arguments)
+                        pool.submit(_run_in_worker, at, function, arguments)
                         for at, (function, arguments) in enumerate(calls)
                     ]
                 while wait(running, TELL_S, FIRST_EXCEPTION).not_done:
@@ -175,21 +175,21 @@ def _share(parts: Any, stopped: Any) -> None:
     _parts, _stopped = parts, stopped
 
 
-def _told(at: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    def told(part: float) -> None:
+def _run_in_worker(at: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    def report(part: float) -> None:
         if _stopped.value:
             raise CancelledError
         _parts[at] = part
 
-    told(0.0)
-    return function(*arguments, told)
+    report(0.0)
+    return function(*arguments, report)
 
 
 def _part(folder: Path, case: Case) -> Path:
     return folder / f"{case.name}.parquet"
 
 
-def prepare(source: Source, seed: int, folder: Path, told: Told) -> Path:
+def prepare(source: Source, seed: int, folder: Path, report: Progress) -> Path:
     """Write the workload of a seed, its jobs with the times at which they are submitted.
 
     Where those depend on how the jobs fare, they are what they are under `fifo`.
@@ -198,37 +198,37 @@ def prepare(source: Source, seed: int, folder: Path, told: Told) -> Path:
     if not isinstance(arrivals, Listed):
         case = Case(name="", labels={}, seed=seed)
         world = World(workload, case.pools(workload), None, arrivals, seed=seed)
-        world.run(_progress(world, told))
+        world.run(_progress(world, report))
         workload = replace(workload, jobs=tuple(world.submitted))
     path = folder / f"workload-{seed}"
     with path.open("wb") as file:
         pickle.dump(workload, file)
-    told(1.0)
+    report(1.0)
     return path
 
 
-def run(case: Case, prepared: Path, folder: Path, out: Path | None, told: Told) -> Result:
+def run(case: Case, prepared: Path, folder: Path, out: Path | None, report: Progress) -> Result:
     """One run; its tasks' table goes into `folder`, its log into `out`."""
     with prepared.open("rb") as file:
         # Written by `prepare` into a folder that only this user can open.
         workload: Workload = pickle.load(file)
     history = History()
-    tape = None if out is None else SqliteWriter(out / f"{case.name}.db", TOPICS)
+    sink = None if out is None else SqliteWriter(out / f"{case.name}.db", TOPICS)
     arrivals, pools = Listed(workload.jobs), case.pools(workload)
     clock = SystemClock()
     try:
-        world = World(workload, pools, tape, arrivals, seed=case.seed, watch=history.see)
+        world = World(workload, pools, sink, arrivals, seed=case.seed, watch=history.see)
         began_s = clock.monotonic_s()
         with tuned_gc():
-            world.run(_progress(world, told))
-        if tape is not None:
-            tape.close()
+            world.run(_progress(world, report))
+        if sink is not None:
+            sink.close()
     except BaseException:
-        if tape is not None:
-            tape.discard()
+        if sink is not None:
+            sink.discard()
         raise
     seconds = clock.monotonic_s() - began_s
-    history.settle()
+    history.flush()
     labels = dict(case.labels)
     if out is not None:
         write_tasks(_part(folder, case), [task_table(labels, history, world.work_ms)])
@@ -240,17 +240,17 @@ def run(case: Case, prepared: Path, folder: Path, out: Path | None, told: Told) 
         cycles=world.cycles,
         seconds=seconds,
     )
-    told(1.0)
+    report(1.0)
     return result
 
 
-def _progress(world: World, told: Told) -> Callable[[], None]:
+def _progress(world: World, report: Progress) -> Callable[[], None]:
     count = 0
 
     def progress() -> None:
         nonlocal count
         count += 1
         if count % 100 == 0:
-            told(world.part_done)
+            report(world.part_done)
 
     return progress

@@ -153,17 +153,17 @@ def trial_and_error(mix: Mix, seed: int, equal: Equal | None = None) -> tuple[Wo
     jobs = []
     for number in range(mix.jobs):
         te = chance.below(1000, number, "kind") < mix.te_permille
-        asked = of.te if te else of.be
-        gpus = chance.normal(asked.gpu, number, "gpu")
-        seconds = chance.normal(asked.work, number, "work")
+        requested = of.te if te else of.be
+        gpus = chance.normal(requested.gpu, number, "gpu")
+        seconds = chance.normal(requested.work, number, "work")
         spec = SubmittedSpec(
             preemptible=not te,
             pools=(DEFAULT,),
             resources=Resources(
                 gpus=gpus,
                 gpu_milli=1000 if gpus else 0,
-                cpu_milli=chance.normal(asked.cpu, number, "cpu") * 1000,
-                memory_mib=chance.normal(asked.memory, number, "memory") * GIB,
+                cpu_milli=chance.normal(requested.cpu, number, "cpu") * 1000,
+                memory_mib=chance.normal(requested.memory, number, "memory") * GIB,
             ),
             grace_s=chance.normal(grace, number, "grace"),
             runtime_estimate_s=seconds,
@@ -219,7 +219,8 @@ class AtLoad:
 
     def _load(self, outstanding: Amounts) -> float:
         parts = [
-            1000 * asked / there for asked, there in zip(outstanding, self._capacity, strict=True)
+            1000 * requested / there
+            for requested, there in zip(outstanding, self._capacity, strict=True)
         ]
         return parts[2] if self._load_on == "gpu" else sum(parts) / 3
 

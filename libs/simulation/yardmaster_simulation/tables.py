@@ -83,12 +83,12 @@ def task_table(labels: Labels, history: History, exec_ms: ExecMs | None = None) 
         for values, field in zip(columns, fields, strict=True)
     ]
     names = []
-    told = []
+    label_columns = []
     for name, value in labels.items():
         kind = pyarrow.int64() if isinstance(value, int) else pyarrow.string()
         names.append(pyarrow.field(name, kind))
-        told.append(pyarrow.repeat(pyarrow.scalar(value, kind), len(rows)))
-    return pyarrow.table(told + arrays, schema=pyarrow.schema(names + fields))
+        label_columns.append(pyarrow.repeat(pyarrow.scalar(value, kind), len(rows)))
+    return pyarrow.table(label_columns + arrays, schema=pyarrow.schema(names + fields))
 
 
 def write_tasks(path: Path, tables: Iterable["pyarrow.Table"]) -> None:

@@ -205,13 +205,13 @@ def read_nodes(path: Path) -> tuple[SimNode, ...]:
     return nodes
 
 
-def _node(said: Mapping[str, str]) -> SimNode:
+def _node(values: Mapping[str, str]) -> SimNode:
     node = SimNode(
-        name=said["node"].lower(),
-        gpus=whole(said, "gpus"),
-        cpu_milli=whole(said, "cpu_milli"),
-        memory_mib=whole(said, "memory_mib"),
-        node_type=(said["node_type"] or "any").lower(),
+        name=values["node"].lower(),
+        gpus=whole(values, "gpus"),
+        cpu_milli=whole(values, "cpu_milli"),
+        memory_mib=whole(values, "memory_mib"),
+        node_type=(values["node_type"] or "any").lower(),
     )
     _JOINS.validate_python(
         {
@@ -241,13 +241,13 @@ def read_pods(path: Path) -> list[SubmittedSpec]:
     return list(rows(path, OPENB_PODS, _pod))
 
 
-def _pod(said: Mapping[str, str]) -> SubmittedSpec:
-    gpus = whole(said, "gpus")
+def _pod(values: Mapping[str, str]) -> SubmittedSpec:
+    gpus = whole(values, "gpus")
     return _spec(
         gpus,
-        whole(said, "gpu_milli") if gpus else 0,
-        whole(said, "cpu_milli"),
-        whole(said, "memory_mib"),
+        whole(values, "gpu_milli") if gpus else 0,
+        whole(values, "cpu_milli"),
+        whole(values, "memory_mib"),
         replicas=1,
         preemptible=True,
         estimate_s=None,
@@ -273,12 +273,12 @@ def openb(
     own = [node for node in read_nodes(nodes) if node.gpus]
     if not own:
         raise BadWorkload(path=nodes, found="no node in it has GPUs")
-    asked = read_pods(pods)
-    if not any(spec.resources.gpus for spec in asked):
+    pod_specs = read_pods(pods)
+    if not any(spec.resources.gpus for spec in pod_specs):
         raise BadWorkload(path=pods, found="no pod in it asks for GPUs")
     there = instead(own, equal)
     chance = Chance(seed)
-    order = chance.shuffled(len(asked), "pods")
+    order = chance.shuffled(len(pod_specs), "pods")
     wanted = sum(node.gpus for node in there) * arrived_permille
     jobs: list[SimJob] = []
     arrived = 0
@@ -286,9 +286,9 @@ def openb(
         if arrived >= wanted:
             break
         again = number >= len(order)
-        pod = chance.below(len(asked), number, "again") if again else order[number]
-        jobs.append(SimJob(submit_ms=number * 1000, spec=asked[pod], runs_ms=(None,)))
-        arrived += asked[pod].resources.gpu_total_milli
+        pod = chance.below(len(pod_specs), number, "again") if again else order[number]
+        jobs.append(SimJob(submit_ms=number * 1000, spec=pod_specs[pod], runs_ms=(None,)))
+        arrived += pod_specs[pod].resources.gpu_total_milli
     return Workload(
         name="openb",
         nodes=there,
@@ -298,43 +298,43 @@ def openb(
     )
 
 
-def _job(said: Mapping[str, str], per_node: int) -> _Job:
-    submit_s = moment(said, "submit")
-    run_ms, by = None, "run" if "run" in said else "end"
-    if by in said:
-        run_s = amount(said, by) if by == "run" else moment(said, by) - submit_s
+def _job(values: Mapping[str, str], per_node: int) -> _Job:
+    submit_s = moment(values, "submit")
+    run_ms, by = None, "run" if "run" in values else "end"
+    if by in values:
+        run_s = amount(values, by) if by == "run" else moment(values, by) - submit_s
         run_ms = int(run_s * 1000)
         if run_ms < 0:
             raise Wrong(by, f"it runs for {run_ms} ms")
-    gpus = whole(said, "gpus", "0")
+    gpus = whole(values, "gpus", "0")
     replicas = _replicas(gpus, per_node)
-    cpu = int(amount(said, "cpu", "0") * 1000) + int(amount(said, "cpu_milli", "0"))
-    memory = int(amount(said, "memory_gib", "0") * GIB) + int(amount(said, "memory_mib", "0"))
+    cpu = int(amount(values, "cpu", "0") * 1000) + int(amount(values, "cpu_milli", "0"))
+    memory = int(amount(values, "memory_gib", "0") * GIB) + int(amount(values, "memory_mib", "0"))
     spec = _spec(
         gpus // replicas,
-        whole(said, "gpu_milli", "1000") if gpus else 0,
+        whole(values, "gpu_milli", "1000") if gpus else 0,
         -(-cpu // replicas),
         -(-memory // replicas),
         replicas=replicas,
-        preemptible=_preemptible(said),
+        preemptible=_preemptible(values),
         estimate_s=None if run_ms is None else max(1, run_ms // 1000),
     )
     # What runs for no time at all still has to end after it has started.
     run_ms = None if run_ms is None else max(1, run_ms)
-    return submit_s, spec, run_ms, _project(said.get("project"))
+    return submit_s, spec, run_ms, _project(values.get("project"))
 
 
-def _preemptible(said: Mapping[str, str]) -> bool:
-    text = (said.get("preemptible") or "true").lower()
+def _preemptible(values: Mapping[str, str]) -> bool:
+    text = (values.get("preemptible") or "true").lower()
     if text not in ("true", "1", "yes", "false", "0", "no"):
         raise Wrong("preemptible")
     return text in ("true", "1", "yes")
 
 
 @lru_cache(maxsize=4096)
-def _project(said: str | None) -> str:
+def _project(values: str | None) -> str:
     try:
-        return _NAMES.validate_python((said or DEFAULT).lower())
+        return _NAMES.validate_python((values or DEFAULT).lower())
     except ValidationError:
         raise Wrong("project") from None
 

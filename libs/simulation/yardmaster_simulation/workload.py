@@ -68,8 +68,8 @@ class SimJob:
     @property
     def task_amounts(self) -> Amounts:
         """What one of its tasks holds."""
-        asked = self.spec.resources
-        one = (asked.cpu_milli, asked.memory_mib, asked.gpu_total_milli)
+        resources = self.spec.resources
+        one = (resources.cpu_milli, resources.memory_mib, resources.gpu_total_milli)
         return times(one, self.spec.replicas_min)
 
 

@@ -50,7 +50,7 @@ from yardmaster_schemas.events.requests import (
 )
 from yardmaster_schemas.topics import DETAILS, NODE_EVENTS, REQUESTS
 from yardmaster_simulation.distributions import Chance
-from yardmaster_simulation.driver import CELL, Claims, Driver, Tape, Told
+from yardmaster_simulation.driver import CELL, Driver, InputBatch, InputQueue, LogSink
 from yardmaster_simulation.errors import Endless, Unending
 from yardmaster_simulation.workload import (
     DEFAULT,
@@ -85,7 +85,7 @@ _DETAILS: Final = Partition(DETAILS.name)
 Watch = Callable[[int, Event, int], None]
 
 
-def unwatched(_: int, __: Event, ___: int) -> None:
+def ignore_event(_: int, __: Event, ___: int) -> None:
     """Nobody is told."""
 
 
@@ -135,11 +135,11 @@ class World:
         self,
         workload: Workload,
         pools: Mapping[str, PoolConfig],
-        tape: Tape | None,
+        sink: LogSink | None,
         arrivals: Arrivals,
         *,
         seed: int = 0,
-        watch: Watch = unwatched,
+        watch: Watch = ignore_event,
     ) -> None:
         self.workload = workload
         self.now_ms = START_MS
@@ -152,10 +152,10 @@ class World:
         self._arrivals = arrivals
         self._pools = pools
         self._chance = Chance(seed)
-        self._tape = tape
+        self._sink = sink
         self._watch = watch
-        self._requests = Claims(REQUESTS, tape)
-        self._reports = Claims(NODE_EVENTS, tape)
+        self._requests = InputQueue(REQUESTS, sink)
+        self._reports = InputQueue(NODE_EVENTS, sink)
         self._states: dict[str, _Task] = {}
         self._running = 0
         #: Since when nothing has run, and nobody submitted.
@@ -173,8 +173,8 @@ class World:
         self._moment_ms = START_MS
         #: When, in which order, what.
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
-        self._quota = Driver(QuotaMachine(check), tape, START_MS)
-        self._scheduler = Driver(SchedulerMachine(), tape, START_MS)
+        self._quota = Driver(QuotaMachine(check), sink, START_MS)
+        self._scheduler = Driver(SchedulerMachine(), sink, START_MS)
         #: When time alone calls for a cycle of the scheduler.
         self._due_ms: int | None = None
 
@@ -210,7 +210,7 @@ class World:
             if cadence_ms:
                 then_ms = START_MS - (START_MS - then_ms) // cadence_ms * cadence_ms
             self.now_ms = max(self.now_ms, then_ms)
-            self._happen()
+            self._apply_due()
             self._decide()
             progress()
 
@@ -247,7 +247,7 @@ class World:
             return True
         return all(node.up for node in self._nodes.values())
 
-    def _happen(self) -> None:
+    def _apply_due(self) -> None:
         """What is due by now, and who submits."""
         heap, now_ms = self._heap, self.now_ms
         while heap and heap[0][0] <= now_ms:
@@ -267,17 +267,17 @@ class World:
             while self._requests:
                 self._quota.cycle(now_ms, [self._requests.take()])
             observed, self._silent = self._silent, []
-            inputs: list[Told] = []
+            inputs: list[InputBatch] = []
             if scheduler.complete:
-                told = (self._quota.take_output(), self._reports.take())
-                inputs = [one for one in told if one.digests]
+                batches = (self._quota.take_output(), self._reports.take())
+                inputs = [one for one in batches if one.digests]
                 if not (inputs or observed or self._is_due()):
                     return
             more = bool(self._reports)
             for one in inputs:
-                said = one.said_ms or repeat(now_ms, len(one.events))
-                for (event, _), said_ms in zip(one.events, said, strict=True):
-                    self._watch(now_ms, event, said_ms)
+                times_ms = one.events_ms or repeat(now_ms, len(one.events))
+                for (event, _), event_ms in zip(one.events, times_ms, strict=True):
+                    self._watch(now_ms, event, event_ms)
                     if isinstance(event, TaskRejectedV1):
                         self._refused(event.job_id)
             decided = scheduler.cycle(now_ms, inputs, observed)
@@ -305,8 +305,8 @@ class World:
             self._ask(PoolChangeRequestedV1(pool=name, config=config, if_revision=0), name)
         departments = {DEFAULT: DepartmentConfig()} | dict(workload.departments)
         for name, department in sorted(departments.items()):
-            asked = DepartmentChangeRequestedV1(department=name, config=department, if_revision=0)
-            self._ask(asked, name)
+            change = DepartmentChangeRequestedV1(department=name, config=department, if_revision=0)
+            self._ask(change, name)
         projects = {DEFAULT: ProjectConfig(department=DEFAULT)} | dict(workload.projects)
         for name, project in sorted(projects.items()):
             self._ask(ProjectChangeRequestedV1(project=name, config=project, if_revision=0), name)
@@ -344,8 +344,8 @@ class World:
 
     def _detail(self, job_id: str) -> tuple[int, str]:
         """Where the job's details are, and their digest; without a log nobody reads them."""
-        number, tape = int(job_id), self._tape
-        if tape is None:
+        number, sink = int(job_id), self._sink
+        if sink is None:
             return number, NO_DIGEST
         at_ms = self._moment_ms
         detailed = encode(
@@ -368,7 +368,7 @@ class World:
             ),
             job_id,
         )
-        offset = tape.append(_DETAILS, [detailed], at_ms)
+        offset = sink.append(_DETAILS, [detailed], at_ms)
         return offset, details_digest(detailed.value)
 
     def _refused(self, job_id: str) -> None:
@@ -392,7 +392,7 @@ class World:
             event, node.source, node.lives, node.seq, node.actor, subject, self._moment_ms
         )
 
-    def _of_each(self, task: _Task) -> Iterator[tuple[_Node, Any]]:
+    def _live_replicas(self, task: _Task) -> Iterator[tuple[_Node, Any]]:
         """The nodes that still have a replica of a task, and what they say of it first."""
         for placement in task.placements:
             node = self._nodes[placement.node]
@@ -424,8 +424,10 @@ class World:
         elif isinstance(event, NodeLostV1):
             for closed in event.closed:
                 task = self._states[closed.task_id]
-                if task.attempt == closed.attempt and not any(True for _ in self._of_each(task)):
-                    self._over(task)
+                if task.attempt == closed.attempt and not any(
+                    True for _ in self._live_replicas(task)
+                ):
+                    self._end_attempt(task)
 
     def _start(self, event: SlotsAllocatedV1) -> None:
         task = self._states[event.task_id]
@@ -436,7 +438,7 @@ class World:
         task.stop_ms = 0
         task.broken = False
         self._running += 1
-        for node, about in self._of_each(task):
+        for node, about in self._live_replicas(task):
             node.tasks[task.id] = None
             started = nev.TaskStartedV1(
                 **about, boot_id=BOOT, pid=task.attempts, process_started=self._moment_ms
@@ -490,7 +492,7 @@ class World:
         self._exit(task, exit_code=0)
 
     def _checkpoint(self, task: _Task, saved_ms: int) -> None:
-        for node, about in self._of_each(task):
+        for node, about in self._live_replicas(task):
             uri = f"file:///simulated/{task.id}"
             done = nev.CheckpointDoneV1(**about, uri=uri, step=saved_ms // 1000)
             self._report(node, done, task.id)
@@ -498,12 +500,12 @@ class World:
 
     def _exit(self, task: _Task, **how: Any) -> None:
         """All that is left of an attempt ends and gives back what it holds."""
-        for node, about in self._of_each(task):
+        for node, about in self._live_replicas(task):
             self._report(node, nev.TaskExitedV1(**about, **how), task.id)
             self._report(node, nev.SlotsReleasedV1(**about), task.id)
-        self._over(task)
+        self._end_attempt(task)
 
-    def _over(self, task: _Task) -> None:
+    def _end_attempt(self, task: _Task) -> None:
         for placement in task.placements:
             self._nodes[placement.node].tasks.pop(task.id, None)
         task.attempt = 0

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from yardmaster_core.testing import Cell
-from yardmaster_simulation.conformance import scenario_cluster as stage
+from yardmaster_simulation.conformance import scenario_cluster as scenario_cluster
 from yardmaster_simulation.conformance.formats import FORMATS
 from yardmaster_simulation.conformance.scenarios import (
     Format,
@@ -53,7 +53,7 @@ def expect(*starts: str, stops: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
+def cells(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
     """The cells that scenarios were told to."""
     made: list[Cell] = []
 
@@ -62,7 +62,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
             super().__init__(*args, **options)
             made.append(self)
 
-    monkeypatch.setattr(stage, "Cell", Kept)
+    monkeypatch.setattr(scenario_cluster, "Cell", Kept)
     return made
 
 
@@ -73,31 +73,31 @@ def test_the_difference_names_who_is_missing_and_who_is_more() -> None:
     )
 
 
-def test_tasks_of_a_group_that_are_alike_are_one_job(told: list[Cell]) -> None:
+def test_tasks_of_a_group_that_are_alike_are_one_job(cells: list[Cell]) -> None:
     tasks = [task("t1", "g"), task("t2", "g", created_order=2)]
     assert held_against(policy="fair_share", tasks=tasks, expected=expect("t1", "t2")).why == ""
-    assert [len(job.tasks) for job in told[0].state.jobs.values()] == [2]
-    config = told[0].state.pools["main"].config
+    assert [len(job.tasks) for job in cells[0].state.jobs.values()] == [2]
+    config = cells[0].state.pools["main"].config
     assert config is not None
     assert config.policy.options == {"variant": "max_min", "among": "job"}
 
 
-def test_groups_whose_tasks_differ_are_projects_with_their_weight(told: list[Cell]) -> None:
+def test_groups_whose_tasks_differ_are_projects_with_their_weight(cells: list[Cell]) -> None:
     tasks = [task("t1", "g"), task("t2", "g", 2, created_order=2), task("t3", "h")]
     groups = [{"id": "g", "weight": 1.5, "max_slots": 3}, {"id": "h", "weight": 0.25}]
     held_against(policy="fair_share", tasks=tasks, groups=groups)
-    state = told[0].state
+    state = cells[0].state
     assert len(state.jobs) == 3
     weights = [(p.config.weight, p.config.limit_milli) for p in state.projects.values() if p.config]
     assert sorted(weights) == [(1, None), (6, 3000)]
 
 
-def test_what_runs_is_running_when_the_cell_decides(told: list[Cell]) -> None:
+def test_what_runs_is_running_when_the_cell_decides(cells: list[Cell]) -> None:
     tasks = [task("t1", "g", 8, on={"a1": 4, "a2": 4}), task("z", "g", 0, on={"a1": 0})]
     agents = [agent("a1", used=4, zero_slot_used=1), agent("a2", used=4)]
     assert held_against(agents=agents, tasks=tasks).why == ""
-    assert [task.phase.name for task in told[0].state.tasks.values()] == ["RUNNING"] * 2
-    assert [len(node.open) for node in told[0].state.nodes.values()] == [2, 1]
+    assert [task.phase.name for task in cells[0].state.tasks.values()] == ["RUNNING"] * 2
+    assert [len(node.open) for node in cells[0].state.nodes.values()] == [2, 1]
 
 
 def test_slots_that_no_task_holds_are_used_by_something_that_stays() -> None:

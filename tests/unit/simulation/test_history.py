@@ -242,12 +242,12 @@ def test_repeats_and_what_is_unknown_change_nothing() -> None:
     once, twice = history_of(cell), history_of(cell)
     for event in cell.history:
         twice.see(cell.now_ms, event)
-    twice.settle()
+    twice.flush()
     assert pool_now(twice) == pool_now(once)
     later = History()
     for event in cell.history[2:]:  # without what was admitted
         later.see(cell.now_ms, event)
-    later.settle()
+    later.flush()
     assert later.tasks == {}
     assert pool_now(later) == [8000, 0, 0, 0]
 

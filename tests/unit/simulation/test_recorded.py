@@ -15,15 +15,15 @@ from yardmaster_simulation.workload import DEFAULT, Listed, SimJob, Workload, po
 from yardmaster_simulation.world import START_MS, World
 
 
-class Cut:
+class TruncatedSink:
     """A tape that takes nothing after so many seconds."""
 
-    def __init__(self, tape: SqliteWriter, after_s: int) -> None:
-        self._tape = tape
+    def __init__(self, sink: SqliteWriter, after_s: int) -> None:
+        self._sink = sink
         self._end_ms = START_MS + 1000 * after_s
 
     def append(self, partition: Partition, records: Sequence[Record], now_ms: int) -> int:
-        return self._tape.append(partition, records, now_ms) if now_ms <= self._end_ms else 0
+        return self._sink.append(partition, records, now_ms) if now_ms <= self._end_ms else 0
 
 
 def at_once(submit_s: int) -> SimJob:
@@ -56,8 +56,10 @@ def test_a_task_that_was_being_stopped_worked_until_it_was_asked_to(tmp_path: Pa
     low, high = (job(at, 100, gpus=8, priority=of) for at, of in ((0, 50), (40, 10)))
     jobs = [low, job(0, 60, priority=10), at_once(0), high]
     workload = Workload(name="test", nodes=(node("node-0"), node("node-1", 1)), jobs=jobs)
-    tape = SqliteWriter(path, TOPICS)
+    sink = SqliteWriter(path, TOPICS)
     policy = PolicyRef(name="priority", options={"preemption": True})
-    World(workload, {DEFAULT: replace(pool(), policy=policy)}, Cut(tape, 60), Listed(jobs)).run()
-    tape.close()
+    World(
+        workload, {DEFAULT: replace(pool(), policy=policy)}, TruncatedSink(sink, 60), Listed(jobs)
+    ).run()
+    sink.close()
     assert runs_of(path) == [(40_000,), (60_000,), (0,)]

@@ -111,10 +111,10 @@ def test_text_of_others_is_no_markup() -> None:
 
 def test_series_have_so_many_points_whatever_the_run() -> None:
     one = data(Page(report("x", [run(policy="priority")])))[0]
-    assert len(one["used"]) == len(one["asked"]) == len(one["projects"][0]["held"]) == WINDOWS
+    assert len(one["used"]) == len(one["requested"]) == len(one["projects"][0]["held"]) == WINDOWS
     assert one["used"][-1] == 25.0  # 2 of 8 GPUs
     assert one["used"][0] is None  # no node yet
-    assert one["asked"][0] == 11.0
+    assert one["requested"][0] == 11.0
 
 
 def test_small_projects_are_added_up() -> None:

@@ -45,15 +45,15 @@ def test_the_load_is_that_of_the_nodes_that_are_given(name: str) -> None:
     source = TrialAndError(Mix(demands=name, jobs=500, load_permille=1500))
     workload, arrivals = Changed(source, equal=Equal(10, 8)).workload(0)
 
-    def load(asked: Amounts) -> float:
-        parts = [of / there for of, there in zip(asked, workload.capacity, strict=True)]
+    def load(requested: Amounts) -> float:
+        parts = [of / there for of, there in zip(requested, workload.capacity, strict=True)]
         return parts[2] if DEMAND_SETS[name].load_on == "gpu" else sum(parts) / 3
 
-    asked: Amounts = (0, 0, 0)
-    before = asked
-    for each in arrivals.due(0, asked):
-        before, asked = asked, plus(asked, each.amounts)
-    assert load(before) < 1.5 <= load(asked)
+    requested: Amounts = (0, 0, 0)
+    before = requested
+    for each in arrivals.due(0, requested):
+        before, requested = requested, plus(requested, each.amounts)
+    assert load(before) < 1.5 <= load(requested)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from yardmaster_simulation.conformance.determined_form import (
     PlanningPass,
     Task,
 )
-from yardmaster_simulation.conformance.scenario_cluster import Decided, Stage
+from yardmaster_simulation.conformance.scenario_cluster import Decided, ScenarioCluster
 from yardmaster_simulation.conformance.scenarios import Format, Scenario, Skip, parsed
 
 #: Up to so many nodes, every order in which they can join is tried.
@@ -73,21 +73,23 @@ def _known(given: PlanningPass) -> None:
             raise Skip(f"{task.id} runs on {elsewhere[0]}, an agent that is not listed")
 
 
-def _stage(options: Options, agents: Sequence[Agent], order: Sequence[int], **policy: Any) -> Stage:
+def _cluster(
+    options: Options, agents: Sequence[Agent], order: Sequence[int], **policy: Any
+) -> ScenarioCluster:
     """A stage with the agents as its nodes, joined in that order."""
-    stage = Stage(
+    cluster = ScenarioCluster(
         placement="best_fit" if options.fitting_policy == "best" else "worst_fit",
         unequal_gangs=options.allow_heterogeneous_fits,
         gpuless_per_node=max((_places(agent) for agent in agents), default=None),
         **policy,
     )
-    stage.nodes(agent.id for agent in agents)
+    cluster.nodes(agent.id for agent in agents)
     for index in order:
         agent = agents[index]
-        stage.joins(agent.id, agent.slots)
+        cluster.joins(agent.id, agent.slots)
         if agent.draining or not agent.enabled:
-            stage.cordon(agent.id)
-    return stage
+            cluster.cordon(agent.id)
+    return cluster
 
 
 def _places(agent: Agent) -> int:
@@ -95,7 +97,7 @@ def _places(agent: Agent) -> int:
 
 
 def _occupy(
-    stage: Stage, agents: Sequence[Agent], tasks: Iterable[Task] = (), *, bound: bool
+    cluster: ScenarioCluster, agents: Sequence[Agent], tasks: Iterable[Task] = (), *, bound: bool
 ) -> None:
     """Let the tasks that run hold their slots, and something that stays what no task explains.
 
@@ -109,7 +111,7 @@ def _occupy(
             continue
         if not task.on or sum(held.slots_held for held in task.on) != task.slots:
             raise Skip(f"{task.id} runs, and where all of its slots are is not said")
-        stage.runs(task.id, [(held.agent, held.slots_held) for held in task.on])
+        cluster.runs(task.id, [(held.agent, held.slots_held) for held in task.on])
         for held in task.on:
             slots[held.agent] -= held.slots_held
             places[held.agent] -= task.slots == 0
@@ -122,7 +124,7 @@ def _occupy(
         for gpus, replicas in ((left, min(left, 1)), (0, without)):
             if replicas:
                 name = f"something on {agent.id}, of {gpus} slots"
-                stage.stays(name, [(agent.id, gpus)] * replicas)
+                cluster.stays(name, [(agent.id, gpus)] * replicas)
 
 
 # Jobs
@@ -137,14 +139,14 @@ def _spec(task: Task | FitTask) -> dict[str, Any]:
     }
 
 
-def _lanes(given: PlanningPass) -> Iterator[tuple[Group, list[Task]]]:
+def _tasks_by_group(given: PlanningPass) -> Iterator[tuple[Group, list[Task]]]:
     """The tasks of each group in the order of their creation, those without slots apart."""
     tasks = sorted(given.tasks, key=lambda task: task.created_order)
     for group in given.groups:
         for zero in (False, True):
-            lane = [t for t in tasks if t.group == group.id and (t.slots == 0) is zero]
-            if lane:
-                yield group, lane
+            selected = [t for t in tasks if t.group == group.id and (t.slots == 0) is zero]
+            if selected:
+                yield group, selected
 
 
 def _alike(tasks: Sequence[Task]) -> bool:
@@ -159,7 +161,7 @@ def _by_priority(given: PlanningPass) -> Iterator[_Job]:
     positions = given.options.queue_positions
     placed = bool(positions) and all(group.id in positions for group in given.groups)
     ranks = {at: rank for rank, at in enumerate(sorted(set(positions.values())))}
-    for group, tasks in _lanes(given):
+    for group, tasks in _tasks_by_group(given):
         settings: dict[str, Any] = {"priority": group.priority}
         if group.priority is None:
             # Nobody considers them, and nobody stops them.
@@ -174,7 +176,7 @@ def _by_priority(given: PlanningPass) -> Iterator[_Job]:
 def _by_weight(given: PlanningPass, *, projects: bool) -> Iterator[_Job]:
     """Jobs by when the first of their tasks came; with `projects` the weight is their project's."""
     weights = _weights(given.groups)
-    for group, tasks in _lanes(given):
+    for group, tasks in _tasks_by_group(given):
         most = group.max_slots
         settings = {
             "weight": weights[group.id],
@@ -199,7 +201,7 @@ def _weights(groups: Iterable[Group]) -> dict[str, int]:
 
 def _are_projects(given: PlanningPass) -> bool:
     """Whether groups cannot be jobs: their tasks differ, or they may hold nothing."""
-    return any(tasks[0].slots and not _alike(tasks) for _, tasks in _lanes(given)) or any(
+    return any(tasks[0].slots and not _alike(tasks) for _, tasks in _tasks_by_group(given)) or any(
         group.max_slots == 0 for group in given.groups
     )
 
@@ -211,24 +213,24 @@ def _plan(given: PlanningPass, order: Sequence[int]) -> Decided:
     """What the first cycle decides when the agents' nodes join in that order."""
     options = given.options
     projects = given.policy == "fair_share" and _are_projects(given)
-    said: dict[str, Any]
+    stated: dict[str, Any]
     if given.policy == "priority":
-        said = {"preemption": options.preemption, "backfill": options.backfill}
+        stated = {"preemption": options.preemption, "backfill": options.backfill}
         jobs = list(_by_priority(given))
     else:
-        said = {"variant": options.variant, "among": "project" if projects else "job"}
+        stated = {"variant": options.variant, "among": "project" if projects else "job"}
         jobs = list(_by_weight(given, projects=projects))
     # What the scenario leaves out is the policy's own default.
-    policy = {name: value for name, value in said.items() if value is not None}
-    stage = _stage(options, given.agents, order, policy=given.policy, **policy)
+    policy = {name: value for name, value in stated.items() if value is not None}
+    cluster = _cluster(options, given.agents, order, policy=given.policy, **policy)
     if projects:
         weights = _weights(given.groups)
         for group in given.groups:
-            stage.project(group.id, weight=weights[group.id], most_gpus=group.max_slots)
+            cluster.project(group.id, weight=weights[group.id], most_gpus=group.max_slots)
     jobs.sort(key=lambda job: (job.submitted, job.tasks[0].created_order))
     for job in jobs:
         settings = {"preemptible": not job.tasks[0].non_preemptible, **job.settings}
-        stage.job(
+        cluster.job(
             [task.id for task in job.tasks],
             submitted=job.submitted,
             project=job.group.id if projects else None,
@@ -236,16 +238,16 @@ def _plan(given: PlanningPass, order: Sequence[int]) -> Decided:
             **settings,
         )
     bound = any(task.waits and not task.slots for task in given.tasks)
-    _occupy(stage, given.agents, given.tasks, bound=bound)
-    return stage.decide()
+    _occupy(cluster, given.agents, given.tasks, bound=bound)
+    return cluster.decide()
 
 
 def _place(given: Fit, order: Sequence[int]) -> Decided:
     """Where the first cycle places the task when the agents' nodes join in that order."""
-    stage = _stage(given.options, given.agents, order)
-    stage.job(["task"], submitted=0, **_spec(given.task))
-    _occupy(stage, given.agents, bound=not given.task.slots)
-    return stage.decide()
+    cluster = _cluster(given.options, given.agents, order)
+    cluster.job(["task"], submitted=0, **_spec(given.task))
+    _occupy(cluster, given.agents, bound=not given.task.slots)
+    return cluster.decide()
 
 
 def _orders(nodes: int) -> Iterator[tuple[int, ...]]:

@@ -34,7 +34,7 @@ class Decided:
     stops: frozenset[str] = frozenset()
 
 
-class Stage:
+class ScenarioCluster:
     """Builds one cluster; nodes, projects and tasks keep the names that the scenario gave them."""
 
     def __init__(self, **pool: Any) -> None:
