@@ -1,4 +1,4 @@
-"""Agents as processes on a real broker: the broker goes away, agents are killed, ledgers get lost.
+"""Agents as processes on a real broker: broker outages, killed agents and lost ledgers.
 
 SAFETY: S1 to S11 over the log; at most one start of an attempt; no slot held twice.
 """
@@ -26,14 +26,14 @@ from yardmaster_schemas.reasons import EndCode
 from yardmaster_schemas.topics import assignments
 
 AWAY_S = 30.0
-#: Counts aloud until told to end.
+#: Prints a number every 0.2 s until the file of its argument exists.
 COUNT = 'at=0; while [ ! -e "$1" ]; do echo $((at += 1)); sleep 0.2; done; echo end'
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("kafka")]
 
 
 def cluster_of(folder: Path, **n2: str) -> Cluster:
-    """Two nodes of four slots; no gateway and no views. `n2`: more of that agent's environment."""
+    """Two nodes of four slots; no gateway and no views. `n2`: settings of agent-n2 alone."""
     return Cluster(
         folder,
         gateways=0,
@@ -50,7 +50,7 @@ def incarnations(cluster: Cluster, node: str) -> list[str]:
     return list(dict.fromkeys(e.incarnation for e in joins if e.node == node))
 
 
-def test_tasks_run_on_while_the_broker_is_away_for_longer_than_a_node_may_be(
+def test_tasks_keep_running_while_the_broker_is_away_for_longer_than_the_node_timeout(
     tmp_path: Path,
 ) -> None:
     go, seen = tmp_path / "go", tmp_path / "witness"
@@ -63,11 +63,11 @@ def test_tasks_run_on_while_the_broker_is_away_for_longer_than_a_node_may_be(
         running += desk.submit(counting, pool="fenced", tasks=2)
         waiting = desk.submit(witnessed(seen, "sleep", "0.5"), tasks=8)
         cluster.until(
-            lambda: {s.task for s in read_witness(seen).starts} >= set(running), "they run"
+            lambda: {s.task for s in read_witness(seen).starts} >= set(running), "all tasks run"
         )
         cluster.kill9("kafka")
         gone = time.monotonic()
-        cluster.until(lambda: cluster.why_not("agent-n1"), "its agent says that it is not ready")
+        cluster.until(lambda: cluster.why_not("agent-n1"), "its agent reports that it is not ready")
         time.sleep(max(0.0, AWAY_S - (time.monotonic() - gone)))
         assert not [s for s in read_witness(seen).starts if s.task in running and s.end_ns]
         cluster.start("kafka")
@@ -81,15 +81,15 @@ def test_tasks_run_on_while_the_broker_is_away_for_longer_than_a_node_may_be(
         assert not [e for e in cluster.events("decisions") if isinstance(e, NodeLostV1)]
         cluster.prove()
         assert_witness_clean(seen)
-        assert_all_said(cluster, running)
+        assert_output_complete(cluster, running)
     print(f"agents ready {ready_s:.1f} s after the broker was back")
 
 
-def assert_all_said(cluster: Cluster, tasks: list[str]) -> None:
-    """What tasks said while the broker was away reached the log, whole, in order and once."""
+def assert_output_complete(cluster: Cluster, tasks: list[str]) -> None:
+    """The output of `tasks` during the outage reached the log complete, in order and once."""
     pieces: dict[str, dict[int, str]] = {task: {} for task in tasks}
 
-    def said() -> bool:
+    def output_arrived() -> bool:
         for event in cluster.events("task-logs"):
             if isinstance(event, TaskOutputV1) and event.task_id in pieces:
                 assert event.stream is Stream.STDOUT, event
@@ -99,14 +99,14 @@ def assert_all_said(cluster: Cluster, tasks: list[str]) -> None:
     def whole(task: str) -> str:
         return "".join(pieces[task][seq] for seq in sorted(pieces[task])).strip()
 
-    cluster.until(said, "all of the output is there", look_s=0.5)
+    cluster.until(output_arrived, "all of the output is in the log", look_s=0.5)
     for task in tasks:
         *numbers, _ = whole(task).split()
-        assert len(numbers) > AWAY_S, "it went on while the broker was away"
+        assert len(numbers) > AWAY_S, "it continued while the broker was away"
         assert numbers == [str(n + 1) for n in range(len(numbers))]
 
 
-def test_agents_that_are_killed_start_nothing_twice(tmp_path: Path) -> None:
+def test_killed_agents_start_no_attempt_twice(tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -120,56 +120,60 @@ def test_agents_that_are_killed_start_nothing_twice(tmp_path: Path) -> None:
             time.sleep(chance.uniform(0.2, 1.5))
             if chance.random() < 0.3:
                 cluster.until_ready(name)
-                assert cluster.terminate(name) == 0, "asked to stop, it does; its tasks run on"
+                assert cluster.terminate(name) == 0, (
+                    "SIGTERM ends the agent; its tasks keep running"
+                )
             else:
                 cluster.kill9(name)
             cluster.start(name, wait=chance.random() < 0.5)
         cluster.until_ready("agent-n1")
         cluster.until_ready("agent-n2")
         ends = cluster.until_ended(tasks)
-        # Killed before it started one, an agent gives it back; killed after, it finds it again.
+        # An agent killed before a start releases the task; killed after it, it finds the process.
         assert {e.outcome for e in ends.values()} == {Outcome.SUCCEEDED}
         assert len(incarnations(cluster, "n1")) == len(incarnations(cluster, "n2")) == 1
         cluster.prove()
         testimony = assert_witness_clean(seen)
-        decided, told = cluster.events("decisions"), cluster.events("node-events")
+        decided, reported = cluster.events("decisions"), cluster.events("node-events")
     seen_starts = {(start.task, start.attempt) for start in testimony.starts}
-    started = {(e.task_id, e.attempt) for e in told if isinstance(e, TaskStartedV1)}
+    started = {(e.task_id, e.attempt) for e in reported if isinstance(e, TaskStartedV1)}
     requeued = [e for e in decided if isinstance(e, TaskRequeuedV1)]
-    # What an agent gave back keeps its place in line: later submissions may be stopped for it.
+    # A released task keeps its place in the queue: later submissions may be preempted for it.
     stopped = {(e.task_id, e.attempt) for e in requeued if e.code is EndCode.PRIORITY}
-    assert seen_starts <= started, "the log knows of all that started"
-    assert started - seen_starts <= stopped, "what started ran, but for what was stopped at once"
+    assert seen_starts <= started, "every start is in the log"
+    assert started - seen_starts <= stopped, (
+        "a reported start without a process was preempted at once"
+    )
     last = {(task, end.attempt) for task, end in ends.items()}
-    assert seen_starts - stopped == last, "but for those, each task started once"
+    assert seen_starts - stopped == last, "each task that was not preempted started once"
 
 
-def test_a_node_that_lost_its_ledger_or_its_assignments_begins_anew(tmp_path: Path) -> None:
+def test_a_node_that_lost_its_ledger_or_its_assignments_joins_again_empty(tmp_path: Path) -> None:
     go, seen = tmp_path / "go", tmp_path / "witness"
     with cluster_of(tmp_path) as cluster:
         desk = Desk(cluster)
         desk.pool("default", node_timeout_s=600)
-        until_told = witnessed(seen, "sh", "-c", 'while [ ! -e "$1" ]; do sleep 0.1; done', "x")
-        tasks = desk.submit([*until_told, str(go)], tasks=6)
-        cluster.until(lambda: len(read_witness(seen).starts) == 6, "they run")
+        until_go = witnessed(seen, "sh", "-c", 'while [ ! -e "$1" ]; do sleep 0.1; done', "x")
+        tasks = desk.submit([*until_go, str(go)], tasks=6)
+        cluster.until(lambda: len(read_witness(seen).starts) == 6, "all tasks run")
         running = Counter(start.node for start in read_witness(seen).starts)
         (full, _), (half, held) = running.most_common()
         assert (running[full], held) == (4, 2), "the fullest node is taken first"
 
-        # Retention takes what a node has not read: there may have been a stop among it.
+        # Retention deletes assignments that a node has not read; a stop may be among them.
         cluster.kill9(f"agent-{half}")
         unread = desk.submit(["true"], tasks=2)
         place = Partition(assignments(half).name)
         cluster.on_log(lambda log: log.wait({place: held}, 60))
         asyncio.run(delete_all(cluster.bootstrap, place.topic))
         cluster.start(f"agent-{half}")
-        cluster.until(lambda: len(incarnations(cluster, half)) == 2, "it joins anew")
+        cluster.until(lambda: len(incarnations(cluster, half)) == 2, "it joins again")
 
-        # A ledger is wiped: what this node ran is killed, and no assignment of before is followed.
+        # A ledger is wiped: the node's tasks are killed, and earlier assignments are ignored.
         cluster.kill9(f"agent-{full}")
         (cluster.data.agents / full / "ledger").unlink()
         cluster.start(f"agent-{full}")
-        cluster.until(lambda: len(incarnations(cluster, full)) == 2, "it joins anew")
+        cluster.until(lambda: len(incarnations(cluster, full)) == 2, "it joins again")
 
         go.touch()
         ends = cluster.until_ended([*tasks, *unread])
@@ -184,7 +188,7 @@ def test_a_node_that_lost_its_ledger_or_its_assignments_begins_anew(tmp_path: Pa
 
 
 async def delete_all(bootstrap: str, topic: str) -> None:
-    """What retention does in time: nothing that is there now stays."""
+    """Delete all present records of `topic`, as retention does later."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     try:

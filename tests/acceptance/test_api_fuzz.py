@@ -1,7 +1,7 @@
-"""Malformed and odd requests over the whole OpenAPI document, singly and in sequence.
+"""Malformed and unusual requests over the whole OpenAPI document, singly and in sequence.
 
-None may end in a server error or in an answer that the document does not describe. Between requests
-the real quota and scheduler judge, so that sequences meet jobs in every phase.
+No request may get a server error or an answer that the document does not describe. Between requests
+the real quota and scheduler run their cycles, so that sequences meet jobs in every phase.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from yardmaster_schemas.topics import REQUESTS
 def no_server_error(
     context: schemathesis.CheckContext, response: schemathesis.Response, case: schemathesis.Case
 ) -> bool | None:
-    """503 is an answer of the interface: the views are behind, the log is away. 500 is none."""
+    """Accept 503, a documented answer (views behind, log unavailable); refuse any other 5xx."""
     if response.status_code == 503:
         return None
     return not_a_server_error(context, response, case)
@@ -49,8 +49,9 @@ CHECKS = [
     response_headers_conformance,
     response_schema_conformance,
 ]
-#: Of the command: what it can know by itself. Whether data is taken is not among them, as the rules
-#: of some bodies cannot be stated in a schema, and a position may be another log's.
+#: Checks of the `schemathesis` command that need only the document. Checks of whether data is
+#: accepted are left out: a schema cannot state the rules of some bodies, and a position may belong
+#: to another log.
 ALL_CHECKS = (
     *("not_a_server_error", "status_code_conformance", "content_type_conformance"),
     *("response_headers_conformance", "response_schema_conformance", "unsupported_method"),
@@ -66,7 +67,7 @@ BOUNDED: dict[str, Any] = {
 }
 
 
-class Settled:
+class SteppedApp:
     """The gateway, with the rest of the cell stepped before each request."""
 
     def __init__(self) -> None:
@@ -76,18 +77,18 @@ class Settled:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._lock:
-            await self._settle()
+            await self._run_cell()
         assert self.cell is not None
         await self.cell.app(scope, receive, send)
 
-    async def _settle(self) -> None:
+    async def _run_cell(self) -> None:
         if self.cell is None:
             self.cell = await TestCell(
                 rate_burst=10**9, stream_s=0.01, view_wait_s=0.01, max_wait_s=0.01
             ).start()
             job = await self.cell.submit()
             await self.cell.starts(f"{job}.0")
-        # Before each: whether the views are behind must not depend on how busy the machine is.
+        # Before each request: the load of the machine must not decide whether the views are behind.
         recorded = await self.cell.log.end(Partition(REQUESTS.name))
         if recorded != self._recorded:
             await self.cell.run_until_idle()
@@ -123,7 +124,7 @@ def test_no_request_of_any_phase_gets_an_error_or_an_undocumented_answer(tmp_pat
         *("--checks", ",".join(ALL_CHECKS), "--phases", "examples,coverage,fuzzing,stateful"),
         *("--seed", "4242", "--max-examples", "15", "--continue-on-failure", "--no-color"),
     ]
-    with served(Settled()) as address:
+    with served(SteppedApp()) as address:
         done = subprocess.run(
             [*command, f"{address}/openapi.json"],
             capture_output=True,
@@ -137,12 +138,12 @@ def test_no_request_of_any_phase_gets_an_error_or_an_undocumented_answer(tmp_pat
     assert int(generated[1]) >= LEAST_CASES
 
 
-schema = schemathesis.openapi.from_asgi("/openapi.json", Settled())
+schema = schemathesis.openapi.from_asgi("/openapi.json", SteppedApp())
 
 
 @schema.auth()
 class Operator:
-    """Everybody in these tests is the operator."""
+    """Authenticate every request as the operator."""
 
     def get(self, case: schemathesis.Case, context: schemathesis.AuthContext) -> str:
         return "operator"
@@ -152,9 +153,9 @@ class Operator:
 
 
 def steered(case: schemathesis.Case) -> None:
-    """Lead a generated request past the first checks, so that sequences reach what lies behind.
+    """Change a generated request so that it passes the first checks and reaches later code.
 
-    Positions of no log, conditions and names that nobody has would end most requests.
+    Unknown positions, conditions and names would end most requests early.
     """
     for name in ("min_position", "after", "cursor"):
         case.query.pop(name, None)

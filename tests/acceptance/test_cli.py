@@ -1,4 +1,4 @@
-"""What users and operators do all day, by the real command on a real embedded process."""
+"""The daily commands of users and operators: the real command on a real embedded process."""
 
 import csv
 import json
@@ -37,7 +37,7 @@ def test_a_job_is_submitted_listed_shown_read_and_waited_for(dev: Dev) -> None:
     assert "default" in dev.yard("show", job, "--spec").out
 
 
-def test_usage_says_who_held_how_much(dev: Dev) -> None:
+def test_usage_reports_gpu_seconds_by_project_pool_and_user(dev: Dev) -> None:
     before = _held(dev)
     dev.yard("submit", "--gpus", "1", "--wait", "--timeout", "45s", "--", "sleep", "0.3")
     assert _held(dev) >= before + 300
@@ -51,7 +51,7 @@ MONTH_AGO = datetime.now(UTC) - timedelta(days=31)
 
 
 @pytest.mark.parametrize("time", ["2h", "-30d", f"{MONTH_AGO:%Y-%m-%d}"])
-def test_times_are_written_alike_in_every_option(dev: Dev, time: str) -> None:
+def test_every_time_option_accepts_the_same_formats(dev: Dev, time: str) -> None:
     job = dev.submit("--gpus", "0", "--wait", "--", "true")
     assert f"{job}.0" in dev.yard("ls", "--since", time).out
     dev.yard("usage", "--from", time)
@@ -69,14 +69,14 @@ def _held(dev: Dev) -> int:
     return sum(row["gpu_milli_seconds"] for row in items if row["name"] == "default")
 
 
-def test_a_job_file_runs_with_a_set_over_it(dev: Dev) -> None:
+def test_a_set_option_overrides_a_field_of_the_job_file(dev: Dev) -> None:
     text = "version: 1\nname: filed\nrun: {script: 'echo $WHO'}\n"
     (dev.folder / "job.yaml").write_text(text)
     said = dev.yard("submit", "job.yaml", "--set", "run.env.WHO=me", "--follow")
     assert said.lines[1:] == ["me"]
 
 
-def test_a_job_can_come_on_stdin(dev: Dev) -> None:
+def test_a_job_file_is_read_from_stdin(dev: Dev) -> None:
     job = dev.yard("submit", "-", "--wait", stdin="run: {command: ['true']}\n").out.strip()
     assert dev.task(f"{job}.0")["phase"] == "succeeded"
 
@@ -99,7 +99,7 @@ def test_the_same_idempotency_key_gives_the_same_job(dev: Dev) -> None:
     assert "error:" in said.err
 
 
-def test_an_array_runs_every_point_and_no_more_at_once_than_it_may(dev: Dev) -> None:
+def test_an_array_runs_every_point_within_max_concurrent(dev: Dev) -> None:
     script = "echo $YARD_PARAMS; sleep 0.4"
     job = dev.submit(
         *("--gpus", "0", "--matrix", "lr=[0.1,0.01]", "--matrix", "seed=[1,2]"),
@@ -118,7 +118,7 @@ def test_an_array_runs_every_point_and_no_more_at_once_than_it_may(dev: Dev) -> 
     assert all(ended <= began for (_, ended), (began, _) in pairwise(spans))
 
 
-def test_a_gang_starts_whole_with_ranks_on_two_nodes(dev: Dev) -> None:
+def test_a_gang_starts_all_its_ranks_on_two_nodes(dev: Dev) -> None:
     script = "echo rank $RANK of $WORLD_SIZE at $MASTER_ADDR:$MASTER_PORT on $YARD_NODE"
     job = dev.submit("--gpus", "2", "--replicas", "2", "--script", script)
     dev.yard("wait", job, "--timeout", "45s")
@@ -162,23 +162,23 @@ def test_a_paused_task_waits_until_it_is_resumed(dev: Dev) -> None:
     dev.yard("cancel", job)
 
 
-def test_a_refusal_at_admission_shows_at_once(dev: Dev) -> None:
+def test_a_refusal_at_admission_is_printed_at_once(dev: Dev) -> None:
     said = dev.yard("submit", "-p", "nowhere", "--", "true", code=104)
     assert "project_unknown" in said.err
     assert "yard projects" in said.err
 
 
-def test_a_job_that_fails_when_it_can_never_fit_does(dev: Dev) -> None:
+def test_a_job_with_unschedulable_fail_fails_when_it_can_never_fit(dev: Dev) -> None:
     dev.yard("submit", "--gpus", "64", "--unschedulable", "fail", "--wait", "--", "true", code=105)
 
 
-def test_submitting_what_can_never_fit_warns_at_once_with_what_would(dev: Dev) -> None:
+def test_submitting_a_job_that_can_never_fit_warns_at_once(dev: Dev) -> None:
     said = dev.yard("submit", "--gpus", "12", "--", "true")
     assert "warning: it can never fit: resources.gpus: 12 per replica" in said.err
     dev.yard("cancel", said.out.strip())
 
 
-def test_waiting_for_what_can_never_fit_ends_and_says_why(dev: Dev) -> None:
+def test_waiting_for_a_job_that_can_never_fit_ends_with_the_reason(dev: Dev) -> None:
     said = dev.yard("submit", "--gpus", "64", "--wait", "--", "true", code=105)
     job = said.out.strip()
     assert "exceeds_every_node" in said.err
@@ -190,7 +190,7 @@ def test_waiting_for_what_can_never_fit_ends_and_says_why(dev: Dev) -> None:
     dev.yard("cancel", job)
 
 
-def test_projects_and_pools_are_made_changed_and_deleted(dev: Dev) -> None:
+def test_projects_and_pools_are_created_changed_and_deleted(dev: Dev) -> None:
     dev.yard("departments", "create", "research")
     dev.yard("projects", "create", "nlp", "department=research", "weight=2", "max-slots=1")
     dev.yard("projects", "set", "nlp", "best-priority=40")
@@ -214,7 +214,7 @@ def test_projects_and_pools_are_made_changed_and_deleted(dev: Dev) -> None:
     dev.yard("projects", "show", "nlp", code=101)
 
 
-def test_a_node_is_cordoned_and_taken_back(dev: Dev) -> None:
+def test_a_node_is_cordoned_and_uncordoned(dev: Dev) -> None:
     dev.yard("nodes", "cordon", "node-2", "--reason", "fan")
     states = {r["name"]: r for r in csv.DictReader(dev.yard("nodes", "-o", "csv").lines)}
     assert states["node-2"]["state"] == "cordoned"
@@ -226,7 +226,7 @@ def test_a_node_is_cordoned_and_taken_back(dev: Dev) -> None:
     dev.yard("nodes", "cordon", "node-9", code=101)
 
 
-def test_a_drain_takes_a_time_to_come_and_no_other(dev: Dev) -> None:
+def test_a_drain_accepts_only_a_future_deadline(dev: Dev) -> None:
     dev.yard("nodes", "drain", "node-2", "--deadline", "2999-01-01")
     until(lambda: "until" in dev.yard("nodes").out, "the node is drained")
     said = dev.yard("nodes", "drain", "node-2", "--deadline", "-2h", code=2)
@@ -246,7 +246,7 @@ def test_a_drain_moves_tasks_off_a_node(dev: Dev) -> None:
     dev.yard("wait", job, code=107)
 
 
-def test_gpus_of_a_node_are_put_out_of_use_and_back(dev: Dev) -> None:
+def test_gpus_of_a_node_are_disabled_and_enabled(dev: Dev) -> None:
     job = dev.submit("--gpus", "2", "--avoid-node", "node-2", "--grace", "5s", "--", "sleep", "600")
     assert dev.reach(f"{job}.0", "running")["nodes"] == ["node-1"]
     dev.yard("nodes", "slots", "node-1", "--disable", "0", "--stop", "--reason", "ecc")
@@ -269,7 +269,7 @@ def test_gpus_of_a_node_are_put_out_of_use_and_back(dev: Dev) -> None:
     dev.yard("wait", job, code=107)
 
 
-def test_a_task_is_laid_over_whole_nodes_and_its_processes_know(dev: Dev) -> None:
+def test_automatic_replicas_fill_whole_nodes_and_set_the_rank_variables(dev: Dev) -> None:
     say = "echo $RANK of $WORLD_SIZE, $PET_NPROC_PER_NODE each"
     job = dev.submit("--gpus", "4", "--replicas", "auto", "--", "sh", "-c", say)
     dev.yard("wait", job, "--timeout", "45s")
@@ -296,7 +296,7 @@ def test_priority_is_changed_and_the_queue_follows(dev: Dev) -> None:
     dev.yard("cancel", first, second)
 
 
-def test_ids_may_be_cut_and_unknown_ones_are_not_found(dev: Dev) -> None:
+def test_ids_may_be_shortened_and_unknown_ids_are_not_found(dev: Dev) -> None:
     job = dev.submit("--", "true")
     assert dev.yard("show", job[:8], "-o", "name").out.strip() == f"{job}.0"
     dev.yard("show", "zzzzzzzzzzzz", code=101)
@@ -304,7 +304,7 @@ def test_ids_may_be_cut_and_unknown_ones_are_not_found(dev: Dev) -> None:
     dev.yard("show", "NOT-AN-ID", code=2)
 
 
-def test_a_timeout_is_124_and_leaves_the_task_alone(dev: Dev) -> None:
+def test_a_timeout_exits_with_124_and_leaves_the_task_running(dev: Dev) -> None:
     job = dev.submit("--", "sleep", "600")
     said = dev.yard("wait", job, "--timeout", "1s", code=124)
     assert f"yard wait {job}" in said.err
@@ -315,7 +315,7 @@ def test_a_timeout_is_124_and_leaves_the_task_alone(dev: Dev) -> None:
 def test_ctrl_c_detaches_and_cancels_nothing(dev: Dev) -> None:
     process = dev.begin("submit", "--wait", "--", "sleep", "600")
     job = next_line(process).strip()
-    dev.reach(f"{job}.0", "running")  # by then it waits for the end
+    dev.reach(f"{job}.0", "running")  # `submit --wait` now waits for the end
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=20)
     assert process.returncode == 130, err
@@ -331,7 +331,7 @@ def test_output_is_followed_while_it_is_written(dev: Dev) -> None:
     assert dev.yard("logs", "--tail", "1", job).lines == ["line 3"]
 
 
-def test_a_watch_on_a_pipe_appends_what_changes(dev: Dev) -> None:
+def test_a_watch_on_a_pipe_appends_changed_rows(dev: Dev) -> None:
     process = dev.begin("ls", "-w", "--columns", "id,phase")
     assert next_line(process).split() == ["ID", "PHASE"]
     job = dev.submit("--", "sleep", "600")
@@ -353,7 +353,7 @@ def test_settings_and_their_sources_are_shown_without_the_token(dev: Dev) -> Non
     assert "server" in dev.yard("version").out
 
 
-def test_a_wrong_token_is_not_signed_in(dev: Dev, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_token_is_refused(dev: Dev, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(dev.env, "YARD_TOKEN", "wrong")
     dev.yard("ls", code=102)
 
@@ -371,7 +371,7 @@ def test_bad_usage_sends_nothing(dev: Dev) -> None:
     dev.yard("ls", "--nonsense", code=2)
 
 
-def test_without_a_server_it_is_unreachable(tmp_path: Path, dev: Dev) -> None:
+def test_a_missing_server_is_reported_as_unreachable(tmp_path: Path, dev: Dev) -> None:
     other = Dev(tmp_path)
     other.folder.mkdir(exist_ok=True)
     said = other.yard("ls", code=106)
@@ -379,7 +379,7 @@ def test_without_a_server_it_is_unreachable(tmp_path: Path, dev: Dev) -> None:
     other.yard("ls", "--server", "http://127.0.0.1:9", code=106)
 
 
-def test_what_operators_look_at_is_there(dev: Dev) -> None:
+def test_operators_see_slots_nodes_snapshots_pools_log_and_doctor(dev: Dev) -> None:
     slots = dev.yard("nodes", "slots", "node-1", "-o", "csv").lines
     assert slots == ["slot,state,used,tasks", "0,enabled,0.0,", "1,enabled,0.0,"]
     assert "address: 127.0.0.1" in dev.yard("nodes", "show", "node-1").out

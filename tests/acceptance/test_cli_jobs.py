@@ -1,4 +1,4 @@
-"""Lists, large jobs, failures and job files, by the real command on a real embedded process."""
+"""Lists, large jobs, failures and job files: the real command on a real embedded process."""
 
 import csv
 import signal
@@ -23,7 +23,7 @@ def table(text: str) -> list[dict[str, str]]:
     return [dict(zip(titles, line, strict=False)) for line in lines]
 
 
-def test_a_list_has_active_tasks_first_and_those_of_an_array_in_one_row(dev: Dev) -> None:
+def test_a_list_has_active_tasks_first_and_groups_pending_tasks_of_an_array(dev: Dev) -> None:
     running = dev.submit("--name", "list", "--gpus", "1", "--", "sleep", "600")
     array = dev.submit(
         *("--name", "list", "--gpus", "1", "--tasks", "30", "--max-concurrent", "1"),
@@ -67,9 +67,9 @@ def test_a_list_has_active_tasks_first_and_those_of_an_array_in_one_row(dev: Dev
     assert "and 20 more that did not succeed" in said.err
 
 
-def test_what_no_task_matches_is_said_and_unknown_names_are(dev: Dev) -> None:
+def test_an_empty_list_says_so_and_unknown_names_are_errors(dev: Dev) -> None:
     dev.submit("--wait", "--", "true")
-    for flag, code in (("--phase=stopping", 0), ("--name=nobody", 0), ("--user=nobody", 0)):
+    for flag, code in (("--phase=stopping", 0), ("--name=absent", 0), ("--user=absent", 0)):
         said = dev.yard("ls", flag, code=code)
         assert "no task matches" in said.err
         assert "submit one" not in said.err
@@ -78,7 +78,7 @@ def test_what_no_task_matches_is_said_and_unknown_names_are(dev: Dev) -> None:
     assert "no task matches" in dev.yard("ls", "--node", "node-2", "--phase", "stopping").err
 
 
-def test_by_age_the_youngest_task_is_first(dev: Dev) -> None:
+def test_sorting_by_age_puts_the_youngest_task_first(dev: Dev) -> None:
     ids = [dev.submit("--name", "aged", "--wait", "--", "true") for _ in range(3)]
     for sort, wanted in (("age", ids[::-1]), ("-age", ids), ("submitted", ids)):
         rows = dev.yard("ls", "--name", "aged", "--sort", sort, "-o", "name").lines
@@ -121,7 +121,7 @@ def test_lines_of_a_gang_begin_with_their_replica(dev: Dev) -> None:
             assert has in dev.yard("logs", job, flag, "9", *follow, code=101).err
 
 
-def test_following_gives_up_in_time_and_leaves_the_task_alone(dev: Dev) -> None:
+def test_following_ends_at_its_timeout_and_leaves_the_task_running(dev: Dev) -> None:
     said = dev.yard("submit", "--follow", "--timeout", "2s", "--", "sleep", "600", code=124)
     job = said.out.strip()
     assert f"continue with: yard logs -f {job}" in said.err
@@ -136,7 +136,7 @@ def test_following_a_job_that_can_never_fit_ends_at_once(dev: Dev) -> None:
     dev.yard("cancel", said.out.strip())
 
 
-def test_ctrl_c_while_following_says_how_to_follow_again(dev: Dev) -> None:
+def test_ctrl_c_while_following_prints_the_command_to_continue(dev: Dev) -> None:
     process = dev.begin("submit", "--follow", "--script", "echo here; sleep 600")
     job = next_line(process).strip()
     assert next_line(process) == "here\n"
@@ -190,7 +190,7 @@ def test_jobs_are_named_after_their_programs(dev: Dev) -> None:
     assert f"{job}.0 train.py" in dev.yard("show", job).out
 
 
-def test_a_program_in_the_place_of_a_job_file_is_told_to_come_after_two_dashes(dev: Dev) -> None:
+def test_a_program_instead_of_a_job_file_gets_a_hint_with_two_dashes(dev: Dev) -> None:
     (dev.folder / "t.py").write_text("import os\nprint(os.getpid())\n")
     (dev.folder / "t.sh").write_text("echo hi\n")
     for words, hint in (

@@ -1,4 +1,4 @@
-"""Preemption with a resume, restarts in the middle of work, and the log that proves it all."""
+"""Preemption with a resume, restarts while tasks run, and the log that proves both."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from tests.support.yard_cli import EXAMPLES, Dev, running_dev, until
 
 pytestmark = pytest.mark.xdist_group("cli")
 
-#: Of a twentieth of a second: it must still run when somebody more urgent has been submitted.
+#: Steps of 0.05 s: the task must still run when the higher-priority job has been submitted.
 STEPS = 240
 
 
@@ -30,9 +30,9 @@ def has_checkpoint(dev: Dev, task_id: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
-    """A log with a preemption and a resume in it; the low and the high job."""
-    folder = tmp_path_factory.mktemp("told")
+def preempted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """A log with a preemption and a resume; the low-priority and the high-priority job."""
+    folder = tmp_path_factory.mktemp("preempted")
     with running_dev(folder, nodes=1, slots=1) as dev:
         low = train(dev, STEPS, "--name", "low", "--priority", "60")
         until(lambda: has_checkpoint(dev, f"{low}.0"), "a checkpoint", dev.words)
@@ -59,12 +59,14 @@ def yard(tmp_path: Path) -> Dev:
     return Dev(tmp_path)
 
 
-def test_a_preempted_task_resumes_from_its_checkpoint(told: tuple[Path, str, str]) -> None:
-    assert told  # all of it is in the fixture: the log is looked at by every test below
+def test_a_preempted_task_resumes_from_its_checkpoint(preempted: tuple[Path, str, str]) -> None:
+    assert preempted  # the fixture holds the assertions: the other tests read its log
 
 
-def test_verify_says_what_it_derived_again(told: tuple[Path, str, str], tmp_path: Path) -> None:
-    log, _, _ = told
+def test_verify_reports_the_cycles_that_it_reproduced(
+    preempted: tuple[Path, str, str], tmp_path: Path
+) -> None:
+    log, _, _ = preempted
     said = yard(tmp_path).yard("replay", "verify", "--log", str(log))
     assert re.search(r"^quota: \d+ cycles of 1 terms", said.out, re.MULTILINE)
     assert re.search(r"^scheduler: \d+ cycles of 1 terms", said.out, re.MULTILINE)
@@ -75,13 +77,13 @@ def test_verify_says_what_it_derived_again(told: tuple[Path, str, str], tmp_path
 
 
 def test_replay_at_shows_the_cluster_at_a_moment(
-    told: tuple[Path, str, str], tmp_path: Path
+    preempted: tuple[Path, str, str], tmp_path: Path
 ) -> None:
-    log, low, high = told
+    log, low, high = preempted
     dump = yard(tmp_path).yard("log", "dump", "--log", str(log)).lines
     events = [json.loads(line) for line in dump]
-    asked = next(e for e in events if e["type"] == "PreemptionRequested")
-    after = events[events.index(asked) :]
+    request = next(e for e in events if e["type"] == "PreemptionRequested")
+    after = events[events.index(request) :]
     commit = next(e for e in after if e["type"] == "CycleCommitted")
     at = ("replay", "at", "--log", str(log))
     state = yard(tmp_path).yard(*at, commit["position"], "-o", "json").json
@@ -99,8 +101,10 @@ def test_replay_at_shows_the_cluster_at_a_moment(
     assert "tasks: 2 succeeded" in text
 
 
-def test_the_dump_is_in_the_order_decided_on(told: tuple[Path, str, str], tmp_path: Path) -> None:
-    log, low, _ = told
+def test_the_dump_is_in_the_order_of_decisions(
+    preempted: tuple[Path, str, str], tmp_path: Path
+) -> None:
+    log, low, _ = preempted
     said = yard(tmp_path).yard("log", "dump", "--log", str(log), "--task", f"{low}.0")
     types = [json.loads(line)["type"] for line in said.lines]
     assert types[:2] == ["TaskSubmitted", "TaskAdmitted"]
@@ -120,7 +124,7 @@ def test_the_dump_is_in_the_order_decided_on(told: tuple[Path, str, str], tmp_pa
 
 
 def rewrite(log: Path, topic: str, old: bytes, new: bytes) -> None:
-    """Change the first record of a topic whose value holds `old`, as a hand in the file would."""
+    """Replace `old` in the first record whose value contains it, by a direct edit of the file."""
     assert len(old) == len(new)
     with sqlite3.connect(log) as database:
         tables = [
@@ -145,9 +149,9 @@ def rewrite(log: Path, topic: str, old: bytes, new: bytes) -> None:
 
 
 def test_a_changed_record_is_named_and_the_exit_code_is_1(
-    told: tuple[Path, str, str], tmp_path: Path
+    preempted: tuple[Path, str, str], tmp_path: Path
 ) -> None:
-    log, _, _ = told
+    log, _, _ = preempted
     copy = tmp_path / "copy.db"
     with sqlite3.connect(log) as source, sqlite3.connect(copy) as target:
         source.backup(target)
@@ -159,7 +163,7 @@ def test_a_changed_record_is_named_and_the_exit_code_is_1(
     assert said.lines[-1].startswith("NOT ok")
 
 
-def test_a_restart_in_the_middle_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_task_keeps_running_over_a_restart_of_yard_dev(tmp_path: Path) -> None:
     with running_dev(tmp_path, nodes=1, slots=1) as dev:
         running = train(dev, 120, "--name", "running")
         waiting = train(dev, 10, "--name", "waiting")
@@ -170,7 +174,7 @@ def test_a_restart_in_the_middle_goes_on_where_it_was(tmp_path: Path) -> None:
         dev.start()
         assert dev.task(f"{running}.0")["attempt"] == 1
         dev.yard("wait", running, waiting, "--timeout", "80s")
-        # The task ran on while nobody looked after it: one attempt, no resume.
+        # The task ran without a server for a while: one attempt, no resume.
         wrote = dev.yard("logs", running).out
         assert "resumed" not in wrote
         assert "finished after 120 steps" in wrote
@@ -191,7 +195,7 @@ def test_a_second_process_and_views_in_redis_are_refused_and_sigterm_is_a_clean_
         assert dev.stop(signal.SIGTERM) == 0
 
 
-def test_a_log_that_is_none_stops_the_start_with_a_named_error(tmp_path: Path) -> None:
+def test_a_file_that_is_no_log_stops_the_start_with_a_named_error(tmp_path: Path) -> None:
     dev = Dev(tmp_path)
     dev.data.mkdir(mode=0o700)
     dev.log.write_bytes(b"this is no database, whatever else it may be " * 100)

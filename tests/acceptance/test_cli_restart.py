@@ -1,4 +1,4 @@
-"""Commands that wait, while the server is stopped or killed and started again on its port."""
+"""Waiting commands while the server is stopped or killed and restarted on its port."""
 
 import signal
 import socket
@@ -12,7 +12,7 @@ from tests.support.yard_cli import STEP_S, Dev, next_line, running_dev
 
 pytestmark = pytest.mark.xdist_group("cli")
 
-#: Writes a line, and the next one once a file is there.
+#: Writes a line, and another line once the file `go` exists.
 SCRIPT = "echo one; until [ -e go ]; do sleep 0.1; done; echo two"
 
 
@@ -30,24 +30,24 @@ def restarted(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[
         yield dev, port, request.param
 
 
-def notes(process: "subprocess.Popen[str]", words: str) -> None:
-    """Wait until a command says `words` on stderr."""
+def until_printed(process: "subprocess.Popen[str]", words: str) -> None:
+    """Wait until a command prints `words` on stderr."""
     assert process.stderr is not None
     for line in process.stderr:
         if words in line:
             return
-    raise AssertionError(f"it ended, exit code {process.wait()}, and never said {words!r}")
+    raise AssertionError(f"it ended with exit code {process.wait()} and never printed {words!r}")
 
 
 def wait_for(dev: Dev, job: str, timeout: str) -> "subprocess.Popen[str]":
-    """A `yard wait` that has asked the server: it has named a job that had ended before."""
+    """A `yard wait` that has reached the server: it has printed the end of an earlier job."""
     ended = dev.submit("--wait", "--", "true")
     waiting = dev.begin("wait", ended, job, "--timeout", timeout)
-    notes(waiting, f"{ended}.0 succeeded")
+    until_printed(waiting, f"{ended}.0 succeeded")
     return waiting
 
 
-def test_commands_that_wait_outlast_a_restart_and_lose_and_repeat_nothing(
+def test_waiting_commands_survive_a_restart_and_lose_and_repeat_nothing(
     restarted: tuple[Dev, int, int],
 ) -> None:
     dev, port, number = restarted
@@ -63,7 +63,7 @@ def test_commands_that_wait_outlast_a_restart_and_lose_and_repeat_nothing(
         rows.append(next_line(listed).split())
     dev.stop(number)
     for process in (listed, followed, output, waiting):
-        notes(process, "reconnecting")
+        until_printed(process, "reconnecting")
     (dev.folder / "go").touch()
     dev.start("--port", str(port))
     for process in (followed, output):
@@ -83,7 +83,7 @@ def test_commands_that_wait_outlast_a_restart_and_lose_and_repeat_nothing(
     assert "continue with: yard ls -w --columns id,phase" in err
 
 
-def test_a_command_that_waits_for_a_server_that_stays_away_gives_up_in_time(
+def test_a_command_that_waits_for_an_absent_server_ends_at_its_timeout(
     restarted: tuple[Dev, int, int],
 ) -> None:
     dev, port, number = restarted

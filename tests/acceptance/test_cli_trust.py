@@ -1,4 +1,4 @@
-"""Enrolment and erasure by the real command on a real embedded process."""
+"""Enrollment and erasure: the real command on a real embedded process."""
 
 import base64
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from tests.support.yard_cli import Dev, running_dev, until
 
 pytestmark = pytest.mark.xdist_group("cli")
 
-SECRET = "nobody-may-know-this"
+SECRET = "confidential-content"
 
 
 @pytest.fixture(scope="module")
@@ -25,12 +25,12 @@ def states(dev: Dev) -> dict[str, str]:
 
 
 def on_disk(dev: Dev) -> list[str]:
-    """Files of the log and of the machines' snapshots that hold the secret."""
+    """Files of the log and of the machines' snapshots that contain the secret."""
     files = [*dev.data.glob("log.db*"), *(dev.data / "snapshots").rglob("*")]
     return [f.name for f in files if f.is_file() and SECRET.encode() in f.read_bytes()]
 
 
-def test_an_erased_job_is_gone_from_what_is_shown_and_from_the_file(dev: Dev) -> None:
+def test_an_erased_job_is_absent_from_all_output_and_from_the_log_file(dev: Dev) -> None:
     job = dev.submit(
         *("--name", SECRET, "--label", f"team={SECRET}", "--gpus", "1"),
         *("--script", f": {SECRET}; sleep 600"),
@@ -48,19 +48,19 @@ def test_an_erased_job_is_gone_from_what_is_shown_and_from_the_file(dev: Dev) ->
     events = dev.yard("log", "dump", "--log", str(dev.log), "-o", "jsonl").out
     for text in (shown, listed, events):
         assert SECRET not in text
-    until(lambda: not on_disk(dev), "the file has forgotten", lambda: str(on_disk(dev)))
+    until(lambda: not on_disk(dev), "the secret is gone from the files", lambda: str(on_disk(dev)))
     dev.yard("logs", job, code=101)
     dev.yard("erase", job, "--yes")
     dev.prove()
 
 
-def test_a_task_alone_is_not_erased(dev: Dev) -> None:
+def test_a_single_task_cannot_be_erased(dev: Dev) -> None:
     said = dev.yard("erase", "4kq7w2mz9c1f.0", code=2)
     assert "name its whole job: yard erase 4kq7w2mz9c1f" in said.err
     dev.yard("erase", "4kq7w2mz9c1f", "--yes", code=101)
 
 
-def test_what_cannot_be_enrolled_is_said_before_anything_is_sent(dev: Dev) -> None:
+def test_a_wrong_enrollment_is_refused_before_anything_is_sent(dev: Dev) -> None:
     dev.yard("nodes", "enrol", "gpu-08", "--pool", "default", code=2)
     bad = ("--pool", "default", "--gpus", "1")
     assert "KEY=VALUE" in dev.yard("nodes", "enrol", "gpu-08", *bad, "--label", "x", code=2).err
@@ -79,7 +79,7 @@ def public_key(dev: Dev) -> Path:
     return path
 
 
-def test_the_first_enrollment_takes_those_present_along(
+def test_the_first_enrollment_can_include_all_present_nodes(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     with running_dev(tmp_path_factory.mktemp("open"), nodes=2, slots=2) as dev:
@@ -93,7 +93,7 @@ def test_the_first_enrollment_takes_those_present_along(
         assert states(dev)["node-1"] == "barred"
 
 
-def test_nodes_are_enrolled_given_work_revoked_and_taken_back(dev: Dev) -> None:
+def test_nodes_are_enrolled_used_revoked_and_enrolled_again(dev: Dev) -> None:
     bounds = ("--pool", "default", "--gpus", "2")
     first = (
         *("nodes", "enrol", "gpu-07", "--pool", "default", "--gpus", "8"),

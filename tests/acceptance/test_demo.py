@@ -1,4 +1,4 @@
-"""`yard demo` is what a newcomer sees first: it must work through a pipe, quickly, and be true."""
+"""`yard demo` is the first command of a new user: it works on a pipe, is quick and is correct."""
 
 import re
 import signal

@@ -1,13 +1,14 @@
 """Determined's documented example of priorities, step by step, on live services over real Kafka.
 
-Eight GPUs. (1) A search of 20 one-GPU tasks takes them all. (2) A more urgent gang of 4 has four of
-them stopped, with a checkpoint. (3) A notebook waits until what is left of the search leaves a GPU
-idle. (4) Gang and search end. (5) A gang of 8 waits for the notebook's GPU. (6) A less urgent gang
-of 4 comes: by the documentation since 0.16 it is backfilled, by the older one it waits. (7) The
-notebook is killed: the gang of 8 starts, in the newer once the backfilled gang has saved and left.
+Eight GPUs. (1) A search of 20 one-GPU tasks takes all of them. (2) A gang of 4 with a higher
+priority preempts four search tasks, which save a checkpoint. (3) A notebook waits until the
+remaining search tasks leave a GPU idle. (4) Gang and search end. (5) A gang of 8 waits for the GPU
+of the notebook. (6) A gang of 4 with a lower priority is submitted: the documentation since 0.16
+backfills it, the older documentation lets it wait. (7) The notebook is killed and the gang of 8
+starts; with backfilling, it starts after the backfilled gang has saved and exited.
 
-The tasks are processes. When one ends, and when one that was stopped leaves, a file says: so each
-step stands still until it was looked at. Who holds what is read from the decisions in the log.
+The tasks are processes. Files control when a task ends and when a stopped task exits, so that each
+step is stable while the test checks it. The holders of GPUs are read from the decisions in the log.
 """
 
 import os
@@ -39,23 +40,23 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300), pytest.mark.xdist_gro
 
 NEWER, OLDER = "newer", "older"
 
-#: Notes from which step on it goes, and counts steps until the file `end-NAME` or `end-TASK` is
-#: there. Asked to stop it saves, and leaves when the file `leave-NAME` is there.
+#: Records its first step and counts steps until the file `end-NAME` or `end-TASK` exists. After
+#: SIGTERM it saves a checkpoint, and exits when the file `leave-NAME` exists.
 _WORK = """
 import json, os, pathlib, signal, sys, time
 signs, name = pathlib.Path(sys.argv[1]), sys.argv[2]
-asked = []
-signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+stops = []
+signal.signal(signal.SIGTERM, lambda *_: stops.append(True))
 task, first = os.environ["YARD_TASK_ID"], os.environ.get("YARD_REPLICA", "0") == "0"
 step = int(os.environ.get("YARD_CHECKPOINT_STEP") or 0)
 if first:
     with open(signs / "starts", "a") as file:
         file.write(f"{task} {os.environ['YARD_ATTEMPT']} {step}\\n")
 ends = [signs / f"end-{word}" for word in (name, task)]
-while not asked and not any(end.exists() for end in ends):
+while not stops and not any(end.exists() for end in ends):
     step += 1
     time.sleep(0.02)
-if asked:
+if stops:
     if first:
         note = pathlib.Path(os.environ["YARD_CHECKPOINT_FILE"])
         part = note.with_suffix(".part")
@@ -68,7 +69,7 @@ if asked:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two nodes of eight GPUs, each a pool of its own with a policy of its own."""
+    """Two nodes of eight GPUs, each in a separate pool with separate policy options."""
     pools = {
         "agent-n1": {"YARD_AGENT_POOL": NEWER},
         "agent-n2": {"YARD_AGENT_POOL": OLDER},
@@ -81,7 +82,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @dataclass
 class Walk:
-    """The example in one pool: jobs by the name that the example gives them."""
+    """The example in one pool: jobs by their names in the example."""
 
     cluster: Cluster
     pool: str
@@ -101,18 +102,18 @@ class Walk:
         return said
 
     def submit(self, name: str, **spec: Any) -> None:
-        """A job that works until it is told to end."""
+        """Submit a job that works until its end file exists."""
         command = [sys.executable, "-S", "-c", _WORK, str(self.signs), name]
         self.jobs[name] = self.cluster.submit(
             command, name=name, pools=[self.pool], stop={"grace": "60s"}, **spec
         )
 
     def gang(self, name: str, gpus: int, priority: int) -> None:
-        """A job of replicas of two GPUs, all or nothing."""
+        """Submit a gang of replicas of two GPUs each."""
         self.submit(name, priority=priority, replicas=gpus // 2, resources={"gpus": 2})
 
     def let(self, sign: str) -> None:
-        """Give a sign to the tasks."""
+        """Create a file that the tasks wait for."""
         (self.signs / sign).touch()
 
     # --- the log --------------------------------------------------------------------------------
@@ -123,13 +124,13 @@ class Walk:
         return {task: name for name, tasks in self.jobs.items() for task in tasks}
 
     def decisions(self) -> list[Any]:
-        """What was decided about the example's tasks, in order."""
+        """The decisions about the tasks of the example, in order."""
         names = self.name_of
         decided = self.cluster.events("decisions")
         return [e for e in decided if getattr(e, "task_id", None) in names]
 
     def held(self) -> dict[str, int]:
-        """Who holds how many GPUs, by job; those of a task that stops until they are released."""
+        """Held GPUs by job; a stopping task holds its GPUs until they are released."""
         runs: dict[str, SlotsAllocatedV1] = {}
         for each in self.decisions():
             match each:
@@ -150,29 +151,29 @@ class Walk:
         return [e for e in self.decisions() if isinstance(e, SlotsAllocatedV1) if e.task_id in mine]
 
     def stopped(self, name: str) -> list[PreemptionRequestedV1]:
-        """Whoever was stopped for a job's first task, in order."""
+        """The preemptions for the first task of a job, in order."""
         (first, *_) = self.jobs[name]
         stops = [e for e in self.decisions() if isinstance(e, PreemptionRequestedV1)]
         return [stop for stop in stops if stop.stop.for_task == first]
 
-    # --- what is waited for ---------------------------------------------------------------------
+    # --- waiting --------------------------------------------------------------------------------
 
     def until_held(self, **held: int) -> None:
-        """Wait until these jobs, and no others, hold so many GPUs."""
+        """Wait until exactly these jobs hold these numbers of GPUs."""
         seen: list[dict[str, int]] = []
 
         def there() -> bool:
             seen.append(self.held())
             return seen[-1] == held
 
-        self.cluster.until(there, f"the GPUs are held so: {held}", 60, look_s=0.2)
+        self.cluster.until(there, f"these GPUs are held: {held}", 60, look_s=0.2)
 
     def until_waits(self, name: str, code: str, index: int = 0, **numbers: int) -> PoolWait:
-        """Wait until a task says why it waits: the code and these of its numbers."""
+        """Wait until a task has the wait code `code`; check these of its numbers."""
         task = self.jobs[name][index]
 
         def there() -> PoolWait | None:
-            with suppress(ApiError):  # until the views have got to it
+            with suppress(ApiError):  # until the views show the task
                 found = self.cluster.client().explain(task).pools
                 return found[0] if found and found[0].code == code else None
             return None
@@ -182,7 +183,7 @@ class Walk:
         return wait
 
     def until_saved(self, tasks: Mapping[str, int]) -> dict[str, int]:
-        """Wait until these attempts have saved; their steps."""
+        """Wait until these attempts have saved a checkpoint; return their steps."""
 
         def there() -> dict[str, int] | None:
             saved = {
@@ -198,7 +199,7 @@ class Walk:
         return found
 
     def until_working(self, name: str, attempt: int) -> None:
-        """Wait until processes of all of a job's tasks that hold slots work."""
+        """Wait until every started task of a job has a process of this attempt."""
         tasks = {e.task_id for e in self.starts(name) if e.attempt == attempt}
         self.cluster.until(
             lambda: {task for task, number, _ in self.processes() if number == attempt} >= tasks,
@@ -207,13 +208,13 @@ class Walk:
         )
 
     def processes(self) -> list[tuple[str, int, int]]:
-        """The processes that began: task, attempt, and the step from which it goes on."""
+        """The started processes: task, attempt and first step."""
         path = self.signs / "starts"
         lines = path.read_text().splitlines() if path.exists() else []
         return [(task, int(number), int(step)) for task, number, step in map(str.split, lines)]
 
     def assert_resumed(self, saved: Mapping[str, int]) -> None:
-        """These tasks' second attempts were given, and went on from, what the first one saved."""
+        """The second attempts of these tasks were assigned, and resumed from, the saved steps."""
         given = {
             e.task_id: e.checkpoint.step if e.checkpoint else 0
             for e in self.decisions()
@@ -225,7 +226,7 @@ class Walk:
 
 
 def begin(cluster: Cluster, pool: str, folder: Path, *, backfill: bool) -> Walk:
-    """An empty pool of eight GPUs."""
+    """Create an empty pool of eight GPUs."""
     walk = Walk(cluster, pool, folder)
     walk.yard("pools", "create", pool, f"option.backfill={str(backfill).lower()}")
     cluster.until(
@@ -236,8 +237,8 @@ def begin(cluster: Cluster, pool: str, folder: Path, *, backfill: bool) -> Walk:
 
 
 def steps_1_to_4(walk: Walk) -> None:
-    """What both documentations say alike; ends with the notebook alone on its GPU."""
-    # 1: eight of the search take all GPUs, in order.
+    """The steps that both documentations describe equally; at the end only the notebook runs."""
+    # 1: eight search tasks take all GPUs, in order.
     walk.submit("search", priority=2, tasks={"count": 20})
     search = walk.jobs["search"]
     walk.until_held(search=8)
@@ -245,7 +246,7 @@ def steps_1_to_4(walk: Walk) -> None:
     walk.until_waits("search", "insufficient_free", 8, asked_milli=1000, free_milli=0)
     walk.until_working("search", 1)
 
-    # 2: the youngest four are stopped for the gang, save, and are gone before it starts.
+    # 2: the youngest four are preempted for the gang, save and exit before it starts.
     walk.gang("gang", 4, priority=1)
     walk.until_waits("gang", "waiting_for_victims", victims=4, asked_milli=4000)
     victims = walk.stopped("gang")
@@ -266,7 +267,7 @@ def steps_1_to_4(walk: Walk) -> None:
     }
     walk.until_working("gang", 1)
 
-    # 3: nobody of worse priority passes what waits of the search; its last tasks leave a GPU.
+    # 3: no task of lower priority passes the pending search tasks; the last ones leave a GPU.
     walk.let("leave-notebook")
     walk.submit("notebook", priority=3, kind=Kind.INTERACTIVE, role=Role.NOTEBOOK)
     ahead = walk.until_waits("notebook", "backfill_not_allowed", priority=3, priority_ahead=2)
@@ -276,8 +277,8 @@ def steps_1_to_4(walk: Walk) -> None:
         walk.let(f"end-{task}")
     walk.until_held(search=3, gang=4, notebook=1)
     order = [e.task_id for e in walk.decisions() if isinstance(e, SlotsAllocatedV1)]
-    assert order[-1] == walk.jobs["notebook"][0], "it started before the last of the search"
-    assert order[9:13] == search[4:8], "who was stopped has kept its place"
+    assert order[-1] == walk.jobs["notebook"][0], "it started before the last search task"
+    assert order[9:13] == search[4:8], "a preempted task keeps its place in the queue"
     walk.assert_resumed(saved)
     walk.until_working("notebook", 1)
 
@@ -289,7 +290,7 @@ def steps_1_to_4(walk: Walk) -> None:
 
 
 def step_5(walk: Walk) -> None:
-    """A gang of all GPUs waits while the notebook, which nobody may stop, holds one."""
+    """A gang of all GPUs waits while the notebook, which is not preemptible, holds one."""
     walk.gang("all", 8, priority=1)
     walk.until_waits(
         "all", "insufficient_free", asked_milli=8000, free_milli=7000, short_milli=1000
@@ -299,7 +300,7 @@ def step_5(walk: Walk) -> None:
 
 
 def end(walk: Walk) -> None:
-    """The last gang runs to its end, and everything ended as it should."""
+    """Let the last gang end; check the outcomes of all tasks."""
     walk.until_working("late", walk.starts("late")[-1].attempt)
     walk.let("end-late")
     walk.until_held()
@@ -309,21 +310,21 @@ def end(walk: Walk) -> None:
     assert ended == {**dict.fromkeys(walk.name_of, "succeeded"), notebook: "cancelled"}
 
 
-def test_the_seven_steps_of_the_newer_documentation_which_backfills(
+def test_the_seven_steps_of_the_newer_documentation_with_backfill(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     walk = begin(cluster, NEWER, tmp_path, backfill=True)
     steps_1_to_4(walk)
     step_5(walk)
 
-    # 6: what the gang of 8 cannot use is lent.
+    # 6: the GPUs that the gang of 8 cannot use yet are backfilled.
     walk.gang("late", 4, priority=2)
     walk.until_held(notebook=1, late=4)
     assert [e.start.rule for e in walk.starts("late")] == ["backfill"]
     walk.until_waits("all", "insufficient_free")
     walk.until_working("late", 1)
 
-    # 7: once the notebook is gone the lent GPUs would do: they are given back, with a checkpoint.
+    # 7: after the end of the notebook, the backfilled gang is preempted, with a checkpoint.
     walk.yard("cancel", *walk.jobs["notebook"])
     walk.until_waits("all", "waiting_for_victims", victims=1, asked_milli=8000)
     (stop,) = walk.stopped("all")
@@ -342,20 +343,20 @@ def test_the_seven_steps_of_the_newer_documentation_which_backfills(
     assert [len(walk.starts(name)) for name in ("all", "late")] == [1, 2]
 
 
-def test_the_seven_steps_of_the_older_documentation_which_does_not(
+def test_the_seven_steps_of_the_older_documentation_without_backfill(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     walk = begin(cluster, OLDER, tmp_path, backfill=False)
     steps_1_to_4(walk)
     step_5(walk)
 
-    # 6: three GPUs more than it asks for are idle, and it waits for its turn.
+    # 6: it waits for its turn, although three more GPUs are idle than it requests.
     walk.gang("late", 4, priority=2)
     ahead = walk.until_waits("late", "backfill_not_allowed", priority=2, priority_ahead=1)
     assert [ahead.about] == walk.jobs["all"]
     assert walk.held() == {"notebook": 1}
 
-    # 7: the gang of 8 starts at once, and nobody is stopped.
+    # 7: the gang of 8 starts at once, and no task is preempted.
     walk.yard("cancel", *walk.jobs["notebook"])
     walk.until_held(all=8)
     assert walk.stopped("all") == []

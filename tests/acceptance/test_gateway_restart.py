@@ -1,4 +1,4 @@
-"""Commands that wait, while a gateway alone is stopped or killed and started again."""
+"""Waiting commands while only the gateway is stopped or killed and restarted."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def begin(cluster: Cluster, *args: str) -> "subprocess.Popen[str]":
-    """A command to the gateway."""
+    """Start a `yard` command against the gateway."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("YARD_")}
     env |= {"YARD_SERVER": cluster.server, "YARD_TOKEN": cluster.token(), "NO_COLOR": "1"}
     return subprocess.Popen(
@@ -52,7 +52,7 @@ def test_output_and_end_of_a_task_reach_commands_across_a_restart_of_the_gateway
     (ended,) = cluster.submit(["true"])
     waiting = begin(cluster, "wait", ended, task, "--timeout", "3m")
     assert waiting.stderr is not None
-    # It has asked the gateway once it names a task that has ended.
+    # The command has reached the gateway once it prints the task that has ended.
     assert f"{ended} succeeded" in waiting.stderr.readline()
     lines = [next_line(followed) for _ in range(50)]
     if number == signal.SIGTERM:
@@ -61,7 +61,7 @@ def test_output_and_end_of_a_task_reach_commands_across_a_restart_of_the_gateway
         cluster.kill9("gateway-1")
     assert followed.stderr is not None
     assert "reconnecting" in followed.stderr.readline()
-    # What is written while the gateway is away, and the end, come too.
+    # Output written during the outage, and the end, arrive too.
     go.touch()
     cluster.start("gateway-1")
     rest, err = followed.communicate(timeout=STEP_S)

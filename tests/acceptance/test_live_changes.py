@@ -1,4 +1,4 @@
-"""`yard set priority|weight|max-slots` on jobs that run: what moves, and what nobody may move."""
+"""`yard set priority|weight|max-slots` on running jobs: what changes and what stays."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -26,23 +26,23 @@ def _empty(dev: Dev) -> Iterator[None]:
 
 
 def listed(dev: Dev, job: str) -> list[dict[str, Any]]:
-    """A job's tasks."""
+    """The tasks of a job."""
     items = dev.yard("ls", "-A", "-o", "json").json["items"]
     return [task for task in items if task["job_id"] == job]
 
 
 def gpus_in(tasks: list[dict[str, Any]], *phases: str) -> int:
-    """How many GPUs tasks in these phases have."""
+    """The number of GPUs of the tasks in these phases."""
     return sum(int(task["gpu_milli"]) for task in tasks if task["phase"] in phases) // 1000
 
 
 def holds(dev: Dev, job: str) -> int:
-    """How many GPUs a job's tasks hold."""
+    """The number of GPUs that the tasks of a job hold."""
     return gpus_in(listed(dev, job), *ACTIVE)
 
 
 def stops(dev: Dev, job: str) -> list[dict[str, Any]]:
-    """Why attempts of a job's tasks were stopped."""
+    """The stops of all attempts of a job's tasks."""
     attempts = [
         attempt
         for task in listed(dev, job)
@@ -71,11 +71,11 @@ def until_waits(dev: Dev, job: str, code: str) -> None:
 
 
 def a_cycle_passes(dev: Dev) -> None:
-    """Something else is asked for and done, so what was changed has been looked at."""
+    """Run another job to its end, so that a cycle has processed the change."""
     dev.yard("submit", "--gpus", "0", "--wait", "--timeout", "45s", "--", "true")
 
 
-def test_a_worse_priority_of_a_task_that_runs_has_it_stopped_for_who_waits(dev: Dev) -> None:
+def test_a_running_task_with_a_lowered_priority_is_preempted_for_a_pending_task(dev: Dev) -> None:
     runs = submit(dev, "--gpus", "4", "--priority", "40")
     until_runs(dev, runs, 4)
     waits = submit(dev, "--gpus", "4", "--priority", "50")
@@ -91,7 +91,7 @@ def test_a_worse_priority_of_a_task_that_runs_has_it_stopped_for_who_waits(dev: 
     assert stops(dev, waits) == []
 
 
-def test_a_better_priority_of_a_task_that_waits_has_others_stopped(dev: Dev) -> None:
+def test_a_pending_task_with_a_raised_priority_preempts_a_running_task(dev: Dev) -> None:
     runs = submit(dev, "--gpus", "4", "--priority", "40")
     until_runs(dev, runs, 4)
     waits = submit(dev, "--gpus", "4", "--priority", "50")
@@ -101,7 +101,7 @@ def test_a_better_priority_of_a_task_that_waits_has_others_stopped(dev: Dev) -> 
     assert [stop["for_task"] for stop in stops(dev, runs)] == [f"{waits}.0"]
 
 
-def test_a_better_priority_protects_a_task_that_runs(dev: Dev) -> None:
+def test_a_raised_priority_protects_a_running_task(dev: Dev) -> None:
     runs = submit(dev, "--gpus", "4", "--priority", "60")
     until_runs(dev, runs, 4)
     dev.yard("set", "priority", runs, "40")
@@ -112,7 +112,7 @@ def test_a_better_priority_protects_a_task_that_runs(dev: Dev) -> None:
     assert holds(dev, runs) == 4
 
 
-def test_no_change_touches_a_running_task_that_nobody_may_stop(dev: Dev) -> None:
+def test_no_change_stops_a_running_task_that_is_not_preemptible(dev: Dev) -> None:
     notebook = submit(dev, "--gpus", "4", "--priority", "40", "--kind", "interactive")
     until_runs(dev, notebook, 4)
     waits = submit(dev, "--gpus", "4", "--priority", "50")
@@ -134,19 +134,19 @@ def test_no_change_touches_a_running_task_that_nobody_may_stop(dev: Dev) -> None
         dev.yard("pools", "set", "default", "policy=priority")
 
 
-def test_a_lower_bound_stops_nobody_under_priority_and_no_more_start(dev: Dev) -> None:
+def test_a_lowered_max_slots_stops_no_task_under_priority_and_prevents_starts(dev: Dev) -> None:
     job = submit(dev, "--gpus", "1", "--tasks", "6")
     until_runs(dev, job, 4)
     dev.yard("set", "max-slots", job, "2")
     dev.yard("cancel", f"{job}.0")
     until_runs(dev, job, 3)
     until_waits(dev, job, "at_max_slots")
-    assert stops(dev, job)[1:] == [], "but for the one that was cancelled"
+    assert stops(dev, job)[1:] == [], "only the cancelled task was stopped"
     dev.yard("set", "max-slots", job, "none")
     until_runs(dev, job, 4)
 
 
-def test_weights_and_bounds_move_running_tasks_under_fair_share(dev: Dev) -> None:
+def test_weights_and_max_slots_change_the_running_tasks_under_fair_share(dev: Dev) -> None:
     dev.yard("pools", "set", "default", "policy=fair_share")
     try:
         first = submit(dev, "--gpus", "1", "--tasks", "4")
@@ -160,7 +160,7 @@ def test_weights_and_bounds_move_running_tasks_under_fair_share(dev: Dev) -> Non
         dev.yard("set", "weight", first, "3")
         until_runs(dev, first, 3)
         assert holds(dev, second) == 1
-        # What a bound leaves is the other's, and comes back when the bound is lifted.
+        # The other job gets the GPUs that max-slots frees until the limit is removed.
         dev.yard("set", "max-slots", first, "1")
         until_runs(dev, second, 3)
         assert holds(dev, first) == 1

@@ -1,8 +1,8 @@
-"""Placement on a real trace lands where its authors published it.
+"""Placement on a real trace reproduces the published allocation.
 
-Weng et al., "Beware of fragmentation" (USENIX ATC 2023): the part of all GPUs that is allocated
-once 130 % were asked for, in percent, the mean of ten runs. `python -m bench --only placement`
-plays ten of each; a single one lies within 0.6 of their mean.
+Weng et al., "Beware of fragmentation" (USENIX ATC 2023): the allocated part of all GPUs when
+130 % of them have been requested, in percent, as the mean of ten runs. `python -m bench --only
+placement` simulates ten runs of each; a single run is within 0.6 of their mean.
 """
 
 import pytest
@@ -11,7 +11,7 @@ from tests.support.openb import PUBLISHED, WITHIN, Openb
 
 
 @pytest.mark.parametrize("placement", sorted(PUBLISHED))
-def test_a_run_of_openb_allocates_what_was_published(placement: str) -> None:
+def test_a_run_of_openb_allocates_the_published_share(placement: str) -> None:
     cell = Openb(placement, seed=1)
     cell.play(seed=1)
     assert abs(cell.allocated - PUBLISHED[placement]) < WITHIN, f"{cell.allocated:.2f} %"

@@ -1,4 +1,4 @@
-"""`make up` in containers: the services' own images, scaled by a number, and nothing left of it."""
+"""`make up` in containers: the images of the services, scaling, and a complete `down`."""
 
 import json
 import subprocess
@@ -29,19 +29,19 @@ class Containers(Up):
         self.project = compose.project_name(self.data, self.data.parent)
 
     def docker(self, *words: str) -> str:
-        """What a command of docker says."""
+        """The output of a docker command."""
         done = subprocess.run(
             ["docker", *words], capture_output=True, text=True, timeout=60, check=True
         )
         return done.stdout
 
     def ours(self, kind: str, *words: str) -> list[str]:
-        """Ids of what compose made of a kind: containers (`ps --all`), volumes, networks."""
+        """Ids of the cluster's containers (`ps --all`), volumes or networks."""
         label = f"label=com.docker.compose.project={self.project}"
         return self.docker(kind, *words, "--quiet", "--filter", label).split()
 
     def inspected(self) -> dict[str, dict[str, Any]]:
-        """What Docker says of each container, by its service and number."""
+        """Docker's description of each container, by service and number."""
         found = {}
         for one in json.loads(self.docker("inspect", *self.ours("ps", "--all"))):
             labels = one["Config"]["Labels"]
@@ -50,7 +50,7 @@ class Containers(Up):
         return found
 
     def words(self) -> str:
-        """The last that every container said, for failures."""
+        """The last output of every container, for failure messages."""
         said = []
         for name, one in self.inspected().items() if self.ours("ps", "--all") else ():
             done = subprocess.run(
@@ -64,7 +64,7 @@ class Containers(Up):
         return "\n".join(said)
 
     def assert_nothing_left(self) -> None:
-        """No container, no network, no volume, nobody who listens."""
+        """No container, network or volume of the cluster exists, and no process listens."""
         super().assert_nothing_left()
         assert self.ours("ps", "--all") == []
         assert self.ours("network", "ls") == []
@@ -73,7 +73,7 @@ class Containers(Up):
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Containers]:
-    """Nothing runs yet; at the end nothing runs any more."""
+    """A cluster that is not started; at the end nothing of it runs."""
     if not containers.is_there(containers.KAFKA_IMAGE) or not compose.available():
         pytest.skip("needs Docker, compose and the images")
     found = Containers(tmp_path)
@@ -87,7 +87,7 @@ def cluster(tmp_path: Path) -> Iterator[Containers]:
 
 
 def gateways(cluster: Containers) -> list[str]:
-    """Where each gateway is reached, the first first."""
+    """The address of each gateway, in order of its number."""
     found = []
     for name, one in sorted(cluster.inspected().items()):
         if name.startswith("gateway-"):
@@ -96,7 +96,7 @@ def gateways(cluster: Containers) -> list[str]:
     return found
 
 
-def test_it_scales_without_port_flags_and_down_leaves_nothing_behind(cluster: Containers) -> None:
+def test_up_scales_without_port_flags_and_down_leaves_nothing_behind(cluster: Containers) -> None:
     cluster.up()
     started = cluster.inspected()
     assert started.keys() == STARTED
@@ -105,7 +105,7 @@ def test_it_scales_without_port_flags_and_down_leaves_nothing_behind(cluster: Co
         assert one["HostConfig"]["ReadonlyRootfs"], name
         assert one["HostConfig"]["CapDrop"] == ["ALL"], name
 
-    # One number, and nothing else, changes; what ran goes on as it was.
+    # Only the number of gateways changes; running containers are kept.
     cluster.up("--gateways", "3")
     scaled = cluster.inspected()
     assert scaled.keys() == STARTED | {"gateway-2", "gateway-3"}
@@ -115,13 +115,13 @@ def test_it_scales_without_port_flags_and_down_leaves_nothing_behind(cluster: Co
     token = (cluster.data / "token").read_text().strip()
     assert len(set(gateways(cluster))) == 3
     for server in gateways(cluster):
-        asked = urllib.request.Request(f"{server}/v1/nodes")
-        asked.add_header("Authorization", f"Bearer {token}")
-        with urllib.request.urlopen(asked, timeout=10) as answer:
+        request = urllib.request.Request(f"{server}/v1/nodes")
+        request.add_header("Authorization", f"Bearer {token}")
+        with urllib.request.urlopen(request, timeout=10) as answer:
             nodes = json.load(answer)["items"]
         assert [node["name"] for node in nodes] == ["n1", "n2", "n3"]
 
-    # The Redis of this cluster is found, as its log is.
+    # The command finds the Redis of this cluster, like its log.
     cluster.yard("replay", "verify", "--views")
 
     # A password is in no argument and no environment of any container.

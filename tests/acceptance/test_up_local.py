@@ -1,4 +1,4 @@
-"""`yard up --local`: every service by itself on a real broker and Redis, and nothing left of it."""
+"""`yard up --local`: every service as a process on a real broker and Redis; `down` ends all."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ STEP_S = 60.0
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Up]:
-    """Nothing runs yet; at the end nothing runs any more."""
+    """A cluster that is not started; at the end nothing of it runs."""
     found = Up(tmp_path, "--local")
     try:
         yield found
@@ -37,7 +37,7 @@ def until(there: Callable[[], Any], what: str, cluster: Up) -> Any:
     return found
 
 
-def test_tasks_run_on_it_and_down_leaves_nothing_behind(cluster: Up) -> None:
+def test_tasks_run_and_down_leaves_nothing_behind(cluster: Up) -> None:
     said = cluster.up()
     assert [line.split()[0] for line in said.out.splitlines()[1:]] == [
         *("kafka", "redis", "quota-1", "quota-2", "scheduler-1", "scheduler-2", "views-1"),
@@ -56,8 +56,8 @@ def test_tasks_run_on_it_and_down_leaves_nothing_behind(cluster: Up) -> None:
     assert not cluster.data.exists()
 
 
-def test_it_is_scaled_without_port_flags_and_starts_again_what_died(cluster: Up) -> None:
-    # A folder that a user made is closed to others.
+def test_up_scales_without_port_flags_and_restarts_a_dead_service(cluster: Up) -> None:
+    # `yard up` removes the access of other users to an existing folder.
     cluster.data.mkdir()
     cluster.data.chmod(0o755)
     small = ["--quotas", "1", "--schedulers", "1", "--views", "1", "--agents", "1"]
@@ -95,18 +95,18 @@ def test_it_is_scaled_without_port_flags_and_starts_again_what_died(cluster: Up)
         assert probe.connect_ex(("127.0.0.1", cluster.ports["gateway"] + 1)) != 0
     job = cluster.yard("submit", "--wait", "--timeout", "60s", "--", "true").out.strip()
 
-    # What a supervisor that was killed leaves is ended by the next start, and the log goes on.
+    # The next start ends the orphans of a killed supervisor and continues the log.
     owner = int((cluster.data / "lock").read_text())
     os.kill(owner, signal.SIGKILL)
     cluster.up()
     assert cluster.yard("show", job, "-o", "json").json["job_id"] == job
-    # The Redis of this cluster is found, as its log is.
+    # The command finds the Redis of this cluster, like its log.
     redis = f"redis://127.0.0.1:{cluster.ports['redis']}/0"
     assert cluster.yard("replay", "verify", "--views", "-o", "json").json["redis"] == redis
     cluster.yard("views", "rebuild")
 
 
-def test_a_port_that_is_taken_is_said_before_anything_starts(cluster: Up) -> None:
+def test_a_taken_port_is_reported_before_anything_starts(cluster: Up) -> None:
     with socket.create_server(("127.0.0.1", cluster.ports["redis"])):
         said = cluster.up(code=103)
     assert f"port {cluster.ports['redis']} of 127.0.0.1 is already in use" in said.err

@@ -1,4 +1,4 @@
-"""`yard dev` as a user starts it: without flags, by the path of the program, and again."""
+"""`yard dev` as a user starts it: without flags, by its path, and repeatedly."""
 
 import os
 import re
@@ -33,7 +33,7 @@ with socket.create_server(("127.0.0.1", 6379)):
 
 @dataclass
 class User:
-    """A user with a home, on a network where nothing runs yet, without an activated venv."""
+    """A user with a home folder, on an empty network, without an activated venv."""
 
     home: Path
     network: Network
@@ -45,7 +45,7 @@ class User:
         return {**kept, "HOME": str(self.home), "PATH": os.defpath, "NO_COLOR": "1"}
 
     def shell(self, line: str, cwd: Path | None = None) -> Said:
-        """A line that is typed into a shell."""
+        """Run a line in a shell."""
         done = subprocess.run(
             [*self.network.prefix, "sh", "-c", line],
             stdin=subprocess.DEVNULL,
@@ -59,13 +59,13 @@ class User:
         return Said(done.returncode, done.stdout, done.stderr)
 
     def yard(self, *words: str, code: int = 0, cwd: Path | None = None) -> Said:
-        """A command to its end."""
+        """Run a `yard` command to its end."""
         said = self.shell(shlex.join([YARD, *words]), cwd)
         assert said.code == code, f"yard {words}: exit {said.code}\n{said.out}\n{said.err}"
         return said
 
     def dev(self, *words: str) -> tuple[subprocess.Popen[str], Said]:
-        """Start `yard dev`; it, and what it printed up to its hint."""
+        """Start `yard dev`; return the process and its output up to the hint."""
         process = subprocess.Popen(
             [*self.network.prefix, YARD, "dev", *words],
             stdin=subprocess.DEVNULL,
@@ -115,20 +115,22 @@ def server(said: Said) -> str:
 
 
 def hint(said: Said) -> str:
-    """The command that a new user is told to type in another terminal."""
+    """The command that `yard dev` suggests for another terminal."""
     found = re.search(r"^hint: in another terminal: (.+) submit -- COMMAND$", said.out, re.M)
     assert found is not None, said.out
     return found[1]
 
 
-def test_the_gateway_has_port_7450_or_the_next_and_keeps_it_over_a_restart(user: User) -> None:
+def test_the_gateway_listens_on_port_7450_or_the_next_and_keeps_it_over_a_restart(
+    user: User,
+) -> None:
     first, said = user.dev()
     assert server(said) == "http://127.0.0.1:7450"
     second, said = user.dev("--data", "other")
     assert server(said) == "http://127.0.0.1:7451"
     user.stop(first)
     user.stop(second)
-    # The first port is free again, but this folder's address has become another.
+    # The first port is free again, but this folder keeps its address.
     second, said = user.dev("--data", "other")
     assert server(said) == "http://127.0.0.1:7451"
     user.stop(second)
@@ -139,9 +141,7 @@ def test_the_gateway_has_port_7450_or_the_next_and_keeps_it_over_a_restart(user:
     user.stop(taken)
 
 
-def test_the_hint_of_each_cluster_leads_to_that_cluster_when_it_is_copied(
-    user: User, tmp_path: Path
-) -> None:
+def test_the_copied_hint_of_each_cluster_reaches_that_cluster(user: User, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     _, usual = user.dev()
@@ -171,7 +171,9 @@ def test_an_example_runs_from_any_folder_without_an_activated_venv(
     assert "finished after 2 steps" in wrote.out
 
 
-def test_doctor_names_who_has_the_default_ports_and_whether_clusters_answer(user: User) -> None:
+def test_doctor_names_the_users_of_the_default_ports_and_whether_clusters_answer(
+    user: User,
+) -> None:
     def states() -> dict[str, tuple[str, str]]:
         rows = user.yard("doctor", "-o", "json").json["items"]
         return {row["what"]: (row["state"], row["found"]) for row in rows}
@@ -225,7 +227,7 @@ def test_a_policy_is_checked_before_anything_is_written(user: User, tmp_path: Pa
     user.stop(process)
 
 
-def test_a_policy_that_is_not_the_logs_is_refused_with_what_to_do(
+def test_a_policy_other_than_that_of_the_log_is_refused_with_a_hint(
     user: User, tmp_path: Path
 ) -> None:
     data = ("--data", str(tmp_path / "data"))
@@ -237,7 +239,7 @@ def test_a_policy_that_is_not_the_logs_is_refused_with_what_to_do(
     said = user.yard("dev", *data, "--policy-option", "preemption=true", code=103)
     assert "has preemption=false" in said.err
 
-    # What the log has already may be asked for again, also after it was changed.
+    # The policy of the log may be given again, also after a change.
     process, _ = user.dev(*data, "--policy", "priority", "--policy-option", "preemption=false")
     user.yard("pools", "set", "default", "policy=fair_share", *data)
     user.stop(process)
