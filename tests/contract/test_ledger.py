@@ -86,7 +86,7 @@ def test_what_was_forgotten_is_known_as_a_repeat(reopen: Callable[[], Ledger]) -
     state = ledger.begin(HEAD)
     for entry in (replica(0), Forgotten(key=replica(0).key, through=7)):
         ledger.write([entry])
-        state.take(entry)
+        state.apply(entry)
     ledger.close()
     ledger = reopen()
     assert ledger.load() == state

@@ -112,8 +112,8 @@ async def test_an_agent_that_is_back_in_time_keeps_what_runs_under_a_fence(
 ) -> None:
     go = tmp_path / "go"
     async with world.agent():
-        until_told = f"echo pid $$; while [ ! -e {go} ]; do sleep 0.05; done"
-        task = await world.allocate(sh(until_told), fence_s=10)
+        until_go = f"echo pid $$; while [ ! -e {go} ]; do sleep 0.05; done"
+        task = await world.allocate(sh(until_go), fence_s=10)
         pid = int((await world.until_output(task, "pid")).split()[1])
     async with world.agent():
         assert alive(pid)

@@ -40,7 +40,7 @@ from yardmaster_schemas.events.node_events import (
 from yardmaster_schemas.topics import assignments
 
 #: Runs until a file appears beside its directory, so that a test decides when it ends.
-UNTIL_TOLD = """
+UNTIL_GO = """
 echo started >> ../../../starts
 echo "pid $$"
 while [ ! -e ../../../go ]; do sleep 0.05; done
@@ -93,7 +93,7 @@ def alive(pid: int) -> bool:
 
 async def test_a_task_outlives_its_agent_and_is_found_again(world: AgentWorld) -> None:
     async with world.agent():
-        task = await world.allocate(sh(UNTIL_TOLD))
+        task = await world.allocate(sh(UNTIL_GO))
         await world.until_output(task, "pid")
     async with world.agent() as joined:
         assert joined.running == (ReplicaRef(task_id=task, attempt=1, replica=0),)
@@ -109,7 +109,7 @@ async def test_a_task_outlives_its_agent_and_is_found_again(world: AgentWorld) -
 
 async def test_an_exit_while_no_agent_lived_is_reported_by_the_next(world: AgentWorld) -> None:
     async with world.agent():
-        task = await world.allocate(sh(UNTIL_TOLD))
+        task = await world.allocate(sh(UNTIL_GO))
         pid = int((await world.until_output(task, "pid")).split()[1])
     go(world)
     deadline = world.clock.monotonic_s() + DEADLINE_S
@@ -132,7 +132,7 @@ async def test_an_agent_killed_minus_9_at_any_moment_starts_nothing_twice(tmp_pa
         for pause_s in (0.0, 0.02, 0.06, 0.15):
             with process(world, path) as agent:
                 await world.until(NodeJoinedV1, count=len(tasks) + 1)
-                tasks.append(await world.allocate(sh(UNTIL_TOLD)))
+                tasks.append(await world.allocate(sh(UNTIL_GO)))
                 await asyncio.sleep(pause_s)  # the moment at which the agent is killed
                 agent.kill()
         go(world)
@@ -249,7 +249,7 @@ async def test_what_the_ledger_has_and_never_ran_is_reported_so(world: AgentWorl
 
 async def test_a_lost_ledger_is_a_new_incarnation_with_nothing_running(world: AgentWorld) -> None:
     async with world.agent() as old:
-        task = await world.allocate(sh(UNTIL_TOLD))
+        task = await world.allocate(sh(UNTIL_GO))
         pid = int((await world.until_output(task, "pid")).split()[1])
     (world.data_dir / "ledger").unlink()
     late = await world.log.end(Partition(assignments("n1").name))
@@ -322,7 +322,7 @@ async def test_a_node_counted_as_lost_kills_all_and_joins_anew(world: AgentWorld
 
 async def test_a_node_lost_while_no_agent_lived_joins_anew(world: AgentWorld) -> None:
     async with world.agent() as old:
-        task = await world.allocate(sh(UNTIL_TOLD))
+        task = await world.allocate(sh(UNTIL_GO))
         pid = int((await world.until_output(task, "pid")).split()[1])
     await world.lose(old.incarnation)
     async with world.agent():
@@ -373,7 +373,7 @@ async def test_a_record_of_a_newer_scheduler_stops_the_agent_and_not_its_tasks(
     world: AgentWorld,
 ) -> None:
     async with world.agent():
-        task = await world.allocate(sh(UNTIL_TOLD))
+        task = await world.allocate(sh(UNTIL_GO))
         pid = int((await world.until_output(task, "pid")).split()[1])
     headers = (("ce_type", b"SlotsMoved"), ("yard_version", b"1"))
     await world.repeat(Record(b"main", b"{}", headers))
@@ -401,7 +401,7 @@ async def test_who_is_no_scheduler_assigns_nothing(world: AgentWorld) -> None:
 
 async def test_a_changed_offer_waits_until_nothing_runs(world: AgentWorld) -> None:
     async with world.agent() as first:
-        task = await world.allocate(sh(UNTIL_TOLD))
+        task = await world.allocate(sh(UNTIL_GO))
         await world.until_output(task, "pid")
     world.configure(gpus=2)
     async with world.agent() as second:

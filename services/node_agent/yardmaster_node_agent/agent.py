@@ -1,21 +1,22 @@
-"""The node agent: one per host, from joining the cell to being lost and joining anew.
+"""The node agent: one process per host that joins the cell and runs the tasks assigned to the node.
 
-`run` lives through any number of incarnations of the node. One incarnation: take the ledger, find
-again what runs, join, then follow the assignments, each replica under a supervision of its own,
-until the scheduler counts the node as lost; then everything is killed, a new ledger begun, and the
-node joins again.
+`run` handles any number of incarnations of the node, one after another. In one incarnation the
+agent loads its ledger, adopts the replicas that still run, joins the cell and consumes the
+assignments; one `Supervision` handles each replica. The incarnation ends when the scheduler counts
+the node as lost. The agent then kills all replicas, starts a new ledger and joins again.
 
-Being cancelled is a polite crash: nothing is told and nothing killed, tasks run on and are found
-again.
+Cancelling the agent is handled like a crash: it reports nothing and kills nothing. Tasks continue,
+and the next agent process adopts them.
 
-A log that is away ends nothing either, for however long: calls are tried again, ever slower up to
-`retry.longest_pause_s`, tasks run on (but for those under a fence, see `lease`), what happened to
-them is in the ledger and what they say in their files, up to `output_limit_bytes` of each replica.
-An agent that is started meanwhile looks after what its ledger holds at once; only one that has no
-ledger waits.
+An unavailable log does not end the agent, however long it lasts. The agent retries its calls, with
+pauses up to `retry.longest_pause_s`. Tasks continue, except those under a fence (see `lease`).
+Meanwhile the ledger stores what happened to them, and files store their output, up to
+`output_limit_bytes` of each replica. An agent that starts while the log is unavailable supervises
+the replicas in its ledger at once; only an agent without a ledger waits for the log.
 
-What a machine that lost power ran counts as lost with it: an agent that finds nothing alive of what
-its ledger holds, and not how all of it ended, tells what it knows and joins anew.
+Replicas that a power loss ended are lost with the incarnation: if the ledger has replicas whose
+exit is unknown, and no replica is alive, the agent reports the facts that it has and joins as a new
+incarnation.
 """
 
 import asyncio
@@ -40,7 +41,7 @@ from yardmaster_node_agent.assignments import Follower
 from yardmaster_node_agent.environment import NodeFacts
 from yardmaster_node_agent.errors import AgentError, ExecutorFailed
 from yardmaster_node_agent.executors.port import Process
-from yardmaster_node_agent.joining import HINTS, LOOK_S, JoinRefusals
+from yardmaster_node_agent.joining import HINTS, POLL_S, JoinRefusals
 from yardmaster_node_agent.lease import FenceExpired, IncarnationOver, Lease
 from yardmaster_node_agent.metrics import AgentMetrics
 from yardmaster_node_agent.ports import AgentContext, Ports, host_ports, simulated_ports
@@ -63,47 +64,46 @@ SCHEMA_VERSION: Final = 1
 #: Hexadecimal digits of an incarnation.
 INCARNATION_DIGITS: Final = 12
 
-#: What the ledger holds, and its process where there was one.
+#: The supervision of a replica in the ledger, and the process of the replica if there is one.
 Adopted = tuple[Supervision, Process | None]
 
 
 async def run(ports: Ports, settings: Settings) -> None:
-    """Be the agent of one node until cancelled.
+    """Run the agent of one node until cancelled.
 
     Raises:
-        LedgerCorrupt, LedgerInUse, LedgerUnwritable: nothing may be started without a ledger.
-        AssignmentUnreadable: a newer scheduler's record.
-        NotEnrolled: the node's topic did not come in time.
-        ExecutorFailed: what an earlier life left cannot be ended.
-        LogError: what time does not heal, such as a log that is another one.
+        LedgerCorrupt, LedgerInUse, LedgerUnwritable: no task may start without a ledger.
+        AssignmentUnreadable: a newer scheduler wrote the record.
+        NotEnrolled: the node's topic was not created in time.
+        ExecutorFailed: processes of an earlier agent process cannot be killed.
+        LogError: an error that retries cannot solve, such as a replaced log.
     """
     metrics = AgentMetrics(ports.telemetry)
     for_ever = settings.retry.model_copy(update={"attempts": 0})
-    patient = RetryingLog(ports.log, ports.clock, for_ever, metrics.log_retries)
+    retrying = RetryingLog(ports.log, ports.clock, for_ever, metrics.log_retries)
     ports.health.report("node", "not joined yet")
     try:
         state = ports.ledger.load()
         if state is not None and state.head.node != settings.node:
             raise AgentError(found=f"the ledger is node {state.head.node}'s, not {settings.node}'s")
         if state is None:
-            state = await _begin_anew(ports, settings, metrics, patient, old=None)
+            state = await _begin_incarnation(ports, settings, metrics, retrying, old=None)
         elif state.head.offer != _offer(ports, settings) and not _held(state):
-            # An incarnation's offer never changes; with nothing held another one costs nothing.
-            state = await _begin_anew(ports, settings, metrics, patient, old=state.head)
+            # An incarnation's offer never changes; a node without replicas may start a new one.
+            state = await _begin_incarnation(ports, settings, metrics, retrying, old=state.head)
         while True:
-            agent = _Incarnation(ports, settings, metrics, patient, state)
+            agent = _Incarnation(ports, settings, metrics, retrying, state)
             try:
                 await agent.run()
             except* IncarnationOver as ended:
                 over = ended.exceptions[0]
                 if isinstance(over, FenceExpired):
                     metrics.fenced.inc()
-                ports.health.report("node", "joins anew")
+                ports.health.report("node", "joins as a new incarnation")
                 ports.telemetry.warn("incarnation_over", node=settings.node, found=str(over))
-            state = await _begin_anew(ports, settings, metrics, patient, old=agent.head)
+            state = await _begin_incarnation(ports, settings, metrics, retrying, old=agent.head)
     finally:
-        # A courtesy to who opens the ledger next in this process; the kernel does it for the
-        # others.
+        # Needed only if this process opens the ledger again; at its exit the kernel unlocks it.
         ports.ledger.close()
 
 
@@ -118,25 +118,25 @@ def _offer(ports: Ports, settings: Settings) -> Offer:
 
 
 def _held(state: AgentState) -> list[Replica]:
-    """The replicas whose slots the log is not known to have back."""
-    return [r for r in state.replicas.values() if r.held or not r.ended_told]
+    """Return the replicas that hold slots, or whose release is not known to be in the log."""
+    return [r for r in state.replicas.values() if r.held or not r.ended_logged]
 
 
 def _lost(adopted: list[Adopted]) -> list[Adopted]:
-    """The replicas that a loss of power ended, or who killed all of a node's processes.
+    """Return the replicas that ended with the machine, or with all processes of the node.
 
-    Nobody saw them end, and nothing lives of what the node held. Where other tasks live a runner
-    was killed alone, and its task with it: that is the task's end.
+    Their exits are unknown, and no replica of the node is alive. If another replica is alive, only
+    the runner of a replica was killed: the replica then ended by itself and is not lost.
     """
     if any(process is not None and process.is_alive() for _, process in adopted):
         return []
-    return [each for each in adopted if each[0].ended_unseen(each[1])]
+    return [each for each in adopted if each[0].exit_unknown(each[1])]
 
 
-async def _begin_anew(
+async def _begin_incarnation(
     ports: Ports, settings: Settings, metrics: AgentMetrics, log: RetryingLog, old: Head | None
 ) -> AgentState:
-    """End all that earlier ledgers left, then begin a ledger at the end of the assignments."""
+    """Kill all replicas of earlier ledgers, then start a ledger at the end of the assignments."""
     killed = await ports.executor.sweep()
     await find_topic(ports, settings, log)
     topic = Partition(assignments(settings.node).name, settings.partition)
@@ -149,7 +149,7 @@ async def _begin_anew(
         api_port=0 if old is None else old.api_port,
     )
     state = ports.ledger.begin(head)
-    state.take(Reached(offset=end))
+    state.apply(Reached(offset=end))
     ports.ledger.write([Reached(offset=end)])
     Lease.begin(ports.clock, ports.executor, head.incarnation, ports.machine.boot_id)
     metrics.incarnations.inc()
@@ -160,7 +160,7 @@ async def _begin_anew(
 
 
 class _Incarnation:
-    """The agent through one life of the process and one incarnation of the node."""
+    """One agent process during one incarnation of the node."""
 
     def __init__(
         self,
@@ -179,18 +179,18 @@ class _Incarnation:
         self._by_token: dict[str, Supervision] = {}
         self._replicas: asyncio.TaskGroup | None = None
         self._lease = Lease(ports.clock, ports.executor, state, ports.machine.boot_id)
-        #: Set by whoever finds that the incarnation is over while it looks after a replica.
+        #: Set when the supervision of a replica finds that the incarnation is over.
         self._found_over = asyncio.Event()
         self._joining: NodeJoinedV1 | None = None
-        #: The cell refused the last join that it answered.
+        #: Whether the cell refused the last join.
         self._join_refused = False
         self.head = state.head
 
     async def run(self) -> None:
-        """Join and work until the incarnation is over.
+        """Join and run tasks until the incarnation is over.
 
         Raises:
-            IncarnationOver, and what `run` of this module raises.
+            IncarnationOver, and the errors of this module's `run`.
         """
         self._lease.check()
         api = TaskApi(self._by_token.get, self._ports.clock, self._metrics)
@@ -200,7 +200,9 @@ class _Incarnation:
             context = self._open(api.port)
             adopted = await self._adopt(context)
             if lost := _lost(adopted):
-                await self._settle(context, lost, [each for each in adopted if each not in lost])
+                await self._report_lost(
+                    context, lost, [each for each in adopted if each not in lost]
+                )
             self._join(context, adopted)
             follower = Follower(
                 context, self._metrics, begin=self._supervise_new, supervisions=self._supervisions
@@ -209,7 +211,7 @@ class _Incarnation:
                 context.reporter.run(),
                 self._follow(follower),
                 self._beat(context),
-                self._ask_again(context),
+                self._repeat_join(context),
                 self._lease.watch(),
                 self._until_over(),
             ]
@@ -220,7 +222,7 @@ class _Incarnation:
             api.close()
 
     def _listen(self, api: TaskApi) -> None:
-        """Take the port that running tasks were told, or the one that was set."""
+        """Listen on the port in the settings, or else on the port that running tasks use."""
         kept = self._state.head.api_port
         try:
             api.listen(self._settings.api_port or kept)
@@ -231,7 +233,7 @@ class _Incarnation:
             api.listen(0)
 
     def _open(self, api_port: int) -> AgentContext:
-        """Count this life in the ledger; from here on its records are numbered."""
+        """Store a new epoch for this process in the ledger, and make its context."""
         old = self._state.head
         now_ms = self._ports.clock.now_ms()
         self.head = Head(
@@ -241,7 +243,7 @@ class _Incarnation:
             offer=old.offer,
             api_port=api_port,
         )
-        self._state.take(self.head)
+        self._state.apply(self.head)
         writer = Writer(
             self._ports.log,
             self._log,
@@ -254,7 +256,7 @@ class _Incarnation:
         )
         devices = self._ports.machine.devices
         context = AgentContext(
-            # A log that is away for a moment does not end the agent.
+            # An unavailable log does not end the agent.
             ports=replace(self._ports, log=self._log),
             settings=self._settings,
             state=self._state,
@@ -270,17 +272,17 @@ class _Incarnation:
                 passed=self._ports.machine.passed,
             ),
         )
-        context.keep(self.head)
+        context.save(self.head)
         if old.offer != _offer(self._ports, self._settings):
             self._ports.telemetry.warn(
-                "offer_unchanged", node=old.node, found="the new one holds once nothing runs"
+                "offer_unchanged", node=old.node, found="the new offer applies when no replica runs"
             )
         return context
 
     async def _adopt(self, context: AgentContext) -> list[Adopted]:
         adopted: list[Adopted] = []
         for replica in list(self._state.replicas.values()):
-            if replica.state is ReplicaState.RELEASED and replica.ended_told:
+            if replica.state is ReplicaState.RELEASED and replica.ended_logged:
                 continue
             supervision = Supervision(context, self._metrics, replica)
             process = await supervision.adopt() if replica.held else None
@@ -288,26 +290,26 @@ class _Incarnation:
             adopted.append((supervision, process))
         return adopted
 
-    async def _settle(
+    async def _report_lost(
         self, context: AgentContext, lost: list[Adopted], ended: list[Adopted]
     ) -> NoReturn:
-        """Tell what is known of a life that a loss of power ended; nothing new is taken meanwhile.
+        """Report all known facts of an incarnation that a power loss ended, and start nothing.
 
         Raises: IncarnationOver.
         """
 
-        async def until_told() -> NoReturn:
+        async def until_logged() -> NoReturn:
             await together(*(supervision.abandon(process) for supervision, process in lost))
             while not (
-                all(supervision.replica.ended_told for supervision, _ in ended)
-                and all(supervision.replica.known_told for supervision, _ in lost)
+                all(supervision.replica.ended_logged for supervision, _ in ended)
+                and all(supervision.replica.facts_logged for supervision, _ in lost)
             ):
                 await self._ports.clock.sleep(self._settings.tick_s)
             raise IncarnationOver(f"{len(lost)} replicas ended with the machine, or its agent")
 
-        self._ports.health.report("node", "tells what became of its last life")
-        await self._look_after(ended, [context.reporter.run(), until_told()])
-        raise AssertionError("what waits for the end raises")
+        self._ports.health.report("node", "reports the replicas that ended with the machine")
+        await self._look_after(ended, [context.reporter.run(), until_logged()])
+        raise AssertionError("the wait for the reports ends with IncarnationOver")
 
     def _join(self, context: AgentContext, adopted: list[Adopted]) -> None:
         offer, settings = self.head.offer, self._settings
@@ -334,33 +336,33 @@ class _Incarnation:
             executors=self._ports.executor.kinds,
         )
         self._joining = event
-        self._ask(context)
+        self._send_join(context)
 
-    def _ask(self, context: AgentContext) -> None:
+    def _send_join(self, context: AgentContext) -> None:
         event = self._joining
-        assert event is not None, "it was asked for at the start"
-        fact = Fact(events=(event,), subject=event.node, cause=None, told=self._has_joined)
+        assert event is not None, "the join is made before it is sent"
+        fact = Fact(events=(event,), subject=event.node, cause=None, on_logged=self._has_joined)
         context.reporter.report("joined", event.node, fact)
 
     def _has_joined(self) -> None:
         if not self._join_refused:
             self._ports.health.report("node")
 
-    async def _ask_again(self, context: AgentContext) -> None:
-        """Ask to join again every `ask_again_s` while the node was given nothing or is refused.
+    async def _repeat_join(self, context: AgentContext) -> None:
+        """Repeat the join every `ask_again_s` while the node has no assignment or is refused.
 
-        A refusal is an error in the log and makes the agent not ready. A refused node may be
-        enrolled at any time. To ask again as a node that is in changes nothing.
+        A refusal is logged as an error and makes the agent not ready. A refused node may be
+        enrolled at any time. A repeated join of a node that has joined changes nothing.
         """
         refusals = JoinRefusals(context.ports.log, context.writer.source, self.head.epoch)
         clock, settings, state = self._ports.clock, self._settings, self._state
-        asked_s, refused = clock.monotonic_s(), False
+        sent_s, refused = clock.monotonic_s(), False
         while True:
-            await clock.sleep(min(LOOK_S, settings.ask_again_s))
-            if (code := await refusals.look()) is not None:
+            await clock.sleep(min(POLL_S, settings.ask_again_s))
+            if (code := await refusals.poll()) is not None:
                 refused = self._join_refused = True
                 self._say_refused(code)
-            if clock.monotonic_s() - asked_s < settings.ask_again_s:
+            if clock.monotonic_s() - sent_s < settings.ask_again_s:
                 continue
             if not refused:
                 if self._join_refused:
@@ -368,8 +370,8 @@ class _Incarnation:
                     self._ports.health.report("node")
                 if state.replicas or state.forgotten_through >= 0:
                     return
-            self._ask(context)
-            asked_s, refused = clock.monotonic_s(), False
+            self._send_join(context)
+            sent_s, refused = clock.monotonic_s(), False
 
     def _say_refused(self, code: RefusalCode) -> None:
         hint = HINTS.get(code, "the topic quarantine has the record").replace(
@@ -382,7 +384,7 @@ class _Incarnation:
         )
 
     async def _follow(self, follower: Follower) -> None:
-        """Follow the assignments, once there is a log and a topic of them."""
+        """Consume the assignments, as soon as the log is available and has their topic."""
         await find_topic(self._ports, self._settings, self._log)
         await follower.run()
 
@@ -391,7 +393,7 @@ class _Incarnation:
     async def _look_after(
         self, adopted: list[Adopted], work: list[Coroutine[Any, Any, object]]
     ) -> None:
-        """Own the tasks of all supervisions, while the rest of the agent works."""
+        """Run the supervisions of all replicas, and `work`, in one task group."""
         async with asyncio.TaskGroup() as group:
             self._replicas = group
             for supervision, process in adopted:
@@ -402,7 +404,7 @@ class _Incarnation:
         self._supervise(supervision, supervision.start())
 
     def _supervise(self, supervision: Supervision, life: Coroutine[Any, Any, None]) -> None:
-        assert self._replicas is not None, "supervisions have an owner before anything is assigned"
+        assert self._replicas is not None, "the task group exists before replicas are assigned"
         key = supervision.replica.key
         self._supervisions[key] = supervision
         self._by_token[supervision.replica.token] = supervision
@@ -419,10 +421,10 @@ class _Incarnation:
         self._by_token.pop(supervision.replica.token, None)
         self._metrics.replicas.set(len(self._supervisions))
 
-    # --- what time asks for --------------------------------------------------------------------
+    # --- periodic work --------------------------------------------------------------------------
 
     async def _beat(self, context: AgentContext) -> None:
-        """Heartbeats; a log that does not answer costs one, and no more."""
+        """Send heartbeats; an unavailable log costs one heartbeat and does not delay the next."""
         while True:
             held = [replica for replica in self._state.replicas.values() if replica.held]
             event = NodeHeartbeatV1(
@@ -434,7 +436,7 @@ class _Incarnation:
             )
             record = context.writer.record(event, subject=self.head.node, key=self.head.node)
             try:
-                sent_s = await context.writer.append(HEARTBEATS.name, [record], patient=False)
+                sent_s = await context.writer.append(HEARTBEATS.name, [record], retry=False)
             except (LogUnavailable, AppendOutcomeUnknown) as error:
                 self._metrics.heartbeats_missed.inc()
                 self._ports.health.report("heartbeat", str(error))
@@ -453,12 +455,12 @@ class _Incarnation:
 
     async def _until_over(self) -> NoReturn:
         await self._found_over.wait()
-        raise FenceExpired("what ran under a fence was killed by its runner")
+        raise FenceExpired("a runner killed its replica, whose fence had expired")
 
     def _tidy(self, context: AgentContext) -> None:
-        """Remove old directories, and forget in the ledger what no relay repeats any more."""
+        """Remove old directories, and remove replicas from the ledger that no relay repeats."""
         settings, now_ms = self._settings, self._ports.clock.now_ms()
-        ended = [r for r in self._state.replicas.values() if not r.held and r.ended_told]
+        ended = [r for r in self._state.replicas.values() if not r.held and r.ended_logged]
         ended.sort(key=lambda replica: replica.ended_ms, reverse=True)
         directories = [replica for replica in ended if not replica.directory_removed]
         old_ms = now_ms - int(settings.kept_s * 1000)
@@ -466,7 +468,7 @@ class _Incarnation:
             if count >= settings.kept_directories or replica.ended_ms < old_ms:
                 self._ports.executor.forget(replica.key)
                 replica.directory_removed = True
-                context.keep(replica, durable=False)
+                context.save(replica, durable=False)
         forget_ms = now_ms - int(settings.remembered_s * 1000)
         for count, replica in enumerate(ended):
             if count >= settings.remembered or replica.ended_ms < forget_ms:
@@ -476,5 +478,5 @@ class _Incarnation:
         if not replica.directory_removed:
             self._ports.executor.forget(replica.key)
         entry = Forgotten(key=replica.key, through=replica.assignment.decision)
-        context.keep(entry)
-        self._state.take(entry)
+        context.save(entry)
+        self._state.apply(entry)

@@ -1,8 +1,8 @@
 """The agent's state as values: the entries of its ledger, and the state that they fold into.
 
 The ledger is a sequence of entries. Each replaces the earlier entry on its subject: the node's
-head, one replica, a position. `AgentState.take` folds them. This module holds all that an agent
-needs after a kill -9, and nothing else.
+head, one replica, a position. `AgentState.apply` folds them. The state is exactly what an agent
+needs after a kill -9.
 """
 
 from dataclasses import dataclass, field
@@ -38,17 +38,17 @@ FORMAT: Final = 1
 
 
 class ReplicaState(StrEnum):
-    """How far a replica came on this node; only ever goes down this list."""
+    """The phase of a replica on this node; it changes only to a later one of this list."""
 
-    #: In the ledger; nothing was tried.
+    #: In the ledger; no start was tried.
     ASSIGNED = "assigned"
     #: From here on a process may exist.
     STARTING = "starting"
     #: A process exists, or existed; its identity is known.
     STARTED = "started"
-    #: Its main process ended; something of it may still be there.
+    #: Its main process ended; other processes of it may still be alive.
     EXITED = "exited"
-    #: Nothing of it is left, and nothing will be.
+    #: It has no process, and will have none.
     RELEASED = "released"
 
 
@@ -68,10 +68,10 @@ class ReplicaKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """What the scheduler gave this node: one replica of SlotsAllocated with what all share.
+    """One replica of SlotsAllocated, with the fields that all replicas of the attempt share.
 
-    `cause` is the record's id; `decision` its offset in `decisions` (-1 when the relay did not
-    say).
+    `cause` is the id of the record; `decision` is its offset in `decisions` (-1 if the relay did
+    not say).
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -101,7 +101,7 @@ class Assignment:
 
 
 def lost_assignment(key: ReplicaKey, cause: str, decision: int) -> Assignment:
-    """Stands in the ledger for an assignment that never came; nothing is started from it.
+    """Return a placeholder for an assignment that was lost; it is never started.
 
     `cause` is the record that stopped the attempt; `decision` its offset in `decisions`.
     """
@@ -127,7 +127,7 @@ def lost_assignment(key: ReplicaKey, cause: str, decision: int) -> Assignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessIdentity:
-    """A process, for ever: on which boot, its pid, its start in clock ticks since that boot."""
+    """Identity that no other process ever has: boot, pid, start in clock ticks since the boot."""
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
@@ -138,10 +138,10 @@ class ProcessIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopOrder:
-    """That a replica is to end, why, and when it is killed (ms since the epoch).
+    """An order to stop a replica: the reason, and when to kill it (ms since the epoch).
 
-    `signalled`: its signal was sent, which is done once. `revoked`: it is killed without being
-    asked. `cause` is the record that said so; None when the agent itself did.
+    `signalled`: the stop signal was sent; it is sent once. `revoked`: the replica is killed without
+    a stop signal. `cause` is the id of the record that ordered the stop; None for the agent itself.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -157,7 +157,7 @@ class StopOrder:
 class Exit:
     """How a main process ended: exactly one of exit code and signal.
 
-    `lost`: nobody saw it. `fenced`: it was killed because the agent was not heard of.
+    `lost`: the exit is not known. `fenced`: the runner killed it because the fence had expired.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -182,7 +182,7 @@ class Piece:
 
 @dataclass(slots=True, kw_only=True)
 class Output:
-    """How far a replica's output is shipped; `last` may or may not have reached the log."""
+    """How far a replica's output is shipped; the pieces of `last` may be missing in the log."""
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
@@ -195,14 +195,14 @@ class Output:
 
 @dataclass(slots=True, kw_only=True)
 class Replica:
-    """All that is known of one replica. The `*_told` say what the log is known to hold."""
+    """All that is known of one replica. The `*_logged` fields say which facts are in the log."""
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
     kind: Literal["replica"] = "replica"
     assignment: Assignment
     state: ReplicaState = ReplicaState.ASSIGNED
-    #: The secret by which the task speaks to this agent.
+    #: The secret that authenticates the task at this agent's API.
     token: str = ""
     identity: ProcessIdentity | None = None
     stop: StopOrder | None = None
@@ -210,12 +210,12 @@ class Replica:
     checkpoint: Checkpoint | None = None
     done: bool = False
     exit: Exit | None = None
-    #: Why it was not started, where that was tried.
+    #: Why its start failed, if a start was tried.
     failure: StartFailure | None = None
     ended_ms: Count = 0
-    started_told: bool = False
-    checkpoint_told: bool = True
-    ended_told: bool = False
+    started_logged: Annotated[bool, Field(alias="started_told")] = False
+    checkpoint_logged: Annotated[bool, Field(alias="checkpoint_told")] = True
+    ended_logged: Annotated[bool, Field(alias="ended_told")] = False
     directory_removed: bool = False
     output: Output = field(default_factory=Output)
 
@@ -226,17 +226,17 @@ class Replica:
 
     @property
     def held(self) -> bool:
-        """Its slots are not free yet."""
+        """Whether it still holds its slots."""
         return self.state is not ReplicaState.RELEASED
 
     @property
-    def known_told(self) -> bool:
-        """The log has what is known of it, its end aside."""
-        return self.started_told and self.checkpoint_told
+    def facts_logged(self) -> bool:
+        """Whether its start and its last checkpoint are in the log."""
+        return self.started_logged and self.checkpoint_logged
 
     @property
     def alive(self) -> bool:
-        """A process of it is known, and may still be there."""
+        """Whether it has a known process, which may still be alive."""
         return self.state in (ReplicaState.STARTED, ReplicaState.EXITED)
 
 
@@ -258,7 +258,7 @@ class Head:
     """The node's own entry: the first line of a ledger, and again at every start.
 
     `epoch` rises with every start of an incarnation, whatever the clock says, and is at least the
-    start's time in ms. `api_port` is kept, because running tasks were told it.
+    start's time in ms. `api_port` is kept, because running tasks use it.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
@@ -284,7 +284,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forgotten:
-    """A replica that ended long ago is not kept; decisions up to `through` are known repeats."""
+    """Removes a replica that ended long ago; decisions up to `through` are known repeats."""
 
     __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
@@ -297,17 +297,22 @@ Entry = Head | Reached | Forgotten | Replica
 ENTRY: Final[TypeAdapter[Entry]] = TypeAdapter(Annotated[Entry, Field(discriminator="kind")])
 
 
+def dump(entry: Entry) -> bytes:
+    """Return the JSON of an entry, with its field names on disk."""
+    return ENTRY.dump_json(entry, by_alias=True)
+
+
 @dataclass(slots=True)
 class AgentState:
-    """What the entries add up to."""
+    """The state after all entries."""
 
     head: Head
     reached: int = 0
     forgotten_through: int = -1
     replicas: dict[ReplicaKey, Replica] = field(default_factory=dict)
 
-    def take(self, entry: Entry) -> None:
-        """Fold one entry; the newest word counts."""
+    def apply(self, entry: Entry) -> None:
+        """Fold one entry, which replaces the earlier entry on its subject."""
         match entry:
             case Head():
                 self.head = entry
@@ -320,13 +325,13 @@ class AgentState:
                 self.replicas[entry.key] = entry
 
     def entries(self) -> list[Entry]:
-        """The fewest entries that add up to this state."""
+        """Return the fewest entries that fold into this state."""
         kept: list[Entry] = [self.head, Reached(offset=self.reached)]
         if self.forgotten_through >= 0:
-            nobody = ReplicaKey("0" * 12 + ".0", 1, 0)
-            kept.append(Forgotten(key=nobody, through=self.forgotten_through))
+            placeholder = ReplicaKey("0" * 12 + ".0", 1, 0)
+            kept.append(Forgotten(key=placeholder, through=self.forgotten_through))
         return [*kept, *self.replicas.values()]
 
     def repeated(self, assignment: Assignment) -> bool:
-        """This node was given that replica before."""
+        """Whether this node got that replica before."""
         return assignment.key in self.replicas or -1 < assignment.decision <= self.forgotten_through

@@ -1,8 +1,8 @@
 """The agent's HTTP API for its own tasks: stop, checkpoint, progress, done.
 
 It listens on the loopback interface only. The token of an attempt's replica gives access to that
-replica alone. A request with another Host, or from a browser's page, is refused: a name that an
-attacker resolves to 127.0.0.1 gives no access.
+replica only. A request with another Host header, or from a web page, is refused, so that an
+attacker gets no access by a name that resolves to 127.0.0.1.
 """
 
 import json
@@ -24,12 +24,12 @@ from yardmaster_runtime.http import (
 )
 
 HOST: Final = "127.0.0.1"
-#: The longest a task may wait for a stop in one request.
+#: The most seconds that one request may wait for a stop.
 MAX_WAIT_S: Final = 60.0
 
 
 class TaskApi:
-    """Serves the tasks; `listen`, then `run`."""
+    """Serves the API; call `listen`, then `run`."""
 
     def __init__(
         self, find: Callable[[str], Supervision | None], clock: Clock, metrics: AgentMetrics
@@ -65,9 +65,9 @@ class TaskApi:
 
     async def _respond(self, request: Request) -> Response:
         if request.headers.get("host") not in (f"{HOST}:{self.port}", f"localhost:{self.port}"):
-            raise HttpError(403, "the Host is not this agent's")
+            raise HttpError(403, "the Host header is not this agent's")
         if "origin" in request.headers:
-            raise HttpError(403, "not for web pages")
+            raise HttpError(403, "web pages may not use this API")
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         supervision = self._find(token) if scheme.lower() == "bearer" and token else None
         if supervision is None:
@@ -94,7 +94,7 @@ class TaskApi:
                 permille = _object(body).get("permille")
                 if not isinstance(permille, int) or not 0 <= permille <= 1000:
                     raise HttpError(422, "permille: an integer from 0 to 1000")
-                supervision.take_progress(permille)
+                supervision.record_progress(permille)
                 return 202, {}
             case ("POST", "/v1/done"):
                 supervision.finish()
@@ -106,7 +106,7 @@ class TaskApi:
 
     def _checkpoint(self, supervision: Supervision, content: dict[str, Any]) -> None:
         try:
-            supervision.take_checkpoint(content)
+            supervision.record_checkpoint(content)
         except StepNotRising as refused:
             raise HttpError(409, str(refused), "step_not_rising") from None
         except CheckpointRefused as refused:
@@ -117,9 +117,9 @@ def _object(body: bytes) -> dict[str, Any]:
     try:
         content = json.loads(body)
     except (ValueError, RecursionError):
-        raise HttpError(400, "the body is no JSON") from None
+        raise HttpError(400, "the body is not JSON") from None
     if not isinstance(content, dict):
-        raise HttpError(422, "the body is a JSON object")
+        raise HttpError(422, "the body must be a JSON object")
     return content
 
 

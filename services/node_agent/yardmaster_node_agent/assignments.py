@@ -1,11 +1,11 @@
-"""The node's own topic: what the scheduler's relay copied there is taken over and acted on.
+"""Consume the node's own topic, to which the scheduler's relay copies decisions, and execute them.
 
-The position is this agent's, in its ledger; no consumer group. A record may come twice, and late: a
-replica that the ledger knows is not taken again, an assignment to another incarnation is void. An
-assignment may also be lost, when a broker loses its newest records: the stop of an attempt names
-the replicas that never started, and those that the ledger does not know are released. A record that
-cannot be read stops the agent (tasks go on): it may be a stop that a newer scheduler
-wrote.
+The offset is stored in the agent's ledger; there is no consumer group. A record may arrive twice,
+or late: a replica that is in the ledger is not added again, and an assignment to another
+incarnation is void. An assignment may also be lost, if a broker loses its newest records.
+Therefore the stop of an attempt lists the replicas that have not started, and the agent releases
+those of them that are not in its ledger. A record that cannot be read stops the agent, because it
+may be a stop that a newer scheduler wrote; running tasks continue.
 """
 
 from collections import Counter as Tally
@@ -43,9 +43,9 @@ from yardmaster_schemas.topics import assignments
 
 #: Records read at a time.
 MAX_RECORDS: Final = 200
-#: How long one wait for more lasts.
+#: Seconds of one wait for more records.
 WAIT_S: Final = 30.0
-#: What the relay adds to a record; the second is its own affair.
+#: Headers that the relay adds to a record; the agent does not use the second.
 RELAY_HEADERS: Final = (OFFSET_HEADER, "yard_behind")
 #: Hexadecimal digits of an attempt's token: 256 bits.
 TOKEN_DIGITS: Final = 64
@@ -54,7 +54,7 @@ StopEvent = PreemptionRequestedV1 | StopRequestedV1 | AllocationRevokedV1
 
 
 class Follower:
-    """Reads the node's assignments and acts on each."""
+    """Consumes the node's assignments and executes each."""
 
     def __init__(
         self,
@@ -73,11 +73,11 @@ class Follower:
         )
 
     async def run(self) -> None:
-        """Follow for ever.
+        """Consume the assignments until cancelled.
 
         Raises:
-            IncarnationOver: NodeLost for this incarnation; records of it are no longer kept; or it
-                was cut off for longer than what it is to run allows.
+            IncarnationOver: NodeLost for this incarnation; some of its records were deleted; or
+                the node was cut off for longer than the fence of a new attempt allows.
             AssignmentUnreadable, LogError.
         """
         log, state = self._context.ports.log, self._context.state
@@ -87,14 +87,13 @@ class Follower:
                     self._partition, state.reached, max_records=MAX_RECORDS, buffered_only=True
                 )
             except OffsetGone as error:
-                # What was removed may have been a stop: whatever runs here may be held by others
-                # now.
+                # A deleted record may be a stop, so other tasks may have the slots by now.
                 raise IncarnationOver(str(error)) from None
             for stored in records:
                 self._act(stored)
-                state.take(Reached(offset=stored.offset + 1))
+                state.apply(Reached(offset=stored.offset + 1))
             if records:
-                self._context.keep(Reached(offset=state.reached), durable=False)
+                self._context.save(Reached(offset=state.reached), durable=False)
             else:
                 await log.wait({self._partition: state.reached}, WAIT_S)
 
@@ -122,7 +121,7 @@ class Follower:
         self._metrics.assignments.labels(envelope.type, outcome).inc()
 
     def _read(self, stored: StoredRecord) -> tuple[Envelope[Event], RelayedFrom]:
-        """The event, and what the relay says of it."""
+        """Return the event, and the metadata that the relay added."""
         record = stored.record
         given = dict(record.headers).get(OFFSET_HEADER, b"")
         own = tuple(header for header in record.headers if header[0] not in RELAY_HEADERS)
@@ -155,7 +154,7 @@ class Follower:
             mine = any(placement.node == head.node for placement in event.placements)
             return "repeated" if mine else "void"
         if event.fence_s is not None:
-            self._context.lease.take(event.fence_s)
+            self._context.lease.admit(event.fence_s)
         refused = self._impossible(new)
         self._context.add(new)
         for replica in new:
@@ -166,7 +165,10 @@ class Follower:
         return "refused" if refused else "taken"
 
     def _impossible(self, new: list[Replica]) -> str | None:
-        """Why the node cannot hold the new replicas beside what it holds: its own last word."""
+        """Return why the node has no capacity for the new replicas; None if it has.
+
+        This check of the agent is independent of the scheduler's.
+        """
         held = [s.replica for s in self._supervisions.values() if s.replica.held and not s.refused]
         if len(held) + len(new) > self._context.settings.max_replicas:
             return f"the node holds {len(held)} replicas already"
@@ -185,7 +187,7 @@ class Follower:
     def _stopped(
         self, event: PreemptionRequestedV1 | StopRequestedV1, cause: str, origin: RelayedFrom
     ) -> str:
-        # The deadline is the scheduler's time: a clock of ours that is behind does not lengthen it.
+        # The scheduler's clock set the deadline; an agent whose clock is behind must not extend it.
         now_ms = self._context.ports.clock.now_ms()
         deadline_ms = min(event.deadline_at_ms, now_ms + event.grace_s * 1000)
         order = StopOrder(code=event.stop.code.value, deadline_ms=deadline_ms, cause=cause)
@@ -204,9 +206,9 @@ class Follower:
         return "lost" if self._release_lost(event, order, origin) else "void"
 
     def _release_lost(self, event: StopEvent, order: StopOrder, origin: RelayedFrom) -> bool:
-        """Release replicas whose assignment never reached this incarnation; whether there are any.
+        """Release the replicas whose assignment was lost; return whether there are any.
 
-        They are in the ledger from here on, so an assignment that comes late is a repeat.
+        They are in the ledger from then on, so an assignment that arrives late is a repeat.
         """
         head, state = self._context.state.head, self._context.state
         if origin.incarnation != head.incarnation or order.cause is None:

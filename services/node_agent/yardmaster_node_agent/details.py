@@ -1,4 +1,4 @@
-"""What a replica is to run: read from `details` by position, held to the decision's digest."""
+"""Read the details of a replica's job by offset, and check them against the decision's digest."""
 
 from yardmaster_eventlog.errors import DetailsUnreadable
 from yardmaster_eventlog.port import EventLog
@@ -11,10 +11,10 @@ from yardmaster_schemas.reasons import StartFailure
 
 
 async def details_of(log: EventLog, assignment: Assignment) -> tuple[JobDetailedV1, str | None]:
-    """The job's details, and the trace context of the request that they came with.
+    """Return the job's details, and the trace context of the request that created them.
 
     Raises:
-        RunRefused: they were erased, are another record's, or cannot be read.
+        RunRefused: the details were erased, belong to another job, or cannot be read.
         LogError: the log failed.
     """
     try:
@@ -35,10 +35,10 @@ def _unreadable(assignment: Assignment, found: str) -> RunRefused:
 def resolve_secrets(
     secrets: Secrets, assignment: Assignment, details: JobDetailedV1
 ) -> dict[str, str]:
-    """The values of the secrets that the job names, by variable.
+    """Return the values of the job's secrets by variable name.
 
     Raises:
-        RunRefused: one is not to be had; its value is never part of a message.
+        RunRefused: a secret is missing. Messages never contain values.
     """
     values: dict[str, str] = {}
     for name, reference in sorted(details.run.secrets.items()):

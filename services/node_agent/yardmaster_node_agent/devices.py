@@ -1,7 +1,7 @@
-"""What the node has: GPUs from the NVIDIA driver, CPU and memory from the kernel, a free port.
+"""Detect the node's hardware: GPUs from the NVIDIA driver, CPU and memory from the kernel.
 
-Slots that the configuration declares are never detected; a machine without a driver has none.
-Nothing here fails for want of hardware.
+If the configuration declares slots, GPUs are not detected. A machine without a driver has no GPUs;
+missing hardware is not an error.
 """
 
 import os
@@ -13,22 +13,22 @@ from pathlib import Path
 from typing import Final
 
 _NVIDIA: Final = Path("/proc/driver/nvidia/gpus")
-#: nvidia-smi answers in a second; one that hangs means a driver in trouble.
+#: nvidia-smi answers in about a second; if it hangs, the driver has a fault.
 _SMI_TIMEOUT_S: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """GPUs by slot: each one's CUDA name; the smallest memory among them (0: not known)."""
+    """The CUDA name of each slot's GPU, and the smallest memory of these GPUs (0: unknown)."""
 
     names: tuple[str, ...] = ()
     memory_mib: int = 0
 
 
 def detect_gpus(driver: Path = _NVIDIA, command: str = "nvidia-smi") -> Devices:
-    """The node's GPUs in PCI order, by index; none without a driver.
+    """Return the node's GPUs in PCI order, named by index; none without a driver.
 
-    `nvidia-smi` knows their memory; where it is missing or fails, /proc says how many there are.
+    If `nvidia-smi` is missing or fails, the GPUs are counted in /proc and their memory is unknown.
     """
     try:
         answer = subprocess.run(
@@ -45,10 +45,10 @@ def detect_gpus(driver: Path = _NVIDIA, command: str = "nvidia-smi") -> Devices:
 
 
 def parse_smi(answer: str) -> Devices:
-    """GPUs of `index, memory in MiB` lines.
+    """Parse lines of `index, memory in MiB`.
 
     Raises:
-        ValueError: the lines are others.
+        ValueError: a line has another format.
     """
     rows = [[part.strip() for part in row.split(",")] for row in answer.splitlines() if row.strip()]
     names = tuple(str(int(index)) for index, _ in rows)
@@ -57,20 +57,20 @@ def parse_smi(answer: str) -> Devices:
 
 
 def cpu_milli() -> int:
-    """The CPUs this process may use, in thousandths."""
+    """Return the number of CPUs that this process may use, in thousandths."""
     return len(os.sched_getaffinity(0)) * 1000
 
 
 def memory_mib() -> int:
-    """The machine's memory."""
+    """Return the memory of the machine."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20
 
 
 def own_variables(patterns: tuple[str, ...]) -> dict[str, str]:
-    """The variables of the agent's own environment that its tasks get, by name.
+    """Return the variables of the agent's own environment that its tasks get, by name.
 
-    A pattern is a name, or a name's beginning with `*` at its end. `YARD_` names are the agent's
-    settings, which may hold credentials: no pattern passes them on.
+    A pattern is a name, or the prefix of names followed by `*`. `YARD_` names are the agent's
+    settings, which may contain credentials: no pattern passes them to tasks.
     """
     return {
         name: value
@@ -80,7 +80,7 @@ def own_variables(patterns: tuple[str, ...]) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback that nobody listens on now."""
+    """Return a TCP port of the loopback interface that is free at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""What a task finds in its environment. Pure: values in, values out."""
+"""The environment variables of a task, as pure functions."""
 
 import json
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from yardmaster_node_agent.executors.port import Paths
 from yardmaster_schemas.events.details import JobDetailedV1
 from yardmaster_schemas.reasons import StartFailure
 
-#: Names with these beginnings are the agent's or the loader's: a job that sets one is refused, so
-#: that nothing it says reaches the agent's word, a driver hook or a root process.
+#: Prefixes of the names that the agent, the GPU driver or the dynamic loader use. A job that sets
+#: such a name is refused, so that it cannot change their behavior or that of a root process.
 RESERVED: Final = ("YARD_", "CUDA_", "NVIDIA_", "LD_")
-#: Names the agent itself gives beside the reserved ones; a job's value would be lost, so it is
-#: refused.
+#: Further names that the agent sets. The agent would overwrite a job's value, so it refuses the
+#: job.
 GANG_NAMES: Final = frozenset(
     {"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK"}
     | {f"PET_{name}" for name in ("NNODES", "NODE_RANK", "NPROC_PER_NODE")}
@@ -25,9 +25,9 @@ GANG_NAMES: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """What the node adds: its name, the API it serves its tasks, its devices.
+    """The node's part of the environment: its name, the URL of the tasks' API, its devices.
 
-    `devices` has the CUDA name (an index or a UUID) of each slot; `passed` the variables of the
+    `devices` has the CUDA name (an index or a UUID) of each slot; `passed` has the variables of the
     agent's own environment that every task gets; `mps`: an MPS daemon enforces limits on shared
     GPUs.
     """
@@ -41,10 +41,10 @@ class NodeFacts:
 
 
 def refuse_reserved(assignment: Assignment, names: list[str]) -> None:
-    """Hold a job's names against the reserved ones.
+    """Refuse a job that sets a reserved variable.
 
     Raises:
-        RunRefused: one is reserved.
+        RunRefused: a name is reserved.
     """
     for name in sorted(names):
         if name.startswith(RESERVED) or name in GANG_NAMES:
@@ -65,7 +65,7 @@ def task_environment(
     facts: NodeFacts,
     free_port: int,
 ) -> dict[str, str]:
-    """The whole environment of one replica.
+    """Return the whole environment of one replica.
 
     `secrets` are resolved values by variable name. `free_port` is for the rendezvous of a task of
     one replica, for which the scheduler reserves no port.
@@ -131,11 +131,11 @@ def _devices(assignment: Assignment, facts: NodeFacts) -> dict[str, str]:
 
 
 def _rendezvous(assignment: Assignment, free_port: int) -> dict[str, str]:
-    """PET_ names for `torchrun`, plain ones for programs that join a gang without it.
+    """Return the PET_ names for `torchrun`, and the plain names for programs without torchrun.
 
     A single replica is a gang of one, so that `init_process_group("env://")` works in it too. A
-    program of one process per replica has LOCAL_RANK 0; with more GPUs it would have more
-    processes, whose ranks only torchrun knows.
+    replica with at most one GPU has one process, with LOCAL_RANK 0. A replica with more GPUs has
+    more processes, and torchrun sets their ranks.
     """
     replica, replicas, slots = assignment.key.replica, assignment.replicas, len(assignment.slots)
     gang = replicas > 1

@@ -1,4 +1,4 @@
-"""What the agent raises.
+"""The errors of the agent.
 
 ```
 AgentError   StartFailed  (ExecutorFailed  RunRefused)  LedgerCorrupt  LedgerInUse  LedgerUnwritable
@@ -43,7 +43,7 @@ class RunRefused(StartFailed):
 class LedgerCorrupt(AgentError):
     """The ledger {path} is damaged: {found}.
 
-    Move it away to let the node join anew; what runs is then killed.
+    To let the node join as a new incarnation, move the ledger away; running tasks are then killed.
     """
 
     code = "ledger_corrupt"
@@ -56,20 +56,24 @@ class LedgerInUse(AgentError):
 
 
 class LedgerUnwritable(AgentError):
-    """The ledger {path} cannot be written: {found}. Nothing starts without it; tasks run on."""
+    """The ledger {path} cannot be written: {found}. No task starts without it; running tasks
+    continue.
+    """
 
     code = "ledger_unwritable"
 
 
 class AssignmentUnreadable(AgentError):
-    """{topic} offset {offset} cannot be read: {found}. Upgrade this agent; what runs goes on."""
+    """{topic} offset {offset} cannot be read: {found}. Upgrade this agent; running tasks
+    continue.
+    """
 
     code = "assignment_unreadable"
 
 
 class NotEnrolled(AgentError):
-    """Node {node} has no topic ({topic}) after {waited_s} s. An operator makes it known with `yard
-    nodes enrol {node}`; then start the agent again.
+    """Node {node} has no topic ({topic}) after {waited_s} s. Enroll it with `yard nodes
+    enrol {node}`, then start the agent again.
     """
 
     code = "not_enrolled"

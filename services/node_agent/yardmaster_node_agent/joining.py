@@ -1,8 +1,8 @@
-"""Whether the cell refuses this node's join, as `quarantine` says.
+"""Find out in the topic `quarantine` whether the cell refuses this node's join.
 
-No decision answers a join, so an agent whose join is refused would wait without a word. The
-scheduler copies each record that it refuses to `quarantine`; there the agent finds its own. It
-looks only while the node was given nothing: a node that gets assignments has joined.
+No decision answers a join, so an agent could not report that its join was refused. The scheduler
+copies each record that it refuses to `quarantine`, where the agent looks for its own joins. The
+agent polls only while the node has no assignments: a node that gets assignments has joined.
 """
 
 import base64
@@ -19,14 +19,14 @@ from yardmaster_schemas.events.node_events import NodeJoinedV1
 from yardmaster_schemas.reasons import RefusalCode
 from yardmaster_schemas.topics import QUARANTINE
 
-#: Between two looks, in seconds.
-LOOK_S: Final = 10.0
-#: Records before the topic's end that the first look reads: the join was sent a moment ago.
+#: Seconds between two polls.
+POLL_S: Final = 10.0
+#: Records before the topic's end that the first poll reads; the join was sent just before.
 LOOK_BACK: Final = 200
-#: The most records that one look reads.
+#: The most records that one poll reads.
 MAX_RECORDS: Final = 1000
 
-#: What the operator does about a refused join.
+#: What the operator can do about a refused join.
 HINTS: Final = {
     RefusalCode.NOT_ENROLLED: "enroll it: yard nodes enrol NODE",
     RefusalCode.BEYOND_ENROLMENT: "enroll it with what it offers, or let its agent offer less",
@@ -38,27 +38,27 @@ HINTS: Final = {
 
 
 class JoinRefusals:
-    """Reads `quarantine` for the joins of one source that were written in one epoch."""
+    """Reads from `quarantine` the joins of one source in one epoch."""
 
     def __init__(self, log: EventLog, source: str, epoch: int) -> None:
         self._log = log
-        self._place = Partition(QUARANTINE.name)
+        self._partition = Partition(QUARANTINE.name)
         self._source = source
         self._epoch = epoch
         self._next: int | None = None
         self._back = LOOK_BACK
 
-    async def look(self) -> RefusalCode | None:
-        """Why a join was refused since the last look; None when none was.
+    async def poll(self) -> RefusalCode | None:
+        """Return why a join was refused since the last poll; None if none was.
 
-        None too when the topic cannot be read: it only informs, so that ends no agent.
+        Also None if the topic cannot be read: it is only informative, so the agent continues.
         """
         code: RefusalCode | None = None
         try:
             if self._next is None:
-                self._next = max(0, await self._log.end(self._place) - self._back)
+                self._next = max(0, await self._log.end(self._partition) - self._back)
                 self._back = 0
-            records = await self._log.read(self._place, self._next, max_records=MAX_RECORDS)
+            records = await self._log.read(self._partition, self._next, max_records=MAX_RECORDS)
         except LogError:
             self._next = None
             return None
@@ -76,7 +76,7 @@ class JoinRefusals:
         try:
             refused = from_json(base64.b64decode(event.raw_value))
         except ValueError:
-            return False  # cut, or never an event
+            return False  # a truncated record, or no event
         return isinstance(refused, dict) and (
             refused.get("type"),
             refused.get("source"),

@@ -1,18 +1,19 @@
-"""How long this node may be cut off before what it runs under a fence has to be dead.
+"""The node's lease: how long it may be cut off from the log before its fenced tasks must be dead.
 
-Attempts of a pool with `fence: kill` carry a `fence_s` (`yardmaster_core.fencing` says how it comes
-about and what it rests on). It counts from the sending of the last *heartbeat* that the log
-acknowledged, since heartbeats are all that the leader judges a node by; it is the clock's elapsed
-time, which all processes of a machine share. When it has run out
+Attempts of a pool with `fence: kill` have a `fence_s` (`yardmaster_core.fencing` explains how it is
+computed and what it assumes). The time starts when the last *heartbeat* that the log acknowledged
+was sent, because the leader judges a node only by its heartbeats. It is measured on the monotonic
+clock, which all processes of a machine share. When the time has expired:
 
-- the agent ends the node's incarnation: everything here is killed, nothing of it is reported, and
-  the node joins anew with nothing running, which requeues what it held;
-- an agent that is dead or stopped cannot do that. So each heartbeat is noted in a file (`Renewal`)
-  which the runner of each such attempt looks at when its own time is up, a second later.
+- The agent ends the node's incarnation: it kills all replicas, reports nothing about them, and
+  joins as a new incarnation with no running replica. The scheduler then requeues the tasks.
+- An agent that is dead or stopped cannot do that. Therefore it stores each acknowledged heartbeat
+  in a file (`Renewal`). The runner of each fenced attempt reads the file one second after the time
+  has expired, and kills the attempt if the lease was not renewed.
 
-A heartbeat that is acknowledged after the time has run out renews nothing: the node may be lost
-already. The same for an attempt that is taken over: in an incarnation that was ever cut off for as
-long as the attempt's fence, nothing under that fence starts. The node begins anew instead.
+A heartbeat that is acknowledged after the time has expired renews nothing, because the node may be
+lost already. For the same reason an attempt does not start if this incarnation was ever cut off for
+as long as the attempt's fence. The node starts a new incarnation instead.
 """
 
 import asyncio
@@ -24,20 +25,20 @@ from yardmaster_node_agent.executors.port import Executor, Renewal
 from yardmaster_runtime.clock import Clock
 from yardmaster_runtime.waiting import happens_within
 
-#: Stands for "nobody knows how long": after a restart of the machine, or without the note.
+#: A gap of unknown length: after a restart of the machine, or without a stored renewal.
 UNKNOWN_S: Final = 1e9
 
 
 class IncarnationOver(Exception):
-    """The node has to begin anew, with nothing running."""
+    """The node must start a new incarnation without running replicas."""
 
 
 class FenceExpired(IncarnationOver):
-    """What runs under a fence has to be dead by now."""
+    """The fence of a replica has expired, so the replica must be dead."""
 
 
 class Lease:
-    """What one incarnation of the node holds of the log's word that it was heard."""
+    """The lease of one incarnation, renewed by each heartbeat that the log acknowledges."""
 
     def __init__(self, clock: Clock, executor: Executor, state: AgentState, boot_id: str) -> None:
         self._clock = clock
@@ -53,18 +54,18 @@ class Lease:
 
     @staticmethod
     def begin(clock: Clock, executor: Executor, incarnation: str, boot_id: str) -> None:
-        """A new incarnation: nobody can have missed it before its join is sent."""
+        """Start the lease of a new incarnation, which cannot be cut off before it joins."""
         executor.renew(Renewal(boot_id, incarnation, clock.monotonic_s(), 0.0))
 
     @property
     def silent_s(self) -> float:
-        """Since the sending of the last heartbeat that was acknowledged."""
+        """Seconds since the last acknowledged heartbeat was sent."""
         return self._clock.monotonic_s() - self._renewal.acknowledged_s
 
     def acknowledged(self, sent_s: float) -> None:
-        """A heartbeat sent then (the clock's monotonic seconds) was acknowledged just now.
+        """Renew the lease by a heartbeat sent at `sent_s` (monotonic seconds), acknowledged now.
 
-        Raises: FenceExpired: too late for what runs here.
+        Raises: FenceExpired: the fence of a replica had expired before.
         """
         self.check()
         old = self._renewal
@@ -76,8 +77,8 @@ class Lease:
         )
         self._executor.renew(self._renewal)
 
-    def take(self, fence_s: int) -> None:
-        """An attempt under this fence is about to be taken over.
+    def admit(self, fence_s: int) -> None:
+        """Admit an attempt with this fence.
 
         Raises: FenceExpired: this incarnation was cut off for that long.
         """
@@ -87,13 +88,13 @@ class Lease:
         self._changed.set()
 
     def check(self) -> None:
-        """Raises: FenceExpired: what is held here has to be dead."""
+        """Raises: FenceExpired: the fence of a replica has expired."""
         fence_s = self._shortest()
         if self.silent_s >= fence_s:
             raise FenceExpired(f"no heartbeat acknowledged for {_said(self.silent_s)}")
 
     async def watch(self) -> NoReturn:
-        """Wait for the end of the time, for ever if it is renewed.
+        """Wait until the fence of a replica expires, however often the lease is renewed.
 
         Raises: FenceExpired.
         """
@@ -107,10 +108,10 @@ class Lease:
                 await happens_within(self._clock, left_s, self._changed)
 
     def _shortest(self) -> float:
-        """The shortest fence of what is held, in seconds; infinity when there is none."""
+        """Return the shortest fence of the replicas that hold slots (s); infinity without any."""
         held = (r.assignment.fence_s for r in self._state.replicas.values() if r.held)
         return min((fence_s for fence_s in held if fence_s is not None), default=math.inf)
 
 
 def _said(seconds: float) -> str:
-    return "nobody knows how long" if seconds >= UNKNOWN_S else f"{seconds:.1f} s"
+    return "an unknown time" if seconds >= UNKNOWN_S else f"{seconds:.1f} s"

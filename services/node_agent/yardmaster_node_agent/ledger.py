@@ -1,10 +1,10 @@
 """The ledger: a node's assignments and their outcomes, on disk before any replica is started.
 
-A file of lines `checksum number json`, only ever appended to; each entry replaces the earlier entry
-on its subject (`agent_state`). An attempt starts at most once because its entry is durable first. A
-tail torn by a crash is cut off. Damage before valid lines raises `LedgerCorrupt`: what the damaged
-lines held is lost, so the agent cannot know what runs. Rejected: SQLite, which cannot say which
-rows it lost.
+A file of lines `checksum number json`, to which lines are only appended; each entry replaces the
+earlier entry on its subject (`agent_state`). An attempt starts at most once because its entry is
+durable before. An incomplete last line, as after a crash, is truncated. Damage before valid lines
+raises `LedgerCorrupt`: the entries of the damaged lines are lost, so the agent cannot know what
+runs. Rejected: SQLite, which cannot say which rows it lost.
 
 When the file is much larger than its current content, the content is written to a new file, which
 replaces it.
@@ -19,56 +19,58 @@ from typing import Final, Protocol
 
 from pydantic import ValidationError
 
-from yardmaster_node_agent.agent_state import ENTRY, AgentState, Entry, Head
+from yardmaster_node_agent.agent_state import ENTRY, AgentState, Entry, Head, dump
 from yardmaster_node_agent.errors import LedgerCorrupt, LedgerInUse, LedgerUnwritable
 
-#: The file is written anew when it holds this many lines more than it needs.
+#: The file is compacted when it has this many lines more than it needs.
 SPARE_LINES: Final = 20_000
 
 
 class Ledger(Protocol):
-    """What an agent keeps between two of its lives."""
+    """The durable storage of an agent's state."""
 
     def load(self) -> AgentState | None:
-        """All it holds; None when it is new. Takes the ledger for this process.
+        """Lock the ledger for this process and return its state; None if it is new.
 
         Raises:
-            LedgerCorrupt: it cannot be believed.
-            LedgerInUse: another process has taken it.
+            LedgerCorrupt: the file is damaged.
+            LedgerInUse: another process has locked it.
             LedgerUnwritable.
         """
 
     def begin(self, head: Head) -> AgentState:
-        """Start a new ledger; what the old one held is gone, durably.
+        """Start a new ledger, durably; the old entries are deleted.
 
         Raises:
-            LedgerUnwritable: the old one may still be there.
+            LedgerUnwritable: the old entries may still exist.
         """
 
     def write(self, entries: Sequence[Entry], *, durable: bool = True) -> None:
-        """Add entries, all or a prefix of them; they survive a crash of the machine when `durable`.
+        """Append entries; if `durable`, they survive a crash of the machine.
+
+        After a crash, all of the entries or a prefix of them are in the ledger.
 
         Raises:
-            LedgerUnwritable: they may be there or not; the agent must stop.
+            LedgerUnwritable: it is unknown which are in the ledger; the agent must stop.
         """
 
     def close(self) -> None:
-        """Let another process take it."""
+        """Unlock it for other processes."""
 
 
 class MemoryLedger:
-    """A ledger in memory; `crash` loses what was not durable, as a machine without power does."""
+    """A ledger in memory; `crash` loses entries that are not durable, as a power loss does."""
 
     def __init__(self) -> None:
         self._lines: list[bytes] = []
         self._durable = 0
-        self._taken = False
+        self._locked = False
 
     def load(self) -> AgentState | None:
-        """All it holds."""
-        if self._taken:
+        """Lock it and return its state."""
+        if self._locked:
             raise LedgerInUse(path="memory")
-        self._taken = True
+        self._locked = True
         return fold("memory", [ENTRY.validate_json(line) for line in self._lines])
 
     def begin(self, head: Head) -> AgentState:
@@ -79,22 +81,22 @@ class MemoryLedger:
 
     def write(self, entries: Sequence[Entry], *, durable: bool = True) -> None:
         """Add entries."""
-        self._lines += [ENTRY.dump_json(entry) for entry in entries]
+        self._lines += [dump(entry) for entry in entries]
         if durable:
             self._durable = len(self._lines)
 
     def close(self) -> None:
-        """Let another agent take it."""
-        self._taken = False
+        """Unlock it for other agents."""
+        self._locked = False
 
     def crash(self) -> None:
-        """Lose what is not durable, and the hold on it."""
+        """Lose the entries that are not durable, and the lock."""
         del self._lines[self._durable :]
-        self._taken = False
+        self._locked = False
 
 
 class FileLedger:
-    """A ledger in a file, which may not exist yet; beside it lies `<name>.lock`."""
+    """A ledger in a file, created if it does not exist; the lock is `<name>.lock` next to it."""
 
     def __init__(self, path: Path, *, spare_lines: int = SPARE_LINES) -> None:
         self._path = path
@@ -102,14 +104,14 @@ class FileLedger:
         self._lock = -1
         self._file = -1
         self._lines = 0
-        #: Once there are more lines, the file is written anew.
+        #: If the file has more lines, it is compacted.
         self._limit = 0
 
     def load(self) -> AgentState | None:
-        """All it holds; a torn tail is cut off."""
+        """Lock the file and read it; truncate an incomplete last line."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._take()
+            self._acquire_lock()
             raw = self._path.read_bytes() if self._path.exists() else b""
             entries, good = parse(str(self._path), raw)
             state = fold(str(self._path), entries)
@@ -126,7 +128,7 @@ class FileLedger:
         return state
 
     def begin(self, head: Head) -> AgentState:
-        """Start a new ledger in the old one's place."""
+        """Replace the file by a new ledger."""
         state = AgentState(head)
         self._rewrite(state)
         return state
@@ -147,13 +149,13 @@ class FileLedger:
             raise LedgerUnwritable(path=self._path, found=error) from None
 
     def close(self) -> None:
-        """Let another process take it."""
+        """Unlock it for other processes."""
         for descriptor in (self._file, self._lock):
             if descriptor >= 0:
                 os.close(descriptor)
         self._file = self._lock = -1
 
-    def _take(self) -> None:
+    def _acquire_lock(self) -> None:
         lock = self._path.with_name(self._path.name + ".lock")
         self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -182,16 +184,18 @@ class FileLedger:
 
 
 def line(number: int, entry: Entry) -> bytes:
-    """One line of the file: a checksum over the line's number and the entry, then both."""
-    rest = b"%d %s" % (number, ENTRY.dump_json(entry))
+    """Return one line of the file: a checksum of number and entry, the number, the entry."""
+    rest = b"%d %s" % (number, dump(entry))
     return b"%08x %s\n" % (zlib.crc32(rest), rest)
 
 
 def parse(path: str, raw: bytes) -> tuple[list[Entry], int]:
-    """The entries of a ledger's bytes, and how many bytes of it are good; the rest is a torn tail.
+    """Parse a ledger; return its entries and the length of their bytes.
+
+    The bytes after that are an incomplete end, as after a crash.
 
     Raises:
-        LedgerCorrupt: a good line follows a bad one, lines are missing, or it is no ledger.
+        LedgerCorrupt: a valid line follows a damaged one, lines are missing, or it is no ledger.
     """
     entries: list[Entry] = []
     good = 0
@@ -223,9 +227,10 @@ def _checked(content: bytes) -> bytes | None:
 
 
 def _no_good_line_after(path: str, raw: bytes, end: int, number: int) -> None:
-    """A crash tears the end only: what is good after a bad line proves damage.
+    """Raise LedgerCorrupt if a valid line follows a damaged one.
 
-    Likewise a file whose very first line is whole but wrong: it is not ours to overwrite.
+    A crash damages only the end of the file. If the first line is complete but not valid, the file
+    is no ledger, and the agent must not overwrite it.
     """
     if end >= 0 and any(_checked(later) for later in raw[end + 1 :].split(b"\n")):
         raise LedgerCorrupt(path=path, found=f"line {number} does not match its checksum")
@@ -234,10 +239,10 @@ def _no_good_line_after(path: str, raw: bytes, end: int, number: int) -> None:
 
 
 def fold(path: str, entries: Sequence[Entry]) -> AgentState | None:
-    """What entries add up to; None when there are none.
+    """Return the state after `entries`; None if there are none.
 
     Raises:
-        LedgerCorrupt: they do not begin with a head.
+        LedgerCorrupt: the first entry is no head.
     """
     if not entries:
         return None
@@ -246,7 +251,7 @@ def fold(path: str, entries: Sequence[Entry]) -> AgentState | None:
         raise LedgerCorrupt(path=path, found="it does not begin with the node's entry")
     state = AgentState(head)
     for entry in entries[1:]:
-        state.take(entry)
+        state.apply(entry)
     return state
 
 

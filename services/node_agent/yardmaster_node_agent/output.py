@@ -1,8 +1,8 @@
-"""A replica's output on its way to `task-logs`.
+"""Ships a replica's output to the topic `task-logs`.
 
-The streams are files that the replica writes; here is only how far they are shipped. A batch's
-pieces go into the ledger before they are appended, so that after a kill -9 the same pieces with the
-same numbers go out again and a reader drops what it has.
+The replica writes its streams to files; the ledger has the position up to which they are shipped.
+The pieces of a batch are written to the ledger before they are appended to the log. After a kill -9
+the agent therefore appends the same pieces with the same numbers, and readers drop the repeats.
 """
 
 from typing import Final
@@ -17,34 +17,34 @@ from yardmaster_node_agent.reports import MAX_BATCH_BYTES
 from yardmaster_schemas.events.expiring import Stream, TaskOutputV1
 from yardmaster_schemas.topics import KIB, TASK_LOGS
 
-#: Bytes of a piece: even if each is escaped in JSON, its record fits into a batch.
+#: Bytes of a piece; its record fits into a batch even if JSON escapes each byte.
 PIECE_BYTES: Final = 16 * KIB
-#: The agent's own lines that wait to be shipped; more are dropped.
+#: The most pending lines of the agent; further lines are dropped.
 MAX_LINES: Final = 20
 _NAMES: Final[dict[Stream, StreamName]] = {Stream.STDOUT: "stdout", Stream.STDERR: "stderr"}
 
 
 class OutputShipper:
-    """Ships what one replica says, and what the agent says about it."""
+    """Ships the output of one replica, and the agent's own lines about it."""
 
     def __init__(self, context: AgentContext, replica: Replica, metrics: AgentMetrics) -> None:
         self._context = context
         self._replica = replica
         self._metrics = metrics
         self._lines: list[str] = []
-        #: The pieces in `output.last` are known to be in the log.
+        #: Whether the pieces in `output.last` are known to be in the log.
         self._arrived = not replica.output.last
 
-    def say(self, text: str) -> None:
-        """Queue a line of the agent's own about the replica."""
+    def add_line(self, text: str) -> None:
+        """Queue a line of the agent about the replica."""
         if len(self._lines) < MAX_LINES:
             self._lines.append(text)
 
     async def ship(self, process: Process | None, *, final: bool = False) -> bool:
-        """Append one batch of what is new; whether there was any.
+        """Append one batch of new output; return whether there was any.
 
-        Unless `final`, a character whose bytes have not all been written yet waits. When the log
-        does not take the batch, it is kept for the next call.
+        Unless `final`, an incomplete character at the end stays pending. If the append fails, the
+        next call retries the batch.
         """
         replica, output = self._replica, self._replica.output
         if process is not None and not self._arrived:
@@ -53,17 +53,17 @@ class OutputShipper:
                 return False
             self._arrived = True
         if process is not None and output.cut:
-            # Not before: what is not known to have arrived is read from the file once more.
+            # Not earlier: pieces that are not known to be in the log are read again to retry them.
             process.drop_output()
         lines, self._lines = self._lines, []
-        records = [self._said(line) for line in lines]
+        records = [self._agent_record(line) for line in lines]
         if process is not None:
             pieces = self._gather(process, final, records)
             if pieces:
                 output.last, self._arrived = tuple(pieces), False
         if not records:
             return False
-        self._context.keep(replica, durable=False)
+        self._context.save(replica, durable=False)
         if not await self._append(records):
             self._lines = [*lines, *self._lines]
             return False
@@ -71,7 +71,7 @@ class OutputShipper:
         return True
 
     def _gather(self, process: Process, final: bool, records: list[Record]) -> list[Piece]:
-        """Pieces of both streams in turn until the batch is full; adds their records."""
+        """Take pieces of both streams in turn until the batch is full, and add their records."""
         output, limit = self._replica.output, self._context.settings.output_limit_bytes
         pieces: list[Piece] = []
         size = BATCH_OVERHEAD + sum(record.size for record in records)
@@ -79,12 +79,12 @@ class OutputShipper:
         while ahead and not output.cut:
             stream = ahead.pop(0)
             start = output.stdout if stream is Stream.STDOUT else output.stderr
-            room = limit - output.stdout - output.stderr
-            data = process.read_output(_NAMES[stream], start, min(PIECE_BYTES, room + 1))
-            over = len(data) > room
+            left_bytes = limit - output.stdout - output.stderr
+            data = process.read_output(_NAMES[stream], start, min(PIECE_BYTES, left_bytes + 1))
+            over = len(data) > left_bytes
             if over:
                 self._cut(limit)
-                data = data[:room]
+                data = data[:left_bytes]
             at_its_end = over or (final and len(data) < PIECE_BYTES)
             whole = data if at_its_end else whole_characters(data)
             if not whole:
@@ -108,9 +108,9 @@ class OutputShipper:
     def _cut(self, limit: int) -> None:
         self._replica.output.cut = True
         self._metrics.output_cut.inc()
-        self.say(f"output is cut here: the node ships at most {limit} bytes of an attempt")
+        self.add_line(f"output is cut here: the node ships at most {limit} bytes of an attempt")
 
-    def _said(self, line: str) -> Record:
+    def _agent_record(self, line: str) -> Record:
         record = self._output(Stream.AGENT, line.encode() + b"\n", self._replica.output.seq)
         self._replica.output.seq += 1
         return record
@@ -137,7 +137,7 @@ class OutputShipper:
         if not records:
             return True
         try:
-            await self._context.writer.append(TASK_LOGS.name, records, patient=False)
+            await self._context.writer.append(TASK_LOGS.name, records, retry=False)
         except (LogUnavailable, AppendOutcomeUnknown):
             self._metrics.output_failed.inc()
             return False
@@ -145,7 +145,7 @@ class OutputShipper:
 
 
 def whole_characters(data: bytes) -> bytes:
-    """`data` without the first bytes of a character at its end whose others are not there yet."""
+    """Return `data` without an incomplete UTF-8 character at its end."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
         if byte & 0b1100_0000 == 0b1000_0000:

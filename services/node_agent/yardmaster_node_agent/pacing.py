@@ -12,16 +12,16 @@ from yardmaster_runtime.clock import Clock
 
 
 class Count(Protocol):
-    """The part of a counter that is used here."""
+    """The part of a counter that this module uses."""
 
     def inc(self) -> None:
         """Add one."""
 
 
 class PacedReport:
-    """One kind of report of one replica: `send` reports the newest value when it is called.
+    """One kind of report of one replica; `send` must report the newest value.
 
-    At most one report waits; a newer one replaces it, which `coalesced` counts.
+    At most one report is pending; a newer one replaces it, which `coalesced` counts.
     """
 
     def __init__(
@@ -32,39 +32,39 @@ class PacedReport:
         self._send = send
         self._coalesced = coalesced
         self._due_s = clock.monotonic_s()
-        self._waits = False
+        self._pending = False
         self._changed = asyncio.Event()
 
     def offer(self) -> None:
-        """Send the report now if the interval has passed, else when it has."""
-        if self._waits:
+        """Send the report now if the interval has passed, else at the end of the interval."""
+        if self._pending:
             self._coalesced.inc()
-        self._waits = True
+        self._pending = True
         if self._clock.monotonic_s() >= self._due_s:
             self.flush()
         else:
             self._changed.set()
 
     def flush(self) -> None:
-        """Send the report that waits, if there is one."""
-        if self._waits:
-            self._waits = False
+        """Send the pending report, if there is one."""
+        if self._pending:
+            self._pending = False
             self._due_s = self._clock.monotonic_s() + self._interval_s
             self._send()
 
     def hurry(self) -> None:
-        """Send the report that waits now, and the next one as soon as it is offered."""
+        """Send the pending report now, and the next one as soon as it is offered."""
         self.flush()
         self._due_s = self._clock.monotonic_s()
 
     async def run(self) -> NoReturn:
-        """Send each report that waits once its interval has passed."""
+        """Send each pending report when its interval has passed."""
         while True:
-            while not self._waits:
+            while not self._pending:
                 self._changed.clear()
                 await self._changed.wait()
             left_s = self._due_s - self._clock.monotonic_s()
             if left_s > 0:
                 await self._clock.sleep(left_s)
-            elif self._waits:
+            elif self._pending:
                 self.flush()

@@ -1,4 +1,4 @@
-"""What an agent is handed, and what its parts share while it lives."""
+"""The ports of an agent, their adapters, and the context that the agent's parts share."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ from yardmaster_runtime.telemetry.port import Telemetry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What the agent's machine is and has."""
+    """The identity and the resources of the agent's machine."""
 
     boot_id: str
     devices: Devices
@@ -43,7 +43,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
-    """All through which an agent touches the world."""
+    """All inputs and outputs of an agent."""
 
     log: EventLog
     clock: Clock
@@ -55,13 +55,13 @@ class Ports:
     machine: Machine
     #: A port for the rendezvous of a task of one replica.
     free_port: Callable[[], int]
-    #: Where the parts say whether they are ready.
+    #: Where the agent's parts report whether they are ready.
     health: Health = field(default_factory=Health)
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What one kind of executor needs of the host, and the boot that its processes belong to."""
+    """An executor, the ledger that fits it, and the boot that its processes belong to."""
 
     executor: Executor
     ledger: Ledger
@@ -69,7 +69,7 @@ class Host:
 
 
 def _process_host(settings: Settings, clock: Clock) -> Host:
-    """Return the host of real processes, which outlive the agent: so does the ledger."""
+    """Return the host of real processes; processes and ledger survive the agent process."""
     return Host(
         ProcessExecutor(settings.data_dir / "replicas", clock),
         FileLedger(settings.data_dir / "ledger"),
@@ -78,12 +78,12 @@ def _process_host(settings: Settings, clock: Clock) -> Host:
 
 
 def _simulated_host(_: Settings, clock: Clock) -> Host:
-    """Return the host of simulated replicas: they end with the agent, and so does the ledger."""
+    """Return the host of simulated replicas; they and the ledger end with the agent process."""
     return Host(SimulatedExecutor(clock), MemoryLedger(), BOOT_ID)
 
 
-#: The executors by the name in `YARD_AGENT_EXECUTOR`; another kind is a file in `executors/` and a
-#: row here and in `settings.ExecutorName`.
+#: The executors by their name in `YARD_AGENT_EXECUTOR`. To add one, add a file to `executors/`, a
+#: row here, and its name to `settings.ExecutorName`.
 EXECUTORS: Final[Mapping[ExecutorName, Callable[[Settings, Clock], Host]]] = {
     "process": _process_host,
     "simulated": _simulated_host,
@@ -130,7 +130,7 @@ def host_ports(
 
 
 def _cpu_milli(settings: Settings, declared: int) -> int:
-    """The node's CPUs as set, or the machine's; a slot that is only declared has one at least."""
+    """Return the configured CPUs, or those of the machine, at least one per declared slot."""
     if settings.cpu_milli is not None:
         return settings.cpu_milli
     return max(cpu_milli(), 1000 * declared)
@@ -147,7 +147,7 @@ def simulated_ports(
     executor: Executor | None = None,
     health: Health | None = None,
 ) -> Ports:
-    """Ports that touch no disk and start no process; `ledger` and `executor` outlive agents."""
+    """Return ports that use no disk and no process; agents may share ledger and executor."""
     gpus = settings.gpus or 0
     declared = settings.devices or tuple(str(index) for index in range(gpus))
     return Ports(
@@ -172,7 +172,7 @@ def simulated_ports(
 
 @dataclass(slots=True, kw_only=True)
 class AgentContext:
-    """What the parts of one life of an agent work with."""
+    """The dependencies and the state that the parts of an agent process share."""
 
     ports: Ports
     settings: Settings
@@ -182,12 +182,12 @@ class AgentContext:
     lease: Lease
     facts: NodeFacts
 
-    def keep(self, *entries: Entry, durable: bool = True) -> None:
-        """Write entries into the ledger."""
+    def save(self, *entries: Entry, durable: bool = True) -> None:
+        """Append entries to the ledger."""
         self.ports.ledger.write(entries, durable=durable)
 
     def add(self, replicas: list[Replica]) -> None:
-        """Take new replicas into ledger and state before anything else is done with them."""
-        self.keep(*replicas)
+        """Add new replicas to the ledger and the state; call this before anything else."""
+        self.save(*replicas)
         for replica in replicas:
-            self.state.take(replica)
+            self.state.apply(replica)

@@ -1,8 +1,8 @@
-"""From the agent to the log: numbering, appending until it is certain, and the queue of facts.
+"""Number the agent's records, append them until they are in the log, and queue its facts.
 
-A fact is in the ledger before it is queued here, so the queue may be lost: the next life of the
-agent queues again what the ledger does not know to be told. A fact that arrives twice changes
-nothing, so an append of unknown outcome is simply made again, with the same numbers.
+A fact is in the ledger before it is queued here, so the queue may be lost: the next agent process
+queues all facts that the ledger does not mark as logged. A repeated fact changes nothing, so an
+append of unknown outcome is retried with the same numbers.
 """
 
 import asyncio
@@ -23,24 +23,24 @@ from yardmaster_schemas.topics import KIB, NODE_EVENTS
 
 #: A batch of facts or of output is at most this large; the topics take 128 KiB.
 MAX_BATCH_BYTES: Final = 120 * KIB
-#: How often an append of unknown outcome is made before something newer takes its place.
+#: Attempts of an append of unknown outcome, if it is not retried without limit.
 UNKNOWN_TRIES: Final = 3
-#: The pause before the second time; it doubles up to the longest.
+#: The pause before the first retry; it doubles up to the longest.
 UNKNOWN_PAUSE_S: Final = 0.2
 LONGEST_PAUSE_S: Final = 5.0
 
 
 class Writer:
-    """Numbers this life's records and appends them.
+    """Numbers the records of this agent process and appends them.
 
-    `patient` is the log that tries again while it is unavailable, for what must arrive; `log` the
-    same without patience, for what is sent anew anyway: heartbeats and output.
+    `retrying_log` retries while the log is unavailable, for facts; `log` is the same log without
+    retries, for heartbeats and output, which are sent again later in any case.
     """
 
     def __init__(
         self,
         log: EventLog,
-        patient: EventLog,
+        retrying_log: EventLog,
         clock: Clock,
         metrics: AgentMetrics,
         *,
@@ -50,7 +50,7 @@ class Writer:
         epoch: int,
     ) -> None:
         self._log = log
-        self._patient = patient
+        self._retrying_log = retrying_log
         self._clock = clock
         self._metrics = metrics
         self._node = node
@@ -68,7 +68,7 @@ class Writer:
         cause: str | None = None,
         traceparent: str | None = None,
     ) -> Record:
-        """The record of an event, with the next number of this source and epoch."""
+        """Return the record of an event, with the next number of this source and epoch."""
         seq, self._seq = self._seq, self._seq + 1
         envelope = Envelope(
             type=event.TYPE,
@@ -85,15 +85,15 @@ class Writer:
         )
         return encode(envelope, key)
 
-    async def append(self, topic: str, records: Sequence[Record], *, patient: bool = True) -> float:
-        """Append a batch until it is certain that it is there; when that was sent (monotonic).
+    async def append(self, topic: str, records: Sequence[Record], *, retry: bool = True) -> float:
+        """Append a batch until it is in the log; return when it was sent (monotonic seconds).
 
         Raises:
-            LogUnavailable: the log is, and it is not `patient`.
-            AppendOutcomeUnknown: it may or may not be there; not while it is `patient`.
-            LogError: what time does not heal.
+            LogUnavailable: only without `retry`.
+            AppendOutcomeUnknown: the batch may be in the log or not; only without `retry`.
+            LogError: an error that retries cannot solve.
         """
-        log = self._patient if patient else self._log
+        log = self._retrying_log if retry else self._log
         backoff = Backoff(UNKNOWN_PAUSE_S, LONGEST_PAUSE_S)
         tries = 0
         while True:
@@ -103,7 +103,7 @@ class Writer:
             except AppendOutcomeUnknown:
                 self._metrics.append_unknown.inc()
                 tries += 1
-                if not patient and tries == UNKNOWN_TRIES:
+                if not retry and tries == UNKNOWN_TRIES:
                     raise
                 await self._clock.sleep(backoff.next_s())
             else:
@@ -113,20 +113,20 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Events that go to `node-events` in one batch, and what to do when they are there."""
+    """Events to append to `node-events` in one batch; `on_logged` is called when they are there."""
 
     events: tuple[Event, ...]
     subject: str
     cause: str | None
-    told: Callable[[], None]
+    on_logged: Callable[[], None]
     traceparent: str | None = None
 
 
 class Reporter:
-    """Facts on their way into `node-events`, in the order of their reporting.
+    """The queue of facts for `node-events`, in the order in which they were reported.
 
-    A fact waiting under the same name is replaced: of progress and checkpoints the newest is
-    enough. So no more than four facts a replica wait.
+    A new fact replaces a queued fact of the same name, because of progress and checkpoints only the
+    newest is needed. Therefore at most four facts of a replica are queued.
     """
 
     def __init__(self, writer: Writer, lease: Lease, metrics: AgentMetrics, cell: str) -> None:
@@ -144,11 +144,11 @@ class Reporter:
         self._some.set()
 
     async def run(self) -> None:
-        """Append what is queued, for ever.
+        """Append the queued facts until cancelled.
 
         Raises:
-            FenceExpired: an end that is told now may be the fence's own, which is no task's fault.
-            LogError: what time does not heal; what was not told is in the ledger.
+            FenceExpired: the fence may have ended the replicas, which must not count as failures.
+            LogError: an error that retries cannot solve; facts not yet logged are in the ledger.
         """
         while True:
             await self._some.wait()
@@ -181,4 +181,4 @@ class Reporter:
         self._metrics.facts_waiting.set(len(self._waiting))
         await self._writer.append(NODE_EVENTS.name, records)
         for fact in taken:
-            fact.told()
+            fact.on_logged()

@@ -1,21 +1,23 @@
-"""What stands between the agent and a task's command, so that its exit code survives the agent.
+"""The runner: the parent process of a task's command, which stores the exit code for the agent.
+
+The command and its exit code survive the end of the agent, because the runner does not need it.
 
 Started by the process executor as `python -I -S runner.py DIRECTORY`, in a session of its own, with
 the command, environment and working directory as JSON on stdin (an anonymous file: secrets touch no
 disk). It imports the standard library alone and starts the command at most once:
 
-1. It links its identity as `start` into the attempt's directory. Only one link can succeed: a
-   second runner, or an agent that came back and gave the attempt up, wins or loses here and nowhere
-   else.
+1. It links its identity as `start` into the attempt's directory. Only one link can succeed, so
+   this step alone decides between two runners, and between a runner and an agent that prevents the
+   start.
 2. The command's process waits in a session of its own until its identity is durable in `process`.
-3. Its exit goes durably into `exit`. Orphans of the command come to the runner, which ends when
-   none is left, and says so with `gone`.
+3. The runner writes the exit durably to `exit`. Orphans of the command become children of the
+   runner, which ends when none is left and then creates `gone`.
 
-After each step it rings `bell`, a FIFO on which the agent listens while it lives.
+After each step it writes to `bell`, a FIFO that wakes the agent if the agent is alive.
 
-It kills nothing, but in a pool with `fence: kill`: there it holds the agent's lease (`lease`) and
-kills all below it, and notes `fenced`, when that was not renewed in time. It sleeps until then and
-only then looks at the note, so it costs a wake-up each time the fence would have run out.
+It kills processes only in a pool with `fence: kill`: if the agent's lease (`lease`) was not renewed
+in time, it kills all its descendants and creates `fenced`. It sleeps until the lease would expire
+and only then reads the renewal, so it wakes up once per fence time.
 """
 
 import ctypes
@@ -34,20 +36,20 @@ PR_SET_CHILD_SUBREAPER: Final = 36
 ALREADY_STARTED: Final = 75
 BAD_SPEC: Final = 64
 FENCED: Final = 69
-#: The shell's: what was asked for cannot be run, is not there.
+#: The shell's exit codes for a command that cannot be run, and for one that does not exist.
 CANNOT_RUN: Final = 126
 NOT_FOUND: Final = 127
-#: How often, a second apart, the exit status is tried to be written to a full disk.
+#: Attempts, one per second, to write the exit status to a full disk.
 EXIT_WRITE_TRIES: Final = 60
-#: How long after the agent should have killed the runner does: alive, the agent ends the
-#: incarnation, which is not held against the tasks. Part of `core.fencing.MARGIN_S`.
+#: How much later than the agent the runner kills. An agent that is alive ends the incarnation,
+#: which does not count as a failure of the tasks. Part of `core.fencing.MARGIN_S`.
 LATER_S: Final = 1.0
-#: Between two rounds of killing, for what was started during the last.
+#: Seconds between two rounds of SIGKILL, for processes that started during the last round.
 KILL_AGAIN_S: Final = 0.05
 
 
 def identity(pid: int) -> dict[str, Any]:
-    """Boot, pid and start time in clock ticks of a process that exists."""
+    """Return boot, pid and start time (clock ticks) of an existing process."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         boot_id = file.read().strip()
     with open(f"/proc/{pid}/stat", "rb") as stat:
@@ -56,7 +58,7 @@ def identity(pid: int) -> dict[str, Any]:
 
 
 def write_durably(directory: str, name: str, content: object, place: Callable[..., None]) -> None:
-    """Put JSON under a name in one step: `os.link` fails when it is taken, `os.rename` replaces.
+    """Create a file atomically: `os.link` fails if the name exists, `os.rename` replaces the file.
 
     Raises:
         FileExistsError: with `os.link`.
@@ -81,8 +83,8 @@ def write_durably(directory: str, name: str, content: object, place: Callable[..
         os.close(descriptor)
 
 
-def ring(directory: str) -> None:
-    """Let the agent look again, when one listens."""
+def wake_agent(directory: str) -> None:
+    """Wake the agent if it listens."""
     try:
         descriptor = os.open(os.path.join(directory, "bell"), os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
@@ -96,9 +98,9 @@ def ring(directory: str) -> None:
 
 
 class Fence:
-    """The agent's lease as a runner holds it; `arm` sets the process's one timer.
+    """Enforces the agent's lease in the runner; `arm` sets the only timer of the process.
 
-    Should the runner itself be killed, its command is killed by the kernel (PR_SET_PDEATHSIG).
+    If the runner itself is killed, the kernel kills its command (PR_SET_PDEATHSIG).
     """
 
     def __init__(self, directory: str, given: dict[str, Any]) -> None:
@@ -110,25 +112,25 @@ class Fence:
         self._over = False
 
     def left_s(self) -> float:
-        """Seconds until the lease ends, as the agent noted last."""
+        """Return the seconds until the lease ends, by the agent's last renewal."""
         try:
             with open(self._renewed, encoding="ascii") as file:
                 note = json.load(file)
             if note["incarnation"] == self._incarnation:
                 self._acknowledged_s = float(note["acknowledged_s"])
         except (OSError, ValueError, KeyError, TypeError):
-            pass  # what was known of it still holds, and ends in time
+            pass  # the last renewal that was read still counts, and expires in time
         return self._acknowledged_s + self._seconds + LATER_S - time.monotonic()
 
     def arm(self) -> bool:
-        """Wake up at the lease's end; False when that has passed."""
+        """Set the timer to the end of the lease; False if the lease has ended."""
         left_s = 0.0 if self._over else self.left_s()
         if left_s > 0:
             signal.setitimer(signal.ITIMER_REAL, left_s)
         return left_s > 0
 
-    def ring(self, _signum: int, _frame: FrameType | None) -> None:
-        """The timer's handler: look again, and kill when the lease was not renewed."""
+    def on_alarm(self, _signum: int, _frame: FrameType | None) -> None:
+        """Handle the timer: kill the command if the lease was not renewed."""
         if self.arm():
             return
         ended = os.path.exists(os.path.join(self._directory, "exit"))
@@ -137,16 +139,16 @@ class Fence:
                 with open(os.path.join(self._directory, "fenced"), "w", encoding="ascii"):
                     pass
             except OSError:
-                pass  # without the note the exit is taken for the task's own
+                pass  # without the file the exit counts as the task's own
         self._over = True
         kill_children()
         signal.setitimer(signal.ITIMER_REAL, KILL_AGAIN_S)
 
 
 def kill_children() -> None:
-    """SIGKILL this process's children; what hangs on them comes here and is met by the next call.
+    """SIGKILL this process's children; the next call kills their children, which it then adopted.
 
-    Only this process can reap its children, so no pid here is another's by now.
+    Only this process can reap its children, so their pids cannot be reused meanwhile.
     """
     own = str(os.getpid()).encode()
     for entry in os.listdir("/proc"):
@@ -162,11 +164,11 @@ def kill_children() -> None:
 
 
 def _ignore(_signum: int, _frame: FrameType | None) -> None:
-    """A handler, not SIG_IGN: an exec resets handlers, but would hand SIG_IGN down to the task."""
+    """Ignore a signal. An exec resets a handler, but the task would inherit SIG_IGN."""
 
 
-def _become_command(directory: str, spec: dict[str, Any], go: int, libc: ctypes.CDLL) -> NoReturn:
-    """In the child: wait for the word, then turn into the command."""
+def _exec_command(directory: str, spec: dict[str, Any], go: int, libc: ctypes.CDLL) -> NoReturn:
+    """In the child: wait until the runner writes to `go`, then exec the command."""
     for name in ("SIGPIPE", "SIGXFSZ", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"):
         signal.signal(getattr(signal, name), signal.SIG_DFL)
     os.setsid()
@@ -184,7 +186,7 @@ def _become_command(directory: str, spec: dict[str, Any], go: int, libc: ctypes.
     try:
         os.chdir(cwd)
     except (OSError, ValueError) as error:
-        _end_unrun(
+        _exit_not_run(
             f"the working directory {cwd} cannot be used on this node: {_reason(error)}. "
             "Set working_dir to a directory that every node has, or leave it out",
             error,
@@ -192,11 +194,11 @@ def _become_command(directory: str, spec: dict[str, Any], go: int, libc: ctypes.
     try:
         os.execvpe(command[0], command, env)
     except (OSError, ValueError) as error:
-        _end_unrun(_why_not_run(command[0], cwd, env, error), error)
+        _exit_not_run(_explain_not_run(command[0], cwd, env, error), error)
 
 
-def _why_not_run(program: str, cwd: str, env: dict[str, str], error: Exception) -> str:
-    """What is missing for a command, and what the user can do."""
+def _explain_not_run(program: str, cwd: str, env: dict[str, str], error: Exception) -> str:
+    """Return why a command cannot run, and what the user can do."""
     if isinstance(error, PermissionError):
         return (
             f"cannot run {program}: {_reason(error)}. "
@@ -222,9 +224,9 @@ def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-def _end_unrun(said: str, error: Exception) -> NoReturn:
-    """Say in the task's output why its command does not run; end as a shell would."""
-    os.write(2, f"yardmaster: {said}\n".encode(errors="backslashreplace"))
+def _exit_not_run(text: str, error: Exception) -> NoReturn:
+    """Write to the task's output why its command does not run; exit with the code of a shell."""
+    os.write(2, f"yardmaster: {text}\n".encode(errors="backslashreplace"))
     os._exit(NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_RUN)
 
 
@@ -235,16 +237,16 @@ def _write_exit(directory: str, status: int) -> None:
         try:
             write_durably(directory, "exit", content, os.rename)
         except FileNotFoundError:
-            break  # the directory was removed: nobody waits for this exit
+            break  # the directory was removed, so no agent waits for this exit
         except OSError:
             time.sleep(1)
         else:
             break
-    ring(directory)
+    wake_agent(directory)
 
 
 def main(directory: str) -> int:
-    """Run the command of the spec on stdin, once; return when nothing of it is left."""
+    """Run the command of the spec on stdin at most once; return when all its processes ended."""
     for handled in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(handled, _ignore)
     try:
@@ -252,7 +254,7 @@ def main(directory: str) -> int:
     except ValueError as error:
         print(f"no spec: {error}", file=sys.stderr)
         return BAD_SPEC
-    # Nothing of the spec stays readable through this process's descriptors.
+    # The spec has secrets: no descriptor of this process may stay open on it.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -260,26 +262,26 @@ def main(directory: str) -> int:
         write_durably(directory, "start", {"runner": identity(os.getpid())}, os.link)
     except FileExistsError:
         return ALREADY_STARTED
-    go, say = os.pipe()
+    go, start = os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(say)
-        _become_command(directory, spec, go, libc)
+        os.close(start)
+        _exec_command(directory, spec, go, libc)
     os.close(go)
     given = spec.get("fence")
     fence = None if given is None else Fence(directory, given)
     del spec
     if fence is not None:
-        signal.signal(signal.SIGALRM, fence.ring)
+        signal.signal(signal.SIGALRM, fence.on_alarm)
         if not fence.arm():
             print("the node's lease had ended before it was started", file=sys.stderr)
-            os.close(say)
+            os.close(start)
             os.waitpid(child, 0)
             return FENCED
     write_durably(directory, "process", identity(child), os.rename)
-    os.write(say, b"g")
-    os.close(say)
-    ring(directory)
+    os.write(start, b"g")
+    os.close(start)
+    wake_agent(directory)
     while True:
         try:
             pid, status = os.waitpid(-1, 0)

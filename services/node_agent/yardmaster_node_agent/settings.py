@@ -1,4 +1,4 @@
-"""How one node's agent is set up: `YARD_AGENT_*` in its environment, or by keyword."""
+"""The settings of one node's agent: `YARD_AGENT_*` in its environment, or keywords."""
 
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -16,17 +16,17 @@ PositiveInt = Annotated[int, Field(gt=0)]
 #: The executors that `ports.EXECUTORS` holds.
 ExecutorName = Literal["process", "simulated"]
 
-#: A variable's name, or its beginning and `*`.
+#: The name of a variable, or the prefix of names followed by `*`.
 PassedName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\*?$", max_length=128)]
 
-#: What tasks get of the agent's own environment by default: what says where the machine's programs
-#: are, which user the task runs as, and how to write text and time. Not passed on:
+#: The variables of the agent's own environment that tasks get by default: the locations of the
+#: machine's programs, the user, the locale and the time zone. Not passed to tasks:
 #:
-#: - `YARD_*`: the agent's settings, with the log's credentials. No setting passes these on.
+#: - `YARD_*`: the agent's settings, with the log's credentials. No setting passes these to tasks.
 #: - Credentials and tokens of the agent (`AWS_*`, `*_TOKEN`, proxies with a password): a job names
-#:   its secrets, and gets no others.
+#:   its secrets, and gets only these.
 #: - `LD_LIBRARY_PATH`, `PYTHONPATH`, `VIRTUAL_ENV`: libraries of the agent's own program, which
-#:   are the wrong ones for a task's.
+#:   may differ from those that a task needs.
 #: - `NVIDIA_*`, `CUDA_*`: the agent sets these from the slots that a task holds.
 PASSED: Final = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL"),
@@ -34,14 +34,14 @@ PASSED: Final = (
 )
 
 #: The longest time between two heartbeats: half the shortest fence (`core.fencing.LEAST_FENCE_S`),
-#: so that one that comes late does not end what runs.
+#: so that one late heartbeat does not end the running replicas.
 MAX_HEARTBEAT_S: Final = 2.5
 
 
 class Settings(LogSettings):
-    """One agent's settings; those that bound something name the limit and what happens at it.
+    """The settings of one agent; the comment of a limit says what happens beyond it.
 
-    `retry.attempts` is not an agent's: it goes on for as long as its node does.
+    An agent ignores `retry.attempts`: it retries without limit.
     """
 
     model_config = SettingsConfigDict(env_prefix="YARD_AGENT_")
@@ -64,8 +64,8 @@ class Settings(LogSettings):
     data_dir: Path
     #: Folder of the secrets, one file each. Without it there are none.
     secrets_dir: Path | None = None
-    #: How replicas run: the job's commands as processes of this host, or replicas that only take
-    #: time, for tests of a large cell.
+    #: How replicas run: the job's commands as processes of this host, or simulated replicas without
+    #: processes, for tests of a large cell.
     executor: ExecutorName = "process"
 
     #: Slots of the node. Default: the GPUs that the NVIDIA driver shows, which may be none.
@@ -91,27 +91,27 @@ class Settings(LogSettings):
     topic_wait_s: PositiveSeconds = 600.0
     #: Interval of heartbeats; at most 2.5.
     heartbeat_s: PositiveSeconds = 2.0
-    #: Interval at which a node without any assignment asks again to join.
+    #: Interval at which a node without any assignment repeats its join.
     ask_again_s: PositiveSeconds = 60.0
     #: Interval at which a task's output and checkpoint file are checked.
     tick_s: PositiveSeconds = 0.25
     #: Progress and checkpoints of one replica are each reported at most once in this time; the
     #: newest value is reported.
     report_interval_s: PositiveSeconds = 10.0
-    #: Output of one replica that reaches the log, and that waits for it on disk; further output is
-    #: dropped, with one line that says so.
+    #: The most output of one replica that is shipped to the log, and that is buffered on disk.
+    #: Further output is dropped, with one line that says so.
     output_limit_bytes: PositiveInt = 16 * 2**20
-    #: How long output that was not shipped yet may hold the slots of an ended task.
+    #: How long an ended task may keep its slots while its last output is shipped.
     drain_s: PositiveSeconds = 5.0
-    #: Replicas at a time; further ones are released as never started.
+    #: The most replicas at a time; further ones are released as never started.
     max_replicas: Annotated[int, Field(gt=0, le=1200)] = 1024
     #: Directories of ended replicas that are kept.
     kept_directories: Annotated[int, Field(ge=0)] = 100
     #: How long directories of ended replicas are kept.
     kept_s: PositiveSeconds = 86_400
-    #: Ended replicas that the ledger remembers one by one.
+    #: The most ended replicas that the ledger stores.
     remembered: PositiveInt = 10_000
-    #: How long the ledger remembers ended replicas; as long as assignments are kept.
+    #: How long the ledger stores ended replicas; the same as the retention of assignments.
     remembered_s: PositiveSeconds = 7 * 86_400
 
     #: Whether the agent serves the tasks' API; without it, tasks use files.
@@ -130,7 +130,7 @@ class Settings(LogSettings):
         if seconds > MAX_HEARTBEAT_S:
             raise ValueError(
                 f"at most {MAX_HEARTBEAT_S} s between heartbeats: "
-                "in a pool with a fence all that runs would be killed for want of them"
+                "in a pool with a fence one late heartbeat would kill the running tasks"
             )
         return seconds
 

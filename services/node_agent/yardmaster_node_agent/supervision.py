@@ -3,9 +3,9 @@ r"""One replica from its assignment to its release.
     assigned -> starting -> started -> exited -> released
         \___________\___________________________/   (never started)
 
-Each step is in the ledger before the next is taken, and a fact is reported after it is there.
-Whoever is killed between two steps goes on from the ledger: a replica that was assigned and never
-ran is reported so, one that ran is adopted and followed to its end.
+Each step is written to the ledger before the next one begins, and a fact is reported after it is in
+the ledger. An agent that is killed between two steps continues from the ledger: it reports a
+replica that never ran as never started, and adopts and supervises a replica that ran.
 """
 
 import asyncio
@@ -56,17 +56,17 @@ from yardmaster_schemas.events.node_events import (
 from yardmaster_schemas.instants import rfc3339
 from yardmaster_schemas.reasons import StartFailure
 
-#: Between two rounds of SIGKILL, for what was started during the last.
+#: Seconds between two rounds of SIGKILL, for processes that started during the last round.
 KILL_AGAIN_S: Final = 0.2
-#: How long after its main process the rest of a replica may end by itself.
+#: Seconds that the other processes of a replica may live after its main process.
 LINGER_S: Final = 0.1
 
 OTHER: Final = StartFailure.OTHER
 _CHECKPOINT: Final = TypeAdapter(Checkpoint)
 
 
-class Names(TypedDict):
-    """What every fact about a replica begins with."""
+class FactFields(TypedDict):
+    """The fields that all facts about a replica have."""
 
     task_id: str
     attempt: int
@@ -76,7 +76,7 @@ class Names(TypedDict):
 
 
 class CheckpointRefused(ValueError):
-    """A task reported a checkpoint that cannot count; the message says why."""
+    """A checkpoint that a task reported is not valid; the message says why."""
 
 
 class StepNotRising(CheckpointRefused):
@@ -84,7 +84,7 @@ class StepNotRising(CheckpointRefused):
 
 
 class Supervision:
-    """Looks after one replica; `start` or `adopt` runs until it is released."""
+    """Supervises one replica; `start` or `resume` runs until the replica is released."""
 
     def __init__(self, context: AgentContext, metrics: AgentMetrics, replica: Replica) -> None:
         self.replica = replica
@@ -102,20 +102,20 @@ class Supervision:
         )
         self._tracer = context.ports.telemetry.tracer
         self._assigned_ms = self._clock.now_ms()
-        #: The trace of the request that asked for the job; an adopted replica's is not known.
+        #: The trace of the request that submitted the job; unknown for an adopted replica.
         self._traceparent: str | None = None
         self._stop_changed = asyncio.Event()
         self._stopping = asyncio.Event()
-        #: Why the node cannot hold the replica, when it cannot.
+        #: Why the node has no capacity for the replica; None if it has.
         self.refused: str | None = None
         if replica.stop is not None:
             self._stopping.set()
             self._stop_changed.set()
 
-    # --- what others ask of it -----------------------------------------------------------------
+    # --- called by agent and tasks -------------------------------------------------------------
 
     def stop(self, order: StopOrder) -> None:
-        """Order the replica to end; a later order can only make it sooner."""
+        """Stop the replica; a later order can only shorten its time."""
         old = self.replica.stop
         if self.replica.state is ReplicaState.RELEASED or (
             old is not None
@@ -126,31 +126,32 @@ class Supervision:
         if old is not None:
             order = replace(order, signalled=old.signalled)
         self.replica.stop = order
-        self._keep()
-        # What a stop requeues starts from the last checkpoint, which may come with the stop.
+        self._save()
+        # The task restarts from its last checkpoint, so one made at the stop is reported at once.
         self._checkpoints.hurry()
         self._stopping.set()
         self._stop_changed.set()
 
     def refuse(self, found: str) -> None:
-        """Let `start` give the replica back at once, because the node cannot hold it."""
+        """Let `start` release the replica at once, because the node has no capacity for it."""
         self.refused = found
 
     def stop_notice(self) -> dict[str, str] | None:
-        """What a task is told of its stop; None when it is to go on."""
+        """Return the notice for a task that must stop, else None."""
         order = self.replica.stop
         if order is None:
             return None
         return {"code": order.code, "deadline_at": rfc3339(order.deadline_ms)}
 
     async def wait_stop(self, seconds: float) -> None:
-        """Wait until the replica is to stop, at most so long."""
+        """Wait until the replica must stop, at most so many seconds."""
         await happens_within(self._clock, seconds, self._stopping)
 
-    def take_checkpoint(self, content: object) -> None:
+    def record_checkpoint(self, content: object) -> None:
         """Record a checkpoint `{uri, step}` and report it; a repeat changes nothing.
 
-        It is in the ledger when this returns, and in the log within `report_interval_s`.
+        The checkpoint is in the ledger when this returns. It is reported within
+        `report_interval_s`.
 
         Raises:
             CheckpointRefused: malformed.
@@ -170,48 +171,48 @@ class Supervision:
                 f"step {checkpoint.step} does not rise above {last.step}, "
                 "the step of the task's last checkpoint"
             )
-        self.replica.checkpoint, self.replica.checkpoint_told = checkpoint, False
-        self._keep()
+        self.replica.checkpoint, self.replica.checkpoint_logged = checkpoint, False
+        self._save()
         self._checkpoints.offer()
 
-    def take_progress(self, permille: int) -> None:
-        """Report the task's progress within `report_interval_s`; not kept in the ledger."""
+    def record_progress(self, permille: int) -> None:
+        """Report the task's progress within `report_interval_s`; it is not stored in the ledger."""
         self._permille = permille
         self._progress.offer()
 
     def _last_checkpoint(self) -> Checkpoint | None:
-        """The last one of this replica; before its first, the one that its attempt began with."""
+        """Return the last checkpoint of this replica, else the one at its attempt's start."""
         return self.replica.checkpoint or self.replica.assignment.checkpoint
 
     def finish(self) -> None:
-        """The task said that its work is done: exit code 0 after a stop then means success."""
+        """Record that the work of the task is done: exit code 0 after a stop then means success."""
         if not self.replica.done:
             self.replica.done = True
-            self._keep()
+            self._save()
 
-    # --- its life ------------------------------------------------------------------------------
+    # --- lifecycle -----------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start a replica that is in the ledger, and follow it until it is released."""
+        """Start a replica that is in the ledger, and supervise it until it is released."""
         replica = self.replica
         try:
             if self.refused is not None:
                 raise RunRefused(replica=replica.key, found=self.refused)
-            process = await self._begin()
+            process = await self._launch_process()
         except (RunRefused, ExecutorFailed) as error:
-            self._say("replica_not_started", code=error.code)
-            await self._never(str(error), error.failure)
+            self._log_event("replica_not_started", code=error.code)
+            await self._release_unstarted(str(error), error.failure)
             return
         if process is None:
-            assert replica.stop is not None, "only a stop keeps it from starting"
-            await self._never(f"stopped before it started: {replica.stop.code}")
+            assert replica.stop is not None, "only a stop prevents the start"
+            await self._release_unstarted(f"stopped before it started: {replica.stop.code}")
             return
         self._has_started(process.identity)
-        self._say("replica_started", pid=process.identity.pid)
+        self._log_event("replica_started", pid=process.identity.pid)
         await self._follow(process)
 
-    async def _begin(self) -> Process | None:
-        """Start it, unless it was told to stop meanwhile; the spans of how that went.
+    async def _launch_process(self) -> Process | None:
+        """Start the process, unless a stop was ordered meanwhile; record the spans of the start.
 
         Raises:
             RunRefused, ExecutorFailed.
@@ -225,7 +226,7 @@ class Supervision:
             "yard.replica": key.replica,
             "yard.node": self._context.settings.node,
         }
-        # The details name the trace, so the spans up to here are made afterwards.
+        # The trace is known only from the details, so the earlier spans are created here.
         span = child_span(
             tracer,
             "node_agent assignment",
@@ -240,14 +241,14 @@ class Supervision:
             if self.replica.stop is not None:
                 return None
             self.replica.state = ReplicaState.STARTING
-            self._keep()
+            self._save()
             with ending(child_span(tracer, "node_agent process start", traceparent)):
                 return await self._context.ports.executor.start(launch)
 
     async def adopt(self) -> Process | None:
-        """Find what an earlier life of the agent left of this replica, before the node joins.
+        """Find the process that an earlier agent process started for this replica.
 
-        None: nothing of it ever ran, and from now on never will.
+        Call it before the node joins. None: no process ever ran, and from now on none will.
         """
         replica = self.replica
         process = await self._context.ports.executor.adopt(replica.key, replica.identity)
@@ -256,14 +257,14 @@ class Supervision:
         return process
 
     async def resume(self, process: Process | None) -> None:
-        """Tell what the log may lack of the adopted replica, and follow it until it is released."""
+        """Report all facts of an adopted replica, and supervise it until it is released."""
         replica = self.replica
         if replica.state is ReplicaState.RELEASED:
             self._report_all()
         elif process is None and replica.identity is None:
-            await self._never("the agent was restarted before it had started it", OTHER)
+            await self._release_unstarted("the agent was restarted before it had started it", OTHER)
         elif process is None:
-            # A machine that forgot it ended it.
+            # The machine restarted, which ended the process.
             replica.exit = replica.exit or Exit(signal=signal.SIGKILL, lost=True)
             self._report_all()
             self._release()
@@ -271,21 +272,23 @@ class Supervision:
             self._report_all()
             await self._follow(process)
 
-    def ended_unseen(self, process: Process | None) -> bool:
-        """It ran, and nobody will ever say how it ended."""
+    def exit_unknown(self, process: Process | None) -> bool:
+        """Whether the replica ran and has ended, and its exit can never be known."""
         replica = self.replica
         if not replica.held or replica.identity is None or replica.exit is not None:
             return False
         return process is None or process.vanished()
 
     async def abandon(self, process: Process | None) -> None:
-        """End what is left of one that ended unseen, and tell all of it but its end."""
+        """Kill the rest of a replica with unknown exit, and report all its facts but the end."""
         self._report_all()
         if process is not None:
-            await self._clear_away(process)
-            self._look_at_checkpoint(process)
+            await self._end_orphans(process)
+            self._read_checkpoint_file(process)
             self._checkpoints.flush()
-            self._output.say("it ended with the machine, or its agent, and is lost with the node")
+            self._output.add_line(
+                "it ended with the machine, or its agent, and is lost with the node"
+            )
             await self._drain(process)
 
     async def _launch(self) -> Launch:
@@ -312,7 +315,7 @@ class Supervision:
     def _has_started(self, identity: ProcessIdentity) -> None:
         self.replica.identity = identity
         self.replica.state = ReplicaState.STARTED
-        self._keep()
+        self._save()
         self._metrics.started.inc()
         self._report_started()
 
@@ -320,9 +323,9 @@ class Supervision:
         replica = self.replica
         async with asyncio.TaskGroup() as group:
             watching = [
-                group.create_task(self._keep_stopping(process)),
-                group.create_task(self._keep_looking(process)),
-                group.create_task(self._keep_shipping(process)),
+                group.create_task(self._enforce_stop(process)),
+                group.create_task(self._poll_files(process)),
+                group.create_task(self._ship_output(process)),
                 group.create_task(self._progress.run()),
                 group.create_task(self._checkpoints.run()),
             ]
@@ -333,30 +336,32 @@ class Supervision:
                 replica.exit = exit_
                 replica.state = ReplicaState.EXITED
                 replica.ended_ms = self._clock.now_ms()
-                self._keep()
+                self._save()
                 if replica.exit.lost:
                     self._metrics.lost_exits.inc()
-                    self._output.say("the process's exit was not seen: it counts as killed")
-            await self._clear_away(process)
+                    self._output.add_line("the process's exit was not seen: it counts as killed")
+            await self._end_orphans(process)
             for task in watching:
                 task.cancel()
-        self._look_at_checkpoint(process)
+        self._read_checkpoint_file(process)
         await self._drain(process)
         self._release()
 
-    async def _keep_stopping(self, process: Process) -> None:
-        """Ask at once, kill at the deadline, and again whatever appears after that."""
+    async def _enforce_stop(self, process: Process) -> None:
+        """After a stop order: send the signal, kill at the deadline, then kill again and again."""
         while self.replica.stop is None:
             await self._stop_changed.wait()
             self._stop_changed.clear()
         order = self.replica.stop
         while not order.revoked:
             if not process.announce_stop(json.dumps(self.stop_notice())):
-                self._output.say("the stop file cannot be written: the task's directory is gone")
+                self._output.add_line(
+                    "the stop file cannot be written: the task's directory is gone"
+                )
             if not order.signalled:
                 process.signal(signal.Signals[f"SIG{self.replica.stop_signal}"])
                 self.replica.stop = order = replace(order, signalled=True)
-                self._keep(durable=False)
+                self._save(durable=False)
             left_s = (order.deadline_ms - self._clock.now_ms()) / 1000
             if left_s <= 0 or not await happens_within(self._clock, left_s, self._stop_changed):
                 break
@@ -364,7 +369,7 @@ class Supervision:
             order = self.replica.stop
         if process.is_alive():
             self._metrics.killed.inc()
-            self._output.say(
+            self._output.add_line(
                 "killed: its slots were revoked"
                 if order.revoked
                 else "killed at the end of its grace"
@@ -373,26 +378,26 @@ class Supervision:
             process.kill()
             await self._clock.sleep(KILL_AGAIN_S)
 
-    async def _keep_looking(self, process: Process) -> None:
-        """Every tick: the checkpoint file, which rings no bell, and the size of the output.
+    async def _poll_files(self, process: Process) -> None:
+        """At every tick, read the checkpoint file and limit the size of the output files.
 
-        No more is kept of a stream than may be shipped, and a byte that shows that there was more,
-        however long the log is away.
+        The files keep the bytes that may be shipped, and one more byte to detect further output,
+        even if the log is unavailable for a long time.
         """
         most = self._context.settings.output_limit_bytes + 1
         while True:
             await self._clock.sleep(self._context.settings.tick_s)
-            self._look_at_checkpoint(process)
+            self._read_checkpoint_file(process)
             process.bound_output(most)
 
-    async def _keep_shipping(self, process: Process) -> None:
-        """Every tick, and as long as an append takes: the output, which rings no bell either."""
+    async def _ship_output(self, process: Process) -> None:
+        """Ship the output at every tick; apart from `_poll_files`, since an append may be slow."""
         while True:
             await self._clock.sleep(self._context.settings.tick_s)
             await self._output.ship(process)
 
-    async def _clear_away(self, process: Process) -> None:
-        """A task ends with its main process: what it left is killed until nothing is left."""
+    async def _end_orphans(self, process: Process) -> None:
+        """Kill the processes that are still alive after the main process has ended."""
         wait_s = LINGER_S
         while True:
             try:
@@ -403,26 +408,26 @@ class Supervision:
             else:
                 return
 
-    def _look_at_checkpoint(self, process: Process) -> None:
+    def _read_checkpoint_file(self, process: Process) -> None:
         note = process.checkpoint_note()
         if note is None:
             return
         try:
             content = json.loads(note)
             if not isinstance(content, dict):
-                raise CheckpointRefused("it is no JSON object")
+                raise CheckpointRefused("it is not a JSON object")
             done = content.pop("done", False)
             if done is True:
                 self.finish()
             last = self._last_checkpoint()
             step = content.get("step")
             if content and not (last is not None and isinstance(step, int) and step < last.step):
-                self.take_checkpoint(content)
+                self.record_checkpoint(content)
         except (ValueError, RecursionError) as error:
-            self._output.say(f"the checkpoint file does not count: {error}"[:500])
+            self._output.add_line(f"the checkpoint file is ignored: {error}"[:500])
 
     async def _drain(self, process: Process | None) -> None:
-        """Ship what is left, for a time; slots are not held for a log that does not answer."""
+        """Ship the rest of the output, but hold the slots for it for at most `drain_s`."""
 
         async def all_of_it() -> None:
             while await self._output.ship(process, final=True):
@@ -431,88 +436,90 @@ class Supervision:
         with suppress(TimeoutError):
             await within(self._clock, self._context.settings.drain_s, all_of_it())
 
-    async def _never(self, found: str, failure: StartFailure | None = None) -> None:
+    async def _release_unstarted(self, found: str, failure: StartFailure | None = None) -> None:
         self.replica.failure = failure
         self._metrics.never_started.inc()
-        self._output.say(f"never started: {found}"[:1000])
+        self._output.add_line(f"never started: {found}"[:1000])
         await self._drain(None)
         self._release()
 
     def _release(self) -> None:
         self.replica.state = ReplicaState.RELEASED
         self.replica.ended_ms = self._clock.now_ms()
-        self._keep()
-        # The log takes no report of a replica after its end.
+        self._save()
+        # A report of a replica must not follow its end in the log.
         self._progress.flush()
         self._checkpoints.flush()
         self._report_ended()
 
-    # --- what it reports -----------------------------------------------------------------------
+    # --- facts for the log ---------------------------------------------------------------------
 
     def _report_all(self) -> None:
-        """Queue again what the log is not known to hold, in the order in which it happened."""
+        """Queue all facts that are not known to be in the log, in the order of the events."""
         replica = self.replica
-        if replica.identity is not None and not replica.started_told:
+        if replica.identity is not None and not replica.started_logged:
             self._report_started()
-        if not replica.checkpoint_told:
+        if not replica.checkpoint_logged:
             self._report_checkpoint()
-        if replica.state is ReplicaState.RELEASED and not replica.ended_told:
+        if replica.state is ReplicaState.RELEASED and not replica.ended_logged:
             self._report_ended()
 
     def _report_started(self) -> None:
         identity = self.replica.identity
         assert identity is not None, "a replica that started has a process"
         event = TaskStartedV1(
-            **self._names(),
+            **self._fact_fields(),
             boot_id=identity.boot_id,
             pid=identity.pid,
             process_started=identity.started,
         )
 
-        def told() -> None:
-            self.replica.started_told = True
-            self._keep(durable=False)
+        def on_logged() -> None:
+            self.replica.started_logged = True
+            self._save(durable=False)
 
-        self._report("started", event, told=told)
+        self._report("started", event, on_logged=on_logged)
 
     def _report_checkpoint(self) -> None:
         checkpoint = self.replica.checkpoint
-        assert checkpoint is not None, "only a checkpoint that is kept is reported"
-        event = CheckpointDoneV1(**self._names(), uri=checkpoint.uri, step=checkpoint.step)
+        assert checkpoint is not None, "a checkpoint is stored before it is reported"
+        event = CheckpointDoneV1(**self._fact_fields(), uri=checkpoint.uri, step=checkpoint.step)
 
-        def told() -> None:
-            self.replica.checkpoint_told = self.replica.checkpoint == checkpoint
-            self._keep(durable=False)
+        def on_logged() -> None:
+            self.replica.checkpoint_logged = self.replica.checkpoint == checkpoint
+            self._save(durable=False)
 
-        self._report("checkpoint", event, told=told)
+        self._report("checkpoint", event, on_logged=on_logged)
 
     def _report_progress(self) -> None:
-        self._report("progress", TaskProgressedV1(**self._names(), permille=self._permille))
+        self._report("progress", TaskProgressedV1(**self._fact_fields(), permille=self._permille))
 
     def _report_ended(self) -> None:
         exit_ = self.replica.exit
         released = SlotsReleasedV1(
-            **self._names(),
+            **self._fact_fields(),
             never_started=self.replica.identity is None,
             failure=self.replica.failure,
         )
         events: tuple[Event, ...] = (released,)
         if exit_ is not None:
             exited = TaskExitedV1(
-                **self._names(),
+                **self._fact_fields(),
                 exit_code=exit_.exit_code,
                 signal=exit_.signal,
                 done=self.replica.done,
             )
             events = (exited, released)
 
-        def told() -> None:
-            self.replica.ended_told = True
-            self._keep(durable=False)
+        def on_logged() -> None:
+            self.replica.ended_logged = True
+            self._save(durable=False)
 
-        self._report("ended", *events, told=told)
+        self._report("ended", *events, on_logged=on_logged)
 
-    def _report(self, what: str, *events: Event, told: Callable[[], None] | None = None) -> None:
+    def _report(
+        self, what: str, *events: Event, on_logged: Callable[[], None] | None = None
+    ) -> None:
         order = self.replica.stop
         cause = order.cause if what == "ended" and order is not None else None
         self._context.reporter.report(
@@ -522,12 +529,12 @@ class Supervision:
                 events=events,
                 subject=self.replica.key.task_id,
                 cause=cause or self.replica.assignment.cause,
-                told=told or (lambda: None),
+                on_logged=on_logged or (lambda: None),
                 traceparent=self._traceparent,
             ),
         )
 
-    def _say(self, event: str, **fields: object) -> None:
+    def _log_event(self, event: str, **fields: object) -> None:
         key = self.replica.key
         self._context.ports.telemetry.info(
             event,
@@ -538,7 +545,7 @@ class Supervision:
             **fields,
         )
 
-    def _names(self) -> Names:
+    def _fact_fields(self) -> FactFields:
         key = self.replica.key
         return {
             "task_id": key.task_id,
@@ -548,5 +555,5 @@ class Supervision:
             "incarnation": self._context.state.head.incarnation,
         }
 
-    def _keep(self, *, durable: bool = True) -> None:
-        self._context.keep(self.replica, durable=durable)
+    def _save(self, *, durable: bool = True) -> None:
+        self._context.save(self.replica, durable=durable)

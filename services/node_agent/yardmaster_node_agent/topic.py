@@ -1,8 +1,9 @@
-"""The node's own topic: made by the scheduler's relay when the node is enrolled, else by the agent.
+"""Wait for the node's own topic, or create it.
 
-Where brokers let agents make no topics, an agent that is started before its node is enrolled finds
-none. It waits for it, says so, and gives up after `topic_wait_s`: whoever restarts it then sees the
-named error rather than an agent that does nothing.
+The scheduler's relay creates the topic when the node is enrolled; otherwise the agent does. If
+brokers do not let agents create topics, an agent that starts before its node is enrolled finds no
+topic. It reports that it waits, and raises NotEnrolled after `topic_wait_s`, so that operators see
+an error instead of an agent that does nothing.
 """
 
 from typing import Final
@@ -14,51 +15,51 @@ from yardmaster_node_agent.ports import Ports
 from yardmaster_node_agent.settings import Settings
 from yardmaster_schemas.topics import assignments
 
-#: Between two looks for the topic, in seconds.
-LOOK_S: Final = 2.0
+#: Seconds between two checks whether the topic exists.
+POLL_S: Final = 2.0
 
 
-async def find_topic(ports: Ports, settings: Settings, patient: EventLog) -> None:
-    """Return once the node's topic is there; a log that is away is waited for without an end.
+async def find_topic(ports: Ports, settings: Settings, retrying: EventLog) -> None:
+    """Return when the node's topic exists; wait without limit while the log is unavailable.
 
     Raises:
-        NotEnrolled: it did not come in time.
-        LogError: the log failed otherwise.
+        NotEnrolled: the topic was not created in time.
+        LogError: another error of the log.
     """
     topic = assignments(settings.node)
-    place = Partition(topic.name, settings.partition)
+    partition = Partition(topic.name, settings.partition)
     started_s = ports.clock.monotonic_s()
-    said = False
+    reported = False
     while True:
         try:
-            await patient.end(place)
+            await retrying.end(partition)
             break
         except UnknownTopic:
             pass
         small = False
-        if settings.make_topic and await _made(ports, settings):
+        if settings.make_topic and await _create_topic(ports, settings):
             try:
-                await patient.end(place)
+                await retrying.end(partition)
                 break
             except UnknownTopic:
-                # Another cell's agent made it, for fewer cells than there are.
+                # An agent of another cell created it with too few partitions.
                 small = True
         waited_s = ports.clock.monotonic_s() - started_s
         if waited_s >= settings.topic_wait_s:
             raise NotEnrolled(node=settings.node, topic=topic.name, waited_s=round(waited_s))
-        if not said:
-            said = True
+        if not reported:
+            reported = True
             hint = f"yard nodes enrol {settings.node} --pool {settings.pool}"
             if small:
                 hint = f"it has no partition {settings.partition}: `kafka-topics --alter` adds one"
             ports.health.report("topic", f"waits for its topic {topic.name}: {hint}")
             ports.telemetry.warn("waits_for_topic", topic=topic.name, hint=hint)
-        await ports.clock.sleep(LOOK_S)
+        await ports.clock.sleep(POLL_S)
     ports.health.report("topic")
 
 
-async def _made(ports: Ports, settings: Settings) -> bool:
-    """Make the topic, where the log lets agents do that."""
+async def _create_topic(ports: Ports, settings: Settings) -> bool:
+    """Create the topic; False if the log does not let the agent do it."""
     try:
         await ports.log.create_topics([assignments(settings.node)], settings.partition + 1)
     except LogUnavailable as error:

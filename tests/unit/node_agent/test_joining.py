@@ -68,10 +68,10 @@ async def quarantine() -> Quarantine:
 async def test_the_newest_refusal_of_the_own_join_is_found_once(quarantine: Quarantine) -> None:
     await quarantine.put(JOIN)
     await quarantine.put(JOIN, RefusalCode.BEYOND_ENROLMENT)
-    assert await quarantine.refusals.look() is RefusalCode.BEYOND_ENROLMENT
-    assert await quarantine.refusals.look() is None
+    assert await quarantine.refusals.poll() is RefusalCode.BEYOND_ENROLMENT
+    assert await quarantine.refusals.poll() is None
     await quarantine.put(JOIN)
-    assert await quarantine.refusals.look() is RefusalCode.NOT_ENROLLED
+    assert await quarantine.refusals.poll() is RefusalCode.NOT_ENROLLED
 
 
 @pytest.mark.parametrize(
@@ -89,21 +89,21 @@ async def test_records_of_others_and_of_earlier_starts_say_nothing(
     quarantine: Quarantine, other: Any
 ) -> None:
     await quarantine.put(other)
-    assert await quarantine.refusals.look() is None
+    assert await quarantine.refusals.poll() is None
 
 
 async def test_what_cannot_be_read_is_passed_over(quarantine: Quarantine) -> None:
     await quarantine.log.append(quarantine.place, [Record(b"x", b"no event")])
     await quarantine.put(JOIN, cut=True)
     await quarantine.put(JOIN)
-    assert await quarantine.refusals.look() is RefusalCode.NOT_ENROLLED
+    assert await quarantine.refusals.poll() is RefusalCode.NOT_ENROLLED
 
 
 async def test_the_first_look_reads_the_end_of_a_long_topic_alone(quarantine: Quarantine) -> None:
     await quarantine.put(JOIN)
     for _ in range(LOOK_BACK):
         await quarantine.put("other")
-    assert await quarantine.refusals.look() is None
+    assert await quarantine.refusals.poll() is None
 
 
 async def test_a_topic_that_the_agent_may_not_read_ends_nothing(quarantine: Quarantine) -> None:
@@ -114,4 +114,4 @@ async def test_a_topic_that_the_agent_may_not_read_ends_nothing(quarantine: Quar
             )
 
     closed: Any = Closed()
-    assert await JoinRefusals(closed, SOURCE, 7).look() is None
+    assert await JoinRefusals(closed, SOURCE, 7).poll() is None

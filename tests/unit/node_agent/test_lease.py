@@ -29,7 +29,7 @@ def state(*fences: int | None, life: str = LIFE) -> AgentState:
     offer = Offer(pool="default", node_type="any", gpus=8, cpu_milli=0, memory_mib=0)
     made = AgentState(Head(node="n1", incarnation=life, epoch=1, offer=offer))
     for index, fence_s in enumerate(fences):
-        made.take(Replica(assignment=assignment(index, fence_s)))
+        made.apply(Replica(assignment=assignment(index, fence_s)))
     return made
 
 
@@ -112,16 +112,16 @@ def test_nothing_is_over_where_nothing_has_a_fence() -> None:
 
 def test_an_incarnation_that_was_cut_off_takes_no_attempt_with_a_shorter_fence() -> None:
     node = Node()
-    node.lease.take(9)
+    node.lease.admit(9)
     node.clock.advance(30)
     node.beat()
-    node.lease.take(54)
+    node.lease.admit(54)
     with pytest.raises(FenceExpired):
-        node.lease.take(9)
+        node.lease.admit(9)
     again = node.open()
     with pytest.raises(FenceExpired):
-        again.take(9)
-    again.take(54)
+        again.admit(9)
+    again.admit(54)
 
 
 def test_an_agent_that_starts_again_goes_on_with_the_same_time() -> None:
@@ -139,7 +139,7 @@ def test_of_another_boot_or_incarnation_nothing_is_known() -> None:
     for lease in (node.open(boot_id="another"), node.open(state(life=OTHER))):
         assert lease.silent_s >= UNKNOWN_S
         with pytest.raises(FenceExpired):
-            lease.take(86_400)
+            lease.admit(86_400)
 
 
 async def test_the_watch_ends_at_the_time_and_not_before() -> None:
@@ -161,8 +161,8 @@ async def test_the_watch_ends_at_the_time_and_not_before() -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(watch())
         await passes(2)
-        node.state.take(Replica(assignment=assignment(0, 9)))
-        node.lease.take(9)
+        node.state.apply(Replica(assignment=assignment(0, 9)))
+        node.lease.admit(9)
         await passes(3)
         node.beat()
         await passes(8)

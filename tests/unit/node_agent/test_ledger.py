@@ -14,6 +14,7 @@ from yardmaster_node_agent.agent_state import (
     Forgotten,
     Reached,
     ReplicaKey,
+    dump,
 )
 from yardmaster_node_agent.errors import LedgerCorrupt, LedgerInUse
 from yardmaster_node_agent.ledger import FileLedger, MemoryLedger, fold, line, parse
@@ -124,4 +125,4 @@ def test_a_ledger_begins_with_its_node() -> None:
 
 def test_every_entry_reads_back_as_it_was() -> None:
     for entry in [*ENTRIES, Forgotten(key=ReplicaKey("4kq7w2mz9c1f.9", 1, 0), through=4)]:
-        assert ENTRY.validate_json(ENTRY.dump_json(entry)) == entry
+        assert ENTRY.validate_json(dump(entry)) == entry

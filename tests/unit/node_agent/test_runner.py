@@ -74,8 +74,8 @@ def test_of_many_runners_at_once_one_starts(directory: ReplicaDirectory) -> None
 
 
 def test_what_was_given_up_never_starts(directory: ReplicaDirectory) -> None:
-    assert directory.give_up()
-    assert not directory.give_up()
+    assert directory.prevent_start()
+    assert not directory.prevent_start()
     assert run(directory, "sh", "-c", "echo started") == runner.ALREADY_STARTED
     assert not directory.has("process")
     assert not directory.has("stdout")
@@ -84,7 +84,7 @@ def test_what_was_given_up_never_starts(directory: ReplicaDirectory) -> None:
 @pytest.mark.parametrize("spec", ["", '{"command": ["sh"', "nonsense"])
 def test_half_a_spec_starts_nothing(directory: ReplicaDirectory, spec: str) -> None:
     assert run(directory, spec=spec) == runner.BAD_SPEC
-    assert directory.give_up(), "nothing took the start"
+    assert directory.prevent_start(), "nothing took the start"
 
 
 def test_the_runner_stays_until_the_last_orphan_is_gone(directory: ReplicaDirectory) -> None:
@@ -135,7 +135,7 @@ def test_nothing_starts_under_a_lease_that_has_ended(directory: ReplicaDirectory
     assert run(directory, spec=spec) == runner.FENCED
     assert not directory.has("process")
     assert not directory.has("stdout")
-    assert not directory.give_up(), "and nothing will"
+    assert not directory.prevent_start(), "and nothing will"
 
 
 def test_all_of_it_is_killed_when_the_lease_ends(directory: ReplicaDirectory) -> None:

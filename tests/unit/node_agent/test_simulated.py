@@ -211,7 +211,7 @@ async def test_a_key_starts_once(machine: Machine) -> None:
     with pytest.raises(ExecutorFailed):
         await executor.start(Launch(first, Run(script="x"), {}))
     assert await executor.adopt(second) is None
-    with pytest.raises(ExecutorFailed, match="given up"):
+    with pytest.raises(ExecutorFailed, match="prevented"):
         await executor.start(Launch(second, Run(script="x"), {}))
 
 

@@ -1,1 +1,1 @@
-"""How a replica is run: the port, real processes, and ones that only take time. See `port`."""
+"""The executor port and its adapters: real processes, and simulated ones. See `port`."""

@@ -1,4 +1,4 @@
-"""The directory of one replica: names, and what is read and written in it."""
+"""The directory of one replica: its files, and how to read and write them."""
 
 import json
 import os
@@ -11,14 +11,14 @@ from typing import Any, Final
 
 from yardmaster_node_agent.executors.port import Paths, StreamName
 
-#: What a note of the runner's or the task's may hold at most; more of it is not read.
+#: The most bytes that are read of a JSON file of the runner or the task.
 MAX_NOTE_BYTES: Final = 4096
 
 
 class ReplicaDirectory:
     """Files of one replica under the executor's root.
 
-    `start`, `process`, `exit` and `bell` are the runner's (see `runner`); the command's working
+    The runner uses `start`, `process`, `exit` and `bell` (see `runner`). The command's working
     directory is `work`.
     """
 
@@ -28,11 +28,11 @@ class ReplicaDirectory:
 
     @property
     def paths(self) -> Paths:
-        """Where the task finds its notices."""
+        """The paths of the stop file and the checkpoint file."""
         return Paths(str(self.path / "stop.json"), str(self.path / "checkpoint.json"))
 
     def create(self) -> None:
-        """Make it, with the bell.
+        """Create the directory with the FIFO `bell`.
 
         Raises:
             FileExistsError: this replica was started before.
@@ -43,9 +43,9 @@ class ReplicaDirectory:
         os.mkfifo(self.path / "bell", 0o600)
 
     def read_json(self, name: str) -> dict[str, Any] | None:
-        """What the runner wrote; None when it did not yet, or the task damaged it.
+        """Return a JSON file of the runner; None if it is missing, or the task damaged it.
 
-        Runners write whole files.
+        The runner creates files atomically.
         """
         try:
             content = json.loads(self._read(name, 0, MAX_NOTE_BYTES))
@@ -54,14 +54,14 @@ class ReplicaDirectory:
         return content if isinstance(content, dict) else None
 
     def has(self, name: str) -> bool:
-        """There is a file of that name."""
+        """Whether there is a file of that name."""
         return (self.path / name).is_file()
 
-    def give_up(self) -> bool:
-        """Take the runner's place at the start; False when it was taken: something may run.
+    def prevent_start(self) -> bool:
+        """Create `start`, so that no runner can; False if it exists: a process may run.
 
         Raises:
-            OSError: other than that it is taken.
+            OSError: any error except that `start` exists.
         """
         try:
             descriptor = os.open(
@@ -77,13 +77,13 @@ class ReplicaDirectory:
         return True
 
     def write_script(self, script: str) -> str:
-        """Keep a script for `sh`, out of the process title; its path."""
+        """Write a script for `sh` to a file, so that no process title shows it; return its path."""
         path = self.path / "script"
         path.write_text(script, encoding="utf-8")
         return str(path)
 
     def announce_stop(self, notice: str) -> bool:
-        """Put the stop file in place whole; False when the task removed the directory."""
+        """Create the stop file atomically; False if the task removed the directory."""
         draft = self.path / ".stop.json"
         try:
             draft.unlink(missing_ok=True)
@@ -98,7 +98,7 @@ class ReplicaDirectory:
         return True
 
     def checkpoint_note(self) -> bytes | None:
-        """The checkpoint file when it is another than at the last call."""
+        """Return the checkpoint file if it changed since the last call, else None."""
         with self._opened("checkpoint.json", os.O_RDONLY) as descriptor:
             if descriptor is None:
                 return None
@@ -114,9 +114,9 @@ class ReplicaDirectory:
         return self._read(stream, start, size)
 
     def bound_output(self, limit: int) -> None:
-        """Cut output files to at most `limit` bytes; writers append, so they go on at the new end.
+        """Truncate the output files to `limit` bytes; writers append at the new end.
 
-        What is kept below the limit may so be followed by something written much later.
+        Therefore later output may follow directly after the bytes below the limit.
         """
         for stream in ("stdout", "stderr"):
             with self._opened(stream, os.O_WRONLY) as descriptor:
@@ -124,7 +124,7 @@ class ReplicaDirectory:
                     os.ftruncate(descriptor, limit)
 
     def drop_output(self) -> None:
-        """Cut both output files to nothing."""
+        """Truncate both output files to 0 bytes."""
         self.bound_output(0)
 
     def _read(self, name: str, start: int, size: int) -> bytes:
@@ -133,10 +133,10 @@ class ReplicaDirectory:
 
     @contextmanager
     def _opened(self, name: str, how: int) -> Iterator[int | None]:
-        """A regular file of that name, or None.
+        """Open a regular file of that name; None if there is none.
 
-        The task owns the directory and the agent may see more than the task: no link is followed,
-        and a pipe put in a file's place neither blocks nor is read.
+        The task owns the directory, and the agent may have more permissions than the task:
+        links are not followed, and a pipe neither blocks nor is read.
         """
         try:
             flags = how | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -149,11 +149,11 @@ class ReplicaDirectory:
         finally:
             os.close(descriptor)
 
-    def last_words(self) -> str:
-        """The end of what the runner itself had to say."""
+    def last_log_line(self) -> str:
+        """Return the last line of the runner's own log."""
         said = self._read("runner.log", 0, 65_536).decode(errors="replace").strip()
         return said.rpartition("\n")[2][-200:]
 
     def remove(self) -> None:
-        """Delete it and all in it; what cannot be deleted stays."""
+        """Delete the directory; ignore files that cannot be deleted."""
         shutil.rmtree(self.path, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""The executor: the one seam through which an agent touches what it runs.
+"""The executor: the only port through which an agent starts and controls replicas.
 
-An executor starts a replica at most once, finds it again after the agent was killed, and knows it
-by an identity that no other process ever has. Each replica has a directory of its own, where its
-output, its stop notice and its checkpoint note lie.
+An executor starts a replica at most once, and finds it again after the agent was killed, by an
+identity that no other process ever has. Each replica has its own directory, with its output, its
+stop file and its checkpoint file.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ StreamName = Literal["stdout", "stderr"]
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """Where a replica finds its notices, as the replica sees it."""
+    """The paths of a replica's stop file and checkpoint file, as the replica sees them."""
 
     stop_file: str
     checkpoint_file: str
@@ -26,9 +26,9 @@ class Paths:
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """That a node's incarnation was heard by the log: see `lease`, whose note this is.
+    """The last heartbeat of an incarnation that the log acknowledged (see `lease`).
 
-    `acknowledged_s` is in the clock's monotonic seconds, which hold for one boot of a machine.
+    `acknowledged_s` is in the clock's monotonic seconds, which are valid for one boot.
     """
 
     boot_id: str
@@ -39,10 +39,9 @@ class Renewal:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What to run: the run as the job has it, and the whole environment (secrets resolved).
+    """What to start: the job's run, and the whole environment with resolved secrets.
 
-    `fence_s` and `incarnation`: killed when that incarnation was not renewed for so long; None:
-    never.
+    The replica is killed if the lease of `incarnation` was not renewed for `fence_s`; None: never.
     """
 
     key: ReplicaKey
@@ -53,45 +52,45 @@ class Launch:
 
 
 class Process(Protocol):
-    """A replica that was started, by this life of the agent or one before."""
+    """A replica that this agent process or an earlier one started."""
 
     identity: ProcessIdentity
 
     async def exited(self) -> Exit:
-        """Wait until the main process has ended; how it did."""
+        """Wait until the main process has ended, and return its exit."""
 
     async def gone(self) -> None:
-        """Wait until nothing of the replica is left, in any group or session; kills nothing."""
+        """Wait until the replica has no process, in any group or session; kill nothing."""
 
     def vanished(self) -> bool:
-        """Nobody saw how its main process ended, if it did, and nobody will."""
+        """Whether the exit of the main process can never be known."""
 
     def is_alive(self) -> bool:
-        """The main process is there: the same boot, pid and start, so never another of its pid."""
+        """Whether the main process is alive; a process that reuses its pid does not count."""
 
     def signal(self, number: int) -> None:
-        """Send a signal to the main process's group; nothing happens when there is none."""
+        """Send a signal to the group of the main process, if it is alive."""
 
     def kill(self) -> None:
-        """SIGKILL all of the replica that is there now; what comes later needs another call."""
+        """SIGKILL all present processes of the replica; call it again for later ones."""
 
     def announce_stop(self, notice: str) -> bool:
-        """Let the stop file appear with this text, whole; a later call replaces it.
+        """Create or replace the stop file atomically.
 
-        False when it cannot: the task removed its own directory.
+        False if that failed because the task removed its own directory.
         """
 
     def checkpoint_note(self) -> bytes | None:
-        """The checkpoint file (at most 4 KiB) when it is new since the last call, else None."""
+        """Return the checkpoint file, at most 4 KiB; None if unchanged since the last call."""
 
     def read_output(self, stream: StreamName, start: int, size: int) -> bytes:
-        """At most `size` bytes of a stream from byte `start` on; none at its end."""
+        """Return at most `size` bytes of a stream from byte `start` on; none at its end."""
 
     def bound_output(self, limit: int) -> None:
-        """Free what a stream holds past its byte `limit`; what is written next lies there again."""
+        """Truncate each stream to `limit` bytes; later output is appended there."""
 
     def drop_output(self) -> None:
-        """Free what the streams hold; for output past its limit, which nobody will read."""
+        """Truncate the streams to 0 bytes; call it if their rest will not be read."""
 
 
 class Executor(Protocol):
@@ -99,41 +98,41 @@ class Executor(Protocol):
 
     @property
     def kinds(self) -> tuple[ExecutorKind, ...]:
-        """What it runs, as the node says when it joins."""
+        """The kinds of tasks that it runs, which the node reports when it joins."""
 
     def paths(self, key: ReplicaKey) -> Paths:
-        """Where the replica's notices will lie."""
+        """Return the paths of the replica's stop file and checkpoint file."""
 
     def renew(self, renewal: Renewal) -> None:
-        """Note for all that runs, and for later lives of the agent, that the node was heard.
+        """Store a renewal for the runners of fenced replicas and for later agent processes.
 
-        Raises: ExecutorFailed: what runs under a fence will end by itself.
+        Raises: ExecutorFailed: the runners will kill the fenced replicas in time.
         """
 
     def renewal(self) -> Renewal | None:
-        """The last note; None when there is none that can be read."""
+        """Return the last renewal; None if there is none that can be read."""
 
     async def start(self, launch: Launch) -> Process:
-        """Start a replica; call it once a key, after the ledger holds it.
+        """Start a replica; call it once per key, after the replica is in the ledger.
 
         Raises:
-            ExecutorFailed: nothing was started, and nothing will be; its field `failure` says why
-                where that holds on every node.
+            ExecutorFailed: no process was started, and none will be. The field `failure` is the
+                cause, if it is the same on every node.
         """
 
     async def adopt(self, key: ReplicaKey, known: ProcessIdentity | None = None) -> Process | None:
-        """A replica that an earlier life of the agent may have started, ended or not.
+        """Find a replica that an earlier agent process may have started; it may have ended.
 
-        `known` is its process when the ledger has it. None: nothing of it ever ran, and from now on
-        never will.
+        `known` is its process if the ledger has it. None: no process ever ran, and from now on
+        none will.
         """
 
     async def sweep(self) -> int:
-        """End and remove everything of earlier ledgers; return how many processes were killed.
+        """Kill and remove all replicas of earlier ledgers; return the number of killed processes.
 
         Raises:
-            ExecutorFailed: something cannot be ended; the node is not free.
+            ExecutorFailed: a process cannot be killed, so the slots are not free.
         """
 
     def forget(self, key: ReplicaKey) -> None:
-        """Remove the directory of a replica that is gone."""
+        """Remove the directory of a released replica."""

@@ -1,8 +1,9 @@
 """Real commands: each replica in a session of its own under a runner that outlives the agent.
 
-See `runner` for how a start happens at most once and an exit is kept. The agent waits on the runner
-with a pidfd and listens to the replica's bell, so it polls nothing and needs not be the parent:
-after a restart it waits in the same way. Linux only (5.3 on): /proc, pidfd, subreaper.
+See `runner` for how a start happens at most once and how an exit is stored. The agent waits for the
+runner with a pidfd, and for its messages with the FIFO `bell`. So it polls nothing and need not be
+the parent process: after a restart it waits in the same way. It needs Linux 5.3 or later: /proc,
+pidfd, subreaper.
 """
 
 import asyncio
@@ -27,41 +28,41 @@ from yardmaster_runtime.clock import Clock
 from yardmaster_schemas.events.node_events import ExecutorKind
 from yardmaster_schemas.reasons import StartFailure
 
-#: How often what is being killed without a runner's help is looked at again.
+#: Seconds between two checks for processes that are alive without a runner.
 SWEEP_S: Final = 0.05
-#: How often a sweep kills before it gives up; what survives SIGKILL hangs in the kernel.
+#: The most rounds of SIGKILL in a sweep; a process that survives them hangs in the kernel.
 SWEEP_ROUNDS: Final = 200
 _RENEWAL: Final = TypeAdapter(Renewal)
 
 
 class _ExitNotifier:
-    """Wakes whoever waits on a replica: its bell rang, or its runner ended."""
+    """Wakes the waiting task when the runner writes to the FIFO `bell`, or ends."""
 
     def __init__(self, directory: ReplicaDirectory) -> None:
         self._loop = asyncio.get_running_loop()
         self._woken = asyncio.Event()
         self._pidfd = -1
         try:
-            # Read and write: never at its end, and the runner finds a listener.
+            # Opened for read and write: no end of file, and the runner can always open it.
             flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
             self._fifo = os.open(directory.path / "bell", flags)
         except OSError:
-            self._fifo = -1  # the task removed it: its runner's end must do
+            self._fifo = -1  # the task removed it: only the end of the runner wakes the agent
         else:
             if stat.S_ISFIFO(os.fstat(self._fifo).st_mode):
-                self._loop.add_reader(self._fifo, self._rung)
+                self._loop.add_reader(self._fifo, self._on_bell)
 
     def watch(self, pid: int) -> None:
-        """Ring when that process ends, at once when it is no more."""
+        """Wake the waiting task when that process ends, at once if it has ended."""
         try:
             self._pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
             self._woken.set()
         else:
-            self._loop.add_reader(self._pidfd, self._ended)
+            self._loop.add_reader(self._pidfd, self._on_process_end)
 
     async def wait(self) -> None:
-        """Until the next ring."""
+        """Wait for the next message or the end of the process."""
         await self._woken.wait()
         self._woken.clear()
 
@@ -73,11 +74,11 @@ class _ExitNotifier:
             os.close(self._fifo)
             self._fifo = -1
 
-    def _rung(self) -> None:
+    def _on_bell(self) -> None:
         os.read(self._fifo, 4096)
         self._woken.set()
 
-    def _ended(self) -> None:
+    def _on_process_end(self) -> None:
         self._unwatch()
         self._woken.set()
 
@@ -105,7 +106,7 @@ class RealProcess:
         self._mark = f"YARD_STOP_FILE={directory.paths.stop_file}\0".encode()
 
     async def exited(self) -> Exit:
-        """Wait for the exit file; without a runner nobody writes it, and the exit is lost."""
+        """Wait for the exit file; if the runner ended without writing it, the exit is lost."""
         notifier = _listen(self._directory, self._runner)
         try:
             while True:
@@ -113,7 +114,7 @@ class RealProcess:
                 if (found := _exit(self._directory)) is not None:
                     return replace(found, fenced=self._directory.has("fenced"))
                 if not running:
-                    # Alone, its exit would be seen by nobody: it may not go on.
+                    # Without a runner its exit could not be stored, so the replica is killed.
                     self.kill()
                     return Exit(signal=signal.SIGKILL, lost=True)
                 await notifier.wait()
@@ -121,7 +122,7 @@ class RealProcess:
             notifier.close()
 
     async def gone(self) -> None:
-        """Wait for the runner's end; one that did not end by itself leaves others to look for."""
+        """Wait for the runner's end; if it was killed, also for the processes that it left."""
         if self._runner is not None:
             notifier = _listen(self._directory, self._runner)
             try:
@@ -136,16 +137,16 @@ class RealProcess:
             await self._clock.sleep(SWEEP_S)
 
     def vanished(self) -> bool:
-        """The runner is gone, and wrote no exit."""
+        """Whether the runner ended without writing an exit."""
         running = self._runner is not None and procfs.alive(self._runner)
         return not running and _exit(self._directory) is None
 
     def is_alive(self) -> bool:
-        """The main process is there."""
+        """Whether the main process is alive."""
         return procfs.alive(self.identity)
 
     def signal(self, number: int) -> None:
-        """Signal the main process's group, while the process is there: so the group is ours."""
+        """Signal the group while the main process exists, so that the group id is not reused."""
         if procfs.find(self.identity) is not None:
             try:
                 os.killpg(self.identity.pid, number)
@@ -153,7 +154,7 @@ class RealProcess:
                 return
 
     def kill(self) -> None:
-        """Kill all members that are there."""
+        """SIGKILL all present processes of the replica."""
         for seen in procfs.members(self._runner, self.identity, self._mark):
             procfs.kill(seen)
 
@@ -162,39 +163,39 @@ class RealProcess:
         return self._directory.announce_stop(notice)
 
     def checkpoint_note(self) -> bytes | None:
-        """The checkpoint file, when it is new."""
+        """Return the checkpoint file if it changed."""
         return self._directory.checkpoint_note()
 
     def read_output(self, stream: StreamName, start: int, size: int) -> bytes:
-        """Bytes of an output file."""
+        """Return bytes of an output file."""
         return self._directory.read_output(stream, start, size)
 
     def bound_output(self, limit: int) -> None:
-        """Cut what lies past the limit."""
+        """Truncate the output files to the limit."""
         self._directory.bound_output(limit)
 
     def drop_output(self) -> None:
-        """Cut the output files."""
+        """Truncate the output files to 0 bytes."""
         self._directory.drop_output()
 
 
 class ProcessExecutor:
-    """Runs commands under `root`, one directory a replica."""
+    """Runs commands under `root`, with one directory per replica."""
 
     kinds = (ExecutorKind.PROCESS,)
 
     def __init__(self, root: Path, clock: Clock) -> None:
         self._root = root.absolute()
         self._clock = clock
-        #: Beside the root, where a sweep does not take it.
+        #: Next to the root, where a sweep does not remove it.
         self._renewed = self._root.with_name(self._root.name + ".renewed")
 
     def paths(self, key: ReplicaKey) -> Paths:
-        """Where the replica's notices will lie."""
+        """Return the paths in the replica's directory."""
         return self._directory(key).paths
 
     def renew(self, renewal: Renewal) -> None:
-        """Put the note in its place whole; not durable, since it holds for this boot only."""
+        """Write the file atomically; it need not be durable, because it is valid for one boot."""
         draft = self._renewed.with_name(self._renewed.name + ".new")
         try:
             draft.write_text(json.dumps(asdict(renewal)), encoding="ascii")
@@ -203,7 +204,7 @@ class ProcessExecutor:
             raise ExecutorFailed(replica=self._renewed, found=error) from None
 
     def renewal(self) -> Renewal | None:
-        """The note that `renew` made last."""
+        """Read the renewal that `renew` wrote last."""
         try:
             content = json.loads(self._renewed.read_text(encoding="ascii"))
             return _RENEWAL.validate_python(content)
@@ -233,19 +234,19 @@ class ProcessExecutor:
         identity = _identity_of(seen)
         process = await self._started(directory, identity)
         if process is None:
-            directory.give_up()
-            raise ExecutorFailed(replica=key, found=directory.last_words() or "its runner ended")
+            directory.prevent_start()
+            raise ExecutorFailed(replica=key, found=directory.last_log_line() or "its runner ended")
         return process
 
     async def adopt(
         self, key: ReplicaKey, known: ProcessIdentity | None = None
     ) -> RealProcess | None:
-        """Find a replica by what its runner wrote; where it wrote nothing yet it never will."""
+        """Find a replica by its runner's files; if there are none, prevent a later start."""
         directory = self._directory(key)
         marker = directory.read_json("start")
         if known is not None and (marker is None or not directory.has("process")):
             return RealProcess(directory, None, known, self._clock)
-        if not directory.path.exists() or directory.give_up():
+        if not directory.path.exists() or directory.prevent_start():
             return None
         runner_identity = _identity((directory.read_json("start") or {}).get("runner"))
         if runner_identity is None:
@@ -253,20 +254,20 @@ class ProcessExecutor:
         return await self._started(directory, runner_identity)
 
     async def sweep(self) -> int:
-        """Kill the descendants of each runner of this root, and what carries a stop file's path of
-        this root in its environment; then remove the directories.
+        """Kill all processes of this root, then remove the directories.
 
-        The runners are found by their arguments, so that the descendants are found too when the
-        directories are gone and a command cleared its environment. What is found by neither: such
-        a command whose runner was killed. A runner that has not begun yet finds its place taken
-        and ends.
+        These are the descendants of the root's runners, and processes with a stop file of this root
+        in their environment. Runners are found by their arguments, so their descendants are found
+        even if the directories are gone and a command cleared its environment. Such a command is
+        not found if its runner was killed. A runner that has not started its command yet finds
+        `start` created and ends.
         """
         killed = 0
         found = sorted(self._root.iterdir()) if self._root.is_dir() else []
         directories = [ReplicaDirectory(path) for path in found]
         try:
             for directory in directories:
-                directory.give_up()
+                directory.prevent_start()
         except OSError as error:
             raise ExecutorFailed(replica=self._root, found=error) from None
         mark = f"YARD_STOP_FILE={self._root}{os.sep}".encode()
@@ -280,7 +281,7 @@ class ProcessExecutor:
             runners = procfs.runners(runner.__file__, str(self._root))
             for seen in runners:
                 below = procfs.members(_identity_of(seen), None, mark)
-                # A runner that was stopped does not end by itself.
+                # A runner that is stopped (SIGSTOP) does not end by itself.
                 left |= {one.pid: one for one in below or [seen]}
             if not left:
                 break
@@ -303,10 +304,10 @@ class ProcessExecutor:
         return ReplicaDirectory(self._root / str(key))
 
     def _find_working_dir(self, directory: ReplicaDirectory, launch: Launch) -> None:
-        """Look whether the directory that the job names is there.
+        """Check the working directory that the job sets.
 
         Raises:
-            ExecutorFailed: it is not, or is no directory.
+            ExecutorFailed: it does not exist, or is no directory.
         """
         named = launch.run.working_dir
         if named is None:
@@ -314,7 +315,7 @@ class ProcessExecutor:
         try:
             found = (directory.path / "work" / named).stat()
         except PermissionError:
-            return  # whether it can be used, its command will say
+            return  # the command reports whether it can use the directory
         except (FileNotFoundError, NotADirectoryError):
             found = None
         if found is None or not stat.S_ISDIR(found.st_mode):
@@ -344,7 +345,7 @@ class ProcessExecutor:
                 "fence": None if launch.fence_s is None else fence,
             }
         )
-        # A file without a name: whole before the runner starts, and never on disk.
+        # An anonymous file: complete before the runner starts, and never on disk.
         descriptor = os.memfd_create("spec", os.MFD_CLOEXEC)
         try:
             with open(descriptor, "wb", closefd=False) as file:
@@ -388,11 +389,11 @@ class ProcessExecutor:
 
 
 def _listen(directory: ReplicaDirectory, runner_identity: ProcessIdentity | None) -> _ExitNotifier:
-    """Listen first, look after: what happens between the two rings."""
-    bell = _ExitNotifier(directory)
+    """Open the notifier before the files are read, so that no change between is missed."""
+    notifier = _ExitNotifier(directory)
     if runner_identity is not None and procfs.alive(runner_identity):
-        bell.watch(runner_identity.pid)
-    return bell
+        notifier.watch(runner_identity.pid)
+    return notifier
 
 
 def _identity_of(seen: procfs.Seen) -> ProcessIdentity:
@@ -413,7 +414,7 @@ def _identity(content: object) -> ProcessIdentity | None:
 
 
 def _exit(directory: ReplicaDirectory) -> Exit | None:
-    """What the exit file says; one that says nothing possible was damaged by the task: none."""
+    """Return the exit in the exit file; None if it is missing, or the task damaged it."""
     content = directory.read_json("exit") or {}
     code, number = content.get("exit_code"), content.get("signal")
     if isinstance(code, int) and 0 <= code <= 255 and number is None:
@@ -424,7 +425,7 @@ def _exit(directory: ReplicaDirectory) -> Exit | None:
 
 
 def _reap(pid: int) -> None:
-    """Take a runner's exit status, when it is this process's child to take."""
+    """Reap a runner if it is a child of this process."""
     try:
         os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:

@@ -1,4 +1,4 @@
-"""Which process is which, from /proc: identities, and all that belongs to a replica."""
+"""Processes from /proc: their identities, and which belong to a replica."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from typing import Final
 from yardmaster_node_agent.agent_state import ProcessIdentity
 
 _PROC: Final = Path("/proc")
-#: States of a process that runs no more: zombie, dead.
+#: States of a process that has ended: zombie, dead.
 _ENDED: Final = (b"Z", b"X", b"x")
 
 
@@ -26,12 +26,12 @@ class Seen:
 
 
 def boot_id() -> str:
-    """This boot of the machine."""
+    """Return the id of the machine's current boot."""
     return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def look(pid: int) -> Seen | None:
-    """The process of a pid now; None when there is none."""
+    """Return the current process of a pid; None if there is none."""
     try:
         stat = (_PROC / str(pid) / "stat").read_bytes()
     except OSError:
@@ -50,7 +50,7 @@ def look(pid: int) -> Seen | None:
 
 
 def find(identity: ProcessIdentity) -> Seen | None:
-    """The very process of an identity, one not yet reaped too; None when it is no more."""
+    """Return the process of an identity, also a zombie; None if it no longer exists."""
     seen = look(identity.pid)
     if seen is None or seen.started != identity.started or identity.boot_id != boot_id():
         return None
@@ -58,13 +58,13 @@ def find(identity: ProcessIdentity) -> Seen | None:
 
 
 def alive(identity: ProcessIdentity) -> bool:
-    """The process runs (or is stopped), and is no other of its pid."""
+    """Whether the process of an identity is alive; a stopped process is alive."""
     seen = find(identity)
     return seen is not None and not seen.ended
 
 
 def processes() -> dict[int, Seen]:
-    """All processes of the machine, by pid."""
+    """Return all processes of the machine by pid."""
     return {
         pid: seen
         for entry in os.listdir(_PROC)
@@ -73,9 +73,9 @@ def processes() -> dict[int, Seen]:
 
 
 def runners(program: str, root: str) -> list[Seen]:
-    """The living processes that run `program` (a Python file) for a directory under `root`.
+    """Return the living processes that run `program` (a Python file) with a directory under `root`.
 
-    Arguments outlast a lost directory and a command that cleared its environment.
+    Arguments stay even if the directory is gone or a command cleared its environment.
     """
     wanted = Path(program).name
     found: list[Seen] = []
@@ -100,11 +100,11 @@ def _arguments(pid: int) -> list[str]:
 def members(
     runner: ProcessIdentity | None, main: ProcessIdentity | None, mark: bytes
 ) -> list[Seen]:
-    """All that belongs to a replica and has not ended; not the runner itself.
+    """Return all living processes of a replica, without the runner itself.
 
-    While the runner lives these are its descendants, orphans included, because they come to it.
-    Without it: the main process's group and session while that is there, and whoever still carries
-    `mark`, a setting of this replica alone, in its environment.
+    While the runner lives, these are its descendants, with all orphans, which become its children.
+    Without the runner, these are the group and session of the main process while it exists, and the
+    processes with `mark`, a variable of this replica only, in their environment.
     """
     table = processes()
     found: dict[int, Seen] = {}
@@ -122,13 +122,13 @@ def members(
     known = main is not None and find(main) is not None
     for seen in table.values():
         kin = known and main is not None and main.pid in (seen.group, seen.session)
-        if not seen.ended and (kin or carries(seen.pid, mark)):
+        if not seen.ended and (kin or has_variable(seen.pid, mark)):
             found[seen.pid] = seen
     return list(found.values())
 
 
-def carries(pid: int, mark: bytes) -> bool:
-    """The process started with `mark` (a name, '=' and the start of a value) in its environment."""
+def has_variable(pid: int, mark: bytes) -> bool:
+    """Whether a process started with `mark` (name, '=', prefix of the value) in its environment."""
     try:
         environ = (_PROC / str(pid) / "environ").read_bytes()
     except OSError:
@@ -137,13 +137,13 @@ def carries(pid: int, mark: bytes) -> bool:
 
 
 def kill(seen: Seen) -> bool:
-    """SIGKILL that process and no other; whether it was there to be killed."""
+    """SIGKILL that process and never another of its pid; return whether it was alive."""
     try:
         descriptor = os.pidfd_open(seen.pid)
     except OSError:
         return False
     try:
-        # The descriptor pins whoever has the pid now: only then is it certain who that is.
+        # The descriptor refers to the pid's current process, so check its identity only now.
         now = look(seen.pid)
         if now is None or now.started != seen.started or now.ended:
             return False

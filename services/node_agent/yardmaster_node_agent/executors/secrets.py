@@ -1,4 +1,4 @@
-"""Secrets, resolved from the agent's own files; a job only names them."""
+"""Secrets, read from the agent's own files; a job has only their names."""
 
 import os
 import re
@@ -12,20 +12,20 @@ _REFERENCE: Final = re.compile(
 
 
 class Secrets(Protocol):
-    """Where secrets come from."""
+    """A source of secrets."""
 
     def resolve(self, reference: str) -> str | None:
-        """The secret of that name, without a newline at its end; None when there is none."""
+        """Return the secret of that name, without a newline at its end; None if there is none."""
 
 
 class SecretFiles:
-    """`nlp/hf` is the file `nlp/hf` under a directory; without a directory there are no secrets."""
+    """The secret `nlp/hf` is the file `nlp/hf` of a directory; without a directory, no secrets."""
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
 
     def resolve(self, reference: str) -> str | None:
-        """Read a regular file inside the directory; no link is followed on the way."""
+        """Read a regular file in the directory, without following links."""
         if self._directory is None or not _REFERENCE.fullmatch(reference):
             return None
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -48,8 +48,8 @@ class SecretFiles:
 
 
 class NoSecrets:
-    """A place without secrets."""
+    """A source without secrets."""
 
     def resolve(self, reference: str) -> str | None:
-        """None."""
+        """Return None."""
         return None

@@ -1,15 +1,15 @@
-"""Replicas that only take time: no process, no file, the clock's seconds.
+"""Simulated replicas: they take time by the clock, without processes and files.
 
-What a replica does is in its job's environment, so that any workload can say it:
+Variables in the job's environment set what a replica does:
 
 - `SIM_SECONDS`: how long it runs (default 1; fractions allowed);
 - `SIM_EXIT`: its exit code (default 0);
-- `SIM_STOP_SECONDS`: how long it takes to save and end when it is signalled (default 0; negative:
-  it takes no notice);
-- `SIM_CHECKPOINT`: a URI it notes as its checkpoint when it is signalled, at the step
+- `SIM_STOP_SECONDS`: how long it takes to save and end after the stop signal (default 0; negative:
+  it ignores the signal);
+- `SIM_CHECKPOINT`: the URI that it reports as its checkpoint after the stop signal, at the step
   `YARD_CHECKPOINT_STEP` + 1.
 
-The executor stands for the machine: it is made once and outlives the agents that use it.
+The executor represents the machine: several agents, one after another, may use the same executor.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ BOOT_ID: Final = "00000000-0000-0000-0000-000000000000"
 
 
 class SimulatedProcess:
-    """One replica: when it will end, and how."""
+    """One replica: when and how it will end."""
 
     def __init__(self, pid: int, env: Mapping[str, str], clock: Clock) -> None:
         self.identity = ProcessIdentity(boot_id=BOOT_ID, pid=pid, started=clock.now_ms())
@@ -51,19 +51,19 @@ class SimulatedProcess:
         return self._exit
 
     async def gone(self) -> None:
-        """It leaves nothing behind."""
+        """Wait until its time is over; it has no other processes."""
         await self.exited()
 
     def vanished(self) -> bool:
-        """The executor sees every end."""
+        """False: every exit is known."""
         return False
 
     def is_alive(self) -> bool:
-        """Its time is not over."""
+        """Whether its time is not over."""
         return not self._over()
 
     def signal(self, number: int) -> None:
-        """Save and end in its own time, or take no notice."""
+        """Save and end after `SIM_STOP_SECONDS`, or ignore the signal."""
         takes_s = float(self._env.get("SIM_STOP_SECONDS", "0"))
         if self._over() or takes_s < 0:
             return
@@ -82,24 +82,24 @@ class SimulatedProcess:
             self._changed.set()
 
     def announce_stop(self, notice: str) -> bool:
-        """Keep the notice."""
+        """Store the notice."""
         self.stop_notice = notice
         return True
 
     def checkpoint_note(self) -> bytes | None:
-        """What it noted when it was signalled, once."""
+        """Return the checkpoint that it reported after the signal, once."""
         note, self._note = self._note, None
         return note
 
     def read_output(self, stream: StreamName, start: int, size: int) -> bytes:
-        """It says nothing."""
+        """Return nothing: it has no output."""
         return b""
 
     def bound_output(self, limit: int) -> None:
-        """There is none."""
+        """Do nothing: it has no output."""
 
     def drop_output(self) -> None:
-        """There is none."""
+        """Do nothing: it has no output."""
 
     def _over(self) -> bool:
         self._ended = self._ended or self._clock.monotonic_s() >= self._ends_s
@@ -114,26 +114,28 @@ class SimulatedExecutor:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._count = 1000
-        #: None: given up before it started.
+        #: None: its start was prevented.
         self._processes: dict[ReplicaKey, SimulatedProcess | None] = {}
         self._renewal: Renewal | None = None
 
     def paths(self, key: ReplicaKey) -> Paths:
-        """Names for files that are never there."""
+        """Return paths of files that never exist."""
         return Paths(f"/simulated/{key}/stop.json", f"/simulated/{key}/checkpoint.json")
 
     def renew(self, renewal: Renewal) -> None:
-        """Keep the note; simulated processes end with their agent, so none looks at it."""
+        """Store the renewal; simulated processes do not check it."""
         self._renewal = renewal
 
     def renewal(self) -> Renewal | None:
-        """The note."""
+        """Return the last renewal."""
         return self._renewal
 
     async def start(self, launch: Launch) -> SimulatedProcess:
-        """Let its time begin."""
+        """Start the replica's time."""
         if launch.key in self._processes:
-            raise ExecutorFailed(replica=launch.key, found="it was started before, or given up")
+            raise ExecutorFailed(
+                replica=launch.key, found="it was started before, or its start was prevented"
+            )
         self._count += 1
         try:
             process = SimulatedProcess(self._count, launch.env, self._clock)
@@ -145,11 +147,11 @@ class SimulatedExecutor:
     async def adopt(
         self, key: ReplicaKey, known: ProcessIdentity | None = None
     ) -> SimulatedProcess | None:
-        """The process that was started for the key; none will be any more when there is none."""
+        """Return the process of the key; if there is none, prevent a later start."""
         return self._processes.setdefault(key, None)
 
     async def sweep(self) -> int:
-        """End everything."""
+        """End and remove all replicas."""
         alive = [p for p in self._processes.values() if p is not None and p.is_alive()]
         for process in alive:
             process.kill()

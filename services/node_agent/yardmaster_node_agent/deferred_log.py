@@ -1,6 +1,6 @@
-"""A log that is not open yet: an agent that starts while the log is away has things to look after.
+"""A log that is opened later, so that an agent can start while the log is unavailable.
 
-Until it is there every call says that it is unavailable, which an agent outlives.
+Before that every call raises LogUnavailable, which the agent retries.
 """
 
 import asyncio
@@ -11,30 +11,30 @@ from yardmaster_eventlog.port import EventLog, Partition, Record, StoredRecord
 from yardmaster_schemas.topics import Topic
 
 
-class LogToCome:
-    """The log that `is_there` was called with; before that it is away."""
+class DeferredLog:
+    """Forwards each call to the log given to `attach`; before that the log is unavailable."""
 
     def __init__(self) -> None:
         self._log: EventLog | None = None
         self.opened = asyncio.Event()
 
-    def is_there(self, log: EventLog) -> None:
-        """Be that log from now on."""
+    def attach(self, log: EventLog) -> None:
+        """Forward calls to `log` from now on."""
         self._log = log
         self.opened.set()
 
-    def _there(self) -> EventLog:
+    def _attached(self) -> EventLog:
         if self._log is None:
             raise LogUnavailable(found="it was not reached since the start")
         return self._log
 
     async def create_topics(self, topics: Sequence[Topic], partitions: int = 1) -> None:
-        """Make topics that are not there yet."""
-        await self._there().create_topics(topics, partitions)
+        """Create the topics that do not exist yet."""
+        await self._attached().create_topics(topics, partitions)
 
     async def append(self, partition: Partition, batch: Sequence[Record]) -> int:
         """Append `batch`, whole or not at all."""
-        return await self._there().append(partition, batch)
+        return await self._attached().append(partition, batch)
 
     async def read(
         self,
@@ -45,25 +45,25 @@ class LogToCome:
         buffered_only: bool = False,
     ) -> Sequence[StoredRecord]:
         """Records from `offset` on."""
-        return await self._there().read(
+        return await self._attached().read(
             partition, offset, max_records=max_records, buffered_only=buffered_only
         )
 
     async def end(self, partition: Partition) -> int:
         """The offset that the next record will get."""
-        return await self._there().end(partition)
+        return await self._attached().end(partition)
 
     async def newest(
         self, partitions: Sequence[Partition]
     ) -> Mapping[Partition, StoredRecord | None]:
         """The newest record of each partition."""
-        return await self._there().newest(partitions)
+        return await self._attached().newest(partitions)
 
     async def wait(self, ends: Mapping[Partition, int], timeout_s: float) -> bool:
         """Wait until a partition has a record at or after the offset given for it."""
-        return await self._there().wait(ends, timeout_s)
+        return await self._attached().wait(ends, timeout_s)
 
     async def close(self) -> None:
-        """Close the log, when it came."""
+        """Close the log if it was attached."""
         if self._log is not None:
             await self._log.close()
