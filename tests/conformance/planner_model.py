@@ -1,7 +1,7 @@
-"""Determined's planner, the slow and obvious way: after its pseudo-code, without what Yardmaster
-leaves behind (docs/reference/policies.md). Equal agents are taken in the order of their list.
+"""A slow and simple model of Determined's planner, from its pseudo-code, without the parts that
+Yardmaster leaves out (docs/reference/policies.md). Equal agents keep the order of their list.
 
-A scenario's own words: agents, groups, tasks. Nothing here knows the core.
+Its terms are those of a scenario: agents, groups, tasks. It does not import the core.
 """
 
 from collections.abc import Iterable, Sequence
@@ -119,7 +119,7 @@ class ByPriority:
             waiting = self._ordered(
                 task for task in tasks if task.waits and self.priority[task.id] == priority
             )
-            # Who may not start reserves nothing, and has nobody stopped for him.
+            # A task that may not start reserves nothing and preempts nothing.
             may = [task for task in waiting if not behind or self._may_be_lent_to(task)]
             left = []
             for task in may:

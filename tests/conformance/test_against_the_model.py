@@ -50,7 +50,7 @@ options = st.fixed_dictionaries(
 
 @st.composite
 def clusters(draw: st.DrawFn) -> dict[str, Any]:
-    """A scenario without its outcome; what runs lies where the model would place it."""
+    """A scenario without its outcome; running tasks are where the model would place them."""
     listed = [{"id": f"a{n}", **agent} for n, agent in enumerate(draw(agents))]
     chosen: dict[str, Any] = draw(options)
     made: list[dict[str, Any]] = draw(groups)

@@ -1,8 +1,8 @@
-"""Philly's virtual cluster 0e4a51: the average completion times that others computed, to the digit.
+"""Philly's virtual cluster 0e4a51: the published average completion times, to the digit.
 
-The jobs from its first on or after 2017-10-01 on, for 60 days, 23 hours and 59 minutes; 10 nodes of
-8 GPUs, one node a job, the node with the fewest free GPUs that fits, strict head of line, nobody is
-stopped. Source of the trace: tests/data/traces/README.md.
+The jobs from the first one on or after 2017-10-01, for 60 days, 23 hours and 59 minutes; 10 nodes
+of 8 GPUs, one node per job, the fitting node with the fewest free GPUs, a strict queue, no
+preemption. Source of the trace: tests/data/traces/README.md.
 """
 
 from dataclasses import replace

@@ -53,7 +53,7 @@ def _run_block(cell: Cell, block: str) -> str:
         verb, *words = line.split()
         if verb in ("cycle", "settle"):
             asked = True
-            trace += [told(cell, event) for event in _cycles(cell, verb)]
+            trace += [trace_line(cell, event) for event in _cycles(cell, verb)]
         else:
             _command(cell, verb, words)
     if not asked:
@@ -229,8 +229,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
 # The trace
 
 
-def told(cell: Cell, event: Event) -> str:
-    """One decision as one line."""
+def trace_line(cell: Cell, event: Event) -> str:
+    """Render a decision as one line of the trace."""
     words = [event.TYPE]
     match event:
         case dec.NodeSilenceObservedV1():

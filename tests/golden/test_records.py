@@ -70,5 +70,5 @@ def test_a_golden_record_is_decoded_and_encodes_to_the_same_bytes(name: str) -> 
 
 
 def test_every_golden_record_is_of_a_known_event() -> None:
-    """An event that was published and is gone would leave logs that nobody can read."""
+    """Without the type of a published event, existing logs could not be read."""
     assert sorted(path.stem for path in FOLDER.glob("*.json")) == NAMES

@@ -1,6 +1,6 @@
-"""Scripts that read as specifications: what a cell is told, and what it decides.
+"""Scripts that read as specifications: the inputs of a cell and its decisions.
 
-`make golden` writes the traces anew: commit a difference only when you understand it.
+`make golden` rewrites the traces: commit a difference only when you understand it.
 """
 
 import difflib
@@ -17,7 +17,7 @@ SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.txt"))
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_the_cell_decides_as_the_script_says(path: Path) -> None:
+def test_the_decisions_of_a_cell_equal_the_trace_of_its_script(path: Path) -> None:
     written = path.read_text()
     found, cell = run(written)
     assert_sound(cell.state)

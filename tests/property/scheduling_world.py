@@ -1,10 +1,10 @@
-"""A cell that is treated badly, beside twins that are not: all must decide the same.
+"""A cell under faults and two reference cells without faults: all must decide the same.
 
-`World` sends every honest input to all. The cell it looks at is restarted from snapshots, is fed
-repeats of what it was told, applies each of its own decisions twice and hears hostile claims; the
-twin is spared all that, and so is a third, which keeps what it decides and does not apply it. After
-every cycle their decisions and digests are compared, the dumps of those two, and the cell's indexes
-with what its facts say.
+`World` sends every honest input to all three. The cell under test is restarted from snapshots,
+receives inputs again, applies each of its own decisions twice and receives hostile claims. The twin
+has none of these faults, nor has the third cell, which decides in place and applies nothing. After
+every cycle `World` compares their decisions and digests, the dumps of the twin and the third cell,
+and the indexes of the cell under test with values derived from its facts.
 """
 
 from collections import Counter
@@ -29,19 +29,19 @@ from yardmaster_schemas.reasons import NUMBERS
 HOSTILE_SEQ = 10**9
 
 
-class Tried(Cell):
-    """The cell that is treated badly."""
+class FaultyCell(Cell):
+    """The cell under faults."""
 
     def on_decision(self, decision: Event) -> None:
-        """Every decision again: a repeat changes nothing."""
+        """Apply the decision again: a repeat changes nothing."""
         before = self.machine.digest(self.state)
         self.state = self.machine.apply(self.state, decision, "")
         after = self.machine.digest(self.state)
         assert after == before, f"a repeat changed the state: {decision}"
 
 
-class Keeping(Cell):
-    """The cell that decides for good."""
+class InPlaceCell(Cell):
+    """The cell that decides in place instead of on a draft."""
 
     def decide_and_apply(self, limit: int, observed: Sequence[Decision]) -> CycleResult:
         self.state, decisions, complete = self.machine.decide_in_place(
@@ -54,25 +54,25 @@ class World:
     """Cells with the same honest history."""
 
     def __init__(self) -> None:
-        self.cell = Tried()
+        self.cell = FaultyCell()
         self.twin = Cell()
-        self.keeping = Keeping()
+        self.in_place = InPlaceCell()
         self.jobs: list[str] = []
         self.hostile: Counter[str] = Counter()
         self.silent: dict[str, int] = {}
-        self.told: list[tuple[Any, str]] = []
-        #: A cycle failed: nothing that comes after it tells more.
+        self.sent_claims: list[tuple[Any, str]] = []
+        #: A cycle failed; checks after it would add nothing.
         self.broken = False
 
     # Inputs
 
     def both(self, method: str, *args: Any, **kwargs: Any) -> None:
-        """The same honest input to all."""
-        for cell in (self.keeping, self.twin, self.cell):
+        """Send the same honest input to all cells."""
+        for cell in (self.in_place, self.twin, self.cell):
             getattr(cell, method)(*args, **kwargs)
 
     def repeat_last(self) -> None:
-        """Tell the cell once more what it was told last, be it a verdict or a claim."""
+        """Send the last input, a verdict or a claim, to the cell once more."""
         inputs = self.cell._inputs
         if inputs:
             inputs.append(inputs[-1])
@@ -89,12 +89,12 @@ class World:
         ]
 
     def claim(self, event: Any) -> None:
-        """An honest claim to all, and remembered so that it can be repeated."""
+        """Send an honest claim to all cells, and store it so that it can be repeated."""
         self.both("claim", event)
-        self.told.append(self.cell._inputs[-1])
+        self.sent_claims.append(self.cell._inputs[-1])
 
     def start(self, number: int | None = None) -> bool:
-        """Every replica that was placed starts (or one of them); whether there was any."""
+        """Start every allocated replica (or one of them); return whether there was one."""
         found = self.replicas(ReplicaState.ALLOCATED)
         if number is not None and found:
             found = [found[number % len(found)]]
@@ -104,7 +104,7 @@ class World:
         return bool(found)
 
     def obey(self) -> bool:
-        """Whatever was asked to stop saves itself and is gone; whether anything was."""
+        """End every replica that has a stop request; return whether there was one."""
         stopping = [
             (task, replica, was)
             for was in (ReplicaState.ALLOCATED, ReplicaState.STARTED, ReplicaState.EXITED)
@@ -120,13 +120,13 @@ class World:
         return bool(stopping)
 
     def lie(self, event: Any, source: str) -> None:
-        """A hostile claim, to the cell alone."""
+        """Send a hostile claim to the cell under test only."""
         self.hostile[source] += 1
         seq = HOSTILE_SEQ + sum(self.hostile.values())
         self.cell._inputs.append((event, f"{source}/1/{seq}"))
 
     def join_with_tasks(self, name: str, task: Task) -> None:
-        """A node that nobody knows says that it runs a task."""
+        """An unknown node claims that it runs a task."""
         ref = nev.ReplicaRef(task_id=task.id, attempt=task.attempt, replica=0)
         self.cell.node(name, running=(ref,))
         event, _ = self.cell._inputs.pop()
@@ -135,13 +135,13 @@ class World:
 
     def repeat_claim(self, number: int) -> None:
         """An old claim arrives once more, with the identity it had."""
-        if self.told:
-            self.cell._inputs.append(self.told[number % len(self.told)])
+        if self.sent_claims:
+            self.cell._inputs.append(self.sent_claims[number % len(self.sent_claims)])
 
     # Cycles
 
     def cycle(self, *, after_s: int = 0, limit: int = 1_000_000) -> list[Event]:
-        """A cycle of each, compared and checked."""
+        """Run a cycle of each cell; compare and check the results."""
         self.broken = True
         silent, self.silent = self.silent, {}
         silent = {n: ms for n, ms in silent.items() if self.cell.state.nodes[n].incarnation}
@@ -154,9 +154,9 @@ class World:
         )
         assert decided == expected, f"ill-treated: {ours}; spared: {theirs}"
         assert self.cell.state.digest() == self.twin.state.digest()
-        kept = self.keeping.cycle(after_s=after_s, limit=limit, silent=silent)
+        kept = self.in_place.cycle(after_s=after_s, limit=limit, silent=silent)
         assert kept == expected, "after what was kept it decides otherwise"
-        ours, theirs = (cell.machine.dump(cell.state) for cell in (self.keeping, self.twin))
+        ours, theirs = (cell.machine.dump(cell.state) for cell in (self.in_place, self.twin))
         assert ours == theirs, "what was kept is not what was applied"
         for step in self.cell.steps[start:]:
             if isinstance(step, EventApplied) and step.record_id:
@@ -166,12 +166,12 @@ class World:
         self._starts_are_lawful(decided)
         self._nothing_early(decided)
         self._numbers(decided)
-        for cell in (self.cell, self.keeping):
+        for cell in (self.cell, self.in_place):
             assert_sound(cell.state)
         self.broken = False
         return decided
 
-    def settle(self) -> None:
+    def run_until_idle(self) -> None:
         """Cycles until nothing moves; then nothing moves though everybody is asked again.
 
         A cell that slept through something it waited for would move now (L1, L2).
@@ -198,15 +198,15 @@ class World:
         assert not moved, f"slept through it: {moved[:3]}"
 
     def come_to_rest(self) -> None:
-        """With agents that do as they are told and nothing new, all comes to rest: nobody is
-        stopped for one whom he will be started before (L1, S7).
+        """With obedient agents and no new input, the cell becomes idle: no task is preempted for a
+        task that would start after it (L1, S7).
         """
         for _ in range(40):
             busy = self.obey()
             if not busy:
                 busy = self.start()
             if not self.cycle() and not busy and self.cell.complete:
-                return self.settle()
+                return self.run_until_idle()
         raise AssertionError("still stopping and starting")
 
     # What must hold of a cycle's decisions
@@ -240,10 +240,10 @@ class World:
             assert run is not None
             assert not task.cancelled, f"{task.id} starts after its cancel (S9)"
             assert not task.paused, f"{task.id} starts though it is paused"
-            assert not task.job.erased, f"{task.id} starts and nothing says what it runs"
+            assert not task.job.erased, f"{task.id} starts though its command is erased"
             for placement in event.placements:
                 node = state.nodes[placement.node]
-                assert node.state is NodeState.UP, f"{task.id} starts on a node that is away"
+                assert node.state is NodeState.UP, f"{task.id} starts on a node that is not up"
                 assert not node.cordoned, f"{task.id} starts on a cordoned node"
                 assert not node.barred, f"{task.id} starts on a node beyond its enrolment"
                 assert node.pool_name == event.pool
@@ -252,17 +252,17 @@ class World:
                 assert node.name not in task.job.spec.avoid_nodes
                 assert node.runs_images or not task.job.spec.image, f"{task.id} on {node.name}"
                 assert not set(placement.slots) & set(node.disabled), f"{task.id} on a bad slot"
-                self._laid_as_asked(event, node, placement)
+                self._placed_as_requested(event, node, placement)
             pool = state.pools[run.pool_name]
-            self._nobody_passed(task, pool)
+            self._no_earlier_task_passed(task, pool)
             config = pool.config
             if config is None or config.policy.name != "priority":
                 continue
             passed = [p for p in pool.stopping_for[run.queue_class] if p < task.job.priority]
             assert not passed, f"{task.id} starts past tasks that slots are being freed for"
 
-    def _nobody_passed(self, task: Task, pool: Pool) -> None:
-        """In a strict queue no task starts while an earlier one waits since before the cycle.
+    def _no_earlier_task_passed(self, task: Task, pool: Pool) -> None:
+        """In a strict queue no task starts while an earlier one has waited since before the cycle.
 
         A task that may use several pools may be passed in a pool that it prefers less.
         """
@@ -282,11 +282,11 @@ class World:
             ahead = its_line == line and its_place < place
             assert not ahead, f"{task.id} starts past {first.id}"
 
-    def _laid_as_asked(
+    def _placed_as_requested(
         self, event: dec.SlotsAllocatedV1, node: Node, placement: dec.Placement
     ) -> None:
-        """A replica has the GPUs it asked for; of several on whole nodes each has all of its
-        node's, alone.
+        """A replica has the GPUs that it requested; each replica of a whole-node gang has its node
+        alone.
         """
         task = self.cell.state.task(event.task_id)
         gpus = len(set(placement.slots))
@@ -306,7 +306,7 @@ class World:
             assert {len(p.slots) for p in event.placements} == {gpus}
 
     def _nothing_early(self, decided: Sequence[Event]) -> None:
-        """S10."""
+        """S10: no node is lost and no task is preempted before its time."""
         state = self.cell.state
         for event in decided:
             match event:
@@ -325,7 +325,9 @@ class World:
                     assert ahead.failed_starts < SEPARATE_AFTER, f"{ahead.id} preempts"
                     if spec.min_runtime_s and run.running_ms:
                         ran_ms = state.now_ms - run.running_ms
-                        assert ran_ms >= spec.min_runtime_s * 1000, "stopped within its minimum"
+                        assert ran_ms >= spec.min_runtime_s * 1000, (
+                            "preempted before its minimum runtime"
+                        )
 
     def _numbers(self, decided: Sequence[Event]) -> None:
         for event in decided:

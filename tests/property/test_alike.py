@@ -1,4 +1,4 @@
-"""To stand in line behind one's likes changes no decision: it only spares asking again."""
+"""Grouping equal pending tasks changes no decision: it only avoids checking each of them again."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A pool under `fair_share` comes to rest at its shares, whatever came and went before."""
+"""A pool with `fair_share` becomes idle at its shares, whatever its history."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ nodes = st.lists(st.integers(1, 4), min_size=1, max_size=3)
 
 
 def come_to_rest(cell: Cell) -> None:
-    """Agents do as they are told until nothing moves any more."""
+    """Agents obey until no cycle makes a decision."""
     for _ in range(40):
         moved = bool(cell.run_until_idle())
         for task in cell.state.tasks.values():
@@ -54,7 +54,7 @@ def arrive(cell: Cell, asked: list[dict[str, Any]], first: int = 0) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(variant=variants, gpus=nodes, early=jobs, late=jobs, leaver=st.integers(0, 4))
-def test_everybody_ends_with_what_the_division_gives_him(
+def test_every_claimant_ends_with_its_share_of_the_division(
     variant: str,
     gpus: list[int],
     early: list[dict[str, Any]],
@@ -77,7 +77,7 @@ def test_everybody_ends_with_what_the_division_gives_him(
         demand = len(job.tasks) * 1000
         if job.max_slots_milli is not None:
             demand = min(demand, job.max_slots_milli)
-        # Rounding leaves a fraction with who holds it.
+        # After rounding, a fraction stays with the claimant that holds it.
         claims.append(Claim(job.weight, demand, 0, 1000, held=job.used_milli))
     offers = VARIANTS[variant](sum(gpus) * 1000, claims)
     assert [job.used_milli for job in left] == offers
@@ -105,7 +105,7 @@ def test_everybody_ends_with_what_the_division_gives_him(
     ),
     restarts=st.booleans(),
 )
-def test_gangs_and_fixed_tasks_come_to_rest_too_and_nobody_is_over_his_share_for_others(
+def test_pools_with_gangs_and_fixed_tasks_become_idle_with_no_claimant_above_its_share_for_others(
     variant: str, among: str, gpus: list[int], asked: list[dict[str, Any]], restarts: bool
 ) -> None:
     cell = Cell(policy="fair_share", variant=variant, among=among)
@@ -119,7 +119,9 @@ def test_gangs_and_fixed_tasks_come_to_rest_too_and_nobody_is_over_his_share_for
     cell.state.wake_all(cell.state.pools["main"])
     cell.state.pools["main"].reshare = True
     moved = [event for event in cell.cycle() if event.TYPE != "TaskUnschedulable"]
-    assert moved == [], "a settled pool does not move though everybody is asked again"
+    assert moved == [], (
+        "an idle pool makes no decisions even when every pending task is considered again"
+    )
 
 
 tasks_of_several = st.lists(
@@ -133,10 +135,10 @@ tasks_of_several = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(gpus=st.integers(4, 16), early=tasks_of_several, late=tasks_of_several)
-def test_at_rest_nobody_holds_a_whole_task_less_than_his_weight_is_worth(
+def test_in_an_idle_pool_no_claimant_is_a_whole_task_below_its_weighted_share(
     gpus: int, early: list[dict[str, Any]], late: list[dict[str, Any]]
 ) -> None:
-    """On one node, where any slot is as good as another."""
+    """On one node, where all slots are equal."""
     cell = Cell(policy="fair_share")
     cell.node("n1", gpus=gpus)
     arrive(cell, early)

@@ -1,4 +1,4 @@
-"""FitGpp stops whom the paper's formulas name (`support/fitgpp_by_paper.py`)."""
+"""FitGpp preempts the tasks that the paper's formulas select (`support/fitgpp_by_paper.py`)."""
 
 from random import Random
 
@@ -11,8 +11,7 @@ from yardmaster_core.testing import Cell
 from yardmaster_schemas.events.decisions import PreemptionRequestedV1, SlotsAllocatedV1
 from yardmaster_schemas.resources import Resources
 
-#: Scores are integers in millionths: nearer to each other than this they may be told apart
-#: otherwise.
+#: Scores are integers in millionths; closer than this, two scores may be ordered differently.
 NEAR = 1e-4
 
 
@@ -50,7 +49,7 @@ def _running(tasks: list[Task]) -> list[Running]:
     s_milli=st.sampled_from([0, 500, 4000]),
     p=st.sampled_from([1, 2, None]),
 )
-def test_whom_the_paper_would_stop_is_stopped(seed: int, s_milli: int, p: int | None) -> None:
+def test_the_victims_are_those_of_the_paper(seed: int, s_milli: int, p: int | None) -> None:
     chance = Random(seed)
     cell = Cell(policy="fitgpp", s_milli=s_milli, p=p, placement=chance.choice(PLACEMENTS))
     offers = {}
@@ -87,7 +86,7 @@ def test_whom_the_paper_would_stop_is_stopped(seed: int, s_milli: int, p: int | 
         assert stopped[0] in able
         assert by_name[stopped[0]] <= min(by_name[name] for name in able) + NEAR
         return
-    # No single victim suffices: random victims on one node that suffice together, or none.
+    # No single victim suffices: random victims on one node that suffice together, or no victims.
     for name in offers:
         together = [t for t in before if t.run and t.run.placements[0].node == name]
         could = all(
@@ -101,7 +100,7 @@ def test_whom_the_paper_would_stop_is_stopped(seed: int, s_milli: int, p: int | 
         assert not stopped
 
 
-#: Which nodes are taken is no matter of the policy.
+#: The policy does not decide which nodes are allocated.
 PLACEMENTS = ("best_fit", "worst_fit")
 
 

@@ -1,8 +1,8 @@
-"""The same records give the same state, however they are read: repeated, in parts, from anywhere.
+"""The same records give the same state, however they are read: repeated, in parts, from any point.
 
 Histories of all event types run through both real machines on a memory log, with appends that are
-lost, land though nobody knows, or land late. Then every other way to read the log must lead where
-the leaders went: SAFETY S11, and S1 to S10 by the audit.
+lost, succeed without an answer, or arrive late. Then every other way to read the log must lead to
+the state of the leaders: SAFETY S11, and S1 to S10 by the audit.
 """
 
 import asyncio
@@ -42,8 +42,8 @@ def machine_of(name: str) -> Machine[Any]:
     return QuotaMachine(check) if name == "quota" else SchedulerMachine()
 
 
-class Portions:
-    """A log that gives as many records at a time as it is told, whatever it is asked for."""
+class ShortReads:
+    """A log whose reads return at most the given numbers of records."""
 
     def __init__(self, inner: EventLog, sizes: Sequence[int]) -> None:
         self._inner = inner
@@ -129,15 +129,15 @@ class Racer:
 
 
 @dataclass
-class Told:
-    """A history that was made: its log, and where each machine was after each cycle."""
+class GeneratedLog:
+    """A generated history: its log, and each machine's states by cycle."""
 
     cell: ToyCell
     racers: dict[str, Racer]
 
 
 def samples(world: HonestWorld) -> tuple[list[Envelope[Any]], list[Envelope[Any]]]:
-    """One event of every type that comes from outside, full and bare, as its author writes it."""
+    """One event of every input type, with and without optional fields, from its author."""
     for cls in EVENTS.values():
         for full in (True, False):
             data = events.sample(cls, full=full).data
@@ -148,17 +148,17 @@ def samples(world: HonestWorld) -> tuple[list[Envelope[Any]], list[Envelope[Any]
     return world.taken()
 
 
-def doubled(made: Sequence[Envelope[Any]], told: list[Record], again: set[int]) -> list[Record]:
+def doubled(made: Sequence[Envelope[Any]], sent: list[Record], again: set[int]) -> list[Record]:
     """Records, some of them twice, and some old ones once more."""
     out = []
     for envelope in made:
         record = encode(envelope, CELL)
-        told.append(record)
+        sent.append(record)
         out.append(record)
-        if len(told) % 5 in again:
+        if len(sent) % 5 in again:
             out.append(record)
-        if len(told) % 7 in again:
-            out.append(told[len(told) // 2])
+        if len(sent) % 7 in again:
+            out.append(sent[len(sent) // 2])
     return out
 
 
@@ -172,7 +172,7 @@ class Plan:
     again: set[int]
     faults: list[Fault]
     limits: dict[str, int]
-    portions: list[int]
+    read_sizes: list[int]
     pauses: list[float]
     samples_at: int
 
@@ -203,17 +203,17 @@ plans = st.builds(
             "max_batch_bytes": st.sampled_from([2048, 900_000]),
         }
     ),
-    portions=st.lists(st.integers(1, 40), min_size=1, max_size=10),
+    read_sizes=st.lists(st.integers(1, 40), min_size=1, max_size=10),
     pauses=st.lists(st.sampled_from([0.0, 0.1, 1.0, 5.0, 40.0]), min_size=1, max_size=6),
     samples_at=st.integers(0, 10),
 )
 
 
-async def tell(plan: Plan) -> Told:
+async def generate(plan: Plan) -> GeneratedLog:
     """Make a history."""
     cell = await ToyCell().create()
     faults = FaultPlan(cell.clock, plan.faults)
-    log = Portions(FaultyLog(cell.log, faults), plan.portions)
+    log = ShortReads(FaultyLog(cell.log, faults), plan.read_sizes)
     racers = {name: Racer(cell, log, name, plan.limits) for name in MACHINES}
     world = HonestWorld(plan.seed, cell.clock.now_ms(), plan.policy)
     world.begin()
@@ -244,7 +244,7 @@ async def tell(plan: Plan) -> Told:
     faults.faults = ()
     for _ in range(500):
         if not any([await racer.step() for racer in racers.values()]):
-            return Told(cell, racers)
+            return GeneratedLog(cell, racers)
     raise AssertionError("it does not come to rest")
 
 
@@ -270,8 +270,8 @@ class Ears:
         return self.heard
 
 
-async def fold_of(told: Told, name: str, **how: Any) -> Fold[Any]:
-    fold: Fold[Any] = Fold(told.cell.log, machine_of(name), CELL, **how)
+async def fold_of(generated: GeneratedLog, name: str, **how: Any) -> Fold[Any]:
+    fold: Fold[Any] = Fold(generated.cell.log, machine_of(name), CELL, **how)
     await fold.catch_up()
     return fold
 
@@ -286,18 +286,18 @@ def test_every_way_to_read_a_history_leads_to_the_same_state(
     plan: Plan, data: st.DataObject
 ) -> None:
     async def run() -> None:
-        told = await tell(plan)
+        generated = await generate(plan)
         for name in MACHINES:
-            racer = told.racers[name]
+            racer = generated.racers[name]
             assert racer.leader is not None
             where = racer.digests
-            whole = await fold_of(told, name)
+            whole = await fold_of(generated, name)
             assert digest(whole) == digest(racer.leader.fold), "leader and reader"
             assert_same(racer.leader.fold, whole, "leader and reader")
 
             # Any split of the inputs over polls.
             sizes = data.draw(st.lists(st.integers(1, 30), min_size=1, max_size=8), "sizes")
-            log = Portions(told.cell.log, sizes)
+            log = ShortReads(generated.cell.log, sizes)
             parts: Fold[Any] = Fold(
                 log, machine_of(name), CELL, read_ahead=data.draw(st.integers(1, 50), "ahead")
             )
@@ -307,18 +307,18 @@ def test_every_way_to_read_a_history_leads_to_the_same_state(
 
             # Any prefix, read and read again; any restart point: a snapshot and the tail.
             for boundary, then, dump in some_of(data, racer.kept):
-                prefix = Fold(told.cell.log, machine_of(name), CELL)
+                prefix = Fold(generated.cell.log, machine_of(name), CELL)
                 await prefix.catch_up(lambda cycle, end=boundary: cycle.offset >= end)  # type: ignore[misc]
                 assert digest(prefix) == then, "a prefix read again"
-                restarted = Fold(told.cell.log, machine_of(name), CELL, dump=dump)
+                restarted = Fold(generated.cell.log, machine_of(name), CELL, dump=dump)
                 assert digest(restarted) == then, "a snapshot"
                 await restarted.catch_up()
                 assert_same(restarted, whole, "a snapshot and the tail")
         report = await verify_log(
-            told.cell.log, [machine_of(name) for name in MACHINES], CELL, promises=False
+            generated.cell.log, [machine_of(name) for name in MACHINES], CELL, promises=False
         )
         assert [f for f in report.findings if f.topic != "details"] == []
-        await assert_audit_clean(told.cell.log)
+        await assert_audit_clean(generated.cell.log)
 
     asyncio.run(run())
 
@@ -342,9 +342,9 @@ def unlike(one: Any, other: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
 
 
 def check_at(fold: Fold[Any], known: Mapping[int, str]) -> None:
-    """A reader between two cycles is where the leader was then."""
+    """A reader between two cycles has the state that the leader had there."""
     boundary = fold.reader.boundary
-    # Cycles that landed late were committed by nobody who knew.
+    # No leader observed the commit of a cycle that arrived late.
     assert known.get(boundary, digest(fold)) == digest(fold), f"after offset {boundary}"
 
 
@@ -353,14 +353,14 @@ def some_of(data: st.DataObject, kept: list[Any]) -> list[Any]:
     return [kept[place % len(kept)] for place in places] if kept else []
 
 
-def test_a_standby_that_reads_in_small_pieces_is_never_elsewhere_than_the_leader() -> None:
-    """Follows beside the leaders, one poll here and one there, not only when all is written."""
+def test_a_standby_that_reads_in_small_pieces_never_differs_from_the_leader() -> None:
+    """The standby polls while the leaders write, not only after the last record."""
 
     async def run() -> None:
         cell = await ToyCell().create()
         racers = {name: Racer(cell, cell.log, name, {}) for name in MACHINES}
         followers = {
-            name: Fold(Portions(cell.log, [1, 3, 2]), machine_of(name), CELL, read_ahead=3)
+            name: Fold(ShortReads(cell.log, [1, 3, 2]), machine_of(name), CELL, read_ahead=3)
             for name in MACHINES
         }
         world = HonestWorld(11, cell.clock.now_ms())

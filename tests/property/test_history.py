@@ -1,5 +1,5 @@
-"""A `History` and the scheduler's state, told the same, agree on who held and waited for what; and
-what it says depends on the order of what happened at one time to one task alone.
+"""With equal inputs, a `History` and the scheduler's state agree on the slots that tasks held and
+awaited; among events of one time, only the order of events of the same task matters.
 """
 
 from itertools import groupby
@@ -77,7 +77,7 @@ def assert_agrees(history: History, state: ClusterState) -> None:
 
 
 def assert_adds_up(history: History) -> None:
-    """GPUs over time are those of the tasks, no wait is negative, and all lies within the run."""
+    """GPUs over time are those of the tasks, no wait is negative; all times are in the run."""
     edges = windows(START_MS, history.now_ms, 1)
     held = sum(pool.series.sums(1, edges)[0] for pool in history.pools.values())
     asked = sum(pool.series.sums(2, edges)[0] for pool in history.pools.values())

@@ -1,4 +1,4 @@
-"""With `priority` no task passes one that did not fit, except as its options allow."""
+"""With `priority`, no task passes a pending task that did not fit, except as the options allow."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -31,7 +31,7 @@ jobs = st.lists(
 )
 nodes = st.lists(st.sampled_from([2, 3, 4]), min_size=2, max_size=3)
 mostly = st.sampled_from([True, True, True, False])
-#: Who comes; then, cycle by cycle, whether agents obey, and which of those who run end.
+#: Arriving jobs; then, for each cycle, whether agents obey and which running tasks end.
 waves = st.lists(
     st.tuples(
         jobs,
@@ -52,7 +52,7 @@ def tasks_of(cell: Cell) -> list[Task]:
 
 
 def act(cell: Cell, *, obey: bool = True, every: int = 0) -> bool:
-    """Agents start what was placed; they may end what is to stop, and one of `every` that run ends
+    """Agents start allocated tasks; they may end stopping tasks; one of `every` running tasks ends
     by itself (0: none); whether there was anything.
     """
     acted = False
@@ -70,8 +70,10 @@ def act(cell: Cell, *, obey: bool = True, every: int = 0) -> bool:
     return acted
 
 
-def goes_past_nobody(cell: Cell, decided: list[Event], *, preemption: bool, backfill: bool) -> None:
-    """Hold what a cycle started against who still waits, and against what is stopping."""
+def passes_no_pending_task(
+    cell: Cell, decided: list[Event], *, preemption: bool, backfill: bool
+) -> None:
+    """Compare a cycle's starts with the tasks that are pending and those being stopped."""
     tasks = tasks_of(cell)
     for event in decided:
         if not isinstance(event, SlotsAllocatedV1):
@@ -90,7 +92,7 @@ def goes_past_nobody(cell: Cell, decided: list[Event], *, preemption: bool, back
 
 
 def is_rightly_stopped(cell: Cell, decided: list[Event], *, preemption: bool) -> None:
-    """Only for a better priority, or an earlier job of the same one that waits."""
+    """Only for a pending job of higher priority, or for an earlier one of the same priority."""
     for event in decided:
         if isinstance(event, PreemptionRequestedV1):
             assert preemption
@@ -104,7 +106,7 @@ def is_rightly_stopped(cell: Cell, decided: list[Event], *, preemption: bool) ->
 
 
 def play(cell: Cell, gpus: list[int], come: list[tuple[list[Any], list[Any]]]) -> Iterator[Any]:
-    """What each cycle decides while jobs come and go."""
+    """Yield the decisions of each cycle while jobs arrive and end."""
     for number, count in enumerate(gpus):
         cell.node(f"n{number}", gpus=count)
     number = 0
@@ -130,22 +132,22 @@ def play(cell: Cell, gpus: list[int], come: list[tuple[list[Any], list[Any]]]) -
         ([job(99, 1)], [(False, 9)]),
     ],
 )
-def test_nothing_of_worse_priority_starts_past_who_waits_for_room_or_for_his_victims(
+def test_no_lower_priority_task_starts_past_one_pending_for_capacity_or_for_its_victims(
     preemption: bool, backfill: bool, gpus: list[int], come: list[tuple[list[Any], list[Any]]]
 ) -> None:
     cell = Cell(policy="priority", preemption=preemption, backfill=backfill)
     for decided in play(cell, gpus, come):
-        goes_past_nobody(cell, decided, preemption=preemption, backfill=backfill)
+        passes_no_pending_task(cell, decided, preemption=preemption, backfill=backfill)
         is_rightly_stopped(cell, decided, preemption=preemption)
     assert_sound(cell.state)
 
 
 @settings(max_examples=100, deadline=None)
 @given(preemption=mostly, backfill=mostly, gpus=nodes, come=waves)
-def test_nobody_sleeps_through_what_he_waits_for(
+def test_no_task_misses_the_event_it_waits_for(
     preemption: bool, backfill: bool, gpus: list[int], come: list[tuple[list[Any], list[Any]]]
 ) -> None:
-    """In a pool that came to rest nothing moves though everybody is asked again."""
+    """An idle pool makes no decisions even when every pending task is considered again."""
     cell = Cell(policy="priority", preemption=preemption, backfill=backfill)
     for _ in play(cell, gpus, come):
         pass

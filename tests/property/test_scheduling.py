@@ -1,7 +1,7 @@
-"""What holds for the scheduler's machine whatever happens to it, and however it gets to know.
+"""Properties of the scheduler's machine under every sequence of inputs and faults.
 
 Histories of all its input events over few names, so that they meet. See `scheduling_world` for what
-the cell under test has to bear, and for what is checked after every cycle.
+the cell under test must tolerate, and for the checks after every cycle.
 """
 
 from dataclasses import fields
@@ -27,7 +27,7 @@ from yardmaster_schemas.reasons import StartFailure
 from yardmaster_schemas.resources import Resources
 
 NODES = ("n1", "n2", "n3")
-#: GPUs of nodes over which a gang may be laid.
+#: GPUs of nodes over which a gang may spread.
 EQUAL = [[2, 2, 2], [3, 3], [2, 2, 3]]
 MOST_JOBS = 20
 OPEN = (ReplicaState.ALLOCATED, ReplicaState.STARTED, ReplicaState.EXITED)
@@ -61,7 +61,7 @@ plain_specs = st.fixed_dictionaries(
         "tasks": st.sampled_from([1, 1, 2, 4]),
     }
 )
-#: At most two of these make a job unusual; more of them and hardly one would start.
+#: A job has at most two of these; with more, hardly any job would start.
 unusual = st.one_of(
     st.just({}),
     st.just({}),
@@ -94,7 +94,7 @@ specs = st.builds(
 )
 
 
-#: Options that do not take any value of their type.
+#: Options that accept only some values of their type.
 BOUNDED: dict[str, st.SearchStrategy[Any]] = {
     "s_milli": st.sampled_from([0, 500, 4000]),
     "p": st.sampled_from([1, 2, None]),
@@ -109,12 +109,12 @@ def _configured(policy: Policy) -> st.SearchStrategy[dict[str, Any]]:
     return chosen.map(lambda made: {"policy": policy.name, **plain.dump(made)})
 
 
-#: A policy with any of its options; what holds, holds for all of them.
+#: A policy with any of its options; the properties hold for all of them.
 policies = st.sampled_from(list(POLICIES.values())).flatmap(_configured)
 
 
 class Histories(RuleBasedStateMachine):
-    """Every rule is something that may happen to a cell; Hypothesis leaves some out of each run."""
+    """Every rule is an event in the life of a cell; Hypothesis omits some rules in each run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class Histories(RuleBasedStateMachine):
             self.submit(spec, "p", at_once=False)
 
     def _enrol(self, name: str, gpus: int) -> None:
-        # All at first, or the cell would stand still with its nodes.
+        # All slots at first, or no task of the cell could start.
         for one, most in ({name: gpus} if self.closed else dict.fromkeys(NODES, 3)).items():
             self.enrolled.add(one)
             self.world.both("enroll", one, gpus=most)
@@ -170,7 +170,7 @@ class Histories(RuleBasedStateMachine):
     def submit_something_urgent(
         self, resources: Resources, replicas: int, priority: int, low: int
     ) -> None:
-        """Others run, more of them wait, and somebody comes who may have them stopped."""
+        """Tasks run, more tasks wait, and a job arrives that may preempt them."""
         if self.world.start():
             self.world.cycle()
         urgent = {"resources": resources, "replicas": replicas, "priority": priority}
@@ -334,7 +334,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def obey(self) -> None:
-        """Whatever was asked to stop does."""
+        """End every replica that has a stop request."""
         self.world.obey()
         self.world.cycle()
 
@@ -344,7 +344,7 @@ class Histories(RuleBasedStateMachine):
             self.world.claim(nev.CheckpointDoneV1(**about, uri=f"s3://c/{step}", step=step))
             self.world.claim(nev.TaskProgressedV1(**about, permille=step))
 
-    # What the twin is spared
+    # Faults that only the cell under test receives
 
     @rule(number=numbers, kind=st.sampled_from(LIES))
     def lie(self, number: int, kind: str) -> None:
@@ -403,8 +403,8 @@ class Histories(RuleBasedStateMachine):
             self.world.cycle(after_s=-(-left_ms // 1000))
 
     @rule()
-    def settle(self) -> None:
-        self.world.settle()
+    def run_until_idle(self) -> None:
+        self.world.run_until_idle()
 
     def teardown(self) -> None:
         if self.world.broken:

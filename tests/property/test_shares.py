@@ -1,4 +1,4 @@
-"""What holds for every division of a pool, whoever asks for what."""
+"""Properties of every division of a pool, for any claims."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ weights = st.integers(1, 6)
 
 @st.composite
 def claims(draw: st.DrawFn, *, grain: int = 1000, gangs: bool = False, fixed: bool = True) -> Claim:
-    """Tasks of one size, of which some run that cannot be stopped."""
+    """A claim with tasks of one size; some of them run and cannot be preempted."""
     least = draw(st.integers(1, 8)) * grain if gangs else grain
     demand = draw(st.integers(0, 12)) * least
     held = draw(st.integers(0, 3)) * grain if fixed else 0
@@ -32,7 +32,7 @@ def claims(draw: st.DrawFn, *, grain: int = 1000, gangs: bool = False, fixed: bo
 
 @st.composite
 def sized_claims(draw: st.DrawFn, *, fixed: bool = True) -> Claim:
-    """Tasks of a size that may be part of a GPU or several, some of which may run."""
+    """A claim with tasks of a part of a GPU or of several GPUs; some of them may run."""
     size = draw(st.sampled_from([250, 300, 500, 1000, 2000, 4000]))
     tasks = draw(st.integers(0, 12))
     stays = draw(st.integers(0, 3)) * 1000 if fixed else 0
@@ -52,7 +52,7 @@ def fixed_of(asked: Sequence[Claim]) -> int:
 
 
 @given(divide=divisions, capacity=capacities, asked=gang_claims)
-def test_nobody_gets_less_than_what_is_fixed_or_more_than_he_asks_for(
+def test_each_share_is_between_the_fixed_part_and_the_demand(
     divide: Division, capacity: int, asked: list[Claim]
 ) -> None:
     for claim, offer in zip(asked, divide(capacity, asked), strict=True):
@@ -60,7 +60,7 @@ def test_nobody_gets_less_than_what_is_fixed_or_more_than_he_asks_for(
 
 
 @given(divide=divisions, capacity=capacities, asked=any_claims)
-def test_shares_sum_to_the_pool_or_to_all_that_is_asked_for(
+def test_shares_sum_to_the_pool_or_to_the_whole_demand(
     divide: Division, capacity: int, asked: list[Claim]
 ) -> None:
     whole = min(capacity, sum(claim.demand for claim in asked))
@@ -75,7 +75,7 @@ def test_shares_never_sum_to_more_than_the_pool(
 
 
 @given(divide=divisions, capacity=capacities, asked=gang_claims)
-def test_what_nobody_was_offered_nobody_could_use(
+def test_no_claimant_could_use_the_capacity_that_stays_unoffered(
     divide: Division, capacity: int, asked: list[Claim]
 ) -> None:
     offers = divide(capacity, asked)
@@ -86,7 +86,7 @@ def test_what_nobody_was_offered_nobody_could_use(
 
 
 @given(capacity=capacities, asked=gang_claims)
-def test_who_is_offered_more_than_he_has_can_start_something(
+def test_a_share_above_the_fixed_part_is_enough_to_start_a_task(
     capacity: int, asked: list[Claim]
 ) -> None:
     offers = demand_proportional(capacity, asked)
@@ -98,10 +98,10 @@ def test_who_is_offered_more_than_he_has_can_start_something(
 
 
 @given(capacity=capacities, asked=gang_claims)
-def test_by_max_min_nobody_keeps_more_than_he_has_whose_whole_offer_is_less_than_a_task(
+def test_by_max_min_an_offer_smaller_than_a_task_is_cut_to_the_fixed_part(
     capacity: int, asked: list[Claim]
 ) -> None:
-    """What is fixed counts as part of the offer, as Determined has it: 4 that are fixed and 1 more
+    """The fixed part counts as part of the offer, as in Determined: 4 that are fixed and 1 more
     are enough for a task of 2.
     """
     offers = max_min(capacity, asked)
@@ -113,11 +113,11 @@ def test_by_max_min_nobody_keeps_more_than_he_has_whose_whole_offer_is_less_than
 
 
 @given(capacity=capacities, asked=free_claims)
-def test_max_min_honours_weights_to_within_one_slot_for_each_party(
+def test_max_min_follows_weights_to_within_one_slot_per_claimant(
     capacity: int, asked: list[Claim]
 ) -> None:
-    """Who is not satisfied has by his weight what anybody else has, but for what comes of this: in
-    the round in which somebody is satisfied, those behind him have larger parts of it already.
+    """An unsatisfied claimant has as much per weight as any other, except for one effect: in the
+    round that satisfies a claimant, the claimants after it have already received larger parts.
     """
     offers = max_min(capacity, asked)
     slack = 1000 * (1 + len(asked))
@@ -140,7 +140,7 @@ def test_demand_proportional_is_within_one_slot_of_the_exact_share(
     ]
     for claim, offer in pairs:
         for other, theirs in pairs:
-            # offer / (demand x weight) is the same for all who are not satisfied.
+            # offer / (demand x weight) is the same for all unsatisfied claims.
             ours = offer * other.demand * other.weight
             exact = theirs * claim.demand * claim.weight
             slack = 1000 * (claim.demand * claim.weight + other.demand * other.weight)
@@ -148,7 +148,7 @@ def test_demand_proportional_is_within_one_slot_of_the_exact_share(
 
 
 def exact_parts(capacity: int, asked: Sequence[Claim]) -> list[Fraction]:
-    """By demand times weight, without rounding; who has enough leaves the rest to the others."""
+    """By demand times weight, without rounding; a satisfied claim leaves the rest to the others."""
     parts = [Fraction(0) for _ in asked]
     left = Fraction(capacity)
     hungry = [i for i, claim in enumerate(asked) if claim.demand]
@@ -167,7 +167,7 @@ def exact_parts(capacity: int, asked: Sequence[Claim]) -> list[Fraction]:
 def test_demand_proportional_gives_each_claim_its_exact_share_to_within_a_task(
     capacity: int, asked: list[Claim]
 ) -> None:
-    """What others cannot use comes on top: less than two of the largest tasks."""
+    """The capacity that others cannot use is added: less than two of the largest tasks."""
     # `size` is what all task sizes are multiples of; the smallest task may be larger.
     largest = max((max(claim.multiple_of, claim.smallest_task) for claim in asked), default=0)
     offers = demand_proportional(capacity, asked)
@@ -210,14 +210,14 @@ def test_shares_above_the_fixed_part_are_whole_tasks(capacity: int, asked: list[
 def test_what_each_claimant_holds_changes_no_share(
     variant: str, capacity: int, asked: list[Claim], held: list[int]
 ) -> None:
-    """So starts and stops do not, and a pool in which nothing else happens comes to rest."""
+    """So starts and stops change no share, and a pool without other events becomes idle."""
     holding = [replace(c, held=each * 500) for c, each in zip(asked, held, strict=False)]
     assert VARIANTS[variant](capacity, holding) == VARIANTS[variant](capacity, asked)
 
 
 @st.composite
 def few_kinds(draw: st.DrawFn) -> list[Claim]:
-    """Many who claim one of few things, in any order of age."""
+    """Many claims of a few kinds, in any order of age."""
     kinds = draw(st.lists(st.one_of(sized_claims(), claims(gangs=True)), min_size=1, max_size=5))
     count = draw(st.sampled_from([6, 30, 90]))
     return draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=count))
@@ -246,7 +246,7 @@ def test_a_division_by_kinds_equals_a_division_claim_by_claim(
     sizes=st.lists(st.integers(0, 4), min_size=5, max_size=5),
     most=st.integers(-1, 200),
 )
-def test_the_oldest_of_several_kinds_are_found_as_if_one_went_through_all(
+def test_the_oldest_of_several_kinds_equal_those_of_a_search_of_all_claims(
     whose: list[int], sizes: list[int], most: int
 ) -> None:
     kinds = [ClaimKind(Claim(1, 1000), []) for _ in range(5)]

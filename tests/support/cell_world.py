@@ -1,4 +1,4 @@
-"""A cell with both real machines on a memory log; the test is the gateway and the agents."""
+"""Quota, scheduler and relay on a log in memory; the test plays gateway and agents."""
 
 import asyncio
 import io
@@ -49,7 +49,7 @@ def job(number: int) -> str:
 
 
 class World:
-    """A log with both machines on it; the test is the gateway and the agents."""
+    """Both machines on a log in memory; the test plays gateway and agents."""
 
     def __init__(self, folder: Path) -> None:
         self.clock = ManualClock()
@@ -111,7 +111,7 @@ class World:
         return [decode(each.record).data for each in stored]
 
     async def happens(self, true: Callable[[list[Event]], bool]) -> list[Event]:
-        """Wait until the decisions are as wanted."""
+        """Wait until `true` accepts the decisions; return them."""
         seen: list[Event] = []
         for _ in range(400):
             seen = await self.decisions()
@@ -120,27 +120,32 @@ class World:
             self.clock.advance(0.02)
             for _ in range(20):
                 await asyncio.sleep(0)
-        raise AssertionError(f"it did not happen; the last decisions are {seen[-5:]}")
+        raise AssertionError(
+            f"the expected decisions did not appear; the last decisions are {seen[-5:]}"
+        )
 
-    async def settles(self) -> None:
-        """Give everybody half a second, and the time to use it."""
+    async def run_for_half_a_second(self) -> None:
+        """Advance the clock by half a second and let every task run."""
         for _ in range(25):
             self.clock.advance(0.02)
             for _ in range(20):
                 await asyncio.sleep(0)
 
     async def relayed(self, node: str, count: int) -> list[Event]:
-        """Wait until the relay, which looks at snapshots in a thread, has given a node so many."""
+        """Wait for `count` decisions that the relay sent to a node.
+
+        The relay reads snapshots in a thread, so real time passes too.
+        """
         for _ in range(5_000):
             with suppress(UnknownTopic):
                 if len(found := await self.assigned(node)) >= count:
                     return found
             self.clock.advance(0.02)
             await asyncio.sleep(0.002)
-        raise AssertionError(f"{node} was not given {count} decisions")
+        raise AssertionError(f"{node} did not receive {count} decisions")
 
     async def assigned(self, node: str) -> list[Event]:
-        """What the relay gave a node."""
+        """The events that the relay sent to a node."""
         records = await self.log.read(Partition(assignments(node).name), 0)
         return [
             decode(Record(r.key, r.value, r.headers[:-1])).data for r in (s.record for s in records)
@@ -148,7 +153,7 @@ class World:
 
     async def prove(self) -> None:
         report = await verify(self.log, [QuotaMachine(check), SchedulerMachine()], "main")
-        # Details are not written here.
+        # The test writes no details, so findings about them are expected.
         assert [f for f in report.findings if f.topic != "details"] == []
         assert report.promises == ()
         await assert_audit_clean(self.log)
@@ -158,5 +163,5 @@ def of(kind: type[Event], events: list[Event]) -> list[Any]:
     return [e for e in events if isinstance(e, kind)]
 
 
-def asked(number: int, gpus: int = 1) -> Event:
+def submission(number: int, gpus: int = 1) -> Event:
     return submitted(job(number), resources=Resources(gpus=gpus, gpu_milli=1000))

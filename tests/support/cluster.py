@@ -1,8 +1,8 @@
-"""A whole cluster of real processes on a real broker and Redis, for tests that are hard on it.
+"""A whole cluster of real processes on a real broker and Redis, for tests that harm processes.
 
-Every service is a process (`forks`) on free ports, set up by its environment as `yard up --local`
-does it, but nobody starts again what ends: the test does. At the end nothing of it is left: no
-service, no runner, no task.
+Every service is a forked process (`forks`) on free ports, configured by environment variables as
+`yard up --local` does. No supervisor restarts a process that ends: the test does. `close` leaves
+nothing behind: no service, no runner, no task.
 """
 
 import asyncio
@@ -112,17 +112,17 @@ class Cluster:
         self.fleet.until_ready()
 
     def close(self) -> None:
-        """Kill everything; fails when something of it lives on."""
+        """Kill every process; fail when a task survives."""
         for client in self._clients.values():
             client.close()
         self._clients.clear()
         self.fleet.kill()
         end(of_cluster(self.data.path), 1.0)
-        assert of_tasks(self.data.agents) == [], "tasks live on"
+        assert of_tasks(self.data.agents) == [], "tasks survived the cluster"
 
     @property
     def names(self) -> list[str]:
-        """Every process, those that others rest on first."""
+        """Every process; a process comes after those that it depends on."""
         return list(self.fleet.members)
 
     # --- one process ----------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class Cluster:
         return process.pid
 
     def lives(self, name: str) -> bool:
-        """The process is there; stopped counts."""
+        """Whether the process exists; a stopped process counts."""
         return self.member(name).running
 
     def start(self, name: str, *, wait: bool = True) -> None:
@@ -161,23 +161,23 @@ class Cluster:
             member.until_ready()
 
     def why_not(self, name: str) -> str | None:
-        """Why a service is not ready, in its own words; None when it is."""
+        """The reason that the service reports for not being ready; None when it is ready."""
         return self.service(name).why_not()
 
     def kill9(self, name: str) -> None:
-        """SIGKILL, and wait until it is gone; its tasks live on."""
+        """Send SIGKILL and wait until the process is gone; its tasks survive."""
         self.member(name).kill()
 
     def stop(self, name: str) -> None:
-        """SIGSTOP: it is there and does nothing."""
+        """Send SIGSTOP: the process exists and does nothing."""
         os.kill(self.pid(name), signal.SIGSTOP)
 
     def cont(self, name: str) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         os.kill(self.pid(name), signal.SIGCONT)
 
     def terminate(self, name: str) -> int:
-        """SIGTERM, and wait for its end; its exit code (of kafka and redis: 0)."""
+        """Send SIGTERM and wait for the end; return the exit code (0 for kafka and redis)."""
         member = self.member(name)
         if isinstance(member, ServiceProcess):
             code = member.stop()
@@ -187,27 +187,27 @@ class Cluster:
         return 0
 
     def exit_code(self, name: str, limit_s: float = 30.0) -> int:
-        """Wait until a process ends by itself; its exit code."""
+        """Wait until a process ends by itself; return its exit code."""
         process = self.member(name).process
         assert process is not None, f"{name} does not run"
         return process.wait(limit_s)
 
     def log(self, name: str) -> str:
-        """All that a process said, over all its lives."""
+        """The output of a process, over all its restarts."""
         path = self.data.logs / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
     def tails(self, names: Iterable[str] | None = None, size: int = 1500) -> str:
-        """The last that processes said, for failures."""
+        """The last output of processes, for failure messages."""
         wanted = self.names if names is None else names
         return "\n".join(f"--- {name}\n{self.log(name)[-size:]}" for name in wanted)
 
     def health_url(self, name: str) -> str:
-        """Where a service's `/livez`, `/readyz` and `/metrics` are."""
+        """The base URL of a service's `/livez`, `/readyz` and `/metrics`."""
         return self.service(name).plan.health_url
 
     def restart(self, name: str) -> None:
-        """kill -9, then start, and wait until it is ready."""
+        """Kill a process with SIGKILL, start it, and wait until it is ready."""
         self.kill9(name)
         self.start(name)
 
@@ -234,22 +234,22 @@ class Cluster:
         return self.data.redis_password()
 
     def url(self, gateway: str = "gateway-1") -> str:
-        """Where a gateway serves."""
+        """The URL of a gateway."""
         return f"http://127.0.0.1:{self.service(gateway).plan.port}"
 
     @property
     def server(self) -> str:
-        """Where the first gateway serves."""
+        """The URL of the first gateway."""
         return self.url()
 
     def token(self) -> str:
-        """What callers send."""
+        """The bearer token that callers send."""
         return self.data.token()
 
     # --- the gateway's callers ------------------------------------------------------------------
 
     def client(self, gateway: str = "gateway-1") -> Client:
-        """A client of a gateway; kept."""
+        """The client of a gateway; created once."""
         if gateway not in self._clients:
             self._clients[gateway] = Client(
                 self.url(gateway),
@@ -267,9 +267,9 @@ class Cluster:
         gateway: str = "gateway-1",
         **spec: Any,
     ) -> list[str]:
-        """Submit a job, with the same key until it is acknowledged; its tasks' ids.
+        """Submit a job, with the same key until it is acknowledged; return its tasks' ids.
 
-        `spec` is the job file's, beside `run.command`: `resources={"gpus": 1}`, `replicas=2`, ...
+        `spec` has the other fields of a job file: `resources={"gpus": 1}`, `replicas=2`, ...
         """
         key = key or os.urandom(16).hex()
         body = {"project": "default", "run": {"command": list(command)}, **spec}
@@ -287,7 +287,7 @@ class Cluster:
     def submit_many(
         self, count: int, command: Callable[[int], Sequence[str]], **spec: Any
     ) -> list[str]:
-        """Submit `count` jobs, one after another; all their tasks' ids."""
+        """Submit `count` jobs, one after another; return all their tasks' ids."""
         return [task for i in range(count) for task in self.submit(command(i), **spec)]
 
     def tasks(self, gateway: str = "gateway-1") -> dict[str, Task]:
@@ -316,7 +316,7 @@ class Cluster:
         return await KafkaLog.open(KafkaSettings(bootstrap=self.bootstrap), SystemClock())
 
     def on_log(self, work: Callable[[EventLog], Awaitable[T]]) -> T:
-        """What `work` makes of the log; not from within an event loop."""
+        """Run `work` on the log and return its result; not for use inside an event loop."""
 
         async def run() -> T:
             log = await self.open_log()
@@ -347,7 +347,7 @@ class Cluster:
     def until_ended(
         self, ids: Iterable[str], limit_s: float = DEADLINE_S, number: int = 0
     ) -> dict[str, TaskEndedV1]:
-        """Wait until the log has an end for each of these tasks; all ends that it has by then."""
+        """Wait until the log has an end for each of these tasks; return every end read by then."""
         wanted = set(ids)
         ended: dict[str, TaskEndedV1] = {}
         offset = 0
@@ -386,7 +386,7 @@ class Cluster:
         limit_s: float = DEADLINE_S,
         look_s: float = LOOK_S,
     ) -> T:
-        """Wait until `there` gives something true; it. Fails with what all processes said last."""
+        """Wait until `there` returns a true value; return it."""
         deadline = time.monotonic() + limit_s
         while not (found := there()):
             assert time.monotonic() < deadline, (

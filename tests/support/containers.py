@@ -1,8 +1,8 @@
-"""Kafka and Redis in containers, for the suites that run on them wherever Docker is.
+"""Kafka and Redis in containers, for the suites that need them, where Docker is available.
 
 Images are those of compose: `YARD_UP_KAFKA_IMAGE` and `YARD_UP_REDIS_IMAGE` name others, such as CI
-builds. Tests fetch none by themselves: without the image (or Docker) the same suites run on the
-processes of `kafka_broker` and `redis_server`, but in CI a missing one is a failure.
+builds. Tests never pull an image. Without the image (or Docker) the same suites run on the
+processes of `kafka_broker` and `redis_server`; in CI a missing image is a failure.
 """
 
 import os
@@ -17,11 +17,11 @@ from testcontainers.core.config import testcontainers_config
 from testcontainers.core.container import DockerContainer
 from testcontainers.core.wait_strategies import LogMessageWaitStrategy
 
-from tests.support.leftovers import let_go
+from tests.support.half_open import collect_half_open
 from yardmaster_localcluster.broker import KAFKA_VERSION
 from yardmaster_localcluster.ports import HOST, free_ports
 
-# What watches over containers is an image from a registry; here each is stopped by who started it.
+# Ryuk would be one more image from a registry; here the fixture that starts a container stops it.
 testcontainers_config.ryuk_disabled = True
 
 START: Final = Path(__file__).parents[2] / "deploy" / "kafka" / "start.sh"
@@ -32,11 +32,11 @@ IN_CI: Final = os.environ.get("CI") == "true"
 
 
 class LoopbackContainer(DockerContainer):
-    """A container that is reached on this machine alone; it leaves nothing behind."""
+    """A container that only this machine reaches; its exit removes it."""
 
     def __init__(self, image: str, container_port: int, ready: str) -> None:
         super().__init__(image)
-        # Kafka's clients are told the address, so it is chosen before the container starts.
+        # Kafka advertises the address to clients, so it is chosen before the container starts.
         self.port = free_ports(1)[0]
         self.ports[str(container_port)] = (HOST, self.port)  # type: ignore[assignment]
         self.waiting_for(LogMessageWaitStrategy(ready).with_startup_timeout(START_LIMIT_S))
@@ -52,7 +52,7 @@ class LoopbackContainer(DockerContainer):
 class KafkaContainer(LoopbackContainer):
     """A broker from an image with the plain Apache layout, reached at `bootstrap`.
 
-    Its data are gone with it.
+    Its data is deleted with it.
     """
 
     def __init__(self, image: str = KAFKA_IMAGE) -> None:
@@ -74,7 +74,7 @@ class KafkaContainer(LoopbackContainer):
 
 
 class RedisContainer(LoopbackContainer):
-    """Redis without a password, which keeps nothing on disk, reached at `url`."""
+    """Redis at `url`, without a password and without persistence."""
 
     password: Final = None
 
@@ -84,13 +84,13 @@ class RedisContainer(LoopbackContainer):
 
     @property
     def url(self) -> str:
-        """For clients."""
+        """The URL for clients."""
         return f"redis://{HOST}:{self.port}/0"
 
 
 @cache
 def is_there(image: str) -> bool:
-    """Whether containers of this image can be run here; in CI they have to."""
+    """Whether this machine can run containers of the image; in CI it must."""
     try:
         client = docker.from_env()
         try:
@@ -103,7 +103,7 @@ def is_there(image: str) -> bool:
         found = f"Docker does not answer: {error}"
     else:
         return True
-    let_go()
+    collect_half_open()
     if IN_CI:
         pytest.fail(f"{found}; .ci/run starts Docker and builds the images")
     return False

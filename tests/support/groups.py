@@ -1,4 +1,4 @@
-"""A consumer group as its broker has it, for tests in which somebody has to be a member first."""
+"""The state of a consumer group on its broker, for tests that need its members first."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ LOOK_S = 0.05
 
 
 async def until_joined(bootstrap: str, group: str, members: int) -> None:
-    """Wait until so many are in a group, no more, and each was told its share."""
+    """Wait until a group has exactly `members` members and each has its assignment."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     deadline = time.monotonic() + LIMIT_S
@@ -26,7 +26,7 @@ async def until_joined(bootstrap: str, group: str, members: int) -> None:
 
 
 async def _look(admin: AIOKafkaAdminClient, group: str) -> tuple[str, int]:
-    """A group's state, and how many are in it."""
+    """A group's state and its number of members."""
     try:
         (answer,) = await admin.describe_consumer_groups([group])
     except KafkaError as error:  # a broker's very first group takes it a moment

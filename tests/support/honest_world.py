@@ -85,7 +85,7 @@ class HonestWorld:
         found, self.silent = self.silent, []
         return found
 
-    # How it goes on
+    # Steps of the history
 
     def begin(self) -> None:
         """The log's first records: pools, a department, two projects, nodes."""
@@ -123,7 +123,7 @@ class HonestWorld:
             )
 
     def calm(self) -> None:
-        """Nothing new: every agent goes on with what it has."""
+        """Start no new task: every agent continues with the tasks that it has."""
         for key in sorted(self.running):
             self.agent(key)
 
@@ -156,7 +156,7 @@ class HonestWorld:
     # Agents
 
     def agent(self, which: Key | None = None) -> None:
-        """A replica starts, saves, goes on, ends, or is found never to have started."""
+        """A replica starts, saves, reports progress, ends, or is found never to have started."""
         if not self.running:
             return
         key = which or self.chance.choice(sorted(self.running))

@@ -59,7 +59,7 @@ class KilledDev:
         self.starts = 0
         self.kills: list[int] = []
         self._flags = ["--nodes", str(nodes), "--slots", str(slots)]
-        # One that no connection is given while nobody listens there.
+        # A port that the kernel gives to no client while no server listens on it.
         (self.port,) = free_ports(1)
         clean = {k: v for k, v in os.environ.items() if not k.startswith("YARD_")}
         self.env = {
@@ -273,12 +273,12 @@ done
 
 
 def steps(folder: Path, count: int) -> list[str]:
-    """A command of so many quarters of a second that goes on from its last checkpoint."""
+    """A command of `count` steps, each a quarter of a second, that resumes from its checkpoint."""
     return ["sh", "-c", _STEPS, "steps", str(count), str(folder / "resumed")]
 
 
 def went_on(folder: Path) -> int:
-    """How many commands of `steps` went on from a checkpoint, as far as they have started."""
+    """The number of started commands of `steps` that resumed from a checkpoint."""
     noted = folder / "resumed"
     lines = noted.read_text().splitlines() if noted.exists() else []
     return sum(int(line.split()[2]) > 0 for line in lines)
@@ -360,7 +360,7 @@ async def _phases(log: EventLog, at_ms: int) -> Counter[str]:
 
 
 def assert_resumed_where_saved(folder: Path, allocated: dict[Any, SlotsAllocatedV1]) -> int:
-    """Tasks found the checkpoint that the scheduler gave them; how many went on from one."""
+    """Check that each task found its allocated checkpoint; return how many resumed from one."""
     for line in (folder / "resumed").read_text().splitlines():
         task, attempt, step = line.split()
         given = allocated[task, int(attempt)].checkpoint

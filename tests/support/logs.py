@@ -62,7 +62,7 @@ Inputs = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A record as it lies in the log; `envelope` is None when it cannot be decoded."""
+    """A record as stored in the log; `envelope` is None when it cannot be decoded."""
 
     topic: str
     offset: int
@@ -107,7 +107,7 @@ class Writer:
 
 
 class MachineWriter:
-    """A machine's topic: terms, and cycles of what it is told to decide."""
+    """Writes a machine's topic: terms, and cycles with the decisions that the test passes."""
 
     def __init__(
         self, log: "LogBuilder", machine: str, topic: str, inputs: tuple[str, ...]

@@ -103,15 +103,15 @@ def _holder() -> subprocess.Popen[str]:
 
 
 def _loopback_up() -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         request = struct.pack("16sH14s", b"lo", 0, b"")
-        found = fcntl.ioctl(asking, _SIOCGIFFLAGS, request)
+        found = fcntl.ioctl(control, _SIOCGIFFLAGS, request)
         (flags,) = struct.unpack("16xH14x", found)
-        fcntl.ioctl(asking, _SIOCSIFFLAGS, struct.pack("16sH14s", b"lo", flags | _IFF_UP, b""))
+        fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sH14s", b"lo", flags | _IFF_UP, b""))
 
 
 if __name__ == "__main__":
     _loopback_up()
     print("up", flush=True)
-    # Whoever holds the other end is gone when this ends.
+    # The end of stdin means that the parent process is gone.
     sys.stdin.read()

@@ -91,7 +91,7 @@ class AgentWorld:
     # --- the agent -----------------------------------------------------------------------------
 
     async def open(self) -> "AgentWorld":
-        """Make the topics, as whoever sets up a log does."""
+        """Create the topics, as the setup of a log does."""
         await self.log.create_topics([*TOPICS.values(), assignments(self.node)])
         return self
 
@@ -135,7 +135,7 @@ class AgentWorld:
             job_id=job_id,
             salt="0" * 32,
             name="a job",
-            user="somebody",
+            user="ada",
             run=run_,
             stop_signal=stop_signal,
             params=params,

@@ -1,8 +1,8 @@
-"""The openb trace, played to the scheduler: pods arrive one after another, none ever ends, and one
-that finds no room is dropped.
+"""The openb trace as input of the scheduler: pods arrive one after another, none ends, and a pod
+that does not fit is dropped.
 
 The conditions are those of the paper on fragmentation gradient descent (USENIX ATC 2023): all pods
-in a random order, then drawn anew with replacement, until they asked for 130 % of all GPUs.
+in a random order, then pods drawn with replacement, until they request 130 % of all GPUs.
 """
 
 import csv
@@ -59,16 +59,16 @@ def pods() -> list[Resources]:
 
 
 def arrivals(every: list[Resources], capacity_milli: int, seed: int) -> Iterator[Resources]:
-    """Pods until they asked for 130 % of the capacity."""
+    """Yield pods until they request 130 % of the capacity."""
     chance = Random(seed)
     order = list(every)
     chance.shuffle(order)
-    asked = 0
+    requested = 0
     at = 0
-    while asked * 10 < capacity_milli * 13:
+    while requested * 10 < capacity_milli * 13:
         pod = order[at] if at < len(order) else chance.choice(every)
         yield pod
-        asked += pod.gpu_total_milli
+        requested += pod.gpu_total_milli
         at += 1
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from tests.support import containers, forks
 from tests.support.containers import KafkaContainer, RedisContainer
+from tests.support.half_open import collect_half_open
 from tests.support.kafka_broker import KafkaBroker
-from tests.support.leftovers import let_go
 from tests.support.redis_server import RedisServer
 
 
@@ -49,13 +49,13 @@ def redis_server(
 
 
 def pytest_unconfigure() -> None:
-    """End what forks Yardmaster's processes, where a test had one forked."""
+    """Stop the fork server, if a test started it."""
     forks.stop()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """After a test with a broker, let go of what aiokafka left half open when the broker went."""
+    """After a test with a broker, collect what aiokafka left half open when the broker stopped."""
     yield
     if item.get_closest_marker("kafka") is not None:
-        let_go()
+        collect_half_open()

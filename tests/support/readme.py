@@ -47,8 +47,8 @@ def blocks(text: str) -> list[Block]:
     """Every block of commands, in order; `before` is the text since the block before it.
 
     Raises:
-        ReadmeError: a block is of no known kind, not closed, or without commands; a line goes on
-            in the next.
+        ReadmeError: a block is of no known kind, not closed, or without commands; a line
+            continues in the next.
     """
     found: list[Block] = []
     heading, prose = "", ""
@@ -89,7 +89,7 @@ def _commands(number: int, inside: Sequence[tuple[int, str]]) -> Iterator[tuple[
     some = False
     for at, line in inside:
         if line.endswith("\\") or "<<" in line:
-            raise ReadmeError(f"line {at}: a command that goes on in the next line")
+            raise ReadmeError(f"line {at}: a command that continues in the next line")
         if _COMMENT.sub("", line).strip():
             some = True
             yield at, line.strip()
@@ -159,7 +159,7 @@ class Terminal:
         self._reader = threading.Thread(target=self._read, args=(self._shell.stdout,), daemon=True)
         self._reader.start()
         self._turn = 0
-        #: What the command that goes on is waited for by.
+        #: The line that marks the end of the running command.
         self._end = ""
 
     def _read(self, stream: IO[str]) -> None:

@@ -1,4 +1,4 @@
-"""A broker that lets nobody in without TLS and a password, or a certificate; for tests."""
+"""A broker that refuses clients without TLS and a password or certificate; for tests."""
 
 import ipaddress
 from dataclasses import dataclass

@@ -39,18 +39,18 @@ def max_min(capacity: int, claims: Sequence[Claim]) -> list[int]:
     Source: Determined 0.38, `fair_share.go`, with corrections (docs/reference/policies.md).
     """
     grain = _grain(claims)
-    filling = _Filling(max(0, capacity - sum(c.fixed for c in claims)) // grain, claims, grain)
-    while filling.left:
-        if not filling.one_round():
+    fill = _WaterFill(max(0, capacity - sum(c.fixed for c in claims)) // grain, claims, grain)
+    while fill.left:
+        if not fill.one_round():
             break
-        while not filling.left and filling.give_one_up():
+        while not fill.left and fill.give_one_up():
             pass
-    # Whole slots that make no task of several stay where they are, as Determined leaves them.
+    # Whole slots that do not fill a task of several slots keep their owner, as in Determined.
     sizes = [gcd(WHOLE, c.multiple_of) if c.multiple_of else 0 for c in claims]
-    return _in_whole_tasks([offer * grain for offer in filling.offers], claims, sizes)
+    return _in_whole_tasks([offer * grain for offer in fill.offers], claims, sizes)
 
 
-class _Filling:
+class _WaterFill:
     """The rounds of `max_min`, in grains."""
 
     def __init__(self, left: int, claims: Sequence[Claim], grain: int) -> None:
@@ -71,8 +71,8 @@ class _Filling:
         self._last = [-1] * (len(claims) + 1)
         for one, other in pairwise((self._ring, *open_, self._ring)):
             self._next[one], self._last[other] = other, one
-        #: Those older than this were not asked yet whether they can use their offer.
-        self._oldest_asked = len(claims)
+        #: Claims older than this one were not yet checked for an offer that they cannot use.
+        self._oldest_checked = len(claims)
 
     def one_round(self) -> bool:
         """Do one round; return whether it changed anything."""
@@ -113,14 +113,14 @@ class _Filling:
         self.weight -= self.claims[i].weight
 
     def give_one_up(self) -> bool:
-        """Take back what the youngest was offered whose offer, what is fixed included, is less than
-        his smallest task, as Determined compares them; whether there is one.
+        """Take the offer of the youngest claim whose offer is smaller than its smallest task.
 
-        Offers only grow, so who can use his now can later: nobody is asked twice.
+        The fixed part counts as part of the offer, as in Determined. Returns whether there was such
+        a claim. Offers only grow, so a usable offer stays usable: each claim is checked once.
         """
-        while self._oldest_asked:
-            self._oldest_asked -= 1
-            i = self._oldest_asked
+        while self._oldest_checked:
+            self._oldest_checked -= 1
+            i = self._oldest_checked
             part = self.offers[i] - self.fixed[i]
             if self.offers[i] < self.demands[i] and self.offers[i] < self.smallest_tasks[i]:
                 self._close(i)
@@ -133,8 +133,8 @@ class _Filling:
 def demand_proportional(capacity: int, claims: Sequence[Claim]) -> list[int]:
     """Shares proportional to demand times weight.
 
-    Who would get more than he asks for leaves the rest to the others; what is left after rounding
-    down goes to those who would get nothing, then to the others, the oldest first.
+    A claim whose share exceeds its demand leaves the rest to the others. The rest after rounding
+    down goes to claims whose share would be 0, then to the others, oldest first.
 
     Source: Determined's documentation (demands 10 and 30 on 8 GPUs: 2 and 6; with weights 3 and 1,
     4 and 4).
@@ -151,7 +151,7 @@ def demand_proportional(capacity: int, claims: Sequence[Claim]) -> list[int]:
         i = stuck.pop()
         pot += offers[i] - claims[i].fixed // grain
         offers[i] = claims[i].fixed // grain
-        # The oldest of them first, until he can start one task.
+        # The oldest of them first, until it can start one task.
         while stuck and pot:
             first = stuck[0]
             wanted = (claims[first].fixed + claims[first].smallest_task) // grain - offers[first]
@@ -161,7 +161,7 @@ def demand_proportional(capacity: int, claims: Sequence[Claim]) -> list[int]:
             if part < wanted:
                 break
             stuck.pop(0)
-    # Whoever can use more of what nobody else can.
+    # The rest goes to claims that can start a task and have more demand.
     for i, c in enumerate(claims):
         if offers[i] * grain - c.fixed >= max(c.smallest_task, grain):
             part = min(pot, c.demand // grain - offers[i])
@@ -173,8 +173,9 @@ def demand_proportional(capacity: int, claims: Sequence[Claim]) -> list[int]:
 
 
 def _in_whole_tasks(offers: list[int], claims: Sequence[Claim], sizes: list[int]) -> list[int]:
-    """What of each offer above what is fixed makes no whole size of his goes to those who can make
-    one of it.
+    """Move the part of each offer that is no whole task to claims that can make a whole task of it.
+
+    A size counts above the fixed part of a claim.
     """
     parts = [
         (offer - c.fixed) % size if size and offer < c.demand else 0
@@ -185,7 +186,7 @@ def _in_whole_tasks(offers: list[int], claims: Sequence[Claim], sizes: list[int]
         return offers
     offers = [offer - part for offer, part in zip(offers, parts, strict=True)]
     order = [i for i, c in enumerate(claims) if offers[i] < c.demand]
-    # First who would get nothing, then the largest part of a task.
+    # First claims whose share would be 0, then the largest part of a task.
     order.sort(key=lambda i: (offers[i] > 0, -Fraction(parts[i], sizes[i] or WHOLE)))
     while order:
         share = pot // len(order)
@@ -214,8 +215,8 @@ def _proportional(capacity: int, claims: Sequence[Claim], grain: int) -> list[in
     free = [i for i in range(len(claims)) if low[i] < high[i] and pulls[i]]
     left = capacity - sum(low[i] for i in range(len(claims)) if low[i] >= high[i])
     left = max(0, left)
-    # Bounds on both sides: what the lower ones add is weighed against what the upper ones cut, and
-    # the heavier side is settled first, so that no bound has to be taken back.
+    # Both bounds apply: the sum that lower bounds add is compared with the sum that upper bounds
+    # cut, and the larger side is fixed first, so that no bound must be undone.
     while free:
         pull = sum(pulls[i] for i in free)
         below = [i for i in free if left * pulls[i] < low[i] * pull]
@@ -224,19 +225,19 @@ def _proportional(capacity: int, claims: Sequence[Claim], grain: int) -> list[in
         cut = sum(left * pulls[i] - high[i] * pull for i in above)
         if not below and not above:
             break
-        settled = below if added >= cut else above
+        bounded = below if added >= cut else above
         bounds = low if added >= cut else high
-        for i in settled:
+        for i in bounded:
             offers[i] = bounds[i]
             left = max(0, left - bounds[i])
-        done = set(settled)
+        done = set(bounded)
         free = [i for i in free if i not in done]
     if free:
         pull = sum(pulls[i] for i in free)
         for i in free:
             offers[i] = left * pulls[i] // pull
         rest = left - sum(offers[i] for i in free)
-        # First who would get nothing, then who can start his first task with it, then the oldest.
+        # First shares of 0, then claims that can start their first task with it, then the oldest.
         firsts = [
             c.fixed + c.smallest_task == (o + 1) * grain
             for c, o in zip(claims, offers, strict=True)
@@ -339,12 +340,12 @@ def _staying(pool: Pool, job: Job) -> int:
 def shares_of(
     pool: Pool, pools: Pools, among: str, divide: Division, *, whole_tasks: bool
 ) -> list[Share]:
-    """What each claimant of a pool is offered, oldest first; `pools` are all that there are.
+    """Return the share of each claimant of a pool, oldest first; `pools` are all pools.
 
-    With `whole_tasks` a bound lets a claimant ask for as many tasks as it holds, else for all of
-    it.
+    With `whole_tasks`, a limit caps the demand of a claimant to whole tasks; otherwise to the
+    whole limit.
     """
-    rows = _asked(pool, pools, whole_tasks=whole_tasks)
+    rows = _requested(pool, pools, whole_tasks=whole_tasks)
     _cap(pool, rows, pools, whole_tasks=whole_tasks)
     if among == "project":
         rows = _by_project(rows)
@@ -361,14 +362,14 @@ def shares_of(
     return shares
 
 
-def _asked(pool: Pool, pools: Pools, *, whole_tasks: bool) -> dict[Claimant, Share]:
+def _requested(pool: Pool, pools: Pools, *, whole_tasks: bool) -> dict[Claimant, Share]:
     # By job where its tasks are equal to no other's, else by project.
     rows: dict[Claimant, Share] = {}
     limits: dict[Project, list[int | None]] = {}
     for group in pool.groups.values():
         shape, waiting = group.shape, group.queue.live
         if shape.queue_class and waiting and not shape.start_failed and could_fit(pool, shape):
-            asked = shape.total_gpu_milli
+            requested = shape.total_gpu_milli
             job = next(group.queue.in_order()).job
             if whole_tasks:
                 project = job.project
@@ -376,24 +377,24 @@ def _asked(pool: Pool, pools: Pools, *, whole_tasks: bool) -> dict[Claimant, Sha
                     owners = (project, project.department)
                     limits[project] = [_owner_limit(pool, owner, pools) for owner in owners]
                 bounds = (claimant_limit(pool, job, pools), *limits[project])
-                if any(bound is not None and asked > bound for bound in bounds):
-                    # It cannot run, or not as long as what they hold elsewhere does.
+                if any(bound is not None and requested > bound for bound in bounds):
+                    # It cannot run, or not while its owners hold this much in other pools.
                     continue
-            _count(rows, job, waiting * asked, 0, asked)
+            _count(rows, job, waiting * requested, 0, requested)
     for holders in pool.usage_by_project.values():
-        for share in _asked_by(holders).values():
+        for share in _requested_by(holders).values():
             _row(rows, share.claimant, share.age).add(share)
     return rows
 
 
-def _asked_by(holders: ProjectUsage) -> dict[Claimant, Share]:
+def _requested_by(holders: ProjectUsage) -> dict[Claimant, Share]:
     rows: dict[Claimant, Share] = {}
     for job, holding in holders.jobs.items():
-        asked = job.shape.total_gpu_milli
+        requested = job.shape.total_gpu_milli
         # Whole tasks also where a gang is half gone: it is to come back.
-        demand = len(holding.tasks) * asked
+        demand = len(holding.tasks) * requested
         if job.spec.preemptible:
-            _count(rows, job, demand, 0, asked)
+            _count(rows, job, demand, 0, requested)
         else:
             _count(rows, job, demand, demand, 0)
     return rows

@@ -1,4 +1,4 @@
-"""Whether the machine stood still while something was timed, so that it can be timed anew."""
+"""Detect that the host stalled during a measurement, so that the test measures again."""
 
 import asyncio
 import time
@@ -6,14 +6,14 @@ from types import TracebackType
 from typing import Self
 
 TICK_S = 0.01
-#: A loop whose turn came so late says nothing about how fast anything else is.
+#: When the event loop runs this late, a measurement on this host says nothing.
 STALL_S = 0.1
-#: How often what was held up is tried.
+#: Attempts per measurement, each after a stall.
 TRIES = 3
 
 
 class Stalls:
-    """Notes the longest time that this loop was held up while the block lasts."""
+    """Measures the longest stall of this event loop during the block."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0

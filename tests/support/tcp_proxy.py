@@ -2,7 +2,7 @@
 
 Clients of Kafka follow the address that the broker advertises, so the broker needs a listener of
 its own for the link, whose advertised port is the proxy's (`KafkaBroker(proxied=...)`). The proxy
-runs in a thread of its own, so it goes on while the test waits.
+runs in a thread of its own, so it keeps running while the test waits.
 """
 
 import asyncio

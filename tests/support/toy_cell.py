@@ -33,14 +33,14 @@ DEADLINE_S = 30.0
 
 
 class ToyCell:
-    """A log, a clock, and whatever runs on them."""
+    """A log, a clock, and the services that run on them."""
 
     def __init__(self, log: EventLog | None = None, clock: ManualClock | None = None) -> None:
         self.clock = clock or ManualClock()
         self.log: EventLog = log or MemoryLog(self.clock)
         self.chance = SeededChance(7)
         self.lines = io.StringIO()
-        self._asked = 0
+        self._submitted = 0
 
     async def create(self) -> "ToyCell":
         await self.log.create_topics(list(TOPICS.values()))
@@ -90,9 +90,9 @@ class ToyCell:
         )
 
     async def ask(self, count: int = 1, event: Event | None = None) -> None:
-        """Append requests, numbered on."""
-        numbers = range(self._asked, self._asked + count)
-        self._asked += count
+        """Append requests with consecutive numbers."""
+        numbers = range(self._submitted, self._submitted + count)
+        self._submitted += count
         await self.put("requests", [request(number, event) for number in numbers])
 
     async def put(self, topic: str, what: Sequence[Envelope[Event] | Record]) -> None:
@@ -121,7 +121,7 @@ class ToyCell:
 
 
 async def until(true: Callable[[], bool], clock: ManualClock | None = None) -> None:
-    """Let others run until something holds; the clock, where given, goes on meanwhile."""
+    """Let other tasks run until `true` holds; advance the clock, if given, in the meantime."""
     deadline = time.monotonic() + DEADLINE_S
     for count in itertools.count():
         if true():

@@ -12,15 +12,15 @@ from tests.support.yard_cli import Said
 from yardmaster_localcluster.orphans import of_cluster, of_tasks
 from yardmaster_localcluster.ports import CHOICE, is_free
 
-#: Health ports lie this far apart at most.
+#: Health ports are at most this far apart.
 SPAN = 60
-#: Spans begin and end in here: below what `free_ports` gives to whoever else tests at this time,
-#: and so below what clients get for a connection of theirs, which may be taken at any moment.
+#: Spans are inside this range: below the ports that `free_ports` gives to other tests, and so below
+#: the ephemeral ports of clients, any of which may be in use at any moment.
 BELOW_CHOICE = range(10_000, CHOICE.start)
 
 
 def free_span(size: int) -> int:
-    """The first of so many ports in a row on which nobody listens, and nobody else looks."""
+    """The first of `size` consecutive ports that are free and that no other test chooses."""
     chance = random.SystemRandom()
     for _ in range(200):
         first = chance.choice(BELOW_CHOICE[: 1 - size])
@@ -30,9 +30,9 @@ def free_span(size: int) -> int:
 
 
 class Up:
-    """A data folder, ports of its own, and the commands that are given to it.
+    """A data folder with its own ports, and the commands that run on it.
 
-    `form` is `--local` or `--compose`; containers are told apart from others' by the folder.
+    `form` is `--local` or `--compose`; the folder identifies its containers.
     """
 
     def __init__(self, folder: Path, form: str) -> None:
@@ -47,7 +47,7 @@ class Up:
             "redis": first + 12,
             "health": first + 20,
         }
-        # Which images compose takes is said by the same variables to whoever runs the tests.
+        # The images of compose come from the variables of the process that runs the tests.
         clean = {
             name: value
             for name, value in os.environ.items()
@@ -102,7 +102,7 @@ class Up:
         return {name: row["pid"] for name, row in self.processes().items()}
 
     def assert_nothing_left(self) -> None:
-        """No process, no task, nobody who listens."""
+        """Check that no process, no task and no listening port is left."""
         assert of_cluster(self.data) == []
         assert of_tasks(self.data / "agents") == []
         taken = [port for port in self.ports.values() if not is_free(port)]

@@ -106,7 +106,7 @@ class ViewsWorld:
                 print(f"--- {path.name}\n{path.read_text()[-4000:]}")
 
     def environment(self, **more: str) -> dict[str, str]:
-        """What a worker, or the command line, is told."""
+        """The environment of a worker or of the command line."""
         return {
             **{name: value for name, value in os.environ.items() if not name.startswith("YARD_")},
             "YARD_LOG": f"kafka://{self.broker.bootstrap}",

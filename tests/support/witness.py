@@ -1,9 +1,9 @@
-"""A witness beside the log: what test tasks saw of their own starts, ends and slots.
+"""A record that is independent of the log: test tasks note their own starts, ends and slots.
 
 A task run under `command` (`watch.py`) notes its start and end as lines of `FOLDER/witness.jsonl`
 and holds a lock file for each of its whole slots and for its replica while it lives. The kernel
-lets go of locks when the last process that inherited them is gone, so a lock that is taken is proof
-that something still runs.
+releases a lock when the last process that inherited it is gone, so a held lock proves that a
+process still runs.
 """
 
 import json
@@ -18,7 +18,7 @@ from tests.support.watch import FILE
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One process that ran a replica; `end_ns` is None when it was killed, or lives."""
+    """One process that ran a replica; `end_ns` is None when it was killed or still runs."""
 
     task: str
     attempt: int
@@ -32,10 +32,10 @@ class Start:
 
 @dataclass(slots=True)
 class Testimony:
-    """What all tasks noted."""
+    """The notes of all tasks."""
 
     starts: list[Start] = field(default_factory=list)
-    #: Locks that were held when somebody came to take them.
+    #: Failed attempts to take a lock, because another process held it.
     taken: list[dict[str, Any]] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
 

@@ -132,14 +132,14 @@ class Dev:
         return said
 
     def begin(self, *args: str) -> subprocess.Popen[str]:
-        """Start a command that goes on."""
+        """Start a command that runs until it is stopped."""
         return subprocess.Popen(
             [*YARD, *args],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # What it does when it says nothing is then told (`next_line`).
+            # Lets `next_line` print the stacks of a command that prints nothing.
             env={**self.env, "PYTHONFAULTHANDLER": "1"},
             cwd=self.folder,
         )

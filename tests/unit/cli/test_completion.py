@@ -81,7 +81,7 @@ def test_names_that_the_server_knows_are_offered(
     assert server.asked[0][0].startswith(asked)
 
 
-def test_the_server_given_before_or_after_the_command_is_asked() -> None:
+def test_completion_queries_the_server_given_before_or_after_the_command() -> None:
     with answering(NAMES) as server:
         assert offered("--server", server.url, "nodes", "show", "a") == ["alpha"]
         assert offered("nodes", "show", "--server", server.url, "a") == ["alpha"]

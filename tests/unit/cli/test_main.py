@@ -151,7 +151,7 @@ def test_a_value_that_no_request_can_contain_is_bad_usage_and_nothing_is_sent(
     assert (code, named in err, server.asked) == (Exit.USAGE, True, []), err
 
 
-def test_an_error_that_nobody_reads_keeps_its_exit_code() -> None:
+def test_an_error_without_a_reader_keeps_its_exit_code() -> None:
     read, write = os.pipe()
     os.close(read)
     program = "from yardmaster_cli.main import main; main()"

@@ -1,4 +1,4 @@
-"""deploy/k8s: what is rendered is valid, hardened, probed, and talks only to whom it must."""
+"""deploy/k8s: rendered objects are valid, hardened and probed, and open only needed connections."""
 
 import re
 import subprocess
@@ -19,7 +19,7 @@ SERVICES = {"gateway", "quota", "scheduler", "views", "agent"}
 
 #: Every port: what a rule without one lets through.
 ALL = 0
-#: Who may open a connection to whom, and on which port; nobody else may to anything.
+#: Allowed connections as (client, server, port); every other connection is denied.
 TALKS = {
     ("gateway", "kafka", 9292),
     ("quota", "kafka", 9292),
@@ -221,7 +221,7 @@ def test_a_selector_selects_its_own_pods_only(folder: str) -> None:
         assert len([pod for pod in labels if selects(selector, labels[pod])]) == 1
 
 
-def test_pods_talk_to_whom_they_must_and_to_nobody_else(folder: str) -> None:
+def test_pods_may_open_only_the_connections_they_need(folder: str) -> None:
     labels = {name: template["metadata"]["labels"] for name, _, template in workloads(folder)}
     policies = [one["spec"] for one in of_kind(folder, "NetworkPolicy")]
     for name in labels:

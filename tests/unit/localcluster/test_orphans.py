@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from yardmaster_localcluster import orphans as leftovers
+from yardmaster_localcluster import orphans
 from yardmaster_localcluster.orphans import MARK, end, end_tasks, of_cluster, of_tasks
 
 #: A stand-in for a node agent's runner: it has the attempt's folder as its argument, starts the
@@ -80,11 +80,11 @@ def test_what_cannot_be_killed_is_not_waited_for_for_ever(
 ) -> None:
     said: list[int] = []
 
-    def send(_: leftovers.Seen, number: int) -> bool:
+    def send(_: orphans.Seen, number: int) -> bool:
         said.append(number)
         return True
 
-    monkeypatch.setattr(leftovers, "send", send)
+    monkeypatch.setattr(orphans, "send", send)
     with running(*say_and_sleep(), **{MARK: str(tmp_path)}) as mine:
         end(of_cluster(tmp_path), 0.2)
         assert said == [signal.SIGTERM, signal.SIGKILL]

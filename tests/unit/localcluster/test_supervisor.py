@@ -109,7 +109,9 @@ def test_after_so_many_ends_in_a_row_it_is_given_up(
     assert '"event": "given_up"' in capsys.readouterr().out
 
 
-def test_one_that_lived_for_a_while_begins_anew(watched: Watched) -> None:
+def test_a_process_that_ran_for_a_while_starts_again_with_the_shortest_back_off(
+    watched: Watched,
+) -> None:
     for _ in range(3 * MAX_RESTARTS):
         watched.dies()
         watched.later(0.6)

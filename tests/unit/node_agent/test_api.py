@@ -260,11 +260,11 @@ async def test_progress_is_reported_and_bounded(desk: Desk) -> None:
     assert (await desk.ask("POST", "/v1/progress", {"permille": 400}))[0] == 202
     for wrong in (-1, 1001, "5", 1.5, None):
         assert (await desk.ask("POST", "/v1/progress", {"permille": wrong}))[0] == 422
-    told = await desk.world.until(TaskProgressedV1)
-    assert [(p.task_id, p.permille) for p in told] == [(desk.mine, 400)]
+    reported = await desk.world.until(TaskProgressedV1)
+    assert [(p.task_id, p.permille) for p in reported] == [(desk.mine, 400)]
 
 
-async def test_a_stop_is_told_at_once_to_who_waits_for_it(desk: Desk) -> None:
+async def test_a_stop_is_answered_at_once_to_a_waiting_request(desk: Desk) -> None:
     assert await desk.ask("GET", "/v1/stop") == (200, {"stop": None})
     async with asyncio.TaskGroup() as group:
         waiting = group.create_task(desk.ask("GET", "/v1/stop?wait_s=60"))
@@ -292,7 +292,7 @@ async def test_the_token_of_an_ended_task_opens_nothing(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "0" * 64, "é"])
-async def test_without_its_token_nobody_hears_or_changes_anything(desk: Desk, token: str) -> None:
+async def test_without_the_token_a_caller_reads_and_changes_nothing(desk: Desk, token: str) -> None:
     for method, path in (("GET", "/v1/stop"), ("POST", "/v1/checkpoints"), ("POST", "/v1/none")):
         assert (await desk.ask(method, path, token=token))[0] == 401
 
@@ -323,13 +323,15 @@ async def test_unknown_routes_and_methods_are_named_as_such(desk: Desk) -> None:
         b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 5000 + b"\r\n",
     ],
 )
-async def test_what_is_no_request_is_answered_so_and_hurts_nobody(desk: Desk, data: bytes) -> None:
+async def test_a_malformed_request_gets_an_error_and_affects_no_other(
+    desk: Desk, data: bytes
+) -> None:
     answer = await desk.raw(data)
     assert answer.split()[1].startswith(b"4")
     assert (await desk.ask("GET", "/v1/stop"))[0] == 200
 
 
-async def test_who_hangs_up_in_the_middle_hurts_nobody(desk: Desk) -> None:
+async def test_a_client_that_disconnects_midway_affects_no_other(desk: Desk) -> None:
     for data in (
         b"",
         b"GET /v1",

@@ -34,7 +34,7 @@ def test_where_only_proc_knows_the_gpus_their_memory_is_not_known(tmp_path: Path
 
 
 @pytest.mark.parametrize("body", ["exit 9", "echo surprise", "echo 'a, b'"])
-def test_a_driver_in_trouble_is_asked_through_proc(tmp_path: Path, body: str) -> None:
+def test_a_faulty_driver_is_read_through_proc(tmp_path: Path, body: str) -> None:
     command = tmp_path / "nvidia-smi"
     command.write_text(f"#!/bin/sh\n{body}\n")
     command.chmod(0o700)

@@ -40,7 +40,7 @@ def test_a_memory_ledger_loses_in_a_crash_what_was_not_durable() -> None:
     assert ledger.load() == AgentState(HEAD, reached=1)
 
 
-def test_a_ledger_that_grew_is_written_anew_and_says_the_same(tmp_path: Path) -> None:
+def test_a_ledger_that_grew_is_compacted_with_the_same_content(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     ledger = FileLedger(path, spare_lines=10)
     ledger.load()

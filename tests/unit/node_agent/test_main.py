@@ -110,7 +110,7 @@ async def test_an_agent_works_though_its_log_does_not_answer_at_the_start(
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(serve(process(Away), settings))
         async with asyncio.timeout(20):
-            while not _in_use(ledger):  # noqa: ASYNC110 nobody says when
+            while not _in_use(ledger):  # noqa: ASYNC110 there is no event to await
                 await asyncio.sleep(0.02)
         serving.cancel()
 

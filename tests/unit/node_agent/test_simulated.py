@@ -47,18 +47,18 @@ class Machine:
             executor=self.executor,
         )
 
-    async def settle(self) -> None:
-        """Let all that is due now happen."""
+    async def run_due(self) -> None:
+        """Run every task that is due now."""
         for _ in range(50):
             await asyncio.sleep(0)
 
     async def after(self, seconds: float) -> None:
-        """Let time pass, in steps in which everyone gets their turn."""
+        """Advance the clock in steps, and run every due task at each step."""
         while seconds > 0:
-            await self.settle()
+            await self.run_due()
             self.clock.advance(min(seconds, 0.1))
             seconds -= 0.1
-        await self.settle()
+        await self.run_due()
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ async def test_a_deadline_of_a_clock_ahead_of_ours_gives_the_grace_and_no_more(
         assert await world.of_type(TaskExitedV1, task)
 
 
-async def test_it_ends_when_told_to_however_little_after_its_node_was_lost(
+async def test_an_agent_ends_when_cancelled_however_soon_after_the_loss_of_its_node(
     machine: Machine,
 ) -> None:
     world = machine.world
@@ -139,11 +139,13 @@ async def test_it_ends_when_told_to_however_little_after_its_node_was_lost(
             await asyncio.sleep(0)
         running.cancel()
         await machine.after(1)
-        assert running.cancelled(), f"told {steps} steps of the loop after the loss, it goes on"
+        assert running.cancelled(), (
+            f"cancelled {steps} steps of the loop after the loss, it still runs"
+        )
     assert len({e.incarnation for e in await world.of_type(NodeJoinedV1)}) > 1
 
 
-async def test_it_goes_on_while_no_agent_lives(machine: Machine) -> None:
+async def test_a_simulated_task_keeps_running_while_there_is_no_agent(machine: Machine) -> None:
     world = machine.world
     async with world.agent(machine.ports()):
         task = await world.allocate(sh("x", env={"SIM_SECONDS": "5"}))
@@ -154,7 +156,7 @@ async def test_it_goes_on_while_no_agent_lives(machine: Machine) -> None:
         assert len(joined.running) == 1
         await machine.after(1)
         assert await world.of_type(SlotsReleasedV1, task)
-    # That its start was told was not durable: it is told again, with the same identity.
+    # The ledger lost that the start was reported: it is reported again, with the same identity.
     assert len(set(await world.of_type(TaskStartedV1, task))) == 1
     await world.assert_honest()
 

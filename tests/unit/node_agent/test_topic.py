@@ -17,7 +17,7 @@ from yardmaster_schemas.topics import Topic, assignments
 
 
 class Closed(MemoryLog):
-    """A log that lets nobody make topics while it is `shut`, as brokers' access rules do."""
+    """A log that refuses to create topics while it is `shut`, like the access rules of a broker."""
 
     shut = True
 
@@ -81,7 +81,7 @@ async def test_it_waits_until_its_node_is_enrolled_and_says_so(
         assert looking.done()
 
 
-async def test_an_agent_may_be_told_to_make_no_topic_though_it_could(tmp_path: Path) -> None:
+async def test_a_setting_keeps_an_agent_from_creating_its_topic(tmp_path: Path) -> None:
     waiting = Waiting(tmp_path, make_topic=False)
     waiting.log.shut = False
     async with asyncio.TaskGroup() as group:

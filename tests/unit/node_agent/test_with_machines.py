@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cell_world import World, asked, of
+from tests.support.cell_world import World, of, submission
 from tests.support.logs import joined
 from tests.support.node_agent import Deaf
 from yardmaster_eventlog.codec import decode, encode
@@ -142,7 +142,7 @@ async def test_a_node_with_a_lost_ledger_and_a_clock_stepped_back_joins_and_repo
         await host.until(lambda: not host.health.reasons)
     async with host.agent(MemoryLedger(), skew_ms=-600_000):
         await host.until(lambda: not host.health.reasons)
-        await world.request(asked(0))
+        await world.request(submission(0))
         await world.happens(lambda d: bool(of(SlotsAllocatedV1, d)))
         # Its details are not written here, so the agent releases the slots at once.
         await world.happens(lambda d: bool(of(TaskEndedV1, d)))
@@ -162,7 +162,7 @@ async def test_a_join_that_the_log_has_a_newer_number_for_is_loud_and_not_ready(
     async with host.agent(ledger):
         await host.until(lambda: not host.health.reasons)
         if given:
-            await world.request(asked(0))
+            await world.request(submission(0))
             await world.happens(lambda d: bool(of(TaskEndedV1, d)))
     join = (await reported(world, NodeJoinedV1))[-1]
     later = Envelope(
@@ -190,7 +190,7 @@ async def test_an_agent_is_not_ready_before_its_join_is_in_the_log(host: Host) -
     world, ledger = host.world, MemoryLedger()
     async with host.agent(ledger):
         await host.until(lambda: not host.health.reasons)
-        await world.request(asked(0))
+        await world.request(submission(0))
         await world.happens(lambda d: bool(of(TaskEndedV1, d)))
     joins = len(await reported(world, NodeJoinedV1))
     deaf = Deaf(world.log)
@@ -209,13 +209,13 @@ async def test_a_node_that_is_not_enrolled_is_not_ready_until_it_is(host: Host) 
     world = host.world
     bounds = Enrolment(pool="default", gpus=1)
     await world.request(NodeEnrolRequestedV1(node="n2", enrolment=bounds))
-    await world.settles()
+    await world.run_for_half_a_second()
     async with host.agent(MemoryLedger()):
         await host.until(lambda: bool(host.said("join_refused")))
         assert "yard nodes enrol n1" in host.health.reasons["node"]
         await world.request(NodeEnrolRequestedV1(node="n1", enrolment=bounds))
         await host.until(lambda: not host.health.reasons)
-        await world.request(asked(0))
+        await world.request(submission(0))
         await world.happens(lambda d: bool(of(SlotsAllocatedV1, d)))
     assert set(await refusals(world)) == {RefusalCode.NOT_ENROLLED}
 
@@ -231,7 +231,7 @@ async def test_a_lost_assignment_gives_its_slots_back_and_is_not_started_when_it
     async with world.running(), host.agent(ledger):
         await host.until(lambda: not host.health.reasons)
         lossy.lose = 1
-        await world.request(asked(0))
+        await world.request(submission(0))
         await world.happens(lambda d: bool(of(SlotsAllocatedV1, d)))
         await host.until(lambda: bool(lossy.lost))
         await host.until(lambda: bool(host.said("assignment_lost")))
@@ -240,7 +240,7 @@ async def test_a_lost_assignment_gives_its_slots_back_and_is_not_started_when_it
         released = [e.data for e in await reported(world, SlotsReleasedV1)]
         assert [(r.attempt, r.never_started) for r in released][:1] == [(1, True)]
         await world.log.append(Partition("assignments.n1"), lossy.lost)
-        await world.settles()
+        await world.run_for_half_a_second()
     state = ledger.load()
     assert state is not None
     late = [r for r in state.replicas.values() if r.key.attempt == 1]
@@ -268,7 +268,7 @@ async def test_an_agent_of_an_earlier_version_is_believed_as_before(host: Host) 
             data=joined("n1", 1, life=life),
         )
         await world.log.append(Partition("node-events"), [encode(old, "main")])
-        await world.settles()
+        await world.run_for_half_a_second()
 
     await put(7, 1)
     await put(6, 2)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cell_world import World, asked, job, of
+from tests.support.cell_world import World, job, of, submission
 from tests.support.logs import exited, joined, released, started, submitted
 from yardmaster_core.scheduling.machine import SchedulerMachine
 from yardmaster_runtime.errors import UnknownTask
@@ -33,7 +33,7 @@ async def test_a_task_that_does_not_fit_is_explained_with_the_numbers_of_the_poo
     await world.create()
     async with world.running():
         await world.claim(joined("n1", 2))
-        await world.request(asked(0, gpus=2), asked(1, gpus=1), asked(2, gpus=4))
+        await world.request(submission(0, gpus=2), submission(1, gpus=1), submission(2, gpus=4))
         await world.happens(lambda e: len(of(TaskUnschedulableV1, e)) >= 2)
     state = (await state_at(world.log, SchedulerMachine(), "main")).state
     waiting = explain(state, task(1))
@@ -59,7 +59,7 @@ async def test_the_explanation_of_a_preemption_names_the_preemptor_and_the_rule(
     await world.create()
     async with world.running():
         await world.claim(joined("n1", 1))
-        await world.request(asked(0))
+        await world.request(submission(0))
         await world.happens(lambda e: len(of(SlotsAllocatedV1, e)) == 1)
         await world.claim(started(task(0), "n1"))
         urgent = submitted(job(1), resources=Resources(gpus=1, gpu_milli=1000), priority=1)
@@ -94,7 +94,7 @@ async def test_a_tasks_own_reason_comes_before_the_reason_of_its_shape_and_prior
     async with world.running():
         await world.claim(joined("n1", 1))
         await world.request(submitted(job(0), resources=one, tasks=2, max_concurrent=1))
-        await world.request(asked(1))
+        await world.request(submission(1))
         await world.happens(lambda e: bool(of(SlotsAllocatedV1, e)))
         then_ms = world.clock.now_ms()
         world.clock.advance(1)
@@ -102,7 +102,7 @@ async def test_a_tasks_own_reason_comes_before_the_reason_of_its_shape_and_prior
         await world.claim(started(task(0), "n1"))
         await world.claim(exited(task(0), "n1"), released(task(0), "n1"))
         await world.happens(lambda e: bool(of(TaskEndedV1, e)))
-        await world.settles()
+        await world.run_for_half_a_second()
     before = await explain_at(world.log, "main", f"{job(0)}.1", time_ms=then_ms)
     assert before.waits[0].wait.code is WaitCode.AT_MAX_CONCURRENT
     assert before.waits[0].wait.numbers == {"limit": 1, "used": 1}
@@ -120,7 +120,7 @@ async def test_the_explanation_of_failed_starts_has_their_number_and_the_limit(
     await world.create()
     async with world.running():
         await world.claim(joined("n1", 1))
-        await world.request(asked(0))
+        await world.request(submission(0))
         await world.happens(lambda e: len(of(SlotsAllocatedV1, e)) == 1)
         await world.claim(released(task(0), "n1", never_started=True))
         await world.happens(lambda e: len(of(TaskRequeuedV1, e)) == 1)

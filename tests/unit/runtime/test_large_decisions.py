@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from tests.support.cell_world import World, asked, job, of
+from tests.support.cell_world import World, job, of, submission
 from tests.support.logs import joined, submitted
 from yardmaster_runtime.settings import CycleLimits
 from yardmaster_schemas.envelope import Event
@@ -37,7 +37,7 @@ async def test_a_job_whose_allocation_cannot_be_written_ends_and_other_jobs_run(
     world = await tight_world(tmp_path)
     async with world.running():
         await world.claim(joined("n1", 1))
-        await world.request(too_large(), asked(1))
+        await world.request(too_large(), submission(1))
         events = await world.happens(
             lambda e: bool(of(SlotsAllocatedV1, e)) and bool(of(TaskEndedV1, e))
         )
@@ -55,7 +55,7 @@ async def test_an_unwritable_allocation_late_in_a_split_cycle_ends_its_task(
     world = await tight_world(tmp_path)
     async with world.running(cycle=CycleLimits(max_decisions=1)):
         await world.claim(joined("n1", 4))
-        await world.request(asked(1), asked(2), too_large(), asked(3))
+        await world.request(submission(1), submission(2), too_large(), submission(3))
         events = await world.happens(lambda e: bool(of(TaskEndedV1, e)))
     assert [one.task_id for one in of(AllocationUnwritableV1, events)] == [f"{job(0)}.0"]
     assert "machine_stopped" not in world.lines.getvalue()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cell_world import World, asked, job, of
+from tests.support.cell_world import World, job, of, submission
 from tests.support.logs import (
     exited,
     joined,
@@ -38,7 +38,7 @@ async def test_jobs_are_placed_relayed_run_and_proved(tmp_path: Path) -> None:
     await world.create()
     async with world.running():
         await world.claim(joined("n1", 2))
-        await world.request(*(asked(n) for n in range(3)))
+        await world.request(*(submission(n) for n in range(3)))
         allocated = of(
             SlotsAllocatedV1, await world.happens(lambda e: len(of(SlotsAllocatedV1, e)) == 2)
         )
@@ -61,7 +61,7 @@ async def test_a_restart_continues_and_relays_at_most_one_cycle_again(
         await world.claim(joined("n1", 8))
     for life in range(4):
         async with world.running():
-            await world.request(asked(life))
+            await world.request(submission(life))
             await world.happens(lambda e, n=life: len(of(SlotsAllocatedV1, e)) == n + 1)  # type: ignore[misc]
             for _ in range(30):
                 world.clock.advance(0.02)
@@ -79,7 +79,7 @@ async def test_a_silent_node_is_lost_and_its_tasks_are_requeued(tmp_path: Path) 
     await world.create(node_timeout_s=3)
     async with world.running():
         await world.claim(joined("n1", 2))
-        await world.request(asked(0))
+        await world.request(submission(0))
         await world.happens(lambda e: bool(of(SlotsAllocatedV1, e)))
         world.clock.advance(2)
         found = await world.happens(lambda e: bool(of(NodeLostV1, e)))
@@ -106,7 +106,7 @@ async def test_an_enrolled_node_has_its_topic_before_it_joins_and_an_unknown_one
         await world.request(NodeEnrolRequestedV1(node="n1", enrolment=enrolment))
         assert await world.relayed("n1", 0) == []
         await world.claim(joined("n9", 2))
-        await world.settles()
+        await world.run_for_half_a_second()
     with pytest.raises(UnknownTopic):
         await world.assigned("n9")
     await world.prove()
@@ -128,12 +128,12 @@ async def test_the_rebuilt_state_equals_the_state_of_that_moment(tmp_path: Path)
     await world.create(node_timeout_s=3600)
     async with world.running():
         await world.claim(joined("n1", 2))
-        await world.request(asked(0))
+        await world.request(submission(0))
         await world.happens(lambda e: len(of(SlotsAllocatedV1, e)) == 1)
         between_ms = world.clock.now_ms()
         end = await world.log.end(Partition("decisions"))
         world.clock.advance(60)
-        await world.request(asked(1))
+        await world.request(submission(1))
         await world.happens(lambda e: len(of(SlotsAllocatedV1, e)) == 2)
     machine = SchedulerMachine()
     then = await state_at(world.log, machine, "main", time_ms=between_ms + 1000)
@@ -158,7 +158,7 @@ async def test_hostile_claims_stop_nothing(tmp_path: Path) -> None:
         for number in range(30):
             await world.log.append(Partition("node-events"), [Record(b"main", b"x%d" % number)])
             await world.log.append(Partition("requests"), [Record(b"main", b"x%d" % number)])
-        await world.request(asked(0))
+        await world.request(submission(0))
         await world.happens(lambda e: len(of(SlotsAllocatedV1, e)) == 1)
     assert await world.log.end(Partition("quarantine")) == 60
     await world.prove()
@@ -169,7 +169,7 @@ async def test_a_record_removed_from_a_log_file_is_named(tmp_path: Path) -> None
     await world.create()
     async with world.running():
         await world.claim(*(joined(f"n{n}", 1) for n in (1, 2, 3)))
-        await world.request(*(asked(n) for n in range(4)))
+        await world.request(*(submission(n) for n in range(4)))
         await world.happens(lambda e: len(of(SlotsAllocatedV1, e)) == 3)
     path = tmp_path / "log.db"
     for topic, offset in (("requests", 5), ("admissions", 3), ("node-events", 1), ("decisions", 2)):

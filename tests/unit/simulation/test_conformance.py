@@ -1,4 +1,4 @@
-"""How scenarios of Determined are told to the core, and what is skipped rather than guessed."""
+"""Scenarios of Determined as inputs of the core; unclear ones are skipped rather than guessed."""
 
 from typing import Any
 
@@ -54,7 +54,7 @@ def expect(*starts: str, stops: tuple[str, ...] = ()) -> dict[str, Any]:
 
 @pytest.fixture
 def cells(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
-    """The cells that scenarios were told to."""
+    """The cells that ran the scenarios."""
     made: list[Cell] = []
 
     class Kept(Cell):

@@ -33,7 +33,7 @@ DRAWN = {
 @pytest.mark.parametrize(
     ("mean", "deviation", "low", "high"), [("30", "5", 0, 60), ("4", "1.1", 0, 20)]
 )
-def test_what_is_hardly_cut_off_has_the_mean_and_deviation_asked_for(
+def test_a_hardly_truncated_distribution_has_the_requested_mean_and_deviation(
     mean: str, deviation: str, low: int, high: int
 ) -> None:
     chance, of = Chance(1), Normal(Decimal(mean), Decimal(deviation), low, high, steps=60)

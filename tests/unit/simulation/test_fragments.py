@@ -67,7 +67,7 @@ def test_parts_of_slots_are_of_use_to_small_shares_alone() -> None:
     wanted = demand((1, gpus(1)), (1, gpus(1, 500)), (1, gpus(1, 200)))
     free = node(gpus=2)
     free.take(place(0, gpu_milli=700))
-    # 300 of slot 0: of no use to a whole GPU, to a half; slot 1 to nobody's hurt.
+    # 300 of slot 0 cannot serve a whole GPU nor a half; slot 1 serves every demand.
     assert wanted.unusable(free) == 300 + 300
     free.take(place(1))
     assert wanted.unusable(free) == 300 + 300
@@ -103,6 +103,6 @@ def test_a_few_sizes_stand_for_many() -> None:
     assert sum(weight for size, weight in wanted.classes if size[0] < 90) == 7
 
 
-def test_the_sizes_are_chosen_anew_when_there_is_a_quarter_more() -> None:
+def test_the_sizes_are_chosen_again_when_there_is_a_quarter_more() -> None:
     wanted = demand((100, gpus(1)))
     assert wanted.next_total == 126

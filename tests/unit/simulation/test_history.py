@@ -33,7 +33,7 @@ def pool_now(history: History) -> list[int]:
     return list(history.pools["main"].series.points[-4:])
 
 
-def preempted(*, saved_after_s: int | None = None, saves_when_asked: bool = False) -> History:
+def preempted(*, saved_after_s: int | None = None, saves_on_request: bool = False) -> History:
     """`be` has all GPUs from 0 on, is asked to stop for `te` at 100, is gone at 130; `te` has them
     until 190, then `be` again until 250.
     """
@@ -50,7 +50,7 @@ def preempted(*, saved_after_s: int | None = None, saves_when_asked: bool = Fals
     cell.submit("te", gpus=8, priority=1, preemptible=False)
     cell.run_until_idle()
     cell.now_ms = START_MS + 130_000
-    if saves_when_asked:
+    if saves_on_request:
         cell.checkpoints("be", step=2)
     cell.ends("be")
     cell.cycle()
@@ -96,7 +96,7 @@ def test_a_task_waits_for_a_node_then_runs() -> None:
 
 
 def test_a_task_stopped_for_another_waits_again() -> None:
-    history = preempted(saves_when_asked=True)
+    history = preempted(saves_on_request=True)
     be, te = task_of(history, "be"), task_of(history, "te")
     assert (be.wait_ms, te.wait_ms) == (60_000, 30_000)
     first, second = be.attempts
@@ -119,13 +119,13 @@ def test_a_task_stopped_for_another_waits_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("saved_after_s", "saves_when_asked", "lost_s"),
+    ("saved_after_s", "saves_on_request", "lost_s"),
     [(None, False, 100), (60, False, 40), (None, True, 0), (60, True, 0)],
 )
 def test_what_no_checkpoint_holds_is_lost(
-    saved_after_s: int | None, saves_when_asked: bool, lost_s: int
+    saved_after_s: int | None, saves_on_request: bool, lost_s: int
 ) -> None:
-    history = preempted(saved_after_s=saved_after_s, saves_when_asked=saves_when_asked)
+    history = preempted(saved_after_s=saved_after_s, saves_on_request=saves_on_request)
     be = task_of(history, "be")
     assert [run.lost_ms for run in be.attempts] == [1000 * lost_s, 0]
     assert lost_gpu_milli_ms(be) == (8000 * 1000 * lost_s, 0)

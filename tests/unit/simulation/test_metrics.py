@@ -62,7 +62,7 @@ def test_who_asks_for_less_leaves_the_rest_to_the_others() -> None:
         st.sampled_from("abcdef"), st.tuples(st.floats(0, 100), st.integers(1, 5)), min_size=1
     ),
 )
-def test_fair_shares_give_out_all_that_is_asked_for(
+def test_fair_shares_sum_to_the_whole_demand(
     capacity: float, claims: dict[str, tuple[float, int]]
 ) -> None:
     asks = {name: ask for name, (ask, _) in claims.items()}

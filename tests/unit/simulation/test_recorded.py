@@ -51,7 +51,7 @@ def test_its_estimate_counts_if_that_is_more(tmp_path: Path) -> None:
     assert runs_of(path) == [(100_000,), (100_000,), (900_000,)]
 
 
-def test_a_task_that_was_being_stopped_worked_until_it_was_asked_to(tmp_path: Path) -> None:
+def test_a_stopping_task_worked_until_the_stop_request(tmp_path: Path) -> None:
     path = tmp_path / "main.db"
     low, high = (job(at, 100, gpus=8, priority=of) for at, of in ((0, 50), (40, 10)))
     jobs = [low, job(0, 60, priority=10), at_once(0), high]

@@ -124,7 +124,7 @@ def test_equal_nodes_are_not_for_a_log_with_several_pools(tmp_path: Path) -> Non
         on(source, 2, 4)
 
 
-def test_a_recorded_node_of_a_pool_that_nobody_configured_is_left_out(tmp_path: Path) -> None:
+def test_a_recorded_node_of_an_unconfigured_pool_is_left_out(tmp_path: Path) -> None:
     nodes = [in_pool("a", "batch"), in_pool("b", "forgotten")]
     source = recorded(tmp_path / "main.db", nodes, ("batch",))
     faults = NodeFaults(mean_up_ms=20_000, mean_down_ms=1_000)
@@ -137,7 +137,7 @@ def test_a_recorded_node_of_a_pool_that_nobody_configured_is_left_out(tmp_path: 
         lost.workload(0)
 
 
-def test_what_is_wrong_with_a_workload_is_told_from_another_process_too(tmp_path: Path) -> None:
+def test_a_workload_error_is_reported_from_another_process_too(tmp_path: Path) -> None:
     path = tmp_path / "jobs.csv.gz"
     path.write_bytes(b"damaged")
     cases = [Case(name=f"run-{seed}", labels={}, seed=seed) for seed in range(2)]

@@ -148,7 +148,7 @@ def test_what_never_fits_is_left_and_the_run_ends() -> None:
     assert len(run.of(TaskEndedV1)) == 1
 
 
-def test_projects_are_set_up_before_anybody_submits() -> None:
+def test_projects_are_set_up_before_the_first_submit() -> None:
     run = ran(
         [job(0, 10, project="vision")],
         projects={"vision": ProjectConfig(department=DEFAULT, weight=3)},
@@ -188,7 +188,7 @@ def test_who_waits_for_room_that_no_end_will_make_submits_no_more() -> None:
 
 
 def test_a_job_that_quota_refuses_is_not_waited_for() -> None:
-    run = ran([job(0, 10), job(1, 10, project="nobody")])
+    run = ran([job(0, 10), job(1, 10, project="no-project")])
     assert [event.job_id for _, event in run.of(TaskRejectedV1)] == ["000000000001"]
     assert run.world.open == 0
     assert run.world.outstanding == (0, 0, 0)

@@ -20,7 +20,7 @@ def folder(tmp_path: Path) -> DataFolder:
     return DataFolder.take(tmp_path / "data")
 
 
-def test_a_second_process_is_refused_and_told_who_is_first(folder: DataFolder) -> None:
+def test_a_second_process_is_refused_and_the_error_names_the_first(folder: DataFolder) -> None:
     with pytest.raises(DataDirInUse) as caught:
         DataFolder.take(folder.path)
     assert f"pid {os.getpid()}" in str(caught.value)

@@ -232,7 +232,7 @@ def test_what_a_key_takes_is_said_in_words(line: str, wanted: str) -> None:
     assert "^" not in shown
 
 
-def test_a_command_that_is_one_text_is_told_to_be_a_list() -> None:
+def test_a_command_that_is_one_string_must_be_a_list() -> None:
     shown = failure('project: nlp\nrun: {command: "echo hi"}\n').message
     assert "job.yaml:2: run.command: expected a list such as [python3, train.py]" in shown
     assert "run.script" in shown

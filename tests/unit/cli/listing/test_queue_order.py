@@ -36,7 +36,7 @@ def test_under_fair_share_who_asks_for_least_comes_first_then_the_oldest() -> No
     assert names(tasks) == ["old", "young", "wide"]
 
 
-def test_what_a_party_holds_counts_and_what_may_not_start_does_not() -> None:
+def test_held_slots_of_a_claimant_count_and_tasks_that_may_not_start_do_not() -> None:
     tasks = [
         *(task("array", 1, index=index) for index in range(3)),
         task("held", 1, index=3, wait={"code": "at_max_concurrent"}),
@@ -48,7 +48,7 @@ def test_what_a_party_holds_counts_and_what_may_not_start_does_not() -> None:
     assert names(tasks)[:3] == ["held", "held", "held"]
 
 
-def test_projects_can_be_the_parties() -> None:
+def test_projects_can_be_the_claimants() -> None:
     tasks = [task("a", 1), task("b", 2), task("lone", 3, project="q")]
     assert names(tasks, "project") == ["lone", "a", "b"]
 

@@ -53,7 +53,7 @@ def test_a_terminal_gets_rows_cut_to_its_width() -> None:
     assert max(map(len, lines(output(terminal=True, width=12)))) == 12
 
 
-def test_a_terminal_gets_colors_only_when_asked() -> None:
+def test_a_terminal_gets_colors_only_on_request() -> None:
     shown = "\n".join(lines(output(terminal=True, width=80, color=True)))
     assert "\x1b[32mrunning\x1b[0m" in shown
     assert "\x1b[" not in "\n".join(lines(output(terminal=True, width=80)))

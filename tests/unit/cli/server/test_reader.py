@@ -30,7 +30,7 @@ def test_all_pages_are_read() -> None:
     assert server.asked[1][0] == "/v1/tasks?limit=1&cursor=next"
 
 
-def test_a_gateway_that_is_not_ready_is_asked_again_after_the_time_it_names() -> None:
+def test_a_request_to_a_gateway_that_is_not_ready_is_retried_after_the_time_it_names() -> None:
     slept: list[float] = []
     busy = Answer(PROBLEM, 503, {"Retry-After": "7"})
     with answering(busy, Answer({"ok": True})) as server:
