@@ -1,7 +1,7 @@
-"""A node that writes 100,000 records to harm: nothing stops, what is honest is decided as ever.
+"""A hostile node writes 100,000 records: no service stops, and honest decisions do not change.
 
-The same honest world is played twice to both real machines, once alone and once with the hostile
-node's records in bursts between the honest ones. And in a machine's own topic nothing is forgiven.
+Both real machines process the same honest world twice: alone, and with bursts of hostile records
+between the honest records. An invalid record in a machine's own topic stops its readers.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from yardmaster_schemas.topics import ADMISSIONS, DECISIONS
 HOSTILE = "zz-hostile"
 EVENTS = 100_000
 TICKS = 200
-#: So that what arrives in one tick is one cycle's, with and without the hostile records.
+#: Large, so that one cycle takes all records of a tick, with and without the hostile records.
 LIMITS: dict[str, Any] = {"max_inputs": 20_000, "max_refused": 4_096, "max_quarantined": 10_000}
 NOW_MS = 1_700_000_000_000
 
@@ -49,10 +49,10 @@ def machines() -> tuple[Machine[Any], Machine[Any]]:
 
 
 class Hostile:
-    """One node that can write what it likes to `node-events`, under any name but another node's.
+    """A node that writes arbitrary records to `node-events`, with its own name as their source.
 
-    That a record's `source` is its writer's own name is the log's to see to (its rules on who may
-    write what); what stands in the record is the machine's.
+    The access rules of the log ensure that `source` is the writer's own name; the machine checks
+    the content of the record.
     """
 
     def __init__(self, seed: int) -> None:
@@ -61,7 +61,7 @@ class Hostile:
         self.kinds: Counter[str] = Counter()
 
     def records(self, count: int, honest: Sequence[Record], world: HonestWorld) -> list[Record]:
-        """A burst."""
+        """Return a burst of hostile records."""
         return [self.record(honest, world) for _ in range(count)]
 
     def record(self, honest: Sequence[Record], world: HonestWorld) -> Record:
@@ -193,11 +193,11 @@ class Hostile:
         return self.of(self.chance.choice([commit, submitted("zzzzzzzzzzzz")]))
 
     def joins(self, honest: Sequence[Record], world: HonestWorld) -> Record:
-        """What it may: itself, in a pool that no honest job asks for; now and then anew."""
+        """A permitted join in a pool that no honest job requests; sometimes a new incarnation."""
         return self.of(joined(HOSTILE, pool="hostile", life=self.chance.choice([1, 1, 1, 1, 2])))
 
     def repeated(self, honest: Sequence[Record], world: HonestWorld) -> Record:
-        """A record that another node wrote, as it was."""
+        """An unchanged copy of a record of another node."""
         return self.chance.choice(honest) if honest else self.noise(honest, world)
 
     def _renamed(self, old: bytes, new: bytes) -> Record:
@@ -211,7 +211,7 @@ class Hostile:
 
 @dataclass
 class Run:
-    """A world that was played."""
+    """The result of `play`."""
 
     cell: ToyCell
     world: HonestWorld
@@ -223,7 +223,7 @@ class Run:
 
 
 def shuffled(chance: random.Random, honest: list[Record], hostile: list[Record]) -> list[Record]:
-    """Both, each in its order of old, mixed."""
+    """Interleave both lists at random; each keeps its order."""
     places = sorted(chance.randrange(len(honest) + 1) for _ in hostile)
     mixed: list[Record] = []
     at = 0
@@ -242,7 +242,7 @@ async def play(hostile: Hostile | None, *, ticks: int = TICKS, seed: int = 5) ->
     await scheduler.take_term()
     run = Run(cell, world, quota, scheduler, [])
     seen = 0
-    told: list[Record] = []
+    earlier: list[Record] = []
     chance = random.Random(seed + 1)
     world.begin()
     for tick in range(ticks):
@@ -254,11 +254,11 @@ async def play(hostile: Hostile | None, *, ticks: int = TICKS, seed: int = 5) ->
         if hostile is not None:
             # Bursts: half of the ticks have none.
             count = 2 * EVENTS // ticks if tick % 2 else 0
-            mixed = shuffled(hostile.chance, honest, hostile.records(count, told, world))
+            mixed = shuffled(hostile.chance, honest, hostile.records(count, earlier, world))
             run.hostile += count
         for at in range(0, len(mixed), 100):
             await cell.put("node-events", mixed[at : at + 100])
-        told += honest
+        earlier += honest
         for silence in world.observed():
             scheduler._observations.put(Decision(silence, silence.node))
         while await quota.step():
@@ -277,20 +277,20 @@ async def play(hostile: Hostile | None, *, ticks: int = TICKS, seed: int = 5) ->
 
 
 def honest(run: Run) -> list[Any]:
-    """What was decided, but for the records of the machine itself and of the hostile node."""
+    """The decisions without commits, terms and decisions about the hostile node."""
     own = (CycleCommittedV1, TermStartedV1)
     return [each for each in run.decided if not isinstance(each[3], own) and each[1] != HOSTILE]
 
 
-def test_a_hundred_thousand_hostile_records_change_nothing_that_is_honest() -> None:
+def test_a_hundred_thousand_hostile_records_change_no_honest_decision() -> None:
     async def both() -> None:
         alone = await play(None)
         hostile = Hostile(7)
-        beset = await play(hostile)
-        assert beset.hostile == EVENTS
-        for one, other in zip(honest(beset), honest(alone), strict=False):
+        attacked = await play(hostile)
+        assert attacked.hostile == EVENTS
+        for one, other in zip(honest(attacked), honest(alone), strict=False):
             assert one == other, "the first decision that differs"
-        assert len(honest(beset)) == len(honest(alone))
+        assert len(honest(attacked)) == len(honest(alone))
         assert {type(each[3]).TYPE for each in honest(alone)} >= {
             "SlotsAllocated",
             "PreemptionRequested",
@@ -298,21 +298,21 @@ def test_a_hundred_thousand_hostile_records_change_nothing_that_is_honest() -> N
             "TaskEnded",
             "NodeLost",
         }
-        codes = await all_refused(beset, hostile)
+        codes = await all_refused(attacked, hostile)
         print(dict(hostile.kinds), dict(codes), len(honest(alone)))
-        for run in (alone, beset):
-            assert run.quota.term == run.scheduler.term == 1, "nobody had to start again"
+        for run in (alone, attacked):
+            assert run.quota.term == run.scheduler.term == 1, "no machine started a second term"
             report = await verify_log(run.cell.log, machines(), CELL, promises=False)
             assert [f for f in report.findings if f.topic != "details"] == []
             assert not report.unproved
         await assert_audit_clean(alone.cell.log)
-        await assert_audit_clean(beset.cell.log, honest_agents=False)
+        await assert_audit_clean(attacked.cell.log, honest_agents=False)
 
     asyncio.run(both())
 
 
 async def all_refused(run: Run, hostile: Hostile) -> Counter[RefusalCode]:
-    """What was refused is in commits and in quarantine, each once; by code."""
+    """Check that each refusal is once in a commit and once in quarantine; count them by code."""
     named: dict[int, RefusalCode] = {}
     for *_, event in run.decided:
         if isinstance(event, CycleCommittedV1):
@@ -326,10 +326,10 @@ async def all_refused(run: Run, hostile: Hostile) -> Counter[RefusalCode]:
         assert event.offset not in copies
         copies[event.offset] = event.code
     assert copies == named
-    # Beside honest claims that crossed a decision, all but what the node may say of itself.
+    # All hostile records except permitted joins; stale honest claims may be among the refusals.
     assert len(named) >= EVENTS - hostile.kinds["joins"]
     codes = Counter(named.values())
-    # Nothing is enrolled here; see tests/unit/gateway/test_enrolment.py.
+    # No node is enrolled here; see tests/unit/gateway/test_enrollment.py.
     closed = {RefusalCode.NOT_ENROLLED, RefusalCode.BEYOND_ENROLMENT}
     assert set(codes) >= set(RefusalCode) - closed - {RefusalCode.UNKNOWN_NODE}, codes
     return codes
@@ -346,7 +346,7 @@ NEWER = Record(
 
 @pytest.mark.parametrize("record", [UNKNOWN, NEWER, Record(b"main", b"\x00noise")])
 @pytest.mark.parametrize("topic", [ADMISSIONS.name, DECISIONS.name])
-def test_an_unknown_record_in_a_machines_own_topic_stops_its_readers_by_name(
+def test_an_unknown_record_in_a_machines_own_topic_stops_its_readers_with_a_named_error(
     topic: str, record: Record
 ) -> None:
     async def run() -> None:

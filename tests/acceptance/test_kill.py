@@ -1,4 +1,4 @@
-"""kill -9 of the embedded process at random moments: nothing is lost, nothing happens twice.
+"""kill -9 of the embedded process at random moments: no task is lost, no attempt starts twice.
 
 SAFETY: S1 to S11 over the log; at most one start of a replica of an attempt; no slot held twice.
 """
@@ -34,21 +34,21 @@ from yardmaster_schemas.events.decisions import TaskEndedV1
 from yardmaster_schemas.events.machine import TermStartedV1
 
 KILLS = 20
-#: Longest life of a process that is to be killed, in seconds from when it serves.
+#: Longest time from readiness to the kill, in seconds.
 LIFE_S = 2.0
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("kill")]
 
 
 def _seed() -> int:
-    """Another one each time; `YARDMASTER_KILL_SEED` repeats the moments of an earlier run."""
+    """A new seed for each run; `YARDMASTER_KILL_SEED` repeats the moments of an earlier run."""
     given = os.environ.get("YARDMASTER_KILL_SEED")
     return int(given) if given else random.SystemRandom().randrange(1 << 32)
 
 
 @contextmanager
 def killed(folder: Path, *, nodes: int = 3, slots: int = 2) -> Iterator[KilledDev]:
-    """The embedded mode, not started yet; at the end nothing of it runs."""
+    """An embedded process that is not started; at the end nothing of it runs."""
     dev = KilledDev(folder, nodes=nodes, slots=slots)
     try:
         yield dev
@@ -56,8 +56,8 @@ def killed(folder: Path, *, nodes: int = 3, slots: int = 2) -> Iterator[KilledDe
         dev.close()
 
 
-def settle(dev: KilledDev, promises: list[Promise]) -> None:
-    """Serve until every task that was promised has ended, then kill it once more."""
+def run_to_end(dev: KilledDev, promises: list[Promise]) -> None:
+    """Serve until every acknowledged task has ended, then kill the process once more."""
     wanted = {task for promise in promises for task in promise.task_ids}
     dev.start()
 
@@ -70,7 +70,7 @@ def settle(dev: KilledDev, promises: list[Promise]) -> None:
 
 
 async def prove(dev: KilledDev, promises: list[Promise]) -> Proof:
-    """What the log says of the promises; fails when it breaks one."""
+    """Check every promise against the log; fail when one is broken."""
     log = await SqliteLog.open(dev.data / "log.db", SystemClock(), create=False)
     try:
         return await proof_of(log, promises, dev.kills[:-1])
@@ -90,14 +90,14 @@ def test_twenty_kills_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
             dev.start()
             if number % 4:
                 until(dev.serves, "it serves", dev.words)
-            # Every fourth life may end before it serves.
+            # Every fourth process may be killed before it serves.
             dev.let_live(chance.uniform(0.0, LIFE_S))
             dev.kill()
             assert users.failed is None, users.failed
         dev.start()
         promises = users.done()
         dev.kill()
-        settle(dev, promises)
+        run_to_end(dev, promises)
         found = asyncio.run(prove(dev, promises))
         said = dev.yard("replay", "verify")
         assert said.returncode == 0, f"seed {seed}: {said.stdout}{said.stderr}"
@@ -110,25 +110,25 @@ def test_twenty_kills_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
         f"{len(testimony.starts)} starts, {resumed} resumed; at the kills: {dict(at_kills)}"
     )
     print(said.stdout)
-    # That there was something to lose.
+    # The kills met tasks in every phase.
     assert len(dev.kills) >= KILLS
     assert {"pending", "running", "stopping"} <= set(at_kills), at_kills
     assert resumed > 0
 
 
-#: What a replica's directory has first when the agent made it, when its runner is there, when the
-#: runner took its place, when the command's process is known.
+#: The first file of each stage in a replica's directory: created by the agent, runner started,
+#: start recorded by the runner, process of the command known.
 STAGES = ("bell", "runner.log", "start", "process")
 
 
-#: Looks between two questions whether anything can still be seen.
+#: Directory scans between two checks whether all tasks have ended.
 LOOKS = 2000
 
 
 def at_stage(dev: KilledDev, stage: str, seen: set[Path], over: Callable[[], bool]) -> bool:
-    """Wait until a replica that was not seen before reaches a stage; False when all is over.
+    """Wait until a new replica reaches a stage; False when all tasks have ended.
 
-    Looks without a pause: what it waits for is over within milliseconds.
+    Scans without a pause, because a stage lasts only milliseconds.
     """
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
@@ -139,10 +139,10 @@ def at_stage(dev: KilledDev, stage: str, seen: set[Path], over: Callable[[], boo
                 return True
         if over():
             return False
-    raise AssertionError(f"nothing starts any more: {dev.words()}")
+    raise AssertionError(f"no further replica starts: {dev.words()}")
 
 
-def test_a_kill_in_the_middle_of_a_start_starts_nothing_twice(tmp_path: Path) -> None:
+def test_a_kill_during_a_start_starts_no_attempt_twice(tmp_path: Path) -> None:
     seed = _seed()
     print(f"YARDMASTER_KILL_SEED={seed}")
     chance = random.Random(seed)
@@ -177,7 +177,7 @@ def test_a_kill_in_the_middle_of_a_start_starts_nothing_twice(tmp_path: Path) ->
             dev.start()
         until(lambda: len(users.made) == 2 and gangs.task_ids, "both are submitted", dev.words)
         dev.kill()
-        settle(dev, [many, gangs])
+        run_to_end(dev, [many, gangs])
         found = asyncio.run(prove(dev, [many, gangs]))
         said = dev.yard("replay", "verify")
         assert said.returncode == 0, f"seed {seed}: {said.stdout}{said.stderr}"

@@ -1,7 +1,7 @@
 """kill -9 of every service, of the broker and of Redis, with hundreds of tasks on real Kafka.
 
 SAFETY: S1 to S10 over the log; at most one start of a replica of an attempt; no slot held twice.
-LIVENESS: every task that was acknowledged reaches its end.
+LIVENESS: every acknowledged task ends.
 """
 
 import os
@@ -33,13 +33,13 @@ from yardmaster_eventlog.port import Partition
 from yardmaster_schemas.envelope import Event
 from yardmaster_schemas.events.decisions import PreemptionRequestedV1, TaskEndedV1
 
-#: Tasks that are not ended, at every moment of a test that something is killed.
+#: Open tasks at each kill, at least.
 TASKS = 200
-#: Jobs of the least urgent, BULK tasks each, that keep it so.
+#: Jobs of the lowest priority with BULK tasks each, which keep that many tasks open.
 BULK_JOBS = 4
 BULK = 75
 BULK_TASK_S = 4
-#: Tasks of a job that comes before all others: as many as there are slots.
+#: Tasks of a job of the highest priority: one for each slot.
 URGENT = 12
 AWAY_S = 30.0
 
@@ -47,13 +47,13 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600), pytest.mark.xdist_gro
 
 
 def _seed() -> int:
-    """Another one each time; `YARDMASTER_KILL_SEED` repeats the moments of an earlier run."""
+    """A new seed for each run; `YARDMASTER_KILL_SEED` repeats the moments of an earlier run."""
     given = os.environ.get("YARDMASTER_KILL_SEED")
     return int(given) if given else random.SystemRandom().randrange(1 << 32)
 
 
-class Ordeal:
-    """A cluster under work, who is killed in it and when, and the proof that it stood it."""
+class KillRun:
+    """A cluster under load, its kills, and the check that no task was lost."""
 
     def __init__(self, cluster: Cluster, folder: Path, seed: int) -> None:
         self.cluster = cluster
@@ -61,21 +61,21 @@ class Ordeal:
         self.moments: list[int] = []
         self.outages: list[str] = []
         self._witness = folder
-        # Whoever comes with more right stops some of these, which go on where they were.
+        # Jobs of a higher priority preempt some of these tasks, which resume from a checkpoint.
         long = steps(folder, 4 * BULK_TASK_S)
         self._bulk = self._body(long, BULK, priority=99, stop={"grace": "10s"})
         self.bulk = [Promise(f"bulk-{number}", self._bulk) for number in range(BULK_JOBS)]
-        #: What was submitted beside the users, where something was lacking.
+        #: Jobs that the test submits in addition to the users' jobs, to keep enough tasks open.
         self.added: list[Promise] = []
         self._read = 0
-        self._told: Counter[type[Event]] = Counter()
+        self._counts: Counter[type[Event]] = Counter()
         self.users = Users(
             cluster, iter([*self.bulk, *islice(workload(folder, self.chance), 120)]), every_s=0.35
         )
         self.users.start()
         cluster.until(
-            lambda: self.bulk[-1].task_ids and self.shown("pending") > TASKS,
-            f"{TASKS} tasks wait",
+            lambda: self.bulk[-1].task_ids and self.count_in("pending") > TASKS,
+            f"{TASKS} tasks are pending",
             look_s=0.5,
         )
 
@@ -94,44 +94,46 @@ class Ordeal:
         promise.job_id = promise.task_ids[0].partition(".")[0]
         self.added.append(promise)
 
-    def told(self, kind: type[Event]) -> int:
-        """How many decisions of a kind are in the log."""
+    def decided(self, kind: type[Event]) -> int:
+        """The number of decisions of a type in the log."""
         found, self._read = self.cluster.events_from(Partition("decisions"), self._read)
-        self._told.update(map(type, found))
-        return self._told[kind]
+        self._counts.update(map(type, found))
+        return self._counts[kind]
 
-    def left(self) -> int:
-        """Tasks that were acknowledged and have no end in the log."""
+    def open_tasks(self) -> int:
+        """The number of acknowledged tasks without an end in the log."""
         acknowledged = sum(len(each.task_ids) for each in [*self.users.made, *self.added])
-        return acknowledged - self.told(TaskEndedV1)
+        return acknowledged - self.decided(TaskEndedV1)
 
     def stop_some(self) -> None:
-        """Have some of the bulk stopped for others; they are stopping when this returns."""
-        before = self.told(PreemptionRequestedV1)
+        """Preempt some bulk tasks for urgent ones; return when their stop is requested."""
+        before = self.decided(PreemptionRequestedV1)
         self._add(self._body(["sleep", "0.2"], URGENT, priority=1))
-        self.cluster.until(lambda: self.told(PreemptionRequestedV1) > before, "some are stopped")
+        self.cluster.until(
+            lambda: self.decided(PreemptionRequestedV1) > before, "some tasks are preempted"
+        )
 
     def until_resumed(self) -> None:
-        """Wait until a task went on from its checkpoint."""
+        """Wait until a task has resumed from its checkpoint."""
 
         def there() -> bool:
             if went_on(self._witness):
                 return True
-            # Those that were stopped so far may have had nothing to go on from.
+            # The tasks preempted so far may have had no checkpoint.
             self.stop_some()
             return False
 
-        self.cluster.until(there, "a task went on where it was", look_s=5.0)
+        self.cluster.until(there, "a task resumes from its checkpoint", look_s=5.0)
 
-    def shown(self, phase: str) -> int:
-        """Tasks that the gateway shows in a phase."""
+    def count_in(self, phase: str) -> int:
+        """The number of tasks in a phase, according to the gateway."""
         try:
             return sum(task.phase == phase for task in self.cluster.tasks().values())
         except ApiError:
             return 0
 
     def note(self, what: str) -> None:
-        """Something is killed now."""
+        """Record the moment of a kill."""
         assert self.users.failed is None, self.users.failed
         self.moments.append(time.time_ns() // 1_000_000)
         self.outages.append(what)
@@ -139,16 +141,16 @@ class Ordeal:
     def kill(
         self, *names: str, away_s: float = 0.0, stopping: bool = False, running: bool = False
     ) -> None:
-        """SIGKILL, all at once; back after a while, and ready again.
+        """Kill `names` with SIGKILL, restart them after `away_s` and wait until they are ready.
 
-        It comes at a random moment, or in the middle of stops, or when tasks run.
+        The kill comes at a random moment, during stops, or while tasks run.
         """
-        while self.left() < TASKS + BULK:
+        while self.open_tasks() < TASKS + BULK:
             self._add(self._bulk)
         if stopping:
             self.stop_some()
         elif running:
-            self.cluster.until(lambda: self.shown("running"), "some run")
+            self.cluster.until(lambda: self.count_in("running"), "some tasks run")
         else:
             time.sleep(self.chance.uniform(0.2, 1.2))
         self.note("+".join(names))
@@ -161,10 +163,10 @@ class Ordeal:
             self.cluster.until_ready(name)
 
     def prove(self) -> None:
-        """Let all end; nothing was lost, nothing happened twice, every decision derives again."""
+        """Wait for all ends; check that nothing was lost or repeated and that verify succeeds."""
         cluster = self.cluster
         promises = self.users.done()
-        # Not before: whoever went on with the least right would wait for all that still comes.
+        # Only now: earlier, a resuming bulk task would wait for all later jobs of the users.
         self.until_resumed()
         promises = [*promises, *self.added]
         more = [promise for promise in self.added if promise.body is self._bulk]
@@ -188,7 +190,7 @@ class Ordeal:
             f"resumed, open at the kills: {open_tasks}, in phases {dict(at_kills)}, "
             f"ends: {dict(Counter(str(e.outcome) for e in ended.values()))}"
         )
-        # That there was something to lose.
+        # The kills met tasks in every phase.
         assert min(open_tasks) >= TASKS, open_tasks
         assert {"pending", "running", "stopping"} <= set(at_kills), at_kills
         assert resumed > 0
@@ -202,10 +204,10 @@ def test_services_killed_one_after_another_and_two_at_once_lose_nothing(tmp_path
     seed = _seed()
     print(f"YARDMASTER_KILL_SEED={seed}")
     with Cluster(tmp_path, slots=4) as cluster:
-        ordeal = Ordeal(cluster, tmp_path / "witness", seed)
+        run = KillRun(cluster, tmp_path / "witness", seed)
         services = [name for name in cluster.names if name not in (KAFKA, REDIS)]
-        for number, name in enumerate(ordeal.chance.sample(services, len(services))):
-            ordeal.kill(name, stopping=number == 0, running=number == 1)
+        for number, name in enumerate(run.chance.sample(services, len(services))):
+            run.kill(name, stopping=number == 0, running=number == 1)
         for pair in (
             ("scheduler-1", "scheduler-2"),
             ("quota-1", "agent-n1"),
@@ -213,8 +215,8 @@ def test_services_killed_one_after_another_and_two_at_once_lose_nothing(tmp_path
             ("quota-2", "scheduler-2"),
             ("gateway-1", "views-1"),
         ):
-            ordeal.kill(*pair)
-        ordeal.prove()
+            run.kill(*pair)
+        run.prove()
 
 
 def test_the_broker_and_redis_killed_or_away_for_half_a_minute_lose_nothing(
@@ -223,15 +225,17 @@ def test_the_broker_and_redis_killed_or_away_for_half_a_minute_lose_nothing(
     seed = _seed()
     print(f"YARDMASTER_KILL_SEED={seed}")
     with Cluster(tmp_path, slots=4) as cluster:
-        ordeal = Ordeal(cluster, tmp_path / "witness", seed)
-        ordeal.kill(REDIS, stopping=True)
-        ordeal.kill(KAFKA)
-        ordeal.kill(KAFKA, "scheduler-1")
+        run = KillRun(cluster, tmp_path / "witness", seed)
+        run.kill(REDIS, stopping=True)
+        run.kill(KAFKA)
+        run.kill(KAFKA, "scheduler-1")
         pids = {name: cluster.pid(name) for name in cluster.names if name != KAFKA}
         running = httpx.get(f"{cluster.health_url('agent-n1')}/livez", timeout=5).status_code
         assert running == 200
-        ordeal.kill(KAFKA, away_s=AWAY_S, running=True)
-        ordeal.kill(KAFKA, REDIS)
+        run.kill(KAFKA, away_s=AWAY_S, running=True)
+        run.kill(KAFKA, REDIS)
         same = {name: cluster.pid(name) for name in pids if name not in (REDIS, "scheduler-1")}
-        assert same == {name: pids[name] for name in same}, "a service ended for want of a broker"
-        ordeal.prove()
+        assert same == {name: pids[name] for name in same}, (
+            "a service ended because the broker was away"
+        )
+        run.prove()

@@ -1,11 +1,11 @@
 """A network partition between agents and the broker: reliability.md, section 1.
 
-Without a fence tasks run on, their node is lost after `node_timeout_s`, they are started elsewhere
-and what is left of them dies when the node is back. With `fence: kill` they are dead before that,
-whatever becomes of their agent meanwhile.
+Without a fence, tasks keep running, their node is lost after `node_timeout_s`, they are started on
+another node, and their old processes are killed when the node is back. With `fence: kill`, the old
+processes are dead before that, whatever happens to their agent.
 
 SAFETY: S1 to S11 over the log; at most one start of an attempt; no slot held twice; under a fence
-no two attempts of a task at once, of which the tasks' own locks are witness.
+no two attempts of a task at once, which the locks of the tasks prove.
 """
 
 import time
@@ -27,15 +27,15 @@ from yardmaster_schemas.events.requests import Fence, PolicyRef, PoolConfig
 PARTITION_S = 60.0
 NODE_TIMEOUT_S = 15
 SLOTS = 2
-#: Behind a proxy: only cut off; their agent killed too; stopped too; of a pool without a fence.
+#: Nodes behind a proxy: only cut off; with a killed agent; with a stopped agent; without a fence.
 CUT, KILLED, STOPPED, OPEN = "n1", "n2", "n3", "n5"
-#: Behind another: what it says arrives, and it is not told so.
+#: Behind another proxy: its records arrive at the broker, the replies are dropped.
 UNHEARD = "n7"
 FENCED = {CUT, KILLED, STOPPED, UNHEARD}
-#: Reach the broker all the time: of the pool with a fence, and of the one without.
+#: Nodes that always reach the broker: in the pool with a fence, in the pool without one.
 WELL, OPEN_WELL = "n4", "n6"
 
-#: Ends when told, with a child in a session of its own that would outlive it. Both hold the locks.
+#: Runs until a file exists, with a child in a separate session. Both processes hold the locks.
 TASK = """
 trap '' TERM
 setsid sh -c 'while [ ! -e "$1" ]; do sleep 0.5; done' orphan "$1" &
@@ -46,7 +46,7 @@ pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("kafka")]
 
 
 def alive(start: Start) -> bool:
-    """The very process: its environment tells which attempt it is."""
+    """Whether the process of `start` still runs; its environment identifies the task."""
     try:
         environ = Path(f"/proc/{start.pid}/environ").read_bytes()
     except OSError:
@@ -70,11 +70,11 @@ def joins(cluster: Cluster, node: str) -> list[str]:
 
 
 def test_a_partition_of_a_minute(tmp_path: Path) -> None:
-    behind, told, one_way_behind, one_way = free_ports(4)
+    behind, proxied, one_way_behind, one_way = free_ports(4)
     env = {
         "agent": {"YARD_AGENT_HEARTBEAT_S": "1"},
         **{
-            f"agent-{node}": {"YARD_AGENT_LOG": f"kafka://127.0.0.1:{told}"}
+            f"agent-{node}": {"YARD_AGENT_LOG": f"kafka://127.0.0.1:{proxied}"}
             for node in (CUT, KILLED, STOPPED, OPEN)
         },
         f"agent-{UNHEARD}": {"YARD_AGENT_LOG": f"kafka://127.0.0.1:{one_way}"},
@@ -92,9 +92,9 @@ def test_a_partition_of_a_minute(tmp_path: Path) -> None:
         agents=7,
         slots=SLOTS,
         env=env,
-        kafka_proxied={"PROXIED": (behind, told), "ONEWAY": (one_way_behind, one_way)},
+        kafka_proxied={"PROXIED": (behind, proxied), "ONEWAY": (one_way_behind, one_way)},
     )
-    with TcpProxy(behind, told) as proxy, TcpProxy(one_way_behind, one_way) as unheard, cluster:
+    with TcpProxy(behind, proxied) as proxy, TcpProxy(one_way_behind, one_way) as unheard, cluster:
         _partition(cluster, proxy, unheard, tmp_path)
 
 
@@ -128,10 +128,10 @@ def _partition(cluster: Cluster, proxy: TcpProxy, unheard: TcpProxy, folder: Pat
     time.sleep(3)
     cluster.kill9(f"agent-{KILLED}")
     cluster.stop(f"agent-{STOPPED}")
-    # All are dead before their nodes are lost, and run elsewhere soon after.
+    # All processes are dead before their nodes are lost; their tasks run elsewhere soon after.
     cluster.until(lambda: not any(map(alive, cut_off.values())), "the fence kills", look_s=0.1)
     dead_s = time.monotonic() - began
-    assert all(map(alive, open_first.values())), "without a fence they run on"
+    assert all(map(alive, open_first.values())), "without a fence they keep running"
 
     def run_again() -> dict[str, Start] | None:
         found = attempts(fenced_folder, 2)
@@ -145,7 +145,9 @@ def _partition(cluster: Cluster, proxy: TcpProxy, unheard: TcpProxy, folder: Pat
         "those without a fence were started elsewhere too",
     )
     assert lost(cluster) == dict.fromkeys({*FENCED, OPEN}, LossCause.SILENT)
-    assert all(map(alive, open_first.values())), "and run on, twice: nobody can tell them"
+    assert all(map(alive, open_first.values())), (
+        "and they run twice: no message reaches their nodes"
+    )
     time.sleep(max(0.0, PARTITION_S - (time.monotonic() - began)))
 
     proxy.set(Mode.PASS)
@@ -157,9 +159,9 @@ def _partition(cluster: Cluster, proxy: TcpProxy, unheard: TcpProxy, folder: Pat
     def all_back() -> bool:
         return all(len(joins(cluster, node)) >= 2 for node in {*FENCED, OPEN})
 
-    cluster.until(all_back, "the nodes join anew")
+    cluster.until(all_back, "the nodes join again")
     back_s = time.monotonic() - healed
-    assert not any(map(alive, open_first.values())), "what was left on a lost node is killed"
+    assert not any(map(alive, open_first.values())), "processes left on a lost node are killed"
     go.touch()
     ends = cluster.until_ended([*fenced, *unfenced])
     assert {end.outcome for end in ends.values()} == {Outcome.SUCCEEDED}
@@ -175,7 +177,7 @@ def _judge(cluster: Cluster, fenced: Path, unfenced: Path) -> None:
     cluster.prove()
     assert_witness_clean(fenced)
     seen = read_witness(unfenced)
-    # That two at once would have been seen: without a fence they were.
+    # The locks detect two attempts at once: they did for the pool without a fence.
     assert any("runs twice at once" in problem for problem in seen.problems())
     assert not [p for p in seen.problems() if "runs twice at once" not in p]
     decided = [e for e in cluster.events("decisions") if isinstance(e, SlotsAllocatedV1)]
@@ -187,4 +189,6 @@ def _judge(cluster: Cluster, fenced: Path, unfenced: Path) -> None:
     assert {e.fence_s for e in decided if e.pool == "default"} == {fence_s}
     assert {e.fence_s for e in decided if e.pool == "open"} == {None}
     exits = [e for e in cluster.events("node-events") if isinstance(e, TaskExitedV1)]
-    assert {(e.exit_code, e.signal) for e in exits} == {(0, None)}, "a fence is nobody's failure"
+    assert {(e.exit_code, e.signal) for e in exits} == {(0, None)}, (
+        "a kill by the fence is not reported as an exit"
+    )

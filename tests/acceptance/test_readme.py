@@ -1,8 +1,8 @@
-"""Every command of README.md, as printed, by a reader with an empty home and a copy of the tree.
+"""Run every command of README.md as printed, with an empty home folder and a copy of the tree.
 
-The whole README runs in a network of its own, where every port is free and no Docker answers: what
-it starts are processes. Where Docker is there, the part on all services runs in containers too, on
-the machine's own ports.
+The whole README runs in a separate network, where every port is free and Docker is unavailable: the
+services are processes. Where Docker is available, the section on all services also runs in
+containers, on the ports of the machine.
 """
 
 import shutil
@@ -39,16 +39,16 @@ pytestmark = [
 ]
 
 ROOT: Final = Path(__file__).parents[2]
-#: Runs this test, among all others.
+#: Not typed: it runs all tests, and so this one.
 NOT_RUN: Final = ("make test",)
-#: What follows until Ctrl-C, and what it has printed by then. A pattern is of a whole line.
+#: Commands that follow until Ctrl-C, and the pattern of a line that each prints before.
 FOLLOWS: Final = {
     "yard ls -w": r"\bsweep\b",
     "yard logs -f $search.0": r"^step \d+ loss|^resumed from step",
     "tail -f ~/.local/share/yardmaster/up/logs/scheduler-1.log": r'"service": ?"scheduler"',
 }
-#: What runs until Ctrl-C in a terminal of its own, what it has printed when it is up, and the first
-#: command before which the text says to end it.
+#: Commands that run until Ctrl-C in a separate terminal, the line that each prints when it is up,
+#: and the command before which the text says to end it.
 STAYS: Final = {
     "yard dev --nodes 2 --slots 4": (r"^Ctrl-C stops", "make up"),
 }
@@ -57,7 +57,7 @@ SERVICES: Final = "make up"
 
 @dataclass
 class Reader:
-    """Who types the README's commands into terminals."""
+    """A reader who types the commands of the README into terminals."""
 
     folder: Path
     network: Network
@@ -83,7 +83,7 @@ class Reader:
         self.terminals.append(Terminal(self.network.prefix, self.env, self.tree))
 
     def read(self, found: list[Block]) -> None:
-        """Type all commands of these blocks; each must do what the README says."""
+        """Type all commands of these blocks; check each against the README."""
         for block in found:
             printed = ""
             for line, command in block.commands:
@@ -96,7 +96,7 @@ class Reader:
             lacking = missing(block.shown, printed)
             where = block.commands[0][0]
             assert lacking == [], (
-                f"README.md:{where}: shown, and not printed: {lacking}\n--- printed\n{printed}"
+                f"README.md:{where}: shown but not printed: {lacking}\n--- printed\n{printed}"
             )
 
     def _type(self, command: str, block: Block) -> str:
@@ -164,7 +164,7 @@ def readme() -> list[Block]:
 
 
 def read(folder: Path, network: Network, found: list[Block], env: dict[str, str]) -> Reader:
-    """Read blocks to their end; nothing runs afterwards."""
+    """Type all commands of `found`; check that no process is left."""
     reader = Reader(folder, network, env)
     dev, up = reader.data / "dev", reader.data / "up"
     try:
@@ -186,7 +186,7 @@ def test_every_command_of_the_readme_does_what_it_says(folder: Path) -> None:
     installed(folder, env)
     with own_network() as network:
         reader = read(folder, network, readme(), env)
-    # Each exception is of a command that is there.
+    # Each exception names a command of the README.
     assert {*NOT_RUN, *FOLLOWS, *STAYS} <= reader.seen
     assert all(before in reader.seen for _, before in STAYS.values())
 

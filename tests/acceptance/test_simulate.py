@@ -1,4 +1,4 @@
-"""`yard simulate` as a user runs it: what it prints, what it leaves, what others make of that."""
+"""`yard simulate` as a user runs it: its output, its files, and their use by other commands."""
 
 import csv
 import hashlib
@@ -41,7 +41,7 @@ def digests(folder: Path) -> dict[str, str]:
     }
 
 
-def test_policies_are_compared_and_every_log_is_proved(tmp_path: Path) -> None:
+def test_policies_are_compared_and_every_log_is_verified(tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ("simulate", "calibrated", "--jobs", 150, "--seed", "7,8")
     swept = ("--policy", "fitgpp:s_milli=1000|4000", "--policy", "fifo")
@@ -67,13 +67,13 @@ def test_policies_are_compared_and_every_log_is_proved(tmp_path: Path) -> None:
     assert set(tasks.column("outcome").to_pylist()) == {"succeeded"}
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "fitgpp (s_milli=4000)" in page
-    # One run after another, in this process instead of others: the same logs.
+    # One worker produces the same logs as several processes.
     again = tmp_path / "again"
     yard(*words, *swept, "--out", again, "--workers", 1)
     assert digests(again) == logs
 
 
-def test_what_a_log_recorded_is_run_again_under_another_policy(tmp_path: Path) -> None:
+def test_a_recorded_log_is_simulated_under_another_policy(tmp_path: Path) -> None:
     first = tmp_path / "first"
     yard("simulate", "waves:1", "--policy", "fifo", "--out", first)
     recorded = f"log:{first / 'fifo-0.db'}"
@@ -119,14 +119,14 @@ def test_a_mistake_is_named_before_anything_runs(words: tuple[str, ...], said: s
     assert said in done.stderr
 
 
-def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_empty_stays_unchanged(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     done = yard("simulate", "calibrated", "--jobs", 10, "--out", tmp_path, code=2)
     assert "is not empty" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
-def test_ctrl_c_stops_all_runs_and_leaves_no_half_of_one(tmp_path: Path) -> None:
+def test_ctrl_c_stops_all_runs_and_leaves_no_partial_files(tmp_path: Path) -> None:
     out = tmp_path / "out"
     policies = [f"--policy={name}" for name in ("fifo", "sjf", "fair_share", "priority")]
     words = ("simulate", "waves:20", *policies, "--workers", "2", "--out", str(out))
@@ -134,6 +134,6 @@ def test_ctrl_c_stops_all_runs_and_leaves_no_half_of_one(tmp_path: Path) -> None
         [*YARD, *words], stderr=subprocess.PIPE, text=True, env=ENV, start_new_session=True
     ) as process:
         until(lambda: any(out.glob("*.db")), "a run writes its log")
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        os.killpg(process.pid, signal.SIGINT)  # like a terminal
         _, said = process.communicate(timeout=60)
     assert (process.returncode, said.strip(), list(out.iterdir())) == (130, "", [])

@@ -1,6 +1,6 @@
-"""Schedulers that are killed, stopped and brought back, on real Kafka: who leads, and what counts.
+"""Schedulers that are killed, stopped and continued, on real Kafka: leadership and fencing.
 
-SAFETY: S1 to S11 over the log; a fenced leader's records count for nobody and reach no agent.
+SAFETY: S1 to S11 over the log; no reader counts a fenced leader's records, no agent gets them.
 LIVENESS L3: a standby decides within 10 s of a kill, within 1 s of a graceful stop.
 """
 
@@ -37,25 +37,25 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600), pytest.mark.xdist_gro
 SCHEDULERS = ("scheduler-1", "scheduler-2")
 GROUP = "yardmaster-scheduler"
 STOPPING = '"event": "stopping"'
-#: Tasks that only take time: many, and none of the machine's.
+#: Tasks that only take time and use no CPU of the machine.
 SIMULATED = {"YARD_AGENT_EXECUTOR": "simulated"}
 SHORT = {"command": ["true"], "env": {"SIM_SECONDS": "0.05"}}
 ROUNDS = 10
-#: More are played until a stop came between a decision and its record, which is chance.
+#: More rounds run until a stop happens by chance between a decision and its record.
 MOST_ROUNDS = 30
-#: Of the rounds, to have them in short time.
+#: A short session timeout, for short rounds.
 SESSION_S = 3.0
 
 
 def leads(cluster: Cluster, name: str, cell: str = "main") -> bool:
-    """Whether a scheduler says that it leads a cell; one that is not there does not."""
+    """Whether a scheduler reports that it leads a cell; False when it does not answer."""
     try:
-        # Long: an answer that comes late says more than none.
+        # A long timeout: a late answer is better than none.
         with urllib.request.urlopen(f"{cluster.health_url(name)}/metrics", timeout=20) as answer:
             lines = answer.read().decode().splitlines()
     except OSError:
         return False
-    # It is asked many times a second, and to read all metrics takes long.
+    # Called many times a second; parsing all metrics would take too long.
     text = "\n".join(line for line in lines if "yard_scheduler_leading" in line)
     return any(
         sample.value == 1
@@ -66,12 +66,12 @@ def leads(cluster: Cluster, name: str, cell: str = "main") -> bool:
 
 
 def leader(cluster: Cluster, cell: str = "main") -> str:
-    """The scheduler that leads a cell, once one does."""
+    """Wait for a leader of the cell and return its name."""
 
     def found() -> str | None:
         return next((name for name in SCHEDULERS if leads(cluster, name, cell)), None)
 
-    return cluster.until(found, f"somebody leads {cell}", 60)
+    return cluster.until(found, f"a scheduler leads {cell}", 60)
 
 
 def other(name: str) -> str:
@@ -84,7 +84,7 @@ class Decided:
     """One cell's decisions as every reader sees them."""
 
     records: list[StoredRecord] = field(default_factory=list)
-    #: Offset -> event, of decisions that count.
+    #: Offset -> event, of the counted decisions.
     counted: dict[int, Envelope[Event]] = field(default_factory=dict)
     terms: list[TermStartedV1] = field(default_factory=list)
     dropped: int = 0
@@ -107,7 +107,7 @@ class Decided:
         return found
 
     def allocated_ms(self, task: str) -> int | None:
-        """When the log took a task's first allocation."""
+        """The append time of a task's first counted allocation."""
         for offset, envelope in self.counted.items():
             if isinstance(envelope.data, SlotsAllocatedV1) and envelope.data.task_id == task:
                 return self.records[offset].appended_ms
@@ -116,41 +116,43 @@ class Decided:
 
 @dataclass(frozen=True)
 class Takeover:
-    """One leader's end, and the standby's first decision on what was asked after it."""
+    """The end of a leader, and the standby's first decision on a later submission."""
 
     cluster: Cluster
     ended: str
-    #: By the clock of all logs, in seconds.
+    #: Unix time, in seconds.
     ended_s: float
     task: str
     took_s: float
 
-    def told(self) -> str:
-        """What all logs have of it, in seconds from its beginning; for failures."""
+    def timeline(self) -> str:
+        """The steps of the takeover in seconds after the leader's end, for failure messages."""
         steps = [
-            (json.loads(line)["at_ms"], f"{self.ended} hears that it shall stop")
+            (json.loads(line)["at_ms"], f"{self.ended} receives SIGTERM")
             for line in self.cluster.log(self.ended).splitlines()
             if STOPPING in line
         ]
         for each in self.cluster.on_log(Decided.read).records:
             event = decode_own(each.record, "main").data
-            asked = isinstance(event, SlotsAllocatedV1) and event.task_id == self.task
-            if asked or isinstance(event, TermStartedV1):
+            allocated = isinstance(event, SlotsAllocatedV1) and event.task_id == self.task
+            if allocated or isinstance(event, TermStartedV1):
                 steps.append((each.appended_ms, event.TYPE))
         lines = [f"{at_ms / 1000 - self.ended_s:+.3f} s {what}" for at_ms, what in sorted(steps)]
         return "\n".join([*lines, self.cluster.tails()])
 
 
 def ask_to_stop(cluster: Cluster, name: str) -> None:
-    """SIGTERM; back when the process has heard it, which need not have ended by then."""
-    heard = cluster.log(name).count(STOPPING)
+    """Send SIGTERM; return when the process logs it, possibly before it ends."""
+    before = cluster.log(name).count(STOPPING)
     cluster.service(name).ask()
-    cluster.until(lambda: cluster.log(name).count(STOPPING) > heard, "it hears", look_s=0.005)
+    cluster.until(
+        lambda: cluster.log(name).count(STOPPING) > before, "it receives SIGTERM", look_s=0.005
+    )
 
 
 def replace_leader(cluster: Cluster, end: Callable[[str], object]) -> Takeover:
-    """End the leader, and have the standby decide on what is asked then."""
-    # Who stands by is ready before it is in the group.
+    """End the leader, submit a job and wait for the standby's decision on it."""
+    # A standby is ready before it has joined the group.
     asyncio.run(until_joined(cluster.bootstrap, GROUP, len(SCHEDULERS)))
     first = leader(cluster)
     ended_s = time.time()
@@ -160,7 +162,7 @@ def replace_leader(cluster: Cluster, end: Callable[[str], object]) -> Takeover:
     def decided_ms() -> int | None:
         return cluster.on_log(Decided.read).allocated_ms(task)
 
-    # Looks are rare: each costs the machine something, and the log has the time.
+    # Rare looks: each loads the machine, and the time is taken from the log anyway.
     took_s = cluster.until(decided_ms, f"{task} has slots", 60, look_s=0.5) / 1000 - ended_s
     assert leads(cluster, other(first))
     cluster.service(first).wait()
@@ -169,7 +171,7 @@ def replace_leader(cluster: Cluster, end: Callable[[str], object]) -> Takeover:
     return Takeover(cluster, first, ended_s, task, took_s)
 
 
-def test_a_standby_decides_ten_seconds_after_a_kill_and_one_after_a_graceful_stop(
+def test_a_standby_decides_within_ten_seconds_of_a_kill_and_one_of_a_graceful_stop(
     tmp_path: Path,
 ) -> None:
     env = {"agent": SIMULATED}
@@ -178,13 +180,13 @@ def test_a_standby_decides_ten_seconds_after_a_kill_and_one_after_a_graceful_sto
             killed = replace_leader(cluster, cluster.kill9)
             stopped = replace_leader(cluster, partial(ask_to_stop, cluster))
             print(f"takeover: kill -9 {killed.took_s:.2f} s, SIGTERM {stopped.took_s:.2f} s")
-            assert killed.took_s < 10, killed.told()
-            assert stopped.took_s < 1, stopped.told()
+            assert killed.took_s < 10, killed.timeline()
+            assert stopped.took_s < 1, stopped.timeline()
         cluster.prove()
 
 
 class Load:
-    """Short jobs, one after another, as long as the block lasts."""
+    """Submits short jobs, one after another, until the block ends."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.tasks: list[str] = []
@@ -214,7 +216,7 @@ class Load:
 
 @contextmanager
 def stopped(cluster: Cluster, name: str) -> Iterator[None]:
-    """SIGSTOP for as long as the block lasts."""
+    """Suspend a service (SIGSTOP) until the block ends."""
     cluster.stop(name)
     try:
         yield
@@ -222,7 +224,7 @@ def stopped(cluster: Cluster, name: str) -> Iterator[None]:
         cluster.cont(name)
 
 
-def test_a_leader_that_was_stopped_and_continued_changes_nothing_and_steps_down_by_name(
+def test_a_suspended_and_continued_leader_changes_nothing_and_reports_that_it_is_fenced(
     tmp_path: Path,
 ) -> None:
     seed = int(os.environ.get("YARDMASTER_KILL_SEED") or random.SystemRandom().randrange(1 << 32))
@@ -238,16 +240,16 @@ def test_a_leader_that_was_stopped_and_continued_changes_nothing_and_steps_down_
                 rounds += 1
                 old = leader(cluster)
                 terms = len(cluster.on_log(Decided.read).terms)
-                fenced = named(cluster, old)
+                fenced = fenced_count(cluster, old)
                 before = cluster.on_log(Decided.read).dropped
                 time.sleep(chance.uniform(0.2, 0.7))
                 with stopped(cluster, old):
-                    cluster.until(lambda: leads(cluster, other(old)), "the other leads", 30)  # noqa: B023
+                    cluster.until(lambda: leads(cluster, other(old)), "standby leads", 30)  # noqa: B023
                     time.sleep(chance.uniform(0, 0.5))
-                cluster.until(lambda: named(cluster, old) > fenced, f"{old} is fenced", 30)  # noqa: B023
-                assert leads(cluster, other(old)), f"round {rounds}: who took over still leads"
+                cluster.until(lambda: fenced_count(cluster, old) > fenced, f"{old} is fenced", 30)  # noqa: B023
+                assert leads(cluster, other(old)), f"round {rounds}: the new leader still leads"
                 found = cluster.on_log(Decided.read)
-                assert len(found.terms) == terms + 1, "one takeover, and no fight over it"
+                assert len(found.terms) == terms + 1, "exactly one takeover"
                 late += found.dropped > before
         cluster.until_ended(load.tasks)
         print(f"{rounds} rounds, {len(load.tasks)} tasks, {late} with late records (seed {seed})")
@@ -256,13 +258,13 @@ def test_a_leader_that_was_stopped_and_continued_changes_nothing_and_steps_down_
     assert late, "no stop came between a decision and its record: nothing was tested"
 
 
-def named(cluster: Cluster, name: str) -> int:
-    """How often a scheduler said that it was fenced."""
+def fenced_count(cluster: Cluster, name: str) -> int:
+    """How often a scheduler has logged that it is fenced."""
     return cluster.log(name).count('"code": "fenced"')
 
 
 def relayed(cluster: Cluster) -> int:
-    """How many records agents were given; each is a decision that counts, as the log has it."""
+    """Check that each relayed record is a counted decision, unchanged; return their number."""
 
     async def check(log: EventLog) -> int:
         decided = await Decided.read(log)
@@ -273,7 +275,7 @@ def relayed(cluster: Cluster) -> int:
                 offset = stored[-1].offset + 1
                 for each in stored:
                     source = relayed_from(dict(each.record.headers)[OFFSET_HEADER]).offset
-                    assert source in decided.counted, f"{at} {each.offset} counts for nobody"
+                    assert source in decided.counted, f"{at} {each.offset} is no counted decision"
                     assert each.record.value == decided.records[source].record.value
                     count += 1
         return count
@@ -281,7 +283,7 @@ def relayed(cluster: Cluster) -> int:
     return cluster.on_log(check)
 
 
-def test_two_cells_spread_over_two_schedulers_and_follow_who_is_there(tmp_path: Path) -> None:
+def test_two_cells_spread_over_the_running_schedulers(tmp_path: Path) -> None:
     cells = ("main", "east")
     env = {"agent": SIMULATED}
     with Cluster(tmp_path, views=1, quotas=1, agents=1, cells=cells, env=env) as cluster:
@@ -302,7 +304,7 @@ def test_two_cells_spread_over_two_schedulers_and_follow_who_is_there(tmp_path: 
         both_decide()
         began_s = time.monotonic()
         cluster.kill9("scheduler-1")
-        cluster.until(led({"scheduler-2": 2}), "the other has both", 30)
+        cluster.until(led({"scheduler-2": 2}), "the other scheduler leads both", 30)
         print(f"both cells after {time.monotonic() - began_s:.1f} s")
         both_decide()
         cluster.start("scheduler-1")

@@ -1,7 +1,7 @@
-"""A hand in the log's file: `yard replay verify` says which record it touched first.
+"""Edits of the log's file: `yard replay verify` names the first changed record.
 
-The log is a real one, of the embedded mode killed twice; records are changed, taken out and swapped
-in the rows of its file, at random places, and the command itself is asked.
+The log is a real one, of an embedded process that was killed twice. Records are changed, removed
+and swapped in the rows of its file, at random places, and the real command checks the copy.
 """
 
 import json
@@ -28,7 +28,7 @@ from yardmaster_schemas.events.machine import CycleCommittedV1
 PROVED = ("requests", "admissions", "node-events", "decisions")
 TOPICS = (*PROVED, "details")
 JOBS = 9
-#: Places tried by topic and kind of mutation; a night tries more.
+#: Random places for each topic and kind of change; the nightly run tries more.
 PLACES = int(os.environ.get("YARDMASTER_TAMPER_PLACES", "8"))
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("kill")]
@@ -37,8 +37,8 @@ Row = tuple[tuple[int, int], int, bytes, bytes | None, bytes]
 
 
 @dataclass(frozen=True)
-class Told:
-    """What the command said of a log."""
+class VerifyResult:
+    """Exit code and output of the command."""
 
     code: int
     out: str
@@ -52,15 +52,15 @@ class Told:
 
     @property
     def first(self) -> tuple[str, int]:
-        """The record that it names first."""
+        """The record of the first finding."""
         findings = self.report["findings"]
-        assert findings, "it found nothing"
+        assert findings, "there are no findings"
         return findings[0]["topic"], findings[0]["offset"]
 
 
 @dataclass
 class Tampered:
-    """A copy of a log's file under a hand that knows SQLite."""
+    """A copy of a log's file, edited with SQL."""
 
     path: Path
     database: sqlite3.Connection
@@ -110,8 +110,8 @@ class Tampered:
 
 @contextmanager
 def tampering(original: Path, folder: Path) -> Any:
-    """A fresh copy of the log to be touched."""
-    path = folder / "touched.db"
+    """A fresh copy of the log, to be edited."""
+    path = folder / "edited.db"
     shutil.copyfile(original, path)
     with closing(sqlite3.connect(path)) as database, database:
         yield Tampered(path, database)
@@ -119,7 +119,7 @@ def tampering(original: Path, folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A log with every kind of job in it, three terms of each machine, and nothing left to do."""
+    """A log with every kind of job, three terms of each machine, and no open task."""
     folder = tmp_path_factory.mktemp("original")
     dev = KilledDev(folder, nodes=3, slots=2)
     try:
@@ -147,20 +147,20 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy
 
 
-Verify = Callable[[Path], Told]
+Verify = Callable[[Path], VerifyResult]
 
 
 @pytest.fixture
 def verify(capsys: pytest.CaptureFixture[str]) -> Verify:
     """`yard replay verify -o json` on a log."""
 
-    def told(path: Path) -> Told:
+    def run(path: Path) -> VerifyResult:
         capsys.readouterr()
         code = main.run(["replay", "verify", "--log", str(path), "-o", "json"])
         said = capsys.readouterr()
-        return Told(code, said.out, said.err)
+        return VerifyResult(code, said.out, said.err)
 
-    return told
+    return run
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def chance() -> random.Random:
 
 
 def proved_rows(hand: Tampered, verify: Verify, original: Path) -> dict[str, list[Row]]:
-    """The rows that something vouches for, by topic."""
+    """The rows that a commit or a request proves, by topic."""
     report = verify(original).report
     beyond = {place["topic"]: place["first"] for place in report["unproved"]}
     found = {}
@@ -196,7 +196,7 @@ def rows(original: Path, tmp_path: Path, verify: Verify) -> dict[str, list[Row]]
 
 
 def some(chance: random.Random, rows: list[Row]) -> list[Row]:
-    """Rows by chance, one perhaps twice."""
+    """Random rows, possibly with repetitions."""
     return [chance.choice(rows) for _ in range(PLACES)]
 
 
@@ -204,24 +204,28 @@ def offset_of(row: Row) -> int:
     return row[0][1]
 
 
-def assert_told(told: Told, topic: str, offset: int, what: str) -> None:
-    assert told.code == 1, f"{what} of {topic}/{offset}: exit {told.code}: {told.out} {told.err}"
-    assert told.first == (topic, offset), f"{what} of {topic}/{offset}: {told.report['findings']}"
+def assert_first_finding(result: VerifyResult, topic: str, offset: int, what: str) -> None:
+    assert result.code == 1, (
+        f"{what} of {topic}/{offset}: exit {result.code}: {result.out} {result.err}"
+    )
+    assert result.first == (topic, offset), (
+        f"{what} of {topic}/{offset}: {result.report['findings']}"
+    )
 
 
-def test_the_log_as_it_was_is_proved(
+def test_the_original_log_is_proved(
     original: Path, verify: Verify, rows: dict[str, list[Row]]
 ) -> None:
-    told = verify(original)
-    assert (told.code, told.report["findings"], told.report["promises"]) == (0, [], [])
-    assert all(machine["dropped"] == 0 for machine in told.report["machines"])
-    assert min(machine["terms"] for machine in told.report["machines"]) >= 2
+    result = verify(original)
+    assert (result.code, result.report["findings"], result.report["promises"]) == (0, [], [])
+    assert all(machine["dropped"] == 0 for machine in result.report["machines"])
+    assert min(machine["terms"] for machine in result.report["machines"]) >= 2
     assert all(len(rows[topic]) >= JOBS for topic in TOPICS)
 
 
 @pytest.mark.parametrize("part", ["key", "value", "headers"])
 @pytest.mark.parametrize("topic", TOPICS)
-def test_one_changed_byte_is_found_in_its_record(
+def test_the_record_of_a_changed_byte_is_named(
     original: Path,
     tmp_path: Path,
     verify: Verify,
@@ -235,17 +239,17 @@ def test_one_changed_byte_is_found_in_its_record(
         content = bytearray(row[column])  # type: ignore[arg-type]
         at = chance.randrange(len(content))
         if part == "headers" and row is rows[topic][-1]:
-            at = content.index(b"\x1f")  # then the file cannot even tell its headers apart
+            at = content.index(b"\x1f")  # then the headers cannot be separated
         content[at] ^= chance.randrange(1, 256)
         with tampering(original, tmp_path) as hand:
             hand.write((*row[:column], bytes(content), *row[column + 1 :]))
-        told = verify(hand.path)
+        result = verify(hand.path)
         was = bytes(row[column] or b"")[max(0, at - 20) : at + 20]
-        assert_told(told, topic, offset_of(row), f"byte {at} of the {part} ({was!r})")
+        assert_first_finding(result, topic, offset_of(row), f"byte {at} of the {part} ({was!r})")
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_one_removed_record_is_named(
+def test_a_removed_record_is_named(
     original: Path,
     tmp_path: Path,
     verify: Verify,
@@ -253,13 +257,13 @@ def test_one_removed_record_is_named(
     chance: random.Random,
     topic: str,
 ) -> None:
-    # Of decisions, nothing vouches for the last commit: see the test of the tail.
+    # No later record proves the last commit: see the last test of this file.
     there = rows[topic][:-1] if topic == "decisions" else rows[topic]
     for row in [*some(chance, there), there[0], there[-1]]:
         with tampering(original, tmp_path) as hand:
             hand.remove(topic, row[0], shift=True)
-        assert_told(
-            verify(hand.path), topic, offset_of(row), "what followed moved up after removal"
+        assert_first_finding(
+            verify(hand.path), topic, offset_of(row), "removal with a shift of the later records"
         )
 
 
@@ -278,19 +282,19 @@ def test_a_hole_is_named(
     for row in some(chance, inner):
         with tampering(original, tmp_path) as hand:
             hand.remove(topic, row[0], shift=False)
-        assert_told(verify(hand.path), topic, offset_of(row), "a hole in place")
-    # At its ends the file itself does not fit together, and is not even opened.
+        assert_first_finding(verify(hand.path), topic, offset_of(row), "a hole in place")
+    # A hole at an end contradicts the offsets in the file, which is then not opened.
     ends = [every[-1]] if topic == "details" else [every[0], every[-1]]
     for row in ends:
         with tampering(original, tmp_path) as hand:
             hand.remove(topic, row[0], shift=False)
-        told = verify(hand.path)
-        assert told.code == 1
-        assert f"{topic}/0 should {'end' if row is every[-1] else 'start'} at" in told.err
+        result = verify(hand.path)
+        assert result.code == 1
+        assert f"{topic}/0 should {'end' if row is every[-1] else 'start'} at" in result.err
 
 
 @pytest.mark.parametrize("topic", TOPICS)
-def test_of_a_swapped_pair_the_first_is_named(
+def test_the_first_record_of_a_swapped_pair_is_named(
     original: Path,
     tmp_path: Path,
     verify: Verify,
@@ -306,11 +310,11 @@ def test_of_a_swapped_pair_the_first_is_named(
     for one, other in [*neighbours, *distant, (0, len(there) - 1)]:
         with tampering(original, tmp_path) as hand:
             hand.swap(there[one], there[other])
-        what = f"changing places with {offset_of(there[other])}"
-        assert_told(verify(hand.path), topic, offset_of(there[one]), what)
+        what = f"a swap with {offset_of(there[other])}"
+        assert_first_finding(verify(hand.path), topic, offset_of(there[one]), what)
 
 
-def test_what_no_commit_has_taken_is_told_as_unproved(
+def test_records_that_no_commit_has_consumed_are_reported_as_unproved(
     original: Path, tmp_path: Path, verify: Verify, rows: dict[str, list[Row]]
 ) -> None:
     with tampering(original, tmp_path) as hand:
@@ -319,14 +323,16 @@ def test_what_no_commit_has_taken_is_told_as_unproved(
             again = hand.rows(topic)[-1]
             record = Record(again[2], again[3], unpack(again[4]))
             hand.append(topic, record, Record(b"main", b"whatever"))
-    told = verify(hand.path)
-    assert told.code == 0
-    unproved = {place["topic"]: (place["first"], place["end"]) for place in told.report["unproved"]}
+    result = verify(hand.path)
+    assert result.code == 0
+    unproved = {
+        place["topic"]: (place["first"], place["end"]) for place in result.report["unproved"]
+    }
     for topic in ("requests", "node-events"):
         assert unproved[topic] == (len(rows[topic]), ends[topic] + 2)
 
 
-def test_a_log_whose_last_commits_were_cut_off_is_not_called_proved_to_its_end(
+def test_a_log_without_its_last_commit_is_reported_as_unproved_at_its_end(
     original: Path, tmp_path: Path, verify: Verify, rows: dict[str, list[Row]]
 ) -> None:
     last = rows["decisions"][-1]
@@ -334,9 +340,9 @@ def test_a_log_whose_last_commits_were_cut_off_is_not_called_proved_to_its_end(
     assert isinstance(commit, CycleCommittedV1)
     with tampering(original, tmp_path) as hand:
         hand.remove("decisions", last[0], shift=True)
-    told = verify(hand.path)
-    unproved = {place["topic"]: place["first"] for place in told.report["unproved"]}
-    # Its decisions, if it had some, and what it had taken.
+    result = verify(hand.path)
+    unproved = {place["topic"]: place["first"] for place in result.report["unproved"]}
+    # Its decisions, if any, and the inputs that it consumed.
     assert commit.decisions + len(commit.inputs) > 0
     for taken in commit.inputs:
         assert unproved[taken.topic] == taken.first

@@ -67,7 +67,7 @@ def test_a_request_can_be_followed_through_kafka_to_the_start_of_its_process(
     }
     start = by_name["node_agent process start"]
     assert start.trace_id == TRACE
-    # What comes after it is what the agent reported of it.
+    # Later spans come from the reports of the agent.
     own = [s for s in spans if s.trace_id == TRACE and s.name != "scheduler TaskEnded"]
     assert max(own, key=lambda span: span.start_ns) == start
     assert by_name["scheduler TaskEnded"].trace_id == TRACE

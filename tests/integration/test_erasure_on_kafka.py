@@ -1,5 +1,5 @@
-"""What was erased leaves the broker's files, also where nobody writes any more: the ticker sees to
-that (design: a quiet partition kept erased bytes for as long as it was looked at).
+"""Erased bytes leave the broker's files even in a partition without writers, because of the ticker
+(design: without it, a quiet partition kept erased bytes for as long as it was observed).
 """
 
 import asyncio
@@ -20,17 +20,17 @@ from yardmaster_schemas.topics import DETAILS
 pytestmark = [pytest.mark.kafka, pytest.mark.xdist_group("kafka")]
 
 PLACE = Partition(DETAILS.name)
-SECRET = b"nobody-may-know-this"
+SECRET = b"confidential-content"
 KEPT = b"this-is-still-needed"
-#: In the test's topic; a day in production.
+#: Of the topic in this test; in production it is a day.
 LAG_MS = 3_000
-#: How long a quiet partition is watched that keeps what was erased.
+#: How long the test observes that a quiet partition keeps erased bytes.
 QUIET_S = 15.0
 GONE_S = 90
 
 
 def on_disk(broker: KafkaBroker, what: bytes) -> list[str]:
-    """Segment files of `details` that hold some bytes."""
+    """Segment files of `details` that contain the bytes `what`."""
     segments = (broker.directory / "data").glob(f"{DETAILS.name}-0/*.log")
     return [path.name for path in segments if what in path.read_bytes()]
 
@@ -58,7 +58,7 @@ async def test_erased_bytes_leave_the_segments_of_a_partition_that_is_ticked(
             offset = await log.append(PLACE, [Record(b"job-a", SECRET)])
             await log.append(PLACE, [Record(b"job-b", KEPT)])
             await log.append(PLACE, [Record(b"job-a", None)])
-            # The design's measurement, shorter: without a tick nothing happens.
+            # A shorter repetition of the design's measurement: without a tick nothing is compacted.
             await asyncio.sleep(QUIET_S)
             assert on_disk(broker, SECRET), "a quiet partition is compacted: is the ticker needed?"
 

@@ -1,4 +1,4 @@
-"""All services of a cell as they run: each `run(ports, settings)`, a socket, the client."""
+"""All services of a cell: each by its `run(ports, settings)`, with a real socket and client."""
 
 import asyncio
 import dataclasses
@@ -49,7 +49,7 @@ def client(port: int, token: str = "nlp") -> Client:
 
 @asynccontextmanager
 async def services(path: Path) -> AsyncIterator[tuple[int, TestCell]]:
-    """A cell on a SQLite log whose services run; gives the gateway's port."""
+    """Run the services of a cell on a SQLite log; yield the gateway's port and the cell."""
     clock = SystemClock()
     log = await SqliteLog.open(path / "log.db", clock, create=True)
     setup = TestCell(log=log, clock=clock)
@@ -95,7 +95,7 @@ async def services(path: Path) -> AsyncIterator[tuple[int, TestCell]]:
 
 
 async def inside(call: Callable[[], T]) -> T:
-    """The client waits as a command does, so it needs a thread of its own here."""
+    """Call the blocking client in a separate thread."""
     return await asyncio.to_thread(call)
 
 
@@ -127,7 +127,7 @@ async def test_a_job_goes_from_submission_to_its_end_over_http(tmp_path: Path) -
             assert events.items[-1].type == "TaskEnded"
 
 
-async def test_an_operator_cordons_a_node_and_sees_the_verdict(tmp_path: Path) -> None:
+async def test_an_operator_cordons_a_node_and_reads_the_result(tmp_path: Path) -> None:
     async with services(tmp_path) as (port, _):
         with client(port, "operator") as operator:
             wish = NodePatch(state=NodeWish.CORDONED, reason="fan")
@@ -153,16 +153,16 @@ async def test_a_watch_over_http_sees_a_job_appear(tmp_path: Path) -> None:
 
             async with asyncio.TaskGroup() as group:
                 group.create_task(inside(watch))
-                await begun(seen)
+                await until_begun(seen)
                 await inside(lambda: user.submit(parse_job(JOB)))
             assert seen[0] == "snapshot"
             assert seen[-1] == "upsert"
 
 
-async def begun(seen: list[str]) -> None:
-    """Until a watch in a thread of its own has seen something."""
+async def until_begun(seen: list[str]) -> None:
+    """Wait until a watch in another thread has received a change."""
     async with asyncio.timeout(20):
-        while not seen:  # noqa: ASYNC110 a thread rings no bell here
+        while not seen:  # noqa: ASYNC110 a thread sets no event here
             await asyncio.sleep(0.01)
 
 
@@ -175,7 +175,7 @@ async def test_a_gateway_that_is_cancelled_ends_open_streams_and_starts_again() 
         with client(port, "operator") as watcher:
             try:
                 for change in watcher.watch(["task"]):
-                    seen.append(change.event)  # noqa: PERF401 it is looked at meanwhile
+                    seen.append(change.event)  # noqa: PERF401 another task reads it meanwhile
             except ApiError as error:
                 return [error.problem.code]
             return seen
@@ -186,7 +186,7 @@ async def test_a_gateway_that_is_cancelled_ends_open_streams_and_starts_again() 
         async with asyncio.TaskGroup() as group:
             running = group.create_task(gateway.run(ports, cell.settings, listener=listener))
             watching = group.create_task(inside(partial(watch, seen)))
-            await begun(seen)
+            await until_begun(seen)
             running.cancel()
         assert watching.result() in (["snapshot"], ["unreachable"])
         listener = gateway.listen("127.0.0.1", port)
@@ -204,7 +204,7 @@ async def test_a_long_read_of_a_gateway_that_stops_gets_a_problem_document() -> 
         running = group.create_task(gateway.run(ports, cell.settings, listener=listener))
         reading = group.create_task(inside(lambda: httpx.get(url, headers=headers, timeout=60)))
         async with asyncio.timeout(20):
-            while not cell.store._waiters:  # noqa: ASYNC110 the store rings no bell for readers
+            while not cell.store._waiters:  # noqa: ASYNC110 the store has no event for readers
                 await asyncio.sleep(0.01)
         running.cancel()
     answer = reading.result()
@@ -213,7 +213,7 @@ async def test_a_long_read_of_a_gateway_that_stops_gets_a_problem_document() -> 
     assert answer.headers["retry-after"] == "1"
 
 
-async def test_who_is_not_known_is_told_over_http(tmp_path: Path) -> None:
+async def test_an_unknown_caller_gets_a_problem_over_http(tmp_path: Path) -> None:
     async with services(tmp_path) as (port, _):
         with client(port, "wrong") as stranger:
             with pytest.raises(ApiError) as caught:

@@ -1,4 +1,4 @@
-"""A gateway whose Redis goes away and comes back: submits go on, reads say so, all heals."""
+"""A gateway during an outage of its Redis: submits work, reads answer 503, and all recovers."""
 
 import asyncio
 import json
@@ -34,8 +34,8 @@ from yardmaster_views.follower import Follower, Metrics, Views
 JOB = {"project": "nlp", "resources": {"gpus": 1}, "run": {"command": ["true"]}}
 
 
-class Noting:
-    """Notes what answers an app sends as it sends them."""
+class RecordingMiddleware:
+    """ASGI middleware that records the bodies of answers while an app sends them."""
 
     def __init__(self, app: ASGIApp, sent: bytearray) -> None:
         self._app = app
@@ -63,28 +63,28 @@ class RedisCell(TestCell):
             chance=self.chance,
             telemetry=telemetry("gateway"),
         )
-        #: The beginnings of all answers, those too that are still being given: a client of these
-        #: tests has an answer when it is whole.
+        #: The sent bytes of all answers, including unfinished ones: the client of these tests
+        #: returns an answer only when it is complete.
         self.sent = bytearray()
         self.app = create_app(self.ports, self.settings)
-        self.app.add_middleware(Noting, sent=self.sent)
+        self.app.add_middleware(RecordingMiddleware, sent=self.sent)
         self.projected = True
 
     async def run_until_idle(self) -> None:
-        """Let everybody take what there is, the views on Redis too while they can."""
+        """Let all services process the log, also the views on Redis while `projected` is set."""
         await super().run_until_idle()
         if self.projected:
             await follow(self.log, self.redis)
 
     async def submit_keyed(self, key: str) -> str:
-        """Submit under an idempotency key; returns the job's id."""
+        """Submit with an idempotency key; return the job's id."""
         headers = {"Idempotency-Key": key}
         call = self.call("POST", "/v1/jobs", token="nlp", status=202, json=JOB, headers=headers)
         return str((await call)["job_id"])
 
 
 async def follow(log: EventLog, store: RedisViewStore) -> None:
-    """Project a log into a store, from where the store is to the end."""
+    """Project a log into a store, from the position of the store to the end."""
     views = Views(store, CachedReader(store))
     follower = Follower(log, views, CELL, 0, Metrics(telemetry("views")))
     await follower.start()
@@ -126,26 +126,26 @@ async def readiness(cell: TestCell) -> tuple[int, str]:
     return response.status_code, response.json()["status"]
 
 
-async def somebody_waits(server: RedisServer) -> None:
-    """Until a gateway listens for what comes next."""
+async def until_a_reader_waits(server: RedisServer) -> None:
+    """Wait until a gateway waits for the next change in Redis."""
     async with asyncio.timeout(30):
         while True:
             for client in command(server, "CLIENT LIST").splitlines():
-                # Blocked: it is also the last command of who listened before.
+                # Blocked: a client that no longer waits still has xread as its last command.
                 if "cmd=xread" in client and "flags=b" in client:
                     return
             await asyncio.sleep(0.02)
 
 
-async def is_sent(cell: RedisCell, words: bytes) -> None:
-    """Until an answer has these words in it, which may go on."""
+async def until_sent(cell: RedisCell, words: bytes) -> None:
+    """Wait until an answer, possibly unfinished, contains these words."""
     async with asyncio.timeout(30):
-        while words not in cell.sent:  # noqa: ASYNC110 an answer rings no bell
+        while words not in cell.sent:  # noqa: ASYNC110 an answer sets no event
             await asyncio.sleep(0.02)
 
 
-async def nobody_listens(port: int) -> None:
-    """Until whoever served there takes no connections any more."""
+async def until_port_closed(port: int) -> None:
+    """Wait until no process accepts connections on `port`."""
     async with asyncio.timeout(30):
         while True:
             try:
@@ -156,7 +156,7 @@ async def nobody_listens(port: int) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_without_redis_reads_answer_503_submits_go_on_and_all_heals(
+async def test_without_redis_reads_answer_503_submits_work_and_all_recovers(
     server: RedisServer,
 ) -> None:
     async with cell_on(server) as cell:
@@ -169,11 +169,11 @@ async def test_without_redis_reads_answer_503_submits_go_on_and_all_heals(
             *("/v1/pools", "/v1/projects", "/v1/watch", f"/v1/tasks/{before}.0/logs?follow=true"),
         ):
             problem = await refused(cell, path)
-            assert str(server.port) not in problem["detail"], "that is the operator's to know"
+            assert str(server.port) not in problem["detail"], "only the operator may know the port"
         assert await readiness(cell) == (200, "degraded")
         during = await cell.submit()
         keyed = await cell.submit_keyed("k1")
-        assert await cell.submit_keyed("k1") == keyed, "the log knows it"
+        assert await cell.submit_keyed("k1") == keyed, "the key is found in the log"
         async with cell.client("nlp") as client:
             other = await client.post(
                 "/v1/jobs", json=JOB | {"name": "other"}, headers={"Idempotency-Key": "k1"}
@@ -194,7 +194,7 @@ async def test_without_redis_reads_answer_503_submits_go_on_and_all_heals(
         assert len(submitted) == 3, "the repeat was not recorded again"
 
 
-async def test_where_the_projects_department_decides_a_submit_needs_the_views(
+async def test_a_submit_by_a_role_of_the_department_needs_the_views(
     server: RedisServer,
 ) -> None:
     async with cell_on(server) as cell:
@@ -208,7 +208,7 @@ async def test_where_the_projects_department_decides_a_submit_needs_the_views(
             assert answer.json()["code"] == "forbidden"
 
 
-async def test_a_key_that_was_used_long_ago_is_found_in_the_views(server: RedisServer) -> None:
+async def test_an_old_idempotency_key_is_found_in_the_views(server: RedisServer) -> None:
     async with cell_on(server, recent_requests=2) as cell:
         job = await cell.submit_keyed("old")
         for _ in range(4):
@@ -218,7 +218,7 @@ async def test_a_key_that_was_used_long_ago_is_found_in_the_views(server: RedisS
         assert len(await cell.events("requests")) == count
 
 
-async def test_a_watch_ends_whole_when_redis_goes_and_resumes_when_it_is_back(
+async def test_a_watch_ends_cleanly_when_redis_stops_and_resumes_when_it_is_back(
     server: RedisServer,
 ) -> None:
     async with cell_on(server, stream_s=30.0, bookmark_s=10.0, view_wait_s=20.0) as cell:
@@ -236,7 +236,7 @@ async def test_a_watch_ends_whole_when_redis_goes_and_resumes_when_it_is_back(
 
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(watch())
-            await somebody_waits(server)
+            await until_a_reader_waits(server)
             server.kill()
         seen = watching.result()
         assert seen[-1][0] == "snapshot"
@@ -246,15 +246,15 @@ async def test_a_watch_ends_whole_when_redis_goes_and_resumes_when_it_is_back(
         cell.projected = True
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(watch(seen[-1][1]))
-            await somebody_waits(server)
+            await until_a_reader_waits(server)
             await cell.run_until_idle()
-            await is_sent(cell, b"event: upsert")
+            await until_sent(cell, b"event: upsert")
             server.kill()
         assert "upsert" in [event for event, _ in watching.result()], second
         cell.projected = False
 
 
-async def test_output_is_followed_on_while_redis_is_away(server: RedisServer) -> None:
+async def test_following_output_continues_while_redis_is_away(server: RedisServer) -> None:
     async with cell_on(server, stream_s=30.0, bookmark_s=0.2) as cell:
         task_id = f"{await cell.submit()}.0"
         await cell.starts(task_id)
@@ -281,11 +281,11 @@ async def test_output_is_followed_on_while_redis_is_away(server: RedisServer) ->
         await cell.run_until_idle()
         async with asyncio.TaskGroup() as group:
             following = group.create_task(follow())
-            await is_sent(cell, b"line 1")
+            await until_sent(cell, b"line 1")
             server.kill()
             cell.projected = False
             await says(2)
-            await is_sent(cell, b"line 2")
+            await until_sent(cell, b"line 2")
             server.start()
             await says(3)
             await cell.finishes(task_id)
@@ -317,7 +317,7 @@ async def test_a_flushed_redis_is_filled_again_and_min_position_waits(server: Re
         assert found["job_id"] == job
 
 
-async def test_a_redis_that_is_flushed_in_the_middle_of_a_wait_has_lost_no_task(
+async def test_a_redis_flushed_during_a_wait_answers_503_instead_of_not_found(
     server: RedisServer,
 ) -> None:
     async with cell_on(server, max_wait_s=2.0) as cell:
@@ -325,12 +325,12 @@ async def test_a_redis_that_is_flushed_in_the_middle_of_a_wait_has_lost_no_task(
         async with asyncio.TaskGroup() as group:
             path = f"/v1/tasks/{job}.0?wait_for=ended&timeout_s=2"
             waiting = group.create_task(refused(cell, path))
-            await somebody_waits(server)
+            await until_a_reader_waits(server)
             command(server, "FLUSHALL")
         assert waiting.result()["status"] == 503
 
 
-async def test_without_redis_a_key_that_may_be_an_old_one_is_left_to_quota(
+async def test_without_redis_the_quota_service_recognizes_an_old_idempotency_key(
     server: RedisServer,
 ) -> None:
     async with cell_on(server, recent_requests=2) as cell:
@@ -351,7 +351,7 @@ async def test_without_redis_a_key_that_may_be_an_old_one_is_left_to_quota(
         assert await cell.submit_keyed("old") == job
 
 
-def test_every_operation_says_that_the_views_may_be_away() -> None:
+def test_every_operation_documents_that_the_views_may_be_unavailable() -> None:
     for path, operations in document()["paths"].items():
         for operation in operations.values():
             if path.startswith("/v1/"):
@@ -392,7 +392,7 @@ class GatewayProcess:
             )
 
     async def port(self) -> int:
-        """Where it listens, once it does."""
+        """Wait until the process listens; return its port."""
         async with asyncio.timeout(60):
             while True:
                 for line in self.log.read_text().splitlines():
@@ -403,7 +403,7 @@ class GatewayProcess:
                 await asyncio.sleep(0.05)
 
     def end(self) -> int:
-        """SIGTERM; its exit code."""
+        """Send SIGTERM; return the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(20)
 
@@ -414,7 +414,7 @@ async def set_up(path: Path) -> EventLog:
     return log
 
 
-async def test_a_process_starts_without_redis_and_uses_it_when_it_comes(
+async def test_a_process_starts_without_redis_and_uses_it_when_it_is_available(
     tmp_path: Path, server: RedisServer
 ) -> None:
     server.kill()
@@ -445,7 +445,7 @@ async def test_a_process_starts_without_redis_and_uses_it_when_it_comes(
         await log.close()
 
 
-async def test_what_is_being_answered_is_answered_before_a_gateway_stops(
+async def test_a_stopping_gateway_finishes_its_open_answers(
     tmp_path: Path, server: RedisServer
 ) -> None:
     log = await set_up(tmp_path)
@@ -462,11 +462,11 @@ async def test_what_is_being_answered_is_answered_before_a_gateway_stops(
             submitted = await client.post("/v1/jobs", json=JOB)
             assert submitted.json()["position"] == wanted
             async with asyncio.TaskGroup() as group:
-                # Waits for the views, which are told of the job only after the signal.
+                # Waits for the views, which process the job only after the signal.
                 reading = group.create_task(client.get("/v1/jobs", params={"min_position": wanted}))
-                await somebody_waits(server)
+                await until_a_reader_waits(server)
                 gateway.process.send_signal(signal.SIGTERM)
-                await nobody_listens(port)
+                await until_port_closed(port)
                 await follow(log, store)
             assert reading.result().status_code == 200, reading.result().text
         assert gateway.process.wait(20) == 0
@@ -477,7 +477,7 @@ async def test_what_is_being_answered_is_answered_before_a_gateway_stops(
         await log.close()
 
 
-async def test_an_unavailable_store_is_a_named_error_of_the_store(server: RedisServer) -> None:
+async def test_an_unavailable_redis_is_a_named_error_of_the_store(server: RedisServer) -> None:
     store = RedisViewStore(RedisSettings(url=server.url), CELL, SystemClock())
     server.kill()
     with pytest.raises(ViewsUnavailable):

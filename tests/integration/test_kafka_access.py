@@ -1,4 +1,4 @@
-"""Kafka over TLS: who gets in with a password or a certificate, and what the others are told."""
+"""Kafka over TLS: access with a password or a certificate, and the errors of refused clients."""
 
 import asyncio
 import json
@@ -103,19 +103,19 @@ def mutual(broker: SecureBroker, certificate: str, key: str) -> KafkaSettings:
 async def test_a_group_is_joined_with_the_same_settings(
     broker: SecureBroker, password: str
 ) -> None:
-    own, told = topic("group"), asyncio.Queue[str | None]()
+    own, statuses = topic("group"), asyncio.Queue[str | None]()
     log = await KafkaLog.open(broker.settings(), SystemClock())
     await log.create_topics([own])
     await log.close()
     member = KafkaMembership(
         *(broker.settings(password=password), own.name, own.name, SystemClock()),
-        on_status=told.put_nowait,
+        on_status=statuses.put_nowait,
     )
     member.offer(0)
     try:
         async with asyncio.timeout(30), asyncio.TaskGroup() as group:
             waiting = group.create_task(member.changed(member.assigned))
-            reason = await told.get()
+            reason = await statuses.get()
             assert (reason is None) == (password == PASSWORD)
             assert PASSWORD not in str(reason)
             assert WRONG not in str(reason)
@@ -125,7 +125,7 @@ async def test_a_group_is_joined_with_the_same_settings(
         await member.close()
 
 
-async def test_a_wrong_password_is_refused_by_name_and_says_what_to_do(
+async def test_a_wrong_password_is_a_named_error_with_a_hint(
     broker: SecureBroker,
 ) -> None:
     error = await refused(broker.settings(password=WRONG))
@@ -134,7 +134,7 @@ async def test_a_wrong_password_is_refused_by_name_and_says_what_to_do(
     assert "SCRAM-SHA-512" in str(error)
 
 
-async def test_a_mechanism_that_the_broker_does_not_have_is_refused_by_name(
+async def test_a_mechanism_that_the_broker_lacks_is_a_named_error(
     broker: SecureBroker,
 ) -> None:
     error = await refused(broker.settings("PLAIN"))
@@ -150,7 +150,7 @@ async def test_a_broker_of_an_unknown_authority_is_not_trusted(
     assert "YARD_KAFKA__SSL_CAFILE" in str(error)
 
 
-async def test_a_broker_under_a_name_that_its_certificate_lacks_is_not_trusted(
+async def test_a_broker_whose_certificate_lacks_its_host_name_is_not_trusted(
     broker: SecureBroker,
 ) -> None:
     named = broker.secure.replace("127.0.0.1", "localhost")
@@ -159,7 +159,7 @@ async def test_a_broker_under_a_name_that_its_certificate_lacks_is_not_trusted(
     assert "localhost" in str(error)
 
 
-async def test_a_key_that_anybody_may_read_is_not_used(
+async def test_a_key_file_that_all_users_may_read_is_refused(
     broker: SecureBroker, tmp_path: Path
 ) -> None:
     leaf = Authority(tmp_path).leaf("client", password=PASSWORD)
@@ -169,9 +169,7 @@ async def test_a_key_that_anybody_may_read_is_not_used(
     assert "chmod" in str(error)
 
 
-async def test_files_that_are_no_certificates_are_named(
-    broker: SecureBroker, tmp_path: Path
-) -> None:
+async def test_unusable_certificate_files_are_named(broker: SecureBroker, tmp_path: Path) -> None:
     leaf = broker.authority.leaf("another", password=WRONG)
     assert type(await refused(mutual(broker, str(leaf.certificate), str(leaf.key)))) is TlsUnusable
     gone = replace(broker.settings(), ssl_cafile=str(tmp_path / "gone.pem"))
@@ -209,7 +207,7 @@ def environment(broker: SecureBroker, folder: Path, password: Path) -> dict[str,
 
 
 class Service:
-    """A service in a process of its own; what it says is in `said`."""
+    """A service as a separate process; its output is in `said`."""
 
     def __init__(self, name: str, folder: Path, env: dict[str, str]) -> None:
         self._out = folder / f"{name}.out"
@@ -255,7 +253,7 @@ class Service:
             raise
 
 
-async def test_services_come_in_with_a_password_from_a_file_and_show_it_nowhere(
+async def test_services_connect_with_a_password_from_a_file_and_show_it_nowhere(
     broker: SecureBroker, redis_server: RedisServer, tmp_path: Path
 ) -> None:
     clock = SystemClock()
@@ -272,7 +270,7 @@ async def test_services_come_in_with_a_password_from_a_file_and_show_it_nowhere(
         "YARD_AGENT_GPUS": "1",
         "YARD_GATEWAY_PORT": "0",
     }
-    # Groups and Faust have clients of their own.
+    # Consumer groups and Faust use separate clients.
     names = ("quota", "scheduler", "views", "agent", "gateway")
     services = [Service(name, tmp_path, env) for name in names]
     try:
@@ -295,7 +293,7 @@ async def test_services_come_in_with_a_password_from_a_file_and_show_it_nowhere(
     ("secret", "mode", "code"),
     [(WRONG, 0o600, "log_access_refused"), (PASSWORD, 0o644, "secret_unreadable")],
 )
-async def test_a_service_whose_secret_is_wrong_or_open_ends_and_says_so(
+async def test_a_service_with_a_wrong_or_unprotected_secret_ends_with_a_named_error(
     broker: SecureBroker, tmp_path: Path, secret: str, mode: int, code: str
 ) -> None:
     env = environment(broker, tmp_path, secret_file(tmp_path, secret, mode))

@@ -1,4 +1,4 @@
-"""The broker that other tests rest on serves, and keeps what it acknowledged when killed."""
+"""The broker of the other tests serves requests and keeps acknowledged records after a kill."""
 
 import socket
 import uuid
@@ -44,7 +44,7 @@ async def read(bootstrap: str, topic: str, count: int) -> list[bytes]:
     return found
 
 
-async def test_what_is_appended_is_read(kafka_broker: KafkaBroker) -> None:
+async def test_appended_records_are_read(kafka_broker: KafkaBroker) -> None:
     topic = await create_topic(kafka_broker.bootstrap)
     await append(kafka_broker.bootstrap, topic, [b"1", b"2", b"3"])
     assert await read(kafka_broker.bootstrap, topic, 3) == [b"1", b"2", b"3"]
@@ -74,7 +74,7 @@ async def test_another_process_takes_over_a_folder_with_its_records_and_address(
         assert await read(before, topic, 1) == [b"kept"]
 
 
-def test_a_port_that_another_took_meanwhile_is_left_to_it(
+def test_a_port_that_another_process_has_taken_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server((HOST, 0)) as other:

@@ -50,7 +50,7 @@ async def test_a_worker_notices_a_rebuild_that_ends_at_its_own_position(
         assert position == worker.position
         node = await built.get(NodeRow, "n1")
         assert node is not None
-        # Stands for a difference between the old rows and the new.
+        # Represents a difference between the old rows and the new ones.
         await built.note([Put(replace(node, reason="repaired"))], {})
         assert await generations.switch(number)
 

@@ -1,4 +1,4 @@
-"""The Redis that other tests rest on answers, asks for its password, and keeps its address."""
+"""The Redis of the other tests answers, requires its password and keeps its address."""
 
 import socket
 import stat
@@ -10,7 +10,7 @@ from tests.support.redis_server import RedisFailed, RedisServer
 
 
 def say(server: RedisServer, *lines: str) -> str:
-    """Inline commands, and all that is answered."""
+    """Send inline commands; return all answers."""
     with socket.create_connection(("127.0.0.1", server.port), 5) as connection:
         connection.sendall("".join(f"{line}\r\n" for line in lines).encode())
         connection.shutdown(socket.SHUT_WR)
@@ -34,7 +34,7 @@ def test_after_a_kill_it_is_empty_at_the_same_address(tmp_path: Path) -> None:
         assert say(server, "DBSIZE") == ":0\r\n"
 
 
-def test_its_password_is_asked_for_and_stands_in_no_command_line(tmp_path: Path) -> None:
+def test_its_password_is_required_and_is_in_no_command_line(tmp_path: Path) -> None:
     with RedisServer(tmp_path, password="let-me-in-please") as server:
         assert say(server, "DBSIZE").startswith("-NOAUTH")
         assert say(server, "AUTH let-me-in-please", "DBSIZE") == "+OK\r\n:0\r\n"
@@ -44,14 +44,14 @@ def test_its_password_is_asked_for_and_stands_in_no_command_line(tmp_path: Path)
         assert stat.S_IMODE((tmp_path / "redis.conf").stat().st_mode) == 0o600
 
 
-def test_one_that_does_not_come_up_says_why(tmp_path: Path) -> None:
+def test_a_server_that_cannot_start_reports_the_reason(tmp_path: Path) -> None:
     server = RedisServer(tmp_path, settings={"nonsense": "yes"})
     with pytest.raises(RedisFailed, match="nonsense"):
         server.start()
     assert not server.running
 
 
-def test_it_has_a_ceiling_and_forgets_nothing(tmp_path: Path) -> None:
+def test_it_has_a_memory_limit_and_evicts_nothing(tmp_path: Path) -> None:
     with RedisServer(tmp_path) as server:
         said = say(server, "CONFIG GET maxmemory", "CONFIG GET maxmemory-policy")
     assert said.endswith("\r\nmaxmemory-policy\r\n$10\r\nnoeviction\r\n")

@@ -1,4 +1,4 @@
-"""The views' store when Redis is slow, down, empty, restored, shared or needs a password."""
+"""The store of the views when Redis is slow, down, empty, restored, shared or has a password."""
 
 import asyncio
 import itertools
@@ -60,7 +60,7 @@ async def opened(settings: RedisSettings, **options: Any) -> AsyncIterator[Redis
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[RedisServer]:
-    """A server of the test's own, which stores all writes on disk."""
+    """A separate server for the test, which stores all writes on disk."""
     with RedisServer(tmp_path, settings={"appendonly": "yes", "appendfsync": "always"}) as server:
         yield server
 
@@ -96,7 +96,7 @@ async def test_a_password_is_read_from_its_file_for_each_connection(tmp_path: Pa
                 await store.position()
 
 
-def test_a_password_is_in_no_text(tmp_path: Path) -> None:
+def test_a_password_appears_in_no_text(tmp_path: Path) -> None:
     settings = RedisSettings.model_validate({"password": SECRET})
     assert SECRET not in repr(settings) + str(settings.model_dump()) + settings.model_dump_json()
     for url in (f"redis://u:{SECRET}@host", f"redis://host/0?password={SECRET}", "http://host"):
@@ -323,7 +323,7 @@ async def test_two_writers_never_write_over_one_another(redis_server: RedisServe
     settings = own_database(redis_server)
 
     async def write(store: RedisViewStore) -> int:
-        """Count on from wherever the store is."""
+        """Write 40 positions, each after the current one; return the number of successes."""
         done = 0
         for _ in range(40):
             position = await store.position()
@@ -359,7 +359,7 @@ async def test_views_of_an_older_layout_are_refused_until_they_are_rebuilt(
     redis_server: RedisServer,
 ) -> None:
     settings = own_database(redis_server)
-    # The head of the first layout.
+    # The head key of the first layout.
     head = '["main@r1.a0.n0.d0","main@r1.a0.n0.d0",1,1,1]'
     command(redis_server, "SELECT 9", f"SET yard:{{main}}:g1:head '{head}'")
     generations = RedisGenerations(settings, "main")
@@ -377,7 +377,9 @@ async def test_views_of_an_older_layout_are_refused_until_they_are_rebuilt(
     await generations.close()
 
 
-async def test_a_write_on_a_moment_that_is_past_changes_nothing(redis_server: RedisServer) -> None:
+async def test_a_write_after_an_outdated_position_changes_nothing(
+    redis_server: RedisServer,
+) -> None:
     settings = own_database(redis_server)
     async with opened(settings) as late, opened(settings) as other:
         await put(late, 1, before=0)
@@ -390,7 +392,7 @@ async def test_a_write_on_a_moment_that_is_past_changes_nothing(redis_server: Re
         assert await names(other) == ["p1", "p2"]
 
 
-# --- what rows share ----------------------------------------------------------------------------
+# --- shared parts of rows ------------------------------------------------------------------------
 
 
 def task(facts: JobFacts, index: int) -> TaskRow:
@@ -410,7 +412,7 @@ def facts(*, size: int = 0, priority: int = 1) -> JobFacts:
     )
 
 
-async def test_what_the_rows_of_a_job_share_is_stored_once_and_goes_with_the_job(
+async def test_shared_parts_of_the_rows_of_a_job_are_stored_once_and_deleted_with_it(
     redis_server: RedisServer,
 ) -> None:
     async with opened(own_database(redis_server)) as store:
@@ -450,7 +452,7 @@ async def test_nothing_of_an_erased_job_is_left_in_redis(redis_server: RedisServ
         await store.apply([Put(job), Put(task(named, 0)), Put(task(named, 1))], at(1), {})
 
         def stored() -> str:
-            """All names of keys and all their contents."""
+            """The names and the contents of all keys."""
             keys = command(redis_server, "SELECT 9", "KEYS *").split("\r\n")
             keys = [key for key in keys if key.startswith("yard")]
             reads = {"hash": "HGETALL {}", "string": "GET {}", "zset": "ZRANGE {} 0 -1"}
@@ -481,7 +483,9 @@ async def test_a_change_set_whose_large_value_changed_is_no_longer_kept(
         assert len(await reader.changes(at(1)) or ()) == 1
 
 
-async def test_a_jobs_row_and_its_tasks_share_their_facts(redis_server: RedisServer) -> None:
+async def test_the_row_of_a_job_and_the_rows_of_its_tasks_share_their_facts(
+    redis_server: RedisServer,
+) -> None:
     async with opened(own_database(redis_server)) as store:
         shared = facts()
         job = JobRow(facts=shared, body_digest="0" * 64, offset=1)
@@ -507,14 +511,14 @@ async def test_views_are_rebuilt_while_the_old_ones_are_read(redis_server: Redis
         assert (await generations.current(), number) == (1, 2)
         async with opened(settings, generation=number) as built, asyncio.TaskGroup() as group:
             await put(built, 1)
-            assert not await generations.switch(number), "it is behind"
+            assert not await generations.switch(number), "the new generation is behind"
             assert await names(reader) == ["p1", "p2"]
             waiting = group.create_task(reader.reach(at(3), 10))
             await built.apply([Put(project("new"))], at(3), {"n": 1})
             await asyncio.sleep(0.05)
             assert not waiting.done()
             assert await generations.switch(number)
-            assert await generations.switch(number), "again changes nothing"
+            assert await generations.switch(number), "a second switch changes nothing"
         assert waiting.result()
         assert await names(reader) == ["new", "p1"]
         assert await reader.notes() == {"n": 1}
@@ -572,7 +576,7 @@ async def test_pages_are_complete_while_another_process_writes(redis_server: Red
                 assert {row.name for row in page.rows} >= {f"p{n}" for n in range(1, requests + 1)}
 
 
-async def test_many_watches_share_their_looks_at_redis(redis_server: RedisServer) -> None:
+async def test_many_watches_share_their_reads_of_redis(redis_server: RedisServer) -> None:
     settings = own_database(redis_server)
 
     def commands() -> int:
@@ -591,7 +595,7 @@ async def test_many_watches_share_their_looks_at_redis(redis_server: RedisServer
         assert {task.result() for task in reading} == {at(1)}
 
 
-async def test_a_cancellation_is_not_lost_whenever_it_comes(redis_server: RedisServer) -> None:
+async def test_a_cancellation_at_any_step_is_not_lost(redis_server: RedisServer) -> None:
     client = Client(own_database(redis_server))
     try:
         for steps in itertools.count(1):

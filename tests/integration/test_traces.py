@@ -47,8 +47,8 @@ TOKEN = "t" * 40
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 CALLER = f"00-{TRACE}-00f067aa0ba902b7-01"
 JOB = {"project": "default", "resources": {"gpus": 1}, "run": {"command": ["true"]}}
-#: The spans that a job leaves on its way to a process.
-WAY = {
+#: The spans of a job from its submission to its process.
+PATH_SPANS = {
     *("POST /v1/jobs", "append details", "append requests", "quota cycle", "quota TaskAdmitted"),
     *("scheduler cycle", "scheduler relay", "views step"),
     *("node_agent assignment", "node_agent process start"),
@@ -63,7 +63,7 @@ def collector() -> Iterator[Collector]:
 
 @dataclass
 class Running:
-    """A cell whose services run in this process, each with telemetry of its own."""
+    """A cell whose services run in this process, each with separate telemetry."""
 
     url: str
     log: MemoryLog
@@ -85,7 +85,7 @@ class Running:
 
     async def until(self, wanted: Callable[[], object]) -> None:
         async with asyncio.timeout(20):
-            while not wanted():  # noqa: ASYNC110 a log line rings no bell
+            while not wanted():  # noqa: ASYNC110 a log line sets no event
                 await asyncio.sleep(0.02)
 
 
@@ -157,8 +157,8 @@ async def test_one_trace_leads_from_the_request_to_the_start_of_the_process(
         answer = await running.submit(traceparent=CALLER)
         assert answer.status_code == 202, answer.text
         assert answer.headers["Trace-Id"] == TRACE
-        # What comes last on the way need not be the last to be sent.
-        await running.until(lambda: {span.name for span in about_it()} >= WAY)
+        # The last span of the path is not always the last one that is sent.
+        await running.until(lambda: {span.name for span in about_it()} >= PATH_SPANS)
     spans = about_it()
     assert "POST /v1/jobs" in names(spans, "gateway")
     assert {"append details", "append requests"} <= set(names(spans, "gateway"))
@@ -187,7 +187,7 @@ async def test_one_trace_leads_from_the_request_to_the_start_of_the_process(
 async def test_a_refusal_is_in_the_trace_with_its_code(
     tmp_path: Path, collector: Collector
 ) -> None:
-    job = {**JOB, "project": "nobody"}
+    job = {**JOB, "project": "unknown"}
     async with cell(tmp_path, traced(collector)) as running:
         await running.submit(job, traceparent=CALLER)
         await running.until(lambda: "quota TaskRejected" in {span.name for span in collector.spans})
@@ -203,7 +203,7 @@ async def test_log_lines_carry_the_trace_of_the_request(
         answer = await running.submit(traceparent=CALLER)
         assert answer.status_code == 202
         await running.until(lambda: running.said("node_agent", "replica_started"))
-        wrong = await running.submit(traceparent=CALLER, Authorization="Bearer nobody")
+        wrong = await running.submit(traceparent=CALLER, Authorization="Bearer unknown")
     accepted, refused = running.said("gateway", "request")
     assert (accepted["trace_id"], accepted["route"], accepted["status"]) == (
         TRACE,
@@ -216,7 +216,7 @@ async def test_log_lines_carry_the_trace_of_the_request(
     assert started["trace_id"] == TRACE
 
 
-async def test_what_the_machines_trace_is_derived_again_by_verify(
+async def test_verify_reproduces_the_traces_of_the_machines(
     tmp_path: Path, collector: Collector
 ) -> None:
     async with cell(tmp_path, traced(collector)) as running:
@@ -233,7 +233,7 @@ async def test_what_the_machines_trace_is_derived_again_by_verify(
     assert sum(each.decisions for each in report.proved) > 3
 
 
-async def test_off_there_are_no_spans_and_the_trace_id_still_reaches_the_agent(
+async def test_without_tracing_there_are_no_spans_and_the_trace_id_reaches_the_agent(
     tmp_path: Path,
 ) -> None:
     async with cell(tmp_path, TraceSettings()) as running:
@@ -244,7 +244,7 @@ async def test_off_there_are_no_spans_and_the_trace_id_still_reaches_the_agent(
     assert b"yard_gateway_spans" not in running.telemetry["gateway"].exposition()
 
 
-async def test_a_trace_that_its_caller_does_not_keep_makes_no_spans(
+async def test_a_trace_that_its_caller_does_not_sample_makes_no_spans(
     tmp_path: Path, collector: Collector
 ) -> None:
     async with cell(tmp_path, traced(collector)) as running:
@@ -257,7 +257,7 @@ async def test_a_trace_that_its_caller_does_not_keep_makes_no_spans(
     assert all("traceparent" not in dict(stored.record.headers) for stored in records)
 
 
-async def test_a_collector_that_is_away_costs_spans_and_nothing_else(
+async def test_an_unavailable_collector_loses_only_spans(
     tmp_path: Path, collector: Collector
 ) -> None:
     collector.status = 400

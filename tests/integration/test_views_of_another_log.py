@@ -1,4 +1,4 @@
-"""Views are compared with, and rebuilt from, the log that they are of; its Redis is found."""
+"""Views are verified against and rebuilt from their own log only; its Redis is found."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ OTHER = LogRow(cell="main", log_id="1" * 32, mode=LogMode.KAFKA, created_ms=1)
 
 
 def log_in(path: Path, builder: LogBuilder) -> None:
-    """A log in a file."""
+    """Write a log to a file."""
 
     async def write() -> None:
         log = await SqliteLog.open(path, SystemClock())
@@ -40,8 +40,8 @@ def log_in(path: Path, builder: LogBuilder) -> None:
     asyncio.run(write())
 
 
-def show(settings: RedisSettings, row: LogRow) -> None:
-    """Make views say which log they are of."""
+def set_log(settings: RedisSettings, row: LogRow) -> None:
+    """Set the log that the views belong to."""
 
     async def write() -> None:
         store = RedisViewStore(settings, "main", SystemClock())
@@ -71,17 +71,17 @@ def test_views_of_another_log_are_neither_compared_nor_replaced(
     assert yard(tmp_path, "views", "rebuild", *where).code == 0
     assert yard(tmp_path, *command, *where).code == 0
 
-    show(settings, OTHER)
+    set_log(settings, OTHER)
     said = yard(tmp_path, *command, *where)
     assert said.code == 103, said.err
     assert f"the views in {settings.url} belong to another log: they show log {OTHER.log_id}" in (
         said.err
     )
-    # Nothing was written: they still say so.
+    # Nothing was written: the views still belong to the other log.
     assert yard(tmp_path, *command, *where).code == 103
 
 
-def test_the_redis_of_a_running_cluster_is_found_as_its_log_is(tmp_path: Path) -> None:
+def test_the_redis_of_a_running_cluster_is_found_like_its_log(tmp_path: Path) -> None:
     story = Story()
     story.job()
     log_in(tmp_path / "log.db", story)

@@ -1,4 +1,4 @@
-"""The views service as real processes on a real broker and Redis: shared out, killed, emptied."""
+"""The views service as processes on a real broker and Redis: rebalance, kills, an empty Redis."""
 
 import asyncio
 import json
@@ -64,7 +64,7 @@ async def redis_do(world: ViewsWorld, *command: str | bytes) -> Any:
 
 
 async def committed(world: ViewsWorld, offset: int | None) -> bool:
-    """Whether the group comes to acknowledge all requests before an offset."""
+    """Wait up to 10 s until the group has committed this offset of `requests`."""
     admin = AIOKafkaAdminClient(bootstrap_servers=world.broker.bootstrap)
     await admin.start()
     try:
@@ -79,7 +79,7 @@ async def committed(world: ViewsWorld, offset: int | None) -> bool:
 
 
 async def yard(world: ViewsWorld, *args: str) -> tuple[int, str]:
-    """Run the command line beside what goes on; its exit code, and what it said on stdout."""
+    """Run the command line in a thread; return its exit code and its stdout."""
 
     def run() -> tuple[int, str]:
         said = run_yard(args, world.environment(), world.folder)
@@ -97,7 +97,7 @@ async def assert_clean(world: ViewsWorld) -> None:
     assert all(one["rows"] for one in found["views"])
 
 
-async def test_a_worker_shows_the_log_and_takes_its_leave_politely(world: ViewsWorld) -> None:
+async def test_a_worker_projects_the_log_and_stops_gracefully(world: ViewsWorld) -> None:
     story = Story()
     for _ in range(20):
         story.job()
@@ -109,7 +109,7 @@ async def test_a_worker_shows_the_log_and_takes_its_leave_politely(world: ViewsW
     usage = await world.store(space="usage").page(UsageRow, Query())
     assert sum(row.gpu_milli_ms for row in usage.rows) == 20 * 62_000 * 1000
     await assert_clean(world)
-    # What the group has acknowledged is what Redis shows.
+    # The group has committed the position that Redis shows.
     story.job()
     await world.write(story)
     await world.shows(story)
@@ -118,14 +118,14 @@ async def test_a_worker_shows_the_log_and_takes_its_leave_politely(world: ViewsW
     assert '"event": "stopping"' in world.said("one")
 
 
-async def test_another_worker_goes_on_when_one_is_killed_or_stops(world: ViewsWorld) -> None:
+async def test_another_worker_continues_when_one_is_killed_or_stops(world: ViewsWorld) -> None:
     story = Story()
     story.job()
     await world.write(story)
     world.start("one")
     await world.shows(story)
     world.start("two")
-    # Whoever gets the cell, both are there.
+    # Both workers are in the group; either may have the cell.
     await until_joined(world.broker.bootstrap, GROUP, 2)
     for _ in range(3):
         story.job()
@@ -135,18 +135,19 @@ async def test_another_worker_goes_on_when_one_is_killed_or_stops(world: ViewsWo
     story.job()
     await world.write(story)
     assert await world.shows(story) < 20  # a session of 6 s, and the takeover
-    await until_joined(world.broker.bootstrap, GROUP, 1)  # where the other had the cell all along
+    # The killed worker leaves the group even if the other one had the cell from the start.
+    await until_joined(world.broker.bootstrap, GROUP, 1)
     world.start("three")
     await until_joined(world.broker.bootstrap, GROUP, 2)
     assert world.stop("two") == 0
     story.job()
     await world.write(story)
-    assert await world.shows(story) < 6  # it said that it leaves
+    assert await world.shows(story) < 6  # a stopped worker leaves the group
     assert await tasks(world) == 6
     await assert_clean(world)
 
 
-async def test_a_worker_that_was_suspended_changes_nothing_when_it_goes_on(
+async def test_a_suspended_worker_changes_nothing_when_it_continues(
     world: ViewsWorld,
 ) -> None:
     story = Story()
@@ -203,7 +204,7 @@ async def test_two_cells_are_spread_over_two_workers(world: ViewsWorld) -> None:
     assert code == 0, said
 
 
-async def test_an_emptied_redis_fills_again_without_a_new_record(world: ViewsWorld) -> None:
+async def test_an_emptied_redis_is_filled_again_without_a_new_record(world: ViewsWorld) -> None:
     story = Story()
     for _ in range(5):
         story.job()
@@ -217,7 +218,7 @@ async def test_an_emptied_redis_fills_again_without_a_new_record(world: ViewsWor
     await assert_clean(world)
 
 
-async def test_a_killed_redis_is_waited_for(world: ViewsWorld) -> None:
+async def test_workers_wait_for_a_killed_redis(world: ViewsWorld) -> None:
     story = Story()
     story.job()
     await world.write(story)
@@ -233,7 +234,7 @@ async def test_a_killed_redis_is_waited_for(world: ViewsWorld) -> None:
     await assert_clean(world)
 
 
-async def test_a_broker_that_was_away_is_waited_for(world: ViewsWorld) -> None:
+async def test_workers_wait_for_a_killed_broker(world: ViewsWorld) -> None:
     story = Story()
     story.job()
     await world.write(story)
@@ -248,7 +249,7 @@ async def test_a_broker_that_was_away_is_waited_for(world: ViewsWorld) -> None:
     await assert_clean(world)
 
 
-async def test_views_are_rebuilt_while_events_come(world: ViewsWorld) -> None:
+async def test_views_are_rebuilt_while_events_arrive(world: ViewsWorld) -> None:
     story = Story()
     for _ in range(30):
         story.job()
@@ -257,14 +258,14 @@ async def test_views_are_rebuilt_while_events_come(world: ViewsWorld) -> None:
     await world.shows(story)
     done = asyncio.Event()
 
-    async def go_on() -> None:
+    async def keep_writing() -> None:
         while not done.is_set():
             story.job()
             await world.write(story)
             await asyncio.sleep(0.05)
 
     async with asyncio.TaskGroup() as group:
-        group.create_task(go_on())
+        group.create_task(keep_writing())
         code, said = await yard(world, "views", "rebuild", "-o", "json")
         assert code == 0, said
         checked = await yard(world, "replay", "verify", "--views")
